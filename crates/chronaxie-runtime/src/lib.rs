@@ -1,0 +1,18 @@
+//! The ground floor of chronaxie: devices, views of tensors, memory, streams, run-time compilation with its cache,
+//! launches and graphs. It names no model, and one binary serves machines with and without a GPU: the CUDA driver and
+//! NVRTC are opened at run time, and their absence is an error value that says what was looked for.
+
+#![allow(unsafe_code)]
+
+pub mod cuda;
+pub mod device;
+pub mod error;
+pub mod pool;
+pub mod scratch;
+pub mod simd;
+pub mod tensor;
+
+pub use device::{Backend, Device, DeviceProps};
+pub use error::{Error, ErrorKind, Result};
+pub use scratch::{Layout, RegionId};
+pub use tensor::{Dtype, Element, MAX_RANK, Place, Shape, View, ViewMut};

@@ -1,0 +1,5 @@
+//! Neural dynamics on CUDA and the CPU.
+
+pub use chronaxie_runtime::*;
+
+pub mod data;
