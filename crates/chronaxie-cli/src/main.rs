@@ -1,1 +1,2 @@
+//! The `chronaxie` command.
 fn main() {}

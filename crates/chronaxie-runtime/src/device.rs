@@ -34,6 +34,7 @@ pub struct DeviceProps {
 }
 
 impl DeviceProps {
+    #[allow(clippy::too_many_arguments)]
     const fn fixture(
         cc: (u32, u32),
         sm: u32,

@@ -169,6 +169,14 @@ impl fmt::Display for Place {
     }
 }
 
+/// The lowest and the highest element offset that an index can reach.
+fn reach(shape: &Shape, strides: &[isize]) -> (isize, isize) {
+    shape.iter().zip(strides).fold((0, 0), |(lo, hi), (&d, &s)| {
+        let far = (d.max(1) as isize - 1) * s;
+        (lo + far.min(0), hi + far.max(0))
+    })
+}
+
 /// Fields shared by [`View`] and [`ViewMut`].
 macro_rules! view_accessors {
     () => {
@@ -204,6 +212,15 @@ macro_rules! view_accessors {
                 0 => true,
                 n => self.shape[n - 1] <= 1 || self.strides[n - 1] == 1,
             }
+        }
+        /// The bytes from the lowest to behind the highest element that the view reaches, relative to its address.
+        pub fn byte_span(&self) -> (isize, isize) {
+            if self.shape.elements() == 0 {
+                return (0, 0);
+            }
+            let size = self.dtype.size() as isize;
+            let (lo, hi) = reach(&self.shape, self.strides());
+            (lo * size, (hi + 1) * size)
         }
         fn host_slice_check(&self, dtype: Dtype, what: &str) -> Result<usize> {
             if self.dtype != dtype {
@@ -293,12 +310,6 @@ impl<'a> View<'a> {
     /// The same memory with other sizes and strides (in elements), which must reach no element outside this view.
     pub fn restride(&self, shape: impl Into<Shape>, strides: &[isize]) -> Result<View<'a>> {
         let shape = shape.into();
-        let reach = |shape: &Shape, strides: &[isize]| -> (isize, isize) {
-            shape.iter().zip(strides).fold((0, 0), |(lo, hi), (&d, &s)| {
-                let far = (d.max(1) as isize - 1) * s;
-                (lo + far.min(0), hi + far.max(0))
-            })
-        };
         let (lo, hi) = reach(&self.shape, self.strides());
         let (l, h) = reach(&shape, strides);
         if strides.len() != shape.len() || (shape.elements() > 0 && (self.shape.elements() == 0 || l < lo || h > hi)) {
@@ -385,6 +396,18 @@ impl<'a> ViewMut<'a> {
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         // SAFETY: self is mutably borrowed for the life of the result.
         unsafe { ViewMut::from_raw(self.ptr, self.dtype, self.shape, &self.strides, self.place) }
+    }
+}
+
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} strides {:?} on {}", self.dtype, self.shape, self.strides(), self.place)
+    }
+}
+
+impl fmt::Debug for ViewMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.as_view(), f)
     }
 }
 
