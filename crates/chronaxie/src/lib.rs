@@ -3,3 +3,6 @@
 pub use chronaxie_runtime::*;
 
 pub mod data;
+pub mod op;
+pub mod registry;
+pub mod rng;

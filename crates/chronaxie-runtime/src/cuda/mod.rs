@@ -28,3 +28,11 @@ impl CudaDevice {
         Ok(())
     }
 }
+
+/// A CUDA stream that somebody owns; 0 is the legacy default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StreamRef(pub u64);
+
+/// A kernel source with its constants.
+#[derive(Debug, Clone)]
+pub struct Specialisation {}

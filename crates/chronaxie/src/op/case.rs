@@ -1,0 +1,129 @@
+//! The spelling of a case: `B24_T8_D128_H64,density=0.5,unfolds=6`.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// Sizes by axis letter, and options by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Case {
+    sizes: Vec<(String, usize)>,
+    options: Vec<(String, String)>,
+}
+
+impl Case {
+    /// The size of an axis.
+    pub fn size(&self, axis: &str) -> Result<usize> {
+        let found = self.sizes.iter().find(|(a, _)| a == axis).map(|&(_, n)| n);
+        found.ok_or_else(|| Error::config(format!("case `{self}` has no size {axis}")))
+    }
+    /// An option's value as text.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+    /// An option's value, or `default`.
+    pub fn get<T: FromStr>(&self, name: &str, default: T) -> Result<T> {
+        match self.option(name) {
+            None => Ok(default),
+            Some(v) => v
+                .parse()
+                .map_err(|_| Error::config(format!("case `{self}`: {name}={v} is not a valid value for {name}"))),
+        }
+    }
+    /// The same case with an option set.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.options.retain(|(n, _)| n != name);
+        self.options.push((name.to_owned(), value.to_string()));
+        self
+    }
+    /// Refuses axes and options outside these lists.
+    pub fn allow(&self, axes: &[&str], options: &[&str]) -> Result<()> {
+        let list = |l: &[&str]| if l.is_empty() { "none".to_owned() } else { l.join(", ") };
+        if let Some((a, _)) = self.sizes.iter().find(|(a, _)| !axes.contains(&a.as_str())) {
+            return Err(Error::config(format!("case `{self}`: axis {a} is not one of {}", list(axes))));
+        }
+        if let Some((o, _)) = self.options.iter().find(|(o, _)| !options.contains(&o.as_str())) {
+            return Err(Error::config(format!("case `{self}`: option {o} is not one of {}", list(options))));
+        }
+        Ok(())
+    }
+    /// The sizes alone, as records name the case.
+    pub fn sizes_name(&self) -> String {
+        self.sizes.iter().map(|(a, n)| format!("{a}{n}")).collect::<Vec<_>>().join("_")
+    }
+}
+
+impl FromStr for Case {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let bad = |part: &str, want: &str| Error::config(format!("case `{s}`: `{part}` is not {want}"));
+        let mut case = Self::default();
+        for (i, part) in s.split(',').enumerate() {
+            if i > 0 || part.contains('=') {
+                let (name, value) = part.split_once('=').ok_or_else(|| bad(part, "an option such as unfolds=6"))?;
+                if case.option(name).is_some() {
+                    return Err(bad(part, "allowed twice"));
+                }
+                case.options.push((name.trim().to_owned(), value.trim().to_owned()));
+                continue;
+            }
+            for size in part.split('_').filter(|p| !p.is_empty()) {
+                let digits = size.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
+                let (axis, number) = size.split_at(digits);
+                let number = number.parse().ok().filter(|_| !axis.is_empty());
+                let number = number.ok_or_else(|| bad(size, "an axis letter and a size, such as B24"))?;
+                if case.sizes.iter().any(|(a, _)| a == axis) {
+                    return Err(bad(size, "allowed twice"));
+                }
+                case.sizes.push((axis.to_owned(), number));
+            }
+        }
+        Ok(case)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sizes_name())?;
+        for (i, (n, v)) in self.options.iter().enumerate() {
+            let comma = if i > 0 || !self.sizes.is_empty() { "," } else { "" };
+            write!(f, "{comma}{n}={v}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_round_trip() {
+        for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5"] {
+            assert_eq!(s.parse::<Case>().unwrap().to_string(), s);
+        }
+        let c: Case = "B24_T8,unfolds=2".parse().unwrap();
+        assert_eq!((c.size("T").unwrap(), c.get("unfolds", 6usize).unwrap()), (8, 2));
+        assert_eq!(c.get("dt", 0.5f64).unwrap(), 0.5);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (s, want) in [
+            ("B", "`B` is not an axis letter"),
+            ("24", "`24` is not an axis letter"),
+            ("B2_B3", "allowed twice"),
+            ("B2,x", "`x` is not an option"),
+        ] {
+            let e = s.parse::<Case>().unwrap_err().to_string();
+            assert!(e.contains(want), "{s}: {e}");
+        }
+        let c: Case = "B2_Q3,unfold=1".parse().unwrap();
+        assert!(c.allow(&["B"], &[]).unwrap_err().to_string().contains("axis Q is not one of B"));
+        assert!(c.allow(&["B", "Q"], &["unfolds"]).unwrap_err().to_string().contains("option unfold "));
+        assert!(c.size("T").unwrap_err().to_string().contains("no size T"));
+        assert!(c.get::<f64>("unfold", 0.0).is_ok());
+        assert!("B2,dt=x".parse::<Case>().unwrap().get::<f64>("dt", 0.0).unwrap_err().to_string().contains("dt=x"));
+    }
+}

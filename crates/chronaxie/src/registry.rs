@@ -1,0 +1,18 @@
+//! The one list of entries. Tests, `check`, `bench`, `profile` and `compile` iterate it; a new operation is its folder
+//! and its line here.
+
+use crate::op::Op;
+use crate::{Error, Result};
+
+/// Every operation.
+pub fn entries() -> &'static [&'static dyn Op] {
+    &[]
+}
+
+/// The entry of that name, or an error with the names there are.
+pub fn find(name: &str) -> Result<&'static dyn Op> {
+    entries().iter().copied().find(|e| e.name() == name).ok_or_else(|| {
+        let names: Vec<_> = entries().iter().map(|e| e.name()).collect();
+        Error::config(format!("family `{name}` is not one of {}", names.join(", ")))
+    })
+}
