@@ -43,7 +43,7 @@ impl Rng {
     /// Goes to an earlier or later [`position`](Self::position).
     pub fn seek(&mut self, position: u64) {
         self.position = position;
-        if position % 4 != 0 {
+        if !position.is_multiple_of(4) {
             self.refill(position / 4);
         }
     }

@@ -182,7 +182,7 @@ impl TensorSpec {
                 view.strides()
             )));
         }
-        if view.address() % self.dtype.size() as u64 != 0 {
+        if !view.address().is_multiple_of(self.dtype.size() as u64) {
             return Err(Error::shape(format!(
                 "{entry}: {name} starts at {:#x}, which is not aligned for {}",
                 view.address(),
@@ -373,7 +373,7 @@ impl dyn Plan + '_ {
         if have < need {
             return Err(Error::shape(format!("{entry}: {need} bytes of scratch are needed, {have} were given")));
         }
-        if need > 0 && (args.scratch.place() != self.place() || args.scratch.address() % 256 != 0) {
+        if need > 0 && (args.scratch.place() != self.place() || !args.scratch.address().is_multiple_of(256)) {
             return Err(Error::device(format!(
                 "{entry}: scratch must lie on {} at a multiple of 256 bytes; it lies on {} at {:#x}",
                 self.place(),
