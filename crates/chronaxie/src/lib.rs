@@ -3,6 +3,8 @@
 pub use chronaxie_runtime::*;
 
 pub mod data;
+#[cfg(feature = "layers")]
+pub mod layers;
 pub mod op;
 pub mod registry;
 pub mod rng;

@@ -1,0 +1,355 @@
+//! What an LTC call is: sizes, options, names and shapes of every tensor, and how exact the results must be.
+
+use super::connectivity::Connectivity;
+use crate::op::{Metric, Pass, Precision, Signature, TensorSpec, Tolerance};
+use crate::{Dtype, Error, Result};
+use std::sync::Arc;
+
+/// How values are mapped on their way in or out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mapping {
+    /// `u = x * w + b`; both train.
+    #[default]
+    Affine,
+    /// `u = x * w`.
+    Linear,
+    /// `u = x`.
+    None,
+}
+
+impl Mapping {
+    pub(crate) const fn weights(self) -> usize {
+        match self {
+            Self::Affine => 2,
+            Self::Linear => 1,
+            Self::None => 0,
+        }
+    }
+    /// `affine`, `linear` or `none`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Linear => "linear",
+            Self::None => "none",
+        }
+    }
+}
+
+impl std::str::FromStr for Mapping {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "affine" => Ok(Self::Affine),
+            "linear" => Ok(Self::Linear),
+            "none" => Ok(Self::None),
+            _ => Err(Error::config(format!("mapping `{s}` is not one of affine, linear, none"))),
+        }
+    }
+}
+
+/// How `w`, `sensory_w`, `gleak` and `cm` are kept positive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Constraint {
+    /// `softplus` of the parameter is used.
+    #[default]
+    Softplus,
+    /// The parameter is used as it is; the caller clips it after each optimizer step.
+    Identity,
+}
+
+/// What the forward pass keeps for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Save {
+    /// Nothing but the states after each step, which are the outputs themselves where no output mapping is applied; the
+    /// unfolds are recomputed.
+    #[default]
+    Recompute,
+    /// State and denominator of every unfold: 8 bytes for each of B T K H, and one evaluation of each gate less.
+    Store,
+}
+
+/// Sizes and options of an LTC layer over a batch of sequences.
+///
+/// Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons), K unfolds, S synapses. All tensors are
+/// f32. Built with [`Ltc::new`] and the methods that set options, checked by [`Ltc::build`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Ltc {
+    /// B.
+    pub batch: usize,
+    /// T.
+    pub steps: usize,
+    /// D.
+    pub inputs: usize,
+    /// H.
+    pub hidden: usize,
+    /// M, the number of outputs: the first M neurons.
+    pub outputs: usize,
+    /// K, semi-implicit Euler steps a time step.
+    pub unfolds: usize,
+    /// Seconds a time step, where no elapsed times are given.
+    pub dt: f64,
+    /// Added to each denominator.
+    pub epsilon: f64,
+    /// Whether elapsed times `[B, T]` are given, in the unit of `dt`; then `dt` is not used.
+    pub elapsed: bool,
+    /// Whether an initial state `[B, H]` is given; otherwise it is zero.
+    pub initial_state: bool,
+    /// LayerNorm over D before the input mapping (epsilon 1e-5).
+    pub layer_norm: bool,
+    /// The input mapping, over D.
+    pub input_mapping: Mapping,
+    /// The output mapping, over M.
+    pub output_mapping: Mapping,
+    /// How parameters are kept positive.
+    pub constraint: Constraint,
+    /// What is kept for the backward pass.
+    pub save: Save,
+    /// The accuracy that is asked for.
+    pub precision: Precision,
+    /// Whether the backward pass will be run at all.
+    pub backward: bool,
+    /// Whether the gradients of `x`, of `h0` and `elapsed`, and of the parameters are wanted.
+    pub wants: Wants,
+    /// The synapses.
+    pub connectivity: Arc<Connectivity>,
+}
+
+/// Which gradients the backward pass writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Wants {
+    /// Of the inputs x.
+    pub x: bool,
+    /// Of the initial state, where one is given.
+    pub h0: bool,
+    /// Of the elapsed times, where they are given.
+    pub elapsed: bool,
+    /// Of all parameters.
+    pub parameters: bool,
+}
+
+impl Default for Wants {
+    fn default() -> Self {
+        Self { x: true, h0: true, elapsed: true, parameters: true }
+    }
+}
+
+/// LayerNorm's epsilon.
+pub const NORM_EPSILON: f64 = 1e-5;
+/// The largest number of unfolds: beyond it the recomputed states of one step are no longer small.
+pub const MAX_UNFOLDS: usize = 1024;
+
+impl Ltc {
+    /// A layer with ltc-cuda's defaults, without its LayerNorm: dt 1/30 s, 6 unfolds, affine inputs, outputs as they are.
+    pub fn new(batch: usize, steps: usize, connectivity: Arc<Connectivity>) -> Self {
+        let (inputs, hidden) = (connectivity.sensory.sources(), connectivity.sensory.targets());
+        Self {
+            batch,
+            steps,
+            inputs,
+            hidden,
+            outputs: hidden,
+            unfolds: 6,
+            dt: 1.0 / 30.0,
+            epsilon: 1e-8,
+            elapsed: false,
+            initial_state: false,
+            layer_norm: false,
+            input_mapping: Mapping::Affine,
+            output_mapping: Mapping::None,
+            constraint: Constraint::Softplus,
+            save: Save::Recompute,
+            precision: Precision::Exact,
+            backward: true,
+            wants: Wants::default(),
+            connectivity,
+        }
+    }
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// A sentence for the first value that is out of its range.
+    pub fn build(self) -> Result<Self> {
+        if self.unfolds == 0 || self.unfolds > MAX_UNFOLDS {
+            return Err(Error::value(format!("ltc: unfolds = {} is not in 1 ..= {MAX_UNFOLDS}", self.unfolds)));
+        }
+        if !(self.dt > 0.0 && self.dt.is_finite()) {
+            return Err(Error::value(format!("ltc: dt = {} is not a positive number", self.dt)));
+        }
+        if !(self.epsilon >= 0.0 && self.epsilon.is_finite()) {
+            return Err(Error::value(format!("ltc: epsilon = {} is negative or not a number", self.epsilon)));
+        }
+        if self.outputs > self.hidden {
+            return Err(Error::shape(format!("ltc: outputs = {} is more than hidden = {}", self.outputs, self.hidden)));
+        }
+        if self.inputs != self.connectivity.sensory.sources() || self.hidden != self.connectivity.recurrent.targets() {
+            return Err(Error::shape(format!(
+                "ltc: inputs = {} and hidden = {} do not match a wiring of {} inputs and {} neurons",
+                self.inputs,
+                self.hidden,
+                self.connectivity.sensory.sources(),
+                self.connectivity.recurrent.targets()
+            )));
+        }
+        let sizes = [self.batch, self.steps, self.unfolds, self.hidden.max(self.inputs).max(1), 8];
+        if sizes.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))).is_none() {
+            return Err(Error::shape(format!(
+                "ltc: B = {}, T = {}, H = {} exceed 64-bit sizes",
+                self.batch, self.steps, self.hidden
+            )));
+        }
+        Ok(self)
+    }
+    /// Whether the states are returned as they are, so that the outputs are the checkpoints of the backward pass.
+    pub fn outputs_are_states(&self) -> bool {
+        self.outputs == self.hidden && self.output_mapping == Mapping::None
+    }
+    /// What goes in: data, then parameters, then the prepared index lists.
+    pub fn forward_inputs(&self) -> Vec<TensorSpec> {
+        let (b, t, d, h, m) = (self.batch, self.steps, self.inputs, self.hidden, self.outputs);
+        let f = |name: &'static str, axes, shape: &[usize], role| TensorSpec::new(name, axes, shape, Dtype::F32, role);
+        use crate::op::Role::{Input, Parameter, Prepared, State};
+        let mut v = vec![f("x", "[B, T, D]", &[b, t, d], Input).any_strides()];
+        if self.initial_state {
+            v.push(f("h0", "[B, H]", &[b, h], State).any_strides());
+        }
+        if self.elapsed {
+            v.push(f("elapsed", "[B, T]", &[b, t], Input).any_strides());
+        }
+        v.extend(["w", "mu", "sigma", "erev"].map(|n| f(n, "[H, H]", &[h, h], Parameter)));
+        v.extend(
+            ["sensory_w", "sensory_mu", "sensory_sigma", "sensory_erev"].map(|n| f(n, "[D, H]", &[d, h], Parameter)),
+        );
+        v.extend(["gleak", "vleak", "cm"].map(|n| f(n, "[H]", &[h], Parameter)));
+        for n in &["input_w", "input_b"][..self.input_mapping.weights()] {
+            v.push(f(n, "[D]", &[d], Parameter));
+        }
+        if self.layer_norm {
+            v.extend(["norm_weight", "norm_bias"].map(|n| f(n, "[D]", &[d], Parameter)));
+        }
+        for n in &["output_w", "output_b"][..self.output_mapping.weights()] {
+            v.push(f(n, "[M]", &[m], Parameter));
+        }
+        for (side, s) in [("recurrent", &self.connectivity.recurrent), ("sensory", &self.connectivity.sensory)] {
+            for (name, list) in s.lists() {
+                v.push(TensorSpec::new(format!("{side}_{name}"), "[list]", [list.len()], Dtype::I32, Prepared));
+            }
+        }
+        v
+    }
+    /// What the forward pass writes.
+    pub fn forward_outputs(&self) -> Vec<TensorSpec> {
+        let (b, t, h, m, k) = (self.batch, self.steps, self.hidden, self.outputs, self.unfolds);
+        let f = |name: &'static str, axes, shape: &[usize], role| TensorSpec::new(name, axes, shape, Dtype::F32, role);
+        use crate::op::Role::{Output, Saved, State};
+        let mut v = vec![f("out", "[B, T, M]", &[b, t, m], Output), f("final_state", "[B, H]", &[b, h], State)];
+        if self.backward && !self.outputs_are_states() {
+            v.push(f("states", "[B, T, H]", &[b, t, h], Saved));
+        }
+        if self.backward && self.save == Save::Store {
+            v.push(f("unfold_states", "[B, T, K, H]", &[b, t, k, h], Saved));
+            v.push(f("unfold_dens", "[B, T, K, H]", &[b, t, k, h], Saved));
+        }
+        v
+    }
+    /// The signature of a pass.
+    ///
+    /// # Errors
+    /// If the problem was built without `backward`, or the pass is neither forward nor backward.
+    pub fn signature_of(&self, pass: Pass) -> Result<Signature> {
+        use crate::op::Role::{Input, Output, Parameter, Saved, State};
+        let (inputs, outputs) = (self.forward_inputs(), self.forward_outputs());
+        match pass {
+            Pass::Forward => Ok(Signature { inputs, outputs }),
+            Pass::Backward if self.backward => {
+                let mut all = inputs.clone();
+                let keep = |t: &&TensorSpec| t.role == Saved || (t.name == "out" && self.outputs_are_states());
+                all.extend(outputs.iter().filter(keep).cloned());
+                all.extend(
+                    outputs.iter().filter(|t| matches!(t.role, Output | State)).map(|t| t.gradient().any_strides()),
+                );
+                let wanted = |t: &&TensorSpec| match (t.role, &*t.name) {
+                    (Input, "x") => self.wants.x,
+                    (State, _) => self.wants.h0,
+                    (Input, _) => self.wants.elapsed,
+                    (Parameter, _) => self.wants.parameters,
+                    _ => false,
+                };
+                let gradients = inputs.iter().filter(wanted).map(TensorSpec::gradient).collect();
+                Ok(Signature { inputs: all, outputs: gradients })
+            }
+            Pass::Backward => Err(Error::config("ltc: the problem was built without the backward pass")),
+            _ => Err(Error::config(format!("ltc: there is no {} pass", pass.name()))),
+        }
+    }
+    /// The bound on the error of one output.
+    pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
+        if matches!(output, "states" | "unfold_states" | "unfold_dens") {
+            return None;
+        }
+        let gradient = output.starts_with("grad_");
+        let cancels = matches!(output, "grad_cm" | "grad_elapsed");
+        Some(match (self.precision, gradient) {
+            (Precision::Exact, true) if cancels => Tolerance {
+                metric: Metric::Relative,
+                value: 1e-4,
+                reason: "sums of v - v', which cancels when a step changes the state little",
+            },
+            (Precision::Exact, _) => {
+                Tolerance { metric: Metric::Relative, value: 1e-5, reason: "8 x the noise of the same sums in f32" }
+            }
+            (Precision::Fast, false) => Tolerance {
+                metric: Metric::MaxAbsolute,
+                value: 3e-4,
+                reason: "tanh.approx.f32 has a relative error of 2^-11",
+            },
+            (Precision::Fast, true) => Tolerance {
+                metric: Metric::Relative,
+                value: 3e-3,
+                reason: "tanh.approx.f32 has a relative error of 2^-11, and r (1 - r) doubles it",
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem() -> Ltc {
+        Ltc::new(2, 3, Arc::new(Connectivity::full(4, 5).unwrap()))
+    }
+
+    #[test]
+    fn signatures_follow_the_options() {
+        let p = Ltc {
+            initial_state: true,
+            elapsed: true,
+            layer_norm: true,
+            output_mapping: Mapping::Affine,
+            outputs: 2,
+            ..problem()
+        };
+        let f = p.signature_of(Pass::Forward).unwrap();
+        assert_eq!(f.input("h0"), Some(1));
+        assert_eq!(f.inputs.len(), 3 + 8 + 3 + 2 + 2 + 2 + 10);
+        assert_eq!(f.outputs.iter().map(|t| &*t.name).collect::<Vec<_>>(), ["out", "final_state", "states"]);
+        let b = p.signature_of(Pass::Backward).unwrap();
+        assert_eq!(b.outputs.len(), 3 + 8 + 3 + 2 + 2 + 2);
+        assert!(b.input("states").is_some() && b.input("out").is_none() && b.input("grad_final_state").is_some());
+        let plain = problem().signature_of(Pass::Backward).unwrap();
+        assert!(plain.input("out").is_some() && plain.input("states").is_none());
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let message = |p: Ltc| p.build().unwrap_err().to_string();
+        assert_eq!(message(Ltc { unfolds: 0, ..problem() }), "ltc: unfolds = 0 is not in 1 ..= 1024");
+        assert_eq!(message(Ltc { dt: -0.5, ..problem() }), "ltc: dt = -0.5 is not a positive number");
+        assert!(message(Ltc { outputs: 9, ..problem() }).contains("outputs = 9 is more than hidden = 5"));
+        assert!(message(Ltc { hidden: 7, ..problem() }).contains("hidden = 7 do not match"));
+        assert!(message(Ltc { epsilon: f64::NAN, ..problem() }).contains("epsilon = NaN"));
+        let p = Ltc { backward: false, ..problem() }.build().unwrap();
+        assert!(p.signature_of(Pass::Backward).unwrap_err().to_string().contains("without the backward pass"));
+    }
+}

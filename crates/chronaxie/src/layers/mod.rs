@@ -1,0 +1,3 @@
+//! Recurrent layers: one recurrence, one folder, the same file names in each.
+
+pub mod ltc;
