@@ -7,6 +7,7 @@
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod log;
 pub mod pool;
 pub mod scratch;
 pub mod simd;

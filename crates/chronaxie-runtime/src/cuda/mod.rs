@@ -1,32 +1,70 @@
-//! CUDA, opened at run time.
+//! CUDA, opened at run time: devices, memory, streams, compilation with its cache, launches and graphs.
+//!
+//! One binary serves machines with and without a GPU. The driver and NVRTC are opened through the library's own symbol
+//! tables; where one is missing or too old, an error says what was looked for, where, and how to install it.
+//!
+//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `graph`; `search` and
+//! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `user`.
+//!
+//! | variable | what it does |
+//! |---|---|
+//! | `CHRONAXIE_NVRTC` | the NVRTC to use: a file, or a folder that holds one |
+//! | `CHRONAXIE_CACHE_DIR` | where compiled kernels are kept; empty for nowhere |
+//! | `CHRONAXIE_CACHE_MB` | how much is kept there (512) |
+//! | `CHRONAXIE_PACK` | a cubin pack to take kernels from |
+//! | `CHRONAXIE_SYNC=1` | waits after each launch, and names the kernel that failed |
+//! | `CHRONAXIE_DEBUG_KERNELS=1` | kernels with device asserts |
 
-use crate::error::{Error, Result};
-use std::sync::Arc;
+#![allow(unsafe_code)]
 
-/// An opened CUDA device.
-pub struct CudaDevice(());
+pub mod cache;
+mod compile;
+mod copy;
+mod device;
+mod driver;
+mod graph;
+mod launch;
+mod memory;
+mod module;
+mod nvrtc;
+mod pack;
+mod resources;
+mod search;
+mod store;
+mod stream;
+#[allow(missing_docs)]
+mod sys;
+mod user;
 
-impl CudaDevice {
-    /// Opens device `index` through its primary context.
-    pub fn open(_index: usize) -> Result<Arc<Self>> {
-        Err(Error::unavailable("not built yet"))
-    }
-    /// The index.
-    pub fn index(&self) -> usize {
-        0
-    }
-    /// The name.
-    pub fn name(&self) -> &str {
-        ""
-    }
-    /// Whether kernels can be compiled or come from a pack.
-    pub fn require_compiler(&self) -> Result<()> {
-        Ok(())
-    }
-    /// Waits for all work.
-    pub fn synchronize(&self) -> Result<()> {
-        Ok(())
-    }
+#[cfg(test)]
+mod tests;
+
+pub use cache::{Cache, CacheCounts, Key};
+pub use compile::{
+    Archs, COMPARED_ARCHS, CompileOptions, Constant, Header, KernelSource, Specialisation, emitted_source, parse_arch,
+    set_debug_kernels,
+};
+pub use copy::{
+    copy_device, copy_to_device, copy_to_device_async, copy_to_host, copy_to_host_async, download, fill_bytes, upload,
+    upload_on,
+};
+pub use device::{ContextGuard, CudaDevice, DeviceAttributes, MemoryInfo};
+pub use driver::Driver;
+pub use graph::Graph;
+pub use launch::{Arg, LaunchConfig, MAX_ARGS};
+pub use memory::{DeviceBuffer, PinnedBuffer};
+pub use module::{Kernel, cubin};
+pub use nvrtc::{Cubin, Nvrtc, nvrtc, nvrtc_for, set_nvrtc_path};
+pub use pack::{Pack, load_pack, write_pack};
+pub use resources::EntryResources;
+pub use stream::{Event, Stream, StreamRef};
+pub use user::UserKernel;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks, also where a thread panicked with the lock: what it guards here is whole after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A CUDA stream that somebody owns; 0 is the legacy default stream.
