@@ -66,11 +66,3 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// A CUDA stream that somebody owns; 0 is the legacy default stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StreamRef(pub u64);
-
-/// A kernel source with its constants.
-#[derive(Debug, Clone)]
-pub struct Specialisation {}
