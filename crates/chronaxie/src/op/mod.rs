@@ -18,9 +18,8 @@ mod values;
 pub use case::Case;
 pub use values::{Tensors, Values};
 
-use crate::cuda::StreamRef;
+use crate::cuda::{Kernel, Specialisation, StreamRef};
 use crate::{Device, Dtype, Error, Layout, Place, Result, Shape, View, ViewMut};
-use chronaxie_runtime::cuda::Specialisation;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -273,8 +272,6 @@ pub struct Cost {
 pub struct PlanOptions {
     /// Bytes left free behind each scratch region, for canaries.
     pub scratch_gap: usize,
-    /// Kernels with device asserts.
-    pub debug_kernels: bool,
     /// A variant by name, instead of the one the configuration chooses.
     pub variant: Option<String>,
 }
@@ -336,6 +333,28 @@ pub struct LaunchReport {
     pub shared_bytes: u32,
     /// Blocks that fit a multiprocessor.
     pub blocks_per_sm: u32,
+}
+
+impl LaunchReport {
+    /// What `profile` prints of a kernel that a pass launches `launches` times.
+    pub fn new(
+        kernel: &Kernel,
+        launches: usize,
+        grid: (u32, u32, u32),
+        block: (u32, u32, u32),
+        dynamic_shared: u32,
+    ) -> Result<Self> {
+        Ok(Self {
+            kernel: kernel.name().to_owned(),
+            launches: launches as u64,
+            grid,
+            block,
+            registers: kernel.registers(),
+            local_bytes: kernel.local_bytes(),
+            shared_bytes: kernel.shared_bytes() + dynamic_shared,
+            blocks_per_sm: kernel.max_active_blocks(block.0 * block.1 * block.2, dynamic_shared)?,
+        })
+    }
 }
 
 /// An operation ready to run on one device.

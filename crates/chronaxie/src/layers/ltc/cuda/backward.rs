@@ -1,0 +1,343 @@
+//! The backward pass: chunks of steps, last first.
+
+use super::GradSlots;
+use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, out, stride};
+use super::tune::{self, THREADS};
+use crate::cuda::{Arg, StreamRef, fill_bytes};
+use crate::op::Args;
+use crate::{Dtype, Place, RegionId, Result, Shape, View, ViewMut};
+
+/// One backward call: what its steps share.
+pub(super) struct BackwardCall<'a> {
+    pub(super) plan: &'a CudaPlan,
+    pub(super) k: &'a Backward,
+    pub(super) traces: &'a Traces,
+    pub(super) g: &'a GradSlots,
+}
+
+impl BackwardCall<'_> {
+    pub(super) fn run(&self, args: &mut Args<'_, '_>) -> Result<()> {
+        let (p, stream, base) = (&self.plan.p, args.stream, args.scratch.address());
+        for view in args.outputs.iter_mut().filter(|v| v.shape().elements() > 0) {
+            fill_bytes(view, 0, stream)?;
+        }
+        if p.batch == 0 || p.hidden == 0 {
+            return Ok(());
+        }
+        let t = self.traces;
+        for id in [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs] {
+            self.zero(base, id, stream)?;
+        }
+        self.plan.fold(args.inputs, &t.common, base, stream)?;
+        let mut end = p.steps;
+        loop {
+            let steps = self.plan.config.backward_chunk.min(end);
+            let t0 = end - steps;
+            self.plan.sensory_sums(args.inputs, &t.common, base, stream, t0, steps)?;
+            self.adjoint(args, base, t0, steps)?;
+            if steps > 0 {
+                self.sums(args, base, t0, steps)?;
+            }
+            end = t0;
+            if end == 0 {
+                break;
+            }
+        }
+        self.close(args, base)
+    }
+
+    fn zero(&self, base: u64, id: RegionId, stream: StreamRef) -> Result<()> {
+        let r = self.traces.common.layout.region(id);
+        if r.len == 0 {
+            return Ok(());
+        }
+        let place = Place::Cuda(self.plan.device.index());
+        // SAFETY: the region lies in the scratch block that Args holds, and no other view of it is alive.
+        let mut view = unsafe {
+            ViewMut::from_raw((base + r.offset as u64) as *mut u8, Dtype::U8, Shape::from([r.len]), &[1], place)
+        };
+        fill_bytes(&mut view, 0, stream)
+    }
+
+    /// v of the trace: where it starts, and how far a batch row's part lies from the next.
+    fn trace_v(&self, x: &[View<'_>], base: u64, t0: usize, steps: usize) -> (Arg<'static>, Arg<'static>) {
+        let p = &self.plan.p;
+        let step = p.unfolds * p.hidden;
+        match self.g.stored {
+            Some(s) => (Arg::U64(x[s].address() + (4 * t0 * step) as u64), Arg::I64((p.steps * step) as i64)),
+            None => (Arg::U64(self.traces.common.layout.address(base, self.traces.v)), Arg::I64((steps * step) as i64)),
+        }
+    }
+
+    fn adjoint(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
+        let (p, x, plan, t) = (&self.plan.p, args.inputs, self.plan, self.traces);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let (s, g) = (&plan.slots, self.g);
+        let last = t0 + steps == p.steps;
+        let end = if last {
+            [at(x, Some(g.grad_final)), stride(x, Some(g.grad_final), 0), stride(x, Some(g.grad_final), 1)]
+        } else {
+            [region(t.adjoint), Arg::I64(p.hidden as i64), Arg::I64(1)]
+        };
+        let start = match g.h0 {
+            Some(i) if t0 == 0 => out(args.outputs, Some(i)),
+            _ => region(t.adjoint),
+        };
+        let (v, v_b) = self.trace_v(x, base, t0, steps);
+        let offset = (4 * t0 * p.unfolds * p.hidden) as u64;
+        let stored = g.stored.map_or(NULL, |d| Arg::U64(x[d + 1].address() + offset));
+        let [e0, e1, e2, e3] = plan.elapsed_args(x);
+        let [n0, n1, n2] = end;
+        launch(
+            &self.k.adjoint,
+            args.stream,
+            (p.batch as u64, 1),
+            (plan.config.threads, 1),
+            plan.config.adjoint_shared,
+            args! {
+                region(t.common.recurrent[0]), at(x, Some(s.recurrent + 1)), at(x, Some(s.recurrent)),
+                region(t.common.recurrent[2]), at(x, Some(s.recurrent + 3)), at(x, Some(s.recurrent + 2)),
+                region(t.common.neurons), region(t.common.sums), at(x, Some(g.states)), at(x, s.h0),
+                stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3, at(x, Some(g.grad_out)),
+                stride(x, Some(g.grad_out), 0), stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2),
+                at(x, s.output_w), n0, n1, n2, start, v, v_b, stored, region(t.alpha), region(t.beta),
+                region(t.step_sums), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
+                Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64),
+                Arg::I64(steps as i64), Arg::F32(p.epsilon as f32)
+            },
+        )
+    }
+
+    /// Adds the slices of one sum to its total.
+    fn add(&self, base: u64, stream: StreamRef, total: RegionId, elements: usize, slices: usize) -> Result<()> {
+        let region = |id| Arg::U64(self.traces.common.layout.address(base, id));
+        launch(
+            &self.k.add_slices,
+            stream,
+            ((elements as u64).div_ceil(256), 1),
+            (THREADS, 1),
+            0,
+            &[region(self.traces.partial), region(total), Arg::I64(elements as i64), Arg::I64(slices as i64)],
+        )
+    }
+
+    /// Every sum over the chunk: synapses, neurons, elapsed times, inputs.
+    fn sums(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
+        let (p, x, plan, t, stream) = (&self.plan.p, args.inputs, self.plan, self.traces, args.stream);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let step_sum = t.common.layout.address(base, t.step_sums);
+        let (s, g, lists) = (&plan.slots, self.g, &p.connectivity);
+        let rows = p.batch * steps;
+        let (v, v_b) = self.trace_v(x, base, t0, steps);
+        let (h, d) = (p.hidden, p.inputs);
+        if g.w.is_some() {
+            let u = (region(t.common.u), Arg::I64((steps * d) as i64));
+            let trace = (region(t.alpha), region(t.beta));
+            let of_steps = (Arg::U64(step_sum), Arg::U64(step_sum + 4));
+            let k = p.unfolds;
+            for (n, per_batch, ids, list, (from, from_b), (alpha, beta), pitch, sources, synapses, total) in [
+                (
+                    rows * k,
+                    steps * k,
+                    t.common.recurrent,
+                    s.recurrent,
+                    (v, v_b),
+                    trace,
+                    1,
+                    h,
+                    lists.recurrent.len(),
+                    t.recurrent,
+                ),
+                (rows, steps, t.common.sensory, s.sensory, u, of_steps, 2, d, lists.sensory.len(), t.sensory),
+            ] {
+                let blocks = synapses.div_ceil(256);
+                let slice = tune::slice(n, blocks);
+                let slices = n.div_ceil(slice);
+                launch(
+                    &self.k.gate_sums,
+                    stream,
+                    (blocks as u64, slices as u64),
+                    (THREADS, 1),
+                    0,
+                    args! {
+                        region(ids[0]), at(x, Some(list + 1)), region(ids[1]), from, from_b,
+                        Arg::I64(per_batch as i64), alpha, beta, Arg::I32(pitch), region(t.partial),
+                        Arg::I64(synapses as i64), Arg::I64(n as i64), Arg::I64(slice as i64),
+                        Arg::I32(sources as i32), Arg::I32(h as i32)
+                    },
+                )?;
+                self.add(base, stream, total, synapses, slices)?;
+            }
+            self.neuron_sums(args, base, t0, steps)?;
+        }
+        if let Some(e) = g.elapsed {
+            launch(
+                &self.k.elapsed,
+                stream,
+                (rows as u64, 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    v, v_b, region(t.alpha), region(t.beta), region(t.common.neurons), at(x, s.elapsed),
+                    stride(x, s.elapsed, 0), stride(x, s.elapsed, 1), out(args.outputs, Some(e)),
+                    Arg::I32(h as i32), Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64),
+                    Arg::I64(t0 as i64), Arg::I64(steps as i64)
+                },
+            )?;
+        }
+        self.inputs(args, base, t0, steps)
+    }
+
+    fn neuron_sums(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
+        let (p, x, t) = (&self.plan.p, args.inputs, self.traces);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let (v, v_b) = self.trace_v(x, base, t0, steps);
+        let n = p.batch * steps * p.unfolds;
+        let blocks = p.hidden.div_ceil(32);
+        let slice = tune::slice(n, blocks);
+        let slices = n.div_ceil(slice);
+        let [e0, e1, e2, e3] = self.plan.elapsed_args(x);
+        launch(
+            &self.k.neuron_sums,
+            args.stream,
+            (blocks as u64, slices as u64),
+            (32, 8),
+            0,
+            args! {
+                v, v_b, Arg::I64((steps * p.unfolds) as i64), region(t.alpha), region(t.beta), e0, e1, e2, e3,
+                region(t.partial), Arg::I64(n as i64), Arg::I64(slice as i64), Arg::I32(p.hidden as i32),
+                Arg::I32(p.unfolds as i32), Arg::I64(t0 as i64)
+            },
+        )?;
+        self.add(base, args.stream, t.neurons, p.hidden, slices)
+    }
+
+    /// dL/du, dL/dx and the sums of the input parameters.
+    fn inputs(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
+        let (p, x, plan, t, stream) = (&self.plan.p, args.inputs, self.plan, self.traces, args.stream);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let (s, g) = (&plan.slots, self.g);
+        let rows = (p.batch * steps) as u64;
+        let parameters = g.input_w.is_some() || g.norm.is_some();
+        if p.inputs == 0 || (g.x.is_none() && !parameters) {
+            return Ok(());
+        }
+        let x_args = [at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2)];
+        let [x0, x1, x2, x3] = x_args;
+        let groups = u64::from(THREADS / plan.config.sensory_lanes);
+        launch(
+            &self.k.input_gradient,
+            stream,
+            (rows.div_ceil(4).min(1 << 30), (p.inputs as u64).div_ceil(groups)),
+            (THREADS, 1),
+            0,
+            args! {
+                region(t.common.sensory[2]), at(x, Some(s.sensory + 3)), at(x, Some(s.sensory + 2)),
+                region(t.common.u), region(t.step_sums), region(t.grad_u), Arg::I64(rows as i64),
+                Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32)
+            },
+        )?;
+        if g.x.is_some() {
+            launch(
+                &self.k.inputs_backward,
+                stream,
+                (rows.div_ceil(8), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), region(t.common.stats), region(t.grad_u),
+                    out(args.outputs, g.x), Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64),
+                    Arg::I64(p.steps as i64), Arg::I32(p.inputs as i32)
+                },
+            )?;
+        }
+        if !parameters {
+            return Ok(());
+        }
+        let blocks = p.inputs.div_ceil(32);
+        let slice = tune::slice(rows as usize, blocks);
+        let slices = (rows as usize).div_ceil(slice);
+        launch(
+            &self.k.input_sums,
+            stream,
+            (blocks as u64, slices as u64),
+            (32, 8),
+            0,
+            args! {
+                x0, x1, x2, x3, at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
+                region(t.common.stats), region(t.grad_u), region(t.partial), Arg::I64(rows as i64),
+                Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
+            },
+        )?;
+        self.add(base, stream, t.inputs, p.inputs, slices)
+    }
+
+    /// From sums to gradients.
+    fn close(&self, args: &mut Args<'_, '_>, base: u64) -> Result<()> {
+        let (p, x, plan, t, stream) = (&self.plan.p, args.inputs, self.plan, self.traces, args.stream);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let (s, g) = (&plan.slots, self.g);
+        let c = &p.connectivity;
+        for (slot, w, list, ids, sums, synapses) in [
+            (g.w, s.w, s.recurrent, t.common.recurrent, t.recurrent, c.recurrent.len()),
+            (g.sensory_w, s.sensory_w, s.sensory, t.common.sensory, t.sensory, c.sensory.len()),
+        ] {
+            let Some(grad) = slot else { continue };
+            launch(
+                &self.k.close_synapses,
+                stream,
+                ((synapses as u64).div_ceil(256), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    region(ids[0]), at(x, Some(list + 1)), region(ids[1]), region(sums), at(x, Some(w)),
+                    at(x, Some(w + 3)), out(args.outputs, Some(grad)), out(args.outputs, Some(grad + 1)),
+                    out(args.outputs, Some(grad + 2)), out(args.outputs, Some(grad + 3)),
+                    Arg::I64(synapses as i64), Arg::I32(p.hidden as i32), plan.constrained()
+                },
+            )?;
+        }
+        if let Some(grad) = g.gleak {
+            launch(
+                &self.k.close_neurons,
+                stream,
+                ((p.hidden as u64).div_ceil(256), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    region(t.neurons), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
+                    region(t.common.neurons), out(args.outputs, Some(grad)), out(args.outputs, Some(grad + 1)),
+                    out(args.outputs, Some(grad + 2)), Arg::I32(p.hidden as i32), plan.constrained()
+                },
+            )?;
+        }
+        if g.output_w.is_some() && p.batch * p.steps > 0 {
+            let rows = p.batch * p.steps;
+            let blocks = p.outputs.div_ceil(32);
+            let slice = tune::slice(rows, blocks);
+            let slices = rows.div_ceil(slice);
+            launch(
+                &self.k.output_sums,
+                stream,
+                (blocks as u64, slices as u64),
+                (32, 8),
+                0,
+                args! {
+                    at(x, Some(g.states)), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
+                    stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2), region(t.partial),
+                    Arg::I64(rows as i64), Arg::I64(slice as i64), Arg::I64(p.steps as i64),
+                    Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32)
+                },
+            )?;
+            self.add(base, stream, t.outputs, p.outputs, slices)?;
+        }
+        let columns = |sums, to: [Option<usize>; 4], count: usize| {
+            let [a, b, c, d] = to.map(|slot| out(args.outputs, slot));
+            let grid = if to.iter().all(Option::is_none) { 0 } else { (count as u64).div_ceil(256) };
+            let list = [region(sums), a, b, c, d, Arg::I32(count as i32)];
+            launch(&self.k.close_columns, stream, (grid, 1), (THREADS, 1), 0, &list)
+        };
+        columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs)?;
+        columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs)
+    }
+}

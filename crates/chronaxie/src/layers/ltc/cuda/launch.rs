@@ -1,0 +1,484 @@
+//! The plan: kernels loaded once, then launches only.
+
+use super::backward::BackwardCall;
+use super::tune::{self, Config, THREADS};
+use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
+use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
+use crate::layers::ltc::spec::{Constraint, Ltc, Mapping, NORM_EPSILON};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::{Dtype, Layout, Place, RegionId, Result, View, ViewMut};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Kernels of one source, by entry.
+struct Kernels(HashMap<&'static str, Kernel>);
+
+impl Kernels {
+    fn load(device: &Arc<CudaDevice>, forward: bool, lanes: u32, c: &Config) -> Result<Self> {
+        let (source, entries) = if forward { (&FORWARD, FORWARD_ENTRIES) } else { (&BACKWARD, BACKWARD_ENTRIES) };
+        let spec = specialisation(source, entries, lanes, c.fast);
+        entries.iter().map(|&e| Ok((e, device.kernel(&spec, e)?))).collect::<Result<_>>().map(Self)
+    }
+    fn take(&mut self, entry: &'static str) -> Kernel {
+        self.0.remove(entry).expect("entries are loaded from the list that names them")
+    }
+}
+
+/// One kernel a field, so that a launch looks nothing up.
+pub(super) struct Forward {
+    fold: Kernel,
+    fold_neurons: Kernel,
+    inputs: Kernel,
+    sensory: Kernel,
+    forward: Kernel,
+}
+
+pub(super) struct Backward {
+    pub(super) adjoint: Kernel,
+    pub(super) gate_sums: Kernel,
+    pub(super) add_slices: Kernel,
+    pub(super) neuron_sums: Kernel,
+    pub(super) elapsed: Kernel,
+    pub(super) input_gradient: Kernel,
+    pub(super) inputs_backward: Kernel,
+    pub(super) input_sums: Kernel,
+    pub(super) output_sums: Kernel,
+    pub(super) close_synapses: Kernel,
+    pub(super) close_neurons: Kernel,
+    pub(super) close_columns: Kernel,
+}
+
+/// Scratch regions that both passes have.
+pub(super) struct Common {
+    pub(super) layout: Layout,
+    pub(super) recurrent: [RegionId; 3],
+    pub(super) sensory: [RegionId; 3],
+    pub(super) neurons: RegionId,
+    pub(super) u: RegionId,
+    pub(super) stats: RegionId,
+    pub(super) sums: RegionId,
+}
+
+impl Common {
+    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool) -> Result<Self> {
+        let mut layout = Layout::new(gap);
+        let rows = p.batch * chunk;
+        let mut side = |names: [&'static str; 3], synapses: usize| -> Result<[RegionId; 3]> {
+            Ok([
+                layout.push(names[0], Dtype::F32, 4 * synapses)?,
+                layout.push(names[1], Dtype::I32, synapses)?,
+                layout.push(names[2], Dtype::F32, if backward { 4 * synapses } else { 0 })?,
+            ])
+        };
+        let c = &p.connectivity;
+        let recurrent = side(["by_target", "target_index", "by_source"], c.recurrent.len())?;
+        let sensory = side(["sensory_by_target", "sensory_target_index", "sensory_by_source"], c.sensory.len())?;
+        Ok(Self {
+            recurrent,
+            sensory,
+            neurons: layout.push("neurons", Dtype::F32, 4 * p.hidden)?,
+            u: layout.push("u", Dtype::F32, rows * p.inputs)?,
+            stats: layout.push("stats", Dtype::F32, if p.layer_norm { 2 * rows } else { 0 })?,
+            sums: layout.push("sensory_sums", Dtype::F32, 2 * rows * p.hidden)?,
+            layout,
+        })
+    }
+}
+
+/// Scratch of the backward pass alone.
+pub(super) struct Traces {
+    pub(super) common: Common,
+    pub(super) v: RegionId,
+    pub(super) alpha: RegionId,
+    pub(super) beta: RegionId,
+    pub(super) step_sums: RegionId,
+    pub(super) grad_u: RegionId,
+    pub(super) adjoint: RegionId,
+    pub(super) partial: RegionId,
+    pub(super) recurrent: RegionId,
+    pub(super) sensory: RegionId,
+    pub(super) neurons: RegionId,
+    pub(super) inputs: RegionId,
+    pub(super) outputs: RegionId,
+}
+
+/// The number of slices of a sum over `rows` rows that has `blocks` blocks a slice.
+fn slices(rows: usize, blocks: usize) -> usize {
+    rows.div_ceil(tune::slice(rows, blocks)).max(1)
+}
+
+impl Traces {
+    fn new(p: &Ltc, gap: usize, c: &Config) -> Result<Self> {
+        let mut common = Common::new(p, gap, c.backward_chunk, true)?;
+        let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
+        let trace = rows * p.unfolds * h;
+        let stored = p.save == crate::layers::ltc::Save::Store;
+        let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
+        let partial = [
+            (s, slices(rows * p.unfolds, s.div_ceil(256))),
+            (ss, slices(rows, ss.div_ceil(256))),
+            (h, slices(rows * p.unfolds, h.div_ceil(32))),
+            (p.inputs, slices(rows, p.inputs.div_ceil(32))),
+            (p.outputs, slices(p.batch * p.steps, p.outputs.div_ceil(32))),
+        ];
+        let l = &mut common.layout;
+        Ok(Self {
+            v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
+            alpha: l.push("trace_alpha", Dtype::F32, trace)?,
+            beta: l.push("trace_beta", Dtype::F32, trace)?,
+            step_sums: l.push("step_sums", Dtype::F32, 2 * rows * h)?,
+            grad_u: l.push("grad_u", Dtype::F32, rows * p.inputs)?,
+            adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
+            partial: l.push("partial", Dtype::F32, partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0))?,
+            recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,
+            sensory: l.push("sensory_gate_sums", Dtype::F32, 4 * ss)?,
+            neurons: l.push("neuron_sums", Dtype::F32, 4 * h)?,
+            inputs: l.push("input_sums", Dtype::F32, 4 * p.inputs)?,
+            outputs: l.push("output_sums", Dtype::F32, 4 * p.outputs)?,
+            common,
+        })
+    }
+}
+
+/// LTC on one CUDA device.
+pub struct CudaPlan {
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) p: Ltc,
+    pub(super) config: Config,
+    pub(super) slots: Slots,
+    pub(super) grads: Option<GradSlots>,
+    pub(super) forward_signature: Signature,
+    pub(super) backward_signature: Option<Signature>,
+    pub(super) forward: Forward,
+    pub(super) backward: Option<Backward>,
+    pub(super) forward_scratch: Common,
+    pub(super) traces: Option<Traces>,
+}
+
+/// One launch: the grid is cut to what CUDA takes by the callers; an empty one is skipped.
+pub(super) fn launch(
+    k: &Kernel,
+    stream: StreamRef,
+    grid: (u64, u64),
+    block: (u32, u32),
+    shared: u32,
+    args: &[Arg],
+) -> Result<()> {
+    if grid.0 == 0 || grid.1 == 0 {
+        return Ok(());
+    }
+    let config = LaunchConfig {
+        grid: (grid.0 as u32, grid.1 as u32, 1),
+        block: (block.0, block.1, 1),
+        shared_bytes: shared,
+        ..LaunchConfig::default()
+    };
+    // SAFETY: every pointer among the arguments was checked against the signature or lies in the scratch layout.
+    unsafe { k.launch(stream, &config, args) }
+}
+
+pub(super) fn at(views: &[View<'_>], slot: Option<usize>) -> Arg<'static> {
+    Arg::U64(slot.map_or(0, |i| views[i].address()))
+}
+pub(super) fn stride(views: &[View<'_>], slot: Option<usize>, axis: usize) -> Arg<'static> {
+    Arg::I64(slot.map_or(0, |i| views[i].strides()[axis] as i64))
+}
+pub(super) fn out(views: &[ViewMut<'_>], slot: Option<usize>) -> Arg<'static> {
+    Arg::U64(slot.map_or(0, |i| views[i].address()))
+}
+/// The arguments of a launch, in the order of the kernel's parameters.
+macro_rules! args {
+    { $($arg:expr),* $(,)? } => { &[$($arg),*] };
+}
+pub(super) use args;
+pub(super) const NULL: Arg<'static> = Arg::U64(0);
+
+impl CudaPlan {
+    /// Chooses a configuration, compiles and loads the kernels.
+    ///
+    /// # Errors
+    /// If a kernel does not compile or load, or the states of a row do not fit shared memory.
+    pub fn new(p: &Ltc, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+        let config = tune::choose(p, device.props())?;
+        let mut k = Kernels::load(device, true, config.lanes, &config)?;
+        let forward = Forward {
+            fold: k.take("ltc_fold"),
+            fold_neurons: k.take("ltc_fold_neurons"),
+            inputs: k.take("ltc_inputs"),
+            sensory: Kernels::load(device, true, config.sensory_lanes, &config)?.take("ltc_sensory"),
+            forward: k.take("ltc_forward"),
+        };
+        forward.forward.set_max_dynamic_shared(config.forward_shared)?;
+        let forward_signature = p.signature_of(Pass::Forward)?;
+        let backward_signature = if p.backward { Some(p.signature_of(Pass::Backward)?) } else { None };
+        let backward = if p.backward {
+            let mut k = Kernels::load(device, false, config.lanes, &config)?;
+            let b = Backward {
+                adjoint: k.take("ltc_adjoint"),
+                gate_sums: k.take("ltc_gate_sums"),
+                add_slices: k.take("ltc_add_slices"),
+                neuron_sums: k.take("ltc_neuron_sums"),
+                elapsed: k.take("ltc_elapsed_gradient"),
+                input_gradient: Kernels::load(device, false, config.sensory_lanes, &config)?.take("ltc_input_gradient"),
+                inputs_backward: k.take("ltc_inputs_backward"),
+                input_sums: k.take("ltc_input_sums"),
+                output_sums: k.take("ltc_output_sums"),
+                close_synapses: k.take("ltc_close_synapses"),
+                close_neurons: k.take("ltc_close_neurons"),
+                close_columns: k.take("ltc_close_columns"),
+            };
+            b.adjoint.set_max_dynamic_shared(config.adjoint_shared)?;
+            Some(b)
+        } else {
+            None
+        };
+        let gap = options.scratch_gap;
+        Ok(Self {
+            device: device.clone(),
+            slots: Slots::of(&forward_signature.inputs),
+            grads: backward_signature.as_ref().map(|s| GradSlots::of(p, s)),
+            forward_scratch: Common::new(p, gap, config.forward_chunk, false)?,
+            traces: if p.backward { Some(Traces::new(p, gap, &config)?) } else { None },
+            p: p.clone(),
+            config,
+            forward_signature,
+            backward_signature,
+            forward,
+            backward,
+        })
+    }
+
+    pub(super) fn constrained(&self) -> Arg<'static> {
+        Arg::I32(i32::from(self.p.constraint == Constraint::Softplus))
+    }
+
+    /// Folds all parameters into the scratch at `base`.
+    pub(super) fn fold(&self, x: &[View<'_>], c: &Common, base: u64, stream: StreamRef) -> Result<()> {
+        let p = &self.p;
+        let region = |id| Arg::U64(c.layout.address(base, id));
+        for (w, lists, ids, sources, synapses) in [
+            (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
+            (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
+        ] {
+            if synapses == 0 {
+                continue;
+            }
+            let tensor = |slot: usize| Arg::U64(x[slot].address());
+            let by_source = if c.layout.region(ids[2]).len == 0 { NULL } else { region(ids[2]) };
+            let warps = (sources + p.hidden) as u64;
+            launch(
+                &self.forward.fold,
+                stream,
+                (warps.div_ceil(8), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    tensor(w), tensor(w + 1), tensor(w + 2), tensor(w + 3), tensor(lists), tensor(lists + 1),
+                    tensor(lists + 2), tensor(lists + 3), region(ids[0]), region(ids[1]), by_source,
+                    Arg::I32(sources as i32), Arg::I32(p.hidden as i32), self.constrained()
+                },
+            )?;
+        }
+        let g = self.slots.gleak;
+        launch(
+            &self.forward.fold_neurons,
+            stream,
+            ((p.hidden as u64).div_ceil(256), 1),
+            (THREADS, 1),
+            0,
+            args! {
+                at(x, Some(g)), at(x, Some(g + 1)), at(x, Some(g + 2)), region(c.neurons),
+                Arg::I32(p.hidden as i32), Arg::F32(p.unfolds as f32), self.constrained()
+            },
+        )
+    }
+
+    /// u, and Ns and Ds, of the steps `t0 .. t0 + steps`.
+    pub(super) fn sensory_sums(
+        &self,
+        x: &[View<'_>],
+        c: &Common,
+        base: u64,
+        stream: StreamRef,
+        t0: usize,
+        steps: usize,
+    ) -> Result<()> {
+        let p = &self.p;
+        let rows = (p.batch * steps) as u64;
+        let region = |id| Arg::U64(c.layout.address(base, id));
+        let s = &self.slots;
+        launch(
+            &self.forward.inputs,
+            stream,
+            (if p.inputs == 0 { 0 } else { rows.div_ceil(8) }, 1),
+            (THREADS, 1),
+            0,
+            args! {
+                at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2),
+                at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w), at(x, s.input_b), region(c.u),
+                region(c.stats), Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64),
+                Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
+            },
+        )?;
+        let groups = u64::from(THREADS / self.config.sensory_lanes);
+        launch(
+            &self.forward.sensory,
+            stream,
+            (rows.div_ceil(4).min(1 << 30), (p.hidden as u64).div_ceil(groups)),
+            (THREADS, 1),
+            0,
+            args! {
+                region(c.sensory[0]), at(x, Some(s.sensory + 1)), at(x, Some(s.sensory)), region(c.u),
+                region(c.sums), Arg::I64(rows as i64), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32)
+            },
+        )
+    }
+
+    pub(super) fn elapsed_args(&self, x: &[View<'_>]) -> [Arg<'static>; 4] {
+        let e = self.slots.elapsed;
+        [at(x, e), stride(x, e, 0), stride(x, e, 1), Arg::F32(self.p.dt as f32)]
+    }
+
+    fn run_forward(&self, args: &mut Args<'_, '_>) -> Result<()> {
+        let (p, x, stream, base) = (&self.p, args.inputs, args.stream, args.scratch.address());
+        if p.batch == 0 || p.hidden == 0 {
+            return Ok(());
+        }
+        let c = &self.forward_scratch;
+        let region = |id| Arg::U64(c.layout.address(base, id));
+        let slot = |name| self.forward_signature.output(name);
+        let (states, stored) = (slot("states"), slot("unfold_states"));
+        self.fold(x, c, base, stream)?;
+        let mut t0 = 0;
+        loop {
+            let steps = self.config.forward_chunk.min(p.steps - t0);
+            self.sensory_sums(x, c, base, stream, t0, steps)?;
+            let start = if t0 == 0 {
+                [at(x, self.slots.h0), stride(x, self.slots.h0, 0), stride(x, self.slots.h0, 1)]
+            } else {
+                [out(args.outputs, Some(1)), Arg::I64(p.hidden as i64), Arg::I64(1)]
+            };
+            let [e0, e1, e2, e3] = self.elapsed_args(x);
+            let [s0, s1, s2] = start;
+            launch(
+                &self.forward.forward,
+                stream,
+                (p.batch as u64, 1),
+                (self.config.threads, 1),
+                self.config.forward_shared,
+                args! {
+                    region(c.recurrent[0]), at(x, Some(self.slots.recurrent + 1)),
+                    at(x, Some(self.slots.recurrent)), region(c.neurons), region(c.sums), s0, s1, s2, e0, e1,
+                    e2, e3, at(x, self.slots.output_w), at(x, self.slots.output_b), out(args.outputs, Some(0)),
+                    out(args.outputs, states), out(args.outputs, Some(1)), out(args.outputs, stored),
+                    out(args.outputs, stored.map(|s| s + 1)), Arg::I32(p.hidden as i32),
+                    Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64),
+                    Arg::I64(t0 as i64), Arg::I64(steps as i64), Arg::F32(p.epsilon as f32)
+                },
+            )?;
+            t0 += steps;
+            if t0 >= p.steps {
+                return Ok(());
+            }
+        }
+    }
+
+    fn run_backward(&self, args: &mut Args<'_, '_>) -> Result<()> {
+        let (Some(k), Some(traces), Some(g)) = (&self.backward, &self.traces, &self.grads) else {
+            return Ok(());
+        };
+        let call = BackwardCall { plan: self, k, traces, g };
+        call.run(args)
+    }
+}
+
+impl CudaPlan {
+    /// The kernels of a pass in the order of their first launch.
+    fn reports(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
+        let (p, c) = (&self.p, &self.config);
+        let (t, h, d) = (p.steps.max(1), p.hidden, p.inputs);
+        let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
+        let chunk = if pass == Pass::Backward { c.backward_chunk } else { c.forward_chunk };
+        let (chunks, rows) = (t.div_ceil(chunk), p.batch * chunk);
+        let grid = |x: usize, y: usize| (x as u32, y as u32, 1);
+        let flat = (THREADS, 1, 1);
+        let groups = |lanes: u32| (THREADS / lanes) as usize;
+        let f = &self.forward;
+        let fold = grid((d.max(h) + h).div_ceil(8), 1);
+        let sides = usize::from(s > 0) + usize::from(ss > 0);
+        let mut list = vec![
+            LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
+            LaunchReport::new(&f.fold_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,
+            LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?,
+            LaunchReport::new(
+                &self.forward.sensory,
+                chunks,
+                grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes))),
+                flat,
+                0,
+            )?,
+        ];
+        let (row, block) = (grid(p.batch, 1), (c.threads, 1, 1));
+        let (Pass::Backward, Some(k)) = (pass, &self.backward) else {
+            list.push(LaunchReport::new(&f.forward, chunks, row, block, c.forward_shared)?);
+            return Ok(list);
+        };
+        let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
+        let (n, tall) = (rows * p.unfolds, (32, 8, 1));
+        list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
+        list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
+        list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
+        list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
+        if p.elapsed {
+            list.push(LaunchReport::new(&k.elapsed, chunks, grid(rows, 1), flat, 0)?);
+        }
+        let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
+        list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
+        list.push(LaunchReport::new(&k.inputs_backward, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.input_sums, chunks, sum(rows, d.div_ceil(32)), tall, 0)?);
+        if p.output_mapping != Mapping::None {
+            list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
+        }
+        list.push(LaunchReport::new(&k.close_synapses, sides, grid(s.div_ceil(256), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.close_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.close_columns, 2, grid(d.div_ceil(256), 1), flat, 0)?);
+        Ok(list)
+    }
+}
+
+impl Plan for CudaPlan {
+    fn entry(&self) -> &'static str {
+        "ltc"
+    }
+    fn place(&self) -> Place {
+        Place::Cuda(self.device.index())
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        match pass {
+            Pass::Forward => Some(&self.forward_signature),
+            Pass::Backward => self.backward_signature.as_ref(),
+            _ => None,
+        }
+    }
+    fn config(&self) -> String {
+        self.config.to_string()
+    }
+    fn variant(&self) -> &'static str {
+        "simt"
+    }
+    fn scratch(&self, pass: Pass) -> &Layout {
+        match (&self.traces, pass) {
+            (Some(t), Pass::Backward) => &t.common.layout,
+            _ => &self.forward_scratch.layout,
+        }
+    }
+    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        match pass {
+            Pass::Backward => self.run_backward(args),
+            _ => self.run_forward(args),
+        }
+    }
+    fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
+        self.reports(pass)
+    }
+}

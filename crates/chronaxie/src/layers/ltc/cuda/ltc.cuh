@@ -1,0 +1,45 @@
+// What the LTC kernels share: the folded synapse, the gate, sums over a group of lanes.
+#pragma once
+typedef long long i64;
+
+// One synapse, folded once a call: z = sigma (v - mu), p = softplus(w), q = p erev.
+struct alignas(16) Synapse {
+  float sigma, mu, p, q;
+};
+// One neuron: c dt = softplus(cm) K, g = softplus(gleak), g vleak, d softplus(cm) / d cm.
+struct alignas(16) Neuron {
+  float c_dt, g, g_vleak, cm_slope;
+};
+
+// sig(sigma (v - mu)). Exact: ex2 and rcp, relative error about 3e-7; fast: one tanh of relative error 2^-11.
+__device__ __forceinline__ float gate(const Synapse& s, float v) {
+  float z = s.sigma * (v - s.mu);
+  if constexpr (kFast) {
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(0.5f * z));
+    return fmaf(0.5f, t, 0.5f);
+  } else {
+    float e, r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * z));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return r;
+  }
+}
+
+__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// The value that is used for a parameter kept positive, and its derivative.
+__device__ __forceinline__ float positive(float x, int constrained) { return constrained ? softplus(x) : x; }
+__device__ __forceinline__ float positive_slope(float x, int constrained) { return constrained ? sigmoid(x) : 1.0f; }
+
+// The sum over kLanes neighbouring lanes, in every one of them, always in the same order.
+__device__ __forceinline__ float group_sum(float x) {
+#pragma unroll
+  for (int o = kLanes / 2; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+  return x;
+}

@@ -1,0 +1,137 @@
+//! LTC on CUDA: which kernels, with what memory, in which order.
+#![allow(unsafe_code)]
+
+mod backward;
+mod launch;
+mod tune;
+
+pub use launch::CudaPlan;
+pub use tune::{Config, choose};
+
+use crate::cuda::{Archs, Constant, KernelSource, Specialisation};
+use crate::layers::ltc::spec::Ltc;
+use crate::op::{Signature, TensorSpec};
+
+const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu", include_str!("forward.cu"));
+const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
+const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
+
+const FORWARD_ENTRIES: &[&str] = &["ltc_fold", "ltc_fold_neurons", "ltc_inputs", "ltc_sensory", "ltc_forward"];
+const BACKWARD_ENTRIES: &[&str] = &[
+    "ltc_adjoint",
+    "ltc_gate_sums",
+    "ltc_add_slices",
+    "ltc_neuron_sums",
+    "ltc_elapsed_gradient",
+    "ltc_input_gradient",
+    "ltc_inputs_backward",
+    "ltc_input_sums",
+    "ltc_output_sums",
+    "ltc_close_synapses",
+    "ltc_close_neurons",
+    "ltc_close_columns",
+];
+
+fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, fast: bool) -> Specialisation {
+    Specialisation {
+        headers: HEADERS,
+        constants: vec![("kLanes", Constant::Int(lanes as i32)), ("kFast", Constant::Bool(fast))],
+        archs: if fast { Archs::AtLeast(75) } else { Archs::All },
+        ..Specialisation::new(source.clone(), entries)
+    }
+}
+
+/// Every kernel of the entry: two list lengths, exact and fast, forward and backward.
+pub fn specialisations() -> Vec<Specialisation> {
+    let mut all = Vec::new();
+    for lanes in [8, 32] {
+        for fast in [false, true] {
+            all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast));
+            all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast));
+        }
+    }
+    all
+}
+
+/// Where each tensor stands in a signature; resolved once, in the plan.
+#[derive(Debug, Clone, Copy)]
+struct Slots {
+    x: usize,
+    h0: Option<usize>,
+    elapsed: Option<usize>,
+    w: usize,
+    sensory_w: usize,
+    gleak: usize,
+    input_w: Option<usize>,
+    input_b: Option<usize>,
+    norm: Option<usize>,
+    output_w: Option<usize>,
+    output_b: Option<usize>,
+    recurrent: usize,
+    sensory: usize,
+}
+
+impl Slots {
+    fn of(inputs: &[TensorSpec]) -> Self {
+        let find = |name: &str| inputs.iter().position(|t| t.name == name);
+        let must = |name: &str| find(name).expect("every LTC signature has its data, parameters and lists");
+        Self {
+            x: must("x"),
+            h0: find("h0"),
+            elapsed: find("elapsed"),
+            w: must("w"),
+            sensory_w: must("sensory_w"),
+            gleak: must("gleak"),
+            input_w: find("input_w"),
+            input_b: find("input_b"),
+            norm: find("norm_weight"),
+            output_w: find("output_w"),
+            output_b: find("output_b"),
+            recurrent: must("recurrent_target_offsets"),
+            sensory: must("sensory_target_offsets"),
+        }
+    }
+}
+
+/// Positions of the backward pass that the forward pass does not have.
+#[derive(Debug, Clone, Copy)]
+struct GradSlots {
+    states: usize,
+    stored: Option<usize>,
+    grad_out: usize,
+    grad_final: usize,
+    x: Option<usize>,
+    h0: Option<usize>,
+    elapsed: Option<usize>,
+    w: Option<usize>,
+    sensory_w: Option<usize>,
+    gleak: Option<usize>,
+    input_w: Option<usize>,
+    input_b: Option<usize>,
+    norm: Option<usize>,
+    output_w: Option<usize>,
+    output_b: Option<usize>,
+}
+
+impl GradSlots {
+    fn of(p: &Ltc, s: &Signature) -> Self {
+        let must = |name: &str| s.input(name).expect("every LTC backward signature has states and gradients");
+        Self {
+            states: must(if p.outputs_are_states() { "out" } else { "states" }),
+            stored: s.input("unfold_states"),
+            grad_out: must("grad_out"),
+            grad_final: must("grad_final_state"),
+            x: s.output("grad_x"),
+            h0: s.output("grad_h0"),
+            elapsed: s.output("grad_elapsed"),
+            w: s.output("grad_w"),
+            sensory_w: s.output("grad_sensory_w"),
+            gleak: s.output("grad_gleak"),
+            input_w: s.output("grad_input_w"),
+            input_b: s.output("grad_input_b"),
+            norm: s.output("grad_norm_weight"),
+            output_w: s.output("grad_output_w"),
+            output_b: s.output("grad_output_b"),
+        }
+    }
+}

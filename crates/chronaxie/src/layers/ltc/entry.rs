@@ -1,0 +1,148 @@
+//! LTC as an entry of the registry: its cases, and the problem behind the contract.
+
+use super::spec::{Constraint, Ltc, Mapping, Save};
+use super::{Connectivity, Synapses, cpu, cuda, init, reference};
+use crate::cuda::Specialisation;
+use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Signature, Tensors, Tolerance};
+use crate::rng::Rng;
+use crate::{Device, Error, Result};
+use std::sync::Arc;
+
+impl Problem for Ltc {
+    fn entry(&self) -> &'static str {
+        "ltc"
+    }
+    fn signature(&self, pass: Pass) -> Result<Signature> {
+        self.signature_of(pass)
+    }
+    fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
+        Ok(match device {
+            Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
+            Device::Cuda(d) => Box::new(cuda::CudaPlan::new(self, d, options)?),
+        })
+    }
+    fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
+        init::sample(self, pass, seed)
+    }
+    fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
+        match (pass, f32_arithmetic) {
+            (Pass::Backward, false) => reference::backward::<f64>(self, inputs),
+            (Pass::Backward, true) => reference::backward::<f32>(self, inputs),
+            (_, false) => reference::forward::<f64>(self, inputs),
+            (_, true) => reference::forward::<f32>(self, inputs),
+        }
+    }
+    fn tolerance(&self, _pass: Pass, output: &str) -> Option<Tolerance> {
+        self.tolerance_of(output)
+    }
+    fn cost(&self, pass: Pass) -> Cost {
+        let (s, ss) = (self.connectivity.recurrent.len() as u64, self.connectivity.sensory.len() as u64);
+        let steps = (self.batch * self.steps) as u64;
+        let gates = steps * (self.unfolds as u64 * s + ss);
+        let serial_steps = (self.steps * self.unfolds) as u64;
+        let bytes = |s: Result<Signature>| -> u64 {
+            s.map_or(0, |s| s.inputs.iter().chain(&s.outputs).map(|t| t.bytes() as u64).sum())
+        };
+        // A gate and its two sums are 7 operations forward and 20 backward, where the states must also be rebuilt:
+        // one more evaluation of each gate, unless they were stored.
+        let rebuilt = if self.save == Save::Store { steps * ss } else { gates };
+        match pass {
+            Pass::Backward => Cost {
+                bytes: bytes(self.signature_of(pass)),
+                flops: 20 * gates + 7 * rebuilt,
+                special: gates + rebuilt,
+                serial_steps: 2 * serial_steps,
+            },
+            _ => Cost { bytes: bytes(self.signature_of(pass)), flops: 7 * gates, special: gates, serial_steps },
+        }
+    }
+}
+
+/// The entry `ltc`.
+pub struct LtcEntry;
+
+const OPTIONS: &[&str] = &[
+    "density", "unfolds", "dt", "epsilon", "elapsed", "h0", "norm", "input", "output", "outputs", "identity", "store",
+    "precision", "backward", "seed",
+];
+
+impl Op for LtcEntry {
+    fn name(&self) -> &'static str {
+        "ltc"
+    }
+    fn summary(&self) -> &'static str {
+        "liquid time-constant recurrence, semi-implicit Euler unfolds over sparse synapses"
+    }
+    fn passes(&self) -> &'static [Pass] {
+        &[Pass::Forward, Pass::Backward]
+    }
+    fn cases(&self, set: CaseSet) -> Vec<Case> {
+        let list: &[&str] = match set {
+            CaseSet::Compared => &["B24_T8_D128_H64", "B32_T64_D128_H128", "B128_T256_D64_H256"],
+            CaseSet::Cpu => &["B24_T8_D128_H64", "B32_T16_D64_H128"],
+            CaseSet::Check => &[
+                "B24_T8_D128_H64",
+                "B24_T8_D128_H64,precision=fast",
+                "B3_T5_D7_H11,density=1,dt=1,unfolds=3,h0=true,elapsed=true,norm=true,output=affine,outputs=4",
+                "B2_T4_D5_H17,density=0.3,input=linear,output=linear,store=true,h0=true",
+                "B2_T4_D5_H33,density=0.2,input=none,identity=true,store=true,elapsed=true,norm=true",
+                "B9_T3_D1_H65,density=0.1,unfolds=1,dt=1,outputs=1",
+                "B17_T33_D3_H40,density=0.5,h0=true,elapsed=true,precision=fast",
+                "B1_T19_D2_H130,density=1,dt=1",
+                "B5_T1_D3_H1,density=1,h0=true",
+                "B2_T3_D0_H5,density=1,h0=true",
+                "B2_T0_D3_H5,density=1,h0=true,elapsed=true",
+                "B0_T3_D3_H5,density=1",
+                "B2_T3_D2_H0,density=1",
+                "B2_T2_D600_H300,density=0.4,norm=true",
+            ],
+        };
+        list.iter().map(|s| s.parse().expect("the cases of an entry are spelled right")).collect()
+    }
+    fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
+        case.allow(&["B", "T", "D", "H"], OPTIONS)?;
+        let size = |axis| case.size(axis);
+        let (inputs, hidden) = (size("D")?, size("H")?);
+        let connectivity = random_connectivity(inputs, hidden, case.get("density", 0.5)?, case.get("seed", 1)?)?;
+        let base = Ltc::new(size("B")?, size("T")?, Arc::new(connectivity));
+        let flag = |name| case.get(name, false);
+        let problem = Ltc {
+            unfolds: case.get("unfolds", base.unfolds)?,
+            dt: case.get("dt", base.dt)?,
+            epsilon: case.get("epsilon", base.epsilon)?,
+            elapsed: flag("elapsed")?,
+            initial_state: flag("h0")?,
+            layer_norm: flag("norm")?,
+            input_mapping: case.get("input", Mapping::Affine)?,
+            output_mapping: case.get("output", Mapping::None)?,
+            outputs: case.get("outputs", hidden)?,
+            constraint: if flag("identity")? { Constraint::Identity } else { Constraint::Softplus },
+            save: if flag("store")? { Save::Store } else { Save::Recompute },
+            precision: case.get("precision", Precision::Exact)?,
+            backward: case.get("backward", true)?,
+            ..base
+        };
+        Ok(Arc::new(problem.build()?))
+    }
+    fn specialisations(&self) -> Vec<Specialisation> {
+        cuda::specialisations()
+    }
+}
+
+/// Each synapse with probability `density`; a neuron that would have no source at all gets one.
+fn random_connectivity(inputs: usize, hidden: usize, density: f64, seed: u64) -> Result<Connectivity> {
+    if !(0.0..=1.0).contains(&density) {
+        return Err(Error::value(format!("ltc: density = {density} is not in 0 ..= 1")));
+    }
+    let draw = |sources: usize, stream: u64| -> Result<Synapses> {
+        let mut rng = Rng::new(seed, stream);
+        let mut mask: Vec<bool> = (0..sources * hidden).map(|_| rng.uniform() < density).collect();
+        for j in 0..hidden {
+            if sources > 0 && !(0..sources).any(|i| mask[i * hidden + j]) {
+                mask[rng.below(sources as u64) as usize * hidden + j] = true;
+            }
+        }
+        Synapses::from_fn(sources, hidden, |i, j| mask[i * hidden + j])
+    };
+    Connectivity::new(draw(hidden, 1)?, draw(inputs, 2)?)
+}
