@@ -170,10 +170,12 @@ pub fn upload_on<T: Element>(
     Ok(buffer)
 }
 
-/// The elements of a contiguous tensor on a device, after all work of that device.
+/// The elements of a contiguous tensor on a device, after all work of that device. Where a stream is known,
+/// [`copy_to_host`] waits for that one alone.
 ///
 /// # Errors
-/// If `T` is not the tensor's element type, or the tensor has gaps or lies in host memory.
+/// If `T` is not the tensor's element type, if the tensor has gaps or lies in host memory, and while any stream of the
+/// device is being captured.
 pub fn download<T: Element>(view: &View<'_>) -> Result<Vec<T>> {
     let device = on_device("download", view)?;
     let mut data = vec![T::default(); view.shape().checked_elements()?];

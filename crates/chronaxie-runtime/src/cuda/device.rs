@@ -348,6 +348,9 @@ impl CudaDevice {
     }
 
     /// Waits for all work on the device, of every stream and every user of its primary context.
+    ///
+    /// # Errors
+    /// For an earlier kernel that failed, and while any stream of the device is being captured.
     pub fn synchronize(&self) -> Result<()> {
         let _guard = self.guard()?;
         // SAFETY: a context is current.

@@ -53,7 +53,7 @@ impl Driver {
             match unsafe { Library::new(*name) } {
                 Ok(l) => Some((l, *name)),
                 Err(e) => {
-                    why.push(format!("{name}: {e}"));
+                    why.push(loader_reason(&e));
                     None
                 }
             }
@@ -176,6 +176,11 @@ impl Driver {
             _ => format!("CUDA error {result}"),
         }
     }
+}
+
+/// What the loader itself said; the error's own words are only that it failed.
+pub(super) fn loader_reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]

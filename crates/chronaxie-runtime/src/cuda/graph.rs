@@ -2,6 +2,7 @@
 
 use super::device::CudaDevice;
 use super::driver::cu;
+use super::launch::synchronous;
 use super::stream::{Stream, StreamRef};
 use super::sys::{CAPTURE_MODE_THREAD_LOCAL, CUgraph, CUgraphExec};
 use crate::error::{Error, ErrorKind, Result};
@@ -57,12 +58,14 @@ impl Graph {
         self.nodes
     }
 
-    /// Replays it on `stream`. Replays of one graph run one after the other.
+    /// Replays it on `stream`. Replays of one graph run one after the other. `CHRONAXIE_SYNC=1` waits for its end.
     pub fn launch(&self, stream: impl Into<StreamRef>) -> Result<()> {
+        let stream = stream.into();
         let _guard = self.device.guard_unchecked()?;
         // SAFETY: the executable graph is live; who captured it vouched for the memory that it uses.
-        unsafe { cu!(self.device.driver, cuGraphLaunch(self.exec as CUgraphExec, stream.into().handle())) }
-            .map_err(|e| e.context(format_args!("replay of a graph of {} nodes", self.nodes)))
+        let launched = unsafe { cu!(self.device.driver, cuGraphLaunch(self.exec as CUgraphExec, stream.handle())) };
+        let done = launched.and_then(|()| if synchronous() { stream.synchronize(&self.device) } else { Ok(()) });
+        done.map_err(|e| e.context(format_args!("replay of a graph of {} nodes", self.nodes)))
     }
 }
 

@@ -148,7 +148,7 @@ impl LaunchConfig {
 const NO_ATTRIBUTE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 16] };
 
 /// Whether `CHRONAXIE_SYNC=1` asks to wait after each launch.
-fn synchronous() -> bool {
+pub(super) fn synchronous() -> bool {
     static SYNC: OnceLock<bool> = OnceLock::new();
     *SYNC.get_or_init(|| std::env::var_os("CHRONAXIE_SYNC").is_some_and(|v| v == "1"))
 }

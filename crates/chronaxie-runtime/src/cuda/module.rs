@@ -79,6 +79,8 @@ impl CudaDevice {
     }
 
     pub(super) fn kernel_of(self: &Arc<Self>, program: &Program<'_>, entry: &str) -> Result<Kernel> {
+        // Before any lock: in a forked child the parent's may be held for ever.
+        self.driver.check_process()?;
         let arch = self.arch();
         let options = CompileOptions::current();
         let key = program.key(&arch, &options);
@@ -157,11 +159,13 @@ impl CudaDevice {
                 .map(|()| u32::try_from(value).unwrap_or(0))
                 .map_err(|e| e.context(&label))
         };
+        // First, because it loads the function, which the driver does lazily.
+        let max_threads = get(attr::MAX_THREADS_PER_BLOCK)?;
         Ok(Loaded {
             device: self.clone(),
             handle: handle as usize,
             parameters: self.parameters(handle).map_err(|e| e.context(&label))?,
-            max_threads: get(attr::MAX_THREADS_PER_BLOCK)?,
+            max_threads,
             static_shared: get(attr::SHARED_SIZE_BYTES)?,
             max_dynamic: AtomicU32::new(get(attr::MAX_DYNAMIC_SHARED_SIZE_BYTES)?),
             registers: get(attr::NUM_REGS)?,

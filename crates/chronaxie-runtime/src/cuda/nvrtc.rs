@@ -1,6 +1,7 @@
 //! NVRTC, the run-time compiler: opened by path, used through our own table.
 
 use super::compile::{CompileOptions, Program, parse_arch};
+use super::driver::loader_reason;
 use super::resources::{EntryResources, parse_log};
 use super::sys::{NvrtcApi, NvrtcProgram};
 use super::{lock, search};
@@ -70,12 +71,15 @@ pub fn set_nvrtc_path(path: Option<PathBuf>) {
 }
 
 impl Nvrtc {
-    /// Opens the library at `path`, or the resident one if it was opened before.
+    /// Opens the library at `path`, a file or a folder that holds one, or the resident one if it was opened before.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] where the loader refuses it, or a symbol is missing.
+    /// [`ErrorKind::Unavailable`] where there is none, the loader refuses it, or a symbol is missing.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let mut path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        if path.is_dir() {
+            path = search::library_in(&path)?;
+        }
         let mut opened = lock(&OPENED);
         if let Some(n) = opened.iter().find(|n| n.path == path) {
             return Ok(n.clone());
@@ -103,7 +107,7 @@ impl Nvrtc {
                 }
             }
         }
-        let library = open_local(&path).map_err(|e| refused(&e))?;
+        let library = open_local(&path).map_err(|e| refused(&loader_reason(&e)))?;
         let api = NvrtcApi::load(&library).map_err(|s| refused(&format_args!("it has no symbol `{s}`")))?;
         // Resident for ever: compiles may run on any thread, and its exit handlers expect it.
         std::mem::forget(library);

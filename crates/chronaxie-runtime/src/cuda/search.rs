@@ -273,6 +273,12 @@ fn in_folder(folder: &Path) -> Option<Found> {
     Some(Found { path, version })
 }
 
+/// The newest NVRTC of a folder that somebody named.
+pub(super) fn library_in(folder: &Path) -> Result<PathBuf> {
+    let found = in_folder(folder);
+    found.map(|f| f.path).ok_or_else(|| Error::unavailable(format!("the folder {} holds no NVRTC", folder.display())))
+}
+
 /// The builtins libraries in a folder, which NVRTC opens by their bare names.
 pub(super) fn builtins_beside(folder: &Path) -> Vec<PathBuf> {
     let mut list = subfolders(folder);
