@@ -2,6 +2,7 @@
 
 pub use chronaxie_runtime::*;
 
+pub mod config;
 pub mod data;
 #[cfg(feature = "layers")]
 pub mod layers;
