@@ -388,7 +388,7 @@ fn long<R: Read>(rows: &mut Rows<'_, R>, columns: &Columns, labels: &mut Labels)
             ended.insert(done.id.clone());
             found.series.push(close(done, columns));
         }
-        let step = open.get_or_insert_with(|| Open {
+        let series = open.get_or_insert_with(|| Open {
             id: id.to_owned(),
             target: target.to_owned(),
             first_line: rows.line,
@@ -396,7 +396,7 @@ fn long<R: Read>(rows: &mut Rows<'_, R>, columns: &Columns, labels: &mut Labels)
             clock: Clock::default(),
         });
         let mut add = || -> Result<(), String> {
-            columns.values(row, &mut step.values)?;
+            columns.values(row, &mut series.values)?;
             if id.is_empty() {
                 return Err("the name of the series is missing".into());
             }
@@ -404,14 +404,14 @@ fn long<R: Read>(rows: &mut Rows<'_, R>, columns: &Columns, labels: &mut Labels)
             if ended.contains(id) {
                 return Err(place("its rows are apart; sort the file by series".into()));
             }
-            if step.target != target {
-                let (first, line) = (quote(&step.target), step.first_line);
+            if series.target != target {
+                let (first, line) = (quote(&series.target), series.first_line);
                 return Err(place(format!("its target is {}, but {first} on line {line}", quote(target))));
             }
             if let Some(column) = columns.time {
-                time(&row[column]).and_then(|time| step.clock.tick(time)).map_err(place)?;
+                time(&row[column]).and_then(|time| series.clock.tick(time)).map_err(place)?;
             }
-            if step.values.len() == columns.values.len() {
+            if series.values.len() == columns.values.len() {
                 found.target(row, columns, labels).map_err(place)?;
             }
             Ok(())
