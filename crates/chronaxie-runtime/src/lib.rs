@@ -7,6 +7,7 @@
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod host;
 pub mod log;
 pub mod pool;
 pub mod scratch;
@@ -15,5 +16,6 @@ pub mod tensor;
 
 pub use device::{Backend, Device, DeviceProps};
 pub use error::{Error, ErrorKind, Result};
+pub use host::HostBuffer;
 pub use scratch::{Layout, RegionId};
 pub use tensor::{Dtype, Element, MAX_RANK, Place, Shape, View, ViewMut};

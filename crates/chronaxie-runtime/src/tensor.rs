@@ -321,6 +321,52 @@ impl<'a> View<'a> {
         // SAFETY: every element reached lies within the memory of self, which lives for 'a.
         Ok(unsafe { Self::from_raw(self.ptr, self.dtype, shape, strides, self.place) })
     }
+    /// Part of a contiguous block of bytes seen as a tensor that starts `offset` bytes into it.
+    ///
+    /// # Errors
+    /// A block of other elements than bytes, a misaligned start, or strides that reach outside the block.
+    pub fn typed(&self, offset: usize, dtype: Dtype, shape: impl Into<Shape>, strides: &[isize]) -> Result<View<'a>> {
+        let shape = shape.into();
+        typed_check(self, offset, dtype, &shape, strides)?;
+        // SAFETY: every element reached lies within the bytes of self, which live for 'a; any bits are a valid element.
+        Ok(unsafe { Self::from_raw(self.ptr.add(offset), dtype, shape, strides, self.place) })
+    }
+}
+
+/// Whether a tensor at `offset` in a block of bytes stays inside it.
+fn typed_check(block: &View<'_>, offset: usize, dtype: Dtype, shape: &Shape, strides: &[isize]) -> Result<()> {
+    let bytes = block.shape.elements();
+    if block.dtype != Dtype::U8 || !block.is_contiguous() || strides.len() != shape.len() {
+        return Err(Error::dtype(format!(
+            "a tensor of shape {shape} and strides {strides:?} can be made of contiguous bytes only, not of {} elements",
+            block.dtype
+        )));
+    }
+    let outside = || {
+        Error::shape(format!(
+            "a {dtype} tensor of shape {shape} and strides {strides:?} at byte {offset} reaches outside a block of \
+             {bytes} bytes"
+        ))
+    };
+    if shape.checked_elements()? == 0 {
+        return if offset <= bytes { Ok(()) } else { Err(outside()) };
+    }
+    if !block.address().wrapping_add(offset as u64).is_multiple_of(dtype.size() as u64) {
+        return Err(Error::shape(format!("byte {offset} of a block is not aligned for {dtype}")));
+    }
+    let (mut low, mut high) = (0i128, 0i128);
+    for (&d, &s) in shape.iter().zip(strides) {
+        let far = (d as i128 - 1).saturating_mul(s as i128);
+        low = low.saturating_add(far.min(0));
+        high = high.saturating_add(far.max(0));
+    }
+    let size = dtype.size() as i128;
+    let start = offset as i128;
+    let end = high.saturating_add(1).saturating_mul(size).saturating_add(start);
+    if low.saturating_mul(size).saturating_add(start) < 0 || end > bytes as i128 {
+        return Err(outside());
+    }
+    Ok(())
 }
 
 /// A writable tensor somewhere in memory.
@@ -391,6 +437,17 @@ impl<'a> ViewMut<'a> {
     pub fn as_view(&self) -> View<'_> {
         // SAFETY: the borrow of self keeps the exclusive access from being used meanwhile.
         unsafe { View::from_raw(self.ptr, self.dtype, self.shape, self.strides(), self.place) }
+    }
+    /// Part of a contiguous block of bytes seen as a contiguous tensor that starts `offset` bytes into it.
+    ///
+    /// # Errors
+    /// As [`View::typed`].
+    pub fn typed(self, offset: usize, dtype: Dtype, shape: impl Into<Shape>) -> Result<ViewMut<'a>> {
+        let shape = shape.into();
+        let strides = shape.contiguous_strides();
+        typed_check(&self.as_view(), offset, dtype, &shape, &strides[..shape.len()])?;
+        // SAFETY: every element lies within the bytes of self, whose exclusive access passes on to the result.
+        Ok(unsafe { ViewMut::from_raw(self.ptr.add(offset), dtype, shape, &strides, self.place) })
     }
     /// A shorter exclusive borrow of the same memory.
     pub fn reborrow(&mut self) -> ViewMut<'_> {

@@ -3,6 +3,7 @@
 pub use chronaxie_runtime::*;
 
 pub mod config;
+pub mod call;
 pub mod data;
 #[cfg(feature = "layers")]
 pub mod layers;

@@ -37,6 +37,8 @@ pub enum Pass {
 }
 
 impl Pass {
+    /// Every pass.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Step];
     /// The name in records: `forward`, `backward`, `step`.
     pub const fn name(self) -> &'static str {
         match self {
