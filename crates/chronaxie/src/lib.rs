@@ -4,9 +4,11 @@ pub use chronaxie_runtime::*;
 
 pub mod config;
 pub mod call;
+pub mod check;
 pub mod data;
 #[cfg(feature = "layers")]
 pub mod layers;
 pub mod op;
+pub mod progress;
 pub mod registry;
 pub mod rng;

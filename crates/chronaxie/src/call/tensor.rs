@@ -114,7 +114,7 @@ impl Tensor {
         t.set_values(values)?;
         Ok(t)
     }
-    /// Overwrites the elements with `values` of the same shape, rounded; bytes outside the elements become 0.
+    /// Overwrites the elements with `values` of the same shape, rounded.
     ///
     /// # Errors
     /// Another shape, or values that an integer type cannot hold.
@@ -127,12 +127,11 @@ impl Tensor {
         let rounded = values.clone().rounded(self.dtype);
         let mut packed = vec![0u8; self.shape.elements() * size];
         codec::encode(&rounded.data, self.dtype, &mut packed)?;
-        if self.is_packed() {
-            let mut all = vec![0u8; self.memory.bytes()];
-            all[self.offset..self.offset + packed.len()].copy_from_slice(&packed);
-            return self.memory.write(&all);
+        if packed.len() == self.memory.bytes() {
+            return self.memory.write(&packed);
         }
-        let mut all = vec![0u8; self.memory.bytes()];
+        // What lies around the elements stays as it is.
+        let mut all = self.memory.read()?;
         let mut source = packed.chunks_exact(size);
         self.for_each_offset(|at| all[at..at + size].copy_from_slice(source.next().expect("one chunk an element")));
         self.memory.write(&all)
