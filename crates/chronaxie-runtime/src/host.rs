@@ -92,6 +92,9 @@ mod tests {
         v.as_mut_slice::<f32>().unwrap()[5] = 2.5;
         let t = b.view().typed(256, Dtype::F32, [4, 3], &[1, 4]).unwrap();
         assert_eq!(t.strides(), &[1, 4]);
+        let (low, high) = b.view_mut().split_bytes(300).unwrap();
+        assert_eq!((low.shape().elements(), high.shape().elements()), (300, 724));
+        assert_eq!(high.address() - low.address(), 300);
         assert_eq!(b.view().typed(256 + 20, Dtype::F32, [1], &[1]).unwrap().as_slice::<f32>().unwrap(), &[2.5]);
     }
 
@@ -106,6 +109,7 @@ mod tests {
         assert!(b.view().typed(0, Dtype::F32, [usize::MAX, 2], &[1, 1]).is_err());
         assert!(b.view_mut().typed(0, Dtype::F32, [17]).is_err());
         assert!(HostBuffer::zeroed(0).unwrap().view().typed(0, Dtype::F32, [0, 3], &[3, 1]).is_ok());
+        assert!(b.view_mut().split_bytes(65).is_err());
         let e = HostBuffer::zeroed(usize::MAX).unwrap_err();
         assert_eq!(e.kind(), &ErrorKind::OutOfMemory { asked: u64::MAX, free: 0 });
     }

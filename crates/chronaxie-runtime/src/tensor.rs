@@ -449,6 +449,19 @@ impl<'a> ViewMut<'a> {
         // SAFETY: every element lies within the bytes of self, whose exclusive access passes on to the result.
         Ok(unsafe { ViewMut::from_raw(self.ptr.add(offset), dtype, shape, &strides, self.place) })
     }
+    /// A contiguous block of bytes as two: what lies before byte `at`, and the rest.
+    ///
+    /// # Errors
+    /// A block of other elements than bytes, or one that is shorter.
+    pub fn split_bytes(self, at: usize) -> Result<(ViewMut<'a>, ViewMut<'a>)> {
+        let bytes = self.shape.elements();
+        typed_check(&self.as_view(), 0, Dtype::U8, &Shape::from([at]), &[1])?;
+        let part = |from: usize, len: usize| {
+            // SAFETY: the parts lie within self, whose exclusive access they share out without overlap.
+            unsafe { ViewMut::from_raw(self.ptr.add(from), Dtype::U8, Shape::from([len]), &[1], self.place) }
+        };
+        Ok((part(0, at), part(at, bytes - at)))
+    }
     /// A shorter exclusive borrow of the same memory.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         // SAFETY: self is mutably borrowed for the life of the result.

@@ -3,12 +3,14 @@
 pub use chronaxie_runtime::*;
 
 pub mod config;
+pub mod bench;
 pub mod call;
 pub mod check;
 pub mod data;
 #[cfg(feature = "layers")]
 pub mod layers;
 pub mod op;
+pub mod profile;
 pub mod progress;
 pub mod registry;
 pub mod rng;

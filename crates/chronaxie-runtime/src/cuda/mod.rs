@@ -26,6 +26,7 @@ mod graph;
 mod launch;
 mod memory;
 mod module;
+pub mod nvml;
 mod nvrtc;
 mod pack;
 mod resources;

@@ -8,7 +8,6 @@ mod memory;
 mod tensor;
 mod workspace;
 
-pub(crate) use memory::Memory;
 pub use tensor::{Arrangement, Tensor};
 pub use workspace::{Bound, Workspace};
 
@@ -20,8 +19,8 @@ use std::sync::Arc;
 /// The stream on which a device's own calls run.
 pub(crate) fn default_stream(device: &Device) -> StreamRef {
     match device {
-        Device::Cpu => StreamRef::default(),
-        Device::Cuda(_) => StreamRef::default(),
+        Device::Cpu => StreamRef::LEGACY,
+        Device::Cuda(d) => d.default_stream(),
     }
 }
 

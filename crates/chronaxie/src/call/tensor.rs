@@ -63,9 +63,8 @@ fn frame(dtype: Dtype, shape: &Shape, arrangement: Arrangement, guard: usize) ->
             (1, n)
         }
     };
-    let bytes = lead
-        .max(0usize)
-        .checked_add(reach)
+    let bytes = reach
+        .checked_add(lead)
         .and_then(|n| n.checked_mul(dtype.size())?.checked_add(2 * guard))
         .filter(|&b| isize::try_from(b).is_ok())
         .ok_or_else(too_large)?;
@@ -135,6 +134,12 @@ impl Tensor {
         let mut source = packed.chunks_exact(size);
         self.for_each_offset(|at| all[at..at + size].copy_from_slice(source.next().expect("one chunk an element")));
         self.memory.write(&all)
+    }
+    /// Fills a contiguous tensor with the elements of `values`, again and again: inputs too large to be drawn one by one.
+    pub(crate) fn set_cyclic(&mut self, values: &Values) -> Result<()> {
+        let mut packed = vec![0u8; values.data.len() / codec::values_per_element(self.dtype) * self.dtype.size()];
+        codec::encode(&values.clone().rounded(self.dtype).data, self.dtype, &mut packed)?;
+        self.memory.fill(&packed)
     }
     /// The elements as f64.
     pub fn to_values(&self) -> Result<Values> {

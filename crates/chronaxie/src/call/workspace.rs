@@ -16,6 +16,15 @@ pub struct Workspace {
     tensors: Vec<Tensor>,
     written: Vec<bool>,
     scratch: Memory,
+    device: Device,
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // Its memory goes back in the order of the default stream, and any stream may have been given it. An error of
+        // that work has reached those who waited for it.
+        let _ = self.device.synchronize();
+    }
 }
 
 impl Workspace {
@@ -65,7 +74,14 @@ impl Workspace {
             })
             .collect::<Result<Vec<_>>>()?;
         let written = vec![false; specs.len()];
-        Ok(Self { entry, specs, tensors, written, scratch: Memory::new(device, scratch_bytes)? })
+        Ok(Self {
+            entry,
+            specs,
+            tensors,
+            written,
+            scratch: Memory::new(device, scratch_bytes)?,
+            device: device.clone(),
+        })
     }
     /// What it holds.
     pub fn specs(&self) -> &[TensorSpec] {
@@ -151,7 +167,8 @@ impl Workspace {
             if !self.written[i] {
                 return Err(empty(i));
             }
-            inputs.push((&*tensor).view());
+            let tensor: &'a Tensor = tensor;
+            inputs.push(tensor.view());
         }
         Ok(Bound { plan, pass, inputs, outputs, scratch: Some(self.scratch.view_mut()), stream })
     }

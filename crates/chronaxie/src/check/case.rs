@@ -3,7 +3,7 @@
 use super::compare::compare;
 use super::record::{Record, Status};
 use super::rig::{Outcome, Rig};
-use super::{Options, devices};
+use super::{Options, cuda};
 use crate::call::{Arrangement, default_stream};
 use crate::op::{Case, Op, Pass, Precision, Problem, Role, Tensors};
 use crate::{Device, Dtype, Error, ErrorKind, Result, pool};
@@ -188,10 +188,10 @@ fn group(
             strided(problem, device, passes, &values, &laws, to)?;
         }
         if let Device::Cuda(d) = device {
-            devices::streams_and_graphs(d, &mut rig, &first, passes, to)?;
+            cuda::streams_and_graphs(d, &mut rig, &first, passes, to)?;
             if case_is_first(op, case) {
-                devices::second_device(d, problem, passes, &values, &first, to)?;
-                devices::compiles_once(op, case, d, to)?;
+                cuda::second_device(d, problem, passes, &values, &laws, to)?;
+                cuda::compiles_once(op, case, d, to)?;
             }
         }
     }
@@ -347,4 +347,13 @@ fn strided(
         _ => to.count(&quantity, "places", trouble.len(), &trouble),
     }
     Ok(())
+}
+
+/// The errors of `passes` on `device`, each with its bound, without records.
+pub(crate) fn measure(problem: &dyn Problem, passes: &[Pass], device: &Device, seed: u64) -> Result<Vec<Compared>> {
+    let values = sample(problem, passes, seed)?;
+    let mut rig = Rig::new(problem, device, passes, &values, Arrangement::Contiguous)?;
+    rig.run(default_stream(device), 0)?;
+    let laws = passes.iter().map(|&p| Ok((p, problem.reference(p, &values, false)?))).collect::<Result<Vec<_>>>()?;
+    against_law(problem, &rig, &laws)
 }

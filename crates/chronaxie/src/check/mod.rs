@@ -10,7 +10,7 @@
 
 mod case;
 mod compare;
-mod devices;
+mod cuda;
 mod record;
 mod rig;
 #[cfg(test)]
@@ -18,8 +18,7 @@ mod tests;
 #[cfg(test)]
 pub(crate) mod toy;
 
-pub(crate) use case::{data_dtype, precision, sample};
-pub(crate) use compare::compare;
+pub(crate) use case::{data_dtype, measure, precision, sample};
 pub use record::{Record, Status, Summary};
 
 use crate::op::{Case, CaseSet, Op};

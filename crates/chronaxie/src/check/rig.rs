@@ -76,9 +76,6 @@ impl Rig {
         Ok(Self { plan, passes: passes.to_vec(), workspace, device: device.clone(), state, outputs, inputs })
     }
 
-    pub(super) fn plan(&self) -> &dyn Plan {
-        &*self.plan
-    }
     /// The pass and the name of each output, in the order of [`Outcome::bytes`].
     pub(super) fn outputs(&self) -> &[(Pass, String)] {
         &self.outputs

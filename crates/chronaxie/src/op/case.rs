@@ -37,6 +37,12 @@ impl Case {
         self.options.push((name.to_owned(), value.to_string()));
         self
     }
+    /// The same case with another size of an axis that it has.
+    #[must_use]
+    pub fn with_size(mut self, axis: &str, size: usize) -> Self {
+        self.sizes.iter_mut().filter(|(a, _)| a == axis).for_each(|(_, n)| *n = size);
+        self
+    }
     /// Refuses axes and options outside these lists.
     pub fn allow(&self, axes: &[&str], options: &[&str]) -> Result<()> {
         let list = |l: &[&str]| if l.is_empty() { "none".to_owned() } else { l.join(", ") };
@@ -105,6 +111,7 @@ mod tests {
         }
         let c: Case = "B24_T8,unfolds=2".parse().unwrap();
         assert_eq!((c.size("T").unwrap(), c.get("unfolds", 6usize).unwrap()), (8, 2));
+        assert_eq!(c.clone().with_size("T", 3).with_size("Q", 1).to_string(), "B24_T3,unfolds=2");
         assert_eq!(c.get("dt", 0.5f64).unwrap(), 0.5);
     }
 

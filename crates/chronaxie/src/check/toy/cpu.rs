@@ -41,13 +41,13 @@ impl ToyPlan {
         let (a, h0) = (args.inputs[1].as_slice::<f32>()?, args.inputs[2].as_slice::<f32>()?);
         if pass == Pass::Backward {
             let (sums, gy) = (args.inputs[3].as_slice::<f32>()?, args.inputs[4].as_slice::<f32>()?);
-            for i in 0..self.b {
+            for (i, x) in x.iter().enumerate() {
                 let (mut gs, mut ga) = (0.0f32, 0.0f32);
-                for j in (0..t).rev() {
+                for (j, x) in x.iter().enumerate().rev() {
                     let k = i * t + j;
                     gs += gy[k] * sums[k];
                     args.outputs[0].as_mut_slice::<f32>()?[k] = a[i] * gy[k] + gs;
-                    ga += x[i][j] * gy[k];
+                    ga += x * gy[k];
                 }
                 args.outputs[1].as_mut_slice::<f32>()?[i] = if fault == Fault::WrongGradient { ga * 1.01 } else { ga };
                 args.outputs[2].as_mut_slice::<f32>()?[i] = gs;
@@ -60,16 +60,16 @@ impl ToyPlan {
         }
         let (y, sums) = args.outputs.split_at_mut(1);
         let (y, sums) = (y[0].as_mut_slice::<f32>()?, sums[0].as_mut_slice::<f32>()?);
-        for i in 0..self.b {
+        for (i, x) in x.iter().enumerate() {
             let mut s = h0[i] + partial[i];
-            for j in 0..t {
+            for (j, x) in x.iter().enumerate() {
                 let k = i * t + j;
-                s += x[i][j];
+                s += x;
                 if fault != Fault::LeavesSaved || j + 1 < t {
                     sums[k] = s;
                 }
                 if fault != Fault::LeavesNan || j + 1 < t {
-                    y[k] = a[i] * x[i][j] + 0.5 * s * s;
+                    y[k] = a[i] * x + 0.5 * s * s;
                 }
             }
         }

@@ -137,12 +137,12 @@ impl Problem for Sizes {
         }
         let (x, a, h0) = (&inputs.get("x")?.data, &inputs.get("a")?.data, &inputs.get("h0")?.data);
         let (mut y, mut sums) = (Values::zeros([b, t]), Values::zeros([b, t]));
-        for i in 0..b {
-            let mut s = h0[i];
-            for j in 0..t {
-                s += x[i * t + j];
-                sums.data[i * t + j] = s;
-                y.data[i * t + j] = a[i] * x[i * t + j] + 0.5 * s * s;
+        for (i, (&a, &h0)) in a.iter().zip(h0).enumerate() {
+            let mut s = h0;
+            for (k, x) in x.iter().enumerate().skip(i * t).take(t) {
+                s += x;
+                sums.data[k] = s;
+                y.data[k] = a * x + 0.5 * s * s;
             }
         }
         if pass == Pass::Forward {
@@ -150,12 +150,11 @@ impl Problem for Sizes {
         }
         let gy = &inputs.get("grad_y")?.data;
         let (mut gx, mut ga, mut gh) = (Values::zeros([b, t]), Values::zeros([b]), Values::zeros([b]));
-        for i in 0..b {
+        for (i, &a) in a.iter().enumerate() {
             let mut gs = 0.0;
-            for j in (0..t).rev() {
-                let k = i * t + j;
+            for k in (i * t..(i + 1) * t).rev() {
                 gs += gy[k] * sums.data[k];
-                gx.data[k] = a[i] * gy[k] + gs;
+                gx.data[k] = a * gy[k] + gs;
                 ga.data[i] += x[k] * gy[k];
             }
             gh.data[i] = gs;
@@ -206,7 +205,7 @@ impl Plan for ToyPlan {
         &self.layout
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
-        debug_assert_eq!(args.stream, StreamRef::default());
+        debug_assert_eq!(args.stream, StreamRef::LEGACY);
         self.run_on_cpu(pass, args)
     }
     fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {

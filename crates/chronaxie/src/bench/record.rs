@@ -1,0 +1,150 @@
+//! What `bench` measures, as it is printed and written to JSON.
+
+use serde::Serialize;
+
+/// The version of these records; it grows when a field changes its meaning.
+pub const SCHEMA: u32 = 1;
+
+/// One pass of one case on one device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Record {
+    /// The entry.
+    pub family: String,
+    /// The case, with its options.
+    pub case: String,
+    /// `forward`, `backward`, `forward_backward` or `step`.
+    pub pass: String,
+    /// `cpu`, `cuda:0`, ...
+    pub backend: String,
+    /// The product's name.
+    pub device: String,
+    /// The element type of the data.
+    pub dtype: String,
+    /// `exact` or `fast`.
+    pub precision: String,
+    /// The plan's variant.
+    pub variant: String,
+    /// `device` (between two events on the stream) or `call` (the wall clock around the call).
+    pub clock: String,
+    /// Median of the runs.
+    pub median_ms: f64,
+    /// The fastest run.
+    pub min_ms: f64,
+    /// The slowest run.
+    pub max_ms: f64,
+    /// How many were timed.
+    pub runs: usize,
+    /// Bytes that the pass must move at the least.
+    pub bytes: u64,
+    /// Multiplications and additions at the least.
+    pub flops: u64,
+    /// Special functions at the least.
+    pub special: u64,
+    /// `bytes` over the median.
+    pub gb_per_s: f64,
+    /// `flops` over the median.
+    pub tflop_per_s: f64,
+    /// `special` over the median: sigmoids a second for an LTC.
+    pub special_per_s: f64,
+    /// The shortest time that the roofline allows over the median.
+    pub roofline_fraction: f64,
+    /// What sets that time: `memory`, `compute` or `special`.
+    pub bound: String,
+    /// Where the ceilings come from.
+    pub ceilings: String,
+    /// The caches at the start of a run: `flushed`, `exceeded` (the pass streams many times the cache) or `warm`.
+    pub cache: String,
+    /// Bytes of scratch.
+    pub workspace_bytes: u64,
+    /// Bytes of all tensors and scratch.
+    pub peak_bytes: u64,
+    /// Kernel launches a run; 0 on the CPU.
+    pub launches: u64,
+    /// The largest error of an output against the law, in its own metric; on `max_error_case`.
+    pub max_error: Option<f64>,
+    /// The case on which it was measured: this one, or a shorter one of the same kind where the law would take too long.
+    pub max_error_case: String,
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The day, UTC.
+    pub date: String,
+    /// This library's version.
+    pub version: String,
+    /// The commit it was built from.
+    pub commit: Option<String>,
+    /// The CUDA version that the driver serves.
+    pub driver: Option<String>,
+    /// The version of NVRTC.
+    pub nvrtc: Option<String>,
+    /// Clock of the multiprocessors right after the timed runs.
+    pub sm_clock_mhz: Option<u32>,
+    /// Power draw right after the timed runs.
+    pub power_w: Option<f64>,
+}
+
+/// What does not change within one run of `bench`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Provenance {
+    /// The day, UTC.
+    pub date: String,
+    /// The commit that was built.
+    pub commit: Option<String>,
+    /// The CUDA version that the driver serves.
+    pub driver: Option<String>,
+    /// The version of NVRTC.
+    pub nvrtc: Option<String>,
+}
+
+/// The day of a moment, as `YYYY-MM-DD` in UTC.
+pub fn date_utc(time: std::time::SystemTime) -> String {
+    let seconds = time.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    // Days to a civil date (Howard Hinnant, "chrono-compatible low-level date algorithms").
+    let z = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+/// Median, smallest and largest of some times.
+pub(crate) fn spread(mut ms: Vec<f64>) -> (f64, f64, f64) {
+    ms.sort_by(f64::total_cmp);
+    let n = ms.len();
+    match n {
+        0 => (f64::NAN, f64::NAN, f64::NAN),
+        _ if n % 2 == 1 => (ms[n / 2], ms[0], ms[n - 1]),
+        _ => ((ms[n / 2 - 1] + ms[n / 2]) / 2.0, ms[0], ms[n - 1]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    #[test]
+    fn days_are_civil_dates() {
+        for (seconds, date) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (951_868_799, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_795_219_200, "2026-11-21"),
+            (4_107_542_399, "2100-02-28"),
+        ] {
+            assert_eq!(date_utc(UNIX_EPOCH + Duration::from_secs(seconds)), date);
+        }
+    }
+
+    #[test]
+    fn medians_are_of_the_middle() {
+        assert_eq!(spread(vec![3.0, 1.0, 2.0]), (2.0, 1.0, 3.0));
+        assert_eq!(spread(vec![4.0, 1.0, 2.0, 3.0]), (2.5, 1.0, 4.0));
+        assert!(spread(vec![]).0.is_nan());
+    }
+}
