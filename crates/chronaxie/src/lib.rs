@@ -12,5 +12,6 @@ pub mod layers;
 pub mod op;
 pub mod profile;
 pub mod progress;
+pub mod real;
 pub mod registry;
 pub mod rng;

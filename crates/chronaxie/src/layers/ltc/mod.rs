@@ -2,7 +2,12 @@
 
 pub mod connectivity;
 pub mod cuda;
+pub mod init;
+pub mod reference;
 pub mod spec;
+
+#[cfg(test)]
+mod tests;
 
 pub use connectivity::{Connectivity, Synapses, prepare};
 pub use spec::{Constraint, Ltc, Mapping, Save, Wants};
