@@ -2,10 +2,10 @@
 
 pub use chronaxie_runtime::*;
 
-pub mod config;
 pub mod bench;
 pub mod call;
 pub mod check;
+pub mod config;
 pub mod data;
 #[cfg(feature = "layers")]
 pub mod layers;
