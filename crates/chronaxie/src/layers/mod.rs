@@ -1,3 +1,4 @@
 //! Recurrent layers: one recurrence, one folder, the same file names in each.
 
 pub mod ltc;
+pub mod ssm;

@@ -1,0 +1,12 @@
+// The constants of the generated prologue, with values that are legal, for editors and language servers: a kernel
+// includes this file only where NVRTC is not the compiler.
+#pragma once
+
+// Scans (layers/ssm/cuda).
+constexpr bool kDescending = false;
+constexpr int kThreads = 128;
+constexpr int kVectors = 2;
+constexpr int kStages = 3;
+constexpr int kBlocksPerSm = 8;
+constexpr int kChannelWarps = 8;
+constexpr int kRun = 8;

@@ -1,0 +1,476 @@
+//! Threads over rows, SIMD within them.
+//!
+//! Rows contiguous in time take eight steps at a time: a scan of affine maps in a register breaks the chain of dependent
+//! operations to one per eight steps, so memory binds and not the latency of a multiplication. Channels that lie next to
+//! each other are vectors already. Any other strides run one step after the other.
+
+#![allow(unsafe_code)]
+
+use super::spec::{LinearScan, NAME};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use crate::{Error, Layout, Place, Result, View, ViewMut};
+use chronaxie_runtime::{dispatch, pool, simd};
+
+/// Channels that a task takes when they lie next to each other: 1 KiB a step and tensor.
+const CHANNELS_PER_TASK: usize = 256;
+/// Steps that a task takes at the least, so that handing it out costs little.
+const STEPS_PER_TASK: usize = 1 << 14;
+/// Steps of the backward pass between two visits of a buffer that stays in the first-level cache.
+const BLOCK: usize = 512;
+
+/// `linear_scan` on the CPU.
+#[derive(Debug)]
+pub(super) struct CpuPlan {
+    problem: LinearScan,
+    forward: Signature,
+    backward: Signature,
+    scratch: Layout,
+}
+
+impl CpuPlan {
+    pub(super) fn new(problem: LinearScan, options: &PlanOptions) -> Result<Self> {
+        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
+            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
+        }
+        Ok(Self {
+            problem,
+            forward: problem.signature(Pass::Forward)?,
+            backward: problem.signature(Pass::Backward)?,
+            scratch: Layout::new(options.scratch_gap),
+        })
+    }
+}
+
+impl Plan for CpuPlan {
+    fn entry(&self) -> &'static str {
+        NAME
+    }
+    fn place(&self) -> Place {
+        Place::Cpu
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        match pass {
+            Pass::Forward => Some(&self.forward),
+            Pass::Backward => Some(&self.backward),
+            _ => None,
+        }
+    }
+    fn config(&self) -> String {
+        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
+    }
+    fn variant(&self) -> &'static str {
+        "simd"
+    }
+    fn scratch(&self, _pass: Pass) -> &Layout {
+        &self.scratch
+    }
+    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        let p = &self.problem;
+        let given = usize::from(p.has_initial_state());
+        match pass {
+            Pass::Forward => {
+                let [h, h_last] = args.outputs else { return Err(miscounted()) };
+                let h0 = args.inputs.get(2).map(Rows::state).transpose()?;
+                let io = Forward {
+                    a: Rows::sequence(&args.inputs[0])?,
+                    x: Rows::sequence(&args.inputs[1])?,
+                    h0,
+                    h: Rows::sequence_mut(h)?,
+                    h_last: Rows::state_mut(h_last)?,
+                };
+                run(p, &[io.a, io.x, io.h], &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
+            }
+            _ => {
+                let (inputs, outputs) = (args.inputs, &mut *args.outputs);
+                if inputs.len() != 4 + given || outputs.len() != 2 + given {
+                    return Err(miscounted());
+                }
+                let io = Backward {
+                    a: Rows::sequence(&inputs[0])?,
+                    h0: if given == 1 { Some(Rows::state(&inputs[1])?) } else { None },
+                    h: Rows::sequence(&inputs[1 + given])?,
+                    grad_h: Rows::sequence(&inputs[2 + given])?,
+                    grad_h_last: Rows::state(&inputs[3 + given])?,
+                    grad_a: Rows::sequence_mut(&mut outputs[0])?,
+                    grad_x: Rows::sequence_mut(&mut outputs[1])?,
+                    grad_h0: outputs.get_mut(2).map(Rows::state_mut).transpose()?,
+                };
+                let sequences = [io.a, io.h, io.grad_h, io.grad_a, io.grad_x];
+                run(p, &sequences, &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
+            }
+        }
+        Ok(())
+    }
+    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
+        Ok(Vec::new())
+    }
+}
+
+fn miscounted() -> Error {
+    Error::shape(format!("{NAME}: the number of tensors does not match the signature"))
+}
+
+/// A tensor as rows over time: an address, and strides in elements.
+#[derive(Clone, Copy)]
+struct Rows {
+    ptr: *mut f32,
+    b: isize,
+    d: isize,
+    t: isize,
+}
+
+// SAFETY: tasks write only rows that belong to their index, and the views behind the pointers outlive the tasks.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    fn sequence(v: &View<'_>) -> Result<Self> {
+        let s = v.strides();
+        Ok(Self { ptr: v.as_ptr::<f32>()?.cast_mut(), b: s[0], d: s[1], t: s[2] })
+    }
+    fn state(v: &View<'_>) -> Result<Self> {
+        let s = v.strides();
+        Ok(Self { ptr: v.as_ptr::<f32>()?.cast_mut(), b: s[0], d: s[1], t: 0 })
+    }
+    fn sequence_mut(v: &mut ViewMut<'_>) -> Result<Self> {
+        Ok(Self { ptr: v.as_mut_ptr()?, ..Self::sequence(&v.as_view())? })
+    }
+    fn state_mut(v: &mut ViewMut<'_>) -> Result<Self> {
+        Ok(Self { ptr: v.as_mut_ptr()?, ..Self::state(&v.as_view())? })
+    }
+    /// The address of a row's time 0.
+    fn row(self, p: &LinearScan, row: usize) -> *mut f32 {
+        let (b, d) = (row / p.channels(), row % p.channels());
+        self.ptr.wrapping_offset(b as isize * self.b + d as isize * self.d)
+    }
+}
+
+/// Runs `channels(first row, count)` if all of the tensors have their channels next to each other but not their steps,
+/// else `row(row)` for every row.
+fn run(
+    p: &LinearScan,
+    tensors: &[Rows],
+    channels: &(dyn Fn(usize, usize) + Sync),
+    row: &(dyn Fn(usize) + Sync),
+) {
+    let by_time = p.steps() <= 1 || tensors.iter().all(|r| r.t == 1);
+    if !by_time && tensors.iter().all(|r| r.d == 1) {
+        let groups = p.channels().div_ceil(CHANNELS_PER_TASK);
+        pool::for_each(p.batch() * groups, |i| {
+            let first = i % groups * CHANNELS_PER_TASK;
+            channels(i / groups * p.channels() + first, CHANNELS_PER_TASK.min(p.channels() - first));
+        });
+    } else {
+        let rows_per_task = (STEPS_PER_TASK / p.steps().max(1)).max(1);
+        pool::for_each(p.rows().div_ceil(rows_per_task), |i| {
+            (i * rows_per_task..((i + 1) * rows_per_task).min(p.rows())).for_each(row);
+        });
+    }
+}
+
+/// The place of the `s`-th step of `n` when time runs backwards or not.
+#[inline(always)]
+fn place(s: usize, n: usize, descending: bool) -> isize {
+    (if descending { n - 1 - s } else { s }) as isize
+}
+
+/// The tensors of the forward pass.
+struct Forward {
+    a: Rows,
+    x: Rows,
+    h0: Option<Rows>,
+    h: Rows,
+    h_last: Rows,
+}
+
+impl Forward {
+    fn row(&self, p: &LinearScan, row: usize) {
+        let (n, descending) = (p.steps(), p.is_reverse());
+        let (a, x, h) = (self.a.row(p, row), self.x.row(p, row), self.h.row(p, row));
+        // SAFETY: the signature's check has seen that every index of the problem lies inside its tensor.
+        unsafe {
+            let mut state = self.h0.map_or(0.0, |h0| *h0.row(p, row));
+            if n > 0 && [self.a, self.x, self.h].iter().all(|r| r.t == 1) {
+                let (a, x) = (std::slice::from_raw_parts(a, n), std::slice::from_raw_parts(x, n));
+                state = scan(a, x, std::slice::from_raw_parts_mut(h, n), state, descending);
+            } else {
+                for s in 0..n {
+                    let t = place(s, n, descending);
+                    state = *a.offset(t * self.a.t) * state + *x.offset(t * self.x.t);
+                    *h.offset(t * self.h.t) = state;
+                }
+            }
+            *self.h_last.row(p, row) = state;
+        }
+    }
+
+    fn channels(&self, p: &LinearScan, row: usize, count: usize) {
+        let n = p.steps();
+        let (a, x, h) = (self.a.row(p, row), self.x.row(p, row), self.h.row(p, row));
+        let mut state = [0.0; CHANNELS_PER_TASK];
+        // SAFETY: as in `row`; channels row to row + count are of one batch element and next to each other.
+        unsafe {
+            if let Some(h0) = self.h0 {
+                state[..count].iter_mut().enumerate().for_each(|(c, s)| *s = *h0.row(p, row + c));
+            }
+            for s in 0..n {
+                let t = place(s, n, p.is_reverse());
+                forward_step(
+                    &mut state[..count],
+                    std::slice::from_raw_parts(a.offset(t * self.a.t), count),
+                    std::slice::from_raw_parts(x.offset(t * self.x.t), count),
+                    std::slice::from_raw_parts_mut(h.offset(t * self.h.t), count),
+                );
+            }
+            state[..count].iter().enumerate().for_each(|(c, &s)| *self.h_last.row(p, row + c) = s);
+        }
+    }
+}
+
+/// One step of neighbouring channels.
+#[inline(always)]
+fn forward_step_body(state: &mut [f32], a: &[f32], x: &[f32], h: &mut [f32]) {
+    for (((s, h), a), x) in state.iter_mut().zip(h).zip(a).zip(x) {
+        *s = a * *s + x;
+        *h = *s;
+    }
+}
+dispatch!(fn forward_step(state: &mut [f32], a: &[f32], x: &[f32], h: &mut [f32]) = forward_step_body);
+
+/// The tensors of the backward pass.
+struct Backward {
+    a: Rows,
+    h0: Option<Rows>,
+    h: Rows,
+    grad_h: Rows,
+    grad_h_last: Rows,
+    grad_a: Rows,
+    grad_x: Rows,
+    grad_h0: Option<Rows>,
+}
+
+impl Backward {
+    fn row(&self, p: &LinearScan, row: usize) {
+        let (n, descending) = (p.steps(), !p.is_reverse());
+        let (a, h, g) = (self.a.row(p, row), self.h.row(p, row), self.grad_h.row(p, row));
+        let (grad_a, grad_x) = (self.grad_a.row(p, row), self.grad_x.row(p, row));
+        let sequences = [self.a, self.h, self.grad_h, self.grad_a, self.grad_x];
+        // SAFETY: the signature's check has seen that every index of the problem lies inside its tensor.
+        unsafe {
+            let before_first = self.h0.map_or(0.0, |h0| *h0.row(p, row));
+            let mut mu = *self.grad_h_last.row(p, row);
+            if n > 0 && sequences.iter().all(|r| r.t == 1) {
+                use std::slice::{from_raw_parts as read, from_raw_parts_mut as write};
+                let (a, h, g) = (read(a, n), read(h, n), read(g, n));
+                mu = backward_row(a, h, g, before_first, write(grad_a, n), write(grad_x, n), mu, descending);
+            } else {
+                for s in 0..n {
+                    let t = place(s, n, descending);
+                    let before = match s + 1 < n {
+                        true => *h.offset(place(s + 1, n, descending) * self.h.t),
+                        false => before_first,
+                    };
+                    let lambda = *g.offset(t * self.grad_h.t) + mu;
+                    *grad_a.offset(t * self.grad_a.t) = lambda * before;
+                    *grad_x.offset(t * self.grad_x.t) = lambda;
+                    mu = *a.offset(t * self.a.t) * lambda;
+                }
+            }
+            if let Some(grad_h0) = self.grad_h0 {
+                *grad_h0.row(p, row) = mu;
+            }
+        }
+    }
+
+    fn channels(&self, p: &LinearScan, row: usize, count: usize) {
+        use std::slice::{from_raw_parts as read, from_raw_parts_mut as write};
+        let (n, descending) = (p.steps(), !p.is_reverse());
+        let (a, h, g) = (self.a.row(p, row), self.h.row(p, row), self.grad_h.row(p, row));
+        let (grad_a, grad_x) = (self.grad_a.row(p, row), self.grad_x.row(p, row));
+        let (mut mu, mut first) = ([0.0; CHANNELS_PER_TASK], [0.0; CHANNELS_PER_TASK]);
+        // SAFETY: as in `row`; channels row to row + count are of one batch element and next to each other.
+        unsafe {
+            mu[..count].iter_mut().enumerate().for_each(|(c, m)| *m = *self.grad_h_last.row(p, row + c));
+            if let Some(h0) = self.h0 {
+                first[..count].iter_mut().enumerate().for_each(|(c, f)| *f = *h0.row(p, row + c));
+            }
+            for s in 0..n {
+                let t = place(s, n, descending);
+                let before = match s + 1 < n {
+                    true => read(h.offset(place(s + 1, n, descending) * self.h.t), count),
+                    false => &first[..count],
+                };
+                backward_step(
+                    &mut mu[..count],
+                    read(a.offset(t * self.a.t), count),
+                    before,
+                    read(g.offset(t * self.grad_h.t), count),
+                    write(grad_a.offset(t * self.grad_a.t), count),
+                    write(grad_x.offset(t * self.grad_x.t), count),
+                );
+            }
+            if let Some(grad_h0) = self.grad_h0 {
+                mu[..count].iter().enumerate().for_each(|(c, &m)| *grad_h0.row(p, row + c) = m);
+            }
+        }
+    }
+}
+
+/// One step of neighbouring channels.
+#[inline(always)]
+fn backward_step_body(
+    mu: &mut [f32],
+    a: &[f32],
+    before: &[f32],
+    g: &[f32],
+    grad_a: &mut [f32],
+    grad_x: &mut [f32],
+) {
+    let outputs = mu.iter_mut().zip(grad_a).zip(grad_x);
+    for (((mu, grad_a), grad_x), ((a, before), g)) in outputs.zip(a.iter().zip(before).zip(g)) {
+        let lambda = g + *mu;
+        *grad_a = lambda * before;
+        *grad_x = lambda;
+        *mu = a * lambda;
+    }
+}
+dispatch!(fn backward_step(mu: &mut [f32], a: &[f32], before: &[f32], g: &[f32], grad_a: &mut [f32], grad_x: &mut [f32])
+    = backward_step_body);
+
+/// A row of the backward pass, contiguous in time: mu_t = a_t mu_{t+1} + a_t g_t block by block, then what follows from
+/// it. Returns the last mu.
+#[allow(clippy::too_many_arguments)]
+fn backward_row(
+    a: &[f32],
+    h: &[f32],
+    g: &[f32],
+    before_first: f32,
+    grad_a: &mut [f32],
+    grad_x: &mut [f32],
+    mut mu: f32,
+    descending: bool,
+) -> f32 {
+    let n = a.len();
+    let mut input = [0.0; BLOCK];
+    // One longer than a block: the mu from before it lies on the side where the scan comes from.
+    let mut mus = [0.0; BLOCK + 1];
+    let blocks = n.div_ceil(BLOCK);
+    for nth in 0..blocks {
+        let start = if descending { blocks - 1 - nth } else { nth } * BLOCK;
+        let (end, m) = ((start + BLOCK).min(n), BLOCK.min(n - start));
+        gated(&a[start..end], &g[start..end], &mut input[..m]);
+        let (shift, origin) = if descending { (1, m) } else { (0, 0) };
+        mus[origin] = mu;
+        mu = scan(&a[start..end], &input[..m], &mut mus[1 - shift..][..m], mu, descending);
+        lambdas(&g[start..end], &mus[shift..][..m], &mut grad_x[start..end]);
+        // The state before step t is h[t - 1], or h[t + 1] where time runs backwards.
+        let (lo, hi, from) = match descending {
+            true => (start.max(1), end, start.max(1) - 1),
+            false => (start, end.min(n - 1), start + 1),
+        };
+        gated(&grad_x[lo..hi], &h[from..from + (hi - lo)], &mut grad_a[lo..hi]);
+    }
+    let edge = if descending { 0 } else { n - 1 };
+    grad_a[edge] = grad_x[edge] * before_first;
+    mu
+}
+
+#[inline(always)]
+fn gated_body(a: &[f32], b: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(a).zip(b).for_each(|((o, a), b)| *o = a * b);
+}
+dispatch!(fn gated(a: &[f32], b: &[f32], out: &mut [f32]) = gated_body);
+
+#[inline(always)]
+fn lambdas_body(g: &[f32], mu: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(g).zip(mu).for_each(|((o, g), m)| *o = g + m);
+}
+dispatch!(fn lambdas(g: &[f32], mu: &[f32], out: &mut [f32]) = lambdas_body);
+
+/// h_t = a_t h_{t-1} + x_t over slices of one length, from `state`; returns the last state.
+fn scan(a: &[f32], x: &[f32], h: &mut [f32], state: f32, descending: bool) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(simd::level(), simd::SimdLevel::Avx2 | simd::SimdLevel::Avx512) {
+        // SAFETY: the level says that this CPU has AVX2 and FMA.
+        return unsafe {
+            match descending {
+                false => avx2::scan::<false>(a, x, h, state),
+                true => avx2::scan::<true>(a, x, h, state),
+            }
+        };
+    }
+    scan_serial(a, x, h, state, descending)
+}
+
+fn scan_serial(a: &[f32], x: &[f32], h: &mut [f32], mut state: f32, descending: bool) -> f32 {
+    let step = |((h, a), x): ((&mut f32, &f32), &f32)| {
+        state = a * state + x;
+        *h = state;
+    };
+    let steps = h.iter_mut().zip(a).zip(x);
+    if descending { steps.rev().for_each(step) } else { steps.for_each(step) }
+    state
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    /// `v` a lane further, and `first` in lane 0 of each half.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn up1(v: __m256, first: __m256) -> __m256 {
+        _mm256_blend_ps::<0b0001_0001>(_mm256_permute_ps::<0b10_01_00_00>(v), first)
+    }
+    /// `v` two lanes further, and `first` in lanes 0 and 1 of each half.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn up2(v: __m256, first: __m256) -> __m256 {
+        _mm256_blend_ps::<0b0011_0011>(_mm256_permute_ps::<0b01_00_00_00>(v), first)
+    }
+    /// Lane 3 in the upper half, and `first` in the lower.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn up4(v: __m256, first: __m256) -> __m256 {
+        let lane3 = _mm256_permute_ps::<0xff>(v);
+        _mm256_permute2f128_ps::<0x02>(lane3, first)
+    }
+
+    /// As [`super::scan`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn scan<const DESCENDING: bool>(a: &[f32], x: &[f32], h: &mut [f32], state: f32) -> f32 {
+        let n = a.len().min(x.len()).min(h.len());
+        let (ones, zeros) = (_mm256_set1_ps(1.0), _mm256_setzero_ps());
+        let last = _mm256_set1_epi32(7);
+        let backwards = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+        let mut carry = _mm256_set1_ps(state);
+        for i in 0..n / 8 {
+            let at = if DESCENDING { n - 8 * (i + 1) } else { 8 * i };
+            // SAFETY: at + 8 <= n, and n is no more than any of the lengths.
+            let (mut f, mut s) = unsafe { (_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(x.as_ptr().add(at))) };
+            if DESCENDING {
+                f = _mm256_permutevar8x32_ps(f, backwards);
+                s = _mm256_permutevar8x32_ps(s, backwards);
+            }
+            // Lane by lane the map of all lanes up to it (Kogge and Stone).
+            s = _mm256_fmadd_ps(f, up1(s, zeros), s);
+            f = _mm256_mul_ps(f, up1(f, ones));
+            s = _mm256_fmadd_ps(f, up2(s, zeros), s);
+            f = _mm256_mul_ps(f, up2(f, ones));
+            s = _mm256_fmadd_ps(f, up4(s, zeros), s);
+            f = _mm256_mul_ps(f, up4(f, ones));
+            let mut out = _mm256_fmadd_ps(f, carry, s);
+            // The same bits as out's last lane, two operations earlier.
+            carry = _mm256_fmadd_ps(_mm256_permutevar8x32_ps(f, last), carry, _mm256_permutevar8x32_ps(s, last));
+            if DESCENDING {
+                out = _mm256_permutevar8x32_ps(out, backwards);
+            }
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_ps(h.as_mut_ptr().add(at), out) };
+        }
+        let done = n / 8 * 8;
+        let (lo, hi) = if DESCENDING { (0, n - done) } else { (done, n) };
+        super::scan_serial(&a[lo..hi], &x[lo..hi], &mut h[lo..hi], _mm256_cvtss_f32(carry), DESCENDING)
+    }
+}
