@@ -1,8 +1,10 @@
-//! What kernels share: headers that NVRTC takes from memory.
+//! What kernels share: headers that NVRTC takes from memory, as (name in `#include`, text). `defaults.cuh` is for editors.
 
-/// Every header by the name that `#include` uses.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("barriers.cuh", include_str!("barriers.cuh")),
-    ("defaults.cuh", include_str!("defaults.cuh")),
-    ("scan.cuh", include_str!("scan.cuh")),
-];
+use chronaxie_runtime::cuda::Header;
+
+/// Barriers in shared memory, and bulk copies.
+pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));
+/// Affine maps and their scan.
+pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
+/// Every header.
+pub const HEADERS: &[Header] = &[BARRIERS, SCAN];
