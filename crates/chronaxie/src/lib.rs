@@ -7,6 +7,7 @@ pub mod call;
 pub mod check;
 pub mod config;
 pub mod data;
+pub mod kernels;
 #[cfg(feature = "layers")]
 pub mod layers;
 pub mod op;

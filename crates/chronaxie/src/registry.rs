@@ -6,7 +6,10 @@ use crate::{Error, Result};
 
 /// Every operation.
 pub fn entries() -> &'static [&'static dyn Op] {
-    &[]
+    &[
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::LinearScanOp,
+    ]
 }
 
 /// The entry of that name, or an error with the names there are.

@@ -148,12 +148,7 @@ impl Rows {
 
 /// Runs `channels(first row, count)` if all of the tensors have their channels next to each other but not their steps,
 /// else `row(row)` for every row.
-fn run(
-    p: &LinearScan,
-    tensors: &[Rows],
-    channels: &(dyn Fn(usize, usize) + Sync),
-    row: &(dyn Fn(usize) + Sync),
-) {
+fn run(p: &LinearScan, tensors: &[Rows], channels: &(dyn Fn(usize, usize) + Sync), row: &(dyn Fn(usize) + Sync)) {
     let by_time = p.steps() <= 1 || tensors.iter().all(|r| r.t == 1);
     if !by_time && tensors.iter().all(|r| r.d == 1) {
         let groups = p.channels().div_ceil(CHANNELS_PER_TASK);
@@ -319,14 +314,7 @@ impl Backward {
 
 /// One step of neighbouring channels.
 #[inline(always)]
-fn backward_step_body(
-    mu: &mut [f32],
-    a: &[f32],
-    before: &[f32],
-    g: &[f32],
-    grad_a: &mut [f32],
-    grad_x: &mut [f32],
-) {
+fn backward_step_body(mu: &mut [f32], a: &[f32], before: &[f32], g: &[f32], grad_a: &mut [f32], grad_x: &mut [f32]) {
     let outputs = mu.iter_mut().zip(grad_a).zip(grad_x);
     for (((mu, grad_a), grad_x), ((a, before), g)) in outputs.zip(a.iter().zip(before).zip(g)) {
         let lambda = g + *mu;
@@ -409,7 +397,11 @@ fn scan_serial(a: &[f32], x: &[f32], h: &mut [f32], mut state: f32, descending: 
         *h = state;
     };
     let steps = h.iter_mut().zip(a).zip(x);
-    if descending { steps.rev().for_each(step) } else { steps.for_each(step) }
+    if descending {
+        steps.rev().for_each(step)
+    } else {
+        steps.for_each(step)
+    }
     state
 }
 

@@ -12,7 +12,7 @@
 //! let inputs = [View::from_slice(&a, [1, 1, 3])?, View::from_slice(&x, [1, 1, 3])?];
 //! let mut outputs = [ViewMut::from_slice(&mut h, [1, 1, 3])?, ViewMut::from_slice(&mut h_last, [1, 1])?];
 //! let scratch = ViewMut::from_slice::<u8>(&mut [], [0])?;
-//! let mut args = Args { inputs: &inputs, outputs: &mut outputs, scratch, stream: StreamRef::default() };
+//! let mut args = Args { inputs: &inputs, outputs: &mut outputs, scratch, stream: StreamRef::LEGACY };
 //! plan.run(Pass::Forward, &mut args)?;
 //! assert_eq!((h, h_last), ([1.0, 1.5, 1.75], [1.75]));
 //! # Ok::<(), chronaxie::Error>(())

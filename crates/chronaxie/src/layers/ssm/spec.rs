@@ -244,10 +244,9 @@ impl Problem for LinearScan {
                 "each step rounds once and a running sum of T steps gathers T roundings; the tree over a chunk adds \
                  11 roundings of its products",
             ),
-            Pass::Backward => (
-                2e-5,
-                "lambda has the forward pass's error, and grad_a is its product with a state that has the same",
-            ),
+            Pass::Backward => {
+                (2e-5, "lambda has the forward pass's error, and grad_a is its product with a state that has the same")
+            }
             _ => return None,
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })

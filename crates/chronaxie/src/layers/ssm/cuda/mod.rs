@@ -8,7 +8,7 @@ use super::spec::{LinearScan, NAME};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
 use crate::{DeviceProps, Error, Layout, Place, Result, View};
-use chronaxie_runtime::cuda::{Arg, Archs, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
+use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 use tune::{Config, Kind, SequenceLayout};
 
@@ -63,7 +63,6 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
 /// What one pass needs at run time.
 #[derive(Debug)]
 struct PassPlan {
-    pass: Pass,
     signature: Signature,
     config: Config,
     /// By [`Kind`].
@@ -86,7 +85,7 @@ impl PassPlan {
             Some(k) => k.max_active_blocks(config.threads, 0)?.max(1) * device.props().sm_count,
             None => 1,
         };
-        Ok(Self { pass, signature: p.signature(pass)?, config, kernels, resident })
+        Ok(Self { signature: p.signature(pass)?, config, kernels, resident })
     }
 
     fn kernel(&self, kind: Kind) -> Result<&Kernel> {
@@ -206,9 +205,8 @@ impl Plan for CudaPlan {
             kind = plan.config.kind(p, &[la, lx, lh]);
             let tensors: [&[u8]; 6] = [&a, &x, &h0, &h, &h_last, &sizes];
             // SAFETY: as for the backward pass below.
-            launched = unsafe {
-                plan.kernel(kind)?.launch(args.stream, &plan.shape(p, kind), &tensors.map(Arg::Bytes))
-            };
+            launched =
+                unsafe { plan.kernel(kind)?.launch(args.stream, &plan.shape(p, kind), &tensors.map(Arg::Bytes)) };
         } else {
             let (a, la) = sequence(&inputs[0]);
             let h0 = state((given == 1).then(|| &inputs[1]));
@@ -221,9 +219,8 @@ impl Plan for CudaPlan {
             // SAFETY: the views' makers vouch for the memory that their shapes and strides reach; the signature's check
             // has compared shapes and types with the problem, whose sizes the kernel keeps to; the arguments are the
             // kernel's structs, field by field.
-            launched = unsafe {
-                plan.kernel(kind)?.launch(args.stream, &plan.shape(p, kind), &tensors.map(Arg::Bytes))
-            };
+            launched =
+                unsafe { plan.kernel(kind)?.launch(args.stream, &plan.shape(p, kind), &tensors.map(Arg::Bytes)) };
         }
         launched
     }
@@ -232,21 +229,8 @@ impl Plan for CudaPlan {
         let Some(plan) = self.pass(pass).filter(|_| self.problem.rows() > 0) else { return Ok(Vec::new()) };
         let kind = plan.config.kind(&self.problem, &[self.contiguous()]);
         let (kernel, shape) = (plan.kernel(kind)?, plan.shape(&self.problem, kind));
-        Ok(vec![LaunchReport {
-            kernel: format!("{}:{}", plan_source(plan.pass), kind.entry(plan.pass)),
-            launches: 1,
-            grid: shape.grid,
-            block: shape.block,
-            registers: kernel.registers(),
-            local_bytes: kernel.local_bytes(),
-            shared_bytes: kernel.shared_bytes() + shape.shared_bytes,
-            blocks_per_sm: kernel.max_active_blocks(shape.block.0, shape.shared_bytes)?,
-        }])
+        Ok(vec![LaunchReport::new(kernel, 1, shape.grid, shape.block, shape.shared_bytes)?])
     }
-}
-
-fn plan_source(pass: Pass) -> &'static str {
-    if pass == Pass::Forward { "layers/ssm/cuda/forward.cu" } else { "layers/ssm/cuda/backward.cu" }
 }
 
 #[cfg(test)]
@@ -259,7 +243,9 @@ mod tests {
             let arch = device.arch();
             let (one, bulk, _) = CLASSES.into_iter().find(|(_, _, archs)| archs.contains(&arch.as_str())).unwrap();
             assert_eq!(bulk, device.compute_capability.0 >= 9);
-            for (steps, pass) in [0, 256, 512, 1 << 20].into_iter().flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)]) {
+            for (steps, pass) in
+                [0, 256, 512, 1 << 20].into_iter().flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)])
+            {
                 let p = LinearScan::new(3, 5, steps).unwrap();
                 let choose = |d| Config::choose(&p, pass, d, None).unwrap();
                 assert_eq!(choose(&device), choose(&one), "{arch}");

@@ -120,7 +120,8 @@ impl Config {
 
     /// Sets what a variant such as `bulk:t128:v2:s3:b8:p` spells.
     fn apply(&mut self, variant: &str, device: &DeviceProps) -> Result<()> {
-        let bad = |part: &str, want: &str| Error::config(format!("{NAME}: variant `{variant}`: `{part}` is not {want}"));
+        let bad =
+            |part: &str, want: &str| Error::config(format!("{NAME}: variant `{variant}`: `{part}` is not {want}"));
         let mut parts = variant.split(':');
         let name = parts.next().unwrap_or_default();
         let kind = Kind::ALL.into_iter().find(|k| k.name() == name);
@@ -159,7 +160,7 @@ impl Config {
     /// The way through tensors of `layouts`.
     pub(super) fn kind(&self, p: &LinearScan, layouts: &[SequenceLayout]) -> Kind {
         let by_time = p.steps() <= 1 || layouts.iter().all(|l| l.t == 1);
-        let aligned = by_time && p.steps() % 4 == 0 && layouts.iter().all(|l| l.is_aligned(p));
+        let aligned = by_time && p.steps().is_multiple_of(4) && layouts.iter().all(|l| l.is_aligned(p));
         if self.forced {
             return match self.best {
                 Kind::Bulk | Kind::Rows if !aligned => Kind::Strided,
@@ -205,7 +206,7 @@ impl SequenceLayout {
     /// Whether every row starts at a multiple of 16 bytes.
     fn is_aligned(&self, p: &LinearScan) -> bool {
         let keeps = |size: usize, stride: isize| size <= 1 || stride % 4 == 0;
-        self.address % 16 == 0 && keeps(p.batch(), self.b) && keeps(p.channels(), self.d)
+        self.address.is_multiple_of(16) && keeps(p.batch(), self.b) && keeps(p.channels(), self.d)
     }
 }
 
