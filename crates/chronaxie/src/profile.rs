@@ -128,7 +128,7 @@ fn judge(cost: &Cost, ceilings: &Ceilings, launches: u64, measured_ms: f64) -> (
 /// # Errors
 /// What the entry refuses, and what fails while it runs.
 pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
-    let problem = op.problem(case)?;
+    let problem = crate::op::problem(op, case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
     let ceilings = bench::ceilings(device, plan.variant())?;
     let mut passes = Vec::new();

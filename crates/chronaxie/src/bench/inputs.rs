@@ -11,13 +11,13 @@ const DRAWN: usize = 4 << 20;
 /// Halves T, then B, while `too_large` says so and they are above 1.
 pub(super) fn reduce(op: &dyn Op, case: &Case, too_large: impl Fn(&dyn Problem) -> Result<bool>) -> Result<Case> {
     let mut small = case.clone();
-    while too_large(&*op.problem(&small)?)? {
+    while too_large(&*crate::op::problem(op, &small)?)? {
         let axis = ["T", "B"].into_iter().find(|a| small.size(a).is_ok_and(|n| n > 1));
         let Some(axis) = axis else { break };
         let n = small.size(axis)?;
         let next = small.clone().with_size(axis, n / 2);
         // Sizes that the problem refuses (a multiple of a tile, say) end the search.
-        if op.problem(&next).is_err() {
+        if crate::op::problem(op, &next).is_err() {
             break;
         }
         small = next;
@@ -39,7 +39,7 @@ pub(super) fn workspace(
     device: &Device,
 ) -> Result<Workspace> {
     let small = reduce(op, case, |p| Ok(elements(p, passes)? > DRAWN))?;
-    let values = sample(&*op.problem(&small)?, passes, 1)?;
+    let values = sample(&*crate::op::problem(op, &small)?, passes, 1)?;
     let mut workspace = Workspace::new(plan, passes, device)?;
     let mut written_before: Vec<String> = Vec::new();
     for &pass in passes {

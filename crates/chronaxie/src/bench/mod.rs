@@ -278,7 +278,7 @@ fn largest_error(
         let c = cost(p, passes);
         Ok(c.flops.max(c.bytes / 4) + 20 * c.special > ARITHMETIC)
     })?;
-    let all = check::measure(&*op.problem(&small)?, passes, device, 1)?;
+    let all = check::measure(&*crate::op::problem(op, &small)?, passes, device, 1)?;
     let red = all.iter().find(|c| c.status() == Status::Failed);
     let red = red.map(|c| {
         format!(
@@ -301,7 +301,7 @@ fn time_case(
     options: &Options,
     sink: &mut dyn FnMut(Record),
 ) -> Result<Option<String>> {
-    let problem: Arc<dyn Problem> = op.problem(case)?;
+    let problem: Arc<dyn Problem> = crate::op::problem(op, case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
     let ceilings = ceilings(device, plan.variant())?;
     let device_name = match device {

@@ -98,7 +98,7 @@ pub(crate) fn precision(case: &Case) -> Result<Precision> {
 
 /// Runs a case on a device. What it finds goes into the collector.
 pub(super) fn run(op: &dyn Op, case: &Case, device: &Device, options: &Options, to: &mut Collector<'_>) {
-    let problem = match op.problem(case).and_then(|p| Ok((p, precision(case)?))) {
+    let problem = match crate::op::problem(op, case).and_then(|p| Ok((p, precision(case)?))) {
         Ok((problem, precision)) => {
             to.dtype = data_dtype(&*problem);
             to.precision = precision.name();

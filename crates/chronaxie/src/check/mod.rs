@@ -133,7 +133,7 @@ pub fn run(
                 match target {
                     Target::Ready(device) => case::run(op, &case, device, options, &mut to),
                     Target::Missing { reason, .. } => {
-                        if let Ok(problem) = op.problem(&case) {
+                        if let Ok(problem) = crate::op::problem(op, &case) {
                             to.dtype = data_dtype(&*problem);
                             to.precision = precision(&case).map_or("exact", |p| p.name());
                         }

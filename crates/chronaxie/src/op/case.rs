@@ -43,6 +43,12 @@ impl Case {
         self.sizes.iter_mut().filter(|(a, _)| a == axis).for_each(|(_, n)| *n = size);
         self
     }
+    /// The case without an option, and the option's value.
+    pub fn without(&self, name: &str) -> (Self, Option<String>) {
+        let mut rest = self.clone();
+        let value = rest.options.iter().position(|(n, _)| n == name).map(|i| rest.options.remove(i).1);
+        (rest, value)
+    }
     /// Refuses axes and options outside these lists.
     pub fn allow(&self, axes: &[&str], options: &[&str]) -> Result<()> {
         let list = |l: &[&str]| if l.is_empty() { "none".to_owned() } else { l.join(", ") };

@@ -14,9 +14,11 @@
 
 mod case;
 mod values;
+mod variant;
 
 pub use case::Case;
 pub use values::{Tensors, Values};
+pub use variant::problem;
 
 use crate::cuda::{Kernel, Specialisation, StreamRef};
 use crate::{Device, Dtype, Error, Layout, Place, Result, Shape, View, ViewMut};
