@@ -294,9 +294,9 @@ fn open_local(path: &Path) -> Result<Library, libloading::Error> {
 #[cfg(windows)]
 fn open_global(path: &Path) -> Result<Library, libloading::Error> {
     use libloading::os::windows::{LOAD_WITH_ALTERED_SEARCH_PATH, Library};
-    // SAFETY: the initialisers of NVRTC's libraries have no requirement on the caller. With a full path, the flag lets
-    // the loader look for what the library needs in the library's own folder.
+    // With a full path, the flag lets the loader look for what the library needs in the library's own folder.
     let flags = if path.is_absolute() { LOAD_WITH_ALTERED_SEARCH_PATH } else { 0 };
+    // SAFETY: the initialisers of NVRTC's libraries have no requirement on the caller.
     unsafe { Library::load_with_flags(path, flags) }.map(Into::into)
 }
 
