@@ -1,1 +1,96 @@
-//! The command line of chronaxie.
+//! The command line of chronaxie: one file a subcommand. The Python wheel's script calls [`run`] too.
+//!
+//! Results go to standard output; progress, logs and errors to standard error. Exit codes: 0; 1 something failed; 2
+//! usage or input; 130 interrupted. A closed pipe ends a command in silence.
+
+mod args;
+mod bench;
+mod check;
+mod compile;
+mod completions;
+mod devices;
+mod output;
+mod profile;
+mod progress;
+mod select;
+mod version;
+
+use args::{Cli, Command};
+use chronaxie::{Error, log, pool};
+use clap::{CommandFactory, Parser};
+use output::Out;
+use std::ffi::OsString;
+
+/// How a command ended.
+pub(crate) enum Stop {
+    /// An error to be printed.
+    Error(Error),
+    /// What was printed already says that something failed.
+    Failed,
+    /// Nobody reads the results any more.
+    ClosedPipe,
+}
+
+impl From<Error> for Stop {
+    fn from(e: Error) -> Self {
+        Self::Error(e)
+    }
+}
+
+pub(crate) type Outcome = Result<(), Stop>;
+
+/// Runs the command that `argv` spells (the program's name first) and returns its exit code.
+pub fn run<I, T>(argv: I) -> u8
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let cli = match Cli::try_parse_from(argv) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help goes to standard output with code 0, usage errors to standard error with code 2.
+            let _ = e.print();
+            return u8::try_from(e.exit_code()).unwrap_or(2);
+        }
+    };
+    match dispatch(&cli) {
+        Ok(()) | Err(Stop::ClosedPipe) => 0,
+        Err(Stop::Failed) => 1,
+        Err(Stop::Error(e)) => {
+            output::error_line(&e);
+            e.exit_code()
+        }
+    }
+}
+
+fn dispatch(cli: &Cli) -> Outcome {
+    let common = &cli.common;
+    match (common.quiet, common.verbose) {
+        (true, _) => log::set_level(Some(log::Level::Error)),
+        (_, 0) => {}
+        (_, 1) => log::set_level(Some(log::Level::Info)),
+        _ => log::set_level(Some(log::Level::Debug)),
+    }
+    if let Some(threads) = common.threads {
+        pool::set_num_threads(threads.into());
+    }
+    let mut out = Out::new();
+    match &cli.command {
+        _ if cli.version => version::run(cli.version_json.as_ref(), &mut out),
+        None => {
+            let _ = Cli::command().print_help();
+            Err(Error::config("a command is needed, such as `chronaxie devices`").into())
+        }
+        Some(Command::Devices(a)) => devices::run(a, &mut out),
+        Some(Command::Check(a)) => check::run(a, common, &mut out),
+        Some(Command::Bench(a)) => bench::run(a, common, &mut out),
+        Some(Command::Profile(a)) => profile::run(a, common, &mut out),
+        Some(Command::Compile(a)) => compile::run(a, common, &mut out),
+        Some(Command::Completions(a)) => completions::run(a, &mut out),
+    }
+}
+
+/// The commit this was built from, where git knew it.
+pub(crate) fn commit() -> Option<String> {
+    option_env!("CHRONAXIE_BUILD_COMMIT").map(str::to_owned)
+}

@@ -1,2 +1,5 @@
 //! The `chronaxie` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    chronaxie_cli::run(std::env::args_os()).into()
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 /// How much a message matters. `CHRONAXIE_LOG` names the least that is shown: `off`, `error`, `warn` (the default),
@@ -43,7 +44,20 @@ fn parse(name: Option<&str>) -> Option<Level> {
     }
 }
 
+/// 0: as `CHRONAXIE_LOG` says; 1: nothing; 2 and above: up to the level of that number.
+static CHOSEN: AtomicU8 = AtomicU8::new(0);
+
+/// Shows messages up to `level` from now on, or none, whatever `CHRONAXIE_LOG` says.
+pub fn set_level(level: Option<Level>) {
+    CHOSEN.store(level.map_or(1, |l| l as u8 + 2), Ordering::Relaxed);
+}
+
 fn threshold() -> Option<Level> {
+    match CHOSEN.load(Ordering::Relaxed) {
+        0 => {}
+        1 => return None,
+        n => return [Level::Error, Level::Warn, Level::Info, Level::Debug].get(usize::from(n) - 2).copied(),
+    }
     static THRESHOLD: OnceLock<Option<Level>> = OnceLock::new();
     *THRESHOLD.get_or_init(|| parse(std::env::var("CHRONAXIE_LOG").ok().as_deref()))
 }

@@ -12,10 +12,12 @@ pub fn entries() -> &'static [&'static dyn Op] {
     ]
 }
 
-/// The entry of that name, or an error with the names there are.
+/// The entry of that name, or an error with the names there are and the nearest of them.
 pub fn find(name: &str) -> Result<&'static dyn Op> {
     entries().iter().copied().find(|e| e.name() == name).ok_or_else(|| {
         let names: Vec<_> = entries().iter().map(|e| e.name()).collect();
-        Error::config(format!("family `{name}` is not one of {}", names.join(", ")))
+        let near = crate::config::nearest(name, names.iter().copied());
+        let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
+        Error::config(format!("family `{name}` is not one of {}{hint}", names.join(", ")))
     })
 }

@@ -1,0 +1,156 @@
+//! What the command line understands.
+
+use chronaxie::op::{Case, Precision};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Neural dynamics on CUDA and the CPU: liquid time-constant networks, scans, and what trains them.
+#[derive(Debug, Parser)]
+#[command(name = "chronaxie", disable_version_flag = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub common: Common,
+    /// Print the version; with --json also commit, driver, NVRTC and SIMD level
+    #[arg(short = 'V', long)]
+    pub version: bool,
+    /// With --version: write JSON to FILE, or to standard output
+    #[arg(long = "json", value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "version")]
+    pub version_json: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// No progress, no notes; errors only on standard error
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// More to say; twice: details [also: CHRONAXIE_LOG=off|error|warn|info|debug]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Threads of CPU work [also: CHRONAXIE_NUM_THREADS; default: the cores of this process]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+}
+
+/// Where results go beside the terminal.
+#[derive(Debug, Args)]
+pub(crate) struct Json {
+    /// Write the results as JSON to FILE; `-` is standard output, instead of the table
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// What this machine can run on
+    Devices(Devices),
+    /// Hold every implementation against its float64 reference
+    Check(Check),
+    /// Time every implementation that passes its check
+    Bench(Bench),
+    /// Launches, registers, spills, shared memory, occupancy and roofline of a family
+    Profile(Profile),
+    /// Compile every kernel; needs no GPU
+    Compile(Compile),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Devices {
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// Families to check; none is all
+    #[arg(value_name = "FAMILY")]
+    pub families: Vec<String>,
+    /// all, auto, cpu, cuda or cuda:N; under `all` a missing GPU is skipped, otherwise it is an error
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "all")]
+    pub backend: String,
+    /// Only this case (sizes and options, as in B24_T8_D128_H64,unfolds=6); may be repeated
+    #[arg(long = "case", value_name = "CASE")]
+    pub cases: Vec<Case>,
+    /// Runs whose bits must be equal
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
+    pub repeats: u32,
+    /// The seed of the inputs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Families to time; none is all
+    #[arg(value_name = "FAMILY")]
+    pub families: Vec<String>,
+    /// auto, cpu, cuda, cuda:N, or all for the CPU and the first GPU
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
+    /// Only this case, of any sizes (as in B24_T8_D128_H64,unfolds=6); may be repeated
+    #[arg(long = "case", value_name = "CASE")]
+    pub cases: Vec<Case>,
+    /// exact or fast, for every case
+    #[arg(long, value_name = "PRECISION")]
+    pub precision: Option<Precision>,
+    /// About how long the timed runs of a pass take together
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub seconds: f64,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Profile {
+    /// The family
+    #[arg(value_name = "FAMILY")]
+    pub family: String,
+    /// The case, of any sizes [default: the family's first]
+    #[arg(long, value_name = "CASE")]
+    pub case: Option<Case>,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Compile {
+    /// Families whose kernels are compiled; none is all
+    #[arg(value_name = "FAMILY")]
+    pub families: Vec<String>,
+    /// Architectures, as in sm_80,sm_90a [default: each of sm_75, sm_80, sm_89, sm_90a, sm_100a, sm_120 that the
+    /// compiler knows]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub arch: Vec<String>,
+    /// Print registers, spills and shared memory of each kernel; a spill is a failure
+    #[arg(long)]
+    pub report: bool,
+    /// A spill is a failure
+    #[arg(long)]
+    pub deny_spills: bool,
+    /// Write all cubins to one FILE, from which kernels run with the driver alone (CHRONAXIE_PACK)
+    #[arg(long, value_name = "FILE")]
+    pub pack: Option<PathBuf>,
+    /// Write what the compiler saw to files in DIR
+    #[arg(long, value_name = "DIR")]
+    pub emit: Option<PathBuf>,
+    /// The NVRTC to use: a file, or a folder that holds one
+    #[arg(long, value_name = "PATH", env = "CHRONAXIE_NVRTC")]
+    pub nvrtc: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,255 @@
+//! `chronaxie compile`: every kernel to cubins, on a machine without a GPU too.
+
+use crate::args::{Common, Compile};
+use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
+use crate::progress::Terminal;
+use crate::{Outcome, Stop, select};
+use chronaxie::cuda::{
+    COMPARED_ARCHS, CompileOptions, Cubin, Key, Specialisation, emitted_source, nvrtc_for, parse_arch, set_nvrtc_path,
+    write_pack,
+};
+use chronaxie::progress::Progress;
+use chronaxie::{Error, ErrorKind, Result};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// One kernel of one specialisation for one architecture.
+#[derive(Debug, Serialize)]
+struct Row {
+    family: String,
+    specialisation: String,
+    kernel: String,
+    arch: String,
+    nvrtc: String,
+    registers: u64,
+    spill_bytes: u64,
+    stack_bytes: u64,
+    shared_bytes: u64,
+    constant_bytes: u64,
+}
+
+struct Job {
+    family: &'static str,
+    spec: Specialisation,
+    arch: String,
+    key: Key,
+}
+
+struct Done {
+    cubin: Cubin,
+    nvrtc: String,
+}
+
+/// The architectures to compile for: those asked, or the compared ones that some NVRTC here knows.
+fn archs(args: &Compile, quiet: bool) -> Result<Vec<String>> {
+    if args.arch.is_empty() {
+        let mut missing = None;
+        let mut known = Vec::new();
+        for arch in COMPARED_ARCHS {
+            match nvrtc_for(arch) {
+                Ok(_) => known.push(arch.to_owned()),
+                Err(e) => missing = Some((arch, e)),
+            }
+        }
+        return match missing {
+            Some((_, e)) if known.is_empty() => Err(e),
+            Some((arch, e)) => {
+                note(quiet, &format!("note: not for {arch}: {e}"));
+                Ok(known)
+            }
+            None => Ok(known),
+        };
+    }
+    for arch in &args.arch {
+        parse_arch(arch)?;
+        nvrtc_for(arch)?;
+    }
+    Ok(args.arch.clone())
+}
+
+/// What is to be compiled, each once.
+fn jobs(families: &[String], archs: &[String]) -> Result<Vec<Job>> {
+    let mut seen = HashSet::new();
+    let mut jobs = Vec::new();
+    for entry in select::families(families)? {
+        for spec in entry.specialisations() {
+            for arch in archs.iter().filter(|a| spec.archs.contains(a)) {
+                let key = spec.key(arch, &CompileOptions::default());
+                if seen.insert(key) {
+                    jobs.push(Job { family: entry.name(), spec: spec.clone(), arch: arch.clone(), key });
+                }
+            }
+        }
+    }
+    Ok(jobs)
+}
+
+fn compile_all(jobs: &[Job], progress: &Terminal) -> Result<Vec<Done>> {
+    let slots: Vec<Mutex<Option<Result<Done>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    progress.start("compile", jobs.len() as u64);
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(i).filter(|_| !progress.interrupted()) else { return };
+            let done = nvrtc_for(&job.arch).and_then(|n| {
+                let (major, minor) = n.version();
+                let cubin = n.compile(&job.spec, &job.arch, &CompileOptions::default())?;
+                Ok(Done { cubin, nvrtc: format!("{major}.{minor}") })
+            });
+            *slots[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+            let n = finished.fetch_add(1, Ordering::Relaxed) + 1;
+            progress.advance(n as u64, &format!("{} for {}", job.spec.label(), job.arch));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..chronaxie::pool::num_threads().min(jobs.len()) {
+            scope.spawn(work);
+        }
+    });
+    progress.finish();
+    slots
+        .into_iter()
+        .map(|slot| {
+            let done = slot.into_inner().unwrap_or_else(PoisonError::into_inner);
+            done.unwrap_or_else(|| Err(Error::new(ErrorKind::Interrupted, "compile was interrupted")))
+        })
+        .collect()
+}
+
+fn rows(jobs: &[Job], done: &[Done]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (job, done) in jobs.iter().zip(done) {
+        // A function that was not inlined spills on behalf of the kernels that call it.
+        for r in done.cubin.resources.iter().chain(&done.cubin.functions) {
+            rows.push(Row {
+                family: job.family.to_owned(),
+                specialisation: job.spec.label(),
+                kernel: r.entry.clone(),
+                arch: job.arch.clone(),
+                nvrtc: done.nvrtc.clone(),
+                registers: r.registers,
+                spill_bytes: r.spill_store_bytes + r.spill_load_bytes,
+                stack_bytes: r.stack_bytes,
+                shared_bytes: r.shared_bytes,
+                constant_bytes: r.constant_bytes,
+            });
+        }
+    }
+    rows
+}
+
+/// A file's name for a specialisation: the source's, with the constants that tell it from others of that source.
+fn file_name(spec: &Specialisation, number: usize) -> String {
+    let label = spec.label();
+    let (source, constants) = label.split_once(" [").unwrap_or((&label, ""));
+    let stem = source.strip_suffix(".cu").unwrap_or(source);
+    let constants: String =
+        constants.replace(" = ", "").chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect();
+    match constants.len() {
+        0 => format!("{stem}.cu"),
+        // What a file system may refuse gets a number.
+        n if n > 150 => format!("{stem}-{number}.cu"),
+        _ => format!("{stem}-{constants}.cu"),
+    }
+}
+
+/// One file a specialisation, and the headers that they include.
+fn emit(folder: &Path, jobs: &[Job]) -> Result<usize> {
+    let write = |path: &Path, text: &str| {
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, &e))?;
+        std::fs::write(path, text).map_err(|e| Error::io("write", path, &e))
+    };
+    let mut seen = HashSet::new();
+    let mut count = 0;
+    for job in jobs {
+        let text = emitted_source(&job.spec);
+        if seen.insert(text.clone()) {
+            write(&folder.join(file_name(&job.spec, count)), &text)?;
+            count += 1;
+        }
+        for (name, text) in job.spec.headers {
+            write(&folder.join(name), text)?;
+        }
+    }
+    Ok(count)
+}
+
+pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
+    let json = args.json.json.as_deref();
+    json_can_be_written(json)?;
+    if let Some(path) = &args.nvrtc {
+        set_nvrtc_path(Some(path.clone()));
+    }
+    let archs = archs(args, common.quiet)?;
+    let jobs = jobs(&args.families, &archs)?;
+    let progress = Terminal::new(common.quiet);
+    let done = compile_all(&jobs, &progress)?;
+    let rows = rows(&jobs, &done);
+
+    let print = !is_stdout(json);
+    if print && args.report {
+        let cells: Vec<Vec<String>> = rows
+            .iter()
+            .map(|r| {
+                let kernel = format!("{} {}", r.specialisation, r.kernel);
+                let numbers = [r.registers, r.spill_bytes, r.stack_bytes, r.shared_bytes].map(|n| n.to_string());
+                [[r.family.clone(), kernel, r.arch.clone(), r.nvrtc.clone()].as_slice(), &numbers].concat()
+            })
+            .collect();
+        let headings = ["family", "kernel", "arch", "nvrtc", "registers", "spills", "stack", "shared"];
+        for line in table(&headings, &cells, 4) {
+            out.line(line)?;
+        }
+    }
+    if let Some(folder) = &args.emit {
+        let count = emit(folder, &jobs)?;
+        note(common.quiet, &format!("{count} sources in {}", folder.display()));
+    }
+    if let Some(path) = &args.pack {
+        write_pack(path, jobs.iter().zip(&done).map(|(j, d)| (j.key, &d.cubin)))?;
+        note(common.quiet, &format!("{} cubins in {}", jobs.len(), path.display()));
+    }
+    write_json(json, &rows, out)?;
+    let spilling: Vec<String> = rows
+        .iter()
+        .filter(|r| r.spill_bytes > 0)
+        .map(|r| format!("{} of {} for {}", r.kernel, r.specialisation, r.arch))
+        .collect();
+    if print {
+        let size: usize = done.iter().map(|d| d.cubin.bytes.len()).sum();
+        out.line(format_args!(
+            "{} cubins for {}, {}, {} with spills",
+            jobs.len(),
+            archs.join(", "),
+            crate::output::bytes(size as u64),
+            spilling.len()
+        ))?;
+    }
+    if (args.report || args.deny_spills) && !spilling.is_empty() {
+        crate::output::error_line(&Error::config(format!("registers spill in {}", spilling.join("; "))));
+        return Err(Stop::Failed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chronaxie::cuda::{Constant, KernelSource};
+
+    #[test]
+    fn sources_are_named_by_their_constants() {
+        let source = KernelSource::embedded("layers/toy/cuda/toy.cu", "");
+        let mut spec = Specialisation::new(source, &["toy"]);
+        assert_eq!(file_name(&spec, 0), "layers/toy/cuda/toy.cu");
+        spec.constants = vec![("kHidden", Constant::Int(128)), ("kScalar", Constant::Type("float"))];
+        assert_eq!(file_name(&spec, 0), "layers/toy/cuda/toy-kHidden128kScalarfloat.cu");
+        spec.constants = vec![("kLong", Constant::Int(1)); 40];
+        assert_eq!(file_name(&spec, 7), "layers/toy/cuda/toy-7.cu");
+    }
+}
