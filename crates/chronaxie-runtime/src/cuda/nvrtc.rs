@@ -163,7 +163,11 @@ impl Nvrtc {
         let strings = |list: &[&str]| list.iter().map(|s| c(s)).collect::<Result<Vec<_>>>();
         let header_names = strings(&program.headers.iter().map(|h| h.0).collect::<Vec<_>>())?;
         let header_texts = strings(&program.headers.iter().map(|h| h.1).collect::<Vec<_>>())?;
-        let option_texts = program.options(arch, options);
+        let mut option_texts = program.options(arch, options);
+        if self.version >= (13, 0) {
+            // From 13.0 on NVRTC has a cache of its own, whose hits come without a log, so without registers and spills.
+            option_texts.push("--no-cache".into());
+        }
         let option_list = strings(&option_texts.iter().map(String::as_str).collect::<Vec<_>>())?;
         let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
         let (names, texts, flags) = (pointers(&header_names), pointers(&header_texts), pointers(&option_list));
