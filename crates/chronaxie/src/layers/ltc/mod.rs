@@ -5,6 +5,7 @@ pub mod cuda;
 pub mod init;
 pub mod reference;
 pub mod spec;
+pub mod wirings;
 
 #[cfg(test)]
 mod tests;
