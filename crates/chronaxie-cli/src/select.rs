@@ -17,7 +17,7 @@ pub(crate) fn families(names: &[String]) -> Result<Vec<&'static dyn Op>> {
 pub(crate) fn cases(entries: &[&'static dyn Op], cases: &[Case]) -> Result<Option<Vec<Case>>> {
     for entry in entries {
         for case in cases {
-            entry.problem(case).map_err(|e| e.context(entry.name()))?;
+            chronaxie::op::problem(*entry, case).map_err(|e| e.context(entry.name()))?;
         }
     }
     Ok((!cases.is_empty()).then(|| cases.to_vec()))
