@@ -16,3 +16,4 @@ pub mod progress;
 pub mod real;
 pub mod registry;
 pub mod rng;
+pub mod simd_math;

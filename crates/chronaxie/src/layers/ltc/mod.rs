@@ -1,6 +1,7 @@
 //! Liquid time-constant networks: the fused semi-implicit Euler step of Hasani et al. (AAAI 2021).
 
 pub mod connectivity;
+pub mod cpu;
 pub mod cuda;
 pub mod init;
 pub mod reference;

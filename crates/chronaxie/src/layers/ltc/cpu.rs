@@ -1,0 +1,317 @@
+//! LTC on the CPU: threads over groups of batch rows, rows in the lanes of vectors.
+//!
+//! A group keeps its states as `[H, R]`, R = 8 rows beside each other (or 4, with two synapses in one vector), and walks
+//! through the synapses of each target: `z = a (v - mu)`, `r = 1 / (1 + 2^z)`, `num += q r`, `den += p r`, with the
+//! constants a, mu, p, q folded once a call. See `gates.rs`.
+//!
+//! Precision `fast` takes the same path: two terms of the exponential's polynomial would be all there is to save.
+#![allow(unsafe_code)]
+
+mod backward;
+mod close;
+mod fold;
+mod forward;
+mod gates;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use super::spec::Ltc;
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::simd::level;
+use crate::{Error, Layout, Place, Result, ViewMut, pool};
+use backward::{Given, Gradients};
+use fold::{Pack, SideInputs};
+use forward::{Call, Outputs, Strided};
+use layout::{Buffers, Group, Regions, Shared, Sums};
+
+/// A plan of LTC on the CPU. The bits of its results do not depend on the number of threads.
+#[derive(Debug)]
+pub struct CpuPlan {
+    problem: Ltc,
+    groups: Vec<Group>,
+    forward: (Signature, Regions),
+    backward: Option<(Signature, Regions)>,
+    empty: Layout,
+}
+
+impl CpuPlan {
+    /// A plan of `problem`; nothing is compiled or loaded.
+    ///
+    /// # Errors
+    /// If the problem is out of range, its scratch exceeds 64-bit sizes, or `options` names another variant than `simd`.
+    pub fn new(problem: &Ltc, options: &PlanOptions) -> Result<Self> {
+        if let Some(other) = options.variant.as_deref().filter(|v| *v != "simd") {
+            return Err(Error::config(format!("ltc: variant `{other}` is not one of the CPU's: simd")));
+        }
+        let problem = problem.clone().build()?;
+        let groups = layout::groups(problem.batch);
+        let plan = |pass| -> Result<_> {
+            Ok((problem.signature_of(pass)?, Regions::new(&problem, pass, groups.len(), options.scratch_gap)?))
+        };
+        let forward = plan(Pass::Forward)?;
+        let backward = if problem.backward { Some(plan(Pass::Backward)?) } else { None };
+        Ok(Self { problem, groups, forward, backward, empty: Layout::new(0) })
+    }
+
+    /// Finds the tensors of a call and folds the parameters into scratch.
+    fn call<'a>(
+        &'a self,
+        signature: &Signature,
+        regions: &Regions,
+        args: &Args<'_, 'a>,
+    ) -> Result<(Call<'a>, [SideInputs<'a>; 2])> {
+        let p = &self.problem;
+        let find = |name: &str| signature.input(name);
+        let must = |name: &str| find(name).ok_or_else(|| Error::config(format!("ltc: there is no input {name}")));
+        let floats = |name: &str| args.inputs[must(name)?].as_slice::<f32>();
+        let optional = |name: &str| find(name).map(|i| args.inputs[i].as_slice::<f32>()).transpose();
+        let side = |at: usize| -> Result<SideInputs<'a>> {
+            let (name, prefix, sources) = [("recurrent", "", p.hidden), ("sensory", "sensory_", p.inputs)][at];
+            let list = |list: &str| args.inputs[must(&format!("{name}_{list}"))?].as_slice::<i32>();
+            let floats = |name: &str| floats(&format!("{prefix}{name}"));
+            Ok(SideInputs {
+                name,
+                sources,
+                w: floats("w")?,
+                mu: floats("mu")?,
+                sigma: floats("sigma")?,
+                erev: floats("erev")?,
+                target_offsets: list("target_offsets")?,
+                source_of: list("source_of")?,
+            })
+        };
+        let sides = [side(0)?, side(1)?];
+        let fold = |at: usize| {
+            let [packs, sources, first] = regions.sides[at];
+            // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
+            let (packs, sources, first) = unsafe {
+                (
+                    regions.layout.carve::<f32>(&args.scratch, packs)?,
+                    regions.layout.carve::<i32>(&args.scratch, sources)?,
+                    regions.layout.carve::<i32>(&args.scratch, first)?,
+                )
+            };
+            let packs: &mut [Pack] = packs.as_chunks_mut().0;
+            fold::fold(&sides[at], p.constraint, packs, sources.as_chunks_mut().0, first)
+        };
+        let (recurrent, sensory) = (fold(0)?, fold(1)?);
+        // SAFETY: as above.
+        let neurons = unsafe { regions.layout.carve::<f32>(&args.scratch, regions.neurons)? }.as_chunks_mut().0;
+        let positive = p.constraint == super::Constraint::Softplus;
+        let (cm, gleak, vleak) = (floats("cm")?, floats("gleak")?, floats("vleak")?);
+        fold::fold_neurons(cm, gleak, vleak, positive, p.epsilon as f32, neurons);
+        let norm = if p.layer_norm { Some([floats("norm_weight")?, floats("norm_bias")?]) } else { None };
+        let call = Call {
+            p,
+            recurrent,
+            sensory,
+            neurons,
+            x: Strided::new(&args.inputs[must("x")?])?,
+            h0: find("h0").map(|i| Strided::new(&args.inputs[i])).transpose()?,
+            elapsed: find("elapsed").map(|i| Strided::new(&args.inputs[i])).transpose()?,
+            norm,
+            input_w: optional("input_w")?,
+            input_b: optional("input_b")?,
+            output_w: optional("output_w")?,
+            output_b: optional("output_b")?,
+        };
+        Ok((call, sides))
+    }
+
+    fn run_forward(&self, args: &mut Args<'_, '_>) -> Result<()> {
+        let (signature, regions) = &self.forward;
+        let (call, _) = self.call(signature, regions, args)?;
+        // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
+        let memory = Shared::new(unsafe { regions.layout.carve::<f32>(&args.scratch, regions.buffers)? });
+        let outputs = Outputs {
+            out: shared(args.outputs, signature, "out")?.ok_or_else(|| missing("out"))?,
+            final_state: shared(args.outputs, signature, "final_state")?.ok_or_else(|| missing("final_state"))?,
+            states: shared(args.outputs, signature, "states")?,
+            unfolds: match (
+                shared(args.outputs, signature, "unfold_states")?,
+                shared(args.outputs, signature, "unfold_dens")?,
+            ) {
+                (Some(states), Some(dens)) => Some([states, dens]),
+                _ => None,
+            },
+        };
+        let len = regions.sizes.buffers();
+        layout::for_each_free(regions.tasks, |task| {
+            for &g in &self.groups[regions.groups_of(task, self.groups.len())] {
+                // SAFETY: a task has its own part.
+                let memory = unsafe { memory.part(task * len, len) };
+                forward::forward(&call, g, Buffers::carve(&regions.sizes, memory), outputs);
+            }
+        });
+        Ok(())
+    }
+
+    fn run_backward(&self, signature: &Signature, regions: &Regions, args: &mut Args<'_, '_>) -> Result<()> {
+        if signature.outputs.is_empty() {
+            return Ok(());
+        }
+        let p = &self.problem;
+        let (call, sides) = self.call(signature, regions, args)?;
+        // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
+        let (memory, sums) = unsafe {
+            (
+                regions.layout.carve::<f32>(&args.scratch, regions.buffers)?,
+                regions.layout.carve::<f64>(&args.scratch, regions.sums)?,
+            )
+        };
+        let input = |name: &str| signature.input(name).map(|i| &args.inputs[i]).ok_or_else(|| missing(name));
+        let unfolds = match signature.input("unfold_states") {
+            None => None,
+            Some(_) => Some([Strided::new(input("unfold_states")?)?, Strided::new(input("unfold_dens")?)?]),
+        };
+        let given = Given {
+            states: Strided::new(input(if p.outputs_are_states() { "out" } else { "states" })?)?,
+            unfolds,
+            grad_out: Strided::new(input("grad_out")?)?,
+            grad_final_state: Strided::new(input("grad_final_state")?)?,
+        };
+        let grads = Gradients {
+            x: shared(args.outputs, signature, "grad_x")?,
+            h0: shared(args.outputs, signature, "grad_h0")?,
+            elapsed: shared(args.outputs, signature, "grad_elapsed")?,
+            parameters: p.wants.parameters,
+        };
+        let (len, sums_len) = (regions.sizes.buffers(), regions.sizes.sums());
+        let (parts, sum_parts) = (Shared::new(memory), Shared::new(sums));
+        layout::for_each_free(regions.tasks, |task| {
+            // SAFETY: a task has its own parts.
+            let (memory, sums) = unsafe { (parts.part(task * len, len), sum_parts.part(task * sums_len, sums_len)) };
+            sums.fill(0.0);
+            let mut buffers = Buffers::carve(&regions.sizes, memory);
+            let mut total = Sums::carve(&regions.sizes, sums);
+            for &g in &self.groups[regions.groups_of(task, self.groups.len())] {
+                backward::backward(&call, g, &regions.sizes, &mut buffers, &mut total, &given, grads);
+            }
+        });
+        if p.wants.parameters {
+            let tasks = close::Tasks { memory: sums, len: sums_len };
+            self.close(signature, regions, args, &call, &sides, tasks)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the gradients of all parameters from the tasks' sums.
+    fn close(
+        &self,
+        signature: &Signature,
+        regions: &Regions,
+        args: &mut Args<'_, '_>,
+        call: &Call<'_>,
+        sides: &[SideInputs<'_>; 2],
+        tasks: close::Tasks<'_>,
+    ) -> Result<()> {
+        let (p, sizes) = (&self.problem, &regions.sizes);
+        let mut base = 0;
+        for (s, (side, packs, first)) in sides.iter().zip([
+            (&call.recurrent, sizes.recurrent_packs, "grad_w"),
+            (&call.sensory, sizes.sensory_packs, "grad_sensory_w"),
+        ]) {
+            // The four matrices of a side follow each other in every signature.
+            let at = signature.output(first).ok_or_else(|| missing(first))?;
+            let [w, mu, sigma, erev, ..] = &mut args.outputs[at..] else { return Err(missing(first)) };
+            let gradients = [w.as_mut_slice()?, mu.as_mut_slice()?, sigma.as_mut_slice()?, erev.as_mut_slice()?];
+            close::close_side(s, side, p.constraint, tasks, base, gradients);
+            base += 8 * packs;
+        }
+        let floats = |name: &str| -> Result<&[f32]> {
+            args.inputs[signature.input(name).ok_or_else(|| missing(name))?].as_slice::<f32>()
+        };
+        let (gleak, cm) = (floats("gleak")?, floats("cm")?);
+        let mut write = |name: &str, value: &dyn Fn(usize) -> f64| -> Result<()> {
+            if let Some(at) = signature.output(name) {
+                for (j, x) in args.outputs[at].as_mut_slice::<f32>()?.iter_mut().enumerate() {
+                    *x = value(j) as f32;
+                }
+            }
+            Ok(())
+        };
+        let neuron = |j: usize| tasks.add::<3>(base + 3 * j);
+        let leak = |j: usize| f64::from(call.neurons[j][1]) - f64::from(p.epsilon as f32);
+        write("grad_gleak", &|j| close::slope(p.constraint, gleak[j]) * neuron(j)[0])?;
+        write("grad_vleak", &|j| leak(j) * neuron(j)[1])?;
+        write("grad_cm", &|j| close::slope(p.constraint, cm[j]) * neuron(j)[2])?;
+        base += 3 * p.hidden;
+        for (count, names) in [
+            (p.outputs, ["grad_output_w", "grad_output_b"]),
+            (p.inputs, ["grad_input_w", "grad_input_b"]),
+            (p.inputs, ["grad_norm_weight", "grad_norm_bias"]),
+        ] {
+            for (at, name) in names.into_iter().enumerate() {
+                write(name, &|j| tasks.add::<2>(base + 2 * j)[at])?;
+            }
+            base += 2 * count;
+        }
+        Ok(())
+    }
+}
+
+fn missing(name: &str) -> Error {
+    Error::config(format!("ltc: the signature has no tensor {name}"))
+}
+
+/// An output by name, for tasks that write disjoint rows of it.
+fn shared(outputs: &mut [ViewMut<'_>], signature: &Signature, name: &str) -> Result<Option<Shared<f32>>> {
+    signature.output(name).map(|i| Ok(Shared::new(outputs[i].as_mut_slice()?))).transpose()
+}
+
+impl Plan for CpuPlan {
+    fn entry(&self) -> &'static str {
+        "ltc"
+    }
+    fn place(&self) -> Place {
+        Place::Cpu
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        match pass {
+            Pass::Forward => Some(&self.forward.0),
+            Pass::Backward => self.backward.as_ref().map(|b| &b.0),
+            _ => None,
+        }
+    }
+    fn config(&self) -> String {
+        let count = |lanes: usize| self.groups.iter().filter(|g| g.lanes == lanes).count();
+        let keep = self.backward.as_ref().map_or_else(String::new, |(_, r)| {
+            let which = match (r.sizes.keep_recurrent, r.sizes.keep_sensory) {
+                (true, true) => "all",
+                (true, false) => "recurrent",
+                (false, true) => "sensory",
+                (false, false) => "no",
+            };
+            format!(", backward tasks = {}, {which} gates kept", r.tasks)
+        });
+        format!(
+            "simd = {}, groups of 8 rows = {}, of 4 rows = {}, forward tasks = {}{keep}, threads = {}",
+            level(),
+            count(8),
+            count(4),
+            self.forward.1.tasks,
+            pool::num_threads()
+        )
+    }
+    fn variant(&self) -> &'static str {
+        "simd"
+    }
+    fn scratch(&self, pass: Pass) -> &Layout {
+        match (pass, &self.backward) {
+            (Pass::Forward, _) => &self.forward.1.layout,
+            (Pass::Backward, Some((_, regions))) => &regions.layout,
+            _ => &self.empty,
+        }
+    }
+    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        match (pass, &self.backward) {
+            (Pass::Forward, _) => self.run_forward(args),
+            (Pass::Backward, Some((signature, regions))) => self.run_backward(signature, regions, args),
+            _ => Err(Error::config(format!("ltc: the plan has no {} pass", pass.name()))),
+        }
+    }
+    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,285 @@
+//! The forward pass of one group of rows.
+
+use super::fold::{Neuron, Side};
+use super::gates::sums;
+use super::layout::{Buffers, Group, Shared, stored};
+use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
+use crate::simd_math::{Lanes, mul_add};
+use crate::{Result, View};
+
+/// A host tensor of f32 with any strides.
+#[derive(Clone, Copy)]
+pub(super) struct Strided<'a, const A: usize> {
+    ptr: *const f32,
+    strides: [isize; A],
+    shape: [usize; A],
+    view: std::marker::PhantomData<&'a [f32]>,
+}
+// SAFETY: shared, read-only access to memory that outlives it, as `&[f32]` has.
+unsafe impl<const A: usize> Send for Strided<'_, A> {}
+// SAFETY: as above.
+unsafe impl<const A: usize> Sync for Strided<'_, A> {}
+
+impl<'a, const A: usize> Strided<'a, A> {
+    /// The elements of `view`, which has A axes.
+    pub fn new(view: &View<'a>) -> Result<Self> {
+        let (mut strides, mut shape) = ([0; A], [0; A]);
+        strides.copy_from_slice(view.strides());
+        shape.copy_from_slice(view.shape());
+        Ok(Self { ptr: view.as_ptr::<f32>()?, strides, shape, view: std::marker::PhantomData })
+    }
+    /// The element at `index`.
+    ///
+    /// # Safety
+    /// Every index must be below the size of its axis.
+    #[inline(always)]
+    pub unsafe fn at(&self, index: [usize; A]) -> f32 {
+        let mut offset = 0;
+        for axis in 0..A {
+            debug_assert!(index[axis] < self.shape[axis]);
+            offset += index[axis] as isize * self.strides[axis];
+        }
+        // SAFETY: the view reaches every element of its shape.
+        unsafe { *self.ptr.offset(offset) }
+    }
+}
+
+/// What every group of a call reads.
+pub(super) struct Call<'a> {
+    pub p: &'a Ltc,
+    pub recurrent: Side<'a>,
+    pub sensory: Side<'a>,
+    /// `[H]`, see [`Neuron`].
+    pub neurons: &'a [[f32; 4]],
+    /// `[B, T, D]`.
+    pub x: Strided<'a, 3>,
+    /// `[B, H]`.
+    pub h0: Option<Strided<'a, 2>>,
+    /// `[B, T]`.
+    pub elapsed: Option<Strided<'a, 2>>,
+    /// `[D]`: LayerNorm's weight and bias.
+    pub norm: Option<[&'a [f32]; 2]>,
+    /// `[D]`.
+    pub input_w: Option<&'a [f32]>,
+    pub input_b: Option<&'a [f32]>,
+    /// `[M]`.
+    pub output_w: Option<&'a [f32]>,
+    pub output_b: Option<&'a [f32]>,
+}
+
+/// What the forward pass writes.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs {
+    /// `[B, T, M]`.
+    pub out: Shared<f32>,
+    /// `[B, H]`.
+    pub final_state: Shared<f32>,
+    /// `[B, T, H]`.
+    pub states: Option<Shared<f32>>,
+    /// `[B, T, K, H]` states before each unfold, and denominators.
+    pub unfolds: Option<[Shared<f32>; 2]>,
+}
+
+impl Group {
+    /// The row of a lane; lanes behind the last row repeat it.
+    #[inline(always)]
+    pub(super) fn row_of(&self, lane: usize) -> usize {
+        self.row + lane.min(self.rows - 1)
+    }
+}
+
+impl Call<'_> {
+    /// K / dt of each lane, and dt.
+    #[inline(always)]
+    pub(super) fn rate<const R: usize>(&self, g: Group, t: usize) -> (Lanes<R>, Lanes<R>) {
+        let mut duration = Lanes::splat(self.p.dt as f32);
+        if let Some(elapsed) = &self.elapsed {
+            for l in 0..R {
+                // SAFETY: rows of a group are below B, and t below T.
+                duration.0[l] = unsafe { elapsed.at([g.row_of(l), t]) };
+            }
+        }
+        (Lanes::splat(self.p.unfolds as f32) / duration, duration)
+    }
+
+    /// Inputs of step `t`, transposed to `y`, `[D, R]`: normalised (also to `normal`) and then mapped to `u`.
+    ///
+    /// Returns LayerNorm's 1 / sqrt(variance + epsilon).
+    #[inline(always)]
+    pub(super) fn load_inputs<const FMA: bool, const R: usize>(
+        &self,
+        g: Group,
+        t: usize,
+        y: &mut [f32],
+        normal: &mut [f32],
+        u: &mut [f32],
+    ) -> [f64; R] {
+        let inputs = self.p.inputs;
+        let (y, normal) = (&mut y.as_chunks_mut::<R>().0[..inputs], &mut normal.as_chunks_mut::<R>().0[..inputs]);
+        let (u, last) = u.as_chunks_mut::<R>().0[..=inputs].split_at_mut(inputs);
+        last[0] = [0.0; R];
+        let rows: [usize; R] = std::array::from_fn(|l| g.row_of(l));
+        for (d, y) in y.iter_mut().enumerate() {
+            for l in 0..R {
+                // SAFETY: rows of a group are below B, t below T and d below D.
+                y[l] = unsafe { self.x.at([rows[l], t, d]) };
+            }
+        }
+        let mut scale = [0.0; R];
+        if let Some([weight, bias]) = self.norm {
+            let (mut mean, mut variance) = ([0.0; R], [0.0; R]);
+            for y in y.iter() {
+                for l in 0..R {
+                    mean[l] += f64::from(y[l]);
+                }
+            }
+            mean = mean.map(|m| m / inputs as f64);
+            for y in y.iter() {
+                for l in 0..R {
+                    let far = f64::from(y[l]) - mean[l];
+                    variance[l] += far * far;
+                }
+            }
+            scale = variance.map(|v| 1.0 / (v / inputs as f64 + NORM_EPSILON).sqrt());
+            for (d, (y, normal)) in y.iter_mut().zip(normal.iter_mut()).enumerate() {
+                for l in 0..R {
+                    normal[l] = ((f64::from(y[l]) - mean[l]) * scale[l]) as f32;
+                    y[l] = mul_add::<FMA>(normal[l], weight[d], bias[d]);
+                }
+            }
+        }
+        for (d, (u, y)) in u.iter_mut().zip(y.iter()).enumerate() {
+            let (w, b) = (self.input_w.map_or(1.0, |w| w[d]), self.input_b.map_or(0.0, |b| b[d]));
+            for l in 0..R {
+                u[l] = mul_add::<FMA>(y[l], w, b);
+            }
+        }
+        scale
+    }
+
+    /// The state before the first step, to `v`, `[H + 1, R]`, with its row of zeros.
+    #[inline(always)]
+    pub(super) fn initial_state<const R: usize>(&self, g: Group, v: &mut [f32]) {
+        let hidden = self.p.hidden;
+        let v = &mut v.as_chunks_mut::<R>().0[..=hidden];
+        v.fill([0.0; R]);
+        if let Some(h0) = &self.h0 {
+            for (j, v) in v[..hidden].iter_mut().enumerate() {
+                for (l, v) in v.iter_mut().enumerate() {
+                    // SAFETY: rows of a group are below B, and j below H.
+                    *v = unsafe { h0.at([g.row_of(l), j]) };
+                }
+            }
+        }
+    }
+
+    /// The state after an unfold, to `next`, from the one before, `v`, and its sums, `[2, H, N]`; `done` is told the
+    /// denominators of each neuron.
+    #[inline(always)]
+    pub(super) fn finish_unfold<const FMA: bool, const R: usize, const N: usize>(
+        &self,
+        rate: Lanes<R>,
+        [num, den]: [&[f32]; 2],
+        v: &[f32],
+        next: &mut [f32],
+        mut done: impl FnMut(usize, [f32; R]),
+    ) {
+        let hidden = self.p.hidden;
+        let (v, next) = (&v.as_chunks::<R>().0[..hidden], &mut next.as_chunks_mut::<R>().0[..=hidden]);
+        let (num, den) = (&num.as_chunks::<N>().0[..hidden], &den.as_chunks::<N>().0[..hidden]);
+        next[hidden] = [0.0; R];
+        for j in 0..hidden {
+            let neuron = Neuron::from(self.neurons[j]);
+            let mut dens = [0.0; R];
+            for l in 0..R {
+                let (mut n, mut d) = (num[j][l], den[j][l]);
+                for beside in 1..N / R {
+                    n += num[j][beside * R + l];
+                    d += den[j][beside * R + l];
+                }
+                let c = neuron.cm * rate.0[l];
+                dens[l] = c + (neuron.leak + d);
+                next[j][l] = mul_add::<FMA>(c, v[j][l], neuron.pull + n) / dens[l];
+            }
+            done(j, dens);
+        }
+    }
+}
+
+/// Runs all steps of one group.
+#[inline(always)]
+fn body<const FMA: bool, const R: usize, const N: usize>(
+    call: &Call<'_>,
+    g: Group,
+    buffers: Buffers<'_>,
+    outputs: Outputs,
+) {
+    let (steps, hidden, outs, unfolds) = (call.p.steps, call.p.hidden, call.p.outputs, call.p.unfolds);
+    let Buffers { u, y, normal, sensory, unfold, v, .. } = buffers;
+    let (mut now, mut next) = v.split_at_mut((hidden + 1) * R);
+    let (sensory_num, sensory_den) = sensory[..2 * hidden * N].split_at_mut(hidden * N);
+    let (num, den) = unfold[..2 * hidden * N].split_at_mut(hidden * N);
+    call.initial_state::<R>(g, now);
+    for t in 0..steps {
+        call.load_inputs::<FMA, R>(g, t, y, normal, u);
+        let (rate, _) = call.rate::<R>(g, t);
+        sensory_num.fill(0.0);
+        sensory_den.fill(0.0);
+        sums::<FMA, R, N, false>(&call.sensory, u, sensory_num, sensory_den, &mut []);
+        for k in 0..unfolds {
+            num.copy_from_slice(sensory_num);
+            den.copy_from_slice(sensory_den);
+            sums::<FMA, R, N, false>(&call.recurrent, now, num, den, &mut []);
+            let at = |row: usize| ((row * steps + t) * unfolds + k) * hidden;
+            call.finish_unfold::<FMA, R, N>(rate, [num, den], now, next, |j, dens| {
+                if let Some([_, stored]) = outputs.unfolds {
+                    for l in 0..g.rows {
+                        // SAFETY: elements of this group's rows.
+                        unsafe { stored.put(at(g.row + l) + j, dens[l]) };
+                    }
+                }
+            });
+            if let Some([stored, _]) = outputs.unfolds {
+                write_rows::<R>(now, g, hidden, stored, at);
+            }
+            std::mem::swap(&mut now, &mut next);
+        }
+        let at = |row: usize| (row * steps + t) * hidden;
+        if let Some(states) = outputs.states {
+            write_rows::<R>(now, g, hidden, states, at);
+        }
+        for l in 0..g.rows {
+            // SAFETY: elements of this group's rows.
+            let out = unsafe { outputs.out.part(((g.row + l) * steps + t) * outs, outs) };
+            for (j, out) in out.iter_mut().enumerate() {
+                let (w, b) = (call.output_w.map_or(1.0, |w| w[j]), call.output_b.map_or(0.0, |b| b[j]));
+                *out = mul_add::<FMA>(now[j * R + l], w, b);
+            }
+        }
+    }
+    write_rows::<R>(now, g, hidden, outputs.final_state, |row| row * hidden);
+}
+
+/// Writes `v`, `[H, R]`, to each row's H elements, which start where `at` says.
+#[inline(always)]
+fn write_rows<const R: usize>(v: &[f32], g: Group, hidden: usize, to: Shared<f32>, at: impl Fn(usize) -> usize) {
+    for l in 0..g.rows {
+        // SAFETY: elements of this group's rows.
+        let row = unsafe { to.part(at(g.row + l), hidden) };
+        for (j, x) in row.iter_mut().enumerate() {
+            *x = v[j * R + l];
+        }
+    }
+}
+
+crate::levels!(fn forward8(call: &Call<'_>, g: Group, b: Buffers<'_>, o: Outputs) = body, 8, [8, 8, 16]);
+crate::levels!(fn forward4(call: &Call<'_>, g: Group, b: Buffers<'_>, o: Outputs) = body, 4, [8, 8, 8]);
+
+/// Runs all steps of one group.
+pub(super) fn forward(call: &Call<'_>, g: Group, buffers: Buffers<'_>, outputs: Outputs) {
+    debug_assert_eq!(outputs.unfolds.is_some(), call.p.backward && stored(call.p));
+    match g.lanes {
+        8 => forward8(call, g, buffers, outputs),
+        _ => forward4(call, g, buffers, outputs),
+    }
+}

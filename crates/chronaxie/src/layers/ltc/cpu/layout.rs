@@ -1,0 +1,353 @@
+//! How a batch is cut into groups and tasks, and where each of them keeps what.
+
+use crate::layers::ltc::spec::{Ltc, Save};
+use crate::op::Pass;
+use crate::{Dtype, Layout, RegionId, Result, pool};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Batch rows that are computed together, one a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Group {
+    /// The first row.
+    pub row: usize,
+    /// How many rows there are.
+    pub rows: usize,
+    /// R, the lanes they take: 8, or 4 with two synapses side by side. Lanes behind the last row repeat it.
+    pub lanes: usize,
+}
+
+/// Groups of 8 rows, and behind them at most three of 4 rows, so that an even number of threads can share them evenly.
+///
+/// A function of the batch alone, so that the same rows meet in the same sums whatever the number of threads.
+pub(super) fn groups(batch: usize) -> Vec<Group> {
+    // Up to 4 rows left over fill a group of 4; more are cheaper in one of 8.
+    let mut eights = batch.saturating_sub(batch % 8) / 8 + usize::from(batch % 8 > 4);
+    let mut fours = usize::from((1..=4).contains(&(batch % 8)));
+    if eights % 2 == 1 {
+        eights -= 1;
+        fours += 2;
+    }
+    let mut row = 0;
+    let lanes = std::iter::repeat_n(8, eights).chain(std::iter::repeat_n(4, fours));
+    let cut = |lanes: usize| {
+        let group = Group { row, rows: lanes.min(batch - row), lanes };
+        row += group.rows;
+        group
+    };
+    lanes.map(cut).filter(|g| g.rows > 0).collect()
+}
+
+/// Runs `task(i)` for `0..count`, the next index to whichever thread is free: the long ones stand first.
+pub(super) fn for_each_free(count: usize, task: impl Fn(usize) + Send + Sync) {
+    let next = AtomicUsize::new(0);
+    pool::for_each(pool::num_threads().min(count), |_| {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return;
+            }
+            task(i);
+        }
+    });
+}
+
+/// A part of memory that several tasks write, each its own elements.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<T> {
+    ptr: *mut T,
+    len: usize,
+}
+// SAFETY: it is only an address; `Shared::part` states what its users must keep.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub fn new(slice: &mut [T]) -> Self {
+        Self { ptr: slice.as_mut_ptr(), len: slice.len() }
+    }
+    /// `len` elements from `start`.
+    ///
+    /// # Safety
+    /// The slice that this was made from is still borrowed, and no other part in use overlaps this one.
+    #[inline(always)]
+    pub unsafe fn part<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "a part of {len} from {start} of {}", self.len);
+        // SAFETY: in bounds as asserted; exclusive as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+    /// Writes one element, which no other task reads or writes.
+    ///
+    /// # Safety
+    /// As [`Shared::part`].
+    #[inline(always)]
+    pub unsafe fn put(self, at: usize, value: T) {
+        assert!(at < self.len, "element {at} of {}", self.len);
+        // SAFETY: in bounds as asserted; exclusive as the caller promises.
+        unsafe { self.ptr.add(at).write(value) }
+    }
+}
+
+/// Steps whose sensory sums are closed together: a reduction over lanes then serves that many gates.
+pub(super) const BLOCK: usize = 8;
+/// The largest cache of gates that a task keeps for each side, in bytes; beyond it they are evaluated again.
+const GATE_CACHE: usize = 4 << 20;
+/// What all tasks together may take, in bytes; beyond it fewer tasks share the groups.
+const TASK_BYTES: usize = 1 << 30;
+
+/// Sizes that the buffers of a task follow from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub inputs: usize,
+    pub hidden: usize,
+    pub outputs: usize,
+    pub unfolds: usize,
+    pub block: usize,
+    /// Bounds on packs, for any lists of these lengths.
+    pub recurrent_packs: usize,
+    pub sensory_packs: usize,
+    /// Whether the gates of the recurrent side, and of the sensory side, are kept between their uses.
+    pub keep_recurrent: bool,
+    pub keep_sensory: bool,
+    backward: bool,
+}
+
+/// Packs of two synapses in lists of `synapses` onto `targets`: at most one a target is half empty.
+fn packs(synapses: usize, targets: usize) -> usize {
+    (synapses + targets.min(synapses)) / 2
+}
+
+impl Sizes {
+    pub fn of(p: &Ltc, pass: Pass) -> Self {
+        let recurrent_packs = packs(p.connectivity.recurrent.len(), p.hidden);
+        let sensory_packs = packs(p.connectivity.sensory.len(), p.hidden);
+        let block = p.steps.min(BLOCK);
+        let fits = |packs: usize, times: usize| packs.saturating_mul(times).saturating_mul(64) <= GATE_CACHE;
+        Self {
+            inputs: p.inputs,
+            hidden: p.hidden,
+            outputs: p.outputs,
+            unfolds: p.unfolds,
+            block,
+            recurrent_packs,
+            sensory_packs,
+            keep_recurrent: fits(recurrent_packs, p.unfolds),
+            keep_sensory: fits(sensory_packs, block),
+            backward: pass == Pass::Backward,
+        }
+    }
+    /// Lengths of [`Buffers`], in the order of its fields.
+    fn lengths(&self) -> [usize; 19] {
+        let (d, h, k, n) = (self.inputs, self.hidden, self.unfolds, self.block);
+        let only = |backward: bool, len: usize| if backward { len } else { 0 };
+        let b = self.backward;
+        let most = d.max(h).div_ceil(2);
+        [
+            if b { n.max(1) } else { 1 } * (d + 1) * 8,
+            d * 8,
+            d * 8,
+            h * 32,
+            h * 32,
+            if b { k + 1 } else { 2 } * (h + 1) * 8,
+            only(b, k * h * 8),
+            only(b, k * h * 8),
+            only(b, k * h * 8),
+            only(b, h * 8),
+            only(b, (h + 1) * 8),
+            only(b, h * 16),
+            only(b, n * h * 8),
+            only(b, n * h * 8),
+            only(b, (d + 1) * 8),
+            only(b, most * 16),
+            only(b, most * 64),
+            only(b && self.keep_recurrent, k * self.recurrent_packs * 16),
+            only(b && self.keep_sensory, n * self.sensory_packs * 16),
+        ]
+    }
+    /// f32 of a task's [`Buffers`].
+    pub fn buffers(&self) -> usize {
+        self.lengths().iter().map(|n| n.next_multiple_of(16)).sum()
+    }
+    /// f64 of a task's [`Sums`].
+    pub fn sums(&self) -> usize {
+        if !self.backward {
+            return 0;
+        }
+        8 * (self.recurrent_packs + self.sensory_packs) + 3 * self.hidden + 2 * self.outputs + 4 * self.inputs
+    }
+    /// How many tasks share `groups` groups.
+    pub fn tasks(&self, groups: usize) -> usize {
+        let bytes = (4 * self.buffers() + 8 * self.sums()).max(1);
+        groups.min((TASK_BYTES / bytes).max(1))
+    }
+}
+
+/// What a task works in. The last axis of each is R lanes, or N of R where two synapses stand side by side.
+pub(super) struct Buffers<'a> {
+    /// `[block, D + 1, R]` mapped inputs; the last row is zero, for the empty half of a pack.
+    pub u: &'a mut [f32],
+    /// `[D, R]` inputs before the mapping, and normalised inputs.
+    pub y: &'a mut [f32],
+    pub normal: &'a mut [f32],
+    /// `[2, H, N]` numerators and denominators that the sensory side adds.
+    pub sensory: &'a mut [f32],
+    /// `[2, H, N]` the same of an unfold.
+    pub unfold: &'a mut [f32],
+    /// `[K + 1, H + 1, R]` states before each unfold and after the last (forward: two of them); the last row is zero.
+    pub v: &'a mut [f32],
+    /// `[K, H, R]` 1 / den.
+    pub inverse: &'a mut [f32],
+    /// `[K, H, R]` gradients of numerators and denominators.
+    pub alpha: &'a mut [f32],
+    pub beta: &'a mut [f32],
+    /// `[H, R]` gradient of the state.
+    pub a: &'a mut [f32],
+    /// `[H + 1, R]` what the synapses add to it.
+    pub pulled: &'a mut [f32],
+    /// `[2, H, R]` a step's sums for gleak and cm.
+    pub cell: &'a mut [f32],
+    /// `[block, H, R]` sums of alpha and beta over the unfolds of a step.
+    pub alpha_sum: &'a mut [f32],
+    pub beta_sum: &'a mut [f32],
+    /// `[D + 1, R]` gradient of the mapped inputs.
+    pub du: &'a mut [f32],
+    /// `[packs of a target, 2, R]` and four sums of that size.
+    pub products: &'a mut [f32],
+    pub partial: &'a mut [f32],
+    /// `[K, recurrent packs, 2, R]` and `[block, sensory packs, 2, R]` gates, or empty.
+    pub gates: &'a mut [f32],
+    pub sensory_gates: &'a mut [f32],
+}
+
+impl<'a> Buffers<'a> {
+    /// The buffers in a task's memory.
+    pub fn carve(sizes: &Sizes, memory: &'a mut [f32]) -> Self {
+        let mut rest = memory;
+        let [
+            u,
+            y,
+            normal,
+            sensory,
+            unfold,
+            v,
+            inverse,
+            alpha,
+            beta,
+            a,
+            pulled,
+            cell,
+            alpha_sum,
+            beta_sum,
+            du,
+            products,
+            partial,
+            gates,
+            sensory_gates,
+        ] = sizes.lengths().map(|len| {
+            let (part, behind) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(16));
+            rest = behind;
+            &mut part[..len]
+        });
+        Self {
+            u,
+            y,
+            normal,
+            sensory,
+            unfold,
+            v,
+            inverse,
+            alpha,
+            beta,
+            a,
+            pulled,
+            cell,
+            alpha_sum,
+            beta_sum,
+            du,
+            products,
+            partial,
+            gates,
+            sensory_gates,
+        }
+    }
+}
+
+/// A task's sums for parameters, over its rows and all steps, in f64.
+pub(super) struct Sums<'a> {
+    /// `[packs, 2][S1, S2, A, B]`: sums of alpha r, beta r, dz and dz (v - mu).
+    pub recurrent: &'a mut [[f64; 4]],
+    pub sensory: &'a mut [[f64; 4]],
+    /// `[H][alpha (vleak - v'), alpha, dc K / dt]`.
+    pub neurons: &'a mut [[f64; 3]],
+    /// `[M][w, b]`.
+    pub output: &'a mut [[f64; 2]],
+    /// `[D][w, b]`.
+    pub input: &'a mut [[f64; 2]],
+    /// `[D][weight, bias]`.
+    pub norm: &'a mut [[f64; 2]],
+}
+
+impl<'a> Sums<'a> {
+    /// The sums in a task's memory.
+    pub fn carve(sizes: &Sizes, memory: &'a mut [f64]) -> Self {
+        let mut rest = memory;
+        let mut take = |len: usize| {
+            let (part, behind) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = behind;
+            part
+        };
+        Self {
+            recurrent: take(8 * sizes.recurrent_packs).as_chunks_mut().0,
+            sensory: take(8 * sizes.sensory_packs).as_chunks_mut().0,
+            neurons: take(3 * sizes.hidden).as_chunks_mut().0,
+            output: take(2 * sizes.outputs).as_chunks_mut().0,
+            input: take(2 * sizes.inputs).as_chunks_mut().0,
+            norm: take(2 * sizes.inputs).as_chunks_mut().0,
+        }
+    }
+}
+
+/// The scratch regions of a pass.
+#[derive(Debug, Clone)]
+pub(super) struct Regions {
+    pub layout: Layout,
+    pub sizes: Sizes,
+    pub tasks: usize,
+    /// Folded constants, sources, and the first pack of each target: recurrent, sensory.
+    pub sides: [[RegionId; 3]; 2],
+    pub neurons: RegionId,
+    pub buffers: RegionId,
+    pub sums: RegionId,
+}
+
+impl Regions {
+    pub fn new(p: &Ltc, pass: Pass, groups: usize, gap: usize) -> Result<Self> {
+        let sizes = Sizes::of(p, pass);
+        let tasks = sizes.tasks(groups);
+        let mut layout = Layout::new(gap);
+        let mut side = |names: [&'static str; 3], packs: usize| -> Result<[RegionId; 3]> {
+            Ok([
+                layout.push(names[0], Dtype::F32, packs * 8)?,
+                layout.push(names[1], Dtype::I32, packs * 2)?,
+                layout.push(names[2], Dtype::I32, p.hidden + 1)?,
+            ])
+        };
+        let sides = [
+            side(["recurrent_constants", "recurrent_sources", "recurrent_packs"], sizes.recurrent_packs)?,
+            side(["sensory_constants", "sensory_sources", "sensory_packs"], sizes.sensory_packs)?,
+        ];
+        let neurons = layout.push("neurons", Dtype::F32, p.hidden * 4)?;
+        let buffers = layout.push("buffers", Dtype::F32, tasks * sizes.buffers())?;
+        let sums = layout.push("sums", Dtype::F64, tasks * sizes.sums())?;
+        Ok(Self { layout, sizes, tasks, sides, neurons, buffers, sums })
+    }
+    /// The groups of a task, out of `groups`.
+    pub fn groups_of(&self, task: usize, groups: usize) -> std::ops::Range<usize> {
+        task * groups / self.tasks..(task + 1) * groups / self.tasks
+    }
+}
+
+/// Whether the forward pass stored every unfold.
+pub(super) fn stored(p: &Ltc) -> bool {
+    p.save == Save::Store
+}
