@@ -17,7 +17,7 @@ fn line(r: &Record, out: &Out) -> String {
     };
     let reason = if r.status == Status::Passed { "" } else { r.reason.as_str() };
     let text = format!(
-        "{:<14} {:<34} {:<7} {:<5} {:<5} {:<24} {:>9} {:>9}  {status}  {reason}",
+        "{:<14} {:<44} {:<7} {:<5} {:<5} {:<24} {:>9} {:>9}  {status}  {reason}",
         r.family,
         r.case,
         r.backend,
@@ -55,9 +55,10 @@ impl Digest {
     }
     fn line(&self) -> Option<String> {
         let (family, case, backend) = self.name.as_ref().filter(|_| self.passed > 0)?;
-        let worst = self.worst.as_ref().map_or(String::new(), |(_, w)| format!("closest to its bound: {w}"));
+        let worst = self.worst.as_ref().filter(|(ratio, _)| *ratio > 0.0);
+        let worst = worst.map_or(String::new(), |(_, w)| format!("closest to its bound: {w}"));
         let text =
-            format!("{family:<14} {case:<34} {backend:<7} {:>3} passed {:>6.2} s  {worst}", self.passed, self.seconds);
+            format!("{family:<14} {case:<44} {backend:<7} {:>3} passed {:>6.2} s  {worst}", self.passed, self.seconds);
         Some(text.trim_end().to_owned())
     }
 }
@@ -77,6 +78,8 @@ pub(crate) fn run(args: &Check, common: &Common, out: &mut Out) -> Outcome {
     let table = !is_stdout(json);
     let mut records: Vec<Record> = Vec::new();
     let mut digest = Digest::default();
+    // A backend that is missing is missing for every case: its reason is told once.
+    let mut missing: Vec<(String, usize, String)> = Vec::new();
     let mut printed: Outcome = Ok(());
     let summary = check(&entries, &targets, &options, &progress, &mut |r| {
         if table && printed.is_ok() {
@@ -86,6 +89,13 @@ pub(crate) fn run(args: &Check, common: &Common, out: &mut Out) -> Outcome {
                     done.line().map_or(Ok(()), |l| if common.verbose == 0 { out.line(l) } else { Ok(()) })?;
                 }
                 digest.add(r);
+                if common.verbose == 0 && r.status == Status::Skipped {
+                    match missing.iter_mut().find(|(b, _, reason)| *b == r.backend && *reason == r.reason) {
+                        Some((_, count, _)) => *count += 1,
+                        None => missing.push((r.backend.clone(), 1, r.reason.clone())),
+                    }
+                    return Ok(());
+                }
                 if common.verbose > 0 || r.status != Status::Passed { out.line(line(r, out)) } else { Ok(()) }
             });
             if printed.is_err() {
@@ -98,6 +108,9 @@ pub(crate) fn run(args: &Check, common: &Common, out: &mut Out) -> Outcome {
     let summary = summary?;
     if let Some(l) = digest.line().filter(|_| table && common.verbose == 0) {
         out.line(l)?;
+    }
+    for (backend, count, reason) in &missing {
+        out.line(format_args!("{count} skipped on {backend}: {reason}"))?;
     }
     write_json(json, &records, out)?;
     if table {

@@ -130,8 +130,8 @@ fn judge(cost: &Cost, ceilings: &Ceilings, launches: u64, measured_ms: f64) -> (
 pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
     let problem = crate::op::problem(op, case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
-    let ceilings = bench::ceilings(device, plan.variant())?;
     let mut passes = Vec::new();
+    let mut source = String::new();
     for &pass in op.passes() {
         let Some(signature) = plan.signature(pass) else { continue };
         let cost = problem.cost(pass);
@@ -139,6 +139,8 @@ pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
         let launches = kernels.iter().map(|k| k.launches).sum();
         let mut workspace = bench::ready(op, case, &*plan, &[pass], device)?;
         let timing = bench::time(&*plan, &[pass], &mut workspace, device, cost.bytes, 0.3)?;
+        let ceilings = bench::ceilings(device, plan.variant(), workspace.bytes() as u64)?;
+        source.clone_from(&ceilings.source);
         let (measured_ms, ..) = bench::spread(timing.ms);
         let (binds, verdict) = judge(&cost, &ceilings, launches, measured_ms);
         let transfer_ms = match device {
@@ -177,7 +179,7 @@ pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
         dtype: check::data_dtype(&*problem),
         variant: plan.variant().to_owned(),
         config: plan.config(),
-        ceilings: ceilings.source,
+        ceilings: source,
         passes,
     })
 }

@@ -4,7 +4,7 @@
 use super::ceiling::Ceilings;
 use crate::{Result, pool};
 use std::hint::black_box;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Independent sums that hide the latency of a multiply-add: 16 vectors of 16 lanes.
@@ -30,21 +30,27 @@ pub(super) fn name() -> String {
     format!("{model}, {}, {} threads", crate::simd::level(), pool::num_threads())
 }
 
-/// Copy bandwidth and multiply-add rate of all threads of the pool, best of a few runs, measured once.
-pub(super) fn ceilings() -> Ceilings {
-    static MEASURED: OnceLock<Ceilings> = OnceLock::new();
-    MEASURED
-        .get_or_init(|| {
-            let flops = best(5, flops_per_s);
-            Ceilings {
-                bytes_per_s: copy_bytes_per_s(),
-                flops_per_s: flops,
-                // An exponential or a reciprocal as a polynomial is about 20 multiplications and additions.
-                special_per_s: flops / 20.0,
-                source: format!("measured copy and multiply-add, {} threads", pool::num_threads()),
-            }
-        })
-        .clone()
+/// The ceilings of this CPU for work on `bytes` of memory: the bandwidth of a copy that touches as many, so that both have
+/// the same share of the caches, and the rate of multiply-adds. Each is measured once, on all threads of the pool.
+pub(super) fn ceilings(bytes: u64) -> Ceilings {
+    static FLOPS: OnceLock<f64> = OnceLock::new();
+    static COPIES: Mutex<Vec<(usize, f64)>> = Mutex::new(Vec::new());
+    let flops = *FLOPS.get_or_init(|| best(5, flops_per_s));
+    let size = (bytes.clamp(1 << 16, 512 << 20) as usize).next_power_of_two();
+    let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = copies.iter().find(|(s, _)| *s == size).map(|(_, b)| *b);
+    let bytes_per_s = known.unwrap_or_else(|| {
+        let measured = copy_bytes_per_s(size);
+        copies.push((size, measured));
+        measured
+    });
+    Ceilings {
+        bytes_per_s,
+        flops_per_s: flops,
+        // An exponential or a reciprocal as a polynomial is about 20 multiplications and additions.
+        special_per_s: flops / 20.0,
+        source: format!("copies of as many bytes and multiply-adds, measured on {} threads", pool::num_threads()),
+    }
 }
 
 fn best(runs: usize, mut measure: impl FnMut() -> f64) -> f64 {
@@ -62,20 +68,24 @@ fn flops_per_s() -> f64 {
     (threads * 2 * LANES * ROUNDS) as f64 / start.elapsed().as_secs_f64()
 }
 
-fn copy_bytes_per_s() -> f64 {
-    // Larger than the caches of the CPUs that this runs on, in 64 parts for the threads.
-    const PART: usize = 4 << 20;
-    const PARTS: usize = 64;
-    let from = vec![1u8; PART * PARTS];
-    let to: Vec<std::sync::Mutex<Vec<u8>>> = (0..PARTS).map(|_| std::sync::Mutex::new(vec![2u8; PART])).collect();
-    best(3, || {
+/// Bytes read and written a second by a copy that touches `size` bytes, half of them to read.
+fn copy_bytes_per_s(size: usize) -> f64 {
+    let parts = pool::num_threads();
+    let part = size / 2 / parts;
+    let from = vec![1u8; part * parts];
+    let to: Vec<Mutex<Vec<u8>>> = (0..parts).map(|_| Mutex::new(vec![2u8; part])).collect();
+    // Small copies are repeated, so that starting the threads does not count.
+    let repeats = (64 << 20) / size + 1;
+    best(5, || {
         let start = Instant::now();
-        pool::for_each(PARTS, |i| {
+        pool::for_each(parts, |i| {
             if let Ok(mut to) = to[i].lock() {
-                to.copy_from_slice(&from[i * PART..(i + 1) * PART]);
+                for _ in 0..repeats {
+                    to.copy_from_slice(black_box(&from[i * part..(i + 1) * part]));
+                }
             }
         });
-        (2 * PART * PARTS) as f64 / start.elapsed().as_secs_f64()
+        (2 * part * parts * repeats) as f64 / start.elapsed().as_secs_f64()
     })
 }
 
@@ -111,7 +121,7 @@ mod tests {
 
     #[test]
     fn ceilings_are_plausible() {
-        let c = ceilings();
+        let c = ceilings(1 << 26);
         assert!(c.bytes_per_s > 1e8 && c.bytes_per_s < 1e13, "{c:?}");
         assert!(c.flops_per_s > 1e8 && c.flops_per_s < 1e14, "{c:?}");
         assert_eq!(c.special_per_s, c.flops_per_s / 20.0);

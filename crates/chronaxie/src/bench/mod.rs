@@ -211,10 +211,10 @@ pub(crate) fn cost(problem: &dyn Problem, passes: &[Pass]) -> Cost {
     passes.iter().map(|&p| problem.cost(p)).fold(Cost::default(), add)
 }
 
-/// The ceilings of a device for a variant.
-pub(crate) fn ceilings(device: &Device, variant: &str) -> Result<Ceilings> {
+/// The ceilings of a device for a variant that works on `bytes`.
+pub(crate) fn ceilings(device: &Device, variant: &str, bytes: u64) -> Result<Ceilings> {
     match device {
-        Device::Cpu => Ok(cpu::ceilings()),
+        Device::Cpu => Ok(cpu::ceilings(bytes)),
         Device::Cuda(d) => cuda::ceilings(d, variant),
     }
 }
@@ -253,44 +253,49 @@ pub(crate) fn time(
     }
 }
 
-/// A workspace for the passes of a verb, with everything written that they read.
+/// A workspace for some passes and those that come before them, with everything written that they read.
 pub(crate) fn ready(op: &dyn Op, case: &Case, plan: &dyn Plan, passes: &[Pass], device: &Device) -> Result<Workspace> {
-    let with_forward: &[Pass] =
-        if passes.contains(&Pass::Backward) { &[Pass::Forward, Pass::Backward] } else { passes };
-    let mut workspace = inputs::workspace(op, case, plan, with_forward, device)?;
-    if with_forward.len() > passes.len() {
+    let all = with_forward(passes);
+    let mut workspace = inputs::workspace(op, case, plan, all, device)?;
+    if all.contains(&Pass::Backward) {
         workspace.bind(plan, Pass::Forward, crate::call::default_stream(device))?.run()?;
         device.synchronize()?;
     }
     Ok(workspace)
 }
 
-/// The largest error of a case, or of a smaller one of its kind; a sentence if it is out of bounds.
-fn largest_error(
-    op: &dyn Op,
-    case: &Case,
-    passes: &[Pass],
-    device: &Device,
-) -> Result<(Case, Option<f64>, Option<String>)> {
-    // The law runs on one core: about a second for as much arithmetic.
-    const ARITHMETIC: u64 = 50_000_000;
+/// A backward pass needs the forward pass before it.
+fn with_forward(passes: &[Pass]) -> &[Pass] {
+    if passes.contains(&Pass::Backward) { &[Pass::Forward, Pass::Backward] } else { passes }
+}
+
+/// Bytes of every tensor and of the scratch that `passes` need together, and of the scratch alone.
+fn memory(plan: &dyn Plan, passes: &[Pass]) -> (u64, u64) {
+    let mut names: Vec<&str> = Vec::new();
+    let (mut bytes, mut scratch) = (0, 0);
+    for &pass in passes {
+        let Some(signature) = plan.signature(pass) else { continue };
+        for t in signature.inputs.iter().chain(&signature.outputs) {
+            if !names.contains(&t.name.as_ref()) {
+                names.push(&t.name);
+                bytes += t.bytes() as u64;
+            }
+        }
+        scratch = scratch.max(plan.scratch(pass).bytes() as u64);
+    }
+    (bytes + scratch, scratch)
+}
+
+/// The errors of a case, or of a smaller one of its kind, and that case.
+fn errors(op: &dyn Op, case: &Case, passes: &[Pass], device: &Device) -> Result<(Case, Vec<check::Compared>)> {
+    // The law runs on one core: well below a second for as much arithmetic.
+    const ARITHMETIC: u64 = 20_000_000;
     let small = inputs::reduce(op, case, |p| {
         let c = cost(p, passes);
         Ok(c.flops.max(c.bytes / 4) + 20 * c.special > ARITHMETIC)
     })?;
-    let all = check::measure(&*crate::op::problem(op, &small)?, passes, device, 1)?;
-    let red = all.iter().find(|c| c.status() == Status::Failed);
-    let red = red.map(|c| {
-        format!(
-            "its check fails on {small}: {}: {} {:e}, at most {:e}: {}",
-            c.quantity,
-            c.metric,
-            c.error,
-            c.tolerance,
-            c.reason()
-        )
-    });
-    Ok((small, all.iter().map(|c| c.error).reduce(f64::max), red))
+    let all = check::measure(&*op.problem(&small)?, passes, device, 1)?;
+    Ok((small, all))
 }
 
 /// Times all verbs of a case; a sentence if its values are wrong.
@@ -301,137 +306,108 @@ fn time_case(
     options: &Options,
     sink: &mut dyn FnMut(Record),
 ) -> Result<Option<String>> {
-    let problem: Arc<dyn Problem> = crate::op::problem(op, case)?;
+    let problem: Arc<dyn Problem> = op.problem(case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
-    let ceilings = ceilings(device, plan.variant())?;
-    let device_name = match device {
-        Device::Cpu => cpu::name(),
-        Device::Cuda(d) => d.name().to_owned(),
-    };
-    for (verb, passes) in verbs(op, &*problem) {
-        let compared: &[Pass] =
-            if passes.contains(&Pass::Backward) { &[Pass::Forward, Pass::Backward] } else { passes };
-        let (error_case, max_error, red) = largest_error(op, case, compared, device)?;
-        if red.is_some() {
-            return Ok(red);
+    let verbs = verbs(op, &*problem);
+    // Forward and backward share their errors and their memory; a step has its own.
+    let (steps, rest): (Vec<Verb>, Vec<Verb>) = verbs.into_iter().partition(|(_, p)| *p == [Pass::Step]);
+    for group in [rest, steps] {
+        let Some((_, widest)) = group.iter().max_by_key(|(_, passes)| passes.len()) else { continue };
+        let (error_case, compared) = errors(op, case, widest, device)?;
+        if let Some(c) = compared.iter().find(|c| c.status() == Status::Failed) {
+            return Ok(Some(format!(
+                "its check fails on {error_case}: {}: {} {:e}, at most {:e}: {}",
+                c.quantity,
+                c.metric,
+                c.error,
+                c.tolerance,
+                c.reason()
+            )));
         }
-        let mut workspace = ready(op, case, &*plan, passes, device)?;
-        let (scratch, peak) = (workspace.scratch_bytes() as u64, workspace.bytes() as u64);
-        let cost = cost(&*problem, passes);
-        let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, options.seconds)?;
-        drop(workspace);
-        let runs = timing.ms.len();
-        let (median_ms, min_ms, max_ms) = spread(timing.ms);
-        let (bound, shortest_ms) = ceilings.roofline(&cost);
-        let mut launches = 0;
-        for &pass in passes {
-            launches += plan.launches(pass)?.iter().map(|l| l.launches).sum::<u64>();
+        let mut workspace = ready(op, case, &*plan, widest, device)?;
+        for (verb, passes) in group {
+            let cost = cost(&*problem, passes);
+            let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, options.seconds)?;
+            let of_verb = |c: &&check::Compared| passes.iter().any(|p| c.quantity.starts_with(p.name()));
+            let max_error = compared.iter().filter(of_verb).map(|c| c.error).reduce(f64::max);
+            let measured = Measured { case, verb, passes, cost, timing, max_error, error_case: &error_case };
+            sink(record(&*problem, &*plan, device, options, measured)?);
         }
-        let provenance = &options.provenance;
-        let is_gpu = !matches!(device, Device::Cpu);
-        sink(Record {
-            family: op.name().to_owned(),
-            case: case.to_string(),
-            pass: verb.to_owned(),
-            backend: device.place().to_string(),
-            device: device_name.clone(),
-            dtype: check::data_dtype(&*problem),
-            precision: check::precision(case)?.name().to_owned(),
-            variant: plan.variant().to_owned(),
-            clock: timing.clock.to_owned(),
-            median_ms,
-            min_ms,
-            max_ms,
-            runs,
-            bytes: cost.bytes,
-            flops: cost.flops,
-            special: cost.special,
-            gb_per_s: cost.bytes as f64 / median_ms / 1e6,
-            tflop_per_s: cost.flops as f64 / median_ms / 1e9,
-            special_per_s: cost.special as f64 / median_ms * 1e3,
-            roofline_fraction: shortest_ms / median_ms,
-            bound: bound.name().to_owned(),
-            ceilings: ceilings.source.clone(),
-            cache: timing.cache.to_owned(),
-            workspace_bytes: scratch,
-            peak_bytes: peak,
-            launches,
-            max_error,
-            max_error_case: error_case.to_string(),
-            schema: SCHEMA,
-            date: provenance.date.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commit: provenance.commit.clone(),
-            driver: provenance.driver.clone().filter(|_| is_gpu),
-            nvrtc: provenance.nvrtc.clone().filter(|_| is_gpu),
-            sm_clock_mhz: timing.sm_clock_mhz,
-            power_w: timing.power_w,
-        });
     }
     Ok(None)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::toy::{Fault, Toy};
-
-    fn events(fault: Fault, options: &Options) -> (Vec<Event>, Summary) {
-        let mut all = Vec::new();
-        let target = [Target::Ready(Device::Cpu)];
-        let summary = run(&[&Toy(fault)], &target, options, &Silent, &mut |e| all.push(e.clone())).unwrap();
-        (all, summary)
-    }
-
-    #[test]
-    fn every_pass_of_every_case_is_timed() {
-        let options = Options {
-            cases: Some(vec!["B4_T256".parse().unwrap()]),
-            seconds: 0.02,
-            provenance: Provenance {
-                date: "2026-01-02".to_owned(),
-                driver: Some("13.0".to_owned()),
-                ..Default::default()
-            },
-            ..Options::default()
-        };
-        let (all, summary) = events(Fault::None, &options);
-        assert_eq!(summary, Summary { timed: 4, ..Summary::default() }, "{all:?}");
-        let records: Vec<Record> =
-            all.into_iter().map(|e| if let Event::Timed(r) = e { *r } else { panic!("{e:?}") }).collect();
-        let passes: Vec<_> = records.iter().map(|r| r.pass.as_str()).collect();
-        assert_eq!(passes, ["forward", "backward", "forward_backward", "step"]);
-        for r in &records {
-            assert!(r.min_ms <= r.median_ms && r.median_ms <= r.max_ms && r.min_ms > 0.0 && r.runs >= 3, "{r:?}");
-            assert!(r.roofline_fraction > 0.0 && r.max_error.is_some_and(|e| e < 1e-5), "{r:?}");
-            assert_eq!((r.clock.as_str(), r.backend.as_str(), r.variant.as_str()), ("call", "cpu", "loops"));
-            assert_eq!((r.driver.as_ref(), r.date.as_str(), r.dtype.as_str()), (None, "2026-01-02", "f32"));
-        }
-        let both = &records[2];
-        assert_eq!(both.bytes, records[0].bytes + records[1].bytes);
-        let gb = both.bytes as f64 / (both.median_ms * 1e-3) / 1e9;
-        assert!((both.gb_per_s - gb).abs() <= 1e-9 * gb);
-    }
-
-    #[test]
-    fn what_fails_its_check_is_not_timed() {
-        for (fault, says) in
-            [(Fault::Wrong, "forward.y"), (Fault::WrongGradient, "backward.grad_a"), (Fault::Random, "bits_repeat")]
-        {
-            let (all, summary) = events(fault, &Options { seconds: 0.01, ..Options::default() });
-            assert_eq!(summary, Summary { refused: 1, ..Summary::default() }, "{fault:?}: {all:?}");
-            let Event::Refused { reason, .. } = &all[0] else { panic!("{all:?}") };
-            assert!(reason.contains("its check fails") && reason.contains(says), "{reason}");
-        }
-        let (_, summary) = events(Fault::Unavailable, &Options::default());
-        assert_eq!(summary, Summary { skipped: 1, ..Summary::default() });
-    }
-
-    #[test]
-    fn a_case_of_the_users_own_may_be_refused_with_a_sentence() {
-        let options = Options { cases: Some(vec!["B4_Q1".parse().unwrap()]), ..Options::default() };
-        let (all, _) = events(Fault::None, &options);
-        let [Event::Refused { reason, case, .. }] = &all[..] else { panic!("{all:?}") };
-        assert!(case == "B4_Q1" && reason.contains("axis Q is not one of B, T"), "{reason}");
-    }
+/// What was found of one verb.
+struct Measured<'a> {
+    case: &'a Case,
+    verb: &'a str,
+    passes: &'a [Pass],
+    cost: Cost,
+    timing: Timing,
+    max_error: Option<f64>,
+    error_case: &'a Case,
 }
+
+fn record(
+    problem: &dyn Problem,
+    plan: &dyn Plan,
+    device: &Device,
+    options: &Options,
+    m: Measured<'_>,
+) -> Result<Record> {
+    let (peak_bytes, workspace_bytes) = memory(plan, m.passes);
+    let ceilings = ceilings(device, plan.variant(), peak_bytes)?;
+    let runs = m.timing.ms.len();
+    let (median_ms, min_ms, max_ms) = spread(m.timing.ms);
+    let (bound, shortest_ms) = ceilings.roofline(&m.cost);
+    let mut launches = 0;
+    for &pass in m.passes {
+        launches += plan.launches(pass)?.iter().map(|l| l.launches).sum::<u64>();
+    }
+    let (device_name, is_gpu) = match device {
+        Device::Cpu => (cpu::name(), false),
+        Device::Cuda(d) => (d.name().to_owned(), true),
+    };
+    let provenance = &options.provenance;
+    Ok(Record {
+        family: problem.entry().to_owned(),
+        case: m.case.to_string(),
+        pass: m.verb.to_owned(),
+        backend: device.place().to_string(),
+        device: device_name,
+        dtype: check::data_dtype(problem),
+        precision: check::precision(m.case)?.name().to_owned(),
+        variant: plan.variant().to_owned(),
+        clock: m.timing.clock.to_owned(),
+        median_ms,
+        min_ms,
+        max_ms,
+        runs,
+        bytes: m.cost.bytes,
+        flops: m.cost.flops,
+        special: m.cost.special,
+        gb_per_s: m.cost.bytes as f64 / median_ms / 1e6,
+        tflop_per_s: m.cost.flops as f64 / median_ms / 1e9,
+        special_per_s: m.cost.special as f64 / median_ms * 1e3,
+        roofline_fraction: shortest_ms / median_ms,
+        bound: bound.name().to_owned(),
+        ceilings: ceilings.source,
+        cache: m.timing.cache.to_owned(),
+        workspace_bytes,
+        peak_bytes,
+        launches,
+        max_error: m.max_error,
+        max_error_case: m.error_case.to_string(),
+        schema: SCHEMA,
+        date: provenance.date.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: provenance.commit.clone(),
+        driver: provenance.driver.clone().filter(|_| is_gpu),
+        nvrtc: provenance.nvrtc.clone().filter(|_| is_gpu),
+        sm_clock_mhz: m.timing.sm_clock_mhz,
+        power_w: m.timing.power_w,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,7 @@ mod tests;
 #[cfg(test)]
 pub(crate) mod toy;
 
-pub(crate) use case::{data_dtype, measure, precision, sample};
+pub(crate) use case::{Compared, data_dtype, measure, precision, sample};
 pub use record::{Record, Status, Summary};
 
 use crate::op::{Case, CaseSet, Op};

@@ -80,7 +80,8 @@ pub(super) fn compiles_once(op: &dyn Op, case: &Case, device: &Arc<CudaDevice>, 
         return Ok(());
     }
     let device = Device::Cuda(device.clone());
-    let plan = |t: usize| crate::op::problem(op, &case.clone().with_size("T", t))?.plan(&device, &PlanOptions::default());
+    let plan =
+        |t: usize| crate::op::problem(op, &case.clone().with_size("T", t))?.plan(&device, &PlanOptions::default());
     // Lengths up to 491; the ends first, because a configuration may turn on the length once or twice.
     plan(1)?;
     plan(500)?;
