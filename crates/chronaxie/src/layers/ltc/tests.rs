@@ -159,8 +159,9 @@ fn one_unfold_by_hand() {
         inputs.get_mut(name).unwrap().data[0] = value;
     }
     // u = 2 * 3 - 1 = 5 and v = 1 lie at the middle of both gates, so each is 1/2; c = 2 * 1 / 0.5 = 4.
-    let num = 4.0 * 1.0 + 1.0 * 0.5 + 3.0 * 0.5 * -1.0 + 2.0 * 0.5 * 1.0;
-    let den = 4.0 + 1.0 + 3.0 * 0.5 + 2.0 * 0.5;
+    let (g_vleak, recurrent, sensory) = (1.0 * 0.5, 3.0 * 0.5, 2.0 * 0.5);
+    let num = 4.0 * 1.0 + g_vleak - recurrent + sensory;
+    let den = 4.0 + 1.0 + recurrent + sensory;
     assert_eq!(reference::forward::<f64>(&p, &inputs).unwrap().get("out").unwrap().data, [num / den]);
 }
 
@@ -511,11 +512,7 @@ fn noise(cases: &[Ltc], group: impl Fn(&str) -> bool) -> f64 {
 #[test]
 fn tolerances_follow_from_the_noise_of_f32() {
     let plain = Ltc::new(24, 8, half(128, 64));
-    let mut cases = vec![
-        Ltc { dt: 0.3, ..plain.clone() },
-        Ltc::new(2, 256, half(64, 64)),
-        plain,
-    ];
+    let mut cases = vec![Ltc { dt: 0.3, ..plain.clone() }, Ltc::new(2, 256, half(64, 64)), plain];
     cases.extend(problems().into_iter().take(6).map(|(_, p)| p));
     let p = &cases[0];
     let cancels = |name: &str| matches!(name, "grad_cm" | "grad_elapsed");
