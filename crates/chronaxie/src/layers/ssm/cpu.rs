@@ -15,8 +15,8 @@ use chronaxie_runtime::{dispatch, pool, simd};
 const CHANNELS_PER_TASK: usize = 256;
 /// Steps that a task takes at the least, so that handing it out costs little.
 const STEPS_PER_TASK: usize = 1 << 14;
-/// Steps of the backward pass between two visits of a buffer that stays in the first-level cache.
-const BLOCK: usize = 512;
+/// Elements of an output from which on its stores pass the caches by: it will not be there when it is read.
+const STREAM_FROM: usize = 4 << 20;
 
 /// `linear_scan` on the CPU.
 #[derive(Debug)]
@@ -188,7 +188,8 @@ impl Forward {
             let mut state = self.h0.map_or(0.0, |h0| *h0.row(p, row));
             if n > 0 && [self.a, self.x, self.h].iter().all(|r| r.t == 1) {
                 let (a, x) = (std::slice::from_raw_parts(a, n), std::slice::from_raw_parts(x, n));
-                state = scan(a, x, std::slice::from_raw_parts_mut(h, n), state, descending);
+                let stream = p.rows() * n >= STREAM_FROM;
+                state = scan(a, x, std::slice::from_raw_parts_mut(h, n), state, descending, stream);
             } else {
                 for s in 0..n {
                     let t = place(s, n, descending);
@@ -257,8 +258,9 @@ impl Backward {
             let mut mu = *self.grad_h_last.row(p, row);
             if n > 0 && sequences.iter().all(|r| r.t == 1) {
                 use std::slice::{from_raw_parts as read, from_raw_parts_mut as write};
-                let (a, h, g) = (read(a, n), read(h, n), read(g, n));
-                mu = backward_row(a, h, g, before_first, write(grad_a, n), write(grad_x, n), mu, descending);
+                let row = BackwardRow { a: read(a, n), h: read(h, n), g: read(g, n), before_first };
+                let stream = p.rows() * n >= STREAM_FROM;
+                mu = backward_row(row, write(grad_a, n), write(grad_x, n), mu, descending, stream);
             } else {
                 for s in 0..n {
                     let t = place(s, n, descending);
@@ -326,68 +328,82 @@ fn backward_step_body(mu: &mut [f32], a: &[f32], before: &[f32], g: &[f32], grad
 dispatch!(fn backward_step(mu: &mut [f32], a: &[f32], before: &[f32], g: &[f32], grad_a: &mut [f32], grad_x: &mut [f32])
     = backward_step_body);
 
-/// A row of the backward pass, contiguous in time: mu_t = a_t mu_{t+1} + a_t g_t block by block, then what follows from
-/// it. Returns the last mu.
-#[allow(clippy::too_many_arguments)]
-fn backward_row(
-    a: &[f32],
-    h: &[f32],
-    g: &[f32],
+/// What a row of the backward pass reads; all contiguous in time and of one length, which is not 0.
+#[derive(Clone, Copy)]
+struct BackwardRow<'a> {
+    a: &'a [f32],
+    h: &'a [f32],
+    g: &'a [f32],
+    /// The state before the row's first.
     before_first: f32,
+}
+
+/// lambda_t = g_t + mu_{t+1} with mu_t = a_t lambda_t, and the gradients that follow; returns the last mu.
+fn backward_row(
+    row: BackwardRow<'_>,
     grad_a: &mut [f32],
     grad_x: &mut [f32],
-    mut mu: f32,
+    mu: f32,
     descending: bool,
+    stream: bool,
 ) -> f32 {
-    let n = a.len();
-    let mut input = [0.0; BLOCK];
-    // One longer than a block: the mu from before it lies on the side where the scan comes from.
-    let mut mus = [0.0; BLOCK + 1];
-    let blocks = n.div_ceil(BLOCK);
-    for nth in 0..blocks {
-        let start = if descending { blocks - 1 - nth } else { nth } * BLOCK;
-        let (end, m) = ((start + BLOCK).min(n), BLOCK.min(n - start));
-        gated(&a[start..end], &g[start..end], &mut input[..m]);
-        let (shift, origin) = if descending { (1, m) } else { (0, 0) };
-        mus[origin] = mu;
-        mu = scan(&a[start..end], &input[..m], &mut mus[1 - shift..][..m], mu, descending);
-        lambdas(&g[start..end], &mus[shift..][..m], &mut grad_x[start..end]);
-        // The state before step t is h[t - 1], or h[t + 1] where time runs backwards.
-        let (lo, hi, from) = match descending {
-            true => (start.max(1), end, start.max(1) - 1),
-            false => (start, end.min(n - 1), start + 1),
-        };
-        gated(&grad_x[lo..hi], &h[from..from + (hi - lo)], &mut grad_a[lo..hi]);
-    }
-    let edge = if descending { 0 } else { n - 1 };
-    grad_a[edge] = grad_x[edge] * before_first;
-    mu
-}
-
-#[inline(always)]
-fn gated_body(a: &[f32], b: &[f32], out: &mut [f32]) {
-    out.iter_mut().zip(a).zip(b).for_each(|((o, a), b)| *o = a * b);
-}
-dispatch!(fn gated(a: &[f32], b: &[f32], out: &mut [f32]) = gated_body);
-
-#[inline(always)]
-fn lambdas_body(g: &[f32], mu: &[f32], out: &mut [f32]) {
-    out.iter_mut().zip(g).zip(mu).for_each(|((o, g), m)| *o = g + m);
-}
-dispatch!(fn lambdas(g: &[f32], mu: &[f32], out: &mut [f32]) = lambdas_body);
-
-/// h_t = a_t h_{t-1} + x_t over slices of one length, from `state`; returns the last state.
-fn scan(a: &[f32], x: &[f32], h: &mut [f32], state: f32, descending: bool) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if matches!(simd::level(), simd::SimdLevel::Avx2 | simd::SimdLevel::Avx512) {
-        // SAFETY: the level says that this CPU has AVX2 and FMA.
+    if has_avx2() {
+        // SAFETY: this CPU has AVX2 and FMA.
         return unsafe {
-            match descending {
-                false => avx2::scan::<false>(a, x, h, state),
-                true => avx2::scan::<true>(a, x, h, state),
+            match (descending, stream) {
+                (false, false) => avx2::backward::<false, false>(row, grad_a, grad_x, mu),
+                (false, true) => avx2::backward::<false, true>(row, grad_a, grad_x, mu),
+                (true, false) => avx2::backward::<true, false>(row, grad_a, grad_x, mu),
+                (true, true) => avx2::backward::<true, true>(row, grad_a, grad_x, mu),
             }
         };
     }
+    let _ = stream;
+    backward_serial(row, grad_a, grad_x, 0, mu, descending)
+}
+
+/// The steps from the `done`-th on, one after the other.
+fn backward_serial(
+    row: BackwardRow<'_>,
+    grad_a: &mut [f32],
+    grad_x: &mut [f32],
+    done: usize,
+    mut mu: f32,
+    descending: bool,
+) -> f32 {
+    let n = row.a.len();
+    let at = |s| place(s, n, descending) as usize;
+    for s in done..n {
+        let before = if s + 1 < n { row.h[at(s + 1)] } else { row.before_first };
+        let lambda = row.g[at(s)] + mu;
+        grad_a[at(s)] = lambda * before;
+        grad_x[at(s)] = lambda;
+        mu = row.a[at(s)] * lambda;
+    }
+    mu
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    matches!(simd::level(), simd::SimdLevel::Avx2 | simd::SimdLevel::Avx512)
+}
+
+/// h_t = a_t h_{t-1} + x_t over slices of one length, from `state`; returns the last state.
+fn scan(a: &[f32], x: &[f32], h: &mut [f32], state: f32, descending: bool, stream: bool) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: this CPU has AVX2 and FMA.
+        return unsafe {
+            match (descending, stream) {
+                (false, false) => avx2::scan::<false, false>(a, x, h, state),
+                (false, true) => avx2::scan::<false, true>(a, x, h, state),
+                (true, false) => avx2::scan::<true, false>(a, x, h, state),
+                (true, true) => avx2::scan::<true, true>(a, x, h, state),
+            }
+        };
+    }
+    let _ = stream;
     scan_serial(a, x, h, state, descending)
 }
 
@@ -406,63 +422,4 @@ fn scan_serial(a: &[f32], x: &[f32], h: &mut [f32], mut state: f32, descending: 
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use std::arch::x86_64::*;
-
-    /// `v` a lane further, and `first` in lane 0 of each half.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn up1(v: __m256, first: __m256) -> __m256 {
-        _mm256_blend_ps::<0b0001_0001>(_mm256_permute_ps::<0b10_01_00_00>(v), first)
-    }
-    /// `v` two lanes further, and `first` in lanes 0 and 1 of each half.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn up2(v: __m256, first: __m256) -> __m256 {
-        _mm256_blend_ps::<0b0011_0011>(_mm256_permute_ps::<0b01_00_00_00>(v), first)
-    }
-    /// Lane 3 in the upper half, and `first` in the lower.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn up4(v: __m256, first: __m256) -> __m256 {
-        let lane3 = _mm256_permute_ps::<0xff>(v);
-        _mm256_permute2f128_ps::<0x02>(lane3, first)
-    }
-
-    /// As [`super::scan`].
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn scan<const DESCENDING: bool>(a: &[f32], x: &[f32], h: &mut [f32], state: f32) -> f32 {
-        let n = a.len().min(x.len()).min(h.len());
-        let (ones, zeros) = (_mm256_set1_ps(1.0), _mm256_setzero_ps());
-        let last = _mm256_set1_epi32(7);
-        let backwards = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
-        let mut carry = _mm256_set1_ps(state);
-        for i in 0..n / 8 {
-            let at = if DESCENDING { n - 8 * (i + 1) } else { 8 * i };
-            // SAFETY: at + 8 <= n, and n is no more than any of the lengths.
-            let (mut f, mut s) = unsafe { (_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(x.as_ptr().add(at))) };
-            if DESCENDING {
-                f = _mm256_permutevar8x32_ps(f, backwards);
-                s = _mm256_permutevar8x32_ps(s, backwards);
-            }
-            // Lane by lane the map of all lanes up to it (Kogge and Stone).
-            s = _mm256_fmadd_ps(f, up1(s, zeros), s);
-            f = _mm256_mul_ps(f, up1(f, ones));
-            s = _mm256_fmadd_ps(f, up2(s, zeros), s);
-            f = _mm256_mul_ps(f, up2(f, ones));
-            s = _mm256_fmadd_ps(f, up4(s, zeros), s);
-            f = _mm256_mul_ps(f, up4(f, ones));
-            let mut out = _mm256_fmadd_ps(f, carry, s);
-            // The same bits as out's last lane, two operations earlier.
-            carry = _mm256_fmadd_ps(_mm256_permutevar8x32_ps(f, last), carry, _mm256_permutevar8x32_ps(s, last));
-            if DESCENDING {
-                out = _mm256_permutevar8x32_ps(out, backwards);
-            }
-            // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(h.as_mut_ptr().add(at), out) };
-        }
-        let done = n / 8 * 8;
-        let (lo, hi) = if DESCENDING { (0, n - done) } else { (done, n) };
-        super::scan_serial(&a[lo..hi], &x[lo..hi], &mut h[lo..hi], _mm256_cvtss_f32(carry), DESCENDING)
-    }
-}
+mod avx2;

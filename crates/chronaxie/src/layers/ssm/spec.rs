@@ -237,16 +237,15 @@ impl Problem for LinearScan {
         if f32_arithmetic { self.law::<f32>(pass, inputs) } else { self.law::<f64>(pass, inputs) }
     }
 
-    fn tolerance(&self, pass: Pass, _output: &str) -> Option<Tolerance> {
-        let (value, reason) = match pass {
-            Pass::Forward => (
-                1e-5,
-                "each step rounds once and a running sum of T steps gathers T roundings; the tree over a chunk adds \
-                 11 roundings of its products",
-            ),
-            Pass::Backward => {
-                (2e-5, "lambda has the forward pass's error, and grad_a is its product with a state that has the same")
-            }
+    fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance> {
+        // At most 8 times what f32 costs the law (3.5e-7 for h and grad_x, 4.2e-7, 5.1e-7 and 6.9e-7 for the others) with
+        // gates in [0.99, 1), where every state sums the roundings of a hundred steps.
+        let (value, reason) = match (pass, output) {
+            (Pass::Forward, "h") => (2.5e-6, "each step rounds, and a state remembers the roundings of earlier ones"),
+            (Pass::Forward, _) => (3e-6, "that of h, of one state a row, which may be small by chance"),
+            (Pass::Backward, "grad_x") => (2.5e-6, "lambda is a scan like h"),
+            (Pass::Backward, "grad_a") => (4e-6, "the product of lambda and a state, each with its own error"),
+            (Pass::Backward, _) => (5e-6, "that of lambda, of one value a row, which may be small by chance"),
             _ => return None,
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
@@ -296,6 +295,8 @@ const CHECK: &[&str] = &[
     "B1_D40_T16384,h0=true,reverse=true",
     "B1_D2_T100000,h0=true,gates=slow",
     "B2_D3000_T40,h0=true",
+    "B1_D1100_T4096,h0=true",
+    "B1_D1100_T4100,reverse=true,gates=slow",
 ];
 
 impl Op for LinearScanOp {

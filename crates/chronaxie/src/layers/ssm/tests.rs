@@ -6,7 +6,7 @@
 use super::reference;
 use super::spec::{Gates, LinearScan, LinearScanOp};
 use crate::cuda::StreamRef;
-use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors};
+use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::real::Dual;
 use crate::rng::Rng;
 use crate::{Device, Dtype, Place, Shape, View, ViewMut};
@@ -99,7 +99,7 @@ fn run(p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl Fn(usize) -> M
         assert_eq!(written, t.shape.elements(), "gaps stay as they were, and every element is written");
     }
     let named = signature.outputs.iter().zip(&outs);
-    named.map(|(s, t)| (s.name.to_string(), crate::op::Values::new(t.shape, t.get()).unwrap())).collect()
+    named.map(|(s, t)| (s.name.to_string(), Values::new(t.shape, t.get()).unwrap())).collect()
 }
 
 fn merged(a: &Tensors, b: &Tensors) -> Tensors {
@@ -111,12 +111,8 @@ fn assert_close(p: &LinearScan, pass: Pass, got: &Tensors, law: &Tensors, what: 
     for (name, want) in law.iter() {
         let tolerance = p.tolerance(pass, name).unwrap();
         assert_eq!(tolerance.metric, Metric::Relative);
-        let got = got.get(name).unwrap();
-        let norm = |d: &mut dyn Iterator<Item = f64>| d.map(|x| x * x).sum::<f64>().sqrt();
-        let error = norm(&mut got.data.iter().zip(&want.data).map(|(g, w)| g - w));
-        let size = norm(&mut want.data.iter().copied());
-        let relative = if size == 0.0 { error } else { error / size };
-        assert!(relative <= tolerance.value, "{what} {p:?}: {name} is off by {relative:e}");
+        let error = relative(got.get(name).unwrap(), want);
+        assert!(error <= tolerance.value, "{what} {p:?}: {name} is off by {error:e}");
     }
 }
 
@@ -214,10 +210,10 @@ fn a_split_anywhere_is_the_whole() {
     let cut = |name: &str, from: usize, to: usize| {
         let data = &inputs.get(name).unwrap().data;
         let rows = data.chunks(t).flat_map(|row| row[from..to].to_vec()).collect();
-        crate::op::Values::new([1, d, to - from], rows).unwrap()
+        Values::new([1, d, to - from], rows).unwrap()
     };
     for at in 0..=t {
-        let part = |from: usize, to: usize, h0: &crate::op::Values| {
+        let part = |from: usize, to: usize, h0: &Values| {
             let p = LinearScan::new(1, d, to - from).unwrap().with_initial_state(true);
             let mut i = Tensors::new();
             i.insert("a", cut("a", from, to));
@@ -298,7 +294,7 @@ fn bad_problems_and_cases_are_refused_in_a_sentence() {
     let p = LinearScan::new(1, 2, 3).unwrap();
     says(p.signature(Pass::Step).unwrap_err(), "no step pass");
     let mut inputs = p.sample(Pass::Forward, 1).unwrap();
-    inputs.insert("x", crate::op::Values::zeros([1, 3, 2]));
+    inputs.insert("x", Values::zeros([1, 3, 2]));
     says(p.reference(Pass::Forward, &inputs, false).unwrap_err(), "x.shape = (1, 3, 2) does not match [B, D, T]");
     let options = PlanOptions { variant: Some("bulk".into()), ..PlanOptions::default() };
     says(p.plan(&Device::Cpu, &options).err().unwrap(), "variant `bulk`");
@@ -318,4 +314,34 @@ fn every_listed_case_is_a_problem() {
             assert_eq!(p.cost(Pass::Backward).bytes, bytes as u64, "{case}");
         }
     }
+}
+
+/// `||x - law|| / ||law||`, or `||x||` where the law is zero.
+fn relative(x: &Values, law: &Values) -> f64 {
+    let norm = |d: &mut dyn Iterator<Item = f64>| d.map(|x| x * x).sum::<f64>().sqrt();
+    let error = norm(&mut x.data.iter().zip(&law.data).map(|(x, l)| x - l));
+    let size = norm(&mut law.data.iter().copied());
+    if size == 0.0 { error } else { error / size }
+}
+
+#[test]
+fn no_tolerance_is_more_than_eight_times_what_f32_costs_the_law() {
+    let mut noise: Vec<(Pass, String, f64)> = Vec::new();
+    for t in [1000, 30000] {
+        let p = LinearScan::new(1, 4, t).unwrap().with_gates(Gates::Slow).with_initial_state(true);
+        let inputs = merged(&p.sample(Pass::Forward, 1).unwrap(), &p.sample(Pass::Backward, 1).unwrap());
+        for pass in [Pass::Forward, Pass::Backward] {
+            let law = p.reference(pass, &inputs, false).unwrap();
+            let in_f32 = p.reference(pass, &inputs, true).unwrap();
+            noise.extend(law.iter().map(|(n, l)| (pass, n.to_owned(), relative(in_f32.get(n).unwrap(), l))));
+        }
+    }
+    let p = LinearScan::new(1, 1, 1).unwrap();
+    for (pass, name, _) in &noise {
+        let same = noise.iter().filter(|(q, n, _)| q == pass && n == name);
+        let worst = same.map(|(_, _, e)| *e).fold(0.0, f64::max);
+        let bound = p.tolerance(*pass, name).unwrap().value;
+        assert!(bound <= 8.0 * worst, "{name}: the tolerance {bound:e} against noise of {worst:e}");
+    }
+    assert_eq!(noise.len(), 10);
 }

@@ -120,11 +120,17 @@ pub(super) struct CudaPlan {
 impl CudaPlan {
     pub(super) fn new(problem: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let pass = |pass| PassPlan::new(&problem, pass, device, options.variant.as_deref());
+        // Where nothing is cached the compiler takes half a second and more for each: both at a time.
+        let (forward, backward) = std::thread::scope(|s| {
+            let forward = s.spawn(|| pass(Pass::Forward));
+            let backward = pass(Pass::Backward);
+            (forward.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), backward)
+        });
         Ok(Self {
             problem,
             device: device.clone(),
-            forward: pass(Pass::Forward)?,
-            backward: pass(Pass::Backward)?,
+            forward: forward?,
+            backward: backward?,
             scratch: Layout::new(options.scratch_gap),
         })
     }
