@@ -5,7 +5,7 @@
 
 use super::reference;
 use super::spec::{Gates, LinearScan, LinearScanOp};
-use crate::cuda::StreamRef;
+use crate::cuda::{CudaDevice, DeviceBuffer, StreamRef, download, upload};
 use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::real::Dual;
 use crate::rng::Rng;
@@ -65,22 +65,39 @@ impl Tensor {
     fn get(&self) -> Vec<f64> {
         (0..self.shape.elements()).map(|i| f64::from(self.data[self.index(i)])).collect()
     }
-    fn view(&self) -> View<'_> {
-        // SAFETY: `new` has made the vector as long as the farthest element.
-        unsafe {
-            View::from_raw(self.data[self.origin..].as_ptr().cast(), Dtype::F32, self.shape, &self.strides, Place::Cpu)
-        }
+    /// The tensor in a copy of its memory that starts at `base`.
+    ///
+    /// # Safety
+    /// `base` must be the address of as many floats as `data` has, which live and are used as `View::from_raw` says.
+    unsafe fn view<'a>(&self, base: u64, place: Place) -> View<'a> {
+        let first = base + 4 * self.origin as u64;
+        // SAFETY: `new` has made the memory as long as the farthest element; the caller vouches for the rest.
+        unsafe { View::from_raw(first as *const u8, Dtype::F32, self.shape, &self.strides, place) }
     }
-    fn view_mut(&mut self) -> ViewMut<'_> {
-        let ptr = self.data.as_mut_ptr().wrapping_add(self.origin).cast();
+    /// The same, to be written.
+    ///
+    /// # Safety
+    /// As `view`, and nobody else uses the memory.
+    unsafe fn view_mut<'a>(&self, base: u64, place: Place) -> ViewMut<'a> {
+        let first = base + 4 * self.origin as u64;
         // SAFETY: as above, and no two indices meet.
-        unsafe { ViewMut::from_raw(ptr, Dtype::F32, self.shape, &self.strides, Place::Cpu) }
+        unsafe { ViewMut::from_raw(first as *mut u8, Dtype::F32, self.shape, &self.strides, place) }
     }
 }
 
-/// Runs a pass on the CPU; outputs are NaN before, and so are the gaps between elements afterwards.
-fn run(p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl Fn(usize) -> Memory) -> Tensors {
-    let plan = p.plan(&Device::Cpu, &PlanOptions::default()).unwrap();
+/// Where a test runs, and the variant it asks for.
+#[derive(Clone)]
+struct Where {
+    device: Device,
+    variant: Option<&'static str>,
+}
+
+const CPU: Where = Where { device: Device::Cpu, variant: None };
+
+/// Runs a pass; outputs are NaN before, and so are the gaps between elements afterwards.
+fn run_on(at: &Where, p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl Fn(usize) -> Memory) -> Tensors {
+    let options = PlanOptions { variant: at.variant.map(str::to_owned), ..PlanOptions::default() };
+    let plan = p.plan(&at.device, &options).unwrap();
     let signature = p.signature(pass).unwrap();
     let tensor = |i: usize, shape| Tensor::new(shape, memory(i));
     let mut ins: Vec<_> = signature.inputs.iter().enumerate().map(|(i, t)| tensor(i, t.shape)).collect();
@@ -88,18 +105,41 @@ fn run(p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl Fn(usize) -> M
         t.set(&inputs.get(&spec.name).unwrap().data);
     }
     let mut outs: Vec<_> = signature.outputs.iter().enumerate().map(|(i, t)| tensor(i + 7, t.shape)).collect();
-    let views: Vec<_> = ins.iter().map(Tensor::view).collect();
-    let mut views_out: Vec<_> = outs.iter_mut().map(Tensor::view_mut).collect();
+    let copies: Vec<_> = match &at.device {
+        Device::Cpu => Vec::new(),
+        Device::Cuda(d) => ins.iter().chain(&outs).map(|t| upload(d, &t.data, [t.data.len()]).unwrap()).collect(),
+    };
+    let place = at.device.place();
+    let base = |i: usize, t: &Tensor| copies.get(i).map_or(t.data.as_ptr() as u64, DeviceBuffer::address);
+    // SAFETY: vectors and copies live until the pass is done, and each is used by one view.
+    let views: Vec<_> = ins.iter().enumerate().map(|(i, t)| unsafe { t.view(base(i, t), place) }).collect();
+    let out_base = |i: usize, t: &mut Tensor| match copies.get(ins.len() + i) {
+        Some(copy) => copy.address(),
+        None => t.data.as_mut_ptr() as u64,
+    };
+    let mut views_out: Vec<_> = (outs.iter_mut().enumerate())
+        .map(|(i, t)| {
+            let base = out_base(i, t);
+            // SAFETY: as above.
+            unsafe { t.view_mut(base, place) }
+        })
+        .collect();
     let scratch = ViewMut::from_slice::<u8>(&mut [], [0]).unwrap();
     let mut args = Args { inputs: &views, outputs: &mut views_out, scratch, stream: StreamRef::LEGACY };
     plan.run(pass, &mut args).unwrap();
-    drop(views_out);
+    for (t, copy) in outs.iter_mut().zip(copies.iter().skip(ins.len())) {
+        t.data = download(&copy.view(Dtype::F32, [t.data.len()]).unwrap()).unwrap();
+    }
     for t in &outs {
         let written = t.data.iter().filter(|x| !x.is_nan()).count();
         assert_eq!(written, t.shape.elements(), "gaps stay as they were, and every element is written");
     }
     let named = signature.outputs.iter().zip(&outs);
     named.map(|(s, t)| (s.name.to_string(), Values::new(t.shape, t.get()).unwrap())).collect()
+}
+
+fn run(p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl Fn(usize) -> Memory) -> Tensors {
+    run_on(&CPU, p, pass, inputs, memory)
 }
 
 fn merged(a: &Tensors, b: &Tensors) -> Tensors {
@@ -116,14 +156,18 @@ fn assert_close(p: &LinearScan, pass: Pass, got: &Tensors, law: &Tensors, what: 
     }
 }
 
-/// The CPU's outputs and their law for a problem, forward and backward.
-fn check(p: &LinearScan, seed: u64, memory: impl Fn(usize) -> Memory + Copy, what: &str) {
+/// Outputs against their law, forward and backward.
+fn check_on(at: &Where, p: &LinearScan, seed: u64, memory: impl Fn(usize) -> Memory + Copy, what: &str) {
     let inputs = p.sample(Pass::Forward, seed).unwrap();
-    let forward = run(p, Pass::Forward, &inputs, memory);
+    let forward = run_on(at, p, Pass::Forward, &inputs, memory);
     assert_close(p, Pass::Forward, &forward, &p.reference(Pass::Forward, &inputs, false).unwrap(), what);
     let all = merged(&inputs, &p.sample(Pass::Backward, seed).unwrap());
-    let backward = run(p, Pass::Backward, &merged(&all, &forward), memory);
+    let backward = run_on(at, p, Pass::Backward, &merged(&all, &forward), memory);
     assert_close(p, Pass::Backward, &backward, &p.reference(Pass::Backward, &all, false).unwrap(), what);
+}
+
+fn check(p: &LinearScan, seed: u64, memory: impl Fn(usize) -> Memory + Copy, what: &str) {
+    check_on(&CPU, p, seed, memory, what);
 }
 
 #[test]
@@ -344,4 +388,29 @@ fn no_tolerance_is_more_than_eight_times_what_f32_costs_the_law() {
         assert!(bound <= 8.0 * worst, "{name}: the tolerance {bound:e} against noise of {worst:e}");
     }
     assert_eq!(noise.len(), 10);
+}
+
+/// Every kernel of the GPU on every layout and around every boundary of its tiles; nothing where there is no GPU.
+#[test]
+fn on_a_gpu_every_kernel_keeps_to_the_law_and_repeats_its_bits() {
+    let Ok(device) = CudaDevice::open(0) else { return };
+    let bulk = device.props().compute_capability.0 >= 9;
+    let variants = [None, Some("rows"), Some("strided"), Some("channels"), Some("bulk"), Some("bulk:t32:v1:s2:b4:p")];
+    for variant in variants.into_iter().filter(|v| bulk || !v.is_some_and(|v| v.starts_with("bulk"))) {
+        let at = Where { device: Device::Cuda(device.clone()), variant };
+        for (i, t) in [0, 1, 4, 7, 124, 128, 132, 1020, 1024, 1028, 2049, 5000].into_iter().enumerate() {
+            let p = LinearScan::new(2, 33, t).unwrap().with_reverse(i % 2 == 1).with_initial_state(i % 3 > 0);
+            for memory in MEMORIES {
+                check_on(&at, &p, t as u64, |_| memory, &format!("{variant:?} {memory:?}"));
+            }
+            check_on(&at, &p, t as u64, |i| MEMORIES[i % 4], &format!("{variant:?} mixed"));
+        }
+        // More than one wave of blocks.
+        let p = LinearScan::new(3, 1000, 2052).unwrap().with_gates(Gates::Slow);
+        let inputs = p.sample(Pass::Forward, 1).unwrap();
+        let first = run_on(&at, &p, Pass::Forward, &inputs, |_| Memory::Contiguous);
+        for _ in 0..3 {
+            assert_eq!(first, run_on(&at, &p, Pass::Forward, &inputs, |_| Memory::Contiguous), "{variant:?}");
+        }
+    }
 }

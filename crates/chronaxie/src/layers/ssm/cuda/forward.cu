@@ -4,8 +4,8 @@
 //
 // With kDescending time runs from T-1 to 0. A row is one (b, d). Bytes a step: 8 in, 4 out; flops: 2. So memory binds:
 // at 4.28 TB/s (a copy on an H200) 357 G steps/s, 1.54 a clock on each of 132 multiprocessors, where 83 clocks pass
-// for 128 steps (one float4 a lane). The warp scan takes 14 shuffles and about 80 instructions in all for these, of
-// 83 and 332 that can be issued: neither binds, and latency is hidden by blocks (8 a multiprocessor).
+// for 128 steps (one float4 a lane). For these a warp issues 14 shuffles and about 155 instructions in all, of 83 and
+// 332 that the multiprocessor can: neither binds, and latency is hidden by blocks (8 a multiprocessor).
 //
 // Who computes what, rows contiguous in time (bulk, rows, strided): a block takes one row, tile after tile of kTile
 // steps. A lane owns kVectors runs of four steps, consecutive lanes consecutive runs, so that every 16-byte access of
