@@ -1,0 +1,100 @@
+# make test        everything that needs no GPU; what CI runs
+# make test-gpu    everything that needs one
+# make audit       fuzzing and AddressSanitizer; minutes
+# make STEP        one step of `make test`, by its name below
+SHELL := /bin/sh
+export MAKE
+
+STEPS = fmt-check lint clippy features tests doctests deny kernels check examples add-a-family
+
+# Release speed with overflow checks and debug assertions; one build serves tests, check, kernels and examples.
+PROFILE = --profile conformance
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+CHRONAXIE = $(TARGET)/conformance/chronaxie
+# The two NVRTCs of scripts/requirements.txt, by the folders of their wheels.
+VENV = $(shell scripts/venv.sh)
+SITE = $(wildcard $(VENV)/lib/python3*/site-packages/nvidia)
+NVRTC13 = $(SITE)/cu13/lib
+NVRTC12 = $(SITE)/cuda_nvrtc/lib
+FEATURES = layers train report
+
+.PHONY: help test test-gpu pack-gpu audit fuzz asan fmt figures $(STEPS)
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
+test:
+	@scripts/run-steps.sh $(STEPS)
+
+fmt:
+	cargo fmt --all
+
+fmt-check:
+	cargo fmt --all --check
+
+# What no compiler looks for: hosts, machines' paths, left-overs, sizes of files, commands that the README names.
+lint:
+	scripts/lint-repo.sh
+
+clippy:
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+
+# The floors hold only if each stands without its neighbours.
+features:
+	cargo check --quiet -p chronaxie-runtime
+	cargo check --quiet -p chronaxie --no-default-features
+	@set -e; for f in $(FEATURES); do \
+		echo "cargo check -p chronaxie --no-default-features --features $$f"; \
+		cargo check --quiet -p chronaxie --no-default-features --features $$f; \
+	done
+
+tests:
+	CHRONAXIE_NVRTC=$(NVRTC13) CHRONAXIE_NVRTC12=$(NVRTC12) CHRONAXIE_REQUIRE_NVRTC=1 \
+		cargo test --workspace --all-features $(PROFILE) --lib --bins --tests --examples
+
+doctests:
+	CHRONAXIE_NVRTC=$(NVRTC13) cargo test --workspace --all-features $(PROFILE) --doc
+
+deny:
+	scripts/cargo-deny.sh check bans licenses sources
+
+$(CHRONAXIE): FORCE
+	@cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
+FORCE:
+
+# Every kernel, by the oldest compiler that is supported and by the one that knows all architectures.
+kernels: $(CHRONAXIE)
+	$(CHRONAXIE) compile --nvrtc $(NVRTC13) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120
+	$(CHRONAXIE) compile --nvrtc $(NVRTC12) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a
+
+check: $(CHRONAXIE)
+	$(CHRONAXIE) check --backend cpu --quiet
+
+examples: $(CHRONAXIE)
+	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance
+
+# docs/add-a-family.md, followed to the letter in a copy of the tree.
+add-a-family:
+	CHRONAXIE_NVRTC=$(NVRTC13) python3 scripts/add-a-family.py
+
+# GPU_DIR is also what a machine without Rust needs: carry it there and run GPU_DIR/run-gpu.sh.
+GPU_DIR ?= $(TARGET)/gpu
+pack-gpu:
+	scripts/pack-gpu.sh $(GPU_DIR)
+
+test-gpu: pack-gpu
+	$(GPU_DIR)/run-gpu.sh
+
+audit: fuzz asan
+
+fuzz:
+	fuzz/run.sh
+
+# Another target folder: the flags make other artefacts of every crate.
+asan:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$(TARGET)/asan \
+		cargo test --workspace --all-features $(PROFILE) --lib --target $(shell rustc -vV | sed -n 's/^host: //p')
+
+# The README's table of measured figures, from bench-results/.
+figures:
+	python3 scripts/figures.py
