@@ -17,3 +17,5 @@ pub mod real;
 pub mod registry;
 pub mod rng;
 pub mod simd_math;
+#[cfg(feature = "train")]
+pub mod train;

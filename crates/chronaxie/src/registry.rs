@@ -9,6 +9,10 @@ pub fn entries() -> &'static [&'static dyn Op] {
     &[
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
+        #[cfg(feature = "train")]
+        &crate::train::head::LinearHeadOp,
+        #[cfg(feature = "train")]
+        &crate::train::adamw::AdamWOp,
     ]
 }
 
