@@ -4,7 +4,7 @@
 //! [`Workspace`] keeps the tensors where they are and runs a pass without an allocation.
 
 mod codec;
-mod memory;
+pub(crate) mod memory;
 mod tensor;
 mod workspace;
 
