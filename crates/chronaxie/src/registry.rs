@@ -8,6 +8,8 @@ use crate::{Error, Result};
 pub fn entries() -> &'static [&'static dyn Op] {
     &[
         #[cfg(feature = "layers")]
+        &crate::layers::ltc::entry::LtcEntry,
+        #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,

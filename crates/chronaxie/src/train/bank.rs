@@ -3,7 +3,7 @@
 //! Training keeps everything that lives across passes in blocks whose layout is decided once: a pass is then a list of
 //! places, and running it makes views and nothing else.
 
-use crate::call::Memory;
+use crate::call::memory::Memory;
 use crate::cuda::StreamRef;
 use crate::op::{Args, Pass, Plan, TensorSpec};
 use crate::scratch::ALIGNMENT;
@@ -119,7 +119,9 @@ impl Banks {
                 to.as_mut_slice::<u8>()?.copy_from_slice(bytes);
                 Ok(())
             }
-            Device::Cuda(_) => crate::cuda::copy_to_device(&mut to, &View::from_slice(bytes, [bytes.len()])?, self.stream),
+            Device::Cuda(_) => {
+                crate::cuda::copy_to_device(&mut to, &View::from_slice(bytes, [bytes.len()])?, self.stream)
+            }
         }
     }
     /// Overwrites a tensor of f32.

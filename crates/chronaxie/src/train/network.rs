@@ -176,8 +176,7 @@ impl Network {
             }
         }
         let staging = Staging::new(device, batch_bytes)?;
-        let mut network =
-            Self { banks, layer, task, batch, parameters, state, logs, units, optimizer, staging };
+        let mut network = Self { banks, layer, task, batch, parameters, state, logs, units, optimizer, staging };
         if training {
             network.write_decay()?;
         }
@@ -253,9 +252,11 @@ impl Network {
 
     fn stage(&mut self, examples: &Examples, which: &[usize]) -> Result<usize> {
         let longest = which.iter().map(|&i| examples.series[i].len).max().unwrap_or(0);
-        let (&steps, unit) = self.units.range(longest..).next().ok_or_else(|| {
-            Error::config(format!("training: no plan for a series of {longest} steps"))
-        })?;
+        let (&steps, unit) = self
+            .units
+            .range(longest..)
+            .next()
+            .ok_or_else(|| Error::config(format!("training: no plan for a series of {longest} steps")))?;
         self.staging.send(&mut self.banks, BATCH, &unit.batch, examples, which)?;
         Ok(steps)
     }
@@ -361,9 +362,11 @@ impl Builder<'_> {
         for t in head.outputs.iter().filter(|t| t.role == Role::Saved) {
             activations.push(t.name.to_string(), t.dtype, t.shape)?;
         }
-        let states = recurrence.outputs.iter().find(|t| t.name == "out").ok_or_else(|| {
-            Error::config(format!("{}: the layer has no output `out`", recurrence.plan.entry()))
-        })?;
+        let states = recurrence
+            .outputs
+            .iter()
+            .find(|t| t.name == "out")
+            .ok_or_else(|| Error::config(format!("{}: the layer has no output `out`", recurrence.plan.entry())))?;
         activations.push("grad_out", states.dtype, states.shape)?;
         let scratch = |p: &Planned| passes.iter().map(|&pass| p.plan.scratch(pass).bytes()).max().unwrap_or(0);
         activations.push("scratch", Dtype::U8, [scratch(recurrence).max(scratch(head))])?;

@@ -22,10 +22,10 @@
 
 use super::head::Pooling;
 use super::layer::{self, Context, TrainableLayer};
+use crate::Result;
 use crate::config::{Config, Section};
 use crate::data::csv::{CsvLayout, CsvOptions, CsvTarget};
 use crate::op::{Precision, Tensors};
-use crate::Result;
 use std::path::{Path, PathBuf};
 
 /// How the learning rate goes after the warm-up.
@@ -142,8 +142,7 @@ impl Settings {
         timed: bool,
         prepared: Option<&Tensors>,
     ) -> Result<Box<dyn TrainableLayer>> {
-        let context =
-            Context { inputs, timed, precision: self.train.precision, seed: self.train.seed, prepared };
+        let context = Context { inputs, timed, precision: self.train.precision, seed: self.train.seed, prepared };
         let layer = layer::build(&self.config.table("model")?, context)?;
         self.config.finish()?;
         Ok(layer)

@@ -19,7 +19,7 @@ mod tests;
 use super::spec::Ltc;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::simd::level;
-use crate::{Error, Layout, Place, Result, ViewMut, pool};
+use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Given, Gradients};
 use fold::{Pack, SideInputs};
 use forward::{Call, Outputs, Strided};
@@ -59,16 +59,17 @@ impl CpuPlan {
         &'a self,
         signature: &Signature,
         regions: &Regions,
-        args: &Args<'_, 'a>,
+        inputs: &'a [View<'a>],
+        scratch: &ViewMut<'a>,
     ) -> Result<(Call<'a>, [SideInputs<'a>; 2])> {
         let p = &self.problem;
         let find = |name: &str| signature.input(name);
         let must = |name: &str| find(name).ok_or_else(|| Error::config(format!("ltc: there is no input {name}")));
-        let floats = |name: &str| args.inputs[must(name)?].as_slice::<f32>();
-        let optional = |name: &str| find(name).map(|i| args.inputs[i].as_slice::<f32>()).transpose();
+        let floats = |name: &str| inputs[must(name)?].as_slice::<f32>();
+        let optional = |name: &str| find(name).map(|i| inputs[i].as_slice::<f32>()).transpose();
         let side = |at: usize| -> Result<SideInputs<'a>> {
             let (name, prefix, sources) = [("recurrent", "", p.hidden), ("sensory", "sensory_", p.inputs)][at];
-            let list = |list: &str| args.inputs[must(&format!("{name}_{list}"))?].as_slice::<i32>();
+            let list = |list: &str| inputs[must(&format!("{name}_{list}"))?].as_slice::<i32>();
             let floats = |name: &str| floats(&format!("{prefix}{name}"));
             Ok(SideInputs {
                 name,
@@ -87,9 +88,9 @@ impl CpuPlan {
             // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
             let (packs, sources, first) = unsafe {
                 (
-                    regions.layout.carve::<f32>(&args.scratch, packs)?,
-                    regions.layout.carve::<i32>(&args.scratch, sources)?,
-                    regions.layout.carve::<i32>(&args.scratch, first)?,
+                    regions.layout.carve::<f32>(scratch, packs)?,
+                    regions.layout.carve::<i32>(scratch, sources)?,
+                    regions.layout.carve::<i32>(scratch, first)?,
                 )
             };
             let packs: &mut [Pack] = packs.as_chunks_mut().0;
@@ -97,7 +98,7 @@ impl CpuPlan {
         };
         let (recurrent, sensory) = (fold(0)?, fold(1)?);
         // SAFETY: as above.
-        let neurons = unsafe { regions.layout.carve::<f32>(&args.scratch, regions.neurons)? }.as_chunks_mut().0;
+        let neurons = unsafe { regions.layout.carve::<f32>(scratch, regions.neurons)? }.as_chunks_mut().0;
         let positive = p.constraint == super::Constraint::Softplus;
         let (cm, gleak, vleak) = (floats("cm")?, floats("gleak")?, floats("vleak")?);
         fold::fold_neurons(cm, gleak, vleak, positive, p.epsilon as f32, neurons);
@@ -107,9 +108,9 @@ impl CpuPlan {
             recurrent,
             sensory,
             neurons,
-            x: Strided::new(&args.inputs[must("x")?])?,
-            h0: find("h0").map(|i| Strided::new(&args.inputs[i])).transpose()?,
-            elapsed: find("elapsed").map(|i| Strided::new(&args.inputs[i])).transpose()?,
+            x: Strided::new(&inputs[must("x")?])?,
+            h0: find("h0").map(|i| Strided::new(&inputs[i])).transpose()?,
+            elapsed: find("elapsed").map(|i| Strided::new(&inputs[i])).transpose()?,
             norm,
             input_w: optional("input_w")?,
             input_b: optional("input_b")?,
@@ -121,7 +122,7 @@ impl CpuPlan {
 
     fn run_forward(&self, args: &mut Args<'_, '_>) -> Result<()> {
         let (signature, regions) = &self.forward;
-        let (call, _) = self.call(signature, regions, args)?;
+        let (call, _) = self.call(signature, regions, args.inputs, &args.scratch)?;
         // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
         let memory = Shared::new(unsafe { regions.layout.carve::<f32>(&args.scratch, regions.buffers)? });
         let outputs = Outputs {
@@ -152,7 +153,7 @@ impl CpuPlan {
             return Ok(());
         }
         let p = &self.problem;
-        let (call, sides) = self.call(signature, regions, args)?;
+        let (call, sides) = self.call(signature, regions, args.inputs, &args.scratch)?;
         // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
         let (memory, sums) = unsafe {
             (
@@ -191,7 +192,7 @@ impl CpuPlan {
         });
         if p.wants.parameters {
             let tasks = close::Tasks { memory: sums, len: sums_len };
-            self.close(signature, regions, args, &call, &sides, tasks)?;
+            self.close(signature, regions, args.inputs, args.outputs, &call, &sides, tasks)?;
         }
         Ok(())
     }
@@ -201,7 +202,8 @@ impl CpuPlan {
         &self,
         signature: &Signature,
         regions: &Regions,
-        args: &mut Args<'_, '_>,
+        inputs: &[View<'_>],
+        outputs: &mut [ViewMut<'_>],
         call: &Call<'_>,
         sides: &[SideInputs<'_>; 2],
         tasks: close::Tasks<'_>,
@@ -214,18 +216,18 @@ impl CpuPlan {
         ]) {
             // The four matrices of a side follow each other in every signature.
             let at = signature.output(first).ok_or_else(|| missing(first))?;
-            let [w, mu, sigma, erev, ..] = &mut args.outputs[at..] else { return Err(missing(first)) };
+            let [w, mu, sigma, erev, ..] = &mut outputs[at..] else { return Err(missing(first)) };
             let gradients = [w.as_mut_slice()?, mu.as_mut_slice()?, sigma.as_mut_slice()?, erev.as_mut_slice()?];
             close::close_side(s, side, p.constraint, tasks, base, gradients);
             base += 8 * packs;
         }
         let floats = |name: &str| -> Result<&[f32]> {
-            args.inputs[signature.input(name).ok_or_else(|| missing(name))?].as_slice::<f32>()
+            inputs[signature.input(name).ok_or_else(|| missing(name))?].as_slice::<f32>()
         };
         let (gleak, cm) = (floats("gleak")?, floats("cm")?);
         let mut write = |name: &str, value: &dyn Fn(usize) -> f64| -> Result<()> {
             if let Some(at) = signature.output(name) {
-                for (j, x) in args.outputs[at].as_mut_slice::<f32>()?.iter_mut().enumerate() {
+                for (j, x) in outputs[at].as_mut_slice::<f32>()?.iter_mut().enumerate() {
                     *x = value(j) as f32;
                 }
             }

@@ -62,8 +62,21 @@ impl Problem for Ltc {
 pub struct LtcEntry;
 
 const OPTIONS: &[&str] = &[
-    "density", "unfolds", "dt", "epsilon", "elapsed", "h0", "norm", "input", "output", "outputs", "identity", "store",
-    "precision", "backward", "seed",
+    "density",
+    "unfolds",
+    "dt",
+    "epsilon",
+    "elapsed",
+    "h0",
+    "norm",
+    "input",
+    "output",
+    "outputs",
+    "identity",
+    "store",
+    "precision",
+    "backward",
+    "seed",
 ];
 
 impl Op for LtcEntry {

@@ -3,6 +3,7 @@
 pub mod connectivity;
 pub mod cpu;
 pub mod cuda;
+pub mod entry;
 pub mod init;
 pub mod reference;
 pub mod spec;

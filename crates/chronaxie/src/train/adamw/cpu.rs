@@ -150,11 +150,8 @@ impl Plan for CpuPlan {
             epsilon: p.epsilon as f32,
             shrink: (rate * p.weight_decay) as f32,
         };
-        let (parameter, first, second) = (
-            Runs(parameter.as_mut_ptr::<f32>()?),
-            Runs(first.as_mut_ptr::<f32>()?),
-            Runs(second.as_mut_ptr::<f32>()?),
-        );
+        let (parameter, first, second) =
+            (Runs(parameter.as_mut_ptr::<f32>()?), Runs(first.as_mut_ptr::<f32>()?), Runs(second.as_mut_ptr::<f32>()?));
         for_each(p.runs(), |r| {
             let (start, len) = run(r);
             // SAFETY: run r of each vector belongs to this task.

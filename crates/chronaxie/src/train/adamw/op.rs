@@ -3,9 +3,7 @@
 use super::reference::{self, State};
 use super::{AdamW, cpu, cuda};
 use crate::cuda::Specialisation;
-use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values,
-};
+use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
 use crate::real::Real;
 use crate::rng::Rng;
 use crate::{Device, Error, Result};
@@ -93,9 +91,15 @@ impl Op for AdamWOp {
         let list: &[&str] = match set {
             CaseSet::Compared => &["N20000", "N350000000,clip=1"],
             CaseSet::Cpu => &["N20000,clip=1", "N4000000,clip=1"],
-            CaseSet::Check => {
-                &["N0", "N1,clip=1", "N31", "N2048,clip=1", "N2049,weight_decay=0", "N100003,clip=0.5", "N1500000,clip=1"]
-            }
+            CaseSet::Check => &[
+                "N0",
+                "N1,clip=1",
+                "N31",
+                "N2048,clip=1",
+                "N2049,weight_decay=0",
+                "N100003,clip=0.5",
+                "N1500000,clip=1",
+            ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
     }

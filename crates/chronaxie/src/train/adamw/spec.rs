@@ -94,11 +94,7 @@ impl AdamW {
         let n = |name: &'static str, role| TensorSpec::new(name, "[N]", [self.elements], Dtype::F32, role);
         let one = |name: &'static str, dtype, role| TensorSpec::new(name, "[1]", [1], dtype, role);
         Ok(Signature {
-            inputs: vec![
-                n("grad", Role::Gradient),
-                n("decay", Role::Input),
-                one("rate", Dtype::F32, Role::Input),
-            ],
+            inputs: vec![n("grad", Role::Gradient), n("decay", Role::Input), one("rate", Dtype::F32, Role::Input)],
             outputs: vec![
                 n("parameter", Role::State),
                 n("first", Role::State),

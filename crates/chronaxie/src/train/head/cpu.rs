@@ -203,7 +203,9 @@ impl CpuPlan {
                     back(0, 0);
                     let (first, later) = g.split_at_mut(features);
                     first.iter_mut().for_each(|x| *x /= len as f32);
-                    later[..(len - 1) * features].chunks_exact_mut(features.max(1)).for_each(|r| r.copy_from_slice(first));
+                    later[..(len - 1) * features]
+                        .chunks_exact_mut(features.max(1))
+                        .for_each(|r| r.copy_from_slice(first));
                 }
             }
         });

@@ -3,9 +3,7 @@
 use super::reference::{self, Inputs, Targets};
 use super::{LinearHead, Loss, Pooling, cpu, cuda};
 use crate::cuda::Specialisation;
-use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values,
-};
+use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
 use crate::real::Real;
 use crate::rng::Rng;
 use crate::{Device, Error, Result};

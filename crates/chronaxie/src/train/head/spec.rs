@@ -96,15 +96,7 @@ pub struct LinearHead {
 impl LinearHead {
     /// A head with cross-entropy, the last step's state and a backward pass.
     pub fn new(batch: usize, steps: usize, features: usize, classes: usize) -> Self {
-        Self {
-            batch,
-            steps,
-            features,
-            classes,
-            loss: Loss::CrossEntropy,
-            pooling: Pooling::Last,
-            backward: true,
-        }
+        Self { batch, steps, features, classes, loss: Loss::CrossEntropy, pooling: Pooling::Last, backward: true }
     }
     /// With this loss.
     #[must_use]

@@ -3,9 +3,9 @@
 
 mod ltc;
 
+use crate::Result;
 use crate::config::Section;
 use crate::op::{Precision, Problem, Tensors};
-use crate::Result;
 use std::fmt::Debug;
 use std::sync::Arc;
 

@@ -175,7 +175,8 @@ pub(super) fn adjoint<const FMA: bool, const R: usize, const N: usize, const GAT
                     // SAFETY: as for the load.
                     unsafe { store(gates, (at * PACK + half) * R, r) };
                 }
-                let dz = gradient::<FMA, N>(r, al, be, constant::<R, N>(pack, P + half), constant::<R, N>(pack, Q + half));
+                let dz =
+                    gradient::<FMA, N>(r, al, be, constant::<R, N>(pack, P + half), constant::<R, N>(pack, Q + half));
                 if R == N {
                     let row = from[half] as usize * R;
                     // SAFETY: a Side's sources are at most I, and pulled has I + 1 rows.

@@ -49,10 +49,7 @@ impl CudaPlan {
         })
     }
     fn grids(&self) -> [(&'static str, &Kernel, u32); 2] {
-        [
-            ("squares", &self.squares, self.problem.runs().max(1) as u32),
-            ("update", &self.update, self.blocks),
-        ]
+        [("squares", &self.squares, self.problem.runs().max(1) as u32), ("update", &self.update, self.blocks)]
     }
 }
 
@@ -96,8 +93,22 @@ impl Plan for CudaPlan {
         // signature and the scratch holds the layout.
         unsafe { self.squares.launch(args.stream, &config(runs_grid), &[grad, partials, step, n, run])? };
         let list = [
-            grad, decay, rate, parameter, first, second, step, norm, partials, n, runs, beta1, beta2, epsilon,
-            weight_decay, clip,
+            grad,
+            decay,
+            rate,
+            parameter,
+            first,
+            second,
+            step,
+            norm,
+            partials,
+            n,
+            runs,
+            beta1,
+            beta2,
+            epsilon,
+            weight_decay,
+            clip,
         ];
         // SAFETY: as above.
         unsafe { self.update.launch(args.stream, &config(update_grid), &list) }

@@ -58,7 +58,8 @@ impl CudaPlan {
         let readouts = batch * problem.readouts();
         let mut forward_scratch = Layout::new(options.scratch_gap);
         let losses = forward_scratch.push("losses", Dtype::F32, readouts)?;
-        let step_logits = forward_scratch.push("step_logits", Dtype::F32, if every { readouts * classes } else { 0 })?;
+        let step_logits =
+            forward_scratch.push("step_logits", Dtype::F32, if every { readouts * classes } else { 0 })?;
         let own = if backward || every { 0 } else { batch * features };
         let pooled = forward_scratch.push("pooled", Dtype::F32, own)?;
         let mut backward_scratch = Layout::new(options.scratch_gap);
@@ -124,10 +125,9 @@ impl CudaPlan {
         let rest = &inputs[if every { 6 } else { 7 }..];
         let (d, partial) =
             (self.backward_scratch.address(scratch, self.d), self.backward_scratch.address(scratch, self.partial));
-        let [lengths, weight, delta, states, grad_loss, grad_logits, d, partial, grad_h, grad_weight, grad_bias] = [
-            inputs[1], inputs[2], inputs[5], states, rest[0], rest[1], d, partial, outputs[0], outputs[1], outputs[2],
-        ]
-        .map(Arg::U64);
+        let [lengths, weight, delta, states, grad_loss, grad_logits, d, partial, grad_h, grad_weight, grad_bias] =
+            [inputs[1], inputs[2], inputs[5], states, rest[0], rest[1], d, partial, outputs[0], outputs[1], outputs[2]]
+                .map(Arg::U64);
         let count = batch * readouts;
         let (t, s, m, c, n) = (int(steps), int(readouts), int(features), int(classes), int(chunks));
         let blocks = |elements: usize| elements.div_ceil(THREADS as usize);
@@ -135,11 +135,7 @@ impl CudaPlan {
         let parameters = blocks(classes * (features + 1));
         let logits = Arg::I64((count * classes) as i64);
         visit(4, strided(count * classes), &[delta, grad_loss, grad_logits, lengths, d, logits, t, s, c])?;
-        visit(
-            5,
-            (parameters, chunks.min(MOST_BLOCKS)),
-            &[d, states, lengths, partial, int(count), n, t, s, m, c],
-        )?;
+        visit(5, (parameters, chunks.min(MOST_BLOCKS)), &[d, states, lengths, partial, int(count), n, t, s, m, c])?;
         visit(6, (parameters, 1), &[partial, grad_weight, grad_bias, n, m, c])?;
         let elements = Arg::I64((count * features) as i64);
         visit(
