@@ -298,7 +298,7 @@ impl Ltc {
             (Precision::Exact, true) => Tolerance {
                 metric: Metric::Relative,
                 value: 1e-5,
-                reason: "3 x the noise of f32 in the reference: sums over batch, time and unfolds",
+                reason: "2 x the noise of f32 in the reference: long sums over batch, time and unfolds",
             },
             (Precision::Exact, false) => Tolerance {
                 metric: Metric::Relative,
