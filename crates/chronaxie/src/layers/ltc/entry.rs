@@ -99,7 +99,7 @@ impl Op for LtcEntry {
                 "B3_T5_D7_H11,density=1,dt=1,unfolds=3,h0=true,elapsed=true,norm=true,output=affine,outputs=4",
                 "B2_T4_D5_H17,density=0.3,input=linear,output=linear,store=true,h0=true",
                 "B2_T4_D5_H33,density=0.2,input=none,identity=true,store=true,elapsed=true,norm=true",
-                "B9_T3_D1_H65,density=0.1,unfolds=1,dt=1,outputs=1",
+                "B9_T3_D2_H65,density=0.1,unfolds=1,dt=1,outputs=1",
                 "B17_T33_D3_H40,density=0.5,h0=true,elapsed=true,precision=fast",
                 "B1_T19_D2_H130,density=1",
                 "B5_T1_D3_H1,density=1,h0=true",
