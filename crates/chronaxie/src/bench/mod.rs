@@ -294,7 +294,7 @@ fn errors(op: &dyn Op, case: &Case, passes: &[Pass], device: &Device) -> Result<
         let c = cost(p, passes);
         Ok(c.flops.max(c.bytes / 4) + 20 * c.special > ARITHMETIC)
     })?;
-    let all = check::measure(&*op.problem(&small)?, passes, device, 1)?;
+    let all = check::measure(&*crate::op::problem(op, &small)?, passes, device, 1)?;
     Ok((small, all))
 }
 
@@ -306,7 +306,7 @@ fn time_case(
     options: &Options,
     sink: &mut dyn FnMut(Record),
 ) -> Result<Option<String>> {
-    let problem: Arc<dyn Problem> = op.problem(case)?;
+    let problem: Arc<dyn Problem> = crate::op::problem(op, case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
     let verbs = verbs(op, &*problem);
     // Forward and backward share their errors and their memory; a step has its own.
