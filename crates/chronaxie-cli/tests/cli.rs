@@ -1,0 +1,257 @@
+//! The command line as a user meets it: what it prints where, and how it ends.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_chronaxie"));
+    c.args(arguments).stdin(Stdio::null());
+    for name in ["CHRONAXIE_BACKEND", "CHRONAXIE_LOG", "CHRONAXIE_NUM_THREADS"] {
+        c.env_remove(name);
+    }
+    c
+}
+
+fn end(mut c: Command) -> Ended {
+    let o = c.output().expect("the command starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Ended { code: o.status.code(), out: text(o.stdout), err: text(o.stderr) }
+}
+
+fn run(arguments: &[&str]) -> Ended {
+    end(command(arguments))
+}
+
+/// Ends with code 2, nothing on standard output and one line `error: ...` that says `says`.
+fn refuses(arguments: &[&str], says: &str) {
+    let e = run(arguments);
+    assert_eq!((e.code, e.out.as_str()), (Some(2), ""), "{arguments:?}: {}", e.err);
+    assert!(e.err.starts_with("error: ") && e.err.trim_end().lines().count() == 1, "{arguments:?}: {}", e.err);
+    assert!(e.err.contains(says), "{arguments:?}: {}", e.err);
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// A file of this test's own.
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()))
+}
+
+fn has_nvrtc() -> bool {
+    !parse(&run(&["--version", "--json"]).out)["nvrtc"].is_null()
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let main = run(&["--help"]);
+    assert_eq!((main.code, main.err.as_str()), (Some(0), ""));
+    for name in ["devices", "check", "bench", "profile", "compile", "completions"] {
+        assert!(main.out.contains(&format!("\n  {name} ")), "{name} is not listed:\n{}", main.out);
+        let help = run(&[name, "--help"]);
+        assert_eq!(help.code, Some(0));
+        assert!(help.out.contains("Usage: chronaxie") && help.out.contains("--threads"), "{name}:\n{}", help.out);
+        assert_eq!(help.out.contains("--json"), name != "completions", "{name}:\n{}", help.out);
+    }
+    for name in ["simulate", "analyze", "partition", "plan"] {
+        assert!(!main.out.contains(&format!("\n  {name} ")), "{name} does not exist yet");
+    }
+}
+
+#[test]
+fn no_command_and_unknown_commands_are_usage_errors() {
+    let e = run(&[]);
+    assert_eq!(e.code, Some(2));
+    assert!(e.err.contains("error: a command is needed"), "{}", e.err);
+    let e = run(&["chekc"]);
+    assert_eq!((e.code, e.out.as_str()), (Some(2), ""));
+    assert!(e.err.contains("chekc") && e.err.contains("'check'"), "{}", e.err);
+    assert_eq!(run(&["devices", "--threads", "0"]).code, Some(2));
+    assert_eq!(run(&["--json"]).code, Some(2), "--json alone belongs to --version");
+}
+
+#[test]
+fn versions_are_told() {
+    let e = run(&["--version"]);
+    assert_eq!(e.code, Some(0));
+    assert!(e.out.starts_with(concat!("chronaxie ", env!("CARGO_PKG_VERSION"))), "{}", e.out);
+    let v = parse(&run(&["--version", "--json"]).out);
+    assert_eq!(v["version"], env!("CARGO_PKG_VERSION"));
+    assert!(v["simd"].is_string() && v.get("commit").is_some() && v.get("driver").is_some(), "{v}");
+}
+
+#[test]
+fn devices_say_what_is_there_and_what_is_missing() {
+    let e = run(&["devices"]);
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""));
+    for part in ["CPU\n", "cores", "simd", "CUDA driver\n", "NVRTC\n"] {
+        assert!(e.out.contains(part), "{part:?} is not in:\n{}", e.out);
+    }
+    let v = parse(&run(&["devices", "--json", "-"]).out);
+    assert!(v["cpu"]["cores"].as_u64().is_some_and(|n| n > 0), "{v}");
+    // A driver has a version, or its absence a sentence.
+    let driver = &v["driver"];
+    assert!(driver["version"].is_string() != driver["missing"].is_string(), "{driver}");
+    if let Some(list) = v["cuda"].as_array() {
+        for d in list {
+            assert!(d["sm_count"].is_u64() && d["pci_id"].is_string() && d["max_grid"].is_array(), "{d}");
+        }
+    }
+}
+
+#[test]
+fn families_cases_and_backends_that_do_not_exist_are_named() {
+    refuses(&["check", "linear_scn"], "family `linear_scn` is not one of");
+    refuses(&["check", "linear_scn"], "did you mean `linear_scan`?");
+    refuses(&["bench", "linear_scan", "--case", "B2_Q3_T4"], "linear_scan: case `B2_Q3_T4`: axis Q is not one of");
+    refuses(&["profile", "nothing"], "family `nothing`");
+    refuses(&["check", "--backend", "gpu"], "backend `gpu` is not one of");
+    refuses(&["profile", "linear_scan", "--backend", "cuda:-1"], "backend `cuda:-1` is not one of");
+    refuses(&["bench", "--seconds", "0"], "--seconds 0 must lie between");
+    refuses(&["check", "--json", "no-such-folder/check.json"], "there is no folder no-such-folder");
+    let e = run(&["check", "--case", "B"]);
+    assert_eq!(e.code, Some(2));
+    assert!(e.err.contains("`B` is not an axis letter and a size"), "{}", e.err);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_where_it_was_asked_for() {
+    // No machine has it: either there is no driver, or no such index.
+    for arguments in [["check", "--backend", "cuda:97"], ["bench", "--backend", "cuda:97"]] {
+        let e = run(&arguments);
+        assert_eq!((e.code, e.out.as_str()), (Some(2), ""), "{}", e.err);
+        assert!(e.err.contains("no CUDA driver") || e.err.contains("cuda:97 does not exist"), "{}", e.err);
+    }
+}
+
+#[test]
+fn check_ends_with_its_counts() {
+    let arguments = ["check", "linear_scan", "--backend", "cpu", "--case", "B2_D3_T7,h0=true"];
+    let e = run(&arguments);
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""), "{}", e.out);
+    let last = e.out.lines().last().unwrap_or_default();
+    let words: Vec<_> = last.split(' ').collect();
+    let [passed, "passed,", "0", "failed,", "0", "skipped"] = words[..] else { panic!("{last}") };
+    assert!(passed.parse::<u32>().is_ok_and(|n| n >= 8), "{last}");
+
+    let e = run(&[&arguments[..], &["--json", "-"]].concat());
+    let records = parse(&e.out);
+    let records = records.as_array().expect("a list");
+    assert_eq!(records.len().to_string(), passed);
+    for field in ["family", "case", "backend", "dtype", "precision", "quantity", "metric", "error", "tolerance"] {
+        assert!(records.iter().all(|r| r.get(field).is_some()), "{field}");
+    }
+    assert!(records.iter().all(|r| r["status"] == "passed" && r["seconds"].is_f64() && r["reason"].is_string()));
+    assert!(records.iter().any(|r| r["quantity"] == "bits_threads"));
+}
+
+#[test]
+fn bench_writes_whole_records() {
+    let file = scratch("bench.json");
+    let path = file.to_str().expect("a UTF-8 path");
+    let case = "B1_D4_T64";
+    let e = run(&["bench", "linear_scan", "--backend", "cpu", "--case", case, "--seconds", "0.01", "--json", path]);
+    assert_eq!(e.code, Some(0), "{}{}", e.out, e.err);
+    assert!(e.out.lines().last().is_some_and(|l| l.ends_with("timed, 0 refused, 0 skipped")), "{}", e.out);
+    let records = parse(&std::fs::read_to_string(&file).expect("the file is there"));
+    std::fs::remove_file(&file).expect("the file can be removed");
+    let records = records.as_array().expect("a list");
+    assert!(records.len() >= 2, "{records:?}");
+    for field in "family case pass backend device dtype precision variant clock median_ms min_ms max_ms runs bytes \
+                  flops gb_per_s tflop_per_s roofline_fraction workspace_bytes peak_bytes launches max_error schema \
+                  date version commit driver nvrtc sm_clock_mhz power_w"
+        .split_whitespace()
+    {
+        assert!(records.iter().all(|r| r.get(field).is_some()), "{field}");
+    }
+    assert!(records.iter().all(|r| r["case"] == case && r["median_ms"].as_f64().is_some_and(|t| t > 0.0)));
+}
+
+#[test]
+fn profile_gives_a_verdict() {
+    let e = run(&["profile", "linear_scan", "--backend", "cpu", "--case", "B1_D4_T64"]);
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""), "{}", e.out);
+    assert!(e.out.contains("\nforward: ") && e.out.contains(" binds: "), "{}", e.out);
+}
+
+#[test]
+fn auto_says_once_what_it_took_unless_quiet() {
+    let arguments = ["profile", "linear_scan", "--case", "B1_D4_T64", "--json", "-"];
+    let e = run(&arguments);
+    assert_eq!(e.code, Some(0), "{}", e.err);
+    assert_eq!(e.err.matches("backend auto: ").count(), 1, "{}", e.err);
+    parse(&e.out);
+    let e = run(&[&arguments[..], &["--quiet"]].concat());
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_flag_beats_the_environment() {
+    let mut c = command(&["check", "linear_scan", "--case", "B1_D1_T1"]);
+    c.env("CHRONAXIE_BACKEND", "gpu");
+    let e = end(c);
+    assert!(e.code == Some(2) && e.err.contains("backend `gpu`"), "{}", e.err);
+    let mut c = command(&["check", "linear_scan", "--case", "B1_D1_T1", "--backend", "cpu"]);
+    c.env("CHRONAXIE_BACKEND", "gpu");
+    assert_eq!(end(c).code, Some(0));
+}
+
+#[test]
+fn a_closed_pipe_is_silent() {
+    for arguments in [
+        &["devices"][..],
+        &["completions", "bash"],
+        &["check", "linear_scan", "--backend", "cpu", "-v", "--case", "B1_D1_T1"],
+        &["devices", "--json", "-"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut c = command(arguments);
+        c.stdout(writer).stderr(Stdio::piped());
+        let o = c.spawn().and_then(std::process::Child::wait_with_output).expect("the command runs");
+        assert_eq!((o.status.code(), &o.stderr[..]), (Some(0), &b""[..]), "{arguments:?}");
+    }
+}
+
+#[test]
+fn shells_get_completions() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let e = run(&["completions", shell]);
+        assert_eq!((e.code, e.err.as_str()), (Some(0), ""));
+        assert!(e.out.contains("chronaxie") && e.out.contains("bench"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcsh"]).code, Some(2));
+}
+
+#[test]
+fn compile_needs_no_gpu() {
+    refuses(&["compile", "--nvrtc", "no-such-place"], "no-such-place");
+    if !has_nvrtc() {
+        refuses(&["compile"], "pip install nvidia-cuda-nvrtc");
+        return;
+    }
+    refuses(&["compile", "--arch", "sm_"], "`sm_` is no architecture");
+    let (folder, pack) = (scratch("emit"), scratch("kernels.pack"));
+    let arguments = ["compile", "linear_scan", "--arch", "sm_80", "--report", "--json", "-", "--emit"];
+    let places = [folder.to_str().expect("UTF-8"), "--pack", pack.to_str().expect("UTF-8")];
+    let e = run(&[&arguments[..], &places].concat());
+    assert_eq!(e.code, Some(0), "{}", e.err);
+    let rows = parse(&e.out);
+    let rows = rows.as_array().expect("a list");
+    assert!(!rows.is_empty());
+    assert!(rows.iter().all(|r| r["registers"].as_u64().is_some() && r["spill_bytes"] == 0), "{rows:?}");
+    assert!(rows.iter().all(|r| r["arch"] == "sm_80" && r["family"] == "linear_scan"));
+    assert!(std::fs::metadata(&pack).is_ok_and(|m| m.len() > 1000));
+    let emitted = std::fs::read_dir(folder.join("layers")).expect("sources were written").count();
+    assert!(emitted > 0);
+    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
+    std::fs::remove_file(&pack).expect("the pack can be removed");
+}
