@@ -3,9 +3,10 @@
 use crate::args::{Common, Compile};
 use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
 use crate::progress::Terminal;
+use crate::version::dotted;
 use crate::{Outcome, Stop, select};
 use chronaxie::cuda::{
-    COMPARED_ARCHS, CompileOptions, Cubin, Key, Specialisation, emitted_source, nvrtc_for, parse_arch, set_nvrtc_path,
+    COMPARED_ARCHS, CompileOptions, Cubin, Key, Nvrtc, Specialisation, emitted_source, nvrtc_for, set_nvrtc_path,
     write_pack,
 };
 use chronaxie::progress::Progress;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One kernel of one specialisation for one architecture.
 #[derive(Debug, Serialize)]
@@ -43,31 +44,37 @@ struct Done {
     nvrtc: String,
 }
 
+/// An NVRTC that knows `arch`; the one that the user named may not.
+fn compiler(arch: &str) -> Result<Arc<Nvrtc>> {
+    let nvrtc = nvrtc_for(arch)?;
+    if nvrtc.supports(arch) {
+        return Ok(nvrtc);
+    }
+    let (version, path) = (dotted(nvrtc.version()), nvrtc.path().display());
+    Err(Error::unavailable(format!("NVRTC {version} at {path} does not know {arch}")))
+}
+
 /// The architectures to compile for: those asked, or the compared ones that some NVRTC here knows.
 fn archs(args: &Compile, quiet: bool) -> Result<Vec<String>> {
-    if args.arch.is_empty() {
-        let mut missing = None;
-        let mut known = Vec::new();
-        for arch in COMPARED_ARCHS {
-            match nvrtc_for(arch) {
-                Ok(_) => known.push(arch.to_owned()),
-                Err(e) => missing = Some((arch, e)),
-            }
+    if !args.arch.is_empty() {
+        args.arch.iter().try_for_each(|arch| compiler(arch).map(|_| ()))?;
+        return Ok(args.arch.clone());
+    }
+    let mut known = Vec::new();
+    let mut missing = Vec::new();
+    for arch in COMPARED_ARCHS {
+        match compiler(arch) {
+            Ok(_) => known.push(arch.to_owned()),
+            Err(e) => missing.push(e),
         }
-        return match missing {
-            Some((_, e)) if known.is_empty() => Err(e),
-            Some((arch, e)) => {
-                note(quiet, &format!("note: not for {arch}: {e}"));
-                Ok(known)
-            }
-            None => Ok(known),
-        };
     }
-    for arch in &args.arch {
-        parse_arch(arch)?;
-        nvrtc_for(arch)?;
+    match missing.pop() {
+        Some(e) if known.is_empty() => Err(e),
+        last => {
+            missing.iter().chain(&last).for_each(|e| note(quiet, &format!("note: {e}; left out")));
+            Ok(known)
+        }
     }
-    Ok(args.arch.clone())
 }
 
 /// What is to be compiled, each once.
@@ -95,10 +102,9 @@ fn compile_all(jobs: &[Job], progress: &Terminal) -> Result<Vec<Done>> {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = jobs.get(i).filter(|_| !progress.interrupted()) else { return };
-            let done = nvrtc_for(&job.arch).and_then(|n| {
-                let (major, minor) = n.version();
+            let done = compiler(&job.arch).and_then(|n| {
                 let cubin = n.compile(&job.spec, &job.arch, &CompileOptions::default())?;
-                Ok(Done { cubin, nvrtc: format!("{major}.{minor}") })
+                Ok(Done { cubin, nvrtc: dotted(n.version()) })
             });
             *slots[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
             let n = finished.fetch_add(1, Ordering::Relaxed) + 1;
