@@ -111,14 +111,15 @@ fn judge(cost: &Cost, ceilings: &Ceilings, launches: u64, measured_ms: f64) -> (
         );
         return (name, verdict);
     }
-    let what = match launches {
-        0 => format!("{} steps that follow each other", cost.serial_steps),
-        n => format!("{n} launches and {} steps that follow each other", cost.serial_steps),
-    };
+    // What follows each other sets the pace; whichever there is more of is the better measure of it.
+    let (count, what) = if launches > cost.serial_steps { (launches, "launches") } else { (cost.serial_steps, "steps") };
     let verdict = format!(
-        "latency binds: {} alone would take {shortest:.4} ms of {measured_ms:.4} ({:.0} %); the rest is {what}",
+        "latency binds: {} alone would take {shortest:.4} ms of {measured_ms:.4} ({:.0} %); {launches} launches, and {} \
+         steps that follow each other: {:.3} us for each of {count} {what}",
         bound.name(),
-        share * 100.0
+        share * 100.0,
+        cost.serial_steps,
+        measured_ms * 1e3 / count.max(1) as f64
     );
     ("latency", verdict)
 }
@@ -217,7 +218,8 @@ mod tests {
         assert_eq!(judge(&cost(0, 0, 1_000_000), &c, 1, 1.25).0, "compute");
         let (binds, verdict) = judge(&cost(1_000_000, 0, 0), &c, 3, 4.0);
         assert_eq!(binds, "latency");
-        assert!(verdict.contains("1.0000 ms of 4.0000 (25 %); the rest is 3 launches and 7 steps"), "{verdict}");
+        assert!(verdict.ends_with("571.429 us for each of 7 steps"), "{verdict}");
+        assert!(verdict.contains("1.0000 ms of 4.0000 (25 %); 3 launches, and 7 steps"), "{verdict}");
     }
 
     #[test]
