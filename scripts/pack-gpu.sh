@@ -1,0 +1,37 @@
+#!/bin/sh
+# scripts/pack-gpu.sh [DIR]: builds everything that scripts/run-gpu.sh runs, stripped, into DIR (default .gpu), which
+# can be carried to a machine that has an NVIDIA GPU and no Rust. 25 MiB at most.
+set -eu
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+
+dir="${1:-.gpu}"
+rm -rf "$dir"
+mkdir -p "$dir/bin" "$dir/tests" "$dir/examples"
+
+# The tests in the crates' own folders and the one of the library's units that have a GPU test.
+cargo build --profile dist --quiet -p chronaxie-cli
+cargo build --profile dist --quiet -p chronaxie --examples
+cp "$target_dir/dist/chronaxie" "$dir/bin/"
+{
+    cargo test --profile dist --quiet --no-run --message-format=json -p chronaxie-runtime --test gpu
+    cargo test --profile dist --quiet --no-run --message-format=json -p chronaxie --lib
+} | python3 -c '
+import json, shutil, sys
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("reason") == "compiler-artifact" and m.get("executable") and m["profile"]["test"]:
+        name = m["target"]["name"] + ("-units" if "lib" in m["target"]["kind"] else "")
+        shutil.copy(m["executable"], sys.argv[1] + "/tests/" + name)
+' "$dir"
+for source in crates/chronaxie/examples/*.rs; do
+    [ -e "$source" ] && cp "$target_dir/dist/examples/$(basename "$source" .rs)" "$dir/examples/"
+done
+cp scripts/run-gpu.sh scripts/gpu-cases.txt "$dir/"
+for file in examples/japanese-vowels.toml; do
+    [ -e "$file" ] && cp "$file" "$dir/examples/" && cp -r examples/data "$dir/examples/"
+done
+
+kib=$(du -sk "$dir" | cut -f 1)
+echo "pack-gpu: $dir, $((kib / 1024)) MiB"
+[ "$kib" -le $((25 * 1024)) ] || { du -ak "$dir" | sort -n | tail -n 8 >&2; echo "pack-gpu: over 25 MiB" >&2; exit 1; }

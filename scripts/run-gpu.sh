@@ -1,0 +1,121 @@
+#!/bin/bash
+# run-gpu.sh [STEP ...]: everything that needs an NVIDIA GPU, on a machine that has one; no Rust is needed beside this
+# folder, as scripts/pack-gpu.sh makes it. Without a STEP all of them:
+#   devices    what the driver says of the GPU
+#   check      every implementation against its float64 reference
+#   tests      the runtime's and the kernels' own tests
+#   repeats    50 runs with equal bits, scratch and outputs poisoned, more blocks than fit at once
+#   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel
+#   examples   the programs under examples, and a short training run
+#   bench      every compared case, timed
+# Logs and JSON go to $OUT (default gpu-results). The last lines are a table and N passed, N failed, N skipped.
+set -u
+here="$(cd "$(dirname "$0")" && pwd)"
+out="${OUT:-gpu-results}"
+mkdir -p "$out"
+out="$(cd "$out" && pwd)"
+cd "$here" || exit 1
+chronaxie="$here/bin/chronaxie"
+# A missing GPU is a failure here, never a skip.
+export CHRONAXIE_REQUIRE_GPU=1 CHRONAXIE_BACKEND="${CHRONAXIE_BACKEND:-cuda}"
+unset CHRONAXIE_SYNC
+
+all="devices check tests repeats memcheck racecheck initcheck synccheck examples bench"
+[ $# -gt 0 ] || set -- $all
+table="$out/table.txt"
+: >"$table"
+
+# row NAME STATUS SECONDS NOTE
+row() { printf '%-34s %-7s %5s s  %s\n' "$1" "$2" "$3" "$4" >>"$table"; }
+
+# step NAME SECONDS COMMAND ...: runs with a limit; the log's last line is the note.
+step() {
+    local name="$1" limit="$2" began rc note
+    shift 2
+    began=$(date +%s)
+    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+    rc=$?
+    note=$(grep -v '^\s*$' "$out/$name.log" | tail -n 1 | tr -d '\r' | cut -c 1-90)
+    [ $rc -eq 124 ] && note="stopped after $limit s"
+    # A test program that ran nothing has shown nothing.
+    [ $rc -eq 0 ] && grep -q '^running 0 tests' "$out/$name.log" && { rc=1; note="no test ran"; }
+    if [ $rc -eq 0 ]; then row "$name" passed "$(($(date +%s) - began))" "$note"
+    else
+        row "$name" FAILED "$(($(date +%s) - began))" "$note"
+        echo "-- $name failed; the end of $out/$name.log:"
+        tail -n 25 "$out/$name.log"
+    fi
+}
+skip() { row "$1" skipped 0 "$2"; }
+
+cases() { awk -v use="$1" '!/^#/ && $2 == use { print $1, $3 }' gpu-cases.txt; }
+
+# Every family needs its cases, so that a new kernel cannot stay outside.
+covered() {
+    local families missing=""
+    families=$("$chronaxie" compile --json - --arch sm_80 --quiet 2>/dev/null |
+        grep -o '"family": *"[^"]*"' | cut -d '"' -f 4 | sort -u)
+    for f in $families; do
+        cases "$1" | grep -q "^$f " || missing="$missing $f"
+    done
+    [ -z "$missing" ] || { row "$1 cases" FAILED 0 "gpu-cases.txt has none for:$missing"; }
+}
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null | head -n 1)
+jobs=$(($(nproc) / 2)); [ "$jobs" -ge 1 ] || jobs=1; [ "$jobs" -le 8 ] || jobs=8
+
+# One tool over all small cases, several processes at a time: they take the GPU in turn, and most of their time is ours.
+sanitize() {
+    local tool="$1" n=0
+    if [ -z "$sanitizer" ]; then skip "$tool" "compute-sanitizer is not installed"; return; fi
+    while read -r family case; do
+        n=$((n + 1))
+        step "$tool-$family-$n" 90 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 5 \
+            "$chronaxie" check "$family" --case "$case" --repeats 2 --quiet &
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    done < <(cases small)
+    wait
+}
+
+for name in "$@"; do
+    echo "== $name"
+    case "$name" in
+    devices) step devices 30 "$chronaxie" devices ;;
+    check) step check 150 "$chronaxie" check --quiet --json "$out/check.json" ;;
+    tests)
+        step runtime-tests 90 tests/gpu --test-threads 4
+        step kernel-tests 120 tests/chronaxie-units on_a_gpu
+        ;;
+    repeats)
+        covered wave
+        while read -r family case; do
+            step "repeats-$family" 90 "$chronaxie" check "$family" --case "$case" --repeats 50 --quiet
+        done < <(cases wave)
+        ;;
+    memcheck | racecheck | initcheck | synccheck)
+        [ "$name" = memcheck ] && covered small
+        sanitize "$name"
+        ;;
+    examples)
+        for example in examples/*; do
+            [ -f "$example" ] && [ -x "$example" ] && step "example-$(basename "$example")" 60 "$example"
+        done
+        if [ -e examples/japanese-vowels.toml ]; then
+            rm -rf "$out/train"
+            step train 90 "$chronaxie" train examples/japanese-vowels.toml --set train.epochs=2 --out "$out/train"
+        fi
+        ;;
+    bench) step bench 120 "$chronaxie" bench --json "$out/bench.json" --seconds 0.3 --quiet ;;
+    *)
+        echo "run-gpu: no step '$name'; there are: $all" >&2
+        exit 2
+        ;;
+    esac
+done
+
+echo
+cat "$table"
+count() { awk -v s="$1" '{ for (i = 2; i <= 3; i++) if ($i == s) n++ } END { print n + 0 }' "$table"; }
+failed=$(count FAILED)
+echo "$(count passed) passed, $failed failed, $(count skipped) skipped"
+[ "$failed" -eq 0 ]
