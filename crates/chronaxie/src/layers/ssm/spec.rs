@@ -295,8 +295,8 @@ const CHECK: &[&str] = &[
     "B1_D40_T16384,h0=true,reverse=true",
     "B1_D2_T100000,h0=true,gates=slow",
     "B2_D3000_T40,h0=true",
-    "B1_D1100_T4096,h0=true",
-    "B1_D1100_T4100,reverse=true,gates=slow",
+    "B1_D1100_T516,h0=true",
+    "B1_D1100_T517,reverse=true,gates=slow",
 ];
 
 impl Op for LinearScanOp {

@@ -208,6 +208,15 @@ fn lengths_around_every_boundary() {
     }
 }
 
+/// Large enough for stores that pass the caches by, with rows that start at every alignment.
+#[test]
+fn large_outputs_keep_to_the_law() {
+    for reverse in [false, true] {
+        let p = LinearScan::new(1, 520, 8199).unwrap().with_reverse(reverse);
+        check(&p, 6, |_| Memory::Contiguous, "large");
+    }
+}
+
 fn draws(rng: &mut Rng, n: usize) -> Vec<f64> {
     (0..n).map(|_| rng.normal()).collect()
 }
