@@ -85,6 +85,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
   __syncthreads();
 
+  const unsigned long long policy = evict_last();
+
   // Thread 0 walks ahead of the block over the same sequence of (row, tile).
   i64 fetch_row = blockIdx.x, fetch_tile = 0;
   const float *fetch_a = row_of(a, n, fetch_row), *fetch_g = row_of(grad_h, n, fetch_row);
@@ -97,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const unsigned h_bytes = bytes + (more ? 16 : 0);
     const int head = more ? kHead : 0;
     barrier_expect(&full[stage], 2 * bytes + h_bytes);
-    bulk_copy(ring[stage].a, fetch_a + tile.begin, bytes, &full[stage]);
-    bulk_copy(ring[stage].g, fetch_g + tile.begin, bytes, &full[stage]);
-    bulk_copy(ring[stage].h + kHead - head, fetch_h + tile.begin - head, h_bytes, &full[stage]);
+    bulk_copy(ring[stage].a, fetch_a + tile.begin, bytes, &full[stage], policy);
+    bulk_copy(ring[stage].g, fetch_g + tile.begin, bytes, &full[stage], policy);
+    bulk_copy(ring[stage].h + kHead - head, fetch_h + tile.begin - head, h_bytes, &full[stage], policy);
     if (++fetch_tile == tiles) {
       fetch_tile = 0;
       fetch_row += gridDim.x;
