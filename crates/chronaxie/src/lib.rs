@@ -15,6 +15,8 @@ pub mod profile;
 pub mod progress;
 pub mod real;
 pub mod registry;
+#[cfg(feature = "report")]
+pub mod report;
 pub mod rng;
 pub mod simd_math;
 #[cfg(feature = "train")]

@@ -53,6 +53,11 @@ impl Examples {
         };
         Self { series: dataset.series, labels, values }
     }
+    /// Series of which nothing is asked.
+    pub(super) fn unlabelled(dataset: Dataset) -> Self {
+        let n = dataset.series.len();
+        Self { series: dataset.series, labels: vec![0; n], values: vec![0.0; n] }
+    }
     pub(super) fn len(&self) -> usize {
         self.series.len()
     }

@@ -1,15 +1,37 @@
-//! Training: heads, losses, optimizer steps and the loop.
+//! Training: heads, losses, optimizer steps, and the loop from a configuration to a folder with a model.
+//!
+//! ```no_run
+//! use chronaxie::{config::Config, progress::Silent, train};
+//!
+//! let config = Config::read("examples/japanese-vowels.toml")?;
+//! let report = train::run(&config, &train::RunOptions::new("runs/vowels"), &Silent)?;
+//! println!("{:?} of the test set", report.test_accuracy);
+//! for said in train::predict("runs/vowels".as_ref(), "some.ts".as_ref(), Default::default())? {
+//!     println!("{}: {}", said.index, said.prediction);
+//! }
+//! # Ok::<(), chronaxie::Error>(())
+//! ```
+//!
+//! On a GPU everything runs there: the layer, the head and its loss, the gradient's norm and the optimizer. The host
+//! lays out batches and reads what was logged once an epoch.
 
 pub mod adamw;
 mod bank;
 mod batches;
+mod checkpoint;
 pub mod head;
 mod layer;
+mod metrics;
 mod network;
+mod predict;
+mod run;
 mod settings;
 mod staging;
+mod tensors;
 
 pub use layer::TrainableLayer;
+pub use predict::{Prediction, predict, to_csv};
+pub use run::{Report, RunOptions, default_out, run};
 
 #[cfg(test)]
 mod tests;

@@ -383,7 +383,6 @@ impl Builder<'_> {
             true => Some([call(head, "head", Pass::Backward)?, call(recurrence, "layer", Pass::Backward)?]),
             false => None,
         };
-        drop(call);
         Ok(Unit { batch: data, forward, backward })
     }
 
