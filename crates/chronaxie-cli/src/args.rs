@@ -54,6 +54,10 @@ pub(crate) enum Command {
     Profile(Profile),
     /// Compile every kernel; needs no GPU
     Compile(Compile),
+    /// Train a model from a configuration file, into a folder
+    Train(Train),
+    /// Run a trained model on a file
+    Predict(Predict),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -145,6 +149,60 @@ pub(crate) struct Compile {
     /// The NVRTC to use: a file, or a folder that holds one
     #[arg(long, value_name = "PATH", env = "CHRONAXIE_NVRTC")]
     pub nvrtc: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+/// What overrides a configuration.
+#[derive(Debug, Args)]
+pub(crate) struct TrainSettings {
+    /// Override a value of the configuration, as in train.epochs=5; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The seed of a run: it reproduces the run bit for bit
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// exact or fast
+    #[arg(long, value_name = "PRECISION")]
+    pub precision: Option<Precision>,
+    /// Print the configuration with its defaults and overrides, and do nothing
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Train {
+    /// The configuration
+    #[arg(value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
+    /// The folder of the run, new or empty [default: runs/<configuration>-<moment>]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Go on from the checkpoint in the folder that --out names
+    #[arg(long, requires = "out")]
+    pub resume: bool,
+    #[command(flatten)]
+    pub settings: TrainSettings,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Predict {
+    /// The folder of a run, or its model.safetensors
+    #[arg(value_name = "MODEL_DIR")]
+    pub model: PathBuf,
+    /// The series: .ts, .csv or .tsv
+    #[arg(value_name = "DATA")]
+    pub data: PathBuf,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
+    #[command(flatten)]
+    pub settings: TrainSettings,
     #[command(flatten)]
     pub json: Json,
 }

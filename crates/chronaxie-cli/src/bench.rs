@@ -3,12 +3,10 @@
 use crate::args::{Bench, Common};
 use crate::output::{Out, count, is_stdout, json_can_be_written, write_json};
 use crate::progress::Terminal;
-use crate::{Outcome, Stop, select, version};
+use crate::{Outcome, Stop, provenance, select};
 use chronaxie::Error;
-use chronaxie::bench::{Event, Options, Provenance, Record, date_utc, run as bench};
-use chronaxie::cuda::nvrtc;
+use chronaxie::bench::{Event, Options, Record, run as bench};
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
 
 fn heading() -> String {
     format!(
@@ -67,12 +65,7 @@ pub(crate) fn run(args: &Bench, common: &Common, out: &mut Out) -> Outcome {
     options.cases = select::cases(&entries, &args.cases)?;
     options.precision = args.precision;
     options.seconds = args.seconds;
-    options.provenance = Provenance {
-        date: date_utc(SystemTime::now()),
-        commit: crate::commit(),
-        driver: version::driver(),
-        nvrtc: nvrtc().ok().map(|n| version::dotted(n.version())),
-    };
+    options.provenance = provenance();
     let targets = select::targets(&args.backend, common.quiet)?;
     let progress = Terminal::new(common.quiet);
     let stop = progress.stop.clone();

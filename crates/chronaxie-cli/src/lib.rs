@@ -10,16 +10,21 @@ mod compile;
 mod completions;
 mod devices;
 mod output;
+mod predict;
 mod profile;
 mod progress;
 mod select;
+mod train;
 mod version;
 
 use args::{Cli, Command};
+use chronaxie::bench::{Provenance, date_utc};
+use chronaxie::cuda::nvrtc;
 use chronaxie::{Error, log, pool};
 use clap::{CommandFactory, Parser};
 use output::Out;
 use std::ffi::OsString;
+use std::time::SystemTime;
 
 /// How a command ended.
 pub(crate) enum Stop {
@@ -86,7 +91,19 @@ fn dispatch(cli: &Cli) -> Outcome {
         Some(Command::Bench(a)) => bench::run(a, common, &mut out),
         Some(Command::Profile(a)) => profile::run(a, common, &mut out),
         Some(Command::Compile(a)) => compile::run(a, common, &mut out),
+        Some(Command::Train(a)) => train::run(a, common, &mut out),
+        Some(Command::Predict(a)) => predict::run(a, common, &mut out),
         Some(Command::Completions(a)) => completions::run(a, &mut out),
+    }
+}
+
+/// What is known of this build and machine, for records of runs.
+pub(crate) fn provenance() -> Provenance {
+    Provenance {
+        date: date_utc(SystemTime::now()),
+        commit: commit(),
+        driver: version::driver(),
+        nvrtc: nvrtc().ok().map(|n| version::dotted(n.version())),
     }
 }
 

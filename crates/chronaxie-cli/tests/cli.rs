@@ -54,7 +54,7 @@ fn has_nvrtc() -> bool {
 fn every_command_explains_itself() {
     let main = run(&["--help"]);
     assert_eq!((main.code, main.err.as_str()), (Some(0), ""));
-    for name in ["devices", "check", "bench", "profile", "compile", "completions"] {
+    for name in ["devices", "check", "bench", "profile", "compile", "train", "predict", "completions"] {
         assert!(main.out.contains(&format!("\n  {name} ")), "{name} is not listed:\n{}", main.out);
         let help = run(&[name, "--help"]);
         assert_eq!(help.code, Some(0));
@@ -254,4 +254,98 @@ fn compile_needs_no_gpu() {
     assert!(emitted > 0);
     std::fs::remove_dir_all(&folder).expect("the folder can be removed");
     std::fs::remove_file(&pack).expect("the pack can be removed");
+}
+
+/// A folder with a tiny data set of two classes and a configuration that trains on it.
+fn tiny_run(name: &str) -> (PathBuf, String) {
+    let folder = scratch(name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let mut data =
+        "@problemName Tiny\n@univariate true\n@equalLength true\n@seriesLength 3\n@classLabel true a b\n@data\n"
+            .to_owned();
+    for i in 0..8 {
+        let x = if i % 2 == 0 { 1.0 } else { -1.0 };
+        data += &format!("{x},{},{x}:{}\n", x * 0.5, if i % 2 == 0 { "a" } else { "b" });
+    }
+    std::fs::write(folder.join("tiny.ts"), data).expect("the data");
+    let config = "schema = 1\n[data]\ntrain = \"tiny.ts\"\ntest = \"tiny.ts\"\n[model]\nlayer = \"ltc\"\nhidden = 4\n\
+                  [train]\nepochs = 2\nbatch_size = 4\n";
+    std::fs::write(folder.join("tiny.toml"), config).expect("the configuration");
+    let path = folder.join("tiny.toml").to_str().expect("UTF-8").to_owned();
+    (folder, path)
+}
+
+#[test]
+fn a_run_is_trained_resumed_and_used() {
+    let (folder, config) = tiny_run("train");
+    let run_folder = folder.join("run");
+    let out = run_folder.to_str().expect("UTF-8");
+    let arguments = ["train", &config, "--backend", "cpu", "--out", out, "--seed", "5", "--set", "train.epochs=3"];
+    let e = run(&arguments);
+    assert_eq!(e.code, Some(0), "{}", e.err);
+    let report = parse(&e.out);
+    assert_eq!((&report["epochs"], &report["seed"], &report["backend"]), (&3.into(), &5.into(), &"cpu".into()));
+    assert!(report["test_accuracy"].is_f64() && report["samples_per_second"].is_f64(), "{report}");
+    assert!(report["train_seconds"].is_f64());
+    assert_eq!(e.err.lines().filter(|l| l.starts_with("epoch ")).count(), 3, "a line an epoch:\n{}", e.err);
+
+    let again = run(&arguments);
+    assert_eq!((again.code, again.out.as_str()), (Some(2), ""), "a folder that is not empty: {}", again.err);
+    let resumed = run(&[&arguments[..], &["--resume", "--quiet"]].concat());
+    assert_eq!((resumed.code, resumed.err.as_str()), (Some(0), ""));
+    assert_eq!(parse(&resumed.out)["test_accuracy"], report["test_accuracy"]);
+
+    let data = folder.join("tiny.ts");
+    let said = run(&["predict", out, data.to_str().expect("UTF-8"), "--backend", "cpu"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let lines: Vec<_> = said.out.lines().collect();
+    assert_eq!((lines[0], lines.len()), ("index,prediction,score", 9), "{}", said.out);
+    assert!(lines[1].starts_with("0,a,") || lines[1].starts_with("0,b,"), "{}", said.out);
+    let records = parse(&run(&["predict", out, data.to_str().expect("UTF-8"), "--json", "-", "--quiet"]).out);
+    assert_eq!(records.as_array().map(Vec::len), Some(8));
+    let printed = run(&["predict", out, "unused", "--print-config"]);
+    assert!(printed.code == Some(0) && printed.err.is_empty(), "{}", printed.err);
+    assert!(printed.out.contains("epochs = 3") && printed.out.contains("hidden = 4"), "{}", printed.out);
+    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn a_configuration_is_printed_as_resolved_and_mistakes_are_named() {
+    let (folder, config) = tiny_run("config");
+    let e = run(&["train", &config, "--print-config", "--seed", "9", "--precision", "fast", "--set", "model.hidden=7"]);
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""));
+    for line in ["seed = 9", "precision = \"fast\"", "hidden = 7", "learning_rate = "] {
+        assert!(e.out.contains(line), "{line} is not in:\n{}", e.out);
+    }
+    refuses(&["train", &config, "--set", "train.epoch=3"], "epochs");
+    refuses(&["train", &config, "--set", "train.epochs"], "write it as table.key=value");
+    refuses(&["train", "no-such.toml"], "no-such.toml");
+    refuses(&["train", &config, "--backend", "cuda:97"], "cuda");
+    refuses(&["predict", "no-such-model", "data.ts"], "no-such-model");
+    assert_eq!(run(&["train", &config, "--resume"]).code, Some(2), "--resume needs --out");
+    assert!(!PathBuf::from("runs").exists(), "nothing was written");
+    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_ends_with_130_and_says_so() {
+    use std::io::{BufRead, BufReader};
+    let (folder, config) = tiny_run("interrupt");
+    let run_folder = folder.join("run");
+    let out = run_folder.to_str().expect("UTF-8");
+    let arguments = ["train", &config, "--backend", "cpu", "--out", out, "--set", "train.epochs=1000000"];
+    let mut c = command(&arguments);
+    let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+    assert!(lines.any(|l| l.starts_with("epoch ")), "it trains");
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
+    assert!(kill.is_ok_and(|s| s.success()));
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(130), "{rest:?}");
+    assert!(rest.last().is_some_and(|l| l.starts_with("error: ") && l.contains("interrupted")), "{rest:?}");
+
+    let state = parse(&std::fs::read_to_string(run_folder.join("run.json")).expect("run.json is there"));
+    assert_eq!(state["status"], "interrupted", "{state}");
+    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
 }

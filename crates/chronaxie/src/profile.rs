@@ -112,7 +112,8 @@ fn judge(cost: &Cost, ceilings: &Ceilings, launches: u64, measured_ms: f64) -> (
         return (name, verdict);
     }
     // What follows each other sets the pace; whichever there is more of is the better measure of it.
-    let (count, what) = if launches > cost.serial_steps { (launches, "launches") } else { (cost.serial_steps, "steps") };
+    let (count, what) =
+        if launches > cost.serial_steps { (launches, "launches") } else { (cost.serial_steps, "steps") };
     let verdict = format!(
         "latency binds: {} alone would take {shortest:.4} ms of {measured_ms:.4} ({:.0} %); {launches} launches, and {} \
          steps that follow each other: {:.3} us for each of {count} {what}",

@@ -84,7 +84,8 @@ impl RunFolder {
     /// `Io`, where the system refuses.
     pub fn append_line(&self, name: &str, line: &str) -> Result<()> {
         let path = self.file(name);
-        let append = || fs::OpenOptions::new().create(true).append(true).open(&path)?.write_all(format!("{line}\n").as_bytes());
+        let append =
+            || fs::OpenOptions::new().create(true).append(true).open(&path)?.write_all(format!("{line}\n").as_bytes());
         append().map_err(|e| Error::io("write", &path, &e))
     }
 }

@@ -133,8 +133,20 @@ mod tests {
         let record = RunRecord::new("train", vec!["train".into()], &Provenance::default(), &Device::Cpu);
         let json: serde_json::Value = serde_json::from_str(&record.to_json().unwrap()).unwrap();
         for field in [
-            "arguments", "version", "commit", "config_sha256", "data_sha256", "seed", "backend", "device", "driver",
-            "nvrtc", "simd", "threads", "start", "end",
+            "arguments",
+            "version",
+            "commit",
+            "config_sha256",
+            "data_sha256",
+            "seed",
+            "backend",
+            "device",
+            "driver",
+            "nvrtc",
+            "simd",
+            "threads",
+            "start",
+            "end",
         ] {
             assert!(json.get(field).is_some(), "{field}");
         }

@@ -109,7 +109,8 @@ fn metrics(run: &Run<'_>, epochs: usize) -> Result<Vec<EpochMetrics>> {
     let mut kept = String::new();
     for (i, line) in text.lines().take(epochs).enumerate() {
         let metrics = serde_json::from_str::<EpochMetrics>(line).ok().filter(|m| m.epoch == i + 1);
-        let wrong = || Error::checkpoint(format!("{}:{}: it is not the line of epoch {}", path.display(), i + 1, i + 1));
+        let wrong =
+            || Error::checkpoint(format!("{}:{}: it is not the line of epoch {}", path.display(), i + 1, i + 1));
         history.push(metrics.ok_or_else(wrong)?);
         kept.push_str(line);
         kept.push('\n');

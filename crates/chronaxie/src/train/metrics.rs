@@ -127,7 +127,9 @@ mod tests {
         let e = check_finite(&logged, 2).unwrap_err().to_string();
         assert!(e.contains("norm of the gradient became inf in batch 2 of epoch 3"), "{e}");
         logged.losses[0] = f32::NAN;
-        assert!(check_finite(&logged, 0).unwrap_err().to_string().contains("the loss became NaN in batch 1 of epoch 1"));
+        assert!(
+            check_finite(&logged, 0).unwrap_err().to_string().contains("the loss became NaN in batch 1 of epoch 1")
+        );
     }
 
     #[test]

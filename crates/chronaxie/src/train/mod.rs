@@ -30,8 +30,20 @@ mod staging;
 mod tensors;
 
 pub use layer::TrainableLayer;
-pub use predict::{Prediction, predict, to_csv};
+pub use predict::{Prediction, model_config, predict, predict_with, to_csv};
 pub use run::{Report, RunOptions, default_out, run};
+
+/// A configuration with every default filled in, as a run would take it: the data are read, because some defaults of a
+/// layer follow from them.
+///
+/// # Errors
+/// `Config` and `Data` with file and line, for what a run would refuse.
+pub fn resolved(config: &crate::config::Config) -> crate::Result<String> {
+    let settings = settings::Settings::read(config)?;
+    let data = batches::RunData::read(&settings)?;
+    settings.layer(data.channels, data.timed, None)?;
+    Ok(settings.config.resolved())
+}
 
 #[cfg(test)]
 mod tests;

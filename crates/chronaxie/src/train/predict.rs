@@ -10,9 +10,10 @@ use crate::config::Config;
 use crate::data::csv::{CsvOptions, CsvTarget};
 use crate::data::{self, Dataset, Standardizer};
 use crate::op::Tensors;
+use crate::progress::{Progress, Silent};
 use crate::{Backend, Device, Dtype, Error, Result};
 use std::io::BufRead as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Series a batch.
 const BATCH: usize = 32;
@@ -36,14 +37,24 @@ pub struct Prediction {
 /// # Errors
 /// `Checkpoint`, where the model cannot be read; `Data` for the file; and what the backend refuses.
 pub fn predict(model: &Path, data: &Path, backend: Backend) -> Result<Vec<Prediction>> {
-    let file_path = if model.is_dir() { model.join(MODEL) } else { model.to_path_buf() };
-    let (file, meaning): (TensorFile, ModelMeaning) = TensorFile::read(&file_path)?;
+    predict_with(model, data, backend, &[], &Silent)
+}
+
+/// As [`predict`], with values of the model's configuration overridden (`train.precision=fast`); what `backend` auto
+/// took is said to `progress`.
+///
+/// # Errors
+/// As [`predict`], and `Config` for an override that the configuration does not take.
+pub fn predict_with(
+    model: &Path,
+    data: &Path,
+    backend: Backend,
+    overrides: &[String],
+    progress: &dyn Progress,
+) -> Result<Vec<Prediction>> {
+    let (file_path, file, meaning) = open(model)?;
     let wrong = |what: String| Error::checkpoint(format!("{}: {what}", file_path.display()));
-    if (meaning.kind.as_str(), meaning.schema) != ("model", SCHEMA) {
-        return Err(wrong(format!("it is a {} of schema {}, not a model of {SCHEMA}", meaning.kind, meaning.schema)));
-    }
-    let config = Config::parse(&meaning.config, &file_path)?;
-    let settings = Settings::read(&config)?;
+    let settings = settings(&file_path, &meaning, overrides)?;
     let task = match meaning.classes.clone() {
         Some(names) if names.is_empty() => return Err(wrong("it has no classes".to_owned())),
         Some(names) => Task::Classes(names),
@@ -56,12 +67,13 @@ pub fn predict(model: &Path, data: &Path, backend: Backend) -> Result<Vec<Predic
     };
     let standardizer = Standardizer::new(floats("standardizer.mean")?, floats("standardizer.std")?)?;
     let series = read(data, &settings, &meaning, &standardizer)?;
-    let prepared: Tensors = file
-        .iter()
-        .filter_map(|(name, t)| Some((name.strip_prefix("prepared.")?.to_owned(), t.values())))
-        .collect();
+    let prepared: Tensors =
+        file.iter().filter_map(|(name, t)| Some((name.strip_prefix("prepared.")?.to_owned(), t.values()))).collect();
     let layer = settings.layer(meaning.channels, meaning.timed, Some(&prepared))?;
-    let (device, _) = Device::open(backend)?;
+    let (device, why) = Device::open(backend)?;
+    if let Some(why) = why {
+        progress.log(&why);
+    }
     let batch = BATCH.min(series.len()).max(1);
     let log_steps = series.len().div_ceil(batch).min(1024);
     let mut network = Network::new(
@@ -85,6 +97,38 @@ pub fn predict(model: &Path, data: &Path, backend: Backend) -> Result<Vec<Predic
     let examples = batches::Examples::unlabelled(series);
     let (_, logits) = evaluate(&mut network, &examples, log_steps)?;
     Ok(logits.chunks(task.outputs()).enumerate().map(|(index, y)| said(index, y, &task)).collect())
+}
+
+/// The configuration of a saved model, with some values overridden and every default filled in.
+///
+/// # Errors
+/// `Checkpoint`, where the model cannot be read, and `Config` for an override that the configuration does not take.
+pub fn model_config(model: &Path, overrides: &[String]) -> Result<String> {
+    let (file_path, _, meaning) = open(model)?;
+    let settings = settings(&file_path, &meaning, overrides)?;
+    settings.layer(meaning.channels, meaning.timed, None)?;
+    Ok(settings.config.resolved())
+}
+
+/// The model of a run's folder, or a model file.
+fn open(model: &Path) -> Result<(PathBuf, TensorFile, ModelMeaning)> {
+    let path = if model.is_dir() { model.join(MODEL) } else { model.to_path_buf() };
+    let (file, meaning): (TensorFile, ModelMeaning) = TensorFile::read(&path)?;
+    if (meaning.kind.as_str(), meaning.schema) != ("model", SCHEMA) {
+        return Err(Error::checkpoint(format!(
+            "{}: it is a {} of schema {}, not a model of {SCHEMA}",
+            path.display(),
+            meaning.kind,
+            meaning.schema
+        )));
+    }
+    Ok((path, file, meaning))
+}
+
+fn settings(path: &Path, meaning: &ModelMeaning, overrides: &[String]) -> Result<Settings> {
+    let mut config = Config::parse(&meaning.config, path)?;
+    overrides.iter().try_for_each(|assignment| config.set(assignment))?;
+    Settings::read(&config)
 }
 
 fn said(index: usize, y: &[f32], task: &Task) -> Prediction {

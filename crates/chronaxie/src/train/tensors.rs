@@ -86,12 +86,13 @@ impl TensorFile {
         let wrong = |what: String| Error::checkpoint(format!("{}: {what}", path.display()));
         let (_, header) = SafeTensors::read_metadata(&bytes)
             .map_err(|e| wrong(format!("it is not a whole safetensors file ({e})")))?;
-        let text = header.metadata().as_ref().and_then(|m| m.get(KEY)).ok_or_else(|| {
-            wrong("it was not written by chronaxie: its header lacks the key `chronaxie`".to_owned())
-        })?;
+        let text =
+            header.metadata().as_ref().and_then(|m| m.get(KEY)).ok_or_else(|| {
+                wrong("it was not written by chronaxie: its header lacks the key `chronaxie`".to_owned())
+            })?;
         let meaning = serde_json::from_str(text).map_err(|e| wrong(format!("its header says something else: {e}")))?;
-        let file = SafeTensors::deserialize(&bytes)
-            .map_err(|e| wrong(format!("it is not a whole safetensors file ({e})")))?;
+        let file =
+            SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("it is not a whole safetensors file ({e})")))?;
         let mut tensors = Vec::new();
         for (name, view) in file.iter() {
             let dtype = match view.dtype() {

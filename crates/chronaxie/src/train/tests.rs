@@ -1,7 +1,7 @@
 //! Properties of training that hold whatever the layer: on small data, on the CPU, from configuration to folder.
 
-use super::batches::{Examples, RunData};
 use super::bank::Slot;
+use super::batches::{Examples, RunData};
 use super::network::{Network, Parts};
 use super::settings::Settings;
 use super::{Report, RunOptions, predict, run, to_csv};
