@@ -4,9 +4,9 @@
 //! instructions becomes those instructions. `FMA` says whether `mul_add` is one instruction there: where it is not, it
 //! would be a library call of 3 ns.
 //!
-//! Largest relative errors against f64 (tests below, over dense grids), in units of 2^-23:
-//! [`exp`] 1.1, [`sigmoid`] 2.0 where the result is normal, [`ln_1p`] 1.5 on `[0, 1]`, [`softplus`] 2.0.
-//! NaN stays NaN; infinities give the limits.
+//! Largest relative errors against f64 where the result is a normal number, over 200000 points, in units of 2^-23:
+//! [`exp`] 0.96, [`sigmoid`] 1.33, [`sigmoid_exp2`] 1.42, [`ln_1p`] 1.44 on `[0, 1]`, [`softplus`] 1.68. NaN stays NaN;
+//! infinities give the limits; results below 2^-127 become 0.
 
 use std::array;
 
@@ -112,7 +112,7 @@ pub fn sigmoid_exp2<const FMA: bool, const N: usize>(t: Lanes<N>, low: f32, high
 /// e^f on [-0.35, 0.35], relative error 2.8e-9; minimax with the constant term held at 1.
 const EXP: [f32; 7] = [0.001_406_485_4, 0.008_379_963, 0.041_664_697, 0.166_663_53, 0.500_000_06, 1.0, 1.0];
 /// ln 2 with nine bits that are zero at its end, and what is left of it.
-const LN2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 /// `(p, 2^n)` with `e^x = p 2^n`, for x of any size.
 #[inline(always)]
@@ -209,7 +209,7 @@ mod tests {
                     continue;
                 }
                 let error = (f64::from(y) - want).abs() / want.abs() * 2f64.powi(23);
-                if !(error <= worst.0) {
+                if error > worst.0 || error.is_nan() {
                     worst = (error, x);
                 }
             }

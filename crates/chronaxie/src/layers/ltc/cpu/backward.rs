@@ -104,12 +104,11 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                     } else {
                         sums::<FMA, R, N, false>(&call.recurrent, now, num, den, &mut []);
                     }
-                    let inverse = &mut b.inverse[k * cells..(k + 1) * cells];
-                    call.finish_unfold::<FMA, R, N>(rate, [num, den], now, next, |j, dens| {
-                        for l in 0..R {
-                            inverse[j * R + l] = 1.0 / dens[l];
-                        }
-                    });
+                    call.finish_unfold::<FMA, R, N>(rate, num, den, now, next);
+                    let inverse = b.inverse[k * cells..(k + 1) * cells].as_chunks_mut::<R>().0;
+                    for (inverse, den) in inverse.iter_mut().zip(den.as_chunks::<N>().0) {
+                        *inverse = std::array::from_fn(|l| 1.0 / den[l]);
+                    }
                 }
             }
 
@@ -185,10 +184,10 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             }
 
             if let Some(elapsed) = grads.elapsed {
-                for l in 0..g.rows {
+                for (l, sum) in duration_sum.into_iter().enumerate().take(g.rows) {
                     let slope = -f64::from(rate.0[l]) / f64::from(duration.0[l]);
                     // SAFETY: an element of this group's rows.
-                    unsafe { elapsed.put((g.row + l) * steps + t, (duration_sum[l] * slope) as f32) };
+                    unsafe { elapsed.put((g.row + l) * steps + t, (sum * slope) as f32) };
                 }
             }
             if grads.parameters {

@@ -34,11 +34,8 @@ impl<'a, const A: usize> Strided<'a, A> {
     /// Every index must be below the size of its axis.
     #[inline(always)]
     pub unsafe fn at(&self, index: [usize; A]) -> f32 {
-        let mut offset = 0;
-        for axis in 0..A {
-            debug_assert!(index[axis] < self.shape[axis]);
-            offset += index[axis] as isize * self.strides[axis];
-        }
+        debug_assert!(index.iter().zip(self.shape).all(|(&i, n)| i < n));
+        let offset: isize = index.iter().zip(self.strides).map(|(&i, stride)| i as isize * stride).sum();
         // SAFETY: the view reaches every element of its shape.
         unsafe { *self.ptr.offset(offset) }
     }
@@ -173,35 +170,32 @@ impl Call<'_> {
         }
     }
 
-    /// The state after an unfold, to `next`, from the one before, `v`, and its sums, `[2, H, N]`; `done` is told the
-    /// denominators of each neuron.
+    /// The state after an unfold, to `next`, from the one before, `v`, and its sums, `[H, N]`; the denominators replace
+    /// the first R lanes of `den`.
     #[inline(always)]
     pub(super) fn finish_unfold<const FMA: bool, const R: usize, const N: usize>(
         &self,
         rate: Lanes<R>,
-        [num, den]: [&[f32]; 2],
+        num: &[f32],
+        den: &mut [f32],
         v: &[f32],
         next: &mut [f32],
-        mut done: impl FnMut(usize, [f32; R]),
     ) {
         let hidden = self.p.hidden;
         let (v, next) = (&v.as_chunks::<R>().0[..hidden], &mut next.as_chunks_mut::<R>().0[..=hidden]);
-        let (num, den) = (&num.as_chunks::<N>().0[..hidden], &den.as_chunks::<N>().0[..hidden]);
+        let (num, den) = (&num.as_chunks::<R>().0[..hidden * N / R], &mut den.as_chunks_mut::<R>().0[..hidden * N / R]);
         next[hidden] = [0.0; R];
         for j in 0..hidden {
             let neuron = Neuron::from(self.neurons[j]);
-            let mut dens = [0.0; R];
-            for l in 0..R {
-                let (mut n, mut d) = (num[j][l], den[j][l]);
-                for beside in 1..N / R {
-                    n += num[j][beside * R + l];
-                    d += den[j][beside * R + l];
-                }
-                let c = neuron.cm * rate.0[l];
-                dens[l] = c + (neuron.leak + d);
-                next[j][l] = mul_add::<FMA>(c, v[j][l], neuron.pull + n) / dens[l];
+            let first = j * (N / R);
+            let (mut n, mut d) = (Lanes(num[first]), Lanes(den[first]));
+            for beside in first + 1..first + N / R {
+                (n, d) = (n + Lanes(num[beside]), d + Lanes(den[beside]));
             }
-            done(j, dens);
+            let c = Lanes::splat(neuron.cm) * rate;
+            d = c + (d + Lanes::splat(neuron.leak));
+            next[j] = (c.mul_add::<FMA>(Lanes(v[j]), n + Lanes::splat(neuron.pull)) / d).0;
+            den[first] = d.0;
         }
     }
 }
@@ -230,23 +224,17 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             num.copy_from_slice(sensory_num);
             den.copy_from_slice(sensory_den);
             sums::<FMA, R, N, false>(&call.recurrent, now, num, den, &mut []);
-            let at = |row: usize| ((row * steps + t) * unfolds + k) * hidden;
-            call.finish_unfold::<FMA, R, N>(rate, [num, den], now, next, |j, dens| {
-                if let Some([_, stored]) = outputs.unfolds {
-                    for l in 0..g.rows {
-                        // SAFETY: elements of this group's rows.
-                        unsafe { stored.put(at(g.row + l) + j, dens[l]) };
-                    }
-                }
-            });
-            if let Some([stored, _]) = outputs.unfolds {
-                write_rows::<R>(now, g, hidden, stored, at);
+            call.finish_unfold::<FMA, R, N>(rate, num, den, now, next);
+            if let Some([states, dens]) = outputs.unfolds {
+                let at = |row: usize| ((row * steps + t) * unfolds + k) * hidden;
+                write_rows(now, R, g, hidden, states, at);
+                write_rows(den, N, g, hidden, dens, at);
             }
             std::mem::swap(&mut now, &mut next);
         }
         let at = |row: usize| (row * steps + t) * hidden;
         if let Some(states) = outputs.states {
-            write_rows::<R>(now, g, hidden, states, at);
+            write_rows(now, R, g, hidden, states, at);
         }
         for l in 0..g.rows {
             // SAFETY: elements of this group's rows.
@@ -257,17 +245,17 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             }
         }
     }
-    write_rows::<R>(now, g, hidden, outputs.final_state, |row| row * hidden);
+    write_rows(now, R, g, hidden, outputs.final_state, |row| row * hidden);
 }
 
-/// Writes `v`, `[H, R]`, to each row's H elements, which start where `at` says.
+/// Writes the first lanes of `v`, `[H, stride]`, to each row's H elements, which start where `at` says.
 #[inline(always)]
-fn write_rows<const R: usize>(v: &[f32], g: Group, hidden: usize, to: Shared<f32>, at: impl Fn(usize) -> usize) {
+fn write_rows(v: &[f32], stride: usize, g: Group, hidden: usize, to: Shared<f32>, at: impl Fn(usize) -> usize) {
     for l in 0..g.rows {
         // SAFETY: elements of this group's rows.
         let row = unsafe { to.part(at(g.row + l), hidden) };
         for (j, x) in row.iter_mut().enumerate() {
-            *x = v[j * R + l];
+            *x = v[j * stride + l];
         }
     }
 }
