@@ -5,16 +5,16 @@
 //! constants a, mu, p, q folded once a call: nothing is gathered, and nothing is reduced across lanes (`gates.rs`). The
 //! difference `v - mu` is formed first, so that a large `sigma mu` costs no accuracy.
 //!
-//! Counts: `B T (K S + SS)` gates forward, 3.1 million in `B24_T8_D128_H64`; a vector of 8 takes 25 instructions (5 loads,
-//! 18 of arithmetic, one of them a division), 12.5 cycles on a Zen 3 whatever their order: its vector registers in flight
-//! bind. The backward pass evaluates each gate once more while it rebuilds a step and keeps it (up to `GATE_CACHE`) for the adjoint and the parameters' sums: 4.0 + 1.5 + 2.9 ns a vector.
+//! Counts: `B T (K S + SS)` gates forward, 3.1 million in `B24_T8_D128_H64`; a vector of 8 takes 25 instructions, 5 of
+//! them loads and one a division, and 12.5 cycles on a Zen 3. The backward pass evaluates each gate once more while it
+//! rebuilds a step, and keeps it (up to `GATE_CACHE`) for the adjoint and the parameters' sums: 4.0 + 1.5 + 2.9 ns a
+//! vector. Groups of 4 rows take 0.76 of the time of 8 forward and 0.9 backward: unpacking the constants costs them.
 //!
 //! Times of `B24_T8_D128_H64` on 2 cores of a Zen 3 at 3.2 GHz that other work shared (2026-11-21, the best of 500):
 //! forward 2.16 ms on one thread and 1.50 on two, backward 4.54 and 3.08.
 //!
-//! Tried and left: two gates with one division (5 % slower), Estrin's scheme (no change), Newton's step instead of the
-//! division (slower). Constants spread over all lanes in memory are 18 % faster and take 128 bytes a synapse instead of
-//! 16, which large layers would fetch from memory.
+//! Tried and left: two gates with one division (5 % slower), Estrin's scheme (no change). Constants spread over all lanes
+//! in memory are 18 % faster, but take 128 bytes a synapse instead of 16, which large layers would fetch from memory.
 //!
 //! Precision `fast` takes the same path: two terms of the exponential's polynomial would be all there is to save.
 #![allow(unsafe_code)]
