@@ -49,7 +49,7 @@ done | { ! grep . ; } || say "kernels without a launcher"
 
 # Scripts parse, and are executable.
 for s in $(git ls-files '*.sh' .ci/run); do
-    sh -n "$s" || say "$s does not parse"
+    if head -n 1 "$s" | grep -q bash; then bash -n "$s"; else sh -n "$s"; fi || say "$s does not parse"
     head -c 2 "$s" | grep -q '#!' && [ ! -x "$s" ] && say "$s is not executable"
 done
 [ "$found" -eq 0 ] && echo "lint: nothing found in $(git ls-files | wc -l) files"
