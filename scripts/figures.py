@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Fills the README's measured figures from bench-results/<date>-<device>/{bench,compare}.json.
+
+    python3 scripts/figures.py [--check]
+
+Between the marks `<!-- figures -->` and `<!-- /figures -->` it writes one table for the newest run of each device: the
+median, what the peer took in the same run where there was one, and the fraction of the roofline. `--check` changes
+nothing and fails if the README does not hold what the results say.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+
+
+def runs():
+    """(device folder's name, date, folder) of the newest run of each device."""
+    newest = {}
+    for folder in sorted((ROOT / "bench-results").glob("*")):
+        if m := re.fullmatch(r"(\d{4}-\d\d-\d\d)-(.+)", folder.name):
+            newest[m[2]] = (m[2], m[1], folder)
+    return [newest[name] for name in sorted(newest)]
+
+
+def read(path):
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def number(x):
+    return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
+
+
+def command(folder):
+    """The first command of the run's README, which says how the figures came about."""
+    readme = folder / "README.md"
+    found = re.search(r"^(?: {4}|\$ )(\S.*)$", readme.read_text(), re.M) if readme.exists() else None
+    return f", `{found[1]}`" if found else ""
+
+
+def section(name, date, folder):
+    key = lambda r: (r["family"], r["case"].split(",")[0], r["pass"], r["precision"])
+    bench, compare = read(folder / "bench.json"), read(folder / "compare.json")
+    compared = {}
+    for r in compare:
+        compared.setdefault((key(r), r["backend"]), []).append(r)
+    records = bench or [group[0] for group in compared.values()]
+    if not records:
+        return []
+    device = records[0]["device"]
+    lines = [f"**{device}**, {date}{command(folder)}:", ""]
+    lines += ["| family | case | pass | precision | median ms | roofline | against a peer in the same run |"]
+    lines += ["|---|---|---|---|---:|---:|---|"]
+    for r in records:
+        peers = "; ".join(
+            f"{p['peer']} {number(p['peer_median_ms'])} ms: {number(p['ratio'])}x"
+            for p in compared.get((key(r), r["backend"]), [])
+        )
+        lines.append(
+            f"| {r['family']} | {r['case']} | {r['pass']} | {r['precision']} | {number(r['median_ms'])} "
+            f"| {100 * r['roofline_fraction']:.0f} % | {peers} |"
+        )
+    return [*lines, ""]
+
+
+def main():
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, found, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (found and ended):
+        sys.exit(f"figures: README.md lacks {BEGIN} or {END}")
+    lines = [line for run in runs() for line in section(*run)]
+    if not lines:
+        lines = ["Nothing is recorded yet: `bench-results/` is empty.", ""]
+    new = before + BEGIN + "\n" + "\n".join(lines) + END + after
+    if "--check" in sys.argv[1:]:
+        if new != text:
+            sys.exit("figures: the README's figures are not those of bench-results/; run `make figures`")
+    elif new != text:
+        readme.write_text(new)
+        print("figures: README.md updated")
+
+
+if __name__ == "__main__":
+    main()
