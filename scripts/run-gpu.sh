@@ -101,7 +101,7 @@ for name in "$@"; do
         ;;
     examples)
         for example in examples/*; do
-            [ -f "$example" ] && [ -x "$example" ] && step "example-$(basename "$example")" 60 "$example"
+            [ -f "$example" ] && [ -x "$example" ] && step "example-$(basename "$example")" 60 "$example" cuda
         done
         if [ -e examples/japanese-vowels.toml ]; then
             rm -rf "$out/train"

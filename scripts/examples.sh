@@ -1,0 +1,26 @@
+#!/bin/sh
+# scripts/examples.sh DIR: runs the examples that were built into DIR/examples in their short form, and every command of
+# the examples folder. Each must say what it did; a machine without a GPU is told so, which is no failure.
+set -eu
+cd "$(dirname "$0")/.."
+dir="$1"
+
+for source in crates/*/examples/*.rs; do
+    name=$(basename "$source" .rs)
+    echo "$ $name"
+    said=$("$dir/examples/$name")
+    [ -n "$said" ] || { echo "examples: $name says nothing" >&2; exit 1; }
+    echo "$said"
+done
+
+# The training run of the README with two epochs instead of all of them, and a prediction with what it saved.
+if [ -e examples/japanese-vowels.toml ]; then
+    out="$(mktemp -d)"
+    trap 'rm -rf "$out"' EXIT
+    echo "$ chronaxie train"
+    "$dir/chronaxie" train examples/japanese-vowels.toml --backend cpu --set train.epochs=2 --out "$out/run" --quiet
+    "$dir/chronaxie" predict "$out/run" examples/data/japanese-vowels/JapaneseVowels_TEST.ts --quiet >"$out/csv"
+    head -n 3 "$out/csv"
+    lines=$(wc -l <"$out/csv")
+    [ "$lines" -eq 371 ] || { echo "examples: $lines lines of predictions, not a heading and 370" >&2; exit 1; }
+fi
