@@ -215,7 +215,7 @@ impl Call {
         let mut scratch = None;
         for (piece, (_, what)) in pieces.iter_mut().zip(&self.places) {
             match *what {
-                Use::Input(i) => inputs[i] = Some((&*piece).as_view()),
+                Use::Input(i) => inputs[i] = Some(ViewMut::as_view(piece)),
                 Use::Output(i) => outputs[i] = Some(piece.reborrow()),
                 Use::Scratch => scratch = Some(piece.reborrow()),
             }

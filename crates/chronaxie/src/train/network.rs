@@ -397,10 +397,10 @@ impl Builder<'_> {
         if t.role == Role::Parameter {
             return self.parameters.get(&format!("{side}.{name}")).cloned();
         }
-        if let Some(parameter) = name.strip_prefix("grad_") {
-            if let Some(slot) = self.parameters.find(&format!("{side}.{parameter}")) {
-                return Ok(Slot { bank: GRADIENTS, ..slot.clone() });
-            }
+        if let Some(parameter) = name.strip_prefix("grad_")
+            && let Some(slot) = self.parameters.find(&format!("{side}.{parameter}"))
+        {
+            return Ok(Slot { bank: GRADIENTS, ..slot.clone() });
         }
         if t.role == Role::Prepared {
             return self.constants.get(&format!("prepared.{name}")).cloned();

@@ -51,7 +51,6 @@ pub(super) struct Context<'a> {
 
 /// The layer that the table `[model]` describes.
 pub(super) fn build(model: &Section<'_>, context: Context<'_>) -> Result<Box<dyn TrainableLayer>> {
-    match model.choice("layer", &["ltc"], "ltc")? {
-        _ => Ok(Box::new(ltc::LtcLayer::read(model, context)?)),
-    }
+    model.choice("layer", &["ltc"], "ltc")?;
+    Ok(Box::new(ltc::LtcLayer::read(model, context)?))
 }
