@@ -29,6 +29,10 @@ impl Slot {
     pub(super) fn bytes(&self) -> usize {
         self.shape.elements() * self.dtype.size()
     }
+    /// The tensors of the first `steps` steps as one.
+    pub(super) fn all_steps(&self, steps: usize) -> Self {
+        Self { stride: 0, shape: [steps * self.shape.elements()].into(), ..self.clone() }
+    }
     fn at(&self, step: usize) -> usize {
         self.offset + step * self.stride
     }
@@ -215,7 +219,7 @@ impl Call {
         let mut scratch = None;
         for (piece, (_, what)) in pieces.iter_mut().zip(&self.places) {
             match *what {
-                Use::Input(i) => inputs[i] = Some(ViewMut::as_view(piece)),
+                Use::Input(i) => inputs[i] = Some(piece.as_view()),
                 Use::Output(i) => outputs[i] = Some(piece.reborrow()),
                 Use::Scratch => scratch = Some(piece.reborrow()),
             }

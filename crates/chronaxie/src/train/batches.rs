@@ -1,14 +1,16 @@
 //! Which series go into which batch, and how they lie there.
 
 use super::settings::Settings;
+use super::staging::Noise;
 use crate::data::{self, Dataset, Series, Standardizer, Target};
 use crate::rng::Rng;
 use crate::{Error, Result};
 use std::path::Path;
 
-/// Streams of random numbers of one run's seed; each epoch's order adds its number to the last.
+/// Streams of random numbers of one run's seed; each epoch's order and each step's noise adds its number.
 const HELD_OUT: u64 = 0x6865_6c64;
 const ORDER: u64 = 0x6f72_6465_7200_0000;
+const NOISE: u64 = 0x6e6f_6973_6500_0000;
 /// Lengths that batches are padded to: each costs a plan, and padding costs time.
 const MOST_LENGTHS: usize = 16;
 /// Batches whose series are sorted by length together.
@@ -120,11 +122,9 @@ impl RunData {
         let standardizer = if settings.data.standardize {
             let mut training = dataset.clone();
             training.series = all.pick(&kept).series;
-            let fitted = Standardizer::fit(&training);
-            let scaled = fitted.std().iter().map(|s| s / settings.data.scale).collect();
-            Standardizer::new(fitted.mean().to_vec(), scaled)?
+            Standardizer::fit(&training)
         } else {
-            Standardizer::new(vec![0.0; channels], vec![1.0 / settings.data.scale; channels])?
+            Standardizer::new(vec![0.0; channels], vec![1.0; channels])?
         };
         standardizer.apply(&mut dataset)?;
         let all = Examples::new(dataset);
@@ -190,6 +190,11 @@ pub(super) fn order(examples: &Examples, size: usize, group_lengths: bool, seed:
         rng.shuffle(&mut batches);
     }
     batches
+}
+
+/// The noise of a step, counted from the run's first; none where the deviation is 0.
+pub(super) fn noise(deviation: f64, seed: u64, step: usize) -> Option<Noise> {
+    (deviation > 0.0).then(|| Noise { deviation, rng: Rng::new(seed, NOISE + step as u64) })
 }
 
 /// Batches in the order of the file, for evaluation.

@@ -10,7 +10,7 @@ use super::bank::{Banks, Call, Layout, Slot};
 use super::batches::{Examples, Task};
 use super::head::{LinearHead, Loss, Pooling};
 use super::layer::TrainableLayer;
-use super::staging::Staging;
+use super::staging::{Noise, Staging};
 use crate::op::{Pass, Plan, PlanOptions, Problem, Role, TensorSpec};
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
@@ -243,27 +243,30 @@ impl Network {
 
     /// Sets the learning rates of the steps of the next epoch.
     pub(super) fn set_rates(&mut self, rates: &[f32]) -> Result<()> {
-        let slot = self.logs.get("rate")?.clone();
-        for (i, rate) in rates.iter().enumerate() {
-            self.banks.write(&slot, i, &rate.to_ne_bytes())?;
-        }
-        Ok(())
+        let slot = self.logs.get("rate")?.all_steps(rates.len());
+        self.banks.write_f32(&slot, rates.iter().copied())
     }
 
-    fn stage(&mut self, examples: &Examples, which: &[usize]) -> Result<usize> {
+    fn stage(&mut self, examples: &Examples, which: &[usize], mut noise: Option<Noise>) -> Result<usize> {
         let longest = which.iter().map(|&i| examples.series[i].len).max().unwrap_or(0);
         let (&steps, unit) = self
             .units
             .range(longest..)
             .next()
             .ok_or_else(|| Error::config(format!("training: no plan for a series of {longest} steps")))?;
-        self.staging.send(&mut self.banks, BATCH, &unit.batch, examples, which)?;
+        self.staging.send(&mut self.banks, BATCH, &unit.batch, examples, which, &mut noise)?;
         Ok(steps)
     }
 
-    /// One optimizer step on the series `which` of `examples`, logged as step `log` of the epoch.
-    pub(super) fn learn(&mut self, log: usize, examples: &Examples, which: &[usize]) -> Result<()> {
-        let steps = self.stage(examples, which)?;
+    /// One optimizer step on the series `which` of `examples` with `noise`, logged as step `log` of the epoch.
+    pub(super) fn learn(
+        &mut self,
+        log: usize,
+        examples: &Examples,
+        which: &[usize],
+        noise: Option<Noise>,
+    ) -> Result<()> {
+        let steps = self.stage(examples, which, noise)?;
         let unit = &self.units[&steps];
         let no_training = || Error::config("training: the network was planned for prediction alone");
         let (backward, optimizer) = (unit.backward.as_ref(), self.optimizer.as_ref());
@@ -277,7 +280,7 @@ impl Network {
 
     /// Loss and logits of the series `which`, logged as step `log`.
     pub(super) fn judge(&mut self, log: usize, examples: &Examples, which: &[usize]) -> Result<()> {
-        let steps = self.stage(examples, which)?;
+        let steps = self.stage(examples, which, None)?;
         for call in &self.units[&steps].forward {
             call.run(&mut self.banks, log)?;
         }
@@ -293,12 +296,9 @@ impl Network {
     /// Puts back what steps before an interruption have logged.
     pub(super) fn restore_logs(&mut self, logged: &Logged) -> Result<()> {
         for (name, values) in [("loss", &logged.losses), ("grad_norm", &logged.norms), ("logits", &logged.logits)] {
-            let slot = self.logs.get(name)?.clone();
-            let each = slot.shape.elements().max(1);
-            for (step, values) in values.chunks(each).enumerate() {
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-                self.banks.write(&slot, step, &bytes)?;
-            }
+            let slot = self.logs.get(name)?;
+            let slot = slot.all_steps(values.len() / slot.shape.elements().max(1));
+            self.banks.write_f32(&slot, values.iter().copied())?;
         }
         Ok(())
     }
@@ -397,9 +397,8 @@ impl Builder<'_> {
         if t.role == Role::Parameter {
             return self.parameters.get(&format!("{side}.{name}")).cloned();
         }
-        if let Some(parameter) = name.strip_prefix("grad_")
-            && let Some(slot) = self.parameters.find(&format!("{side}.{parameter}"))
-        {
+        let gradient = name.strip_prefix("grad_").and_then(|p| self.parameters.find(&format!("{side}.{p}")));
+        if let Some(slot) = gradient {
             return Ok(Slot { bank: GRADIENTS, ..slot.clone() });
         }
         if t.role == Role::Prepared {

@@ -250,7 +250,8 @@ impl Run<'_> {
             }
             let done = (epoch * order.len() + i) as u64;
             progress.advance(done, &format!("epoch {} of {epochs}", epoch + 1));
-            self.network.learn(i, &data.train, batch)?;
+            let noise = batches::noise(self.settings.train.noise, self.settings.train.seed, done as usize);
+            self.network.learn(i, &data.train, batch, noise)?;
         }
         let logged = self.network.logged(order.len())?;
         let seconds = self.epoch_seconds + since.elapsed().as_secs_f64();

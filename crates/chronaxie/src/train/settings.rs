@@ -43,8 +43,6 @@ pub(super) struct DataSettings {
     pub(super) test: Option<PathBuf>,
     pub(super) csv: CsvOptions,
     pub(super) standardize: bool,
-    /// Times each standardised value.
-    pub(super) scale: f32,
 }
 
 /// `[train]`.
@@ -66,6 +64,8 @@ pub(super) struct TrainSettings {
     pub(super) pooling: Pooling,
     /// The fraction of the training set that is held out.
     pub(super) validation: f64,
+    /// The standard deviation of the noise that is added to each value of a batch before it is learned from.
+    pub(super) noise: f64,
     /// Whether a batch holds series of similar lengths.
     pub(super) group_lengths: bool,
 }
@@ -103,15 +103,9 @@ impl Settings {
         let train_path: PathBuf = data.require("train")?;
         let test: Option<PathBuf> = data.optional("test")?;
         let standardize = data.get("standardize", true)?;
-        let scale = ranged(&data, "scale", 1.0, 1e-6, 1e6)? as f32;
         let csv = csv_options(&data)?;
-        let data = DataSettings {
-            train: folder.join(train_path),
-            test: test.map(|t| folder.join(t)),
-            csv,
-            standardize,
-            scale,
-        };
+        let data =
+            DataSettings { train: folder.join(train_path), test: test.map(|t| folder.join(t)), csv, standardize };
         let t = config.table("train")?;
         let train = TrainSettings {
             epochs: counted(&t, "epochs", 40)?,
@@ -131,6 +125,7 @@ impl Settings {
             precision: t.choice("precision", &["exact", "fast"], "exact")?.parse()?,
             pooling: t.choice("pooling", &["last", "mean", "every"], "last")?.parse()?,
             validation: ranged(&t, "validation", 0.0, 0.0, 0.9)?,
+            noise: ranged(&t, "noise", 0.0, 0.0, 1e6)?,
             group_lengths: t.get("group_lengths", true)?,
         };
         Ok(Self { config: config.clone(), data, train })

@@ -3,7 +3,14 @@
 use super::bank::{Banks, Layout};
 use super::batches::Examples;
 use crate::cuda::PinnedBuffer;
+use crate::rng::Rng;
 use crate::{Device, Dtype, Result};
+
+/// Normal noise on the values of a batch.
+pub(super) struct Noise {
+    pub(super) deviation: f64,
+    pub(super) rng: Rng,
+}
 
 /// How a batch gets to where the passes read it.
 pub(super) enum Staging {
@@ -23,7 +30,7 @@ impl Staging {
             }
         })
     }
-    /// Lays the series `which` of `examples` out as `layout` says, in the block `bank`.
+    /// Lays the series `which` of `examples` out as `layout` says, in the block `bank`, with the noise of `noise`.
     pub(super) fn send(
         &mut self,
         banks: &mut Banks,
@@ -31,15 +38,16 @@ impl Staging {
         layout: &Layout,
         examples: &Examples,
         which: &[usize],
+        noise: &mut Option<Noise>,
     ) -> Result<()> {
         let stream = banks.stream;
         let mut to = banks.memory[bank].view_mut().typed(0, Dtype::U8, [layout.bytes()])?;
         match self {
-            Self::Host => fill(to.as_mut_slice::<u8>()?, layout, examples, which),
+            Self::Host => fill(to.as_mut_slice::<u8>()?, layout, examples, which, noise),
             Self::Pinned { buffers, next } => {
                 let buffer = &mut buffers[*next];
                 *next = 1 - *next;
-                fill(&mut buffer.as_mut_slice::<u8>()?[..layout.bytes()], layout, examples, which);
+                fill(&mut buffer.as_mut_slice::<u8>()?[..layout.bytes()], layout, examples, which, noise);
                 buffer.send(&mut to, stream)?;
             }
         }
@@ -49,7 +57,7 @@ impl Staging {
 
 /// Padding is 0, but for elapsed times, where it is 1, so that arithmetic on it stays finite. Rows beyond `which` have
 /// length 0, so that the head leaves them out.
-fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which: &[usize]) {
+fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which: &[usize], noise: &mut Option<Noise>) {
     for (name, slot) in layout.slots() {
         let to = &mut bytes[slot.offset..slot.offset + slot.bytes()];
         let rows = slot.shape.first().copied().unwrap_or(0);
@@ -62,7 +70,13 @@ fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which: &[usize])
                 Some(&i) => {
                     let series = &examples.series[i];
                     match name.as_str() {
-                        "x" => put(row, series.values.iter().map(|v| v.to_ne_bytes())),
+                        "x" => match noise {
+                            None => put(row, series.values.iter().map(|v| v.to_ne_bytes())),
+                            Some(Noise { deviation, rng }) => {
+                                let noisy = |v: &f32| (f64::from(*v) + *deviation * rng.normal()) as f32;
+                                put(row, series.values.iter().map(noisy).map(f32::to_ne_bytes))
+                            }
+                        },
                         "elapsed" => put(row, series.elapsed.iter().flatten().map(|v| v.to_ne_bytes())),
                         "lengths" => put(row, [(series.len as i32).to_ne_bytes()]),
                         "labels" => put(row, [examples.labels[i].to_ne_bytes()]),

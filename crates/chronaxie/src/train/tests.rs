@@ -122,7 +122,7 @@ impl Progress for StopAfter {
 #[test]
 fn a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped() {
     let scratch = setup("resume");
-    let text = config_text("");
+    let text = config_text("noise = 0.05\n");
     let whole = train(&scratch, &text, "whole", false, &Silent).unwrap();
     // 36 series in batches of 8: 5 batches an epoch. Stopped before anything, within epochs and between them.
     for stops in [vec![0], vec![3], vec![5], vec![7, 0, 2], vec![1, 1, 1, 1, 9]] {
@@ -226,7 +226,7 @@ fn network(scratch: &Scratch, extra: &str, lengths: Vec<usize>, batch: usize) ->
 /// The gradients of one batch, by name, and the loss. The learning rate is 0, so parameters stay.
 fn gradients(network: &mut Network, examples: &Examples, which: &[usize]) -> (Vec<(String, Vec<f32>)>, f32) {
     network.set_rates(&[0.0]).unwrap();
-    network.learn(0, examples, which).unwrap();
+    network.learn(0, examples, which, None).unwrap();
     let slots = network.parameters().to_vec();
     let list = slots
         .iter()

@@ -14,6 +14,8 @@ pub(super) struct LtcLayer {
     base: Ltc,
     /// `[H, H]` and `[D, H]`; none in a model that was loaded, whose parameters are saved.
     polarity: Option<(Vec<i8>, Vec<i8>)>,
+    /// What `input_w` and `input_b` start from.
+    input_start: [f64; 2],
 }
 
 const MAPPINGS: [&str; 3] = ["affine", "linear", "none"];
@@ -29,6 +31,10 @@ impl LtcLayer {
         let layer_norm = model.get("layer_norm", false)?;
         let input_mapping: Mapping = model.choice("input_mapping", &MAPPINGS, "affine")?.parse()?;
         let output_mapping: Mapping = model.choice("output_mapping", &MAPPINGS, "none")?.parse()?;
+        let mut input_start = [1.0, 0.0];
+        for (value, name) in input_start.iter_mut().zip(["input_w", "input_b"]).take(input_mapping.weights()) {
+            *value = model.get(name, *value)?;
+        }
         let elapsed = model.get("elapsed", false)?;
         if elapsed && !context.timed {
             return Err(model.refuse("elapsed", "is true, but the data has no times"));
@@ -67,7 +73,7 @@ impl LtcLayer {
                 rule.units()
             )));
         }
-        Ok(Self { base: base.build()?, polarity })
+        Ok(Self { base: base.build()?, polarity, input_start })
     }
 }
 
@@ -163,7 +169,13 @@ impl TrainableLayer for LtcLayer {
         let (recurrent, sensory) = self.polarity.as_ref().ok_or_else(|| {
             Error::config("ltc: a model that was loaded has no polarities to start from; it has its parameters")
         })?;
-        init::initial_parameters(&self.base, recurrent, sensory, seed)
+        let mut parameters = init::initial_parameters(&self.base, recurrent, sensory, seed)?;
+        for (name, start) in ["input_w", "input_b"].into_iter().zip(self.input_start) {
+            if let Some(values) = parameters.get_mut(name) {
+                values.data.fill(start);
+            }
+        }
+        Ok(parameters)
     }
     fn prepared(&self) -> Tensors {
         self.base.connectivity.values().collect()

@@ -1,5 +1,5 @@
 //! What training asks of a recurrent layer: a problem for each batch shape, where its parameters start, and what was
-//! prepared from its structure. A layer that can be trained is one file here and one line in [`build`].
+//! prepared from its structure. A layer that can be trained is one file here and one line in `LAYERS`.
 
 mod ltc;
 
@@ -49,8 +49,16 @@ pub(super) struct Context<'a> {
     pub(super) prepared: Option<&'a Tensors>,
 }
 
+type Read = fn(&Section<'_>, Context<'_>) -> Result<Box<dyn TrainableLayer>>;
+
+/// Every layer that can be trained, by the name that configurations use.
+const LAYERS: [(&str, Read); 1] = [("ltc", |model, context| Ok(Box::new(ltc::LtcLayer::read(model, context)?)))];
+
 /// The layer that the table `[model]` describes.
 pub(super) fn build(model: &Section<'_>, context: Context<'_>) -> Result<Box<dyn TrainableLayer>> {
-    model.choice("layer", &["ltc"], "ltc")?;
-    Ok(Box::new(ltc::LtcLayer::read(model, context)?))
+    let names = LAYERS.map(|(name, _)| name);
+    let name = model.choice("layer", &names, "ltc")?;
+    let found = LAYERS.iter().find(|(known, _)| *known == name);
+    let (_, read) = found.ok_or_else(|| model.refuse("layer", "is not a layer that can be trained"))?;
+    read(model, context)
 }
