@@ -46,15 +46,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     update(const float* grad, const float* decay, const float* rate, float* parameter, float* first, float* second,
            const int* step, float* grad_norm, const double* partials, i64 elements, int runs, double beta1,
-           double beta2, double epsilon, double weight_decay, double clip) {
+           double beta2, double ln_beta1, double ln_beta2, double epsilon, double weight_decay, double clip) {
   __shared__ double slots[kWarps];
   __shared__ float shared_rate, shared_correction;
   double sum = 0.0;
   for (int r = threadIdx.x; r < runs; r += kThreads) sum += partials[r];
   if (threadIdx.x == 0) {
     const double t = *step;
-    shared_rate = (float)((double)rate[0] / (1.0 - pow(beta1, t)));
-    shared_correction = (float)(1.0 / (1.0 - pow(beta2, t)));
+    // 1 - beta^t; expm1 is inlined, where pow would be a call.
+    shared_rate = (float)((double)rate[0] / -expm1(t * ln_beta1));
+    shared_correction = (float)(1.0 / -expm1(t * ln_beta2));
   }
   // The barrier inside also publishes what thread 0 has written.
   const double norm = sqrt(block_sum(sum, slots));

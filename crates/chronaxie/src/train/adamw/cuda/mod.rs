@@ -85,8 +85,9 @@ impl Plan for CudaPlan {
         let (parameter, first, second, step, norm) = (output(0), output(1), output(2), output(3), output(4));
         let partials = Arg::U64(self.layout.address(args.scratch.address(), self.partials));
         let (n, run, runs) = (Arg::I64(p.elements as i64), Arg::I64(p.run() as i64), Arg::I32(p.runs() as i32));
-        let constants = [p.beta1, p.beta2, p.epsilon, p.weight_decay, p.clip].map(Arg::F64);
-        let [beta1, beta2, epsilon, weight_decay, clip] = constants;
+        let (ln_beta1, ln_beta2) = (p.beta1.ln(), p.beta2.ln());
+        let constants = [p.beta1, p.beta2, ln_beta1, ln_beta2, p.epsilon, p.weight_decay, p.clip].map(Arg::F64);
+        let [beta1, beta2, ln_beta1, ln_beta2, epsilon, weight_decay, clip] = constants;
         let [(_, _, runs_grid), (_, _, update_grid)] = self.grids();
         let config = |blocks| LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
         // SAFETY: the arguments are those of the kernel's signature in adamw.cu; the views were checked against the
@@ -106,6 +107,8 @@ impl Plan for CudaPlan {
             runs,
             beta1,
             beta2,
+            ln_beta1,
+            ln_beta2,
             epsilon,
             weight_decay,
             clip,
