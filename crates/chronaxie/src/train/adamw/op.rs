@@ -89,7 +89,7 @@ impl Op for AdamWOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => &["N20000", "N350000000,clip=1"],
+            CaseSet::Compared => &["N20000", "N20000000,clip=1"],
             CaseSet::Cpu => &["N20000,clip=1", "N4000000,clip=1"],
             CaseSet::Check => &[
                 "N0",
