@@ -67,8 +67,15 @@ kernels: $(CHRONAXIE)
 	$(CHRONAXIE) compile --nvrtc $(NVRTC13) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120
 	$(CHRONAXIE) compile --nvrtc $(NVRTC12) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a
 
+# Then: every family that there is has its cases for the sanitizers and the repeats on a GPU.
 check: $(CHRONAXIE)
-	$(CHRONAXIE) check --backend cpu --quiet
+	$(CHRONAXIE) check --backend cpu --quiet --json $(TARGET)/check.json
+	@for family in $$(grep -o '"family": *"[^"]*"' $(TARGET)/check.json | cut -d '"' -f 4 | sort -u); do \
+		for use in small wave; do \
+			grep -qE "^$$family +$$use " scripts/gpu-cases.txt || \
+				{ echo "scripts/gpu-cases.txt has no $$use case for $$family"; exit 1; }; \
+		done; \
+	done
 
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance
