@@ -258,6 +258,7 @@ ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict_
   for (i64 first = blockIdx.x * 4ll; first < rows; first += gridDim.x * 4ll) {
     float sum[4] = {}, x[4] = {};
     int count = (int)(rows - first < 4 ? rows - first : 4);
+#pragma unroll
     for (int r = 0; r < 4; r++)
       if (active && r < count) x[r] = u[(first + r) * inputs + d];
     for (int s = begin + lane; s < end; s += kLanes) {

@@ -146,6 +146,8 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
         float num = 0.0f, den = 0.0f;
         if (j < hidden) {
           int end = target_offsets[j + 1];
+          // Unrolled further, newer compilers spill at the 64 registers that 1024 threads leave.
+#pragma unroll 2
           for (int s = target_offsets[j] + lane; s < end; s += kLanes) {
             Synapse syn = synapses[s];
             float gated = gate(syn, v[source_of[s]]);
