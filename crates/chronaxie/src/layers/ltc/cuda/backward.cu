@@ -247,7 +247,7 @@ ltc_elapsed_gradient(const float* __restrict__ v, i64 v_b, const float* __restri
 }
 
 // du[row, d] = sum over its targets of dz sigma. kLanes lanes share an input's list and serve four rows.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict__ target_of,
                    const int* __restrict__ source_offsets, const float* __restrict__ u, const float2* __restrict__ sums,
                    float* __restrict__ grad_u, i64 rows, int inputs, int hidden) {
