@@ -1,7 +1,7 @@
-//! The library's own thread pool: made at first use, rebuilt in a forked child, sized once.
+//! The library's own thread pool: made at first use, made anew for another number of threads and in a forked child.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// The largest number of threads that can be asked for.
 pub const MAX_THREADS: usize = 1024;
@@ -9,8 +9,7 @@ pub const MAX_THREADS: usize = 1024;
 struct Current {
     pid: u32,
     threads: usize,
-    // Leaked: after fork a pool's threads do not exist in the child, and joining them would wait for ever.
-    pool: &'static ThreadPool,
+    pool: Arc<ThreadPool>,
 }
 
 static WANTED: Mutex<Option<usize>> = Mutex::new(None);
@@ -33,12 +32,12 @@ pub fn num_threads() -> usize {
         .clamp(1, MAX_THREADS)
 }
 
-fn current() -> &'static ThreadPool {
+fn current() -> Arc<ThreadPool> {
     let threads = num_threads();
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     match &*current {
-        Some(c) if c.pid == pid && c.threads == threads => c.pool,
+        Some(c) if c.pid == pid && c.threads == threads => c.pool.clone(),
         _ => {
             let pool = ThreadPoolBuilder::new()
                 .num_threads(threads)
@@ -46,8 +45,13 @@ fn current() -> &'static ThreadPool {
                 .build()
                 .or_else(|_| ThreadPoolBuilder::new().num_threads(1).use_current_thread().build())
                 .expect("a thread pool of the calling thread alone needs nothing from the system");
-            let pool: &'static ThreadPool = Box::leak(Box::new(pool));
-            *current = Some(Current { pid, threads, pool });
+            let pool = Arc::new(pool);
+            let old = current.replace(Current { pid, threads, pool: pool.clone() });
+            // The threads of the old pool end when the calls under way on it have. A forked child has no such threads,
+            // and a lock that one of them held stays held: there the pool is left as it is.
+            if let Some(old) = old.filter(|old| old.pid != pid) {
+                std::mem::forget(old);
+            }
             pool
         }
     }
@@ -82,6 +86,26 @@ mod tests {
                 seen[i].fetch_add(1, Ordering::Relaxed);
             });
             assert!(seen.iter().all(|s| s.load(Ordering::Relaxed) == 1), "{threads} threads");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_of_earlier_pools_end() {
+        let threads = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+            names.filter(|name| name.starts_with("chronaxie-")).count()
+        };
+        for round in 0..100 {
+            set_num_threads(2 + round % 2);
+            for_each(4, |_| {});
+        }
+        // They end by themselves, soon; each of the other tests has a pool at a time.
+        let since = std::time::Instant::now();
+        while threads() > 12 {
+            assert!(since.elapsed().as_secs() < 20, "{} threads are left of 100 pools", threads());
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
