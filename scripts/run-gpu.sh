@@ -6,7 +6,7 @@
 #   tests      the runtime's and the kernels' own tests
 #   repeats    50 runs with equal bits, scratch and outputs poisoned, more blocks than fit at once
 #   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel
-#   examples   the programs under examples, and a short training run
+#   examples   the programs under examples, a short training run and the profile of its step
 #   bench      every compared case, timed
 # Logs and JSON go to $OUT (default gpu-results). The last lines are a table and N passed, N failed, N skipped.
 set -u
@@ -91,6 +91,7 @@ for name in "$@"; do
         if [ -e examples/japanese-vowels.toml ]; then
             rm -rf "$out/train"
             step train 90 "$chronaxie" train examples/japanese-vowels.toml --set train.epochs=2 --out "$out/train"
+            step profile 60 "$chronaxie" profile examples/japanese-vowels.toml --json "$out/profile.json"
         fi
         ;;
     bench) step bench 120 "$chronaxie" bench --json "$out/bench.json" --seconds 0.3 --quiet ;;

@@ -50,7 +50,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Time every implementation that passes its check
     Bench(Bench),
-    /// Launches, registers, spills, shared memory, occupancy and roofline of a family
+    /// Launches, registers, spills, shared memory, occupancy and roofline of a family, or of a configuration's training
+    /// step
     Profile(Profile),
     /// Compile every kernel; needs no GPU
     Compile(Compile),
@@ -112,10 +113,11 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Args)]
 pub(crate) struct Profile {
-    /// The family
-    #[arg(value_name = "FAMILY")]
-    pub family: String,
-    /// The case, of any sizes [default: the family's first]
+    /// A family, or a training configuration, of which one step is profiled
+    #[arg(value_name = "FAMILY|CONFIG.toml")]
+    pub target: String,
+    /// The case: of a family of any sizes [default: its first]; of a configuration another batch size or padded length,
+    /// as in B64_T29 [default: its own, and the length of most batches]
     #[arg(long, value_name = "CASE")]
     pub case: Option<Case>,
     /// auto, cpu, cuda or cuda:N

@@ -1,17 +1,52 @@
-//! `chronaxie profile FAMILY`: what binds each pass.
+//! `chronaxie profile FAMILY|CONFIG.toml`: what binds each pass of a family, or a training step.
 
 use crate::args::{Common, Profile};
 use crate::output::{Out, bytes, count, is_stdout, json_can_be_written, table, write_json};
 use crate::{Outcome, select};
-use chronaxie::op::CaseSet;
+use chronaxie::config::Config;
+use chronaxie::op::{CaseSet, Op};
 use chronaxie::profile::{PassReport, Report, run as profile};
-use chronaxie::{Device, Error, registry};
+use chronaxie::train::{StepReport, profile as profile_step};
+use chronaxie::{Device, Error, Result, registry};
+use std::path::Path;
+
+enum Target {
+    Family(&'static dyn Op),
+    Config(Config),
+}
+
+/// The family of that name, or else the configuration in that file.
+fn target(name: &str) -> Result<Target> {
+    registry::find(name).map(Target::Family).or_else(|no_family| match Path::new(name) {
+        path if path.exists() => Config::read(path).map(Target::Config),
+        _ => Err(Error::config(format!("there is no configuration {name}, and {no_family}"))),
+    })
+}
 
 pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
-    let op = registry::find(&args.family)?;
+    let target = target(&args.target)?;
     let device = select::device(&args.backend, common.quiet)?;
+    match target {
+        Target::Family(op) => {
+            let report = of_family(op, args, &device)?;
+            if !is_stdout(json) {
+                print(&report, out)?;
+            }
+            write_json(json, &report, out)
+        }
+        Target::Config(config) => {
+            let report = profile_step(&config, args.case.as_ref(), &device)?;
+            if !is_stdout(json) {
+                print_step(&report, out)?;
+            }
+            write_json(json, &report, out)
+        }
+    }
+}
+
+fn of_family(op: &dyn Op, args: &Profile, device: &Device) -> Result<Report> {
     let set = if matches!(device, Device::Cpu) { CaseSet::Cpu } else { CaseSet::Compared };
     let case = match &args.case {
         Some(case) => case.clone(),
@@ -19,11 +54,31 @@ pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
             Error::config(format!("{} has no case of its own for this backend: give one by --case", op.name()))
         })?,
     };
-    let report = profile(op, &case, &device)?;
-    if !is_stdout(json) {
-        print(&report, out)?;
+    profile(op, &case, device)
+}
+
+fn print_step(r: &StepReport, out: &mut Out) -> Outcome {
+    out.line(format_args!(
+        "{} {} on {}: {} of {} steps of an epoch, {} parameters",
+        r.config, r.case, r.backend, r.steps, r.epoch_steps, r.parameters
+    ))?;
+    let share = |ms: f64| format!("{:.0} %", 100.0 * ms / r.measured_ms.max(1e-9));
+    let row = |what: &str, place: &str, ms: f64| vec![what.to_owned(), place.to_owned(), format!("{ms:.4}"), share(ms)];
+    let mut rows: Vec<_> = r.work.iter().map(|w| row(&format!("  {}", w.what), &w.place, w.ms)).collect();
+    rows.push(row("  all passes after each other", &r.backend, r.operations_ms));
+    rows.push(row("  a step by the wall clock", "", r.measured_ms));
+    for line in table(&["  part", "place", "ms", "of a step"], &rows, 2) {
+        out.line(line)?;
     }
-    write_json(json, &report, out)
+    if let Some(n) = r.transfer_bytes {
+        out.line(format_args!("a batch is {} to copy; the host works ahead of the GPU", bytes(n)))?;
+    }
+    out.line(&r.verdict)?;
+    for operation in &r.operations {
+        out.line("")?;
+        print(operation, out)?;
+    }
+    Ok(())
 }
 
 fn print(r: &Report, out: &mut Out) -> Outcome {

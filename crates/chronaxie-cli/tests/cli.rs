@@ -112,7 +112,9 @@ fn families_cases_and_backends_that_do_not_exist_are_named() {
     refuses(&["check", "linear_scn"], "family `linear_scn` is not one of");
     refuses(&["check", "linear_scn"], "did you mean `linear_scan`?");
     refuses(&["bench", "linear_scan", "--case", "B2_Q3_T4"], "linear_scan: case `B2_Q3_T4`: axis Q is not one of");
-    refuses(&["profile", "nothing"], "family `nothing`");
+    refuses(&["profile", "nothing"], "there is no configuration nothing, and family `nothing` is not one of");
+    refuses(&["profile", "linear_scn"], "did you mean `linear_scan`?");
+    refuses(&["profile", "no-such.toml"], "there is no configuration no-such.toml, and family `no-such.toml` is not");
     refuses(&["check", "--backend", "gpu"], "backend `gpu` is not one of");
     refuses(&["profile", "linear_scan", "--backend", "cuda:-1"], "backend `cuda:-1` is not one of");
     refuses(&["bench", "--seconds", "0"], "--seconds 0 must lie between");
@@ -180,6 +182,61 @@ fn profile_gives_a_verdict() {
     let e = run(&["profile", "linear_scan", "--backend", "cpu", "--case", "B1_D4_T64"]);
     assert_eq!((e.code, e.err.as_str()), (Some(0), ""), "{}", e.out);
     assert!(e.out.contains("\nforward: ") && e.out.contains(" binds: "), "{}", e.out);
+}
+
+#[test]
+fn a_configuration_is_profiled_as_the_step_that_it_trains() {
+    let (folder, config) = tiny_run("profile");
+    let e = run(&["profile", &config, "--backend", "cpu"]);
+    assert_eq!((e.code, e.err.as_str()), (Some(0), ""), "{}", e.out);
+    assert!(e.out.starts_with(&format!("{config} B4_T3 on cpu: 2 of 2 steps of an epoch, ")), "{}", e.out);
+    for part in ["lay out the batch", "ltc forward", "linear_head backward", "adamw step", "a step by the wall clock"] {
+        assert_eq!(e.out.matches(&format!("\n  {part}  ")).count(), 1, "{part} in:\n{}", e.out);
+    }
+    assert!(e.out.contains(" binds: "), "{}", e.out);
+    assert!(!e.out.contains("copy") && !e.out.contains("queue"), "nothing is copied on the CPU:\n{}", e.out);
+
+    let r = parse(&run(&["profile", &config, "--backend", "cpu", "--case", "B2_T3", "--json", "-"]).out);
+    assert_eq!((&r["case"], &r["steps"], &r["transfer_ms"]), (&"B2_T3".into(), &4.into(), &Value::Null));
+    let operations = r["operations"].as_array().expect("a list");
+    let named = |o: &Value| {
+        let passes = o["passes"].as_array().expect("a list").iter().map(|p| p["pass"].as_str().expect("a name"));
+        format!(
+            "{} {} {}",
+            o["family"].as_str().expect("a name"),
+            o["case"].as_str().expect("a case"),
+            passes.collect::<Vec<_>>().join("+")
+        )
+    };
+    // One input, four neurons, two classes: the sizes of the run, not those of a case in the registry.
+    assert_eq!(r["parameters"], 4 * (16 + 4) + 3 * 4 + 2 + 2 * 4 + 2);
+    // In memory each of the 15 tensors begins at a multiple of 256 bytes, and the optimizer steps over the gaps too.
+    let parameters = 15 * 64;
+    let want = [
+        "ltc B2_T3_D1_H4 forward+backward".to_owned(),
+        "linear_head B2_T3_M4_C2 forward+backward".to_owned(),
+        format!("adamw N{parameters} step"),
+    ];
+    assert_eq!(operations.iter().map(named).collect::<Vec<_>>(), want);
+    let ms = |v: &Value| v.as_f64().filter(|ms| *ms > 0.0).expect("milliseconds");
+    let parts: f64 =
+        operations.iter().flat_map(|o| o["passes"].as_array().expect("a list")).map(|p| ms(&p["measured_ms"])).sum();
+    let listed: f64 = r["work"].as_array().expect("a list").iter().map(|w| ms(&w["ms"])).sum();
+    assert!((listed - parts - ms(&r["host_ms"])).abs() < 1e-9 * listed, "{r}");
+    assert!(ms(&r["measured_ms"]) > 0.0 && ms(&r["operations_ms"]) > 0.0);
+
+    for (case, says) in [
+        ("B9", "case `B9`: B = 9 is not from 1 to the 8 series"),
+        ("B2_T4", "case `B2_T4`: no batch of the first epoch is padded to T = 4, but to 3"),
+        ("H8", "case `H8`: axis H is not one of B, T"),
+    ] {
+        refuses(&["profile", &config, "--backend", "cpu", "--case", case], says);
+    }
+    let data = folder.join("tiny.ts");
+    refuses(&["profile", data.to_str().expect("UTF-8"), "--backend", "cpu"], "tiny.ts:1: ");
+    std::fs::remove_file(&data).expect("the data can be removed");
+    refuses(&["profile", &config, "--backend", "cpu"], "tiny.ts");
+    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::bench::{self, Bound, Ceilings};
 use crate::check;
-use crate::op::{Case, Cost, LaunchReport, Op, PlanOptions, Role};
+use crate::op::{Case, Cost, LaunchReport, Op, Pass, Plan, PlanOptions, Problem, Role};
 use crate::{Device, Result};
 use serde::Serialize;
 
@@ -133,57 +133,94 @@ pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
     let problem = crate::op::problem(op, case)?;
     let plan = problem.plan(device, &PlanOptions::default())?;
     let mut passes = Vec::new();
-    let mut source = String::new();
     for &pass in op.passes() {
         let Some(signature) = plan.signature(pass) else { continue };
-        let cost = problem.cost(pass);
-        let kernels: Vec<Launch> = plan.launches(pass)?.into_iter().map(|l| launch(l, device)).collect();
-        let launches = kernels.iter().map(|k| k.launches).sum();
         let mut workspace = bench::ready(op, case, &*plan, &[pass], device)?;
-        let timing = bench::time(&*plan, &[pass], &mut workspace, device, cost.bytes, 0.3)?;
-        let ceilings = bench::ceilings(device, plan.variant(), workspace.bytes() as u64)?;
-        source.clone_from(&ceilings.source);
-        let (measured_ms, ..) = bench::spread(timing.ms);
-        let (binds, verdict) = judge(&cost, &ceilings, launches, measured_ms);
-        let transfer_ms = match device {
-            Device::Cpu => None,
-            Device::Cuda(d) => {
-                let data = signature.inputs.iter().filter(|t| matches!(t.role, Role::Input | Role::State));
-                let results = signature.outputs.iter().filter(|t| matches!(t.role, Role::Output | Role::State));
-                let bytes: usize = data.chain(results).map(crate::op::TensorSpec::bytes).sum();
-                Some(bytes as f64 / bench::transfer_bytes_per_s(d)? * 1e3)
+        let timing = bench::time(&*plan, &[pass], &mut workspace, device, problem.cost(pass).bytes, SECONDS)?;
+        let measured = Measured { pass, ms: timing.ms, memory_bytes: workspace.bytes() as u64 };
+        let (mut report, ceilings) = pass_report(&*problem, &*plan, measured, device)?;
+        if let Device::Cuda(d) = device {
+            let data = signature.inputs.iter().filter(|t| matches!(t.role, Role::Input | Role::State));
+            let results = signature.outputs.iter().filter(|t| matches!(t.role, Role::Output | Role::State));
+            let bytes: usize = data.chain(results).map(crate::op::TensorSpec::bytes).sum();
+            let transfer_ms = bytes as f64 / bench::transfer_bytes_per_s(d)? * 1e3;
+            if transfer_ms > report.measured_ms {
+                report.binds_from_host = "transfers".to_owned();
             }
-        };
-        let [memory, compute, special] = ceilings.times_ms(&cost).map(|(_, ms)| ms);
-        passes.push(PassReport {
-            pass: pass.name().to_owned(),
-            kernels,
-            launches,
-            bytes: cost.bytes,
-            flops: cost.flops,
-            special: cost.special,
-            serial_steps: cost.serial_steps,
-            scratch_bytes: plan.scratch(pass).bytes() as u64,
-            memory_ms: memory,
-            compute_ms: compute,
-            special_ms: special,
-            transfer_ms,
-            measured_ms,
-            binds: binds.to_owned(),
-            binds_from_host: if transfer_ms.is_some_and(|t| t > measured_ms) { "transfers" } else { binds }.to_owned(),
-            verdict,
-        });
+            report.transfer_ms = Some(transfer_ms);
+        }
+        passes.push((report, ceilings));
     }
-    Ok(Report {
-        family: op.name().to_owned(),
-        case: case.to_string(),
+    Ok(report(&*problem, &*plan, case.to_string(), passes, device))
+}
+
+/// About how long the timed runs of a pass take together.
+pub(crate) const SECONDS: f64 = 0.3;
+
+/// A pass that was timed.
+pub(crate) struct Measured {
+    pub(crate) pass: Pass,
+    /// Milliseconds of each run.
+    pub(crate) ms: Vec<f64>,
+    /// Bytes of the tensors and the scratch that it works on.
+    pub(crate) memory_bytes: u64,
+}
+
+/// What is said of a pass whose data lie on the device, and where the ceilings come from.
+pub(crate) fn pass_report(
+    problem: &dyn Problem,
+    plan: &dyn Plan,
+    measured: Measured,
+    device: &Device,
+) -> Result<(PassReport, String)> {
+    let Measured { pass, ms, memory_bytes } = measured;
+    let (measured_ms, ..) = bench::spread(ms);
+    let cost = problem.cost(pass);
+    let kernels: Vec<Launch> = plan.launches(pass)?.into_iter().map(|l| launch(l, device)).collect();
+    let launches = kernels.iter().map(|k| k.launches).sum();
+    let ceilings = bench::ceilings(device, plan.variant(), memory_bytes)?;
+    let (binds, verdict) = judge(&cost, &ceilings, launches, measured_ms);
+    let [memory_ms, compute_ms, special_ms] = ceilings.times_ms(&cost).map(|(_, ms)| ms);
+    let report = PassReport {
+        pass: pass.name().to_owned(),
+        kernels,
+        launches,
+        bytes: cost.bytes,
+        flops: cost.flops,
+        special: cost.special,
+        serial_steps: cost.serial_steps,
+        scratch_bytes: plan.scratch(pass).bytes() as u64,
+        memory_ms,
+        compute_ms,
+        special_ms,
+        transfer_ms: None,
+        measured_ms,
+        binds: binds.to_owned(),
+        binds_from_host: binds.to_owned(),
+        verdict,
+    };
+    Ok((report, ceilings.source))
+}
+
+/// What is said of a case, or of a problem as `case` describes it, whose passes were profiled.
+pub(crate) fn report(
+    problem: &dyn Problem,
+    plan: &dyn Plan,
+    case: String,
+    passes: Vec<(PassReport, String)>,
+    device: &Device,
+) -> Report {
+    let (passes, ceilings): (Vec<_>, Vec<_>) = passes.into_iter().unzip();
+    Report {
+        family: plan.entry().to_owned(),
+        case,
         backend: device.place().to_string(),
-        dtype: check::data_dtype(&*problem),
+        dtype: check::data_dtype(problem),
         variant: plan.variant().to_owned(),
         config: plan.config(),
-        ceilings: source,
+        ceilings: ceilings.into_iter().next_back().unwrap_or_default(),
         passes,
-    })
+    }
 }
 
 fn launch(l: LaunchReport, device: &Device) -> Launch {

@@ -15,7 +15,9 @@ pub use ceiling::{Bound, Ceilings};
 pub use record::{Provenance, Record, SCHEMA, date_utc};
 
 use ceiling::add;
-pub(crate) use cuda::transfer_bytes_per_s;
+#[cfg(feature = "train")]
+pub(crate) use cuda::transfer_ms;
+pub(crate) use cuda::{Work, transfer_bytes_per_s};
 pub(crate) use record::spread;
 
 use crate::call::Workspace;
@@ -237,20 +239,24 @@ pub(crate) fn time(
     bytes: u64,
     seconds: f64,
 ) -> Result<Timing> {
-    match device {
-        Device::Cuda(d) => cuda::time(d, plan, passes, workspace, bytes, seconds),
-        Device::Cpu => {
-            let stream = crate::call::default_stream(device);
-            let ms = if let [pass] = passes {
-                let mut bound = workspace.bind(plan, *pass, stream)?;
-                cpu::time(seconds, &mut || bound.run())?
-            } else {
-                // Two passes share tensors, so their views are made anew: under a microsecond.
-                cpu::time(seconds, &mut || passes.iter().try_for_each(|&p| workspace.bind(plan, p, stream)?.run()))?
-            };
-            Ok(Timing { ms, clock: "call", cache: "warm", sm_clock_mhz: None, power_w: None })
-        }
+    if let (Device::Cpu, [pass]) = (device, passes) {
+        let mut bound = workspace.bind(plan, *pass, crate::call::default_stream(device))?;
+        return time_on_host(seconds, &mut || bound.run());
     }
+    time_work(&mut cuda::Passes { plan, passes, workspace }, device, bytes, seconds)
+}
+
+/// Times work that moves `bytes` at the least.
+pub(crate) fn time_work(work: &mut dyn Work, device: &Device, bytes: u64, seconds: f64) -> Result<Timing> {
+    match device {
+        Device::Cuda(d) => cuda::time(d, work, bytes, seconds),
+        Device::Cpu => time_on_host(seconds, &mut || work.run(crate::call::default_stream(device))),
+    }
+}
+
+/// Times `run` by the wall clock.
+pub(crate) fn time_on_host(seconds: f64, run: &mut dyn FnMut() -> Result<()>) -> Result<Timing> {
+    Ok(Timing { ms: cpu::time(seconds, run)?, clock: "call", cache: "warm", sm_clock_mhz: None, power_w: None })
 }
 
 /// A workspace for some passes and those that come before them, with everything written that they read.

@@ -5,7 +5,7 @@
 
 use crate::call::memory::Memory;
 use crate::cuda::StreamRef;
-use crate::op::{Args, Pass, Plan, TensorSpec};
+use crate::op::{Args, Pass, Plan, PlanOptions, Problem, TensorSpec};
 use crate::scratch::ALIGNMENT;
 use crate::{Device, Dtype, Error, Result, Shape, View, ViewMut};
 use std::sync::Arc;
@@ -169,10 +169,24 @@ enum Use {
     Scratch,
 }
 
+/// A problem with its plan.
+#[derive(Clone)]
+pub(super) struct Planned {
+    pub(super) problem: Arc<dyn Problem>,
+    pub(super) plan: Arc<dyn Plan>,
+}
+
+impl Planned {
+    pub(super) fn new(problem: Arc<dyn Problem>, device: &Device) -> Result<Self> {
+        let plan = Arc::from(problem.plan(device, &PlanOptions::default())?);
+        Ok(Self { problem, plan })
+    }
+}
+
 /// One pass of a plan with the place of everything that it reads and writes.
 pub(super) struct Call {
-    plan: Arc<dyn Plan>,
-    pass: Pass,
+    pub(super) planned: Planned,
+    pub(super) pass: Pass,
     /// By block and offset.
     places: Vec<(Slot, Use)>,
     inputs: usize,
@@ -182,13 +196,14 @@ pub(super) struct Call {
 impl Call {
     /// Binds `pass`: `place` gives each tensor of its signature a slot, `scratch` is one of at least the plan's bytes.
     pub(super) fn new(
-        plan: Arc<dyn Plan>,
+        planned: &Planned,
         pass: Pass,
         scratch: &Slot,
         mut place: impl FnMut(&TensorSpec, bool) -> Result<Slot>,
     ) -> Result<Self> {
-        let entry = plan.entry();
-        let signature = plan
+        let entry = planned.plan.entry();
+        let signature = planned
+            .plan
             .signature(pass)
             .ok_or_else(|| Error::config(format!("{entry}: the plan has no {} pass", pass.name())))?
             .clone();
@@ -208,7 +223,17 @@ impl Call {
                 pair[0].0.bank
             )));
         }
-        Ok(Self { plan, pass, places, inputs: signature.inputs.len(), outputs: signature.outputs.len() })
+        Ok(Self {
+            planned: planned.clone(),
+            pass,
+            places,
+            inputs: signature.inputs.len(),
+            outputs: signature.outputs.len(),
+        })
+    }
+    /// Bytes of all that it reads and writes, and of its scratch.
+    pub(super) fn bytes(&self) -> usize {
+        self.places.iter().map(|(slot, _)| slot.bytes()).sum()
     }
     /// Runs the pass on the tensors of `step`; on a GPU it is queued on the stream when this returns.
     pub(super) fn run(&self, banks: &mut Banks, step: usize) -> Result<()> {
@@ -227,7 +252,7 @@ impl Call {
         let inputs: Vec<View<'_>> = inputs.into_iter().flatten().collect();
         let mut outputs: Vec<ViewMut<'_>> = outputs.into_iter().flatten().collect();
         let scratch = scratch.ok_or_else(|| Error::config("training: a pass without scratch"))?;
-        self.plan.run(self.pass, &mut Args { inputs: &inputs, outputs: &mut outputs, scratch, stream })
+        self.planned.plan.run(self.pass, &mut Args { inputs: &inputs, outputs: &mut outputs, scratch, stream })
     }
     /// A view of each place, in their order: blocks are cut from front to back.
     fn pieces<'m>(&self, banks: &'m mut Banks, step: usize) -> Result<Vec<ViewMut<'m>>> {

@@ -19,11 +19,13 @@ pub mod adamw;
 mod bank;
 mod batches;
 mod checkpoint;
+mod cuda;
 pub mod head;
 mod layer;
 mod metrics;
 mod network;
 mod predict;
+mod profile;
 mod run;
 mod settings;
 mod staging;
@@ -31,6 +33,7 @@ mod tensors;
 
 pub use layer::TrainableLayer;
 pub use predict::{Prediction, model_config, predict, predict_with, to_csv};
+pub use profile::{StepReport, Work, profile};
 pub use run::{Report, RunOptions, default_out, run};
 
 /// A configuration with every default filled in, as a run would take it: the data are read, because some defaults of a

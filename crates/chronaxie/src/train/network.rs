@@ -6,12 +6,12 @@
 //! waits within one.
 
 use super::adamw::AdamW;
-use super::bank::{Banks, Call, Layout, Slot};
+use super::bank::{Banks, Call, Layout, Planned, Slot};
 use super::batches::{Examples, Task};
 use super::head::{LinearHead, Loss, Pooling};
 use super::layer::TrainableLayer;
 use super::staging::{Noise, Staging};
-use crate::op::{Pass, Plan, PlanOptions, Problem, Role, TensorSpec};
+use crate::op::{Pass, Problem, Role, TensorSpec};
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -52,9 +52,9 @@ struct Unit {
     backward: Option<[Call; 2]>,
 }
 
-/// A problem with its plan, and what it leaves in memory.
-struct Planned {
-    plan: Arc<dyn Plan>,
+/// A side of the network with what its forward pass reads and leaves in memory.
+struct Side {
+    planned: Planned,
     outputs: Vec<TensorSpec>,
     inputs: Vec<TensorSpec>,
 }
@@ -83,10 +83,10 @@ pub(super) struct Logged {
     pub(super) logits: Vec<f32>,
 }
 
-fn planned(problem: &dyn Problem, device: &Device) -> Result<Planned> {
-    let plan: Arc<dyn Plan> = Arc::from(problem.plan(device, &PlanOptions::default())?);
+fn side(problem: Arc<dyn Problem>, device: &Device) -> Result<Side> {
     let signature = problem.signature(Pass::Forward)?;
-    Ok(Planned { plan, outputs: signature.outputs, inputs: signature.inputs })
+    let planned = Planned::new(problem, device)?;
+    Ok(Side { planned, outputs: signature.outputs, inputs: signature.inputs })
 }
 
 impl Network {
@@ -98,9 +98,9 @@ impl Network {
         let training = optimizer.is_some();
         let mut plans = Vec::new();
         for &steps in &lengths {
-            let recurrence = planned(&*layer.problem(batch, steps, training)?, device)?;
+            let recurrence = side(layer.problem(batch, steps, training)?, device)?;
             let head = LinearHead::new(batch, steps, features, classes).loss(loss).pooling(pooling).backward(training);
-            plans.push((steps, recurrence, planned(&head.build()?, device)?));
+            plans.push((steps, recurrence, side(Arc::new(head.build()?), device)?));
         }
         let Some((_, recurrence, head)) = plans.last() else {
             return Err(Error::config("training: no length was given to plan for"));
@@ -140,7 +140,7 @@ impl Network {
                 logs.push_steps("rate", Dtype::F32, [1], log_steps)?;
                 logs.push_steps("grad_norm", Dtype::F32, [1], log_steps)?;
                 let problem = AdamW { elements, ..constants }.build()?;
-                Some(planned_step(&problem, device)?)
+                Some(Planned::new(Arc::new(problem), device)?)
             }
         };
 
@@ -156,7 +156,7 @@ impl Network {
         for (steps, recurrence, head) in &plans {
             units.insert(*steps, builder.unit(recurrence, head, [batch, *steps, channels], training)?);
         }
-        let optimizer = adamw.map(|plan| builder.optimizer(plan, elements)).transpose()?;
+        let optimizer = adamw.map(|planned| builder.optimizer(&planned, elements)).transpose()?;
         let (batch_bytes, activation_bytes) = (builder.batch_bytes, builder.activation_bytes);
 
         let mut banks = Banks::new(device);
@@ -247,15 +247,24 @@ impl Network {
         self.banks.write_f32(&slot, rates.iter().copied())
     }
 
-    fn stage(&mut self, examples: &Examples, which: &[usize], mut noise: Option<Noise>) -> Result<usize> {
+    /// The steps that the batch `which` of `examples` is padded to.
+    pub(super) fn padded(&self, examples: &Examples, which: &[usize]) -> Result<usize> {
         let longest = which.iter().map(|&i| examples.series[i].len).max().unwrap_or(0);
-        let (&steps, unit) = self
-            .units
-            .range(longest..)
-            .next()
-            .ok_or_else(|| Error::config(format!("training: no plan for a series of {longest} steps")))?;
-        self.staging.send(&mut self.banks, BATCH, &unit.batch, examples, which, &mut noise)?;
+        let planned = self.units.range(longest..).next();
+        let (&steps, _) =
+            planned.ok_or_else(|| Error::config(format!("training: no plan for a series of {longest} steps")))?;
         Ok(steps)
+    }
+
+    fn stage(&mut self, examples: &Examples, which: &[usize], mut noise: Option<Noise>) -> Result<usize> {
+        let steps = self.padded(examples, which)?;
+        self.staging.send(&mut self.banks, BATCH, &self.units[&steps].batch, examples, which, &mut noise)?;
+        Ok(steps)
+    }
+
+    /// How a batch that is padded to `steps` lies in memory.
+    pub(super) fn batch_layout(&self, steps: usize) -> &Layout {
+        &self.units[&steps].batch
     }
 
     /// One optimizer step on the series `which` of `examples` with `noise`, logged as step `log` of the epoch.
@@ -267,15 +276,19 @@ impl Network {
         noise: Option<Noise>,
     ) -> Result<()> {
         let steps = self.stage(examples, which, noise)?;
-        let unit = &self.units[&steps];
-        let no_training = || Error::config("training: the network was planned for prediction alone");
-        let (backward, optimizer) = (unit.backward.as_ref(), self.optimizer.as_ref());
-        let ([to_states, to_parameters], optimizer) =
-            (backward.ok_or_else(no_training)?, optimizer.ok_or_else(no_training)?);
-        for call in [&unit.forward[0], &unit.forward[1], to_states, to_parameters, optimizer] {
-            call.run(&mut self.banks, log)?;
-        }
-        Ok(())
+        let (calls, banks) = self.calls(steps)?;
+        calls.into_iter().try_for_each(|call| call.run(banks, log))
+    }
+
+    /// The passes of an optimizer step on a batch that is padded to `steps`, in order, and the memory that they work on.
+    pub(super) fn calls(&mut self, steps: usize) -> Result<([&Call; 5], &mut Banks)> {
+        let Self { units, optimizer, banks, .. } = self;
+        let Unit { forward: [layer, head], backward: Some([to_states, to_parameters]), .. } = &units[&steps] else {
+            return Err(Error::config("training: the network was planned for prediction alone"));
+        };
+        let no_optimizer = || Error::config("training: the network was planned without an optimizer");
+        let optimizer = optimizer.as_ref().ok_or_else(no_optimizer)?;
+        Ok(([layer, head, to_states, to_parameters, optimizer], banks))
     }
 
     /// Loss and logits of the series `which`, logged as step `log`.
@@ -304,20 +317,17 @@ impl Network {
     }
 }
 
-fn planned_step(problem: &AdamW, device: &Device) -> Result<Arc<dyn Plan>> {
-    Ok(Arc::from(problem.plan(device, &PlanOptions::default())?))
-}
-
 fn zero_name(name: &str, shape: &Shape) -> String {
     format!("zero.{name} {shape}")
 }
 
 /// What is read but never anything else than 0: initial states, and gradients of outputs that nothing depends on.
-fn zeros(p: &Planned, training: bool) -> Result<Vec<TensorSpec>> {
+fn zeros(p: &Side, training: bool) -> Result<Vec<TensorSpec>> {
     let mut list: Vec<TensorSpec> = p.inputs.iter().filter(|t| t.role == Role::State).cloned().collect();
     if training {
-        let signature = p.plan.signature(Pass::Backward).ok_or_else(|| {
-            Error::config(format!("{}: the plan has no backward pass, so it cannot be trained", p.plan.entry()))
+        let plan = &p.planned.plan;
+        let signature = plan.signature(Pass::Backward).ok_or_else(|| {
+            Error::config(format!("{}: the plan has no backward pass, so it cannot be trained", plan.entry()))
         })?;
         let used = ["grad_out", "grad_loss"];
         let idle = |t: &&TensorSpec| t.role == Role::Gradient && !used.contains(&&*t.name);
@@ -339,8 +349,8 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn unit(
         &mut self,
-        recurrence: &Planned,
-        head: &Planned,
+        recurrence: &Side,
+        head: &Side,
         [batch, steps, channels]: [usize; 3],
         training: bool,
     ) -> Result<Unit> {
@@ -362,21 +372,17 @@ impl Builder<'_> {
         for t in head.outputs.iter().filter(|t| t.role == Role::Saved) {
             activations.push(t.name.to_string(), t.dtype, t.shape)?;
         }
-        let states = recurrence
-            .outputs
-            .iter()
-            .find(|t| t.name == "out")
-            .ok_or_else(|| Error::config(format!("{}: the layer has no output `out`", recurrence.plan.entry())))?;
+        let states = recurrence.outputs.iter().find(|t| t.name == "out").ok_or_else(|| {
+            Error::config(format!("{}: the layer has no output `out`", recurrence.planned.plan.entry()))
+        })?;
         activations.push("grad_out", states.dtype, states.shape)?;
-        let scratch = |p: &Planned| passes.iter().map(|&pass| p.plan.scratch(pass).bytes()).max().unwrap_or(0);
+        let scratch = |p: &Side| passes.iter().map(|&pass| p.planned.plan.scratch(pass).bytes()).max().unwrap_or(0);
         activations.push("scratch", Dtype::U8, [scratch(recurrence).max(scratch(head))])?;
 
         self.batch_bytes = self.batch_bytes.max(data.bytes());
         self.activation_bytes = self.activation_bytes.max(activations.bytes());
-        let call = |p: &Planned, side: &str, pass: Pass| {
-            Call::new(p.plan.clone(), pass, activations.get("scratch")?, |t, _| {
-                self.place(side, t, &data, &activations)
-            })
+        let call = |p: &Side, side: &str, pass: Pass| {
+            Call::new(&p.planned, pass, activations.get("scratch")?, |t, _| self.place(side, t, &data, &activations))
         };
         let forward = [call(recurrence, "layer", Pass::Forward)?, call(head, "head", Pass::Forward)?];
         let backward = match training {
@@ -415,12 +421,12 @@ impl Builder<'_> {
     }
 
     /// The optimizer's step over all parameters.
-    fn optimizer(&mut self, plan: Arc<dyn Plan>, elements: usize) -> Result<Call> {
+    fn optimizer(&mut self, planned: &Planned, elements: usize) -> Result<Call> {
         let mut own = Layout::new(ACTIVATIONS);
-        own.push("scratch", Dtype::U8, [plan.scratch(Pass::Step).bytes()])?;
+        own.push("scratch", Dtype::U8, [planned.plan.scratch(Pass::Step).bytes()])?;
         self.activation_bytes = self.activation_bytes.max(own.bytes());
         let all = |bank| Slot { bank, offset: 0, stride: 0, dtype: Dtype::F32, shape: [elements].into() };
-        Call::new(plan, Pass::Step, own.get("scratch")?, |t, _| match &*t.name {
+        Call::new(planned, Pass::Step, own.get("scratch")?, |t, _| match &*t.name {
             "parameter" => Ok(all(PARAMETERS)),
             "grad" => Ok(all(GRADIENTS)),
             name => match self.state.find(name) {

@@ -3,6 +3,7 @@
 use super::adamw::AdamW;
 use super::batches::{self, Examples, RunData, Task};
 use super::checkpoint;
+use super::layer::TrainableLayer;
 use super::metrics::{EpochMetrics, Score, check_finite, curve, evaluate, score};
 use super::network::{Network, Parts};
 use super::settings::Settings;
@@ -146,23 +147,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     if let Some(why) = why {
         progress.log(&why);
     }
-    let t = &settings.train;
-    let batch = t.batch_size.min(data.train.len());
-    let network = Network::new(
-        &device,
-        Parts {
-            layer,
-            task: data.task.clone(),
-            pooling: t.pooling,
-            channels: data.channels,
-            batch,
-            lengths: batches::padded_lengths(data.longest()),
-            log_steps: data.train.len().div_ceil(batch),
-            optimizer: Some(
-                AdamW::new(0).betas(t.beta1, t.beta2).epsilon(t.epsilon).weight_decay(t.weight_decay).clip(t.clip),
-            ),
-        },
-    )?;
+    let network = network(&settings, &data, layer, &device)?;
     let config_text = settings.config.resolved();
     let mut run = Run {
         settings: &settings,
@@ -175,7 +160,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         epoch_seconds: 0.0,
         start: utc(SystemTime::now()),
     };
-    run.network.initialise(t.seed)?;
+    run.network.initialise(settings.train.seed)?;
     if options.resume && checkpoint::resume(&mut run)? {
         progress.log(&format!("resumed after {} epochs and {} batches", run.history.len(), run.batches));
     }
@@ -185,7 +170,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let mut record = RunRecord::new("train", options.arguments.clone(), &options.provenance, &device);
     record.config_sha256 = run.config_sha256.clone();
     record.data_sha256 = data.sha256.iter().map(|(what, sha)| ((*what).to_owned(), sha.clone())).collect();
-    record.seed = t.seed;
+    record.seed = settings.train.seed;
     record.start = run.start.clone();
     folder.write("run.json", record.to_json()?)?;
 
@@ -204,6 +189,31 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     }
     folder.write("run.json", record.to_json()?)?;
     result
+}
+
+/// The network of a run, planned for every length that its data has.
+pub(super) fn network(
+    settings: &Settings,
+    data: &RunData,
+    layer: Box<dyn TrainableLayer>,
+    device: &Device,
+) -> Result<Network> {
+    let t = &settings.train;
+    let batch = t.batch_size.min(data.train.len());
+    let optimizer = AdamW::new(0).betas(t.beta1, t.beta2).epsilon(t.epsilon).weight_decay(t.weight_decay).clip(t.clip);
+    Network::new(
+        device,
+        Parts {
+            layer,
+            task: data.task.clone(),
+            pooling: t.pooling,
+            channels: data.channels,
+            batch,
+            lengths: batches::padded_lengths(data.longest()),
+            log_steps: data.train.len().div_ceil(batch),
+            optimizer: Some(optimizer),
+        },
+    )
 }
 
 impl Run<'_> {

@@ -57,7 +57,7 @@ impl Staging {
 
 /// Padding is 0, but for elapsed times, where it is 1, so that arithmetic on it stays finite. Rows beyond `which` have
 /// length 0, so that the head leaves them out.
-fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which: &[usize], noise: &mut Option<Noise>) {
+pub(super) fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which: &[usize], noise: &mut Option<Noise>) {
     for (name, slot) in layout.slots() {
         let to = &mut bytes[slot.offset..slot.offset + slot.bytes()];
         let rows = slot.shape.first().copied().unwrap_or(0);

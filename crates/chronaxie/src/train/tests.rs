@@ -1,12 +1,14 @@
 //! Properties of training that hold whatever the layer: on small data, on the CPU, from configuration to folder.
 
 use super::bank::Slot;
-use super::batches::{Examples, RunData};
+use super::batches::{self, Examples, RunData};
 use super::network::{Network, Parts};
+use super::profile::{of_one_length, profile};
 use super::settings::Settings;
 use super::{Report, RunOptions, predict, run, to_csv};
 use crate::check::{self, Options, Status, Target};
 use crate::config::Config;
+use crate::cuda::CudaDevice;
 use crate::op::{Op, Pass, Problem, Tensors, Values};
 use crate::progress::{Progress, Silent};
 use crate::rng::Rng;
@@ -372,4 +374,56 @@ fn models_that_do_not_fit_are_refused() {
     assert!(message(&folder, "narrow.csv").contains("1 channels, but the training set had 2"));
     fs::write(scratch.file("empty.csv"), "").unwrap();
     assert!(message(&folder, "empty.csv").contains("empty.csv"));
+}
+
+#[test]
+fn a_profiled_step_has_the_length_of_most_batches_or_the_one_that_was_asked_for() {
+    let scratch = setup("length");
+    let (network, data) = network(&scratch, "", batches::padded_lengths(9), 4);
+    let order = batches::order(&data.train, 4, true, 1, 0);
+    let pick = |case: Option<&str>| {
+        let case = case.map(|c| c.parse().unwrap());
+        of_one_length(&network, &data.train, &order, case.as_ref())
+    };
+    let (most, found) = pick(None).unwrap();
+    let mut all = 0;
+    for length in 1..=9 {
+        match pick(Some(&format!("T{length}"))) {
+            Ok((steps, batches)) => {
+                assert_eq!(steps, length);
+                let longest = |b: &&[usize]| b.iter().map(|&i| data.train.series[i].len).max() == Some(length);
+                assert!(batches.iter().all(longest), "{length}: {batches:?}");
+                assert!(batches.len() < found.len() || (batches.len() == found.len() && length <= most));
+                all += batches.len();
+            }
+            Err(e) => assert!(e.to_string().contains(&format!("padded to T = {length}, but to ")), "{e}"),
+        }
+    }
+    assert_eq!(all, order.len());
+    assert_eq!(pick(Some("B4")).unwrap(), (most, found));
+}
+
+#[test]
+fn on_a_gpu_a_profiled_step_shows_its_kernels_and_its_copy() {
+    let device = match CudaDevice::open(0) {
+        Ok(device) => Device::Cuda(device),
+        Err(e) if std::env::var_os("CHRONAXIE_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("{e}"),
+        Err(e) => {
+            println!("skipped: {e}");
+            return;
+        }
+    };
+    let scratch = setup("gpu-profile");
+    let r = profile(&config(&scratch, &config_text("noise = 0.1\n")), Some(&"B7".parse().unwrap()), &device).unwrap();
+    let steps: usize = r.case.strip_prefix("B7_T").unwrap().parse().unwrap();
+    // x, lengths and labels, each to a multiple of 256 bytes.
+    let bytes = (7 * steps * 2 * 4).next_multiple_of(256) + 256 + 256;
+    assert_eq!((r.backend.as_str(), r.transfer_bytes), ("cuda:0", Some(bytes as u64)));
+    assert!(r.transfer_ms.is_some_and(|ms| ms > 0.0) && r.host_ms > 0.0 && r.operations_ms > 0.0, "{r:?}");
+    let on_gpu = r.work.iter().filter(|w| w.place == "cuda:0").map(|w| w.what.as_str()).collect::<Vec<_>>();
+    let passes = ["ltc forward", "linear_head forward", "linear_head backward", "ltc backward", "adamw step"];
+    assert_eq!(on_gpu, [&["copy the batch"], &passes[..]].concat());
+    let kernels: Vec<_> = r.operations.iter().flat_map(|o| &o.passes).flat_map(|p| &p.kernels).collect();
+    assert!(kernels.len() >= 5, "{kernels:?}");
+    assert!(kernels.iter().all(|k| k.registers > 0 && k.blocks_per_sm > 0 && k.occupancy > 0.0), "{kernels:?}");
 }

@@ -4,7 +4,9 @@
 use super::Timing;
 use super::ceiling::Ceilings;
 use crate::call::Workspace;
-use crate::cuda::{CudaDevice, DeviceBuffer, Event, Graph, PinnedBuffer, Stream, copy_device, fill_bytes, nvml};
+use crate::cuda::{
+    CudaDevice, DeviceBuffer, Event, Graph, PinnedBuffer, Stream, StreamRef, copy_device, fill_bytes, nvml,
+};
 use crate::op::{Pass, Plan};
 use crate::{Dtype, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +15,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SHORT_MS: f64 = 0.02;
 /// How many.
 const BATCH: usize = 32;
+
+/// Something that can be timed again and again.
+///
+/// # Safety
+/// The memory of which `run` puts addresses on the stream must stay allocated as long as the value lives: a graph
+/// replays what one call has put there.
+pub(crate) unsafe trait Work {
+    /// Puts the work on `stream`; on the CPU it is done when this returns.
+    fn run(&mut self, stream: StreamRef) -> Result<()>;
+}
+
+/// Some passes of a plan on a workspace.
+pub(super) struct Passes<'a> {
+    pub(super) plan: &'a dyn Plan,
+    pub(super) passes: &'a [Pass],
+    pub(super) workspace: &'a mut Workspace,
+}
+
+// SAFETY: a workspace keeps its memory, and is borrowed as long as this lives.
+unsafe impl Work for Passes<'_> {
+    fn run(&mut self, stream: StreamRef) -> Result<()> {
+        // Two passes share tensors, so their views are made anew: under a microsecond.
+        self.passes.iter().try_for_each(|&p| self.workspace.bind(self.plan, p, stream)?.run())
+    }
+}
 
 /// The ceilings of a device, its copy bandwidth measured once a process.
 pub(super) fn ceilings(device: &Arc<CudaDevice>, variant: &str) -> Result<Ceilings> {
@@ -51,6 +78,11 @@ fn copy_bytes_per_s(device: &Arc<CudaDevice>) -> Result<f64> {
 /// Bytes a second from pinned host memory to the device.
 pub(crate) fn transfer_bytes_per_s(device: &Arc<CudaDevice>) -> Result<f64> {
     let bytes = 64 << 20;
+    Ok(bytes as f64 / (transfer_ms(device, bytes)? * 1e-3))
+}
+
+/// Milliseconds of the device for one copy of `bytes` from pinned host memory.
+pub(crate) fn transfer_ms(device: &Arc<CudaDevice>, bytes: usize) -> Result<f64> {
     let stream = device.new_stream()?;
     let mut host = PinnedBuffer::alloc(device, bytes)?;
     let mut buffer = DeviceBuffer::alloc(device, &stream, bytes)?;
@@ -62,7 +94,7 @@ pub(crate) fn transfer_bytes_per_s(device: &Arc<CudaDevice>) -> Result<f64> {
         stream.record(&end)?;
         best = best.min(f64::from(start.elapsed_ms(&end)?));
     }
-    Ok(bytes as f64 / (best * 1e-3))
+    Ok(best)
 }
 
 /// The caches at the start of a timed run.
@@ -96,7 +128,7 @@ impl Cache {
     }
 }
 
-/// What is timed: some passes captured in a graph, and memory that pushes the caches out.
+/// What is timed: work captured in a graph, and memory that pushes the caches out.
 struct Rig {
     stream: Stream,
     graph: Graph,
@@ -128,26 +160,17 @@ impl Rig {
     }
 }
 
-/// Times some passes, which move `bytes` at the least, for about `seconds`.
-pub(super) fn time(
-    device: &Arc<CudaDevice>,
-    plan: &dyn Plan,
-    passes: &[Pass],
-    workspace: &mut Workspace,
-    bytes: u64,
-    seconds: f64,
-) -> Result<Timing> {
+/// Times work that moves `bytes` at the least for about `seconds`.
+pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, seconds: f64) -> Result<Timing> {
     let stream = device.new_stream()?;
-    let enqueue = |workspace: &mut Workspace, times: usize| {
-        (0..times).try_for_each(|_| passes.iter().try_for_each(|&p| workspace.bind(plan, p, stream.as_ref())?.run()))
-    };
+    let mut enqueue = |times: usize| (0..times).try_for_each(|_| work.run(stream.as_ref()));
     // First use outside the capture: it may load modules.
-    enqueue(workspace, 1)?;
+    enqueue(1)?;
     stream.synchronize()?;
-    // SAFETY: the workspace is borrowed until the last replay has ended, in this function.
-    let graph = unsafe { Graph::capture(&stream, || enqueue(workspace, 1)) }?;
+    // SAFETY: the work is borrowed until the last replay has ended, in this function, and so long keeps its memory.
+    let graph = unsafe { Graph::capture(&stream, || enqueue(1)) }?;
     // SAFETY: as above.
-    let batch = unsafe { Graph::capture(&stream, || enqueue(workspace, BATCH)) }?;
+    let batch = unsafe { Graph::capture(&stream, || enqueue(BATCH)) }?;
     let l2 = u64::from(device.props().l2_bytes);
     let flush = DeviceBuffer::alloc(device, &stream, (2 * l2 as usize).max(32 << 20))?;
     let events = (0..9).map(|_| Event::new(device, true)).collect::<Result<Vec<_>>>()?;
