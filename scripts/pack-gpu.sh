@@ -14,8 +14,8 @@ cargo build --profile dist --quiet -p chronaxie-cli
 cargo build --profile dist --quiet -p chronaxie --examples
 cp "$target_dir/dist/chronaxie" "$dir/bin/"
 {
-    cargo test --profile dist --quiet --no-run --message-format=json -p chronaxie-runtime --test gpu
-    cargo test --profile dist --quiet --no-run --message-format=json -p chronaxie --lib
+    cargo test --profile dist --quiet --no-run --message-format=json-render-diagnostics -p chronaxie-runtime --test gpu
+    cargo test --profile dist --quiet --no-run --message-format=json-render-diagnostics -p chronaxie --lib
 } | python3 -c '
 import json, shutil, sys
 for line in sys.stdin:
@@ -24,6 +24,10 @@ for line in sys.stdin:
         name = m["target"]["name"] + ("-units" if "lib" in m["target"]["kind"] else "")
         shutil.copy(m["executable"], sys.argv[1] + "/tests/" + name)
 ' "$dir"
+# A pipe ends with the status of its last command alone.
+for test in gpu chronaxie-units; do
+    [ -x "$dir/tests/$test" ] || { echo "pack-gpu: the tests $test were not built" >&2; exit 1; }
+done
 for source in crates/chronaxie/examples/*.rs; do
     [ -e "$source" ] && cp "$target_dir/dist/examples/$(basename "$source" .rs)" "$dir/examples/"
 done

@@ -33,12 +33,14 @@ step() {
     local name="$1" limit="$2" began rc note
     shift 2
     began=$(date +%s)
-    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" </dev/null >"$out/$name.log" 2>&1
     rc=$?
     note=$(grep -v '^\s*$' "$out/$name.log" | tail -n 1 | tr -d '\r' | cut -c 1-90)
     [ $rc -eq 124 ] && note="stopped after $limit s"
     # A test program that ran nothing has shown nothing.
     [ $rc -eq 0 ] && grep -q '^running 0 tests' "$out/$name.log" && { rc=1; note="no test ran"; }
+    # Examples that find no GPU say so and end well.
+    [ $rc -eq 0 ] && grep -q '^nothing to show here' "$out/$name.log" && rc=1
     if [ $rc -eq 0 ]; then row "$name" passed "$(($(date +%s) - began))" "$note"
     else
         row "$name" FAILED "$(($(date +%s) - began))" "$note"
@@ -72,7 +74,10 @@ sanitize() {
 for name in "$@"; do
     echo "== $name"
     case "$name" in
-    devices) step devices 30 "$chronaxie" devices ;;
+    devices)
+        step devices 30 "$chronaxie" devices
+        grep -q '^cuda:' "$out/devices.log" || row gpu FAILED 0 "there is none: $out/devices.log says why"
+        ;;
     check) step check 150 "$chronaxie" check --quiet --json "$out/check.json" ;;
     tests)
         step runtime-tests 90 tests/gpu --test-threads 4

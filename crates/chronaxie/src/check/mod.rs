@@ -11,6 +11,8 @@
 mod case;
 mod compare;
 mod cuda;
+#[cfg(test)]
+pub(crate) mod gpu;
 mod record;
 mod rig;
 #[cfg(test)]

@@ -6,9 +6,9 @@ use super::network::{Network, Parts};
 use super::profile::{of_one_length, profile};
 use super::settings::Settings;
 use super::{Report, RunOptions, predict, run, to_csv};
+use crate::check::gpu::gpu;
 use crate::check::{self, Options, Status, Target};
 use crate::config::Config;
-use crate::cuda::CudaDevice;
 use crate::op::{Op, Pass, Problem, Tensors, Values};
 use crate::progress::{Progress, Silent};
 use crate::rng::Rng;
@@ -405,14 +405,8 @@ fn a_profiled_step_has_the_length_of_most_batches_or_the_one_that_was_asked_for(
 
 #[test]
 fn on_a_gpu_a_profiled_step_shows_its_kernels_and_its_copy() {
-    let device = match CudaDevice::open(0) {
-        Ok(device) => Device::Cuda(device),
-        Err(e) if std::env::var_os("CHRONAXIE_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("{e}"),
-        Err(e) => {
-            println!("skipped: {e}");
-            return;
-        }
-    };
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
     let scratch = setup("gpu-profile");
     let r = profile(&config(&scratch, &config_text("noise = 0.1\n")), Some(&"B7".parse().unwrap()), &device).unwrap();
     let steps: usize = r.case.strip_prefix("B7_T").unwrap().parse().unwrap();

@@ -5,7 +5,8 @@
 
 use super::reference;
 use super::spec::{Gates, LinearScan, LinearScanOp};
-use crate::cuda::{CudaDevice, DeviceBuffer, StreamRef, download, upload};
+use crate::check::gpu::gpu;
+use crate::cuda::{DeviceBuffer, StreamRef, download, upload};
 use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::real::Dual;
 use crate::rng::Rng;
@@ -402,14 +403,8 @@ fn no_tolerance_is_more_than_eight_times_what_f32_costs_the_law() {
 /// Every kernel of the GPU on every layout and around every boundary of its tiles; nothing where there is no GPU.
 #[test]
 fn on_a_gpu_every_kernel_keeps_to_the_law_and_repeats_its_bits() {
-    let device = match CudaDevice::open(0) {
-        Ok(device) => device,
-        Err(e) if std::env::var_os("CHRONAXIE_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("{e}"),
-        Err(e) => {
-            println!("skipped: {e}");
-            return;
-        }
-    };
+    let Some(gpu) = gpu() else { return };
+    let device = &gpu.device;
     let bulk = device.props().compute_capability.0 >= 9;
     let variants = [None, Some("rows"), Some("strided"), Some("channels"), Some("bulk"), Some("bulk:t32:v1:s2:b4:p")];
     for variant in variants.into_iter().filter(|v| bulk || !v.is_some_and(|v| v.starts_with("bulk"))) {
