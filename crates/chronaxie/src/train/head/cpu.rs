@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use super::spec::{LinearHead, Loss, Pooling};
+use super::spec::{CHUNK, LinearHead, Loss, Pooling};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::pool::for_each;
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
@@ -17,6 +17,7 @@ pub(super) struct CpuPlan {
     forward_scratch: Layout,
     backward_scratch: Layout,
     row_loss: RegionId,
+    partial: RegionId,
 }
 
 /// A pointer that tasks share to write disjoint rows.
@@ -77,13 +78,16 @@ impl CpuPlan {
     pub(super) fn new(problem: LinearHead, options: &PlanOptions) -> Result<Self> {
         let mut forward_scratch = Layout::new(options.scratch_gap);
         let row_loss = forward_scratch.push("row_loss", Dtype::F32, problem.batch)?;
+        let mut backward_scratch = Layout::new(options.scratch_gap);
+        let partial = backward_scratch.push("partial", Dtype::F32, problem.classes * (problem.features + 1))?;
         Ok(Self {
             problem,
             forward: problem.signature_of(Pass::Forward)?,
             backward: problem.backward.then(|| problem.signature_of(Pass::Backward)).transpose()?,
             forward_scratch,
-            backward_scratch: Layout::new(options.scratch_gap),
+            backward_scratch,
             row_loss,
+            partial,
         })
     }
 
@@ -159,7 +163,7 @@ impl CpuPlan {
             let mut own = vec![0f32; if d.is_some() { 0 } else { classes }];
             loss[0] = target.loss(b, y, d.unwrap_or(&mut own), 1.0 / valid_rows as f32);
         });
-        let total: f32 = row_loss.iter().sum();
+        let total: f32 = row_loss.chunks(CHUNK).map(|rows| rows.iter().sum::<f32>()).sum();
         args.outputs[0].as_mut_slice::<f32>()?[0] = total / valid_rows as f32;
         Ok(())
     }
@@ -181,6 +185,9 @@ impl CpuPlan {
             let direct = if every { direct / len as f32 } else { direct };
             grad_loss.mul_add(delta[(b * readouts + s) * classes + c], direct)
         };
+        // SAFETY: the region is carved once in this call.
+        let partial: &mut [f32] = unsafe { self.backward_scratch.carve(&args.scratch, self.partial)? };
+        let partial = Rows(partial.as_mut_ptr());
         let [grad_h, grad_weight, grad_bias] = args.outputs else {
             return Err(Error::shape("linear_head: three gradients are written"));
         };
@@ -212,17 +219,32 @@ impl CpuPlan {
         for_each(classes, |c| {
             // SAFETY: class c belongs to this task.
             let (gw, gb) = unsafe { (grad_weight.slice(c * features, features), grad_bias.slice(c, 1)) };
-            gw.fill(0.0);
-            gb[0] = 0.0;
+            // SAFETY: as above.
+            let sums = unsafe { partial.slice(c * (features + 1), features + 1) };
+            let (pw, pb) = sums.split_at_mut(features);
+            [&mut *gw, &mut *gb, &mut *pw, &mut *pb].into_iter().for_each(|g| g.fill(0.0));
+            // One long sum loses what many short ones keep: the error goes with the square root of its length.
+            let mut add_chunk = |pw: &mut [f32], pb: &mut [f32]| {
+                axpy(1.0, pw, gw);
+                gb[0] += pb[0];
+                pw.fill(0.0);
+                pb[0] = 0.0;
+            };
+            let mut n = 0;
             for b in 0..batch {
                 let len = self.valid(lengths, b);
                 for s in 0..if every { len } else { len.min(1) } {
                     let d = total(b, s, c, len);
                     let f = if every { &h[(b * steps + s) * features..] } else { &pooled[b * features..] };
-                    axpy(d, &f[..features], gw);
-                    gb[0] += d;
+                    axpy(d, &f[..features], pw);
+                    pb[0] += d;
+                    n += 1;
+                    if n % CHUNK == 0 {
+                        add_chunk(pw, pb);
+                    }
                 }
             }
+            add_chunk(pw, pb);
         });
         Ok(())
     }

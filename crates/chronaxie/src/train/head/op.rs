@@ -133,6 +133,8 @@ impl Op for LinearHeadOp {
                 "B0_T3_M4_C2,pooling=every",
                 "B4_T3_M0_C2,pooling=mean",
                 "B4_T3_M5_C2,backward=false",
+                "B20000_T1_M5_C3",
+                "B4096_T9_M5_C3,pooling=every",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
