@@ -10,3 +10,12 @@ constexpr int kStages = 3;
 constexpr int kBlocksPerSm = 8;
 constexpr int kChannelWarps = 8;
 constexpr int kRun = 8;
+
+// LTC (layers/ltc/cuda).
+constexpr int kLanes = 8;
+constexpr bool kFast = true;
+constexpr bool kCluster = true;
+constexpr int kSlots = 8;
+constexpr int kRows = 2;
+constexpr bool kMany = true;
+constexpr bool kStore = false;

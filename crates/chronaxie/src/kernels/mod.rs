@@ -4,7 +4,9 @@ use chronaxie_runtime::cuda::Header;
 
 /// Barriers in shared memory, and bulk copies.
 pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));
+/// Clusters: ranks, barriers, stores to other blocks.
+pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
 /// Affine maps and their scan.
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, SCAN];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, SCAN];

@@ -67,8 +67,8 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
             }
           }
           __syncwarp();
-          num = group_sum(num);
-          den = group_sum(den);
+          num = group_sum<kLanes>(num);
+          den = group_sum<kLanes>(den);
           if (j < hidden && lane == 0) {
             Neuron n = neurons[j];
             float2 s = sensory[(b * steps + r) * hidden + j];
@@ -120,7 +120,7 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
           }
         }
         __syncwarp();
-        sum = group_sum(sum);
+        sum = group_sum<kLanes>(sum);
         if (i < hidden && lane == 0) a[i] = fmaf(alpha_beta[i].x, neurons[i].c_dt * rate, sum);
       }
       __syncthreads();
@@ -277,7 +277,7 @@ ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict_
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-      float total = group_sum(sum[r]);
+      float total = group_sum<kLanes>(sum[r]);
       if (active && lane == 0 && r < count) grad_u[(first + r) * inputs + d] = total;
     }
   }

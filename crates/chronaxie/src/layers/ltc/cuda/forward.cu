@@ -110,7 +110,7 @@ ltc_sensory(const Synapse* __restrict__ synapses, const int* __restrict__ source
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-      float n = group_sum(num[r]), d = group_sum(den[r]);
+      float n = group_sum<kLanes>(num[r]), d = group_sum<kLanes>(den[r]);
       if (active && lane == 0 && r < count) sums[(first + r) * hidden + j] = make_float2(n, d);
     }
   }
@@ -156,8 +156,8 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
           }
         }
         __syncwarp();
-        num = group_sum(num);
-        den = group_sum(den);
+        num = group_sum<kLanes>(num);
+        den = group_sum<kLanes>(den);
         if (j < hidden && lane == 0) {
           Neuron n = neurons[j];
           float2 s = sums[j];

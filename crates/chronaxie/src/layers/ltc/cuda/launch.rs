@@ -1,6 +1,7 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
+use super::held::HeldKernel;
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
@@ -57,13 +58,18 @@ pub(super) struct Common {
     pub(super) u: RegionId,
     pub(super) stats: RegionId,
     pub(super) sums: RegionId,
+    /// Folded synapses of the kernels that hold them: recurrent, sensory.
+    pub(super) folded: [RegionId; 2],
 }
 
 impl Common {
-    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool) -> Result<Self> {
+    /// `folded`: floats of the recurrent, and the sensory, synapses where they are held in registers.
+    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool, folded: [Option<usize>; 2]) -> Result<Self> {
+        let held = folded.map(|n| n.is_some());
         let mut layout = Layout::new(gap);
         let rows = p.batch * chunk;
-        let mut side = |names: [&'static str; 3], synapses: usize| -> Result<[RegionId; 3]> {
+        let mut side = |names: [&'static str; 3], synapses: usize, held: bool| -> Result<[RegionId; 3]> {
+            let synapses = if held { 0 } else { synapses };
             Ok([
                 layout.push(names[0], Dtype::F32, 4 * synapses)?,
                 layout.push(names[1], Dtype::I32, synapses)?,
@@ -71,15 +77,20 @@ impl Common {
             ])
         };
         let c = &p.connectivity;
-        let recurrent = side(["by_target", "target_index", "by_source"], c.recurrent.len())?;
-        let sensory = side(["sensory_by_target", "sensory_target_index", "sensory_by_source"], c.sensory.len())?;
+        let recurrent = side(["by_target", "target_index", "by_source"], c.recurrent.len(), held[0])?;
+        let sensory =
+            side(["sensory_by_target", "sensory_target_index", "sensory_by_source"], c.sensory.len(), held[1])?;
         Ok(Self {
             recurrent,
             sensory,
-            neurons: layout.push("neurons", Dtype::F32, 4 * p.hidden)?,
-            u: layout.push("u", Dtype::F32, rows * p.inputs)?,
-            stats: layout.push("stats", Dtype::F32, if p.layer_norm { 2 * rows } else { 0 })?,
+            neurons: layout.push("neurons", Dtype::F32, if held[0] { 0 } else { 4 * p.hidden })?,
+            u: layout.push("u", Dtype::F32, if held[1] { 0 } else { rows * p.inputs })?,
+            stats: layout.push("stats", Dtype::F32, if p.layer_norm && !held[1] { 2 * rows } else { 0 })?,
             sums: layout.push("sensory_sums", Dtype::F32, 2 * rows * p.hidden)?,
+            folded: [
+                layout.push("folded", Dtype::F32, folded[0].unwrap_or(0))?,
+                layout.push("sensory_folded", Dtype::F32, folded[1].unwrap_or(0))?,
+            ],
             layout,
         })
     }
@@ -109,7 +120,7 @@ fn slices(rows: usize, blocks: usize) -> usize {
 
 impl Traces {
     fn new(p: &Ltc, gap: usize, c: &Config) -> Result<Self> {
-        let mut common = Common::new(p, gap, c.backward_chunk, true)?;
+        let mut common = Common::new(p, gap, c.backward_chunk, true, [None; 2])?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
@@ -150,6 +161,9 @@ pub struct CudaPlan {
     pub(super) forward_signature: Signature,
     pub(super) backward_signature: Option<Signature>,
     pub(super) forward: Forward,
+    pub(super) fold: Kernel,
+    pub(super) recurrence: Option<HeldKernel>,
+    pub(super) sensory: Option<HeldKernel>,
     pub(super) backward: Option<Backward>,
     pub(super) forward_scratch: Common,
     pub(super) traces: Option<Traces>,
@@ -173,8 +187,14 @@ pub(super) fn launch(
         shared_bytes: shared,
         ..LaunchConfig::default()
     };
-    // SAFETY: every pointer among the arguments was checked against the signature or lies in the scratch layout.
-    unsafe { k.launch(stream, &config, args) }
+    launch_as(k, stream, &config, args)
+}
+
+/// One launch of a given shape.
+pub(super) fn launch_as(k: &Kernel, stream: StreamRef, config: &LaunchConfig, args: &[Arg]) -> Result<()> {
+    // SAFETY: every pointer among the arguments was checked against the signature, lies in the scratch layout, or
+    // belongs to the plan.
+    unsafe { k.launch(stream, config, args) }
 }
 
 pub(super) fn at(views: &[View<'_>], slot: Option<usize>) -> Arg<'static> {
@@ -199,7 +219,7 @@ impl CudaPlan {
     /// # Errors
     /// If a kernel does not compile or load, or the states of a row do not fit shared memory.
     pub fn new(p: &Ltc, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        let config = tune::choose(p, device.props())?;
+        let config = tune::choose_for(p, device.props(), &super::held::residency(device)?, options.variant.as_deref())?;
         let mut k = Kernels::load(device, true, config.lanes, &config)?;
         let forward = Forward {
             fold: k.take("ltc_fold"),
@@ -233,12 +253,30 @@ impl CudaPlan {
             None
         };
         let gap = options.scratch_gap;
+        let synapses = &p.connectivity;
+        let recurrence = config
+            .recurrence
+            .map(|h| HeldKernel::recurrence(device, &synapses.recurrent, p.batch, h, config.fast))
+            .transpose()?;
+        let sensory = config
+            .sensory
+            .map(|h| HeldKernel::sensory(device, &synapses.sensory, p.batch * config.forward_chunk, h, config.fast))
+            .transpose()?;
         Ok(Self {
+            fold: super::held::fold_kernel(device, config.fast)?,
             device: device.clone(),
             slots: Slots::of(&forward_signature.inputs),
             grads: backward_signature.as_ref().map(|s| GradSlots::of(p, s)),
-            forward_scratch: Common::new(p, gap, config.forward_chunk, false)?,
+            forward_scratch: Common::new(
+                p,
+                gap,
+                config.forward_chunk,
+                false,
+                [recurrence.as_ref().map(HeldKernel::folded), sensory.as_ref().map(HeldKernel::folded)],
+            )?,
             traces: if p.backward { Some(Traces::new(p, gap, &config)?) } else { None },
+            recurrence,
+            sensory,
             p: p.clone(),
             config,
             forward_signature,
@@ -256,11 +294,17 @@ impl CudaPlan {
     pub(super) fn fold(&self, x: &[View<'_>], c: &Common, base: u64, stream: StreamRef) -> Result<()> {
         let p = &self.p;
         let region = |id| Arg::U64(c.layout.address(base, id));
+        let side = |k: &'_ Option<HeldKernel>, id| {
+            k.as_ref().filter(|_| c.layout.region(id).len > 0).map(|_| c.layout.address(base, id))
+        };
+        let folded = [side(&self.recurrence, c.folded[0]), side(&self.sensory, c.folded[1])];
+        let held = [self.recurrence.as_ref().zip(folded[0]), self.sensory.as_ref().zip(folded[1])];
+        self.fold_held(&self.fold, x, held, stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
             (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
         ] {
-            if synapses == 0 {
+            if synapses == 0 || c.layout.region(ids[0]).len == 0 {
                 continue;
             }
             let tensor = |slot: usize| Arg::U64(x[slot].address());
@@ -278,6 +322,9 @@ impl CudaPlan {
                     Arg::I32(sources as i32), Arg::I32(p.hidden as i32), self.constrained()
                 },
             )?;
+        }
+        if c.layout.region(c.neurons).len == 0 {
+            return Ok(());
         }
         let g = self.slots.gleak;
         launch(
@@ -307,6 +354,13 @@ impl CudaPlan {
         let rows = (p.batch * steps) as u64;
         let region = |id| Arg::U64(c.layout.address(base, id));
         let s = &self.slots;
+        if let (Some(k), true) = (&self.sensory, c.layout.region(c.folded[1]).len > 0) {
+            return if rows == 0 {
+                Ok(())
+            } else {
+                self.held_sensory(k, x, c.layout.address(base, c.folded[1]), region(c.sums), stream, (t0, steps))
+            };
+        }
         launch(
             &self.forward.inputs,
             stream,
@@ -358,6 +412,22 @@ impl CudaPlan {
             } else {
                 [out(args.outputs, Some(1)), Arg::I64(p.hidden as i64), Arg::I64(1)]
             };
+            if let Some(k) = &self.recurrence {
+                self.held_recurrence(
+                    k,
+                    args,
+                    (c.layout.address(base, c.folded[0]), region(c.sums)),
+                    start,
+                    states,
+                    stored,
+                    (t0, steps),
+                )?;
+                t0 += steps;
+                if t0 >= p.steps {
+                    return Ok(());
+                }
+                continue;
+            }
             let [e0, e1, e2, e3] = self.elapsed_args(x);
             let [s0, s1, s2] = start;
             launch(
@@ -406,6 +476,21 @@ impl CudaPlan {
         let f = &self.forward;
         let fold = grid((d.max(h) + h).div_ceil(8), 1);
         let sides = usize::from(s > 0) + usize::from(ss > 0);
+        let backward = pass == Pass::Backward;
+        if let (Some(r), false) = (&self.recurrence, backward) {
+            let slots = (r.folded() + self.sensory.as_ref().map_or(0, HeldKernel::folded)) / 4;
+            let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
+            if let Some(k) = &self.sensory {
+                list.push(k.report(chunks)?);
+            } else {
+                list.push(LaunchReport::new(&f.fold, 1, fold, flat, 0)?);
+                list.push(LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
+                let sums = grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes)));
+                list.push(LaunchReport::new(&f.sensory, chunks, sums, flat, 0)?);
+            }
+            list.push(r.report(chunks)?);
+            return Ok(list);
+        }
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
             LaunchReport::new(&f.fold_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,

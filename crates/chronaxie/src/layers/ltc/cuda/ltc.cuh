@@ -32,10 +32,11 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 __device__ __forceinline__ float positive(float x, int constrained) { return constrained ? softplus(x) : x; }
 __device__ __forceinline__ float positive_slope(float x, int constrained) { return constrained ? sigmoid(x) : 1.0f; }
 
-// The sum over kLanes neighbouring lanes, in every one of them, always in the same order.
+// The sum over `lanes` neighbouring lanes, in every one of them, always in the same order.
+template <int lanes>
 __device__ __forceinline__ float group_sum(float x) {
 #pragma unroll
-  for (int o = kLanes / 2; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
+  for (int o = lanes / 2; o > 0; o >>= 1) x += __shfl_xor_sync(0xffffffffu, x, o);
   return x;
 }
 __device__ __forceinline__ float warp_sum(float x) {

@@ -2,19 +2,32 @@
 #![allow(unsafe_code)]
 
 mod backward;
+mod held;
 mod launch;
+mod schedule;
 mod tune;
 
 pub use launch::CudaPlan;
-pub use tune::{Config, choose};
+pub use tune::{Config, Held, choose};
 
 use crate::cuda::{Archs, Constant, KernelSource, Specialisation};
+use crate::kernels;
 use crate::layers::ltc::spec::Ltc;
 use crate::op::{Signature, TensorSpec};
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
+const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", include_str!("fold.cu"));
+const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
+const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
+
+const HELD_HEADERS: &[(&str, &str)] = &[
+    ("ltc.cuh", include_str!("ltc.cuh")),
+    ("held.cuh", include_str!("held.cuh")),
+    kernels::BARRIERS,
+    kernels::CLUSTER,
+];
 
 const FORWARD_ENTRIES: &[&str] = &["ltc_fold", "ltc_fold_neurons", "ltc_inputs", "ltc_sensory", "ltc_forward"];
 const BACKWARD_ENTRIES: &[&str] = &[
@@ -41,13 +54,38 @@ fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, f
     }
 }
 
-/// Every kernel of the entry: two list lengths, exact and fast, forward and backward.
+/// Every kernel of the entry, exact and fast: two list lengths of the portable kernels; each shape of those that hold
+/// their synapses, of as many rows as its registers allow, for one group of rows in one block and for several in a
+/// cluster.
 pub fn specialisations() -> Vec<Specialisation> {
     let mut all = Vec::new();
-    for lanes in [8, 32] {
-        for fast in [false, true] {
+    for fast in [false, true] {
+        for lanes in [8, 32] {
             all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast));
             all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast));
+        }
+        let held = |rows, (slots, max_threads), groups, store| Held {
+            blocks: 1,
+            rows,
+            slots,
+            threads: max_threads,
+            max_threads,
+            groups,
+            store,
+            shared: 0,
+        };
+        all.push(held::fold_specialisation(fast));
+        for shape in tune::SENSORY_SHAPES {
+            let h = held(tune::SENSORY_ROWS, shape, 1, false);
+            all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
+        }
+        for shape in schedule::SHAPES {
+            for rows in tune::ROWS.into_iter().filter(|&r| tune::fits_registers(r, shape.0, shape.1)) {
+                for cluster in [false, true] {
+                    let h = held(rows, shape, 1 + usize::from(cluster), cluster);
+                    all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &h, fast, cluster));
+                }
+            }
         }
     }
     all

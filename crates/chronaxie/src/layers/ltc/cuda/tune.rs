@@ -1,5 +1,6 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
+use super::schedule::{Lists, SHAPES};
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
@@ -29,10 +30,45 @@ pub struct Config {
     pub forward_shared: u32,
     /// As above.
     pub adjoint_shared: u32,
+    /// The recurrence with its synapses in registers, where they fit; otherwise a block walks each batch row.
+    pub recurrence: Option<Held>,
+    /// The sensory sums with their synapses in registers, where they fit.
+    pub sensory: Option<Held>,
+}
+
+/// Synapses held in registers: by how many blocks, and what these do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Blocks that hold all synapses together: of a cluster, or parts of the targets.
+    pub blocks: usize,
+    /// Batch rows whose values lie side by side.
+    pub rows: usize,
+    /// Synapses that a thread can hold.
+    pub slots: usize,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Threads that the kernel is compiled for.
+    pub max_threads: usize,
+    /// Groups of rows that a cluster has in turn; tiles' rows of the sensory sums.
+    pub groups: usize,
+    /// Whether the unfolds are stored.
+    pub store: bool,
+    /// Dynamic shared memory of a block.
+    pub shared: u32,
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(h) = &self.recurrence {
+            write!(
+                f,
+                "held c{}r{}s{}g{} threads={} shared={}; ",
+                h.blocks, h.rows, h.slots, h.groups, h.threads, h.shared
+            )?;
+        }
+        if let Some(h) = &self.sensory {
+            write!(f, "sensory p{}s{}g{} threads={}; ", h.blocks, h.slots, h.groups, h.threads)?;
+        }
         write!(
             f,
             "row-per-block threads={} lanes={}+{} gate={} chunk={}/{} shared={}/{}",
@@ -53,11 +89,164 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
     if synapses >= 96 * nodes.max(1) { 32 } else { 8 }
 }
 
-/// The configuration of `p` on a device of `props`.
+/// What a user may ask for by name: `rows`, or letters and numbers as the configuration prints them, `c4r2s20g2`.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wish {
+    rows_only: bool,
+    blocks: Option<usize>,
+    rows: Option<usize>,
+    slots: Option<usize>,
+    groups: Option<usize>,
+}
+
+impl Wish {
+    fn parse(name: Option<&str>) -> Result<Self> {
+        let mut wish = Self::default();
+        let Some(name) = name else { return Ok(wish) };
+        if name == "rows" {
+            wish.rows_only = true;
+            return Ok(wish);
+        }
+        let bad = || Error::config(format!("ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2"));
+        let mut rest = name;
+        while let Some(letter) = rest.chars().next() {
+            let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
+            let number = rest.get(1..digits).and_then(|d| d.parse().ok()).filter(|&n| n > 0);
+            let field = match letter {
+                'c' => &mut wish.blocks,
+                'r' => &mut wish.rows,
+                's' => &mut wish.slots,
+                'g' => &mut wish.groups,
+                _ => return Err(bad()),
+            };
+            *field = Some(number.ok_or_else(bad)?);
+            rest = &rest[digits..];
+        }
+        Ok(wish)
+    }
+}
+
+/// Rows side by side that a recurrence may have.
+pub(super) const ROWS: [usize; 3] = [1, 2, 4];
+/// As [`SHAPES`], for the sensory sums.
+pub(super) const SENSORY_SHAPES: [(usize, usize); 4] = [(20, 256), (40, 256), (8, 512), (12, 512)];
+/// Rows side by side of the sensory sums.
+pub(super) const SENSORY_ROWS: usize = 4;
+
+/// Whether a recurrence of `rows` rows and so many slots compiles without spills.
+pub(super) const fn fits_registers(rows: usize, slots: usize, threads: usize) -> bool {
+    match threads {
+        1024 => rows == 1,
+        512 => rows <= 2 || slots <= 12,
+        _ => true,
+    }
+}
+
+/// Clocks of one unfold's chain in one block and in a cluster (H200): what only other groups' work can hide.
+const CHAIN: [usize; 2] = [250, 480];
+/// Instructions of a warp for a group beside its gates, in clocks of the multiprocessor.
+const WARP_CLOCKS: usize = 14;
+
+/// How many clusters of each size are resident at once, from 1 block on.
+pub(super) type Residency = [usize; 9];
+
+/// What is assumed where no device can be asked: a tenth of the multiprocessors does not fit into clusters.
+pub(super) fn assumed_residency(props: &DeviceProps) -> Residency {
+    std::array::from_fn(|blocks| match blocks {
+        0 => 0,
+        1 => props.sm_count as usize,
+        2 => props.sm_count as usize / 2,
+        _ if props.compute_capability < (9, 0) => 0,
+        n => props.sm_count as usize * 9 / 10 / n,
+    })
+}
+
+/// The configuration of a recurrence that takes the fewest clocks, by a model of one unfold.
+fn recurrence(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish) -> Option<Held> {
+    if wish.rows_only || p.steps > i32::MAX as usize || p.batch > i32::MAX as usize || p.hidden == 0 {
+        return None;
+    }
+    let lists = Lists::by_target(&p.connectivity.recurrent)?;
+    let limit = props.shared_per_block_optin as usize;
+    let most = if props.compute_capability >= (9, 0) { 8 } else { 1 };
+    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    let mut best: Option<(usize, Held)> = None;
+    for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
+        for rows in ROWS.into_iter().filter(|&r| wanted(r, wish.rows)) {
+            for (slots, max_threads) in SHAPES.into_iter().filter(|&(s, _)| wanted(s, wish.slots)) {
+                if !fits_registers(rows, slots, max_threads) {
+                    continue;
+                }
+                let Some(shape) = lists.shape(blocks, slots, rows).filter(|s| s.threads <= max_threads) else {
+                    continue;
+                };
+                let each = p.batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
+                // With several groups a thread keeps two vectors for each, with one group one.
+                let bytes = |groups: usize| {
+                    let of_group = 2 * p.hidden * rows * 4 + 16 + shape.threads * if groups > 1 { 32 } else { 16 };
+                    groups * of_group
+                };
+                let mut groups = wish.groups.unwrap_or(each.min(8));
+                while groups > 1 && bytes(groups) > limit {
+                    groups -= 1;
+                }
+                if bytes(groups) > limit {
+                    continue;
+                }
+                let gates = shape.warp_slots * rows * if p.precision == Precision::Fast { 2 } else { 4 };
+                let work = gates + WARP_CLOCKS * shape.threads / 32;
+                let chain = CHAIN[usize::from(blocks > 1)] + work;
+                let clocks = each.div_ceil(groups) * chain.max(work * groups.min(each));
+                if best.is_none_or(|(least, _)| clocks < least) {
+                    let (threads, shared) = (shape.threads, bytes(groups) as u32);
+                    let store = p.backward && p.save == Save::Store;
+                    best = Some((clocks, Held { blocks, rows, slots, threads, max_threads, groups, store, shared }));
+                }
+            }
+        }
+    }
+    best.map(|(_, held)| held)
+}
+
+/// How the sensory sums are held: as few parts of the targets as possible.
+fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
+    if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
+        return None;
+    }
+    let lists = Lists::by_target(&p.connectivity.sensory)?;
+    let rows = SENSORY_ROWS;
+    let limit = props.shared_per_block_optin as usize;
+    for blocks in [1, 2, 4, 8, 16, 32, 64] {
+        for (slots, max_threads) in SENSORY_SHAPES {
+            let Some(shape) = lists.shape_of(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
+                continue;
+            };
+            // Tiles so large that reading them is short beside their gates, but that every multiprocessor has some.
+            let share = (p.batch * p.steps * blocks).div_ceil(props.sm_count as usize);
+            let fit = limit / (p.inputs * 4) / rows * rows;
+            let tile = share.next_multiple_of(rows).min(32).min(fit);
+            if tile == 0 {
+                return None;
+            }
+            let shared = (tile * p.inputs * 4) as u32;
+            let threads = shape.threads;
+            return Some(Held { blocks, rows, slots, threads, max_threads, groups: tile, store: false, shared });
+        }
+    }
+    None
+}
+
+/// The configuration of `p` on a device of `props`; `variant` asks for one by name.
 ///
 /// # Errors
-/// If the states of one batch row do not fit the device's shared memory.
-pub fn choose(p: &Ltc, props: &DeviceProps) -> Result<Config> {
+/// If the states of one batch row do not fit the device's shared memory, or there is no such variant for the problem.
+pub fn choose(p: &Ltc, props: &DeviceProps, variant: Option<&str>) -> Result<Config> {
+    choose_for(p, props, &assumed_residency(props), variant)
+}
+
+/// The same on a device of which is known how many clusters it holds.
+pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, variant: Option<&str>) -> Result<Config> {
+    let wish = Wish::parse(variant)?;
     let vectors = if p.backward { 3 } else { 2 };
     let limit = props.shared_per_block_optin.max(props.shared_per_block) as usize;
     if p.hidden * 4 * vectors > limit {
@@ -73,13 +262,24 @@ pub fn choose(p: &Ltc, props: &DeviceProps) -> Result<Config> {
     let io = rows * (p.inputs * 4 + p.hidden * 8);
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8);
+    let held = recurrence(p, props, resident, &wish);
+    if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
+        return Err(Error::config(format!(
+            "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
+            p.connectivity.recurrent.len(),
+            p.hidden
+        )));
+    }
     Ok(Config {
+        recurrence: held,
+        sensory: sensory(p, props, &wish),
         lanes: lanes_of,
         sensory_lanes: lanes(p.connectivity.sensory.len(), p.hidden),
         threads: (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024),
         // tanh.approx exists from sm_75 on; before it, fast is as exact as exact.
         fast: p.precision == Precision::Fast && props.compute_capability >= (7, 5),
-        forward_chunk: chunk(io),
+        // The sensory sums of all steps, up to a quarter of a gigabyte: each chunk is a launch of its own.
+        forward_chunk: if held.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
         backward_chunk: chunk(trace),
         forward_shared: p.hidden as u32 * 8,
         adjoint_shared: p.hidden as u32 * 12,
@@ -105,7 +305,7 @@ mod tests {
     #[test]
     fn the_choice_is_the_same_on_every_device_but_for_limits() {
         let p = problem(24, 8, 128, 64);
-        let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d).unwrap()).collect();
+        let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d, None).unwrap()).collect();
         assert!(c.iter().all(|x| *x == c[0]));
         assert_eq!((c[0].lanes, c[0].sensory_lanes, c[0].threads), (8, 32, 512));
         assert_eq!((c[0].forward_chunk, c[0].backward_chunk), (8, 8));
@@ -120,14 +320,14 @@ mod tests {
             let ring = Synapses::from_fn(h, h, |i, j| i == j).unwrap();
             Ltc::new(1, 1, Arc::new(Connectivity::new(ring, Synapses::full(0, h).unwrap()).unwrap()))
         };
-        assert!(DeviceProps::FIXTURES.iter().all(|d| choose(&wide(4096), d).is_ok()));
-        let e = choose(&wide(6000), &DeviceProps::SM_75).unwrap_err().to_string();
+        assert!(DeviceProps::FIXTURES.iter().all(|d| choose(&wide(4096), d, None).is_ok()));
+        let e = choose(&wide(6000), &DeviceProps::SM_75, None).unwrap_err().to_string();
         assert!(e.contains("hidden = 6000 is more than 5461"), "{e}");
     }
 
     #[test]
     fn long_sequences_are_cut() {
-        let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90).unwrap();
+        let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, None).unwrap();
         assert!(c.backward_chunk < 64 && c.backward_chunk > 8, "{c}");
         assert_eq!(slice(1152, 8), 64);
         assert_eq!(slice(20_000, 128), 1250);

@@ -1,0 +1,31 @@
+// LTC: folds synapses in the order in which the kernels hold them (held.cuh). One thread a slot; two sides in one launch.
+#ifndef CHRONAXIE_PROLOGUE
+#include "defaults.cuh"
+#endif
+#include "ltc.cuh"
+
+struct FoldSide {
+  const unsigned* at;  // [slots]: source H + target, or all ones
+  const float *w, *mu, *sigma, *erev;  // [I, H]
+  float4* folded;      // [slots]
+  i64 slots;
+};
+
+// fast: r = (1 + tanh(a v + b)) / 2, p and q halved; exact: r = 1 / (1 + 2^(a (v - b))).
+extern "C" __global__ void __launch_bounds__(256)
+ltc_fold_held(FoldSide recurrent, FoldSide sensory, int constrained) {
+  i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  const FoldSide& side = s < recurrent.slots ? recurrent : sensory;
+  if (s >= recurrent.slots) s -= recurrent.slots;
+  if (s >= side.slots) return;
+  unsigned at = side.at[s];
+  float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (at != ~0u) {
+    float p = positive(side.w[at], constrained), q = p * side.erev[at], m = side.mu[at], z = side.sigma[at];
+    if (kFast)
+      x = make_float4(0.5f * z, -0.5f * z * m, 0.5f * p, 0.5f * q);
+    else
+      x = make_float4(-1.4426950408889634f * z, m, p, q);
+  }
+  side.folded[s] = x;
+}

@@ -1,0 +1,233 @@
+// Synapses held in registers: how a schedule (schedule.rs) is read, folded, and summed over.
+//
+// A warp has `lanes` neighbouring lanes for each of its targets, and each lane up to kSlots synapses of its target; the
+// schedule says which (fold.cu folds them in its order), and orders them so that the lanes of a warp read different banks. The values of kRows batch rows
+// lie side by side, source after source, so that one load serves kRows gates.
+#pragma once
+#include "ltc.cuh"
+
+struct Schedule {
+  const unsigned* from;   // [blocks, kSlots / 2, threads]: two sources, 16 bits each
+  const int* target;      // [blocks, threads], or -1
+  const int2* warps;      // [blocks, warps]: lanes a target, slots in use
+  const float4* folded;   // [blocks, kSlots, threads]: a, b, p, q; zeros where there is no synapse
+};
+
+// The same value, of which the compiler cannot compute anything ahead of a loop.
+__device__ __forceinline__ int opaque(int x) {
+  int r;
+  asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+}
+
+// Registers: 4.5 or 5 a slot, and about 40.
+constexpr bool kPacked = kThreads >= 1024 || kSlots > (kThreads >= 512 ? 12 : 32);
+
+// fast: r = (1 + tanh(a v + b)) / 2, p and q halved, and their own sums are added once a target (`hold` gives this
+// lane's part); exact: r = 1 / (1 + 2^(a (v - b))).
+struct Held {
+  float a[kSlots], b[kSlots], p[kSlots], q[kSlots];
+  unsigned from[kPacked ? kSlots / 2 : kSlots];  // byte offsets of sources, two in one where registers are short
+};
+
+// What ltc_fold_held made for this thread; p0 and q0 are this lane's parts.
+__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0) {
+  Held held;
+  p0 = q0 = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kSlots; i++) {
+    float4 x = s.folded[(block * kSlots + i) * blockDim.x + threadIdx.x];
+    held.a[i] = x.x, held.b[i] = x.y, held.p[i] = x.z, held.q[i] = x.w;
+    if (kFast) p0 += x.z, q0 += x.w;
+  }
+#pragma unroll
+  for (int i = 0; i < kSlots / 2; i++) {
+    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(4 * kRows);
+    if constexpr (kPacked) {
+      held.from[i] = pair;
+    } else {
+      held.from[2 * i] = opaque(pair & 0xffffu);
+      held.from[2 * i + 1] = opaque(pair >> 16);
+    }
+  }
+  return held;
+}
+
+// tanh or the sigmoid of one synapse, as Held says.
+__device__ __forceinline__ float gate_of(float a, float b, float v) {
+  if constexpr (kFast) {
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(fmaf(a, v, b)));
+    return t;
+  } else {
+    float e, r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (v - b)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return r;
+  }
+}
+
+// The values of kRows batch rows at a byte offset of a tile in shared memory.
+__device__ __forceinline__ void load_rows(const char* tile, unsigned offset, float (&x)[kRows]) {
+  if constexpr (kRows == 4) {
+    float4 y = *(const float4*)(tile + offset);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else if constexpr (kRows == 2) {
+    float2 y = *(const float2*)(tile + offset);
+    x[0] = y.x, x[1] = y.y;
+  } else {
+    x[0] = *(const float*)(tile + offset);
+  }
+}
+
+// One of the two offsets. Opaque to the compiler, which would otherwise unpack all of them ahead of the loops, into as
+// many registers as the packing saves.
+__device__ __forceinline__ unsigned low_half(unsigned pair) {
+  unsigned r;
+  asm volatile("and.b32 %0, %1, 0xffff;" : "=r"(r) : "r"(pair));
+  return r;
+}
+__device__ __forceinline__ unsigned high_half(unsigned pair) {
+  unsigned r;
+  asm volatile("shr.u32 %0, %1, 16;" : "=r"(r) : "r"(pair));
+  return r;
+}
+
+// The same value in all lanes of a warp, which the compiler then knows.
+__device__ __forceinline__ int uniform(int x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, x);
+#else
+  return __shfl_sync(~0u, x, 0);
+#endif
+}
+
+// Slots whose loads and gates are in flight together: enough to cover the latency of a load and a tanh.
+constexpr int kChunk = kRows == 1 && (kSlots < 20 || kThreads <= 256) ? 8 : 4;
+
+template <int kFirst, int kCount>
+__device__ __forceinline__ void add_gates(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
+  float x[kCount][kRows];
+#pragma unroll
+  for (int h = 0; h < kCount; h++) {
+    unsigned from;
+    if constexpr (kPacked) {
+      unsigned pair = held.from[(kFirst + h) / 2];
+      from = h % 2 ? high_half(pair) : low_half(pair);
+    } else {
+      from = held.from[kFirst + h];
+    }
+    load_rows(tile, from, x[h]);
+  }
+#pragma unroll
+  for (int h = 0; h < kCount; h++)
+#pragma unroll
+    for (int r = 0; r < kRows; r++) x[h][r] = gate_of(held.a[kFirst + h], held.b[kFirst + h], x[h][r]);
+#pragma unroll
+  for (int h = 0; h < kCount; h++)
+#pragma unroll
+    for (int r = 0; r < kRows; r++) {
+      sum[r] = fmaf(held.q[kFirst + h], x[h][r], sum[r]);
+      sum[kRows + r] = fmaf(held.p[kFirst + h], x[h][r], sum[kRows + r]);
+    }
+}
+
+// What is left of a chunk that is not full, in one go: kCount slots or fewer.
+template <int kFirst, int kCount>
+__device__ __forceinline__ void add_rest(const Held& held, int left, const char* tile, float (&sum)[2 * kRows]) {
+  if constexpr (kCount > 0) {
+    if (left > kCount - 2)
+      add_gates<kFirst, kCount>(held, tile, sum);
+    else
+      add_rest<kFirst, kCount - 2>(held, left, tile, sum);
+  }
+}
+
+template <int kFirst>
+__device__ __forceinline__ void add_chunks(const Held& held, int used, const char* tile, float (&sum)[2 * kRows]) {
+  if constexpr (kFirst < kSlots) {
+    constexpr int kCount = kSlots - kFirst < kChunk ? kSlots - kFirst : kChunk;
+    if (used > kFirst + kCount - 2) {
+      add_gates<kFirst, kCount>(held, tile, sum);
+      add_chunks<kFirst + kCount>(held, used, tile, sum);
+    } else {
+      add_rest<kFirst, kCount - 2>(held, used - kFirst, tile, sum);
+    }
+  }
+}
+
+// This lane's part of the sums over its target's synapses: num of each row, then den of each row.
+__device__ __forceinline__ void gate_sums(const Held& held, int used, const char* tile, float (&sum)[2 * kRows]) {
+#pragma unroll
+  for (int r = 0; r < 2 * kRows; r++) sum[r] = 0.0f;
+  add_chunks<0>(held, used, tile, sum);
+}
+
+// The sum over the lanes of a target.
+__device__ __forceinline__ float lanes_sum(float x, int lanes) {
+  for (int o = 1; o < lanes; o *= 2) x += __shfl_xor_sync(~0u, x, o);
+  return x;
+}
+
+// The batch row, of kRows, for which a lane has the sums after `reduce`.
+__device__ __forceinline__ int row_of(int lane) {
+  if constexpr (kRows == 4) return (lane & 2) + ((lane >> 2) & 1);
+  return kRows == 2 ? (lane >> 1) & 1 : 0;
+}
+
+// Adds the parts of the lanes of a target. Each lane gets both sums of row row_of(lane): the first kRows values are
+// summed into `first`, the others into `second`. lanes >= 2 kRows. The order of additions is fixed.
+__device__ __forceinline__ void reduce(float (&sum)[2 * kRows], int lane, int lanes, float& first, float& second) {
+#pragma unroll
+  for (int half = kRows, o = 1; half > 0; half /= 2, o *= 2) {
+    bool upper = lane & o;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      float keep = upper ? sum[half + i] : sum[i], give = upper ? sum[i] : sum[half + i];
+      sum[i] = keep + __shfl_xor_sync(~0u, give, o);
+    }
+  }
+  float mine = sum[0];
+#pragma unroll
+  for (int o = 2 * kRows; o < 32; o *= 2)
+    if (o < lanes) mine += __shfl_xor_sync(~0u, mine, o);
+  float other = __shfl_xor_sync(~0u, mine, 1);
+  first = lane & 1 ? other : mine;
+  second = lane & 1 ? mine : other;
+}
+
+// All kRows values of a target, from the lanes that have one each.
+__device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]) {
+  if constexpr (kRows == 1) {
+    x[0] = mine;
+  } else if constexpr (kRows == 2) {
+    float other = __shfl_xor_sync(~0u, mine, 2);
+    x[0] = lane & 2 ? other : mine;
+    x[1] = lane & 2 ? mine : other;
+  } else {
+    float near = __shfl_xor_sync(~0u, mine, 4);
+    float low = lane & 4 ? near : mine, high = lane & 4 ? mine : near;
+    float far_low = __shfl_xor_sync(~0u, low, 2), far_high = __shfl_xor_sync(~0u, high, 2);
+    x[0] = lane & 2 ? far_low : low;
+    x[1] = lane & 2 ? far_high : high;
+    x[2] = lane & 2 ? low : far_low;
+    x[3] = lane & 2 ? high : far_high;
+  }
+}
+
+// Copies from global to shared memory that a thread waits for by itself; plain loads before sm_80.
+template <int kBytes>
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+               "n"(kBytes)
+               : "memory");
+#else
+  for (int i = 0; i < kBytes / 4; i++) ((float*)to)[i] = ((const float*)from)[i];
+#endif
+}
+__device__ __forceinline__ void copies_here() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}

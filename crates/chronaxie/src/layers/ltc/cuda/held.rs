@@ -1,0 +1,293 @@
+//! Launches of the kernels that hold synapses in registers.
+
+use super::launch::{args, at, launch_as, out, stride};
+use super::schedule::{Lists, Schedule};
+use super::tune::{self, Held, Residency};
+use super::{CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY};
+use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
+use crate::cuda::{DeviceBuffer, copy_to_device};
+use crate::layers::ltc::Synapses;
+use crate::layers::ltc::spec::NORM_EPSILON;
+use crate::op::{Args, LaunchReport};
+use crate::{Dtype, Error, Place, Result, Shape, View};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// One source with the constants of `h`.
+pub(super) fn specialisation(
+    source: &KernelSource,
+    entries: &[&'static str],
+    h: &Held,
+    fast: bool,
+    cluster: bool,
+) -> Specialisation {
+    let oldest = if cluster {
+        90
+    } else if fast {
+        75
+    } else {
+        60
+    };
+    Specialisation {
+        headers: HELD_HEADERS,
+        constants: vec![
+            ("kSlots", Constant::Int(h.slots as i32)),
+            ("kRows", Constant::Int(h.rows as i32)),
+            ("kThreads", Constant::Int(h.max_threads as i32)),
+            ("kFast", Constant::Bool(fast)),
+            ("kCluster", Constant::Bool(cluster)),
+            ("kMany", Constant::Bool(h.groups > 1)),
+            ("kStore", Constant::Bool(h.store)),
+        ],
+        archs: Archs::AtLeast(oldest),
+        ..Specialisation::new(source.clone(), entries)
+    }
+}
+
+/// How many clusters of each size `device` holds at once, when every block has a multiprocessor to itself.
+pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
+    let props = device.props();
+    let mut resident = tune::assumed_residency(props);
+    if props.compute_capability < (9, 0) {
+        return Ok(resident);
+    }
+    let smallest =
+        Held { blocks: 2, rows: 1, slots: 4, threads: 32, max_threads: 1024, groups: 1, store: false, shared: 0 };
+    let kernel =
+        device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &smallest, false, true), "ltc_recurrence")?;
+    let shared = props.shared_per_sm / 2 + 1024;
+    kernel.set_max_dynamic_shared(shared)?;
+    for (blocks, n) in resident.iter_mut().enumerate().skip(2) {
+        let mut launch = LaunchConfig::new((1, 1, 1), (32, 1, 1)).shared(shared);
+        launch.cluster = Some((blocks as u32, 1, 1));
+        *n = kernel.max_active_clusters(&launch)? as usize;
+    }
+    Ok(resident)
+}
+
+/// A schedule on the device, in one buffer, as long as the plan lives.
+pub(super) struct DeviceSchedule {
+    buffer: ManuallyDrop<DeviceBuffer>,
+    /// Where the slots' places in dense matrices are, and how many slots there are.
+    at: u64,
+    slots: usize,
+    from: u64,
+    owner: u64,
+    warps: u64,
+}
+
+impl DeviceSchedule {
+    fn new(device: &Arc<CudaDevice>, s: &Schedule) -> Result<Self> {
+        let mut bytes: Vec<u8> = Vec::new();
+        let mut offsets = [0u64; 4];
+        let mut push = |n: usize, words: &mut dyn Iterator<Item = u32>| {
+            bytes.resize(bytes.len().next_multiple_of(256), 0);
+            offsets[n] = bytes.len() as u64;
+            bytes.extend(words.flat_map(u32::to_ne_bytes));
+        };
+        push(0, &mut s.at.iter().copied());
+        push(1, &mut s.from.iter().copied());
+        push(2, &mut s.owner.iter().map(|&j| j as u32));
+        push(3, &mut s.warps.iter().flatten().map(|&n| n as u32));
+        let stream = StreamRef::PER_THREAD;
+        let mut buffer = DeviceBuffer::alloc(device, stream, bytes.len())?;
+        let n = Shape::from([bytes.len()]);
+        // SAFETY: the view covers exactly the vector, which outlives the copy: copies from pageable memory have read
+        // their source when they return.
+        let host = unsafe { View::from_raw(bytes.as_ptr(), Dtype::U8, n, &[1], Place::Cpu) };
+        copy_to_device(&mut buffer.bytes_view_mut(), &host, stream)?;
+        stream.synchronize(device)?;
+        let [at, from, owner, warps] = offsets.map(|o| buffer.address() + o);
+        Ok(Self { buffer: ManuallyDrop::new(buffer), at, slots: s.at.len(), from, owner, warps })
+    }
+    /// `struct Schedule`, with the folded synapses at `folded`.
+    pub(super) fn bytes(&self, folded: u64) -> [u8; 32] {
+        pack([self.from, self.owner, self.warps, folded])
+    }
+}
+
+impl Drop for DeviceSchedule {
+    fn drop(&mut self) {
+        // Launches on any stream may still read it. Where waiting is not possible (another thread captures a graph) the
+        // memory is given up instead.
+        if self.buffer.device().synchronize().is_ok() {
+            // SAFETY: the buffer is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        }
+    }
+}
+
+/// Words as a struct of pointers and 64-bit integers lies in memory.
+fn pack<const N: usize, const M: usize>(words: [u64; N]) -> [u8; M] {
+    let mut bytes = [0; M];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// One kernel with its schedule and its launch.
+pub(super) struct HeldKernel {
+    pub(super) kernel: Kernel,
+    pub(super) schedule: DeviceSchedule,
+    pub(super) held: Held,
+    pub(super) launch: LaunchConfig,
+}
+
+impl HeldKernel {
+    /// The recurrence: as many clusters as are resident at once, and no more than there are groups of rows.
+    pub(super) fn recurrence(
+        device: &Arc<CudaDevice>,
+        s: &Synapses,
+        batch: usize,
+        h: Held,
+        fast: bool,
+    ) -> Result<Self> {
+        let cluster = h.blocks > 1;
+        let kernel =
+            device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &h, fast, cluster), "ltc_recurrence")?;
+        kernel.set_max_dynamic_shared(h.shared)?;
+        let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
+        let resident = if cluster {
+            launch.cluster = Some((h.blocks as u32, 1, 1));
+            kernel.max_active_clusters(&launch)? as usize
+        } else {
+            (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize
+        };
+        if resident == 0 {
+            return Err(Error::unavailable(format!(
+                "ltc: no cluster of {} blocks with {} bytes of shared memory fits this device; variant=rows runs",
+                h.blocks, h.shared
+            )));
+        }
+        launch.grid.0 = (h.blocks * resident.min(batch.div_ceil(h.rows).max(1))) as u32;
+        Self::new(device, s, kernel, h, launch, 2 * h.rows)
+    }
+
+    /// The sensory sums of `rows` rows.
+    pub(super) fn sensory(device: &Arc<CudaDevice>, s: &Synapses, rows: usize, h: Held, fast: bool) -> Result<Self> {
+        let kernel =
+            device.kernel(&specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false), "ltc_sensory_sums")?;
+        kernel.set_max_dynamic_shared(h.shared)?;
+        let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
+        let workers = (resident / h.blocks).clamp(1, rows.div_ceil(h.groups).max(1));
+        let grid = ((h.blocks * workers) as u32, 1, 1);
+        Self::new(device, s, kernel, h, LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared), 1)
+    }
+
+    fn new(
+        device: &Arc<CudaDevice>,
+        s: &Synapses,
+        kernel: Kernel,
+        held: Held,
+        launch: LaunchConfig,
+        least_lanes: usize,
+    ) -> Result<Self> {
+        let schedule = Lists::by_target(s)
+            .ok_or_else(|| Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned()))?
+            .schedule(held.blocks, held.slots, held.rows, held.threads, least_lanes)?;
+        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch })
+    }
+
+    /// Floats of scratch that the folded synapses take.
+    pub(super) fn folded(&self) -> usize {
+        4 * self.schedule.slots
+    }
+
+    pub(super) fn report(&self, launches: usize) -> Result<LaunchReport> {
+        LaunchReport::new(&self.kernel, launches, self.launch.grid, self.launch.block, self.launch.shared_bytes)
+    }
+}
+
+/// The kernel that folds for all of them.
+pub(super) fn fold_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel> {
+    device.kernel(&fold_specialisation(fast), "ltc_fold_held")
+}
+
+pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
+    Specialisation {
+        headers: HELD_HEADERS,
+        constants: vec![("kFast", Constant::Bool(fast))],
+        ..Specialisation::new(FOLD.clone(), &["ltc_fold_held"])
+    }
+}
+
+impl CudaPlan {
+    /// Folds the synapses that `sides` hold (recurrent, sensory), to the addresses given with them.
+    pub(super) fn fold_held(
+        &self,
+        fold: &Kernel,
+        x: &[View<'_>],
+        sides: [Option<(&HeldKernel, u64)>; 2],
+        stream: StreamRef,
+    ) -> Result<()> {
+        let mut slots = 0;
+        let packed: [[u8; 56]; 2] = std::array::from_fn(|n| {
+            let Some((k, folded)) = sides[n] else { return [0; 56] };
+            let w = [self.slots.w, self.slots.sensory_w][n];
+            let tensor = |i: usize| x[w + i].address();
+            slots += k.schedule.slots;
+            pack([k.schedule.at, tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots as u64])
+        });
+        if slots == 0 {
+            return Ok(());
+        }
+        let config = LaunchConfig::linear(slots, 256);
+        launch_as(fold, stream, &config, args! { Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), self.constrained() })
+    }
+
+    /// Ns and Ds of the steps `t0 .. t0 + steps` into `sums`, from the synapses at `folded`.
+    pub(super) fn held_sensory(
+        &self,
+        k: &HeldKernel,
+        x: &[View<'_>],
+        folded: u64,
+        sums: Arg<'_>,
+        stream: StreamRef,
+        (t0, steps): (usize, usize),
+    ) -> Result<()> {
+        let (p, s) = (&self.p, &self.slots);
+        launch_as(
+            &k.kernel,
+            stream,
+            &k.launch,
+            args! {
+                Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.x)), stride(x, Some(s.x), 0),
+                stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)),
+                at(x, s.input_w), at(x, s.input_b), sums, Arg::I64((p.batch * steps) as i64), Arg::I64(steps as i64),
+                Arg::I64(t0 as i64), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32),
+                Arg::I32(k.held.blocks as i32), Arg::I32(k.held.groups as i32), Arg::F32(NORM_EPSILON as f32)
+            },
+        )
+    }
+
+    /// The recurrence over the steps `t0 .. t0 + steps` from `start`.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn held_recurrence(
+        &self,
+        k: &HeldKernel,
+        args: &Args<'_, '_>,
+        (folded, sums): (u64, Arg<'_>),
+        start: [Arg<'_>; 3],
+        states: Option<usize>,
+        stored: Option<usize>,
+        (t0, steps): (usize, usize),
+    ) -> Result<()> {
+        let (p, s, x) = (&self.p, &self.slots, args.inputs);
+        let [e0, e1, e2, e3] = self.elapsed_args(x);
+        let [s0, s1, s2] = start;
+        launch_as(
+            &k.kernel,
+            args.stream,
+            &k.launch,
+            args! {
+                Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)), sums, s0, s1, s2, e0, e1,
+                e2, e3, at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
+                out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
+                Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
+                Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
+                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32)
+            },
+        )
+    }
+}

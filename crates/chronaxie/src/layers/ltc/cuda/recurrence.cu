@@ -1,0 +1,201 @@
+// LTC, forward, with every synapse held in registers for the whole sequence (the equations: forward.cu).
+//
+// A cluster of blocks, or one block, holds all recurrent synapses and walks kRows batch rows, or several such groups in
+// turn, through all steps and unfolds. Ns and Ds come from sensory.cu.
+// Within a cluster each block owns some targets. The new states go to every block by stores that complete on a barrier
+// there (one trip, no cluster-wide barrier), into the other of two buffers: a block that has all states of an unfold
+// knows that every block has read those of the unfold before, so nothing is overwritten too early. While the states of
+// one group travel, the next group is computed.
+//
+// Work: a gate is 1 load of kRows values for kRows gates, 1 + 2 fused multiply-adds, and 1 (fast: tanh) or 2 (exact:
+// ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
+// rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With few rows the chain of an unfold
+// binds: wait, load, gates, shuffles, division, store to the others: about 550 clocks in a cluster.
+// Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.
+#ifndef CHRONAXIE_PROLOGUE
+#include "defaults.cuh"
+#endif
+#include "held.cuh"
+#if __CUDA_ARCH__ >= 900
+#include "cluster.cuh"
+#endif
+
+// Dynamic shared memory: for each group and thread what the next step adds and, where there are several groups, what
+// this step adds, 16 bytes each; the states of each group, twice [H, kRows]; two barriers for each group.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+ltc_recurrence(Schedule schedule,
+               const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
+               const float2* __restrict__ sensory,                               // [B, steps, H]
+               const float* start, i64 start_b, i64 start_h,                     // [B, H], any strides, or null: zeros
+               const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
+               const float* __restrict__ output_w, const float* __restrict__ output_b,     // [M] or null
+               float* __restrict__ out,                                          // [B, T, M]
+               float* __restrict__ states,                                       // [B, T, H] or null
+               float* final_state,                                               // [B, H]
+               float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
+               int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
+               int constrained, float epsilon) {
+  extern __shared__ __align__(16) char shared[];
+  if (!kMany) groups = 1;
+  unsigned rank = 0, blocks = 1;
+#if __CUDA_ARCH__ >= 900
+  if (kCluster) rank = cluster_rank(), blocks = cluster_blocks();
+#endif
+  const int clusters = gridDim.x / blocks;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 shape = schedule.warps[rank * (blockDim.x / 32) + warp];
+  shape = make_int2(uniform(shape.x), uniform(shape.y));
+  const unsigned j = schedule.target[rank * blockDim.x + threadIdx.x];
+  float p0, q0;
+  const Held held = hold(schedule, rank, p0, q0);
+  const int sub = lane & (shape.x - 1), row = row_of(lane);
+  const bool writer = j != ~0u && sub < 2 * kRows && !(lane & 1);
+  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
+  float rate_c = 0.0f, base_num = q0, base_den = 1.0f;  // c (c dt where times are given), g vleak, g + epsilon
+  if (j != ~0u) {
+    float g = positive(gleak[j], constrained);
+    rate_c = positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
+    base_num = fmaf(g, vleak[j], q0);
+    base_den = g + epsilon + p0;
+  }
+  // This thread's own; no other thread reads it.
+  float4* ahead = (float4*)shared + threadIdx.x;                                   // Ns, Ds and time of the next step
+  float4* own = (float4*)shared + blockDim.x * (kMany ? groups : 0) + threadIdx.x;  // c, num, den, v of this step
+  char* tiles = shared + blockDim.x * groups * (kMany ? 32 : 16);
+  const unsigned bytes = hidden * kRows * 4;  // of one buffer
+#if __CUDA_ARCH__ >= 900
+  unsigned long long* barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
+  unsigned remote = 0, remote_barriers = 0;
+  if (kCluster) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
+      barrier_init_fence();
+      for (int i = 0; i < 2 * groups; i++) barrier_expect(barriers + i, bytes);
+    }
+    __syncthreads();
+    cluster_sync();
+    unsigned to = sub < (int)blocks ? sub : 0;
+    remote = in_block(shared_address(tiles) + j * kRows * 4, to);
+    remote_barriers = in_block(shared_address(barriers), to);
+  }
+  const bool gives = j != ~0u && sub < (int)blocks;
+#endif
+  // The states of group q after unfold n - 1, to all blocks.
+  auto give = [&](int q, unsigned n, float mine) {
+    float x[kRows];
+    all_rows(mine, lane, x);
+    unsigned i = q * 2 + (n & 1);
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) {
+      if (gives) store_async(remote + i * bytes, x, remote_barriers + i * 8);
+      // Few lanes in a large cluster: the other blocks.
+      if (shape.x < (int)blocks && j != ~0u)
+        for (unsigned to = sub + shape.x; to < blocks; to += shape.x)
+          store_async(in_block(shared_address(tiles) + j * kRows * 4 + i * bytes, to), x,
+                      in_block(shared_address(barriers + i), to));
+      return;
+    }
+#endif
+    if (j != ~0u && sub == 0) {
+#pragma unroll
+      for (int r = 0; r < kRows; r++) ((float*)(tiles + i * bytes))[j * kRows + r] = x[r];
+    }
+  };
+  // Until they are all here.
+  auto take = [&](int q, unsigned n) {
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) {
+      unsigned long long* barrier = barriers + (q * 2 + (n & 1));
+      barrier_wait(barrier, (n >> 1) & 1);
+      if (threadIdx.x == 0) barrier_expect(barrier, bytes);
+      return;
+    }
+#endif
+    __syncthreads();
+  };
+  const int all_groups = (batch + kRows - 1) / kRows;
+  unsigned n = 0;
+  for (int wave = blockIdx.x / blocks; wave < all_groups; wave += clusters * groups) {
+    int live = 1;
+    if (kMany) live = min(groups, (all_groups - wave + clusters - 1) / clusters);
+    // Of the lane's row in group q; rows beyond the batch stay at zero.
+    auto batch_row = [&](int q) { return (wave + q * clusters) * kRows + row; };
+    auto look_ahead = [&](int q, int r) {
+      const i64 b = batch_row(q);
+      if (j == ~0u || b >= batch) return;
+      copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + r) * hidden + j));
+      if (elapsed) copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + (b * elapsed_b + (t0 + r) * elapsed_t));
+    };
+    float c = 0.0f, num0 = 0.0f, den0 = 1.0f, v = 0.0f;
+    for (int q = 0; q < live; q++) {
+      const i64 b = batch_row(q);
+      v = start && j != ~0u && b < batch ? start[b * start_b + j * start_h] : 0.0f;
+      ahead[q * blockDim.x] = make_float4(0.0f, 0.0f, 1.0f, 0.0f);
+      if (steps == 0) {
+        if (writer && b < batch) final_state[b * hidden + j] = v;
+        continue;
+      }
+      if (kMany) own[q * blockDim.x].w = v;
+      look_ahead(q, 0);
+      give(q, n, v);
+    }
+#pragma unroll 1
+    for (int r = 0; r < steps; r++) {
+      copies_here();
+#pragma unroll 1
+      for (int q = 0; q < live; q++) {
+        float4 s = ahead[q * blockDim.x];
+        c = elapsed ? __fdiv_rn(rate_c, s.z) : rate_c;
+        num0 = base_num + s.x;
+        den0 = base_den + c + s.y;
+        if (kMany) own[q * blockDim.x] = make_float4(c, num0, den0, own[q * blockDim.x].w);
+        if (r + 1 < steps) look_ahead(q, r + 1);
+      }
+#pragma unroll 1
+      for (int k = 0; k < unfolds; k++, n++) {
+        const bool last = r + 1 == steps && k + 1 == unfolds;
+#pragma unroll 1
+        for (int q = 0; q < live; q++) {
+          take(q, n);
+          if (kMany) {
+            float4 s = own[q * blockDim.x];
+            c = s.x, num0 = s.y, den0 = s.z, v = s.w;
+          }
+          float sum[2 * kRows], num, den;
+          gate_sums(held, shape.y, tiles + (q * 2 + (n & 1)) * bytes, sum);
+          float base = fmaf(c, v, num0);
+          reduce(sum, lane, shape.x, num, den);
+          den += den0;
+          float next = kFast ? __fdividef(num + base, den) : __fdiv_rn(num + base, den);
+          if (!last) give(q, n + 1, next);
+          if (kStore && writer && batch_row(q) < batch) {
+            i64 trace = (((i64)batch_row(q) * total_steps + (t0 + r)) * unfolds + k) * hidden + j;
+            unfold_states[trace] = v;
+            unfold_dens[trace] = den;
+          }
+          v = next;
+          if (kMany) own[q * blockDim.x].w = v;
+        }
+      }
+#pragma unroll 1
+      for (int q = 0; q < live; q++) {
+        const i64 b = batch_row(q);
+        if (!writer || b >= batch) continue;
+        if (kMany) v = own[q * blockDim.x].w;
+        i64 at = b * total_steps + (t0 + r);
+        if (states) states[at * hidden + j] = v;
+        if ((int)j < outputs) {
+          float y = v;
+          if (output_w) y *= output_w[j];
+          if (output_b) y += output_b[j];
+          out[at * outputs + j] = y;
+        }
+        if (r + 1 == steps) final_state[b * hidden + j] = v;
+      }
+    }
+  }
+#if __CUDA_ARCH__ >= 900
+  // No block may end while another still writes to its shared memory.
+  if (kCluster) cluster_sync();
+#endif
+}

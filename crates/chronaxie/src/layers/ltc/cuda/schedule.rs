@@ -1,0 +1,299 @@
+//! Which lane of which warp holds which synapse: what held.cuh reads.
+
+use crate::layers::ltc::Synapses;
+use crate::{Error, Result};
+
+/// Slots a thread and threads a block, as kernels are compiled: what the registers of a multiprocessor hold at 4.5
+/// registers a slot. Small blocks hold the most.
+pub(super) const SHAPES: [(usize, usize); 8] =
+    [(4, 1024), (6, 1024), (8, 512), (12, 512), (16, 512), (20, 512), (32, 256), (40, 256)];
+const WARP: usize = 32;
+/// Marks a slot without a synapse, as `kNone`.
+const NONE: u32 = u32::MAX;
+
+/// One synapse of an owner: the node at its other end, and its place `source H + target` in a dense matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) other: u32,
+    pub(super) at: u32,
+}
+
+/// The synapses by owner: by target for sums over sources, by source for sums over targets.
+pub(super) struct Lists {
+    pub(super) others: usize,
+    pub(super) of: Vec<Vec<Entry>>,
+}
+
+impl Lists {
+    /// By target, or none if a dense matrix has more elements than a slot can name.
+    pub(super) fn by_target(s: &Synapses) -> Option<Self> {
+        Self::new(s, false)
+    }
+    /// By source.
+    pub(super) fn by_source(s: &Synapses) -> Option<Self> {
+        Self::new(s, true)
+    }
+    fn new(s: &Synapses, by_source: bool) -> Option<Self> {
+        let (sources, targets) = (s.sources(), s.targets());
+        if sources.checked_mul(targets).is_none_or(|n| n >= NONE as usize) {
+            return None;
+        }
+        let mut of = vec![Vec::new(); if by_source { sources } else { targets }];
+        for j in 0..targets {
+            for &i in &s.source_of[s.target_offsets[j] as usize..s.target_offsets[j + 1] as usize] {
+                let at = (i as usize * targets + j) as u32;
+                if by_source {
+                    of[i as usize].push(Entry { other: j as u32, at });
+                } else {
+                    of[j].push(Entry { other: i as u32, at });
+                }
+            }
+        }
+        Some(Self { others: if by_source { targets } else { sources }, of })
+    }
+
+    /// Owners dealt to `blocks` blocks, longest lists first and there and back, so that all get alike.
+    fn deal(&self, blocks: usize) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..self.of.len()).collect();
+        order.sort_by_key(|&j| (std::cmp::Reverse(self.of[j].len()), j));
+        let mut dealt = vec![Vec::new(); blocks];
+        for (n, j) in order.into_iter().enumerate() {
+            let (round, place) = (n / blocks, n % blocks);
+            dealt[if round % 2 == 0 { place } else { blocks - 1 - place }].push(j);
+        }
+        dealt
+    }
+
+    /// Lanes that an owner needs if each holds `slots` synapses: a power of two, at least `least`; none beyond a warp.
+    fn lanes(&self, j: usize, slots: usize, least: usize) -> Option<usize> {
+        let lanes = self.of[j].len().div_ceil(slots).next_power_of_two().max(least);
+        (lanes <= WARP).then_some(lanes)
+    }
+
+    /// What a block would be if each lane held up to `slots` synapses, or none if an owner does not fit a warp.
+    pub(super) fn shape(&self, blocks: usize, slots: usize, rows: usize) -> Option<Shape> {
+        self.shape_of(blocks, slots, rows, 2 * rows)
+    }
+    /// The same with at least `least` lanes an owner.
+    pub(super) fn shape_of(&self, blocks: usize, slots: usize, rows: usize, least: usize) -> Option<Shape> {
+        // A load of `rows` values at a 16-bit byte offset.
+        if self.others * rows * 4 > 1 << 16 {
+            return None;
+        }
+        let (mut threads, mut busiest) = (WARP, 0);
+        for owners in self.deal(blocks) {
+            let warps = self.warps(&owners, slots, least)?;
+            threads = threads.max(warps.len() * WARP);
+            busiest = busiest.max(warps.iter().map(|w| w.slots).sum());
+        }
+        Some(Shape { threads, warp_slots: busiest })
+    }
+
+    /// The warps of a block: owners of equal lane counts together, longest lists first.
+    fn warps(&self, owners: &[usize], slots: usize, least: usize) -> Option<Vec<Warp>> {
+        let mut by_lanes: Vec<(usize, usize)> =
+            owners.iter().map(|&j| Some((self.lanes(j, slots, least)?, j))).collect::<Option<_>>()?;
+        by_lanes.sort_by_key(|&(lanes, j)| (std::cmp::Reverse(lanes), std::cmp::Reverse(self.of[j].len()), j));
+        let mut warps: Vec<Warp> = Vec::new();
+        for (lanes, j) in by_lanes {
+            let need = self.of[j].len().div_ceil(lanes);
+            match warps.last_mut() {
+                Some(w) if w.lanes == lanes && w.owners.len() < WARP / lanes => {
+                    w.owners.push(j);
+                    w.slots = w.slots.max(need);
+                }
+                _ => warps.push(Warp { lanes, slots: need, owners: vec![j] }),
+            }
+        }
+        Some(warps)
+    }
+
+    /// The schedule itself.
+    pub(super) fn schedule(
+        &self,
+        blocks: usize,
+        slots: usize,
+        rows: usize,
+        threads: usize,
+        least: usize,
+    ) -> Result<Schedule> {
+        let mut s = Schedule {
+            at: vec![NONE; blocks * slots * threads],
+            from: vec![0; blocks * slots / 2 * threads],
+            owner: vec![-1; blocks * threads],
+            warps: vec![[WARP as i32, 0]; blocks * threads / WARP],
+        };
+        for (block, owners) in self.deal(blocks).into_iter().enumerate() {
+            let warps = self.warps(&owners, slots, least).filter(|w| w.len() * WARP <= threads).ok_or_else(|| {
+                Error::shape(format!("ltc: {slots} slots of {threads} threads hold too few synapses"))
+            })?;
+            for (w, warp) in warps.iter().enumerate() {
+                s.warps[block * threads / WARP + w] = [warp.lanes as i32, warp.slots as i32];
+                let first = block * threads + w * WARP;
+                for lane in 0..WARP {
+                    if let Some(&j) = warp.owners.get(lane / warp.lanes) {
+                        s.owner[first + lane] = j as i32;
+                    }
+                }
+                self.fill(warp, rows, |slot, lane, entry, from| {
+                    let thread = w * WARP + lane;
+                    if let Some(e) = entry {
+                        s.at[(block * slots + slot) * threads + thread] = e.at;
+                    }
+                    s.from[(block * slots / 2 + slot / 2) * threads + thread] |= from << (16 * (slot % 2));
+                });
+            }
+        }
+        Ok(s)
+    }
+
+    /// Orders the synapses of a warp. Lanes that are served together (32 / rows of them: a load brings 4 rows bytes a
+    /// lane, and all banks 128) should read different banks: each takes the bank least used so far in its turn, of those
+    /// the one of which its owner has the most synapses left.
+    fn fill(&self, warp: &Warp, rows: usize, mut put: impl FnMut(usize, usize, Option<Entry>, u32)) {
+        let banks = WARP / rows;
+        let mut left: Vec<Vec<Vec<Entry>>> = warp
+            .owners
+            .iter()
+            .map(|&j| {
+                let mut by_bank = vec![Vec::new(); banks];
+                for &e in self.of[j].iter().rev() {
+                    by_bank[e.other as usize % banks].push(e);
+                }
+                by_bank
+            })
+            .collect();
+        // Slots go in pairs; the second of an odd number is empty.
+        for slot in 0..warp.slots.next_multiple_of(2) {
+            for first in (0..WARP).step_by(banks) {
+                let mut used = vec![0usize; banks];
+                for lane in first..first + banks {
+                    let taken = left.get_mut(lane / warp.lanes).and_then(|of| {
+                        let bank = (0..banks)
+                            .filter(|&b| !of[b].is_empty())
+                            .min_by_key(|&b| (used[b], std::cmp::Reverse(of[b].len()), b))?;
+                        of[bank].pop()
+                    });
+                    let from = match taken {
+                        Some(e) => e.other as usize,
+                        // Any node will do; one of a free bank costs nothing.
+                        None => (0..banks.min(self.others)).min_by_key(|&b| used[b]).unwrap_or(0),
+                    };
+                    used[from % banks] += 1;
+                    put(slot, lane, taken, from as u32);
+                }
+            }
+        }
+    }
+}
+
+/// A warp before its slots are filled.
+struct Warp {
+    lanes: usize,
+    slots: usize,
+    owners: Vec<usize>,
+}
+
+/// What a schedule takes of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) threads: usize,
+    /// Slots of all warps together in the busiest block: its work.
+    pub(super) warp_slots: usize,
+}
+
+/// The arrays of `struct Schedule`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Schedule {
+    pub(super) at: Vec<u32>,
+    pub(super) from: Vec<u32>,
+    pub(super) owner: Vec<i32>,
+    pub(super) warps: Vec<[i32; 2]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    fn random(n: usize, density: f64) -> Synapses {
+        let mut rng = Rng::new(3, 0);
+        let mask: Vec<bool> = (0..n * n).map(|_| rng.uniform() < density).collect();
+        Synapses::from_fn(n, n, |i, j| mask[i * n + j]).unwrap()
+    }
+
+    /// Every synapse is held exactly once, by a lane of its owner, and its offset is that of its other end.
+    #[test]
+    fn every_synapse_is_held_once() {
+        for (n, density, blocks, rows) in
+            [(64, 0.5, 1, 1), (65, 1.0, 4, 2), (33, 0.1, 2, 4), (256, 0.5, 4, 2), (1, 1.0, 1, 1), (40, 0.0, 1, 2)]
+        {
+            let s = random(n, density);
+            for lists in [Lists::by_target(&s).unwrap(), Lists::by_source(&s).unwrap()] {
+                let by_source = lists.of[0].first().is_some_and(|e| e.at as usize / n == 0 && n > 1)
+                    && lists.of.iter().enumerate().all(|(o, l)| l.iter().all(|e| e.at as usize / n == o));
+                let (slots, limit) = *SHAPES
+                    .iter()
+                    .find(|&&(slots, threads)| lists.shape(blocks, slots, rows).is_some_and(|s| s.threads <= threads))
+                    .unwrap();
+                let threads = lists.shape(blocks, slots, rows).unwrap().threads;
+                assert!(threads <= limit);
+                let plan = lists.schedule(blocks, slots, rows, threads, 2 * rows).unwrap();
+                let mut seen = vec![0; n * n];
+                for (k, &at) in plan.at.iter().enumerate().filter(|(_, at)| **at != NONE) {
+                    seen[at as usize] += 1;
+                    let (thread, slot, block) = (k % threads, k / threads % slots, k / threads / slots);
+                    let (i, j) = (at as usize / n, at as usize % n);
+                    let (owner, other) = if by_source { (i, j) } else { (j, i) };
+                    assert_eq!(plan.owner[block * threads + thread], owner as i32);
+                    let pair = plan.from[(block * slots / 2 + slot / 2) * threads + thread];
+                    assert_eq!((pair >> (16 * (slot % 2))) as usize & 0xffff, other);
+                    assert!((slot as i32) < plan.warps[(block * threads + thread) / WARP][1]);
+                }
+                assert_eq!(seen.iter().sum::<usize>(), s.len());
+                assert!(seen.iter().all(|&n| n <= 1));
+                // Each owner has one group of lanes.
+                let mut owners: Vec<i32> = plan.owner.iter().copied().filter(|&j| j >= 0).collect();
+                owners.dedup();
+                owners.sort_unstable();
+                assert_eq!(owners, (0..n as i32).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// The lanes of a warp mostly read different banks: no more than 1.3 passes a load on random synapses.
+    #[test]
+    fn loads_meet_few_conflicts() {
+        let s = random(256, 0.5);
+        let lists = Lists::by_target(&s).unwrap();
+        let (rows, slots, blocks) = (2, 20, 4);
+        let threads = lists.shape(blocks, slots, rows).unwrap().threads;
+        let plan = lists.schedule(blocks, slots, rows, threads, 2 * rows).unwrap();
+        let banks = WARP / rows;
+        let (mut passes, mut loads) = (0, 0);
+        for group in 0..blocks * threads / banks {
+            let (block, first) = (group * banks / threads, group * banks % threads);
+            for slot in 0..plan.warps[group * banks / WARP][1] as usize {
+                let mut used = vec![std::collections::BTreeSet::new(); banks];
+                for lane in first..first + banks {
+                    let pair = plan.from[(block * slots / 2 + slot / 2) * threads + lane];
+                    let from = (pair >> (16 * (slot % 2))) & 0xffff;
+                    used[from as usize % banks].insert(from);
+                }
+                passes += used.iter().map(std::collections::BTreeSet::len).max().unwrap();
+                loads += 1;
+            }
+        }
+        let mean = f64::from(u32::try_from(passes).unwrap()) / f64::from(loads);
+        assert!(mean < 1.3, "{mean} passes a load");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let lists = Lists::by_target(&Synapses::full(256, 256).unwrap()).unwrap();
+        assert!(lists.shape(1, 4, 1).is_none(), "64 lanes an owner");
+        assert!(lists.schedule(1, 8, 1, 512, 2).is_err());
+        let wide = Lists::by_target(&Synapses::from_fn(20000, 20000, |i, j| i == j).unwrap()).unwrap();
+        assert!(wide.shape(1, 4, 1).is_none(), "an offset of more than 16 bits");
+    }
+}
