@@ -19,3 +19,5 @@ constexpr int kSlots = 8;
 constexpr int kRows = 2;
 constexpr bool kMany = true;
 constexpr bool kStore = false;
+constexpr bool kRebuild = false;
+constexpr bool kPairs = false;

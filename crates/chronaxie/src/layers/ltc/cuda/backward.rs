@@ -1,7 +1,8 @@
 //! The backward pass: chunks of steps, last first.
 
 use super::GradSlots;
-use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, out, stride};
+use super::held::{HeldBackward, Rebuild};
+use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
 use crate::op::Args;
@@ -28,13 +29,20 @@ impl BackwardCall<'_> {
         for id in [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs] {
             self.zero(base, id, stream)?;
         }
-        self.plan.fold(args.inputs, &t.common, base, stream)?;
+        self.plan.fold(args.inputs, &t.common, base, stream, true)?;
+        if let Some(held) = &self.plan.held_backward {
+            let side = Some((&held.adjoint, t.common.layout.address(base, t.adjoint_folded)));
+            self.plan.fold_held(&self.plan.fold, args.inputs, [side, None], stream)?;
+        }
         let mut end = p.steps;
         loop {
             let steps = self.plan.config.backward_chunk.min(end);
             let t0 = end - steps;
             self.plan.sensory_sums(args.inputs, &t.common, base, stream, t0, steps)?;
-            self.adjoint(args, base, t0, steps)?;
+            match &self.plan.held_backward {
+                Some(held) => self.held(held, args, base, t0, steps)?,
+                None => self.adjoint(args, base, t0, steps)?,
+            }
             if steps > 0 {
                 self.sums(args, base, t0, steps)?;
             }
@@ -67,6 +75,103 @@ impl BackwardCall<'_> {
             Some(s) => (Arg::U64(x[s].address() + (4 * t0 * step) as u64), Arg::I64((p.steps * step) as i64)),
             None => (Arg::U64(self.traces.common.layout.address(base, self.traces.v)), Arg::I64((steps * step) as i64)),
         }
+    }
+
+    /// The adjoint over a chunk by the kernels that hold synapses: the unfolds, then all of it, then elapsed times.
+    fn held(&self, k: &HeldBackward, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
+        let (p, x, plan, t, s, g) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots, self.g);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let step = p.unfolds * p.hidden;
+        let (v, den, trace_b) = match g.stored {
+            Some(i) => {
+                let offset = (4 * t0 * step) as u64;
+                (Arg::U64(x[i].address() + offset), Arg::U64(x[i + 1].address() + offset), p.steps * step)
+            }
+            None => (region(t.v), region(t.alpha), steps * step),
+        };
+        if let (Some(rebuild), true) = (&k.rebuild, steps > 0) {
+            let r = Rebuild {
+                folded: t.common.layout.address(base, t.common.folded[0]),
+                sums: region(t.common.sums),
+                states: at(x, Some(g.states)),
+                trace_v: v,
+                trace_den: den,
+            };
+            plan.rebuild_unfolds(rebuild, x, &r, args.stream, (t0, steps))?;
+        }
+        let last = t0 + steps == p.steps;
+        let [n0, n1, n2] = if last {
+            [at(x, Some(g.grad_final)), stride(x, Some(g.grad_final), 0), stride(x, Some(g.grad_final), 1)]
+        } else {
+            [region(t.adjoint), Arg::I64(p.hidden as i64), Arg::I64(1)]
+        };
+        let start = match g.h0 {
+            Some(i) if t0 == 0 => out(args.outputs, Some(i)),
+            _ => region(t.adjoint),
+        };
+        let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
+        let [e0, e1, e2, e3] = plan.elapsed_args(x);
+        launch_as(
+            &k.adjoint.kernel,
+            args.stream,
+            &k.adjoint.launch,
+            args! {
+                Arg::Bytes(&k.adjoint.schedule.bytes(t.common.layout.address(base, t.adjoint_folded))),
+                at(x, Some(s.gleak + 2)), at(x, Some(g.states)), e0, e1, e2, e3, at(x, Some(g.grad_out)),
+                stride(x, Some(g.grad_out), 0), stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2),
+                at(x, s.output_w), n0, n1, n2, start, v, den, Arg::I64(trace_b as i64), region(t.step_sums), changes,
+                region(t.gate_sums), region(t.cluster_sums), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
+                Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32),
+                Arg::I32(steps as i32), Arg::I32(k.adjoint.held.groups as i32), Arg::I32(i32::from(last)),
+                plan.constrained()
+            },
+        )?;
+        let Some(e) = g.elapsed else { return Ok(()) };
+        let rows = (p.batch * steps) as u64;
+        launch(
+            &k.close_elapsed,
+            args.stream,
+            (rows.div_ceil(8), 1),
+            (THREADS, 1),
+            0,
+            args! {
+                changes, at(x, Some(s.gleak + 2)), at(x, s.elapsed), stride(x, s.elapsed, 0), stride(x, s.elapsed, 1),
+                out(args.outputs, Some(e)), Arg::I64(rows as i64), Arg::I32(p.hidden as i32),
+                Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64), Arg::I64(steps as i64),
+                plan.constrained()
+            },
+        )
+    }
+
+    /// From the clusters' sums to the gradients of the recurrent synapses, and to the sums of the neurons.
+    fn close_held(&self, k: &HeldBackward, args: &mut Args<'_, '_>, base: u64) -> Result<()> {
+        let (p, x, plan, t, s) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots);
+        let region = |id| Arg::U64(t.common.layout.address(base, id));
+        let clusters = Arg::I32(k.adjoint.clusters() as i32);
+        let h = Arg::I32(p.hidden as i32);
+        launch(
+            &k.add_neurons,
+            args.stream,
+            ((p.hidden as u64).div_ceil(256), 1),
+            (THREADS, 1),
+            0,
+            &[region(t.cluster_sums), region(t.neurons), clusters, h],
+        )?;
+        let Some(grad) = self.g.w else { return Ok(()) };
+        let slots = k.adjoint.schedule.slots();
+        launch(
+            &k.close,
+            args.stream,
+            ((slots as u64).div_ceil(256), 1),
+            (THREADS, 1),
+            0,
+            args! {
+                k.adjoint.schedule.at(), region(t.gate_sums), region(t.neurons), at(x, Some(s.w)), at(x, Some(s.w + 1)),
+                at(x, Some(s.w + 2)), at(x, Some(s.w + 3)), out(args.outputs, Some(grad)),
+                out(args.outputs, Some(grad + 1)), out(args.outputs, Some(grad + 2)), out(args.outputs, Some(grad + 3)),
+                Arg::I64(slots as i64), clusters, h, plan.constrained()
+            },
+        )
     }
 
     fn adjoint(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
@@ -130,6 +235,7 @@ impl BackwardCall<'_> {
         let rows = p.batch * steps;
         let (v, v_b) = self.trace_v(x, base, t0, steps);
         let (h, d) = (p.hidden, p.inputs);
+        let held = self.plan.held_backward.is_some();
         if g.w.is_some() {
             let u = (region(t.common.u), Arg::I64((steps * d) as i64));
             let trace = (region(t.alpha), region(t.beta));
@@ -150,6 +256,10 @@ impl BackwardCall<'_> {
                 ),
                 (rows, steps, t.common.sensory, s.sensory, u, of_steps, 2, d, lists.sensory.len(), t.sensory),
             ] {
+                // The held adjoint has made the recurrent ones already.
+                if held && total == t.recurrent {
+                    continue;
+                }
                 let blocks = synapses.div_ceil(256);
                 let slice = tune::slice(n, blocks);
                 let slices = n.div_ceil(slice);
@@ -168,9 +278,11 @@ impl BackwardCall<'_> {
                 )?;
                 self.add(base, stream, total, synapses, slices)?;
             }
-            self.neuron_sums(args, base, t0, steps)?;
+            if !held {
+                self.neuron_sums(args, base, t0, steps)?;
+            }
         }
-        if let Some(e) = g.elapsed {
+        if let (Some(e), false) = (g.elapsed, held) {
             launch(
                 &self.k.elapsed,
                 stream,
@@ -278,11 +390,17 @@ impl BackwardCall<'_> {
         let region = |id| Arg::U64(t.common.layout.address(base, id));
         let (s, g) = (&plan.slots, self.g);
         let c = &p.connectivity;
+        if let Some(k) = &plan.held_backward {
+            self.close_held(k, args, base)?;
+        }
         for (slot, w, list, ids, sums, synapses) in [
             (g.w, s.w, s.recurrent, t.common.recurrent, t.recurrent, c.recurrent.len()),
             (g.sensory_w, s.sensory_w, s.sensory, t.common.sensory, t.sensory, c.sensory.len()),
         ] {
             let Some(grad) = slot else { continue };
+            if plan.held_backward.is_some() && sums == t.recurrent {
+                continue;
+            }
             launch(
                 &self.k.close_synapses,
                 stream,

@@ -42,7 +42,7 @@ __device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p
   }
 #pragma unroll
   for (int i = 0; i < kSlots / 2; i++) {
-    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(4 * kRows);
+    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(kPairs ? 8 * kRows : 4 * kRows);
     if constexpr (kPacked) {
       held.from[i] = pair;
     } else {
@@ -103,7 +103,7 @@ __device__ __forceinline__ int uniform(int x) {
 }
 
 // Slots whose loads and gates are in flight together: enough to cover the latency of a load and a tanh.
-constexpr int kChunk = kRows == 1 && (kSlots < 20 || kThreads <= 256) ? 8 : 4;
+constexpr int kChunk = kThreads <= 256 ? (kRows == 1 ? 16 : kRows == 2 ? 8 : 4) : (kRows == 1 && kSlots < 20 ? 8 : 4);
 
 template <int kFirst, int kCount>
 __device__ __forceinline__ void add_gates(const Held& held, const char* tile, float (&sum)[2 * kRows]) {

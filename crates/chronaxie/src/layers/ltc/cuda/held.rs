@@ -3,7 +3,7 @@
 use super::launch::{args, at, launch_as, out, stride};
 use super::schedule::{Lists, Schedule};
 use super::tune::{self, Held, Residency};
-use super::{CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY};
+use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY};
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::cuda::{DeviceBuffer, copy_to_device};
 use crate::layers::ltc::Synapses;
@@ -38,6 +38,8 @@ pub(super) fn specialisation(
             ("kCluster", Constant::Bool(cluster)),
             ("kMany", Constant::Bool(h.groups > 1)),
             ("kStore", Constant::Bool(h.store)),
+            ("kRebuild", Constant::Bool(h.rebuild)),
+            ("kPairs", Constant::Bool(h.pairs)),
         ],
         archs: Archs::AtLeast(oldest),
         ..Specialisation::new(source.clone(), entries)
@@ -51,8 +53,7 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     if props.compute_capability < (9, 0) {
         return Ok(resident);
     }
-    let smallest =
-        Held { blocks: 2, rows: 1, slots: 4, threads: 32, max_threads: 1024, groups: 1, store: false, shared: 0 };
+    let smallest = Held::of(1, (4, 1024));
     let kernel =
         device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &smallest, false, true), "ltc_recurrence")?;
     let shared = props.shared_per_sm / 2 + 1024;
@@ -100,6 +101,12 @@ impl DeviceSchedule {
         let [at, from, owner, warps] = offsets.map(|o| buffer.address() + o);
         Ok(Self { buffer: ManuallyDrop::new(buffer), at, slots: s.at.len(), from, owner, warps })
     }
+    pub(super) fn at(&self) -> Arg<'static> {
+        Arg::U64(self.at)
+    }
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
     /// `struct Schedule`, with the folded synapses at `folded`.
     pub(super) fn bytes(&self, folded: u64) -> [u8; 32] {
         pack([self.from, self.owner, self.warps, folded])
@@ -135,7 +142,7 @@ pub(super) struct HeldKernel {
 }
 
 impl HeldKernel {
-    /// The recurrence: as many clusters as are resident at once, and no more than there are groups of rows.
+    /// The recurrence or the adjoint: as many clusters as are resident at once, and no more than there are groups of rows.
     pub(super) fn recurrence(
         device: &Arc<CudaDevice>,
         s: &Synapses,
@@ -144,8 +151,8 @@ impl HeldKernel {
         fast: bool,
     ) -> Result<Self> {
         let cluster = h.blocks > 1;
-        let kernel =
-            device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &h, fast, cluster), "ltc_recurrence")?;
+        let (source, entry) = if h.pairs { (&ADJOINT, "ltc_adjoint_held") } else { (&RECURRENCE, "ltc_recurrence") };
+        let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
         let resident = if cluster {
@@ -161,7 +168,8 @@ impl HeldKernel {
             )));
         }
         launch.grid.0 = (h.blocks * resident.min(batch.div_ceil(h.rows).max(1))) as u32;
-        Self::new(device, s, kernel, h, launch, 2 * h.rows)
+        let least = if h.pairs { h.rows } else { 2 * h.rows };
+        Self::new(device, s, kernel, h, launch, least)
     }
 
     /// The sensory sums of `rows` rows.
@@ -183,15 +191,20 @@ impl HeldKernel {
         launch: LaunchConfig,
         least_lanes: usize,
     ) -> Result<Self> {
-        let schedule = Lists::by_target(s)
+        let schedule = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }
             .ok_or_else(|| Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned()))?
-            .schedule(held.blocks, held.slots, held.rows, held.threads, least_lanes)?;
+            .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes)?;
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch })
     }
 
     /// Floats of scratch that the folded synapses take.
     pub(super) fn folded(&self) -> usize {
         4 * self.schedule.slots
+    }
+
+    /// How many clusters a launch has.
+    pub(super) fn clusters(&self) -> usize {
+        self.launch.grid.0 as usize / self.held.blocks
     }
 
     pub(super) fn report(&self, launches: usize) -> Result<LaunchReport> {
@@ -212,7 +225,84 @@ pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     }
 }
 
+pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close_held", "ltc_close_elapsed"];
+
+pub(super) fn close_specialisation(fast: bool) -> Specialisation {
+    Specialisation {
+        headers: HELD_HEADERS,
+        constants: vec![("kFast", Constant::Bool(fast))],
+        ..Specialisation::new(CLOSE.clone(), CLOSE_ENTRIES)
+    }
+}
+
+/// The adjoint's kernels, where synapses are held.
+pub(super) struct HeldBackward {
+    pub(super) adjoint: HeldKernel,
+    /// None where the forward pass stored the unfolds.
+    pub(super) rebuild: Option<HeldKernel>,
+    pub(super) add_neurons: Kernel,
+    pub(super) close: Kernel,
+    pub(super) close_elapsed: Kernel,
+}
+
+impl HeldBackward {
+    pub(super) fn new(
+        device: &Arc<CudaDevice>,
+        s: &Synapses,
+        batch: usize,
+        chunk: usize,
+        (adjoint, rebuild): (Held, Option<Held>),
+        fast: bool,
+    ) -> Result<Self> {
+        let close = |entry| device.kernel(&close_specialisation(fast), entry);
+        Ok(Self {
+            adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
+            rebuild: rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
+            add_neurons: close("ltc_add_neurons")?,
+            close: close("ltc_close_held")?,
+            close_elapsed: close("ltc_close_elapsed")?,
+        })
+    }
+}
+
+/// Where a pass over unfolds is rebuilt from and to.
+pub(super) struct Rebuild<'a> {
+    pub(super) folded: u64,
+    pub(super) sums: Arg<'a>,
+    /// States after each step, `[B, T, H]`.
+    pub(super) states: Arg<'a>,
+    pub(super) trace_v: Arg<'a>,
+    pub(super) trace_den: Arg<'a>,
+}
+
 impl CudaPlan {
+    /// States and denominators of the unfolds of the steps `t0 .. t0 + steps`.
+    pub(super) fn rebuild_unfolds(
+        &self,
+        k: &HeldKernel,
+        x: &[View<'_>],
+        r: &Rebuild<'_>,
+        stream: StreamRef,
+        (t0, steps): (usize, usize),
+    ) -> Result<()> {
+        let (p, s) = (&self.p, &self.slots);
+        let [e0, e1, e2, e3] = self.elapsed_args(x);
+        let null = Arg::U64(0);
+        launch_as(
+            &k.kernel,
+            stream,
+            &k.launch,
+            args! {
+                Arg::Bytes(&k.schedule.bytes(r.folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
+                at(x, Some(s.gleak + 2)), r.sums, at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2,
+                e3, null, null, null, null, null, r.trace_v, r.trace_den, Arg::I32((p.batch * steps) as i32),
+                Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32),
+                Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(1), Arg::I32(k.held.groups as i32),
+                self.constrained(), Arg::F32(p.epsilon as f32), r.states, Arg::I32(steps as i32)
+            },
+        )
+    }
+
     /// Folds the synapses that `sides` hold (recurrent, sensory), to the addresses given with them.
     pub(super) fn fold_held(
         &self,
@@ -286,7 +376,7 @@ impl CudaPlan {
                 out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
                 Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
                 Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
-                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32)
+                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32), Arg::U64(0), Arg::I32(1)
             },
         )
     }

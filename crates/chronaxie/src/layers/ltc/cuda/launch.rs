@@ -1,7 +1,7 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
-use super::held::HeldKernel;
+use super::held::{HeldBackward, HeldKernel};
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
@@ -63,9 +63,10 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// `folded`: floats of the recurrent, and the sensory, synapses where they are held in registers.
-    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool, folded: [Option<usize>; 2]) -> Result<Self> {
-        let held = folded.map(|n| n.is_some());
+    /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
+    /// floats of those that are held in registers.
+    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool, lists: [bool; 2], folded: [usize; 2]) -> Result<Self> {
+        let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
         let rows = p.batch * chunk;
         let mut side = |names: [&'static str; 3], synapses: usize, held: bool| -> Result<[RegionId; 3]> {
@@ -83,13 +84,13 @@ impl Common {
         Ok(Self {
             recurrent,
             sensory,
-            neurons: layout.push("neurons", Dtype::F32, if held[0] { 0 } else { 4 * p.hidden })?,
+            neurons: layout.push("neurons", Dtype::F32, if held[0] && !backward { 0 } else { 4 * p.hidden })?,
             u: layout.push("u", Dtype::F32, if held[1] { 0 } else { rows * p.inputs })?,
             stats: layout.push("stats", Dtype::F32, if p.layer_norm && !held[1] { 2 * rows } else { 0 })?,
             sums: layout.push("sensory_sums", Dtype::F32, 2 * rows * p.hidden)?,
             folded: [
-                layout.push("folded", Dtype::F32, folded[0].unwrap_or(0))?,
-                layout.push("sensory_folded", Dtype::F32, folded[1].unwrap_or(0))?,
+                layout.push("folded", Dtype::F32, folded[0])?,
+                layout.push("sensory_folded", Dtype::F32, folded[1])?,
             ],
             layout,
         })
@@ -102,6 +103,10 @@ pub(super) struct Traces {
     pub(super) v: RegionId,
     pub(super) alpha: RegionId,
     pub(super) beta: RegionId,
+    pub(super) adjoint_folded: RegionId,
+    pub(super) gate_sums: RegionId,
+    pub(super) cluster_sums: RegionId,
+    pub(super) changes: RegionId,
     pub(super) step_sums: RegionId,
     pub(super) grad_u: RegionId,
     pub(super) adjoint: RegionId,
@@ -119,24 +124,31 @@ fn slices(rows: usize, blocks: usize) -> usize {
 }
 
 impl Traces {
-    fn new(p: &Ltc, gap: usize, c: &Config) -> Result<Self> {
-        let mut common = Common::new(p, gap, c.backward_chunk, true, [None; 2])?;
+    fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize) -> Result<Self> {
+        let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
+        let mut common = Common::new(p, gap, c.backward_chunk, true, [held.is_none(), true], [rebuilt, sensory])?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
+        let s = if held.is_some() { 0 } else { s };
+        let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let partial = [
             (s, slices(rows * p.unfolds, s.div_ceil(256))),
             (ss, slices(rows, ss.div_ceil(256))),
-            (h, slices(rows * p.unfolds, h.div_ceil(32))),
+            (if held.is_some() { 0 } else { h }, slices(rows * p.unfolds, h.div_ceil(32))),
             (p.inputs, slices(rows, p.inputs.div_ceil(32))),
             (p.outputs, slices(p.batch * p.steps, p.outputs.div_ceil(32))),
         ];
         let l = &mut common.layout;
         Ok(Self {
             v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
-            alpha: l.push("trace_alpha", Dtype::F32, trace)?,
-            beta: l.push("trace_beta", Dtype::F32, trace)?,
+            alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
+            beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
+            adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
+            gate_sums: l.push("cluster_gate_sums", Dtype::F32, clusters * held.map_or(0, |h| h.adjoint.folded()))?,
+            cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
+            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
             step_sums: l.push("step_sums", Dtype::F32, 2 * rows * h)?,
             grad_u: l.push("grad_u", Dtype::F32, rows * p.inputs)?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
@@ -162,6 +174,7 @@ pub struct CudaPlan {
     pub(super) backward_signature: Option<Signature>,
     pub(super) forward: Forward,
     pub(super) fold: Kernel,
+    pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
     pub(super) sensory: Option<HeldKernel>,
     pub(super) backward: Option<Backward>,
@@ -262,6 +275,14 @@ impl CudaPlan {
             .sensory
             .map(|h| HeldKernel::sensory(device, &synapses.sensory, p.batch * config.forward_chunk, h, config.fast))
             .transpose()?;
+        let held_backward = config
+            .adjoint
+            .map(|h| {
+                let (chunk, both) = (config.backward_chunk, (h, config.rebuild));
+                HeldBackward::new(device, &synapses.recurrent, p.batch, chunk, both, config.fast)
+            })
+            .transpose()?;
+        let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
         Ok(Self {
             fold: super::held::fold_kernel(device, config.fast)?,
             device: device.clone(),
@@ -272,9 +293,15 @@ impl CudaPlan {
                 gap,
                 config.forward_chunk,
                 false,
-                [recurrence.as_ref().map(HeldKernel::folded), sensory.as_ref().map(HeldKernel::folded)],
+                [recurrence.is_none(), sensory.is_none()],
+                [folded(&recurrence), folded(&sensory)],
             )?,
-            traces: if p.backward { Some(Traces::new(p, gap, &config)?) } else { None },
+            traces: if p.backward {
+                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory))?)
+            } else {
+                None
+            },
+            held_backward,
             recurrence,
             sensory,
             p: p.clone(),
@@ -291,14 +318,20 @@ impl CudaPlan {
     }
 
     /// Folds all parameters into the scratch at `base`.
-    pub(super) fn fold(&self, x: &[View<'_>], c: &Common, base: u64, stream: StreamRef) -> Result<()> {
+    pub(super) fn fold(&self, x: &[View<'_>], c: &Common, base: u64, stream: StreamRef, backward: bool) -> Result<()> {
         let p = &self.p;
         let region = |id| Arg::U64(c.layout.address(base, id));
+        let none = None;
+        let recurrent = match (&self.held_backward, backward) {
+            (Some(h), true) => &h.rebuild,
+            (None, true) => &none,
+            (_, false) => &self.recurrence,
+        };
         let side = |k: &'_ Option<HeldKernel>, id| {
             k.as_ref().filter(|_| c.layout.region(id).len > 0).map(|_| c.layout.address(base, id))
         };
-        let folded = [side(&self.recurrence, c.folded[0]), side(&self.sensory, c.folded[1])];
-        let held = [self.recurrence.as_ref().zip(folded[0]), self.sensory.as_ref().zip(folded[1])];
+        let folded = [side(recurrent, c.folded[0]), side(&self.sensory, c.folded[1])];
+        let held = [recurrent.as_ref().zip(folded[0]), self.sensory.as_ref().zip(folded[1])];
         self.fold_held(&self.fold, x, held, stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
@@ -354,12 +387,13 @@ impl CudaPlan {
         let rows = (p.batch * steps) as u64;
         let region = |id| Arg::U64(c.layout.address(base, id));
         let s = &self.slots;
-        if let (Some(k), true) = (&self.sensory, c.layout.region(c.folded[1]).len > 0) {
-            return if rows == 0 {
-                Ok(())
-            } else {
-                self.held_sensory(k, x, c.layout.address(base, c.folded[1]), region(c.sums), stream, (t0, steps))
-            };
+        let held = self.sensory.as_ref().filter(|_| c.layout.region(c.folded[1]).len > 0);
+        if let (Some(k), true) = (held, rows > 0) {
+            self.held_sensory(k, x, c.layout.address(base, c.folded[1]), region(c.sums), stream, (t0, steps))?;
+        }
+        // The backward pass also reads u itself.
+        if held.is_some() && c.layout.region(c.u).len == 0 {
+            return Ok(());
         }
         launch(
             &self.forward.inputs,
@@ -374,6 +408,9 @@ impl CudaPlan {
                 Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
             },
         )?;
+        if held.is_some() {
+            return Ok(());
+        }
         let groups = u64::from(THREADS / self.config.sensory_lanes);
         launch(
             &self.forward.sensory,
@@ -402,7 +439,7 @@ impl CudaPlan {
         let region = |id| Arg::U64(c.layout.address(base, id));
         let slot = |name| self.forward_signature.output(name);
         let (states, stored) = (slot("states"), slot("unfold_states"));
-        self.fold(x, c, base, stream)?;
+        self.fold(x, c, base, stream, false)?;
         let mut t0 = 0;
         loop {
             let steps = self.config.forward_chunk.min(p.steps - t0);
@@ -510,11 +547,25 @@ impl CudaPlan {
         };
         let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
-        list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
-        list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
-        list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
-        list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
-        if p.elapsed {
+        if let Some(held) = &self.held_backward {
+            list[0] = LaunchReport::new(&self.fold, 2, fold, flat, 0)?;
+            if let Some(k) = &self.sensory {
+                list[3] = k.report(chunks)?;
+            }
+            if let Some(k) = &held.rebuild {
+                list.push(k.report(chunks)?);
+            }
+            list.push(held.adjoint.report(chunks)?);
+            list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
+            list.push(LaunchReport::new(&k.add_slices, 2 * chunks, grid(ss.div_ceil(256), 1), flat, 0)?);
+            list.push(LaunchReport::new(&held.close, 1, grid(s.div_ceil(256), 1), flat, 0)?);
+        } else {
+            list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
+            list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
+            list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
+            list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
+        }
+        if p.elapsed && self.held_backward.is_none() {
             list.push(LaunchReport::new(&k.elapsed, chunks, grid(rows, 1), flat, 0)?);
         }
         let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));

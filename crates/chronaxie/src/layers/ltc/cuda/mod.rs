@@ -18,6 +18,8 @@ use crate::op::{Signature, TensorSpec};
 const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
 const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", include_str!("fold.cu"));
+const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
+const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
@@ -64,27 +66,24 @@ pub fn specialisations() -> Vec<Specialisation> {
             all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast));
             all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast));
         }
-        let held = |rows, (slots, max_threads), groups, store| Held {
-            blocks: 1,
-            rows,
-            slots,
-            threads: max_threads,
-            max_threads,
-            groups,
-            store,
-            shared: 0,
-        };
         all.push(held::fold_specialisation(fast));
+        all.push(held::close_specialisation(fast));
         for shape in tune::SENSORY_SHAPES {
-            let h = held(tune::SENSORY_ROWS, shape, 1, false);
+            let h = Held::of(tune::SENSORY_ROWS, shape);
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
         }
         for shape in schedule::SHAPES {
             for rows in tune::ROWS.into_iter().filter(|&r| tune::fits_registers(r, shape.0, shape.1)) {
-                for cluster in [false, true] {
-                    let h = held(rows, shape, 1 + usize::from(cluster), cluster);
-                    all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &h, fast, cluster));
-                }
+                let plain = Held::of(rows, shape);
+                let rebuild = Held { groups: 2, store: true, rebuild: true, ..plain };
+                all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
+                all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
+            }
+        }
+        for shape in tune::ADJOINT_SHAPES {
+            for (rows, cluster) in [(1, false), (2, true)] {
+                let h = Held { pairs: true, ..Held::of(rows, shape) };
+                all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, cluster));
             }
         }
     }

@@ -11,6 +11,8 @@
 // ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
 // rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With few rows the chain of an unfold
 // binds: wait, load, gates, shuffles, division, store to the others: about 550 clocks in a cluster.
+// kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the
+// states and denominators of its unfolds are written.
 // Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
@@ -34,7 +36,9 @@ ltc_recurrence(Schedule schedule,
                float* final_state,                                               // [B, H]
                float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
                int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
-               int constrained, float epsilon) {
+               int constrained, float epsilon,
+               const float* __restrict__ before, int rows_per_batch) {  // kRebuild: [B, T, H], steps of a batch row
+  if (kRebuild) steps = 1;
   extern __shared__ __align__(16) char shared[];
   if (!kMany) groups = 1;
   unsigned rank = 0, blocks = 1;
@@ -124,12 +128,28 @@ ltc_recurrence(Schedule schedule,
       const i64 b = batch_row(q);
       if (j == ~0u || b >= batch) return;
       copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + r) * hidden + j));
-      if (elapsed) copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + (b * elapsed_b + (t0 + r) * elapsed_t));
+      if (elapsed) {
+        i64 at = kRebuild ? b / rows_per_batch * elapsed_b + (t0 + b % rows_per_batch) * elapsed_t
+                          : b * elapsed_b + (t0 + r) * elapsed_t;
+        copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + at);
+      }
     };
     float c = 0.0f, num0 = 0.0f, den0 = 1.0f, v = 0.0f;
     for (int q = 0; q < live; q++) {
       const i64 b = batch_row(q);
-      v = start && j != ~0u && b < batch ? start[b * start_b + j * start_h] : 0.0f;
+      v = 0.0f;
+      if (j != ~0u && b < batch) {
+        if (kRebuild) {
+          // Row b is a step: its state before is in `before`, or for the first step where the sequence starts.
+          i64 sequence = b / rows_per_batch, t = t0 + b % rows_per_batch;
+          if (t > 0)
+            v = before[(sequence * total_steps + t - 1) * hidden + j];
+          else if (start)
+            v = start[sequence * start_b + j * start_h];
+        } else if (start) {
+          v = start[b * start_b + j * start_h];
+        }
+      }
       ahead[q * blockDim.x] = make_float4(0.0f, 0.0f, 1.0f, 0.0f);
       if (steps == 0) {
         if (writer && b < batch) final_state[b * hidden + j] = v;
@@ -169,7 +189,8 @@ ltc_recurrence(Schedule schedule,
           float next = kFast ? __fdividef(num + base, den) : __fdiv_rn(num + base, den);
           if (!last) give(q, n + 1, next);
           if (kStore && writer && batch_row(q) < batch) {
-            i64 trace = (((i64)batch_row(q) * total_steps + (t0 + r)) * unfolds + k) * hidden + j;
+            i64 step = kRebuild ? (i64)batch_row(q) : (i64)batch_row(q) * total_steps + (t0 + r);
+            i64 trace = (step * unfolds + k) * hidden + j;
             unfold_states[trace] = v;
             unfold_dens[trace] = den;
           }
@@ -178,7 +199,7 @@ ltc_recurrence(Schedule schedule,
         }
       }
 #pragma unroll 1
-      for (int q = 0; q < live; q++) {
+      for (int q = 0; q < live && !kRebuild; q++) {
         const i64 b = batch_row(q);
         if (!writer || b >= batch) continue;
         if (kMany) v = own[q * blockDim.x].w;

@@ -34,6 +34,10 @@ pub struct Config {
     pub recurrence: Option<Held>,
     /// The sensory sums with their synapses in registers, where they fit.
     pub sensory: Option<Held>,
+    /// The adjoint with its synapses and their sums in registers, where they fit.
+    pub adjoint: Option<Held>,
+    /// The unfolds that the adjoint needs, rebuilt with the synapses in registers.
+    pub rebuild: Option<Held>,
 }
 
 /// Synapses held in registers: by how many blocks, and what these do.
@@ -53,8 +57,35 @@ pub struct Held {
     pub groups: usize,
     /// Whether the unfolds are stored.
     pub store: bool,
+    /// Whether each step is a row of its own.
+    pub rebuild: bool,
+    /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
+    pub pairs: bool,
     /// Dynamic shared memory of a block.
     pub shared: u32,
+}
+
+impl Held {
+    /// A shape alone, for the list of what is compiled.
+    pub(super) const fn of(rows: usize, (slots, max_threads): (usize, usize)) -> Self {
+        let (blocks, groups, threads) = (1, 1, max_threads);
+        Self {
+            blocks,
+            rows,
+            slots,
+            threads,
+            max_threads,
+            groups,
+            store: false,
+            rebuild: false,
+            pairs: false,
+            shared: 0,
+        }
+    }
+    /// Values of a node, side by side.
+    pub(super) const fn width(&self) -> usize {
+        if self.pairs { 2 * self.rows } else { self.rows }
+    }
 }
 
 impl fmt::Display for Config {
@@ -65,6 +96,10 @@ impl fmt::Display for Config {
                 "held c{}r{}s{}g{} threads={} shared={}; ",
                 h.blocks, h.rows, h.slots, h.groups, h.threads, h.shared
             )?;
+        }
+        if let (Some(h), Some(r)) = (&self.adjoint, &self.rebuild) {
+            write!(f, "adjoint c{}r{}s{}g{} threads={}; ", h.blocks, h.rows, h.slots, h.groups, h.threads)?;
+            write!(f, "rebuild c{}r{}s{}g{} threads={}; ", r.blocks, r.rows, r.slots, r.groups, r.threads)?;
         }
         if let Some(h) = &self.sensory {
             write!(f, "sensory p{}s{}g{} threads={}; ", h.blocks, h.slots, h.groups, h.threads)?;
@@ -97,9 +132,17 @@ struct Wish {
     rows: Option<usize>,
     slots: Option<usize>,
     groups: Option<usize>,
+    of_backward: bool,
 }
 
 impl Wish {
+    /// What is left of it for the adjoint, and for the forward pass.
+    fn backward(&self) -> Self {
+        if self.of_backward { *self } else { Self { rows_only: self.rows_only, ..Self::default() } }
+    }
+    fn forward(&self) -> Self {
+        if self.of_backward { Self::default() } else { *self }
+    }
     fn parse(name: Option<&str>) -> Result<Self> {
         let mut wish = Self::default();
         let Some(name) = name else { return Ok(wish) };
@@ -107,8 +150,15 @@ impl Wish {
             wish.rows_only = true;
             return Ok(wish);
         }
-        let bad = || Error::config(format!("ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2"));
+        let bad = || {
+            Error::config(format!(
+                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2 or, for the adjoint, bc4r2s20g2"
+            ))
+        };
         let mut rest = name;
+        if let Some(after) = name.strip_prefix('b') {
+            (wish.of_backward, rest) = (true, after);
+        }
         while let Some(letter) = rest.chars().next() {
             let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
             let number = rest.get(1..digits).and_then(|d| d.parse().ok()).filter(|&n| n > 0);
@@ -143,9 +193,14 @@ pub(super) const fn fits_registers(rows: usize, slots: usize, threads: usize) ->
 }
 
 /// Clocks of one unfold's chain in one block and in a cluster (H200): what only other groups' work can hide.
-const CHAIN: [usize; 2] = [250, 480];
+const CHAIN: [usize; 2] = [380, 680];
 /// Instructions of a warp for a group beside its gates, in clocks of the multiprocessor.
 const WARP_CLOCKS: usize = 14;
+/// Clocks from a load of states to the first gate that follows from it.
+const GATE_LATENCY: usize = 85;
+
+/// As [`SHAPES`], for the adjoint: a slot takes 9 registers.
+pub(super) const ADJOINT_SHAPES: [(usize, usize); 4] = [(4, 512), (8, 512), (12, 256), (20, 256)];
 
 /// How many clusters of each size are resident at once, from 1 block on.
 pub(super) type Residency = [usize; 9];
@@ -161,30 +216,51 @@ pub(super) fn assumed_residency(props: &DeviceProps) -> Residency {
     })
 }
 
-/// The configuration of a recurrence that takes the fewest clocks, by a model of one unfold.
-fn recurrence(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish) -> Option<Held> {
-    if wish.rows_only || p.steps > i32::MAX as usize || p.batch > i32::MAX as usize || p.hidden == 0 {
+/// What [`hold`] chooses for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Recurrence,
+    Rebuild,
+    Adjoint,
+}
+
+/// The configuration that takes the fewest clocks for `batch` rows, by a model of one unfold.
+fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: Role, batch: usize) -> Option<Held> {
+    if wish.rows_only || p.steps > i32::MAX as usize || batch > i32::MAX as usize || p.hidden == 0 {
         return None;
     }
-    let lists = Lists::by_target(&p.connectivity.recurrent)?;
+    let adjoint = role == Role::Adjoint;
+    let synapses = &p.connectivity.recurrent;
+    let lists = if adjoint { Lists::by_source(synapses)? } else { Lists::by_target(synapses)? };
     let limit = props.shared_per_block_optin as usize;
     let most = if props.compute_capability >= (9, 0) { 8 } else { 1 };
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    let (shapes, all_rows): (&[_], &[usize]) = if adjoint { (&ADJOINT_SHAPES, &[1, 2]) } else { (&SHAPES, &ROWS) };
+    let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
-        for rows in ROWS.into_iter().filter(|&r| wanted(r, wish.rows)) {
-            for (slots, max_threads) in SHAPES.into_iter().filter(|&(s, _)| wanted(s, wish.slots)) {
-                if !fits_registers(rows, slots, max_threads) {
+        for &rows in all_rows.iter().filter(|&&r| wanted(r, wish.rows)) {
+            // Values of a node, and lanes that an owner needs to end with one row each.
+            let (width, least) = if adjoint { (2 * rows, rows) } else { (rows, 2 * rows) };
+            for &(slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.slots)) {
+                if !adjoint && !fits_registers(rows, slots, max_threads) {
                     continue;
                 }
-                let Some(shape) = lists.shape(blocks, slots, rows).filter(|s| s.threads <= max_threads) else {
+                let Some(shape) = lists.shape_of(blocks, slots, width, least).filter(|s| s.threads <= max_threads)
+                else {
                     continue;
                 };
-                let each = p.batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
-                // With several groups a thread keeps two vectors for each, with one group one.
+                let each = batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
+                // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
                 let bytes = |groups: usize| {
-                    let of_group = 2 * p.hidden * rows * 4 + 16 + shape.threads * if groups > 1 { 32 } else { 16 };
-                    groups * of_group
+                    let of_thread = if adjoint {
+                        48
+                    } else if groups > 1 {
+                        32
+                    } else {
+                        16
+                    };
+                    groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_thread)
                 };
                 let mut groups = wish.groups.unwrap_or(each.min(8));
                 while groups > 1 && bytes(groups) > limit {
@@ -193,14 +269,29 @@ fn recurrence(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish) -
                 if bytes(groups) > limit {
                     continue;
                 }
-                let gates = shape.warp_slots * rows * if p.precision == Precision::Fast { 2 } else { 4 };
-                let work = gates + WARP_CLOCKS * shape.threads / 32;
+                let warps = shape.threads / 32;
+                // The busiest quarter of a multiprocessor: issue slots of the adjoint, special operations otherwise.
+                let gate = if adjoint { 12 } else { 8 } * if fast { 1 } else { 2 - usize::from(adjoint) };
+                let of_warp = shape.warp_slots.div_ceil(warps) * rows * gate;
+                let busy = (warps.div_ceil(4) * of_warp).max(of_warp + 2 * GATE_LATENCY);
+                let work = busy + WARP_CLOCKS * warps;
                 let chain = CHAIN[usize::from(blocks > 1)] + work;
                 let clocks = each.div_ceil(groups) * chain.max(work * groups.min(each));
                 if best.is_none_or(|(least, _)| clocks < least) {
-                    let (threads, shared) = (shape.threads, bytes(groups) as u32);
-                    let store = p.backward && p.save == Save::Store;
-                    best = Some((clocks, Held { blocks, rows, slots, threads, max_threads, groups, store, shared }));
+                    let store = role == Role::Rebuild || (!adjoint && p.backward && p.save == Save::Store);
+                    let held = Held {
+                        blocks,
+                        rows,
+                        slots,
+                        threads: shape.threads,
+                        max_threads,
+                        groups,
+                        store,
+                        rebuild: role == Role::Rebuild,
+                        pairs: adjoint,
+                        shared: bytes(groups) as u32,
+                    };
+                    best = Some((clocks, held));
                 }
             }
         }
@@ -230,7 +321,18 @@ fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
             }
             let shared = (tile * p.inputs * 4) as u32;
             let threads = shape.threads;
-            return Some(Held { blocks, rows, slots, threads, max_threads, groups: tile, store: false, shared });
+            return Some(Held {
+                blocks,
+                rows,
+                slots,
+                threads,
+                max_threads,
+                groups: tile,
+                store: false,
+                rebuild: false,
+                pairs: false,
+                shared,
+            });
         }
     }
     None
@@ -262,7 +364,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let io = rows * (p.inputs * 4 + p.hidden * 8);
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8);
-    let held = recurrence(p, props, resident, &wish);
+    let held = hold(p, props, resident, &wish.forward(), Role::Recurrence, p.batch);
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -270,9 +372,24 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             p.hidden
         )));
     }
+    // A wish is about the forward pass or, with a leading `b`, about the adjoint.
+    let adjoint = if p.backward { hold(p, props, resident, &wish.backward(), Role::Adjoint, p.batch) } else { None };
+    // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
+    let bytes_per_step = rows * p.unfolds * p.hidden * 8;
+    let budget = (rows * p.steps * (p.inputs + p.hidden) * 8).clamp(4 << 20, 32 << 20);
+    let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
+    let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
+    let anything = Wish { rows_only: wish.rows_only, ..Wish::default() };
+    let rebuild = match (adjoint, p.save) {
+        (Some(_), Save::Recompute) => hold(p, props, resident, &anything, Role::Rebuild, rows * even),
+        _ => None,
+    };
+    let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
     Ok(Config {
+        adjoint,
+        rebuild,
         recurrence: held,
-        sensory: sensory(p, props, &wish),
+        sensory: sensory(p, props, &wish.forward()),
         lanes: lanes_of,
         sensory_lanes: lanes(p.connectivity.sensory.len(), p.hidden),
         threads: (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024),
@@ -280,7 +397,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         fast: p.precision == Precision::Fast && props.compute_capability >= (7, 5),
         // The sensory sums of all steps, up to a quarter of a gigabyte: each chunk is a launch of its own.
         forward_chunk: if held.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
-        backward_chunk: chunk(trace),
+        backward_chunk: if adjoint.is_some() { even } else { chunk(trace) },
         forward_shared: p.hidden as u32 * 8,
         adjoint_shared: p.hidden as u32 * 12,
     })
