@@ -19,15 +19,33 @@ pub(super) struct BackwardCall<'a> {
 impl BackwardCall<'_> {
     pub(super) fn run(&self, args: &mut Args<'_, '_>) -> Result<()> {
         let (p, stream, base) = (&self.plan.p, args.stream, args.scratch.address());
-        for view in args.outputs.iter_mut().filter(|v| v.shape().elements() > 0) {
-            fill_bytes(view, 0, stream)?;
-        }
-        if p.batch == 0 || p.hidden == 0 {
-            return Ok(());
-        }
         let t = self.traces;
-        for id in [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs] {
-            self.zero(base, id, stream)?;
+        let zeroed = [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs];
+        match &self.plan.held_backward {
+            // In one launch; dL/dx is written everywhere anyway.
+            Some(held) if p.batch > 0 && p.hidden > 0 => {
+                let whole = |(i, v): (usize, &ViewMut<'_>)| {
+                    let written = Some(i) == self.g.x && p.inputs > 0 && p.steps > 0;
+                    let elements = v.shape().elements();
+                    (!written && elements > 0).then_some((v.address(), elements))
+                };
+                let mut tensors: Vec<(u64, usize)> = args.outputs.iter().enumerate().filter_map(whole).collect();
+                let layout = &t.common.layout;
+                tensors.extend(zeroed.iter().map(|&id| (layout.address(base, id), layout.region(id).len / 4)));
+                tensors.retain(|t| t.1 > 0);
+                held.clear(stream, &tensors)?;
+            }
+            _ => {
+                for view in args.outputs.iter_mut().filter(|v| v.shape().elements() > 0) {
+                    fill_bytes(view, 0, stream)?;
+                }
+                if p.batch == 0 || p.hidden == 0 {
+                    return Ok(());
+                }
+                for id in zeroed {
+                    self.zero(base, id, stream)?;
+                }
+            }
         }
         self.plan.fold(args.inputs, &t.common, base, stream, true)?;
         if let Some(held) = &self.plan.held_backward {

@@ -4,6 +4,21 @@
 #endif
 #include "ltc.cuh"
 
+struct Tensors {
+  struct {
+    unsigned* at;
+    i64 elements;
+  } of[28];
+};
+
+// Zeros in several tensors of four-byte elements: blockIdx.y says which.
+extern "C" __global__ void __launch_bounds__(256)
+ltc_clear(Tensors tensors) {
+  unsigned* at = tensors.of[blockIdx.y].at;
+  i64 elements = tensors.of[blockIdx.y].elements;
+  for (i64 e = blockIdx.x * 256ll + threadIdx.x; e < elements; e += gridDim.x * 256ll) at[e] = 0u;
+}
+
 // The sums of each neuron over clusters: alpha, beta, alpha (v - v') K / dt.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_add_neurons(const float4* __restrict__ partial, float4* __restrict__ sums, int clusters, int hidden) {

@@ -36,7 +36,8 @@ pub(super) fn specialisation(
             ("kThreads", Constant::Int(h.max_threads as i32)),
             ("kFast", Constant::Bool(fast)),
             ("kCluster", Constant::Bool(cluster)),
-            ("kMany", Constant::Bool(h.groups > 1)),
+            // A kernel for all lengths: how many steps are rebuilt at once must not matter.
+            ("kMany", Constant::Bool(h.groups > 1 || h.rebuild)),
             ("kStore", Constant::Bool(h.store)),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
@@ -145,6 +146,7 @@ impl HeldKernel {
     /// The recurrence or the adjoint: as many clusters as are resident at once, and no more than there are groups of rows.
     pub(super) fn recurrence(
         device: &Arc<CudaDevice>,
+        residency: &Residency,
         s: &Synapses,
         batch: usize,
         h: Held,
@@ -155,9 +157,10 @@ impl HeldKernel {
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
+        // One block a multiprocessor, as the choice assumed: two would share what binds.
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
-            kernel.max_active_clusters(&launch)? as usize
+            (kernel.max_active_clusters(&launch)? as usize).min(residency[h.blocks])
         } else {
             (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize
         };
@@ -225,7 +228,7 @@ pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     }
 }
 
-pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close_held", "ltc_close_elapsed"];
+pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_clear", "ltc_add_neurons", "ltc_close_held", "ltc_close_elapsed"];
 
 pub(super) fn close_specialisation(fast: bool) -> Specialisation {
     Specialisation {
@@ -240,6 +243,7 @@ pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
     /// None where the forward pass stored the unfolds.
     pub(super) rebuild: Option<HeldKernel>,
+    pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
     pub(super) close: Kernel,
     pub(super) close_elapsed: Kernel,
@@ -248,6 +252,7 @@ pub(super) struct HeldBackward {
 impl HeldBackward {
     pub(super) fn new(
         device: &Arc<CudaDevice>,
+        residency: &Residency,
         s: &Synapses,
         batch: usize,
         chunk: usize,
@@ -256,12 +261,35 @@ impl HeldBackward {
     ) -> Result<Self> {
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
         Ok(Self {
-            adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
-            rebuild: rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
+            adjoint: HeldKernel::recurrence(device, residency, s, batch, adjoint, fast)?,
+            rebuild: rebuild
+                .map(|h| HeldKernel::recurrence(device, residency, s, batch * chunk, h, fast))
+                .transpose()?,
+            clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close: close("ltc_close_held")?,
             close_elapsed: close("ltc_close_elapsed")?,
         })
+    }
+}
+
+/// The most tensors that one launch clears, as in close.cu.
+const CLEARED: usize = 28;
+
+impl HeldBackward {
+    /// Zeros in up to [`CLEARED`] contiguous tensors at a time: address and elements of four bytes each.
+    pub(super) fn clear(&self, stream: StreamRef, tensors: &[(u64, usize)]) -> Result<()> {
+        for some in tensors.chunks(CLEARED) {
+            let mut packed = [0u8; 16 * CLEARED];
+            for (to, &(address, elements)) in packed.chunks_exact_mut(16).zip(some) {
+                to.copy_from_slice(&pack::<2, 16>([address, elements as u64]));
+            }
+            let longest = some.iter().map(|t| t.1).max().unwrap_or(0);
+            let blocks = longest.div_ceil(1024).clamp(1, 256) as u32;
+            let config = LaunchConfig::new((blocks, some.len() as u32, 1), (256, 1, 1));
+            launch_as(&self.clear, stream, &config, &[Arg::Bytes(&packed)])?;
+        }
+        Ok(())
     }
 }
 

@@ -232,7 +232,8 @@ impl CudaPlan {
     /// # Errors
     /// If a kernel does not compile or load, or the states of a row do not fit shared memory.
     pub fn new(p: &Ltc, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        let config = tune::choose_for(p, device.props(), &super::held::residency(device)?, options.variant.as_deref())?;
+        let residency = super::held::residency(device)?;
+        let config = tune::choose_for(p, device.props(), &residency, options.variant.as_deref())?;
         let mut k = Kernels::load(device, true, config.lanes, &config)?;
         let forward = Forward {
             fold: k.take("ltc_fold"),
@@ -269,7 +270,7 @@ impl CudaPlan {
         let synapses = &p.connectivity;
         let recurrence = config
             .recurrence
-            .map(|h| HeldKernel::recurrence(device, &synapses.recurrent, p.batch, h, config.fast))
+            .map(|h| HeldKernel::recurrence(device, &residency, &synapses.recurrent, p.batch, h, config.fast))
             .transpose()?;
         let sensory = config
             .sensory
@@ -279,7 +280,7 @@ impl CudaPlan {
             .adjoint
             .map(|h| {
                 let (chunk, both) = (config.backward_chunk, (h, config.rebuild));
-                HeldBackward::new(device, &synapses.recurrent, p.batch, chunk, both, config.fast)
+                HeldBackward::new(device, &residency, &synapses.recurrent, p.batch, chunk, both, config.fast)
             })
             .transpose()?;
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);

@@ -17,7 +17,8 @@ ltc_sensory_sums(Schedule schedule, const float* __restrict__ x, i64 stride_b, i
                  float2* __restrict__ sums,                                             // [B, steps, H]
                  i64 rows, i64 rows_per_batch, i64 t0, int inputs, int hidden, int parts, int tile_rows,
                  float norm_epsilon) {
-  extern __shared__ __align__(16) float tile[];  // [tile_rows / kRows, D, kRows]
+  extern __shared__ __align__(16) float tile[];  // [tile_rows / kRows, D, kRows], then where each row starts
+  i64* row_offset = (i64*)(tile + (i64)tile_rows * inputs);
   unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   int2 shape = schedule.warps[part * warps + warp];
@@ -28,30 +29,51 @@ ltc_sensory_sums(Schedule schedule, const float* __restrict__ x, i64 stride_b, i
   p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
   for (i64 first = (i64)worker * tile_rows; first < rows; first += (i64)workers * tile_rows) {
     __syncthreads();
-    // A warp makes a row.
-    for (int r = warp; r < tile_rows; r += warps) {
-      const i64 n = first + r;
-      float* row = tile + (i64)(r / kRows) * inputs * kRows + r % kRows;
-      const i64 b = n / rows_per_batch;
-      const float* from = x + b * stride_b + (t0 + (n - b * rows_per_batch)) * stride_t;
-      float mean = 0.0f, rstd = 1.0f;
-      if (norm_weight && n < rows) {
-        float var = 0.0f;
-        for (int d = lane; d < inputs; d += 32) mean += from[d * stride_d];
+    for (int r = threadIdx.x; r < tile_rows; r += blockDim.x) {
+      i64 n = first + r, b = n / rows_per_batch;
+      row_offset[r] = n < rows ? b * stride_b + (t0 + (n - b * rows_per_batch)) * stride_t : -1;
+    }
+    __syncthreads();
+    if (norm_weight) {
+      // A warp makes a row.
+      for (int r = warp; r < tile_rows; r += warps) {
+        float* row = tile + (i64)(r / kRows) * inputs * kRows + r % kRows;
+        const float* from = x + row_offset[r];
+        const bool there = first + r < rows;
+        float mean = 0.0f, rstd = 1.0f, var = 0.0f;
+        for (int d = lane; there && d < inputs; d += 32) mean += from[d * stride_d];
         mean = warp_sum(mean) / (float)inputs;
-        for (int d = lane; d < inputs; d += 32) {
+        for (int d = lane; there && d < inputs; d += 32) {
           float e = from[d * stride_d] - mean;
           var = fmaf(e, e, var);
         }
         rstd = 1.0f / sqrtf(warp_sum(var) / (float)inputs + norm_epsilon);
+        for (int d = lane; d < inputs; d += 32) {
+          float y = there ? fmaf((from[d * stride_d] - mean) * rstd, norm_weight[d], norm_bias[d]) : 0.0f;
+          if (input_w) y *= input_w[d];
+          if (input_b) y += input_b[d];
+          row[d * kRows] = y;
+        }
       }
-#pragma unroll 2
+    } else {
+      // Several rows of a warp at once, so that their reads are in flight together.
+      constexpr int kAtOnce = 8;
       for (int d = lane; d < inputs; d += 32) {
-        float y = n < rows ? from[d * stride_d] : 0.0f;
-        if (norm_weight) y = fmaf((y - mean) * rstd, norm_weight[d], norm_bias[d]);
-        if (input_w) y *= input_w[d];
-        if (input_b) y += input_b[d];
-        row[d * kRows] = y;
+        float scale = input_w ? input_w[d] : 1.0f, shift = input_b ? input_b[d] : 0.0f;
+        for (int r = warp; r < tile_rows; r += kAtOnce * warps) {
+          float y[kAtOnce];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; i++) {
+            int mine = r + i * warps;
+            y[i] = mine < tile_rows && first + mine < rows ? x[row_offset[mine] + d * stride_d] : 0.0f;
+          }
+#pragma unroll
+          for (int i = 0; i < kAtOnce; i++) {
+            int mine = r + i * warps;
+            if (mine < tile_rows)
+              tile[((i64)(mine / kRows) * inputs + d) * kRows + mine % kRows] = fmaf(y[i], scale, shift);
+          }
+        }
       }
     }
     __syncthreads();

@@ -250,7 +250,9 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 else {
                     continue;
                 };
-                let each = batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
+                let groups_of = |batch: usize| batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
+                // What is rebuilt is many rows, as many as its chunk has steps; the choice is for any number.
+                let each = if role == Role::Rebuild { 8 } else { groups_of(batch) };
                 // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
                 let bytes = |groups: usize| {
                     let of_thread = if adjoint {
@@ -314,12 +316,12 @@ fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
             };
             // Tiles so large that reading them is short beside their gates, but that every multiprocessor has some.
             let share = (p.batch * p.steps * blocks).div_ceil(props.sm_count as usize);
-            let fit = limit / (p.inputs * 4) / rows * rows;
+            let fit = limit / (p.inputs * 4 + 8) / rows * rows;
             let tile = share.next_multiple_of(rows).min(32).min(fit);
             if tile == 0 {
                 return None;
             }
-            let shared = (tile * p.inputs * 4) as u32;
+            let shared = (tile * (p.inputs * 4 + 8)) as u32;
             let threads = shape.threads;
             return Some(Held {
                 blocks,
