@@ -22,9 +22,12 @@
 
 // alpha of kRows rows, then beta of them.
 __device__ __forceinline__ void load_pairs(const char* tile, unsigned offset, float (&x)[2 * kRows]) {
-  if constexpr (kRows == 2) {
-    float4 y = *(const float4*)(tile + offset);
-    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  if constexpr (kRows >= 2) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRows; i += 4) {
+      float4 y = *(const float4*)(tile + offset + 4 * i);
+      x[i] = y.x, x[i + 1] = y.y, x[i + 2] = y.z, x[i + 3] = y.w;
+    }
   } else {
     float2 y = *(const float2*)(tile + offset);
     x[0] = y.x, x[1] = y.y;
@@ -35,7 +38,7 @@ struct Sums {
   float4 of[kSlots];
 };
 
-constexpr int kBatch = kRows == 1 ? 4 : 2;
+constexpr int kBatch = kRows == 1 ? 4 : kRows == 2 && kSlots <= 12 ? 4 : 2;
 
 template <int kFirst>
 __device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int used, const char* tile,
@@ -80,7 +83,7 @@ __device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int 
   }
 }
 
-// Dynamic shared memory: for each group and thread 2 x 16 bytes that are copied ahead and 16 of its own; alpha and beta
+// Dynamic shared memory: for each group and thread 2 x 32 bytes that are copied ahead and 16 of its own; alpha and beta
 // of each group, twice [H, 2 kRows]; two barriers for each group.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
@@ -110,7 +113,7 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   const unsigned j = schedule.target[rank * blockDim.x + threadIdx.x];
   float p0, q0;
   const Held held = hold(schedule, rank, p0, q0);
-  const int sub = lane & (shape.x - 1), row = kRows == 2 ? lane & 1 : 0;
+  const int sub = lane & (shape.x - 1), row = lane & (kRows - 1);
   const bool writer = j != ~0u && sub < kRows;
   const float rate_c = j != ~0u ? positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt) : 0.0f;
   const float inverse_dt = elapsed ? 1.0f : 1.0f / dt;
@@ -119,9 +122,9 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
 #pragma unroll
   for (int i = 0; i < kSlots; i++)
     sums.of[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * blockDim.x];
-  float4* ahead = (float4*)shared + threadIdx.x;                        // [2, groups, threads]: v of each row, den
-  float4* own = (float4*)shared + blockDim.x * groups * 2 + threadIdx.x;  // a, v', and sums of alpha and beta of a step
-  char* tiles = shared + blockDim.x * groups * 48;
+  float4* ahead = (float4*)shared + threadIdx.x;  // [2, groups, 2, threads]: v of each row; den and dL/d out of one's own
+  float4* own = (float4*)shared + blockDim.x * groups * 4 + threadIdx.x;  // a, v', and sums of alpha and beta of a step
+  char* tiles = shared + blockDim.x * groups * 80;
   const unsigned bytes = hidden * kRows * 8;  // of one buffer
 #if __CUDA_ARCH__ >= 900
   unsigned long long* barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
@@ -142,12 +145,11 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   // alpha and beta of group q for unfold n, to all blocks.
   auto give = [&](int q, unsigned n, float alpha, float beta) {
     float x[2 * kRows];
-    if constexpr (kRows == 2) {
-      float other = __shfl_xor_sync(~0u, alpha, 1), other_beta = __shfl_xor_sync(~0u, beta, 1);
-      x[0] = row ? other : alpha, x[1] = row ? alpha : other;
-      x[2] = row ? other_beta : beta, x[3] = row ? beta : other_beta;
-    } else {
-      x[0] = alpha, x[1] = beta;
+    // Lane i of every kRows has row i.
+#pragma unroll
+    for (int i = 0; i < kRows; i++) {
+      x[i] = kRows == 1 ? alpha : __shfl_sync(~0u, alpha, i, kRows);
+      x[kRows + i] = kRows == 1 ? beta : __shfl_sync(~0u, beta, i, kRows);
     }
     unsigned i = q * 2 + (n & 1);
     if (j == ~0u) return;
@@ -187,28 +189,32 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
     // v of all rows; of the lane's own row, the denominator and, where a step begins, dL/d out.
     auto look_ahead = [&](int q, unsigned n, int r, int k) {
       if (j == ~0u) return;
-      float* to = (float*)(ahead + ((n & 1) * groups + q) * blockDim.x);
+      float* to = (float*)(ahead + ((n & 1) * groups + q) * 2 * blockDim.x);
+      float* mine = to + 4 * blockDim.x;
       const i64 at = ((i64)r * unfolds + k) * hidden + j, b = first_row(q) + row;
 #pragma unroll
       for (int i = 0; i < kRows; i++)
         if (first_row(q) + i < batch) copy_ahead<4>(to + i, trace_v + ((first_row(q) + i) * trace_b + at));
       if (b >= batch) return;
-      copy_ahead<4>(to + 2, trace_den + (b * trace_b + at));
+      copy_ahead<4>(mine, trace_den + (b * trace_b + at));
       if (k + 1 == unfolds && (int)j < outputs)
-        copy_ahead<4>(to + 3, grad_out + (b * grad_b + (t0 + r) * grad_t + j * grad_m));
+        copy_ahead<4>(mine + 1, grad_out + (b * grad_b + (t0 + r) * grad_t + j * grad_m));
     };
     // From a = dL/dv' of unfold k of step r to its alpha and beta, given to all; a keeps alpha c.
     auto prepare = [&](int q, unsigned n, int r, int k, float a) {
       const i64 b = first_row(q) + row;
       copies_here();
-      float4 mine = own[q * blockDim.x], there = ahead[((n & 1) * groups + q) * blockDim.x];
+      const float4* there = ahead + ((n & 1) * groups + q) * 2 * blockDim.x;
+      const float4 rows = there[0];
+      const float2 here = *(const float2*)(there + blockDim.x);
+      float4 mine = own[q * blockDim.x];
       const bool valid = j != ~0u && b < batch;
       if (k + 1 == unfolds) {
         mine.z = mine.w = 0.0f;
-        if (valid && (int)j < outputs) a += output_w ? there.w * output_w[j] : there.w;
+        if (valid && (int)j < outputs) a += output_w ? here.y * output_w[j] : here.y;
       }
-      const float v = kRows == 2 && row ? there.y : there.x;
-      const float alpha = kFast ? __fdividef(a, there.z) : __fdiv_rn(a, there.z), beta = -alpha * mine.y;
+      const float v = row == 0 ? rows.x : row == 1 ? rows.y : row == 2 ? rows.z : rows.w;
+      const float alpha = kFast ? __fdividef(a, here.x) : __fdiv_rn(a, here.x), beta = -alpha * mine.y;
       give(q, n, alpha, beta);
       float c = rate_c, per_dt = (float)unfolds * inverse_dt;
       if (elapsed && valid) {
@@ -236,7 +242,10 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
         if (steps > 0) after = states[(b * total_steps + t0 + steps - 1) * hidden + j];
       }
       own[q * blockDim.x] = make_float4(a, after, 0.0f, 0.0f);
-      for (int i = 0; i < 2; i++) ahead[(i * groups + q) * blockDim.x] = make_float4(0.0f, 0.0f, 1.0f, 0.0f);
+      for (int i = 0; i < 2; i++) {
+        ahead[(i * groups + q) * 2 * blockDim.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        ahead[((i * groups + q) * 2 + 1) * blockDim.x] = make_float4(1.0f, 0.0f, 0.0f, 0.0f);
+      }
       if (steps > 0) {
         look_ahead(q, n, steps - 1, unfolds - 1);
         prepare(q, n, steps - 1, unfolds - 1, a);
@@ -248,19 +257,25 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
       for (int k = unfolds - 1; k >= 0; k--, n++) {
 #pragma unroll 1
         for (int q = 0; q < live; q++) {
-          float4 there = ahead[((n & 1) * groups + q) * blockDim.x];
+          const float4 there = ahead[((n & 1) * groups + q) * 2 * blockDim.x];
           float v[kRows], total[kRows];
           v[0] = there.x;
-          if (kRows == 2) v[kRows - 1] = there.y;
+          if constexpr (kRows >= 2) v[1] = there.y;
+          if constexpr (kRows == 4) v[2] = there.z, v[3] = there.w;
 #pragma unroll
           for (int i = 0; i < kRows; i++) total[i] = 0.0f;
           take(q, n);
           adjoint_gates<0>(held, sums, shape.y, tiles + (q * 2 + (n & 1)) * bytes, v, total);
-          float sum = total[0];
-          if constexpr (kRows == 2) {
-            float other = row ? total[0] : total[1];
-            sum = (row ? total[1] : total[0]) + __shfl_xor_sync(~0u, other, 1);
+#pragma unroll
+          for (int half = kRows / 2; half > 0; half /= 2) {
+            const bool upper = lane & half;
+#pragma unroll
+            for (int i = 0; i < half; i++) {
+              float keep = upper ? total[half + i] : total[i], give_away = upper ? total[i] : total[half + i];
+              total[i] = keep + __shfl_xor_sync(~0u, give_away, half);
+            }
           }
+          float sum = total[0];
 #pragma unroll
           for (int o = kRows; o < 32; o *= 2)
             if (o < shape.x) sum += __shfl_xor_sync(~0u, sum, o);
@@ -282,10 +297,11 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   }
 #pragma unroll
   for (int i = 0; i < kSlots; i++) saved[(i64)i * blockDim.x] = sums.of[i];
-  if constexpr (kRows == 2) {
-    sum_alpha += __shfl_xor_sync(~0u, sum_alpha, 1);
-    sum_beta += __shfl_xor_sync(~0u, sum_beta, 1);
-    sum_change += __shfl_xor_sync(~0u, sum_change, 1);
+#pragma unroll
+  for (int o = 1; o < kRows; o *= 2) {
+    sum_alpha += __shfl_xor_sync(~0u, sum_alpha, o);
+    sum_beta += __shfl_xor_sync(~0u, sum_beta, o);
+    sum_change += __shfl_xor_sync(~0u, sum_change, o);
   }
   if (j != ~0u && sub == 0) {
     float4* to = neuron_sums + ((i64)cluster * hidden + j);

@@ -47,7 +47,8 @@ pub(super) fn specialisation(
     }
 }
 
-/// How many clusters of each size `device` holds at once, when every block has a multiprocessor to itself.
+/// How many clusters of each size `device` holds at once, when every block has a multiprocessor to itself: asked for a
+/// kernel whose 1024 threads have 64 registers, all that there are.
 pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     let props = device.props();
     let mut resident = tune::assumed_residency(props);
@@ -57,10 +58,8 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     let smallest = Held::of(1, (4, 1024));
     let kernel =
         device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &smallest, false, true), "ltc_recurrence")?;
-    let shared = props.shared_per_sm / 2 + 1024;
-    kernel.set_max_dynamic_shared(shared)?;
     for (blocks, n) in resident.iter_mut().enumerate().skip(2) {
-        let mut launch = LaunchConfig::new((1, 1, 1), (32, 1, 1)).shared(shared);
+        let mut launch = LaunchConfig::new((1, 1, 1), (1024, 1, 1));
         launch.cluster = Some((blocks as u32, 1, 1));
         *n = kernel.max_active_clusters(&launch)? as usize;
     }
@@ -146,7 +145,6 @@ impl HeldKernel {
     /// The recurrence or the adjoint: as many clusters as are resident at once, and no more than there are groups of rows.
     pub(super) fn recurrence(
         device: &Arc<CudaDevice>,
-        residency: &Residency,
         s: &Synapses,
         batch: usize,
         h: Held,
@@ -157,10 +155,9 @@ impl HeldKernel {
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
-        // One block a multiprocessor, as the choice assumed: two would share what binds.
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
-            (kernel.max_active_clusters(&launch)? as usize).min(residency[h.blocks])
+            kernel.max_active_clusters(&launch)? as usize
         } else {
             (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize
         };
@@ -252,7 +249,6 @@ pub(super) struct HeldBackward {
 impl HeldBackward {
     pub(super) fn new(
         device: &Arc<CudaDevice>,
-        residency: &Residency,
         s: &Synapses,
         batch: usize,
         chunk: usize,
@@ -261,10 +257,8 @@ impl HeldBackward {
     ) -> Result<Self> {
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
         Ok(Self {
-            adjoint: HeldKernel::recurrence(device, residency, s, batch, adjoint, fast)?,
-            rebuild: rebuild
-                .map(|h| HeldKernel::recurrence(device, residency, s, batch * chunk, h, fast))
-                .transpose()?,
+            adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
+            rebuild: rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
             clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close: close("ltc_close_held")?,

@@ -270,7 +270,7 @@ impl CudaPlan {
         let synapses = &p.connectivity;
         let recurrence = config
             .recurrence
-            .map(|h| HeldKernel::recurrence(device, &residency, &synapses.recurrent, p.batch, h, config.fast))
+            .map(|h| HeldKernel::recurrence(device, &synapses.recurrent, p.batch, h, config.fast))
             .transpose()?;
         let sensory = config
             .sensory
@@ -280,7 +280,7 @@ impl CudaPlan {
             .adjoint
             .map(|h| {
                 let (chunk, both) = (config.backward_chunk, (h, config.rebuild));
-                HeldBackward::new(device, &residency, &synapses.recurrent, p.batch, chunk, both, config.fast)
+                HeldBackward::new(device, &synapses.recurrent, p.batch, chunk, both, config.fast)
             })
             .transpose()?;
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);

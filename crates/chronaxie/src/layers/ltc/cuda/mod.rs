@@ -81,7 +81,10 @@ pub fn specialisations() -> Vec<Specialisation> {
             }
         }
         for shape in tune::ADJOINT_SHAPES {
-            for (rows, cluster) in [(1, false), (2, true)] {
+            for (rows, cluster) in [(1, false), (2, true), (4, true)] {
+                if !tune::adjoint_fits_registers(rows, shape.0, shape.1) {
+                    continue;
+                }
                 let h = Held { pairs: true, ..Held::of(rows, shape) };
                 all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, cluster));
             }

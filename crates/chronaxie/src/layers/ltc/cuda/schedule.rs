@@ -5,8 +5,8 @@ use crate::{Error, Result};
 
 /// Slots a thread and threads a block, as kernels are compiled: what the registers of a multiprocessor hold at 4.5
 /// registers a slot. Small blocks hold the most.
-pub(super) const SHAPES: [(usize, usize); 8] =
-    [(4, 1024), (6, 1024), (8, 512), (12, 512), (16, 512), (20, 512), (32, 256), (40, 256)];
+pub(super) const SHAPES: [(usize, usize); 10] =
+    [(4, 1024), (6, 1024), (8, 512), (12, 512), (16, 512), (20, 512), (12, 256), (20, 256), (32, 256), (40, 256)];
 const WARP: usize = 32;
 /// Marks a slot without a synapse, as `kNone`.
 const NONE: u32 = u32::MAX;
@@ -70,12 +70,9 @@ impl Lists {
         (lanes <= WARP).then_some(lanes)
     }
 
-    /// What a block would be if each lane held up to `slots` synapses, or none if an owner does not fit a warp.
-    pub(super) fn shape(&self, blocks: usize, slots: usize, rows: usize) -> Option<Shape> {
-        self.shape_of(blocks, slots, rows, 2 * rows)
-    }
-    /// The same with at least `least` lanes an owner.
-    pub(super) fn shape_of(&self, blocks: usize, slots: usize, rows: usize, least: usize) -> Option<Shape> {
+    /// What a block would be if each lane held up to `slots` synapses and each owner had at least `least` lanes, or none
+    /// if an owner does not fit a warp.
+    pub(super) fn shape(&self, blocks: usize, slots: usize, rows: usize, least: usize) -> Option<Shape> {
         // A load of `rows` values at a 16-bit byte offset.
         if self.others * rows * 4 > 1 << 16 {
             return None;
@@ -234,9 +231,11 @@ mod tests {
                     && lists.of.iter().enumerate().all(|(o, l)| l.iter().all(|e| e.at as usize / n == o));
                 let (slots, limit) = *SHAPES
                     .iter()
-                    .find(|&&(slots, threads)| lists.shape(blocks, slots, rows).is_some_and(|s| s.threads <= threads))
+                    .find(|&&(slots, threads)| {
+                        lists.shape(blocks, slots, rows, 2 * rows).is_some_and(|s| s.threads <= threads)
+                    })
                     .unwrap();
-                let threads = lists.shape(blocks, slots, rows).unwrap().threads;
+                let threads = lists.shape(blocks, slots, rows, 2 * rows).unwrap().threads;
                 assert!(threads <= limit);
                 let plan = lists.schedule(blocks, slots, rows, threads, 2 * rows).unwrap();
                 let mut seen = vec![0; n * n];
@@ -267,7 +266,7 @@ mod tests {
         let s = random(256, 0.5);
         let lists = Lists::by_target(&s).unwrap();
         let (rows, slots, blocks) = (2, 20, 4);
-        let threads = lists.shape(blocks, slots, rows).unwrap().threads;
+        let threads = lists.shape(blocks, slots, rows, 2 * rows).unwrap().threads;
         let plan = lists.schedule(blocks, slots, rows, threads, 2 * rows).unwrap();
         let banks = WARP / rows;
         let (mut passes, mut loads) = (0, 0);
@@ -291,9 +290,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let lists = Lists::by_target(&Synapses::full(256, 256).unwrap()).unwrap();
-        assert!(lists.shape(1, 4, 1).is_none(), "64 lanes an owner");
+        assert!(lists.shape(1, 4, 1, 2).is_none(), "64 lanes an owner");
         assert!(lists.schedule(1, 8, 1, 512, 2).is_err());
         let wide = Lists::by_target(&Synapses::from_fn(20000, 20000, |i, j| i == j).unwrap()).unwrap();
-        assert!(wide.shape(1, 4, 1).is_none(), "an offset of more than 16 bits");
+        assert!(wide.shape(1, 4, 1, 2).is_none(), "an offset of more than 16 bits");
     }
 }

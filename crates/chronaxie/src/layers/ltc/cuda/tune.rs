@@ -192,12 +192,22 @@ pub(super) const fn fits_registers(rows: usize, slots: usize, threads: usize) ->
     }
 }
 
-/// Clocks of one unfold's chain in one block and in a cluster (H200): what only other groups' work can hide.
-const CHAIN: [usize; 2] = [380, 680];
-/// Instructions of a warp for a group beside its gates, in clocks of the multiprocessor.
-const WARP_CLOCKS: usize = 14;
+/// The same for the adjoint.
+pub(super) const fn adjoint_fits_registers(rows: usize, slots: usize, threads: usize) -> bool {
+    rows < 4 || slots * threads <= 12 * 256
+}
+
+/// Clocks of the exchange of states (H200, measured on a nearly empty wiring): a barrier, or a trip through a cluster.
+const fn exchange(blocks: usize) -> usize {
+    if blocks == 1 { 150 } else { 310 + 45 * blocks }
+}
+/// Issue slots, and clocks in sequence, that a warp spends on a group beside its gates.
+const GROUP_ISSUE: usize = 60;
+const GROUP_SERIAL: usize = 400;
 /// Clocks from a load of states to the first gate that follows from it.
 const GATE_LATENCY: usize = 85;
+/// Gates of a warp whose loads are in flight together, about.
+const IN_FLIGHT: usize = 12;
 
 /// As [`SHAPES`], for the adjoint: a slot takes 9 registers.
 pub(super) const ADJOINT_SHAPES: [(usize, usize); 4] = [(4, 512), (8, 512), (12, 256), (20, 256)];
@@ -235,7 +245,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let limit = props.shared_per_block_optin as usize;
     let most = if props.compute_capability >= (9, 0) { 8 } else { 1 };
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let (shapes, all_rows): (&[_], &[usize]) = if adjoint { (&ADJOINT_SHAPES, &[1, 2]) } else { (&SHAPES, &ROWS) };
+    let (shapes, all_rows): (&[_], &[usize]) = if adjoint { (&ADJOINT_SHAPES, &ROWS) } else { (&SHAPES, &ROWS) };
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
@@ -243,11 +253,11 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             // Values of a node, and lanes that an owner needs to end with one row each.
             let (width, least) = if adjoint { (2 * rows, rows) } else { (rows, 2 * rows) };
             for &(slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.slots)) {
-                if !adjoint && !fits_registers(rows, slots, max_threads) {
+                let fits = if adjoint { adjoint_fits_registers } else { fits_registers };
+                if !fits(rows, slots, max_threads) {
                     continue;
                 }
-                let Some(shape) = lists.shape_of(blocks, slots, width, least).filter(|s| s.threads <= max_threads)
-                else {
+                let Some(shape) = lists.shape(blocks, slots, width, least).filter(|s| s.threads <= max_threads) else {
                     continue;
                 };
                 let groups_of = |batch: usize| batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
@@ -256,7 +266,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
                 let bytes = |groups: usize| {
                     let of_thread = if adjoint {
-                        48
+                        80
                     } else if groups > 1 {
                         32
                     } else {
@@ -272,13 +282,18 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     continue;
                 }
                 let warps = shape.threads / 32;
-                // The busiest quarter of a multiprocessor: issue slots of the adjoint, special operations otherwise.
-                let gate = if adjoint { 12 } else { 8 } * if fast { 1 } else { 2 - usize::from(adjoint) };
-                let of_warp = shape.warp_slots.div_ceil(warps) * rows * gate;
-                let busy = (warps.div_ceil(4) * of_warp).max(of_warp + 2 * GATE_LATENCY);
-                let work = busy + WARP_CLOCKS * warps;
-                let chain = CHAIN[usize::from(blocks > 1)] + work;
-                let clocks = each.div_ceil(groups) * chain.max(work * groups.min(each));
+                // Special operations bind, or issue slots in the adjoint; a warp alone waits for its loads.
+                let gate = match (adjoint, fast) {
+                    (false, true) => 8,
+                    (true, true) => 12,
+                    (false, false) => 16,
+                    (true, false) => 18,
+                };
+                let gates = shape.warp_slots.div_ceil(warps) * rows;
+                let together = warps.div_ceil(4) * (gates * gate + GROUP_ISSUE);
+                let alone = gates.div_ceil(IN_FLIGHT) * GATE_LATENCY + gates * gate + GROUP_SERIAL;
+                let busy = together.max(alone);
+                let clocks = each.div_ceil(groups) * (busy * groups.min(each)).max(exchange(blocks) + busy);
                 if best.is_none_or(|(least, _)| clocks < least) {
                     let store = role == Role::Rebuild || (!adjoint && p.backward && p.save == Save::Store);
                     let held = Held {
@@ -311,7 +326,7 @@ fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
     let limit = props.shared_per_block_optin as usize;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
         for (slots, max_threads) in SENSORY_SHAPES {
-            let Some(shape) = lists.shape_of(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
+            let Some(shape) = lists.shape(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
                 continue;
             };
             // Tiles so large that reading them is short beside their gates, but that every multiprocessor has some.
