@@ -1,7 +1,10 @@
 //! The library's own thread pool: made at first use, made anew for another number of threads and in a forked child.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::{Arc, Mutex};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The largest number of threads that can be asked for.
 pub const MAX_THREADS: usize = 1024;
@@ -57,25 +60,107 @@ fn current() -> Arc<ThreadPool> {
     }
 }
 
-/// Runs `task(i)` for every `i` in `0..count` on the pool's threads and returns when all are done.
+/// What the calling thread of [`for_each`] shares with the pool's threads.
+struct Region {
+    /// Takes indices until none is left. Valid until the region is closed and no helper is left.
+    work: *const (dyn Fn() + Sync),
+    /// How many helpers there are, and [`CLOSED`].
+    helpers: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    last_left: Condvar,
+}
+// SAFETY: `work` is a pointer to something that threads may share, and `Region::help` says when it is followed.
+unsafe impl Send for Region {}
+// SAFETY: as above; the rest is shared by its own means.
+unsafe impl Sync for Region {}
+
+/// Set once the caller has found no index left: who comes later must not touch `work`.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+/// How often the caller looks for its helpers' end before it sleeps: about 40 us, since sleeping and waking takes as long.
+const LOOKS: usize = 2000;
+
+impl Region {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn help(&self) {
+        if self.helpers.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+            // SAFETY: this helper is counted and was so before the region was closed, so the caller still waits for it.
+            let work = AssertUnwindSafe(unsafe { &*self.work });
+            if let Err(panic) = catch_unwind(work) {
+                self.lock().get_or_insert(panic);
+            }
+        }
+        if self.helpers.fetch_sub(1, Ordering::Release) == CLOSED + 1 {
+            drop(self.lock());
+            self.last_left.notify_all();
+        }
+    }
+    /// Keeps later helpers out and waits for those who are in.
+    fn close(&self) {
+        self.helpers.fetch_or(CLOSED, Ordering::AcqRel);
+        for _ in 0..LOOKS {
+            if self.helpers.load(Ordering::Acquire) == CLOSED {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut lock = self.lock();
+        while self.helpers.load(Ordering::Acquire) != CLOSED {
+            lock = self.last_left.wait(lock).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Runs `task(i)` for every `i` in `0..count` on the calling thread and the pool's, and returns when all are done. The
+/// next index goes to whichever thread is free, so long tasks should stand first.
 ///
-/// Which thread runs which task is not fixed, so a task must write only what belongs to its index; then the result
-/// is the same for any number of threads. A panic in a task reaches the caller.
+/// The calling thread begins at once, and does not wait for a thread of the pool that has not begun: to wake one on a
+/// virtual machine takes 0.1 ms, as long as a small call. Which thread runs which task is not fixed, so a task must write
+/// only what belongs to its index; then the result is the same for any number of threads. A panic in a task reaches the
+/// caller.
 pub fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
-    if count <= 1 || num_threads() == 1 {
+    let threads = num_threads().min(count);
+    if threads <= 1 {
         for i in 0..count {
             task(i);
         }
         return;
     }
-    use rayon::prelude::*;
-    current().install(|| (0..count).into_par_iter().with_max_len(1).for_each(&task));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return;
+            }
+            task(i);
+        }
+    };
+    let shared: &(dyn Fn() + Sync) = &work;
+    let region = Arc::new(Region {
+        // SAFETY: only the lifetime changes; `work` and what it borrows outlive `close`, after which nothing follows it.
+        work: unsafe { std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(shared) },
+        helpers: AtomicUsize::new(0),
+        panic: Mutex::new(None),
+        last_left: Condvar::new(),
+    });
+    let pool = current();
+    for _ in 1..threads {
+        let region = region.clone();
+        pool.spawn(move || region.help());
+    }
+    let own = catch_unwind(AssertUnwindSafe(&work));
+    region.close();
+    let helpers = region.lock().take();
+    if let Some(panic) = own.err().or(helpers) {
+        resume_unwind(panic);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn every_index_runs_once() {
@@ -112,7 +197,46 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller() {
         set_num_threads(2);
-        let caught = std::panic::catch_unwind(|| for_each(8, |i| assert!(i != 5, "five")));
-        assert!(caught.is_err());
+        for bad in 0..8 {
+            let caught = catch_unwind(|| for_each(8, |i| assert!(i != bad, "number {i}")));
+            let message = caught.unwrap_err().downcast::<String>().unwrap();
+            assert_eq!(*message, format!("number {bad}"));
+        }
+    }
+
+    #[test]
+    fn helpers_that_come_late_find_nothing() {
+        set_num_threads(3);
+        for round in 0..20_000 {
+            // What the tasks borrow ends with each round.
+            let sums = [const { AtomicUsize::new(0) }; 4];
+            for_each(4, |i| {
+                sums[i].fetch_add(round + i, Ordering::Relaxed);
+            });
+            assert_eq!(sums.map(AtomicUsize::into_inner), [round, round + 1, round + 2, round + 3]);
+        }
+    }
+
+    #[test]
+    fn tasks_may_share_work_themselves() {
+        set_num_threads(3);
+        let done = AtomicUsize::new(0);
+        for_each(20, |_| {
+            for_each(10, |_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(done.into_inner(), 200);
+    }
+
+    #[test]
+    fn the_caller_waits_for_its_helpers() {
+        set_num_threads(2);
+        let done = AtomicUsize::new(0);
+        for_each(2, |_| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 2);
     }
 }
