@@ -5,20 +5,31 @@
 //! constants a, mu, p, q folded once a call: nothing is gathered, and nothing is reduced across lanes (`gates.rs`). The
 //! difference `v - mu` is formed first, so that a large `sigma mu` costs no accuracy.
 //!
-//! Counts: `B T (K S + SS)` gates forward, 3.1 million in `B24_T8_D128_H64`; a vector of 8 takes 25 instructions, 5 of
-//! them loads and one a division, and 12.5 cycles on a Zen 3. The backward pass evaluates each gate once more while it
-//! rebuilds a step, and keeps it (up to `GATE_CACHE`) for the adjoint and the parameters' sums: 4.0 + 1.5 + 2.9 ns a
-//! vector. Groups of 4 rows take 0.76 of the time of 8 forward and 0.9 backward: unpacking the constants costs them.
+//! Counts: `B T (K S + SS)` gates forward, 3.1 million in `B24_T8_D128_H64`. A vector of 8 takes 24 instructions, 5 of
+//! them loads and one a division, and 9.3 cycles on a Zen 3, which finishes 2.3 of their floating-point operations a
+//! cycle however they are ordered. So what counts is their number, and what saved time was: an exponential with one term
+//! less (0.87 of the time), two vectors side by side with no bounds on the argument where a target's constants and
+//! the largest state show that they are kept (0.82), and shuffles of constants by name for groups of 4 rows (0.70; see
+//! `avx.rs`). Those groups take 0.64 of the time of 8 rows forward and 0.67 backward.
 //!
-//! Times of `B24_T8_D128_H64` on 2 cores of a Zen 3 at 3.2 GHz that other work shared (2026-11-21, the best of 500):
-//! forward 2.16 ms on one thread and 1.50 on two, backward 4.54 and 3.08.
+//! The backward pass evaluates each gate once more while it rebuilds a step, and keeps it (up to `GATE_CACHE`) for the
+//! adjoint and the parameters' sums: 45, 17 and 31 of 100 parts of a group of 8 rows.
 //!
-//! Tried and left: two gates with one division (5 % slower), Estrin's scheme (no change). Constants spread over all lanes
-//! in memory are 18 % faster, but take 128 bytes a synapse instead of 16, which large layers would fetch from memory.
+//! Times of `B24_T8_D128_H64` on 2 cores of a Zen 3 at 3.2 GHz that other work shared (2026-11-21, the best of some
+//! thousands): forward 1.44 ms on one thread and 0.74 on two, backward 3.25 and 1.66. Folding the parameters is 0.08 ms
+//! of them and closing the gradients 0.1: columns of matrices, of which every element is a line of the cache.
 //!
-//! Precision `fast` takes the same path: two terms of the exponential's polynomial would be all there is to save.
+//! Tried and left: two gates with one division (5 % slower), `rcpps` and a Newton step instead of the division (4 %
+//! slower), Estrin's scheme and stages of the next vectors in one turn of the loop (5 and 8 % faster by themselves, not
+//! where two vectors go side by side). `a v + b` instead of `a (v - mu)` is 6 % faster, but a `sigma mu` of 7000, as
+//! inputs that nobody normalised have, would cost a gate three digits. Constants spread over all lanes in memory are
+//! 16 % faster for groups of 4 rows, but take 64 bytes a synapse instead of 16, which large layers would fetch from
+//! memory. A group of 12 rows shares the constants of 8 and 4, but would leave B = 24 to two threads at most.
+//!
+//! Precision `fast` takes the same path: one or two terms of the exponential's polynomial would be all there is to save.
 #![allow(unsafe_code)]
 
+mod avx;
 mod backward;
 mod close;
 mod fold;
@@ -33,7 +44,7 @@ use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Given, Gradients};
-use fold::{Pack, SideInputs};
+use fold::{Room, SideInputs};
 use forward::{Call, Outputs, Strided};
 use layout::{Buffers, Group, Regions, Shared, Sums};
 
@@ -95,20 +106,19 @@ impl CpuPlan {
             })
         };
         let sides = [side(0)?, side(1)?];
-        let fold = |at: usize| {
-            let [packs, sources, first] = regions.sides[at];
+        let room = |at: usize| -> Result<Room<'a>> {
+            let [packs, sources, first, reach] = regions.sides[at];
             // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
-            let (packs, sources, first) = unsafe {
-                (
-                    regions.layout.carve::<f32>(scratch, packs)?,
-                    regions.layout.carve::<i32>(scratch, sources)?,
-                    regions.layout.carve::<i32>(scratch, first)?,
-                )
-            };
-            let packs: &mut [Pack] = packs.as_chunks_mut().0;
-            fold::fold(&sides[at], p.constraint, packs, sources.as_chunks_mut().0, first)
+            unsafe {
+                Ok(Room {
+                    constants: regions.layout.carve::<f32>(scratch, packs)?,
+                    source_of: regions.layout.carve::<i32>(scratch, sources)?.as_chunks_mut().0,
+                    first: regions.layout.carve::<i32>(scratch, first)?,
+                    reach: regions.layout.carve::<f32>(scratch, reach)?.as_chunks_mut().0,
+                })
+            }
         };
-        let (recurrent, sensory) = (fold(0)?, fold(1)?);
+        let [recurrent, sensory] = fold::fold(&sides, p.constraint, [room(0)?, room(1)?])?;
         // SAFETY: as above.
         let neurons = unsafe { regions.layout.carve::<f32>(scratch, regions.neurons)? }.as_chunks_mut().0;
         let positive = p.constraint == super::Constraint::Softplus;
@@ -150,7 +160,7 @@ impl CpuPlan {
             },
         };
         let len = regions.sizes.buffers();
-        layout::for_each_free(regions.tasks, |task| {
+        pool::for_each(regions.tasks, |task| {
             for &g in &self.groups[regions.groups_of(task, self.groups.len())] {
                 // SAFETY: a task has its own part.
                 let memory = unsafe { memory.part(task * len, len) };
@@ -192,7 +202,7 @@ impl CpuPlan {
         };
         let (len, sums_len) = (regions.sizes.buffers(), regions.sizes.sums());
         let (parts, sum_parts) = (Shared::new(memory), Shared::new(sums));
-        layout::for_each_free(regions.tasks, |task| {
+        pool::for_each(regions.tasks, |task| {
             // SAFETY: a task has its own parts.
             let (memory, sums) = unsafe { (parts.part(task * len, len), sum_parts.part(task * sums_len, sums_len)) };
             sums.fill(0.0);
@@ -222,18 +232,28 @@ impl CpuPlan {
         tasks: close::Tasks<'_>,
     ) -> Result<()> {
         let (p, sizes) = (&self.problem, &regions.sizes);
-        let mut base = 0;
-        for (s, (side, packs, first)) in sides.iter().zip([
-            (&call.recurrent, sizes.recurrent_packs, "grad_w"),
-            (&call.sensory, sizes.sensory_packs, "grad_sensory_w"),
-        ]) {
-            // The four matrices of a side follow each other in every signature.
+        // The four matrices of a side follow each other in every signature.
+        let mut gradients = |first: &str| -> Result<[Shared<f32>; 4]> {
             let at = signature.output(first).ok_or_else(|| missing(first))?;
             let [w, mu, sigma, erev, ..] = &mut outputs[at..] else { return Err(missing(first)) };
-            let gradients = [w.as_mut_slice()?, mu.as_mut_slice()?, sigma.as_mut_slice()?, erev.as_mut_slice()?];
-            close::close_side(s, side, p.constraint, tasks, base, gradients);
-            base += 8 * packs;
-        }
+            Ok([
+                Shared::new(w.as_mut_slice()?),
+                Shared::new(mu.as_mut_slice()?),
+                Shared::new(sigma.as_mut_slice()?),
+                Shared::new(erev.as_mut_slice()?),
+            ])
+        };
+        let [recurrent, sensory] = sides;
+        let mut base = 8 * sizes.recurrent_packs;
+        close::close_sides(
+            [
+                close::Sums { of: recurrent, side: &call.recurrent, base: 0, gradients: gradients("grad_w")? },
+                close::Sums { of: sensory, side: &call.sensory, base, gradients: gradients("grad_sensory_w")? },
+            ],
+            p.constraint,
+            tasks,
+        );
+        base += 8 * sizes.sensory_packs;
         let floats = |name: &str| -> Result<&[f32]> {
             inputs[signature.input(name).ok_or_else(|| missing(name))?].as_slice::<f32>()
         };

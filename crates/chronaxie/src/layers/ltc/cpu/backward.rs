@@ -126,25 +126,16 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 let (v, after) = b.v[k * state..(k + 2) * state].split_at(state);
                 let (alpha, beta) = (&mut b.alpha[k * cells..(k + 1) * cells], &mut b.beta[k * cells..(k + 1) * cells]);
                 let inverse = &b.inverse[k * cells..(k + 1) * cells];
-                let mut moved = [0.0f32; R];
-                for j in 0..hidden {
-                    let neuron = Neuron::from(call.neurons[j]);
-                    for (l, moved) in moved.iter_mut().enumerate() {
-                        let i = j * R + l;
-                        let al = b.a[i] * inverse[i];
-                        let be = -al * after[i];
-                        (alpha[i], beta[i]) = (al, be);
-                        alpha_sum[i] += al;
-                        beta_sum[i] += be;
-                        leak_sum[i] = mul_add::<FMA>(al, neuron.vleak - after[i], leak_sum[i]);
-                        let dc = al * (v[i] - after[i]);
-                        cm_sum[i] += dc;
-                        *moved = mul_add::<FMA>(dc, neuron.cm, *moved);
-                        b.a[i] = al * (neuron.cm * rate.0[l]);
-                    }
-                }
+                let moved = neurons_adjoint::<FMA, R>(
+                    call,
+                    rate,
+                    [v, after, inverse],
+                    b.a,
+                    [alpha, beta],
+                    [&mut *alpha_sum, beta_sum, leak_sum, cm_sum],
+                );
                 for l in 0..R {
-                    duration_sum[l] += f64::from(moved[l]);
+                    duration_sum[l] += f64::from(moved.0[l]);
                 }
                 let pulled = &mut b.pulled[..state];
                 pulled.fill(0.0);
@@ -257,6 +248,41 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             }
         }
     }
+}
+
+/// One unfold's adjoint without its synapses: from the gradient of the state after it, `a`, those of its numerators and
+/// denominators, alpha and beta, and that of the state before it through the membrane, to `a`.
+///
+/// Adds to the sums of alpha, beta, `alpha (vleak - v')` and dc; returns the sum of `dc cm`. All are `[H, R]`.
+#[inline(always)]
+fn neurons_adjoint<const FMA: bool, const R: usize>(
+    call: &Call<'_>,
+    rate: Lanes<R>,
+    [before, after, inverse]: [&[f32]; 3],
+    a: &mut [f32],
+    [alpha, beta]: [&mut [f32]; 2],
+    sums: [&mut [f32]; 4],
+) -> Lanes<R> {
+    let hidden = call.p.hidden;
+    let [before, after, inverse] = [before, after, inverse].map(|x| &x.as_chunks::<R>().0[..hidden]);
+    let [a, alpha, beta] = [a, alpha, beta].map(|x| &mut x.as_chunks_mut::<R>().0[..hidden]);
+    let [alpha_sum, beta_sum, leak_sum, cm_sum] = sums.map(|x| &mut x.as_chunks_mut::<R>().0[..hidden]);
+    let mut moved = Lanes::splat(0.0);
+    for j in 0..hidden {
+        let neuron = Neuron::from(call.neurons[j]);
+        let (before, after) = (Lanes(before[j]), Lanes(after[j]));
+        let al = Lanes(a[j]) * Lanes(inverse[j]);
+        let be = al.map(|x| -x) * after;
+        (alpha[j], beta[j]) = (al.0, be.0);
+        alpha_sum[j] = (Lanes(alpha_sum[j]) + al).0;
+        beta_sum[j] = (Lanes(beta_sum[j]) + be).0;
+        leak_sum[j] = al.mul_add::<FMA>(Lanes::splat(neuron.vleak) - after, Lanes(leak_sum[j])).0;
+        let dc = al * (before - after);
+        cm_sum[j] = (Lanes(cm_sum[j]) + dc).0;
+        moved = dc.mul_add::<FMA>(Lanes::splat(neuron.cm), moved);
+        a[j] = (al * (Lanes::splat(neuron.cm) * rate)).0;
+    }
+    moved
 }
 
 #[inline(always)]

@@ -1,8 +1,9 @@
 //! From the tasks' sums to the gradients of the parameters: the closing formulas, in f64.
 
 use super::fold::{PACK, Side, SideInputs, TARGETS};
-use super::layout::{Shared, for_each_free};
+use super::layout::Shared;
 use crate::layers::ltc::spec::Constraint;
+use crate::pool;
 use crate::simd_math::{Lanes, sigmoid};
 
 /// Sums of every task, `len` elements a task.
@@ -26,24 +27,29 @@ impl Tasks<'_> {
     }
 }
 
-/// Gradients of w, mu, sigma and erev, `[I, H]`, from the sums that start at `base` in each task.
-pub(super) fn close_side(
-    s: &SideInputs<'_>,
-    side: &Side<'_>,
-    constraint: Constraint,
-    tasks: Tasks<'_>,
-    base: usize,
-    gradients: [&mut [f32]; 4],
-) {
-    let hidden = side.first.len() - 1;
-    // A masked synapse has the gradient zero.
-    let gradients = gradients.map(|g| {
-        g.fill(0.0);
-        Shared::new(g)
-    });
-    for_each_free(hidden.div_ceil(TARGETS), |chunk| {
+/// A side and its sums, which start at `base` in each task.
+pub(super) struct Sums<'a> {
+    pub of: &'a SideInputs<'a>,
+    pub side: &'a Side<'a>,
+    pub base: usize,
+    /// Of w, mu, sigma and erev, `[I, H]`.
+    pub gradients: [Shared<f32>; 4],
+}
+
+/// Gradients of both sides' parameters.
+pub(super) fn close_sides(sums: [Sums<'_>; 2], constraint: Constraint, tasks: Tasks<'_>) {
+    let hidden = sums[0].side.first.len() - 1;
+    for sums in &sums {
+        for gradient in sums.gradients {
+            // A masked synapse has the gradient zero.
+            // SAFETY: no task runs yet.
+            unsafe { gradient.part(0, sums.of.sources * hidden) }.fill(0.0);
+        }
+    }
+    pool::for_each(2 * hidden.div_ceil(TARGETS), |task| {
+        let (Sums { of, side, base, gradients }, chunk) = (&sums[task % 2], task / 2);
         for j in chunk * TARGETS..hidden.min((chunk + 1) * TARGETS) {
-            close_target(s, side, constraint == Constraint::Softplus, j, tasks, base, &gradients);
+            close_target(of, side, constraint == Constraint::Softplus, j, tasks, *base, gradients);
         }
     });
 }
@@ -73,7 +79,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             let synapse = packs.start * PACK + chunk * 8 + l;
             let at = i as usize * hidden + j;
             let [s1, s2, a, b] = tasks.add::<4>(base + synapse * 4);
-            let p = side.packs[synapse / PACK][4 + synapse % PACK];
+            let p = side.packs[synapse / PACK].0[4 * (synapse % PACK) + 2];
             let dw = f64::from(slope.0[l]) * (f64::from(s.erev[at]) * s1 + s2);
             let values = [dw, -f64::from(s.sigma[at]) * a, b, f64::from(p) * s1];
             for (gradient, value) in gradients.iter().zip(values) {

@@ -4,12 +4,16 @@
 //! nothing is gathered and nothing is reduced across lanes but once a step. Where two synapses share a vector, results
 //! go through memory N lanes at a time: a store of R lanes would let the compiler compute in vectors of R.
 
+use super::avx;
 use super::fold::{PACK, Pack, Side};
-use crate::simd_math::{Lanes, sigmoid_exp2};
+use crate::simd_math::{Lanes, sigmoid_exp2, sigmoids_exp2};
 
 /// Gates never fall below 2^-64: far below what f32 sums of them resolve, and products stay normal numbers.
 const LOW: f32 = -64.0;
 const HIGH: f32 = 64.0;
+/// Where a target's gates are known to stay within this, holding them changes no bit and is left out: the rounding of
+/// the bound is far less than the difference.
+const FREE: f32 = 60.0;
 
 /// N elements from `at`.
 ///
@@ -38,7 +42,16 @@ unsafe fn store<const N: usize>(to: &mut [f32], at: usize, x: Lanes<N>) {
 /// # Safety
 /// Every source must be a row of `v`, `[I + 1, R]` from `base`.
 #[inline(always)]
-unsafe fn sources<const R: usize, const N: usize>(v: &[f32], base: usize, s: &[i32; PACK], at: usize) -> Lanes<N> {
+unsafe fn sources<const FMA: bool, const R: usize, const N: usize>(
+    v: &[f32],
+    base: usize,
+    s: &[i32; PACK],
+    at: usize,
+) -> Lanes<N> {
+    if avx::pairs::<FMA, R, N>() {
+        // SAFETY: these are pairs, and the rows are in bounds, as the caller promises.
+        return unsafe { avx::rows(&v[base..], s) };
+    }
     let mut x = [0.0; N];
     for q in 0..N / R {
         // SAFETY: a row in bounds, as the caller promises.
@@ -48,19 +61,29 @@ unsafe fn sources<const R: usize, const N: usize>(v: &[f32], base: usize, s: &[i
     Lanes(x)
 }
 
-/// The constant at `from` of each of the N / R synapses, over its R lanes.
+/// The constants mu, a, p, q of the N / R synapses from `half` of a pack, over their R lanes.
 #[inline(always)]
-fn constant<const R: usize, const N: usize>(pack: &Pack, from: usize) -> Lanes<N> {
-    let mut x = [0.0; N];
-    for (l, x) in x.iter_mut().enumerate() {
-        *x = pack[from + l / R];
+fn constants<const FMA: bool, const R: usize, const N: usize>(pack: &Pack, half: usize) -> [Lanes<N>; 4] {
+    if avx::pairs::<FMA, R, N>() {
+        // SAFETY: these are pairs.
+        return unsafe { avx::constants(pack) };
     }
-    Lanes(x)
+    let mut x = [Lanes([0.0; N]); 4];
+    for (which, x) in x.iter_mut().enumerate() {
+        for l in 0..N {
+            x.0[l] = pack.0[(half + l / R) * 4 + which];
+        }
+    }
+    x
 }
 
 /// R lanes, repeated for each synapse of a vector.
 #[inline(always)]
-fn repeated<const R: usize, const N: usize>(x: Lanes<R>) -> Lanes<N> {
+fn repeated<const FMA: bool, const R: usize, const N: usize>(x: Lanes<R>) -> Lanes<N> {
+    if avx::pairs::<FMA, R, N>() {
+        // SAFETY: these are pairs.
+        return unsafe { avx::repeated(&x) };
+    }
     let mut y = [0.0; N];
     for (l, y) in y.iter_mut().enumerate() {
         *y = x.0[l % R];
@@ -68,10 +91,23 @@ fn repeated<const R: usize, const N: usize>(x: Lanes<R>) -> Lanes<N> {
     Lanes(y)
 }
 
-const MU: usize = 0;
-const A: usize = 2;
-const P: usize = 4;
-const Q: usize = 6;
+pub(super) const MU: usize = 0;
+pub(super) const A: usize = 1;
+pub(super) const P: usize = 2;
+pub(super) const Q: usize = 3;
+
+/// The largest magnitude of the sources' values, `[I, R]`, but for NaN.
+#[inline(always)]
+fn largest<const R: usize>(v: &[f32], sources: usize) -> f32 {
+    let mut most = [0.0f32; R];
+    for row in &v.as_chunks::<R>().0[..sources] {
+        for l in 0..R {
+            let x = row[l].abs();
+            most[l] = if x > most[l] { x } else { most[l] };
+        }
+    }
+    most.into_iter().fold(0.0, f32::max)
+}
 
 /// Adds `sum q r` to `num` and `sum p r` to `den`, `[H, N]` each, from the sources' values `v`, `[I + 1, R]`.
 ///
@@ -87,30 +123,105 @@ pub(super) fn sums<const FMA: bool, const R: usize, const N: usize, const KEEP: 
     let hidden = side.first.len() - 1;
     assert!(v.len() >= (side.sources + 1) * R && num.len() >= hidden * N && den.len() >= hidden * N);
     assert!(!KEEP || gates.len() >= side.packs.len() * PACK * R);
+    let most = largest::<R>(v, side.sources);
     for j in 0..hidden {
-        let range = side.packs_of(j);
-        // SAFETY: j * N + N is at most hidden * N, asserted above.
-        let (mut n, mut d) = unsafe { (load::<N>(num, j * N), load::<N>(den, j * N)) };
-        for (at, (pack, source)) in range.clone().zip(side.packs[range.clone()].iter().zip(&side.source_of[range])) {
-            for half in (0..PACK).step_by(N / R) {
-                // SAFETY: a Side's sources are at most I, and v has I + 1 rows.
-                let x = unsafe { sources::<R, N>(v, 0, source, half) };
-                let t = constant::<R, N>(pack, A + half) * (x - constant::<R, N>(pack, MU + half));
-                let r = sigmoid_exp2::<FMA, N>(t, LOW, HIGH);
-                if KEEP {
-                    // SAFETY: at is below the number of packs, and gates holds 2 R for each, asserted above.
-                    unsafe { store(gates, (at * PACK + half) * R, r) };
-                }
-                n = constant::<R, N>(pack, Q + half).mul_add::<FMA>(r, n);
-                d = constant::<R, N>(pack, P + half).mul_add::<FMA>(r, d);
-            }
-        }
-        // SAFETY: as for the loads.
+        // A NaN among the bounds must lead to the gates that are held within theirs.
+        let [steepest, offset] = side.reach[j];
+        let free = steepest * most + offset <= FREE;
+        // SAFETY: j * N + N is at most hidden * N, asserted above, as are the lengths of v and gates.
         unsafe {
+            let (n, d) = (load::<N>(num, j * N), load::<N>(den, j * N));
+            let (n, d) = if free {
+                target_sums::<FMA, R, N, KEEP, false>(side, j, v, n, d, gates)
+            } else {
+                target_sums::<FMA, R, N, KEEP, true>(side, j, v, n, d, gates)
+            };
             store(num, j * N, n);
             store(den, j * N, d);
         }
     }
+}
+
+/// The sums of one target, added to `n` and `d`. Without `HOLD` the bounds on gates are known to be kept.
+///
+/// # Safety
+/// `v` must have I + 1 rows and, with `KEEP`, `gates` must hold all packs' gates.
+#[inline(always)]
+unsafe fn target_sums<const FMA: bool, const R: usize, const N: usize, const KEEP: bool, const HOLD: bool>(
+    side: &Side<'_>,
+    j: usize,
+    v: &[f32],
+    mut n: Lanes<N>,
+    mut d: Lanes<N>,
+    gates: &mut [f32],
+) -> (Lanes<N>, Lanes<N>) {
+    let range = side.packs_of(j);
+    let mut at = range.start;
+    // Two vectors go side by side: one pack, or two where its synapses share a vector.
+    let step = if R == N { 1 } else { 2 };
+    while at + step <= range.end {
+        // SAFETY: the packs are this target's; the rest as the caller promises.
+        (n, d) = unsafe {
+            if R == N {
+                pack_sums::<FMA, R, N, KEEP, HOLD, 1>(side, at, v, n, d, gates)
+            } else {
+                pack_sums::<FMA, R, N, KEEP, HOLD, 2>(side, at, v, n, d, gates)
+            }
+        };
+        at += step;
+    }
+    if R != N && at < range.end {
+        // SAFETY: as above.
+        (n, d) = unsafe { pack_sums::<FMA, R, N, KEEP, HOLD, 1>(side, at, v, n, d, gates) };
+    }
+    (n, d)
+}
+
+/// The sums of `COUNT` packs from `at`, of two vectors at most.
+///
+/// # Safety
+/// As [`target_sums`], and the packs must be there.
+#[inline(always)]
+unsafe fn pack_sums<
+    const FMA: bool,
+    const R: usize,
+    const N: usize,
+    const KEEP: bool,
+    const HOLD: bool,
+    const COUNT: usize,
+>(
+    side: &Side<'_>,
+    at: usize,
+    v: &[f32],
+    mut n: Lanes<N>,
+    mut d: Lanes<N>,
+    gates: &mut [f32],
+) -> (Lanes<N>, Lanes<N>) {
+    let (beside, each) = (N / R, PACK * R / N);
+    let (mut r, mut of) = ([Lanes::splat(0.0); 2], [[Lanes::splat(0.0); 4]; 2]);
+    debug_assert!(at + COUNT <= side.packs.len());
+    for m in 0..COUNT * each {
+        let (pack, half) = (at + m / each, m % each * beside);
+        // SAFETY: the pack is there, a Side's sources are at most I, and v has I + 1 rows, as the caller promises.
+        let x = unsafe {
+            of[m] = constants::<FMA, R, N>(side.packs.get_unchecked(pack), half);
+            sources::<FMA, R, N>(v, 0, side.source_of.get_unchecked(pack), half)
+        };
+        r[m] = of[m][A] * (x - of[m][MU]);
+        if HOLD {
+            r[m] = r[m].clamped(LOW, HIGH);
+        }
+    }
+    sigmoids_exp2::<FMA, N>(&mut r[..COUNT * each]);
+    for m in 0..COUNT * each {
+        if KEEP {
+            // SAFETY: gates holds 2 R for each pack, as the caller promises.
+            unsafe { store(gates, (at * PACK + m * beside) * R, r[m]) };
+        }
+        n = of[m][Q].mul_add::<FMA>(r[m], n);
+        d = of[m][P].mul_add::<FMA>(r[m], d);
+    }
+    (n, d)
 }
 
 /// Where the gates of an adjoint come from.
@@ -157,26 +268,30 @@ pub(super) fn adjoint<const FMA: bool, const R: usize, const N: usize, const GAT
         assert!(R == N || products.len() >= range.len() * PACK * R);
         // SAFETY: j is below H, and both hold H R, asserted above.
         let (al, be) = unsafe { (load::<R>(alpha, j * R), load::<R>(beta, j * R)) };
-        let (al, be) = (repeated::<R, N>(al), repeated::<R, N>(be));
+        let (al, be) = (repeated::<FMA, R, N>(al), repeated::<FMA, R, N>(be));
         let lists = side.packs[range.clone()].iter().zip(&side.source_of[range.clone()]);
         for (local, (pack, from)) in lists.clone().enumerate() {
             let at = range.start + local;
             for half in (0..PACK).step_by(N / R) {
-                let a = constant::<R, N>(pack, A + half);
+                let [mu, a, p, q] = constants::<FMA, R, N>(pack, half);
                 let r = if GATES == source::READ {
                     // SAFETY: at is below the number of packs, and gates holds 2 R for each, asserted above.
                     unsafe { load::<N>(gates, (at * PACK + half) * R) }
                 } else {
                     // SAFETY: a Side's sources are at most I, and v has I + 1 rows.
-                    let x = unsafe { sources::<R, N>(v, 0, from, half) };
-                    sigmoid_exp2::<FMA, N>(a * (x - constant::<R, N>(pack, MU + half)), LOW, HIGH)
+                    let x = unsafe { sources::<FMA, R, N>(v, 0, from, half) };
+                    sigmoid_exp2::<FMA, N>(a * (x - mu), LOW, HIGH)
                 };
                 if GATES == source::KEEP {
                     // SAFETY: as for the load.
                     unsafe { store(gates, (at * PACK + half) * R, r) };
                 }
-                let dz =
-                    gradient::<FMA, N>(r, al, be, constant::<R, N>(pack, P + half), constant::<R, N>(pack, Q + half));
+                if avx::pairs::<FMA, R, N>() {
+                    // SAFETY: these are pairs, sources are at most I, and pulled has I + 1 rows.
+                    unsafe { avx::pull(pack, from, [&r, &al, &be], pulled) };
+                    continue;
+                }
+                let dz = gradient::<FMA, N>(r, al, be, p, q);
                 if R == N {
                     let row = from[half] as usize * R;
                     // SAFETY: a Side's sources are at most I, and pulled has I + 1 rows.
@@ -187,7 +302,7 @@ pub(super) fn adjoint<const FMA: bool, const R: usize, const N: usize, const GAT
                 }
             }
         }
-        if R != N {
+        if R != N && !avx::pairs::<FMA, R, N>() {
             for (local, (_, from)) in lists.enumerate() {
                 for (half, &i) in from.iter().enumerate() {
                     let row = i as usize * R;
@@ -236,39 +351,56 @@ pub(super) fn parameter_sums<const FMA: bool, const R: usize, const N: usize, co
         let lists = side.packs[range.clone()].iter().zip(&side.source_of[range.clone()]);
         for (local, (pack, from)) in lists.enumerate() {
             let at = range.start + local;
-            for half in (0..PACK).step_by(N / R) {
-                let mu = constant::<R, N>(pack, MU + half);
-                let (p, q) = (constant::<R, N>(pack, P + half), constant::<R, N>(pack, Q + half));
-                let mut sum = [Lanes::<N>::splat(0.0); 4];
+            let mut both = [[Lanes::<N>::splat(0.0); 4]; PACK];
+            for (m, sum) in both[..PACK * R / N].iter_mut().enumerate() {
+                let half = m * (N / R);
+                let of = constants::<FMA, R, N>(pack, half);
                 for k in 0..count {
                     let neuron = (k * hidden + j) * R;
                     // SAFETY: k and j are below count and H, sources at most I, and all lengths are asserted above.
                     let (x, al, be) = unsafe {
                         (
-                            sources::<R, N>(times.v, k * rows, from, half),
+                            sources::<FMA, R, N>(times.v, k * rows, from, half),
                             load::<R>(times.alpha, neuron),
                             load::<R>(times.beta, neuron),
                         )
                     };
-                    let d = x - mu;
                     let r = if READ {
                         // SAFETY: at is below the number of packs; the length is asserted above.
                         unsafe { load::<N>(times.gates, k * kept + (at * PACK + half) * R) }
                     } else {
-                        sigmoid_exp2::<FMA, N>(constant::<R, N>(pack, A + half) * d, LOW, HIGH)
+                        sigmoid_exp2::<FMA, N>(of[A] * (x - of[MU]), LOW, HIGH)
                     };
-                    let (al, be) = (repeated::<R, N>(al), repeated::<R, N>(be));
-                    let dz = gradient::<FMA, N>(r, al, be, p, q);
+                    let (al, be) = (repeated::<FMA, R, N>(al), repeated::<FMA, R, N>(be));
+                    if avx::pairs::<FMA, R, N>() {
+                        // SAFETY: these are pairs.
+                        unsafe { avx::add_products(sum, &of, [&x, &r, &al, &be]) };
+                        continue;
+                    }
+                    let d = x - of[MU];
+                    let dz = gradient::<FMA, N>(r, al, be, of[P], of[Q]);
                     sum[0] = al.mul_add::<FMA>(r, sum[0]);
                     sum[1] = be.mul_add::<FMA>(r, sum[1]);
                     sum[2] = sum[2] + dz;
                     sum[3] = dz.mul_add::<FMA>(d, sum[3]);
                 }
-                for (quantity, sum) in sum.into_iter().enumerate() {
+            }
+            if avx::registers::<FMA, N>() {
+                let Some(total) = total[at * PACK..].first_chunk_mut::<PACK>() else { return };
+                // SAFETY: these are registers.
+                unsafe { avx::add_lane_sums::<R, N>(&both, total) };
+                continue;
+            }
+            for (m, sum) in both[..PACK * R / N].iter().enumerate() {
+                for (quantity, &sum) in sum.iter().enumerate() {
+                    let base = (local * PACK + m * (N / R)) * 4 * R;
                     // SAFETY: the packs of this target have 4 times 2 R elements each, asserted above.
-                    unsafe { store(partial, (local * PACK + half) * 4 * R + quantity * N, sum) };
+                    unsafe { store(partial, base + quantity * N, sum) };
                 }
             }
+        }
+        if avx::registers::<FMA, N>() {
+            continue;
         }
         for (local, total) in total[range.start * PACK..range.end * PACK].iter_mut().enumerate() {
             let beside = N / R;

@@ -2,8 +2,7 @@
 
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Pass;
-use crate::{Dtype, Layout, RegionId, Result, pool};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::{Dtype, Layout, RegionId, Result};
 
 /// Batch rows that are computed together, one a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,20 +34,6 @@ pub(super) fn groups(batch: usize) -> Vec<Group> {
         group
     };
     lanes.map(cut).filter(|g| g.rows > 0).collect()
-}
-
-/// Runs `task(i)` for `0..count`, the next index to whichever thread is free: the long ones stand first.
-pub(super) fn for_each_free(count: usize, task: impl Fn(usize) + Send + Sync) {
-    let next = AtomicUsize::new(0);
-    pool::for_each(pool::num_threads().min(count), |_| {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                return;
-            }
-            task(i);
-        }
-    });
 }
 
 /// A part of memory that several tasks write, each its own elements.
@@ -313,8 +298,8 @@ pub(super) struct Regions {
     pub layout: Layout,
     pub sizes: Sizes,
     pub tasks: usize,
-    /// Folded constants, sources, and the first pack of each target: recurrent, sensory.
-    pub sides: [[RegionId; 3]; 2],
+    /// Folded constants, sources, the first pack of each target and the reach of its gates: recurrent, sensory.
+    pub sides: [[RegionId; 4]; 2],
     pub neurons: RegionId,
     pub buffers: RegionId,
     pub sums: RegionId,
@@ -325,16 +310,20 @@ impl Regions {
         let sizes = Sizes::of(p, pass);
         let tasks = sizes.tasks(groups);
         let mut layout = Layout::new(gap);
-        let mut side = |names: [&'static str; 3], packs: usize| -> Result<[RegionId; 3]> {
+        let mut side = |names: [&'static str; 4], packs: usize| -> Result<[RegionId; 4]> {
             Ok([
                 layout.push(names[0], Dtype::F32, packs * 8)?,
                 layout.push(names[1], Dtype::I32, packs * 2)?,
                 layout.push(names[2], Dtype::I32, p.hidden + 1)?,
+                layout.push(names[3], Dtype::F32, p.hidden * 2)?,
             ])
         };
         let sides = [
-            side(["recurrent_constants", "recurrent_sources", "recurrent_packs"], sizes.recurrent_packs)?,
-            side(["sensory_constants", "sensory_sources", "sensory_packs"], sizes.sensory_packs)?,
+            side(
+                ["recurrent_constants", "recurrent_sources", "recurrent_packs", "recurrent_reach"],
+                sizes.recurrent_packs,
+            )?,
+            side(["sensory_constants", "sensory_sources", "sensory_packs", "sensory_reach"], sizes.sensory_packs)?,
         ];
         let neurons = layout.push("neurons", Dtype::F32, p.hidden * 4)?;
         let buffers = layout.push("buffers", Dtype::F32, tasks * sizes.buffers())?;

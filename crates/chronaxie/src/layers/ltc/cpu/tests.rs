@@ -185,6 +185,42 @@ fn extreme_gates_stay_finite_and_exact() {
     assert!(got.iter().all(|(_, v)| v.data.iter().all(|x| x.is_finite())));
 }
 
+/// Whether gates are held within bounds is decided for the rows of a group together: that must not show.
+#[test]
+fn what_is_extreme_in_a_row_changes_no_bit_of_another() {
+    for batch in [4, 8] {
+        let p = Ltc { dt: 1.0, initial_state: true, ..Ltc::new(batch, 3, connectivity(4, 7, 2)) };
+        let inputs = p.sample(Pass::Forward, 9).unwrap();
+        let forward =
+            |inputs: &Tensors| Session::new(Arc::new(p.clone()), &Device::Cpu).unwrap().forward(inputs).unwrap();
+        let want = forward(&inputs);
+        for (name, value) in [("x", 1e6), ("x", f64::INFINITY), ("x", f64::NAN), ("h0", -1e30), ("h0", f64::NAN)] {
+            let mut inputs = inputs.clone();
+            inputs.get_mut(name).unwrap().data[1] = value;
+            let got = forward(&inputs);
+            let (got, want) = (got.get("out").unwrap(), want.get("out").unwrap());
+            let row = got.data.len() / batch;
+            assert_eq!(got.data[row..], want.data[row..], "{name} = {value}, {batch} rows");
+            let first = &got.data[..row];
+            assert_ne!(first, &want.data[..row], "{name} = {value}, {batch} rows");
+            assert_eq!(first.iter().any(|x| x.is_nan()), value.is_nan(), "{name} = {value}, {batch} rows: {first:?}");
+        }
+    }
+}
+
+#[test]
+fn a_parameter_that_is_not_a_number_is_seen() {
+    let p = Ltc { dt: 1.0, ..Ltc::new(8, 2, connectivity(4, 7, 2)) };
+    for name in ["sigma", "mu", "sensory_sigma", "sensory_mu"] {
+        let mut inputs = p.sample(Pass::Forward, 9).unwrap();
+        // The synapse from source 0 onto target 0 exists.
+        inputs.get_mut(name).unwrap().data[0] = f64::NAN;
+        let got = Session::new(Arc::new(p.clone()), &Device::Cpu).unwrap().forward(&inputs).unwrap();
+        let out = &got.get("out").unwrap().data;
+        assert!(out.iter().step_by(7).all(|x| x.is_nan()), "{name}: {out:?}");
+    }
+}
+
 #[test]
 fn masked_synapses_have_no_gradient() {
     let p = Ltc::new(3, 2, connectivity(4, 6, 3));
