@@ -18,6 +18,5 @@ constexpr bool kCluster = true;
 constexpr int kSlots = 8;
 constexpr int kRows = 2;
 constexpr bool kMany = true;
-constexpr bool kStore = false;
 constexpr bool kRebuild = false;
 constexpr bool kPairs = false;

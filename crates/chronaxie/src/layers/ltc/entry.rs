@@ -108,6 +108,20 @@ impl Op for LtcEntry {
                 "B0_T3_D3_H5,density=1",
                 "B2_T3_D2_H0,density=1",
                 "B2_T2_D600_H300,density=0.4,norm=true",
+                // Both sides of where one block, a cluster of 2 to 8, and lists read from memory take turns.
+                "B5_T3_D4_H63,h0=true",
+                "B140_T3_D4_H64,unfolds=2,precision=fast",
+                "B33_T3_D4_H127,elapsed=true",
+                "B67_T2_D4_H128,unfolds=3,precision=fast,store=true",
+                "B33_T2_D4_H129,unfolds=3,h0=true",
+                "B5_T2_D4_H255,unfolds=2,elapsed=true,precision=fast",
+                "B61_T2_D4_H256,unfolds=2",
+                "B3_T2_D4_H257,unfolds=2",
+                "B9_T2_D4_H511,unfolds=1,density=0.2",
+                "B2_T2_D4_H512,unfolds=1,density=0.3,precision=fast",
+                "B2_T1_D4_H513,unfolds=1,density=0.3",
+                "B2_T1_D4_H1000,unfolds=1,density=0.05",
+                "B1_T1_D3_H2048,unfolds=1,density=0.01",
             ],
         };
         list.iter().map(|s| s.parse().expect("the cases of an entry are spelled right")).collect()
@@ -143,7 +157,7 @@ impl Op for LtcEntry {
 }
 
 /// Each synapse with probability `density`; a neuron that would have no source at all gets one.
-fn random_connectivity(inputs: usize, hidden: usize, density: f64, seed: u64) -> Result<Connectivity> {
+pub(super) fn random_connectivity(inputs: usize, hidden: usize, density: f64, seed: u64) -> Result<Connectivity> {
     if !(0.0..=1.0).contains(&density) {
         return Err(Error::value(format!("ltc: density = {density} is not in 0 ..= 1")));
     }

@@ -15,8 +15,17 @@ struct FoldSide {
 extern "C" __global__ void __launch_bounds__(256)
 ltc_fold_held(FoldSide recurrent, FoldSide sensory, int constrained) {
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  const FoldSide& side = s < recurrent.slots ? recurrent : sensory;
-  if (s >= recurrent.slots) s -= recurrent.slots;
+  // Field by field: a reference to one of two parameters would move both to local memory.
+  bool first = s < recurrent.slots;
+  FoldSide side;
+  side.at = first ? recurrent.at : sensory.at;
+  side.w = first ? recurrent.w : sensory.w;
+  side.mu = first ? recurrent.mu : sensory.mu;
+  side.sigma = first ? recurrent.sigma : sensory.sigma;
+  side.erev = first ? recurrent.erev : sensory.erev;
+  side.folded = first ? recurrent.folded : sensory.folded;
+  side.slots = first ? recurrent.slots : sensory.slots;
+  if (!first) s -= recurrent.slots;
   if (s >= side.slots) return;
   unsigned at = side.at[s];
   float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -2,7 +2,7 @@
 
 use super::launch::{args, at, launch_as, out, stride};
 use super::schedule::{Lists, Schedule};
-use super::tune::{self, Held, Residency};
+use super::tune::{self, Config, Held, Residency};
 use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY};
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::cuda::{DeviceBuffer, copy_to_device};
@@ -38,7 +38,6 @@ pub(super) fn specialisation(
             ("kCluster", Constant::Bool(cluster)),
             // A kernel for all lengths: how many steps are rebuilt at once must not matter.
             ("kMany", Constant::Bool(h.groups > 1 || h.rebuild)),
-            ("kStore", Constant::Bool(h.store)),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
         ],
@@ -55,7 +54,7 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     if props.compute_capability < (9, 0) {
         return Ok(resident);
     }
-    let smallest = Held::of(1, (4, 1024));
+    let smallest = Held::of((1, 4, 1024));
     let kernel =
         device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &smallest, false, true), "ltc_recurrence")?;
     for (blocks, n) in resident.iter_mut().enumerate().skip(2) {
@@ -64,6 +63,22 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
         *n = kernel.max_active_clusters(&launch)? as usize;
     }
     Ok(resident)
+}
+
+/// Every specialisation that a configuration launches.
+pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
+    let one = |source: &KernelSource, entry: &'static str, h: &Option<Held>| {
+        h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && entry != "ltc_sensory_sums"))
+    };
+    [
+        one(&RECURRENCE, "ltc_recurrence", &c.recurrence),
+        one(&RECURRENCE, "ltc_recurrence", &c.rebuild),
+        one(&SENSORY, "ltc_sensory_sums", &c.sensory),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A schedule on the device, in one buffer, as long as the plan lives.

@@ -10,10 +10,13 @@ mod tune;
 pub use launch::CudaPlan;
 pub use tune::{Config, Held, choose};
 
+use crate::DeviceProps;
 use crate::cuda::{Archs, Constant, KernelSource, Specialisation};
 use crate::kernels;
+use crate::layers::ltc::entry;
 use crate::layers::ltc::spec::Ltc;
-use crate::op::{Signature, TensorSpec};
+use crate::op::{Precision, Signature, TensorSpec};
+use std::sync::Arc;
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
@@ -56,9 +59,8 @@ fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, f
     }
 }
 
-/// Every kernel of the entry, exact and fast: two list lengths of the portable kernels; each shape of those that hold
-/// their synapses, of as many rows as its registers allow, for one group of rows in one block and for several in a
-/// cluster.
+/// What is compiled ahead, exact and fast: two list lengths of the portable kernels; of those that hold their synapses,
+/// each shape in one block and in a cluster, and everything that the compared cases launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let mut all = Vec::new();
     for fast in [false, true] {
@@ -68,29 +70,50 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         all.push(held::fold_specialisation(fast));
         all.push(held::close_specialisation(fast));
-        for shape in tune::SENSORY_SHAPES {
-            let h = Held::of(tune::SENSORY_ROWS, shape);
+        for (slots, threads) in tune::SENSORY_SHAPES {
+            let h = Held::of((tune::SENSORY_ROWS, slots, threads));
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
         }
-        for shape in schedule::SHAPES {
-            for rows in tune::ROWS.into_iter().filter(|&r| tune::fits_registers(r, shape.0, shape.1)) {
-                let plain = Held::of(rows, shape);
-                let rebuild = Held { groups: 2, store: true, rebuild: true, ..plain };
-                all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
-                all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
-            }
+        for shape in tune::RECURRENCES {
+            let plain = Held::of(shape);
+            let rebuild = Held { groups: 2, store: true, rebuild: true, ..plain };
+            all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
+            all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
         }
-        for shape in tune::ADJOINT_SHAPES {
-            for (rows, cluster) in [(1, false), (2, true), (4, true)] {
-                if !tune::adjoint_fits_registers(rows, shape.0, shape.1) {
-                    continue;
-                }
-                let h = Held { pairs: true, ..Held::of(rows, shape) };
-                all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, cluster));
+        for shape in tune::ADJOINTS {
+            let h = Held { pairs: true, ..Held::of(shape) };
+            all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, shape.0 == 2));
+        }
+    }
+    for p in compared() {
+        for device in DeviceProps::FIXTURES {
+            if let Ok(c) = tune::choose(&p, &device, None) {
+                all.extend(held::of_config(&c));
             }
         }
     }
+    let mut seen = Vec::new();
+    all.retain(|s| {
+        let key = (s.source.name.clone(), format!("{:?}", s.constants));
+        let new = !seen.contains(&key);
+        if new {
+            seen.push(key);
+        }
+        new
+    });
     all
+}
+
+/// The problems of the compared cases, exact and fast.
+fn compared() -> Vec<Ltc> {
+    let mut list = Vec::new();
+    for (batch, steps, inputs, hidden) in [(24, 8, 128, 64), (32, 64, 128, 128), (128, 256, 64, 256)] {
+        let Ok(c) = entry::random_connectivity(inputs, hidden, 0.5, 1) else { continue };
+        let exact = Ltc::new(batch, steps, Arc::new(c));
+        list.push(Ltc { precision: Precision::Fast, ..exact.clone() });
+        list.push(exact);
+    }
+    list
 }
 
 /// Where each tensor stands in a signature; resolved once, in the plan.

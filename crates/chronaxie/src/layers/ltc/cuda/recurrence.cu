@@ -188,7 +188,7 @@ ltc_recurrence(Schedule schedule,
           den += den0;
           float next = kFast ? __fdividef(num + base, den) : __fdiv_rn(num + base, den);
           if (!last) give(q, n + 1, next);
-          if (kStore && writer && batch_row(q) < batch) {
+          if (unfold_states && writer && batch_row(q) < batch) {
             i64 step = kRebuild ? (i64)batch_row(q) : (i64)batch_row(q) * total_steps + (t0 + r);
             i64 trace = (step * unfolds + k) * hidden + j;
             unfold_states[trace] = v;

@@ -3,10 +3,6 @@
 use crate::layers::ltc::Synapses;
 use crate::{Error, Result};
 
-/// Slots a thread and threads a block, as kernels are compiled: what the registers of a multiprocessor hold at 4.5
-/// registers a slot. Small blocks hold the most.
-pub(super) const SHAPES: [(usize, usize); 10] =
-    [(4, 1024), (6, 1024), (8, 512), (12, 512), (16, 512), (20, 512), (12, 256), (20, 256), (32, 256), (40, 256)];
 const WARP: usize = 32;
 /// Marks a slot without a synapse, as `kNone`.
 const NONE: u32 = u32::MAX;
@@ -229,9 +225,9 @@ mod tests {
             for lists in [Lists::by_target(&s).unwrap(), Lists::by_source(&s).unwrap()] {
                 let by_source = lists.of[0].first().is_some_and(|e| e.at as usize / n == 0 && n > 1)
                     && lists.of.iter().enumerate().all(|(o, l)| l.iter().all(|e| e.at as usize / n == o));
-                let (slots, limit) = *SHAPES
-                    .iter()
-                    .find(|&&(slots, threads)| {
+                let (slots, limit) = [(8, 512), (16, 512), (40, 256)]
+                    .into_iter()
+                    .find(|&(slots, threads)| {
                         lists.shape(blocks, slots, rows, 2 * rows).is_some_and(|s| s.threads <= threads)
                     })
                     .unwrap();

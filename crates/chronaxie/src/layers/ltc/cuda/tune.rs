@@ -1,6 +1,6 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
-use super::schedule::{Lists, SHAPES};
+use super::schedule::Lists;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
@@ -67,7 +67,7 @@ pub struct Held {
 
 impl Held {
     /// A shape alone, for the list of what is compiled.
-    pub(super) const fn of(rows: usize, (slots, max_threads): (usize, usize)) -> Self {
+    pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
         Self {
             blocks,
@@ -132,16 +132,17 @@ struct Wish {
     rows: Option<usize>,
     slots: Option<usize>,
     groups: Option<usize>,
-    of_backward: bool,
+    of: Option<Role>,
 }
 
 impl Wish {
-    /// What is left of it for the adjoint, and for the forward pass.
-    fn backward(&self) -> Self {
-        if self.of_backward { *self } else { Self { rows_only: self.rows_only, ..Self::default() } }
-    }
-    fn forward(&self) -> Self {
-        if self.of_backward { Self::default() } else { *self }
+    /// What is left of it for one of the kernels.
+    fn of(&self, role: Role) -> Self {
+        if self.of.unwrap_or(Role::Recurrence) == role {
+            *self
+        } else {
+            Self { rows_only: self.rows_only, ..Self::default() }
+        }
     }
     fn parse(name: Option<&str>) -> Result<Self> {
         let mut wish = Self::default();
@@ -152,12 +153,14 @@ impl Wish {
         }
         let bad = || {
             Error::config(format!(
-                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2 or, for the adjoint, bc4r2s20g2"
+                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the rebuilt unfolds"
             ))
         };
         let mut rest = name;
-        if let Some(after) = name.strip_prefix('b') {
-            (wish.of_backward, rest) = (true, after);
+        for (prefix, role) in [('b', Role::Adjoint), ('u', Role::Rebuild)] {
+            if let Some(after) = name.strip_prefix(prefix) {
+                (wish.of, rest) = (Some(role), after);
+            }
         }
         while let Some(letter) = rest.chars().next() {
             let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
@@ -176,41 +179,23 @@ impl Wish {
     }
 }
 
-/// Rows side by side that a recurrence may have.
-pub(super) const ROWS: [usize; 3] = [1, 2, 4];
-/// As [`SHAPES`], for the sensory sums.
-pub(super) const SENSORY_SHAPES: [(usize, usize); 4] = [(20, 256), (40, 256), (8, 512), (12, 512)];
+/// Rows side by side, slots a thread, and threads that a recurrence is compiled for: what the registers of a
+/// multiprocessor hold at 4.5 or 5 a slot, and about 40 beside them. Other shapes were tried and were never the best
+/// (four rows, 12 and 32 slots).
+pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
+    [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
+/// The same for the adjoint, where a slot takes 9 registers.
+pub(super) const ADJOINTS: [(usize, usize, usize); 4] = [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256)];
+/// Slots and threads of the sensory sums.
+pub(super) const SENSORY_SHAPES: [(usize, usize); 2] = [(40, 256), (12, 512)];
 /// Rows side by side of the sensory sums.
 pub(super) const SENSORY_ROWS: usize = 4;
 
-/// Whether a recurrence of `rows` rows and so many slots compiles without spills.
-pub(super) const fn fits_registers(rows: usize, slots: usize, threads: usize) -> bool {
-    match threads {
-        1024 => rows == 1,
-        512 => rows <= 2 || slots <= 12,
-        _ => true,
-    }
+/// Clocks of a group's unfold beside its gates (H200, measured): the exchange of states through a cluster, sums over
+/// lanes, the division. The adjoint does half as much again.
+const fn beside_gates(blocks: usize) -> usize {
+    if blocks == 1 { 700 } else { 900 + 10 * blocks }
 }
-
-/// The same for the adjoint.
-pub(super) const fn adjoint_fits_registers(rows: usize, slots: usize, threads: usize) -> bool {
-    rows < 4 || slots * threads <= 12 * 256
-}
-
-/// Clocks of the exchange of states (H200, measured on a nearly empty wiring): a barrier, or a trip through a cluster.
-const fn exchange(blocks: usize) -> usize {
-    if blocks == 1 { 150 } else { 310 + 45 * blocks }
-}
-/// Issue slots, and clocks in sequence, that a warp spends on a group beside its gates.
-const GROUP_ISSUE: usize = 60;
-const GROUP_SERIAL: usize = 400;
-/// Clocks from a load of states to the first gate that follows from it.
-const GATE_LATENCY: usize = 85;
-/// Gates of a warp whose loads are in flight together, about.
-const IN_FLIGHT: usize = 12;
-
-/// As [`SHAPES`], for the adjoint: a slot takes 9 registers.
-pub(super) const ADJOINT_SHAPES: [(usize, usize); 4] = [(4, 512), (8, 512), (12, 256), (20, 256)];
 
 /// How many clusters of each size are resident at once, from 1 block on.
 pub(super) type Residency = [usize; 9];
@@ -245,71 +230,67 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let limit = props.shared_per_block_optin as usize;
     let most = if props.compute_capability >= (9, 0) { 8 } else { 1 };
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let (shapes, all_rows): (&[_], &[usize]) = if adjoint { (&ADJOINT_SHAPES, &ROWS) } else { (&SHAPES, &ROWS) };
+    let shapes: &[_] = if adjoint { &ADJOINTS } else { &RECURRENCES };
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
-        for &rows in all_rows.iter().filter(|&&r| wanted(r, wish.rows)) {
+        for &(rows, slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots)) {
             // Values of a node, and lanes that an owner needs to end with one row each.
             let (width, least) = if adjoint { (2 * rows, rows) } else { (rows, 2 * rows) };
-            for &(slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.slots)) {
-                let fits = if adjoint { adjoint_fits_registers } else { fits_registers };
-                if !fits(rows, slots, max_threads) {
-                    continue;
-                }
-                let Some(shape) = lists.shape(blocks, slots, width, least).filter(|s| s.threads <= max_threads) else {
-                    continue;
+            let Some(shape) = lists.shape(blocks, slots, width, least).filter(|s| s.threads <= max_threads) else {
+                continue;
+            };
+            // Blocks smaller than their kernel allows share a multiprocessor, and hide each other's waits.
+            let sharing = if adjoint { 1 } else { (max_threads / shape.threads).clamp(1, 4) };
+            let clusters = resident[blocks] * sharing;
+            // What is rebuilt is many rows, as many as its chunk has steps; the choice is for any number.
+            let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
+            let each = batch.div_ceil(rows).div_ceil(clusters).max(1);
+            // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
+            let bytes = |groups: usize| {
+                let of_thread = if adjoint {
+                    80
+                } else if groups > 1 {
+                    32
+                } else {
+                    16
                 };
-                let groups_of = |batch: usize| batch.div_ceil(rows).div_ceil(resident[blocks]).max(1);
-                // What is rebuilt is many rows, as many as its chunk has steps; the choice is for any number.
-                let each = if role == Role::Rebuild { 8 } else { groups_of(batch) };
-                // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
-                let bytes = |groups: usize| {
-                    let of_thread = if adjoint {
-                        80
-                    } else if groups > 1 {
-                        32
-                    } else {
-                        16
-                    };
-                    groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_thread)
+                groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_thread)
+            };
+            let mut groups = wish.groups.unwrap_or(each.min(8));
+            while groups > 1 && bytes(groups) > limit {
+                groups -= 1;
+            }
+            if bytes(groups) > limit {
+                continue;
+            }
+            let warps = shape.threads / 32;
+            // Special operations bind, or issue slots in the adjoint. Warps of a block are in step, so that what is
+            // beside the gates hides behind nothing but a second block of the multiprocessor.
+            let gate = match (adjoint, fast) {
+                (false, true) => 8,
+                (true, true) => 13,
+                (false, false) => 16,
+                (true, false) => 18,
+            };
+            let gates = warps.div_ceil(4) * shape.warp_slots.div_ceil(warps) * rows * gate;
+            let group = gates + beside_gates(blocks) * if adjoint { 3 } else { 2 } / 2;
+            let clocks = each * if sharing > 1 { group.max(gates * sharing) * 5 / 4 } else { group };
+            if best.is_none_or(|(least, _)| clocks < least) {
+                let store = role == Role::Rebuild || (!adjoint && p.backward && p.save == Save::Store);
+                let held = Held {
+                    blocks,
+                    rows,
+                    slots,
+                    threads: shape.threads,
+                    max_threads,
+                    groups,
+                    store,
+                    rebuild: role == Role::Rebuild,
+                    pairs: adjoint,
+                    shared: bytes(groups) as u32,
                 };
-                let mut groups = wish.groups.unwrap_or(each.min(8));
-                while groups > 1 && bytes(groups) > limit {
-                    groups -= 1;
-                }
-                if bytes(groups) > limit {
-                    continue;
-                }
-                let warps = shape.threads / 32;
-                // Special operations bind, or issue slots in the adjoint; a warp alone waits for its loads.
-                let gate = match (adjoint, fast) {
-                    (false, true) => 8,
-                    (true, true) => 12,
-                    (false, false) => 16,
-                    (true, false) => 18,
-                };
-                let gates = shape.warp_slots.div_ceil(warps) * rows;
-                let together = warps.div_ceil(4) * (gates * gate + GROUP_ISSUE);
-                let alone = gates.div_ceil(IN_FLIGHT) * GATE_LATENCY + gates * gate + GROUP_SERIAL;
-                let busy = together.max(alone);
-                let clocks = each.div_ceil(groups) * (busy * groups.min(each)).max(exchange(blocks) + busy);
-                if best.is_none_or(|(least, _)| clocks < least) {
-                    let store = role == Role::Rebuild || (!adjoint && p.backward && p.save == Save::Store);
-                    let held = Held {
-                        blocks,
-                        rows,
-                        slots,
-                        threads: shape.threads,
-                        max_threads,
-                        groups,
-                        store,
-                        rebuild: role == Role::Rebuild,
-                        pairs: adjoint,
-                        shared: bytes(groups) as u32,
-                    };
-                    best = Some((clocks, held));
-                }
+                best = Some((clocks, held));
             }
         }
     }
@@ -381,7 +362,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let io = rows * (p.inputs * 4 + p.hidden * 8);
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8);
-    let held = hold(p, props, resident, &wish.forward(), Role::Recurrence, p.batch);
+    let held = hold(p, props, resident, &wish.of(Role::Recurrence), Role::Recurrence, p.batch);
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -389,16 +370,15 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             p.hidden
         )));
     }
-    // A wish is about the forward pass or, with a leading `b`, about the adjoint.
-    let adjoint = if p.backward { hold(p, props, resident, &wish.backward(), Role::Adjoint, p.batch) } else { None };
+    let adjoint =
+        if p.backward { hold(p, props, resident, &wish.of(Role::Adjoint), Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
     let budget = (rows * p.steps * (p.inputs + p.hidden) * 8).clamp(4 << 20, 32 << 20);
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
-    let anything = Wish { rows_only: wish.rows_only, ..Wish::default() };
     let rebuild = match (adjoint, p.save) {
-        (Some(_), Save::Recompute) => hold(p, props, resident, &anything, Role::Rebuild, rows * even),
+        (Some(_), Save::Recompute) => hold(p, props, resident, &wish.of(Role::Rebuild), Role::Rebuild, rows * even),
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
@@ -406,7 +386,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         adjoint,
         rebuild,
         recurrence: held,
-        sensory: sensory(p, props, &wish.forward()),
+        sensory: sensory(p, props, &wish.of(Role::Recurrence)),
         lanes: lanes_of,
         sensory_lanes: lanes(p.connectivity.sensory.len(), p.hidden),
         threads: (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024),
@@ -437,10 +417,11 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_the_same_on_every_device_but_for_limits() {
+    fn the_portable_kernels_are_the_same_on_every_device() {
         let p = problem(24, 8, 128, 64);
-        let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d, None).unwrap()).collect();
+        let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d, Some("rows")).unwrap()).collect();
         assert!(c.iter().all(|x| *x == c[0]));
+        assert!(c[0].recurrence.is_none() && c[0].adjoint.is_none() && c[0].sensory.is_none());
         assert_eq!((c[0].lanes, c[0].sensory_lanes, c[0].threads), (8, 32, 512));
         assert_eq!((c[0].forward_chunk, c[0].backward_chunk), (8, 8));
         assert!(c[0].to_string().contains("lanes=8+32"));
@@ -461,9 +442,54 @@ mod tests {
 
     #[test]
     fn long_sequences_are_cut() {
-        let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, None).unwrap();
+        let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, Some("rows")).unwrap();
         assert!(c.backward_chunk < 64 && c.backward_chunk > 8, "{c}");
         assert_eq!(slice(1152, 8), 64);
         assert_eq!(slice(20_000, 128), 1250);
+    }
+
+    /// What the compared cases get, and that devices without clusters get none.
+    #[test]
+    fn synapses_are_held_where_they_fit() {
+        let blocks = |p: &Ltc, d: &DeviceProps| choose(p, d, None).unwrap().recurrence.map(|h| h.blocks);
+        let half = |batch, inputs, hidden| {
+            let c = crate::layers::ltc::entry::random_connectivity(inputs, hidden, 0.5, 1).unwrap();
+            Ltc { precision: Precision::Fast, ..Ltc::new(batch, 16, Arc::new(c)) }
+        };
+        let (a, b, c) = (half(24, 128, 64), half(32, 128, 128), half(128, 64, 256));
+        assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6]);
+        assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(3));
+        assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8));
+        assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
+        let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
+        assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
+        // A multiprocessor fewer does not take twice the rows.
+        let mut fewer = DeviceProps::SM_90;
+        fewer.sm_count = 131;
+        let rows = |d| choose(&c, &d, None).unwrap().recurrence.map(|h| h.rows * h.groups);
+        assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
+    }
+
+    #[test]
+    fn variants_are_asked_for_by_name() {
+        let p = problem(8, 4, 3, 40);
+        let held = choose(&p, &DeviceProps::SM_90, Some("c2r2s8g2")).unwrap().recurrence.unwrap();
+        assert_eq!((held.blocks, held.rows, held.slots, held.groups), (2, 2, 8, 2));
+        let adjoint = choose(&p, &DeviceProps::SM_90, Some("bc2r1s20")).unwrap().adjoint.unwrap();
+        assert_eq!((adjoint.blocks, adjoint.rows, adjoint.slots), (2, 1, 20));
+        let message = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap_err().to_string();
+        assert!(message("fastest").contains("variant `fastest` is neither `rows` nor"), "{}", message("fastest"));
+        assert!(message("c2r").contains("variant `c2r`"));
+        assert!(message("c9").contains("cannot hold 1600 synapses of 40 neurons"));
+    }
+
+    /// The kernel is the same for every number of steps, so that a new length compiles nothing.
+    #[test]
+    fn the_kernels_do_not_depend_on_the_number_of_steps() {
+        let kernels = |steps| {
+            let c = choose(&problem(24, steps, 16, 64), &DeviceProps::SM_90, None).unwrap();
+            [c.recurrence, c.rebuild, c.adjoint, c.sensory].map(|h| h.map(|h| (h.rows, h.slots, h.blocks > 1)))
+        };
+        assert!([2, 7, 33, 300, 4000].into_iter().all(|steps| kernels(steps) == kernels(1)));
     }
 }
