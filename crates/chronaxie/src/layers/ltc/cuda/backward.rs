@@ -1,7 +1,7 @@
 //! The backward pass: chunks of steps, last first.
 
 use super::GradSlots;
-use super::held::{HeldBackward, Rebuild};
+use super::held::{HeldBackward, HeldKernel, Rebuild};
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
@@ -50,7 +50,8 @@ impl BackwardCall<'_> {
         self.plan.fold(args.inputs, &t.common, base, stream, true)?;
         if let Some(held) = &self.plan.held_backward {
             let side = Some((&held.adjoint, t.common.layout.address(base, t.adjoint_folded)));
-            self.plan.fold_held(&self.plan.fold, args.inputs, [side, None], stream)?;
+            let sensory = held.sensory.as_ref().map(|k| (k, t.common.layout.address(base, t.sensory_folded)));
+            self.plan.fold_held(&self.plan.fold, args.inputs, [side, sensory], stream)?;
         }
         let mut end = p.steps;
         loop {
@@ -175,21 +176,38 @@ impl BackwardCall<'_> {
             0,
             &[region(t.cluster_sums), region(t.neurons), clusters, h],
         )?;
-        let Some(grad) = self.g.w else { return Ok(()) };
-        let slots = k.adjoint.schedule.slots();
-        launch(
-            &k.close,
-            args.stream,
-            ((slots as u64).div_ceil(256), 1),
-            (THREADS, 1),
-            0,
-            args! {
-                k.adjoint.schedule.at(), region(t.gate_sums), region(t.neurons), at(x, Some(s.w)), at(x, Some(s.w + 1)),
-                at(x, Some(s.w + 2)), at(x, Some(s.w + 3)), out(args.outputs, Some(grad)),
-                out(args.outputs, Some(grad + 1)), out(args.outputs, Some(grad + 2)), out(args.outputs, Some(grad + 3)),
-                Arg::I64(slots as i64), clusters, h, plan.constrained()
-            },
-        )
+        let sides = [
+            (Some(&k.adjoint), t.gate_sums, s.w, self.g.w),
+            (k.sensory.as_ref(), t.sensory_sums, s.sensory_w, self.g.sensory_w),
+        ];
+        for (held, sums, w, grad) in sides {
+            let (Some(held), Some(grad)) = (held, grad) else { continue };
+            // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
+            if p.steps == 0 {
+                continue;
+            }
+            let slots = held.schedule.slots();
+            launch(
+                &k.close,
+                args.stream,
+                ((slots as u64).div_ceil(256), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    held.schedule.at(), region(sums), region(t.neurons), at(x, Some(w)), at(x, Some(w + 1)),
+                    at(x, Some(w + 2)), at(x, Some(w + 3)), out(args.outputs, Some(grad)),
+                    out(args.outputs, Some(grad + 1)), out(args.outputs, Some(grad + 2)),
+                    out(args.outputs, Some(grad + 3)), Arg::I64(slots as i64), Arg::I32(held.clusters() as i32), h,
+                    plan.constrained()
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The kernel of the sensory gates' adjoint, where it holds its synapses.
+    fn held_sensory(&self) -> Option<&HeldKernel> {
+        self.plan.held_backward.as_ref()?.sensory.as_ref()
     }
 
     fn adjoint(&self, args: &mut Args<'_, '_>, base: u64, t0: usize, steps: usize) -> Result<()> {
@@ -275,7 +293,7 @@ impl BackwardCall<'_> {
                 (rows, steps, t.common.sensory, s.sensory, u, of_steps, 2, d, lists.sensory.len(), t.sensory),
             ] {
                 // The held adjoint has made the recurrent ones already.
-                if held && total == t.recurrent {
+                if held && (total == t.recurrent || self.held_sensory().is_some()) {
                     continue;
                 }
                 let blocks = synapses.div_ceil(256);
@@ -349,24 +367,41 @@ impl BackwardCall<'_> {
         let (s, g) = (&plan.slots, self.g);
         let rows = (p.batch * steps) as u64;
         let parameters = g.input_w.is_some() || g.norm.is_some();
-        if p.inputs == 0 || (g.x.is_none() && !parameters) {
+        let gates = self.held_sensory().is_some() && g.sensory_w.is_some();
+        if p.inputs == 0 || (g.x.is_none() && !parameters && !gates) {
             return Ok(());
+        }
+        if let Some(k) = self.held_sensory() {
+            let last = t0 + steps == p.steps;
+            launch_as(
+                &k.kernel,
+                stream,
+                &k.launch,
+                args! {
+                    Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
+                    region(t.step_sums), region(t.grad_u), region(t.sensory_sums), Arg::I64(rows as i64),
+                    Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
+                    Arg::I32(k.held.groups as i32), Arg::I32(i32::from(last))
+                },
+            )?;
         }
         let x_args = [at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2)];
         let [x0, x1, x2, x3] = x_args;
-        let groups = u64::from(THREADS / plan.config.sensory_lanes);
-        launch(
-            &self.k.input_gradient,
-            stream,
-            (rows.div_ceil(4).min(1 << 30), (p.inputs as u64).div_ceil(groups)),
-            (THREADS, 1),
-            0,
-            args! {
-                region(t.common.sensory[2]), at(x, Some(s.sensory + 3)), at(x, Some(s.sensory + 2)),
-                region(t.common.u), region(t.step_sums), region(t.grad_u), Arg::I64(rows as i64),
-                Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32)
-            },
-        )?;
+        if self.held_sensory().is_none() {
+            let groups = u64::from(THREADS / plan.config.sensory_lanes);
+            launch(
+                &self.k.input_gradient,
+                stream,
+                (rows.div_ceil(4).min(1 << 30), (p.inputs as u64).div_ceil(groups)),
+                (THREADS, 1),
+                0,
+                args! {
+                    region(t.common.sensory[2]), at(x, Some(s.sensory + 3)), at(x, Some(s.sensory + 2)),
+                    region(t.common.u), region(t.step_sums), region(t.grad_u), Arg::I64(rows as i64),
+                    Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32)
+                },
+            )?;
+        }
         if g.x.is_some() {
             launch(
                 &self.k.inputs_backward,
@@ -416,7 +451,7 @@ impl BackwardCall<'_> {
             (g.sensory_w, s.sensory_w, s.sensory, t.common.sensory, t.sensory, c.sensory.len()),
         ] {
             let Some(grad) = slot else { continue };
-            if plan.held_backward.is_some() && sums == t.recurrent {
+            if plan.held_backward.is_some() && (sums == t.recurrent || self.held_sensory().is_some()) {
                 continue;
             }
             launch(

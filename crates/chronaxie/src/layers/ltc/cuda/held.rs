@@ -3,11 +3,11 @@
 use super::launch::{args, at, launch_as, out, stride};
 use super::schedule::{Lists, Schedule};
 use super::tune::{self, Config, Held, Residency};
-use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY};
+use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY, SENSORY_ADJOINT};
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::cuda::{DeviceBuffer, copy_to_device};
 use crate::layers::ltc::Synapses;
-use crate::layers::ltc::spec::NORM_EPSILON;
+use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::op::{Args, LaunchReport};
 use crate::{Dtype, Error, Place, Result, Shape, View};
 use std::mem::ManuallyDrop;
@@ -68,13 +68,14 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
 /// Every specialisation that a configuration launches.
 pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     let one = |source: &KernelSource, entry: &'static str, h: &Option<Held>| {
-        h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && entry != "ltc_sensory_sums"))
+        h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
     [
         one(&RECURRENCE, "ltc_recurrence", &c.recurrence),
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
         one(&ADJOINT, "ltc_adjoint_held", &c.adjoint),
+        one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint),
     ]
     .into_iter()
     .flatten()
@@ -198,6 +199,27 @@ impl HeldKernel {
         Self::new(device, s, kernel, h, LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared), 1)
     }
 
+    /// The adjoint of the sensory gates of `rows` rows; the sums of its blocks take no more than `budget` bytes, if that
+    /// leaves a block for each part.
+    pub(super) fn sensory_adjoint(
+        device: &Arc<CudaDevice>,
+        s: &Synapses,
+        rows: usize,
+        h: Held,
+        budget: usize,
+        fast: bool,
+    ) -> Result<Self> {
+        let entry = "ltc_sensory_adjoint";
+        let kernel = device.kernel(&specialisation(&SENSORY_ADJOINT, &[entry], &h, fast, false), entry)?;
+        kernel.set_max_dynamic_shared(h.shared)?;
+        let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
+        let affordable = budget / (16 * h.blocks * h.slots * h.threads);
+        let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(h.groups).max(1));
+        let grid = ((h.blocks * workers) as u32, 1, 1);
+        let launch = LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared);
+        Self::new(device, s, kernel, h, launch, h.rows)
+    }
+
     fn new(
         device: &Arc<CudaDevice>,
         s: &Synapses,
@@ -255,6 +277,7 @@ pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
     /// None where the forward pass stored the unfolds.
     pub(super) rebuild: Option<HeldKernel>,
+    pub(super) sensory: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
     pub(super) close: Kernel,
@@ -262,23 +285,22 @@ pub(super) struct HeldBackward {
 }
 
 impl HeldBackward {
-    pub(super) fn new(
-        device: &Arc<CudaDevice>,
-        s: &Synapses,
-        batch: usize,
-        chunk: usize,
-        (adjoint, rebuild): (Held, Option<Held>),
-        fast: bool,
-    ) -> Result<Self> {
+    /// None where the configuration has no adjoint that holds its synapses.
+    pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, c: &Config) -> Result<Option<Self>> {
+        let Some(adjoint) = c.adjoint else { return Ok(None) };
+        let (batch, chunk, fast) = (p.batch, c.backward_chunk, c.fast);
+        let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
+        let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, batch * chunk, h, budget, fast);
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
-        Ok(Self {
+        Ok(Some(Self {
             adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
-            rebuild: rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
+            sensory: c.sensory_adjoint.map(sensory).transpose()?,
+            rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
             clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close: close("ltc_close_held")?,
             close_elapsed: close("ltc_close_elapsed")?,
-        })
+        }))
     }
 }
 

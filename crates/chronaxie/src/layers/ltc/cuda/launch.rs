@@ -85,8 +85,12 @@ impl Common {
             recurrent,
             sensory,
             neurons: layout.push("neurons", Dtype::F32, if held[0] && !backward { 0 } else { 4 * p.hidden })?,
-            u: layout.push("u", Dtype::F32, if held[1] { 0 } else { rows * p.inputs })?,
-            stats: layout.push("stats", Dtype::F32, if p.layer_norm && !held[1] { 2 * rows } else { 0 })?,
+            u: layout.push("u", Dtype::F32, if held[1] && !backward { 0 } else { rows * p.inputs })?,
+            stats: layout.push(
+                "stats",
+                Dtype::F32,
+                if p.layer_norm && (backward || !held[1]) { 2 * rows } else { 0 },
+            )?,
             sums: layout.push("sensory_sums", Dtype::F32, 2 * rows * p.hidden)?,
             folded: [
                 layout.push("folded", Dtype::F32, folded[0])?,
@@ -105,6 +109,8 @@ pub(super) struct Traces {
     pub(super) beta: RegionId,
     pub(super) adjoint_folded: RegionId,
     pub(super) gate_sums: RegionId,
+    pub(super) sensory_folded: RegionId,
+    pub(super) sensory_sums: RegionId,
     pub(super) cluster_sums: RegionId,
     pub(super) changes: RegionId,
     pub(super) step_sums: RegionId,
@@ -126,12 +132,15 @@ fn slices(rows: usize, blocks: usize) -> usize {
 impl Traces {
     fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize) -> Result<Self> {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
-        let mut common = Common::new(p, gap, c.backward_chunk, true, [held.is_none(), true], [rebuilt, sensory])?;
+        let gates = held.and_then(|h| h.sensory.as_ref());
+        // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
+        let lists = [held.is_none(), gates.is_none() || sensory == 0];
+        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory])?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
-        let s = if held.is_some() { 0 } else { s };
+        let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() { 0 } else { ss });
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let partial = [
             (s, slices(rows * p.unfolds, s.div_ceil(256))),
@@ -147,6 +156,8 @@ impl Traces {
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
             gate_sums: l.push("cluster_gate_sums", Dtype::F32, clusters * held.map_or(0, |h| h.adjoint.folded()))?,
+            sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
+            sensory_sums: l.push("block_sensory_sums", Dtype::F32, gates.map_or(0, |k| k.clusters() * k.folded()))?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
             step_sums: l.push("step_sums", Dtype::F32, 2 * rows * h)?,
@@ -276,13 +287,7 @@ impl CudaPlan {
             .sensory
             .map(|h| HeldKernel::sensory(device, &synapses.sensory, p.batch * config.forward_chunk, h, config.fast))
             .transpose()?;
-        let held_backward = config
-            .adjoint
-            .map(|h| {
-                let (chunk, both) = (config.backward_chunk, (h, config.rebuild));
-                HeldBackward::new(device, &synapses.recurrent, p.batch, chunk, both, config.fast)
-            })
-            .transpose()?;
+        let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
         Ok(Self {
             fold: super::held::fold_kernel(device, config.fast)?,
@@ -557,9 +562,13 @@ impl CudaPlan {
                 list.push(k.report(chunks)?);
             }
             list.push(held.adjoint.report(chunks)?);
-            list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
+            if let Some(k) = &held.sensory {
+                list.push(k.report(chunks)?);
+            } else {
+                list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
+            }
             list.push(LaunchReport::new(&k.add_slices, 2 * chunks, grid(ss.div_ceil(256), 1), flat, 0)?);
-            list.push(LaunchReport::new(&held.close, 1, grid(s.div_ceil(256), 1), flat, 0)?);
+            list.push(LaunchReport::new(&held.close, 2, grid(s.div_ceil(256), 1), flat, 0)?);
         } else {
             list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
             list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);

@@ -22,6 +22,8 @@ const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
 const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", include_str!("fold.cu"));
 const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
+const SENSORY_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/sensory_adjoint.cu", include_str!("sensory_adjoint.cu"));
 const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
@@ -30,6 +32,7 @@ const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
 const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
     ("held.cuh", include_str!("held.cuh")),
+    ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
 ];
@@ -83,6 +86,9 @@ pub fn specialisations() -> Vec<Specialisation> {
         for shape in tune::ADJOINTS {
             let h = Held { pairs: true, ..Held::of(shape) };
             all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, shape.0 == 2));
+            if shape.0 == 2 {
+                all.push(held::specialisation(&SENSORY_ADJOINT, &["ltc_sensory_adjoint"], &h, fast, false));
+            }
         }
     }
     for p in compared() {

@@ -1,6 +1,6 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
-use super::schedule::Lists;
+use super::schedule::{Lists, Shape};
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
@@ -36,6 +36,8 @@ pub struct Config {
     pub sensory: Option<Held>,
     /// The adjoint with its synapses and their sums in registers, where they fit.
     pub adjoint: Option<Held>,
+    /// The adjoint of the sensory gates alike.
+    pub sensory_adjoint: Option<Held>,
     /// The unfolds that the adjoint needs, rebuilt with the synapses in registers.
     pub rebuild: Option<Held>,
 }
@@ -100,6 +102,9 @@ impl fmt::Display for Config {
         if let (Some(h), Some(r)) = (&self.adjoint, &self.rebuild) {
             write!(f, "adjoint c{}r{}s{}g{} threads={}; ", h.blocks, h.rows, h.slots, h.groups, h.threads)?;
             write!(f, "rebuild c{}r{}s{}g{} threads={}; ", r.blocks, r.rows, r.slots, r.groups, r.threads)?;
+        }
+        if let Some(h) = &self.sensory_adjoint {
+            write!(f, "sensory adjoint p{}r{}s{}g{} threads={}; ", h.blocks, h.rows, h.slots, h.groups, h.threads)?;
         }
         if let Some(h) = &self.sensory {
             write!(f, "sensory p{}s{}g{} threads={}; ", h.blocks, h.slots, h.groups, h.threads)?;
@@ -336,6 +341,48 @@ fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
     None
 }
 
+/// Bytes that the sums of the sensory gates may take, block by block.
+pub(super) fn sensory_budget(p: &Ltc) -> usize {
+    backward_budget(p) / 3
+}
+
+/// How the adjoint of the sensory gates is held for chunks of `rows` rows: in as few parts of the inputs as possible, and
+/// only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory.
+fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option<Held> {
+    if p.inputs == 0 || p.hidden == 0 {
+        return None;
+    }
+    let lists = Lists::by_source(&p.connectivity.sensory)?;
+    let limit = props.shared_per_block_optin as usize;
+    let of_row = p.hidden * 8 + p.inputs * 4;
+    for blocks in [1, 2, 4, 8, 16, 32, 64] {
+        for (rows, slots, max_threads) in ADJOINTS.into_iter().filter(|s| s.0 == 2) {
+            let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
+            let (Some(Shape { threads, .. }), true) = (shape, rows * of_row <= limit) else { continue };
+            let workers = sensory_budget(p) / (16 * blocks * slots * threads);
+            if 2 * workers * blocks < props.sm_count as usize && 16 * workers < rows_of_chunk {
+                return None;
+            }
+            let tile = (limit / of_row / rows * rows).min(8);
+            let shared = (tile * of_row) as u32;
+            let (store, rebuild, pairs) = (false, false, true);
+            return Some(Held {
+                blocks,
+                rows,
+                slots,
+                threads,
+                max_threads,
+                groups: tile,
+                store,
+                rebuild,
+                pairs,
+                shared,
+            });
+        }
+    }
+    None
+}
+
 /// The configuration of `p` on a device of `props`; `variant` asks for one by name.
 ///
 /// # Errors
@@ -374,7 +421,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         if p.backward { hold(p, props, resident, &wish.of(Role::Adjoint), Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
-    let budget = (rows * p.steps * (p.inputs + p.hidden) * 8).clamp(4 << 20, 32 << 20);
+    let budget = backward_budget(p);
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {
@@ -384,6 +431,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
     Ok(Config {
         adjoint,
+        sensory_adjoint: adjoint.and_then(|_| sensory_adjoint(p, props, rows * even)),
         rebuild,
         recurrence: held,
         sensory: sensory(p, props, &wish.of(Role::Recurrence)),
@@ -398,6 +446,11 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         forward_shared: p.hidden as u32 * 8,
         adjoint_shared: p.hidden as u32 * 12,
     })
+}
+
+/// Scratch of the backward pass for what is not as long as the sequence: about as much as its inputs and outputs.
+pub(super) fn backward_budget(p: &Ltc) -> usize {
+    (p.batch * p.steps * (p.inputs + p.hidden) * 8).clamp(4 << 20, 32 << 20)
 }
 
 /// Rows a slice of a sum over `rows` rows has, when each slice keeps `blocks` blocks busy: enough slices to fill a GPU,
