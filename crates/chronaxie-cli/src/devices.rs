@@ -7,6 +7,7 @@ use crate::version::dotted;
 use chronaxie::cuda::{CudaDevice, DeviceAttributes, Driver, cache, nvrtc};
 use chronaxie::{Error, Result, pool, simd};
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 /// One property: its name in JSON, its value, and how a person reads it.
 type Row = (&'static str, Value, String);
@@ -99,21 +100,53 @@ fn open_all() -> Result<Vec<DeviceAttributes>> {
     (0..CudaDevice::count()?).map(|i| CudaDevice::open(i)?.attributes()).collect()
 }
 
+/// What was found, or why not.
+struct Found {
+    driver: Result<(String, String)>,
+    nvrtc: Result<(String, String)>,
+    devices: Result<Vec<DeviceAttributes>>,
+    folder: Option<PathBuf>,
+}
+
+impl Found {
+    fn here() -> Self {
+        let driver = Driver::get().map(|d| (dotted(d.version()), "the system's driver library".to_owned()));
+        let nvrtc = nvrtc().map(|n| (dotted(n.version()), n.path().display().to_string()));
+        let devices = if driver.is_ok() { open_all() } else { Ok(Vec::new()) };
+        Self { driver, nvrtc, devices, folder: cache::global().folder() }
+    }
+    fn value(&self) -> Value {
+        let error = |e: &Error| json!({ "missing": e.to_string() });
+        json!({
+            "cpu": object(&cpu_rows()),
+            "driver": object(&library_rows(&self.driver)),
+            "nvrtc": object(&library_rows(&self.nvrtc)),
+            "cache_dir": self.folder,
+            "cuda": self.devices.as_ref().map_or_else(error, |list| {
+                Value::Array(list.iter().map(|a| object(&cuda_rows(a))).collect())
+            }),
+        })
+    }
+}
+
+/// What `chronaxie devices --json` writes.
+pub fn inventory() -> Value {
+    Found::here().value()
+}
+
 pub(crate) fn run(args: &Devices, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
-    let driver = Driver::get().map(|d| (dotted(d.version()), "the system's driver library".to_owned()));
-    let nvrtc = nvrtc().map(|n| (dotted(n.version()), n.path().display().to_string()));
-    let devices = if driver.is_ok() { open_all() } else { Ok(Vec::new()) };
-    let folder = cache::global().folder();
+    let found = Found::here();
+    let Found { driver, nvrtc, devices, folder } = &found;
 
     if !is_stdout(json) {
         section(out, "CPU", &cpu_rows())?;
-        section(out, "CUDA driver", &library_rows(&driver))?;
-        section(out, "NVRTC", &library_rows(&nvrtc))?;
+        section(out, "CUDA driver", &library_rows(driver))?;
+        section(out, "NVRTC", &library_rows(nvrtc))?;
         let place = folder.as_ref().map_or("nowhere".to_owned(), |f| f.display().to_string());
         section(out, "Compiled kernels", &[plain("kept in", place)])?;
-        match &devices {
+        match devices {
             Ok(list) if list.is_empty() && driver.is_ok() => {
                 section(out, "CUDA devices", &[plain("missing", "the driver is there, but it has no device")])?;
             }
@@ -125,17 +158,7 @@ pub(crate) fn run(args: &Devices, out: &mut Out) -> Outcome {
             Err(e) => section(out, "CUDA devices", &[plain("missing", e.to_string())])?,
         }
     }
-    let error = |e: &Error| json!({ "missing": e.to_string() });
-    let value = json!({
-        "cpu": object(&cpu_rows()),
-        "driver": object(&library_rows(&driver)),
-        "nvrtc": object(&library_rows(&nvrtc)),
-        "cache_dir": folder,
-        "cuda": devices.as_ref().map_or_else(error, |list| {
-            Value::Array(list.iter().map(|a| object(&cuda_rows(a))).collect())
-        }),
-    });
-    write_json(json, &value, out)
+    write_json(json, &found.value(), out)
 }
 
 fn section(out: &mut Out, title: &str, rows: &[Row]) -> Outcome {

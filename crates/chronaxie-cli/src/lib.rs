@@ -26,6 +26,8 @@ use output::Out;
 use std::ffi::OsString;
 use std::time::SystemTime;
 
+pub use devices::inventory;
+
 /// How a command ended.
 pub(crate) enum Stop {
     /// An error to be printed.
@@ -98,7 +100,7 @@ fn dispatch(cli: &Cli) -> Outcome {
 }
 
 /// What is known of this build and machine, for records of runs.
-pub(crate) fn provenance() -> Provenance {
+pub fn provenance() -> Provenance {
     Provenance {
         date: date_utc(SystemTime::now()),
         commit: commit(),

@@ -1,9 +1,11 @@
 //! The library's own thread pool: made at first use, made anew for another number of threads and in a forked child.
 
+use crate::error::{Error, ErrorKind, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::any::Any;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The largest number of threads that can be asked for.
@@ -128,7 +130,7 @@ pub fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
         return;
     }
     let next = AtomicUsize::new(0);
-    let work = || {
+    let take = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             if i >= count {
@@ -137,6 +139,8 @@ pub fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
             task(i);
         }
     };
+    let stop = STOP.with_borrow(Clone::clone);
+    let work = || stop.as_ref().map_or_else(take, |stop| interruptible(stop, take));
     let shared: &(dyn Fn() + Sync) = &work;
     let region = Arc::new(Region {
         // SAFETY: only the lifetime changes; `work` and what it borrows outlive `close`, after which nothing follows it.
@@ -156,6 +160,33 @@ pub fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
     if let Some(panic) = own.err().or(helpers) {
         resume_unwind(panic);
     }
+}
+
+thread_local! {
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, which ends early, with whatever it has written so far, once `stop` is set: loops over time steps ask
+/// [`stopped`], on this thread and on those of the pool that work for it.
+pub fn interruptible<R>(stop: &Arc<AtomicBool>, work: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Arc<AtomicBool>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            STOP.set(self.0.take());
+        }
+    }
+    let _restore = Restore(STOP.replace(Some(stop.clone())));
+    work()
+}
+
+/// Whether the work of this thread was asked to end.
+pub fn stopped() -> bool {
+    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|s| s.load(Ordering::Relaxed)))
+}
+
+/// An error if the work of this thread was asked to end; to be returned where results would be.
+pub fn refuse_if_stopped(doing: &str) -> Result<()> {
+    if stopped() { Err(Error::new(ErrorKind::Interrupted, format!("{doing} was interrupted"))) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -238,5 +269,24 @@ mod tests {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.into_inner(), 2);
+    }
+
+    #[test]
+    fn a_stop_reaches_the_pool_and_only_its_own_work() {
+        for threads in [1, 2] {
+            set_num_threads(threads);
+            let stop = Arc::new(AtomicBool::new(false));
+            let done = AtomicUsize::new(0);
+            let e = interruptible(&stop, || {
+                for_each(64, |i| {
+                    stop.fetch_or(i == 0, Ordering::Relaxed);
+                    done.fetch_add(usize::from(!stopped()), Ordering::Relaxed);
+                });
+                refuse_if_stopped("a test").unwrap_err()
+            });
+            assert_eq!(e.to_string(), "a test was interrupted");
+            assert!(done.load(Ordering::Relaxed) < 64);
+            for_each(8, |_| assert!(!stopped()));
+        }
     }
 }

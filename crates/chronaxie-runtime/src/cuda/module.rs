@@ -226,6 +226,10 @@ impl Kernel {
     pub fn parameters(&self) -> usize {
         self.0.parameters.len()
     }
+    /// The size of each argument, bytes.
+    pub fn parameter_bytes(&self) -> &[u32] {
+        &self.0.parameters
+    }
     /// What the assembler said when it was compiled; also from the cache and from a pack.
     pub fn resources(&self) -> Option<&EntryResources> {
         self.0.resources.as_ref()

@@ -22,6 +22,7 @@ pub use variant::problem;
 
 use crate::cuda::{Kernel, Specialisation, StreamRef};
 use crate::{Device, Dtype, Error, Layout, Place, Result, Shape, View, ViewMut};
+use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -431,6 +432,14 @@ pub trait Op: Send + Sync {
     fn cases(&self, set: CaseSet) -> Vec<Case>;
     /// The problem that a case spells; an unknown letter or option is refused.
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>>;
+    /// The problem that a case spells over what the caller prepared (the index lists of the caller's own synapses).
+    ///
+    /// # Errors
+    /// As [`problem`](Self::problem), and where the entry takes nothing prepared, or something else.
+    fn problem_over(&self, case: &Case, prepared: Arc<dyn Any + Send + Sync>) -> Result<Arc<dyn Problem>> {
+        let _ = prepared;
+        Err(Error::config(format!("{} {case}: the entry takes nothing that is prepared", self.name())))
+    }
     /// Every kernel it can launch: the compared cases and each axis's corners.
     fn specialisations(&self) -> Vec<Specialisation>;
 }

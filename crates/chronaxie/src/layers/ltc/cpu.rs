@@ -344,7 +344,8 @@ impl Plan for CpuPlan {
             (Pass::Forward, _) => self.run_forward(args),
             (Pass::Backward, Some((signature, regions))) => self.run_backward(signature, regions, args),
             _ => Err(Error::config(format!("ltc: the plan has no {} pass", pass.name()))),
-        }
+        }?;
+        pool::refuse_if_stopped("ltc")
     }
     fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
         Ok(Vec::new())

@@ -6,6 +6,7 @@ use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Signature, Tensors, Tolerance};
 use crate::rng::Rng;
 use crate::{Device, Error, Result};
+use std::any::Any;
 use std::sync::Arc;
 
 impl Problem for Ltc {
@@ -77,6 +78,7 @@ const OPTIONS: &[&str] = &[
     "precision",
     "backward",
     "seed",
+    "wants",
 ];
 
 impl Op for LtcEntry {
@@ -128,32 +130,48 @@ impl Op for LtcEntry {
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T", "D", "H"], OPTIONS)?;
-        let size = |axis| case.size(axis);
-        let (inputs, hidden) = (size("D")?, size("H")?);
+        let (inputs, hidden) = (case.size("D")?, case.size("H")?);
         let connectivity = random_connectivity(inputs, hidden, case.get("density", 0.5)?, case.get("seed", 1)?)?;
-        let base = Ltc::new(size("B")?, size("T")?, Arc::new(connectivity));
-        let flag = |name| case.get(name, false);
-        let problem = Ltc {
-            unfolds: case.get("unfolds", base.unfolds)?,
-            dt: case.get("dt", base.dt)?,
-            epsilon: case.get("epsilon", base.epsilon)?,
-            elapsed: flag("elapsed")?,
-            initial_state: flag("h0")?,
-            layer_norm: flag("norm")?,
-            input_mapping: case.get("input", Mapping::Affine)?,
-            output_mapping: case.get("output", Mapping::None)?,
-            outputs: case.get("outputs", hidden)?,
-            constraint: if flag("identity")? { Constraint::Identity } else { Constraint::Softplus },
-            save: if flag("store")? { Save::Store } else { Save::Recompute },
-            precision: case.get("precision", Precision::Exact)?,
-            backward: case.get("backward", true)?,
-            ..base
-        };
-        Ok(Arc::new(problem.build()?))
+        spelled(case, Arc::new(connectivity))
+    }
+    /// Over a [`Connectivity`]: D and H are its own, and there is no density to draw.
+    fn problem_over(&self, case: &Case, prepared: Arc<dyn Any + Send + Sync>) -> Result<Arc<dyn Problem>> {
+        let drawn = ["density", "seed"];
+        let options: Vec<_> = OPTIONS.iter().copied().filter(|o| !drawn.contains(o)).collect();
+        case.allow(&["B", "T"], &options)?;
+        let connectivity = prepared
+            .downcast::<Connectivity>()
+            .map_err(|_| Error::config(format!("ltc {case}: what is prepared is not a connectivity")))?;
+        spelled(case, connectivity)
     }
     fn specialisations(&self) -> Vec<Specialisation> {
         cuda::specialisations()
     }
+}
+
+/// The problem of a case's sizes and options.
+fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Problem>> {
+    let hidden = connectivity.recurrent.targets();
+    let base = Ltc::new(case.size("B")?, case.size("T")?, connectivity);
+    let flag = |name| case.get(name, false);
+    let problem = Ltc {
+        unfolds: case.get("unfolds", base.unfolds)?,
+        dt: case.get("dt", base.dt)?,
+        epsilon: case.get("epsilon", base.epsilon)?,
+        elapsed: flag("elapsed")?,
+        initial_state: flag("h0")?,
+        layer_norm: flag("norm")?,
+        input_mapping: case.get("input", Mapping::Affine)?,
+        output_mapping: case.get("output", Mapping::None)?,
+        outputs: case.get("outputs", hidden)?,
+        constraint: if flag("identity")? { Constraint::Identity } else { Constraint::Softplus },
+        save: if flag("store")? { Save::Store } else { Save::Recompute },
+        precision: case.get("precision", Precision::Exact)?,
+        backward: case.get("backward", true)?,
+        wants: case.get("wants", base.wants)?,
+        ..base
+    };
+    Ok(Arc::new(problem.build()?))
 }
 
 /// Each synapse with probability `density`; a neuron that would have no source at all gets one.
@@ -172,4 +190,28 @@ pub(super) fn random_connectivity(inputs: usize, hidden: usize, density: f64, se
         Synapses::from_fn(sources, hidden, |i, j| mask[i * hidden + j])
     };
     Connectivity::new(draw(hidden, 1)?, draw(inputs, 2)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_over_prepared_synapses_has_their_sizes() {
+        let full = || Arc::new(Connectivity::full(3, 5).unwrap());
+        let problem = |case: &str| LtcEntry.problem_over(&case.parse().unwrap(), full());
+        let p = problem("B2_T4,outputs=2,wants=x+parameters,h0=true").unwrap();
+        let s = p.signature(Pass::Backward).unwrap();
+        assert_eq!(&*s.inputs[s.input("w").unwrap()].shape, &[5, 5]);
+        assert_eq!(&*s.inputs[s.input("grad_out").unwrap()].shape, &[2, 4, 2]);
+        assert!(s.output("grad_x").is_some() && s.output("grad_h0").is_none() && s.output("grad_cm").is_some());
+        let none = problem("B2_T4,wants=none").unwrap().signature(Pass::Backward).unwrap();
+        assert!(none.outputs.is_empty());
+        let message = |case| problem(case).unwrap_err().to_string();
+        assert!(message("B2_T4_D9").contains("axis D is not one of B, T"));
+        assert!(message("B2_T4,density=1").contains("option density is not one of"));
+        assert!(message("B2_T4,wants=w").contains("wants=w is not a valid value"));
+        let e = LtcEntry.problem_over(&"B2_T4".parse().unwrap(), Arc::new(7u8)).unwrap_err().to_string();
+        assert!(e.contains("is not a connectivity"), "{e}");
+    }
 }

@@ -134,6 +134,28 @@ impl Default for Wants {
     }
 }
 
+impl std::str::FromStr for Wants {
+    type Err = Error;
+    /// Names joined by `+`, as in `x+parameters`, or `none`.
+    fn from_str(s: &str) -> Result<Self> {
+        let mut wants = Self { x: false, h0: false, elapsed: false, parameters: false };
+        for name in s.split('+').filter(|n| *n != "none") {
+            *match name {
+                "x" => &mut wants.x,
+                "h0" => &mut wants.h0,
+                "elapsed" => &mut wants.elapsed,
+                "parameters" => &mut wants.parameters,
+                _ => {
+                    return Err(Error::config(format!(
+                        "ltc: a gradient of `{name}` is not one of x, h0, elapsed, parameters, none"
+                    )));
+                }
+            } = true;
+        }
+        Ok(wants)
+    }
+}
+
 /// LayerNorm's epsilon.
 pub const NORM_EPSILON: f64 = 1e-5;
 /// The largest number of unfolds: beyond it the recomputed states of one step are no longer small.

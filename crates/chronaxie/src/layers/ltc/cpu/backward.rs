@@ -9,6 +9,7 @@ use super::forward::{Call, Strided};
 use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
 use super::layout::{Buffers, Group, Shared, Sizes, Sums, stored};
 use crate::layers::ltc::spec::Mapping;
+use crate::pool;
 use crate::simd_math::{Lanes, mul_add};
 
 /// What the backward pass reads beside the [`Call`].
@@ -70,6 +71,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     }
     let blocks = steps.div_ceil(sizes.block.max(1));
     for block in (0..blocks).rev() {
+        if pool::stopped() {
+            return;
+        }
         let first = block * sizes.block;
         let count = sizes.block.min(steps - first);
         for at in (0..count).rev() {

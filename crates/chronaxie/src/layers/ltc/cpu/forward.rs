@@ -5,7 +5,7 @@ use super::gates::sums;
 use super::layout::{Buffers, Group, Shared, stored};
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::simd_math::{Lanes, mul_add};
-use crate::{Result, View};
+use crate::{Result, View, pool};
 
 /// A host tensor of f32 with any strides.
 #[derive(Clone, Copy)]
@@ -215,6 +215,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     let (num, den) = unfold[..2 * hidden * N].split_at_mut(hidden * N);
     call.initial_state::<R>(g, now);
     for t in 0..steps {
+        if pool::stopped() {
+            return;
+        }
         call.load_inputs::<FMA, R>(g, t, y, normal, u);
         let (rate, _) = call.rate::<R>(g, t);
         sensory_num.fill(0.0);

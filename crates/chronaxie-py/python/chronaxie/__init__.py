@@ -1,0 +1,142 @@
+"""Neural dynamics on CUDA and the CPU.
+
+This package imports no framework; :mod:`chronaxie.torch` is the face for PyTorch, :mod:`chronaxie.cuda` compiles and
+launches kernels of your own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple, Sequence
+
+from . import _native
+from ._errors import (
+    BackendUnavailableError,
+    CheckpointError,
+    ChronaxieError,
+    CompileError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DtypeError,
+    OutOfMemoryError,
+    ShapeError,
+)
+
+__version__: str = _native.version()
+
+__all__ = [
+    "BackendUnavailableError",
+    "CheckpointError",
+    "ChronaxieError",
+    "CompileError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "DtypeError",
+    "MemoryInfo",
+    "OutOfMemoryError",
+    "ShapeError",
+    "bench",
+    "check",
+    "devices",
+    "families",
+    "get_num_threads",
+    "memory_info",
+    "set_num_threads",
+]
+
+
+class MemoryInfo(NamedTuple):
+    """Free and total memory, bytes."""
+
+    free: int
+    total: int
+
+
+def devices() -> dict[str, Any]:
+    """What this machine can run on: ``cpu``, ``driver``, ``nvrtc``, ``cache_dir`` and the list ``cuda``.
+
+    The same object as ``chronaxie devices --json``: what is missing says why under ``missing``.
+    """
+    return json.loads(_native.devices())
+
+
+def memory_info(device: str = "cuda:0") -> MemoryInfo:
+    """Free and total memory of ``cpu`` or ``cuda:N`` now, bytes.
+
+    Raises:
+        BackendUnavailableError: there is no CUDA driver.
+        DeviceError: there is no device of that index.
+    """
+    name, _, index = str(device).partition(":")
+    if name == "cpu" and not index:
+        page = os.sysconf("SC_PAGE_SIZE")
+        return MemoryInfo(page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES"))
+    if name != "cuda" or not (index or "0").isdecimal():
+        raise DeviceError(f"device `{device}` is not one of cpu, cuda, cuda:N (N an index from 0)")
+    return MemoryInfo(*_native.memory_info(int(index or 0)))
+
+
+def families() -> list[str]:
+    """The names of all entries, as :func:`check` and :func:`bench` take them."""
+    return _native.families()
+
+
+def get_num_threads() -> int:
+    """The number of threads of CPU work."""
+    return _native.num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets the number of threads of CPU work. Results are the same bits for any number."""
+    if not 1 <= threads <= 1024:
+        raise ConfigError(f"threads = {threads} is not in 1 ..= 1024")
+    _native.set_num_threads(threads)
+
+
+def _names(names: str | Sequence[str] | None) -> list[str]:
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def check(
+    families: str | Sequence[str] | None = None,
+    *,
+    cases: str | Sequence[str] | None = None,
+    backend: str = "all",
+    repeats: int = 3,
+    seed: int = 1,
+) -> list[dict[str, Any]]:
+    """Holds every implementation against its float64 reference.
+
+    Args:
+        families: entries by name; all by default.
+        cases: such as ``"B24_T8_D128_H64,unfolds=6"``, instead of the declared ones.
+        backend: ``all``, ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        repeats: runs whose bits must be equal, at least 2.
+        seed: of the inputs.
+
+    Returns:
+        The records of ``chronaxie check --json``; ``status`` is ``passed``, ``failed`` or ``skipped``.
+    """
+    return json.loads(_native.run_check(_names(families), _names(cases), backend, repeats, seed))
+
+
+def bench(
+    families: str | Sequence[str] | None = None,
+    *,
+    cases: str | Sequence[str] | None = None,
+    backend: str = "auto",
+    precision: str | None = None,
+    seconds: float = 1.0,
+) -> list[dict[str, Any]]:
+    """Times every implementation that passes its check; about ``seconds`` for each pass.
+
+    Returns:
+        The records of ``chronaxie bench --json``.
+
+    Raises:
+        DeviceError: a case failed its check, and was not timed.
+    """
+    return json.loads(_native.run_bench(_names(families), _names(cases), backend, precision, seconds))

@@ -1,0 +1,24 @@
+"""chronaxie for PyTorch: modules and functions on tensors, their gradients, and operators for compiled graphs.
+
+Memory comes from PyTorch's allocator, work goes to its current stream, and CPU work uses as many threads as
+``torch.get_num_threads()`` said at import, unless ``CHRONAXIE_NUM_THREADS`` says otherwise. A CUDA tensor on a machine
+where kernels cannot be compiled is computed by eager PyTorch operations on the same device, after one warning.
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+import torch as _torch
+
+from .. import _native
+from . import wirings
+from ._functional import ltc
+from ._ltc import LTC, LTCCell
+from ._synapses import Synapses, prepare
+from ._true import TrueLiquidTimeConstant
+
+__all__ = ["LTC", "LTCCell", "Synapses", "TrueLiquidTimeConstant", "ltc", "prepare", "wirings"]
+
+if "CHRONAXIE_NUM_THREADS" not in _os.environ:
+    _native.set_num_threads(_torch.get_num_threads())

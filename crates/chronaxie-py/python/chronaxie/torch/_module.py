@@ -1,0 +1,115 @@
+"""What the modules of the LTC family share: parameters by their order in a signature, masks with their prepared synapses,
+and one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import ConfigError
+from . import _functional
+from ._call import Options
+from ._synapses import Synapses, prepare
+
+_MASKS = ("sparsity_mask", "sensory_sparsity_mask")
+
+
+def _version(t: Tensor) -> int:
+    return -1 if t.is_inference() else t._version
+
+
+class MaskedModule(nn.Module):
+    """A module with the masks ``sparsity_mask`` ``[H, H]`` and ``sensory_sparsity_mask`` ``[D, H]``.
+
+    The synapses are prepared from them when the module is made, when a state_dict is loaded, and in eager mode before a
+    call where a mask was replaced or changed in place. After a change that PyTorch does not see (through ``.data``), and
+    before a compiled call, :meth:`prepare` does it by hand.
+    """
+
+    _options: Options
+    _names: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: tuple[Any, ...] = ()
+        self._synapses: Synapses | None = None
+        self._key = 0
+        # Beside the compiled paths an explicit switch: PyTorch's own operations, for comparisons.
+        self._eager = False
+        self.register_buffer("_synapse_lists", torch.empty(0, dtype=torch.int32), persistent=False)
+
+    def _masks(self) -> tuple[Tensor, Tensor]:
+        return tuple(self._parameters.get(n) if n in self._parameters else self._buffers[n] for n in _MASKS)  # type: ignore
+
+    def prepare(self) -> None:
+        """Compacts the masks into index lists again."""
+        mask, sensory = self._masks()
+        if mask.is_meta:
+            self._synapses, self._key = None, 0
+            self._synapse_lists = torch.empty(0, dtype=torch.int32, device="meta")
+        else:
+            self._synapses = prepare(mask, sensory)
+            self._key = self._synapses.key
+            self._synapse_lists = self._synapses.lists(mask.device)
+        self._seen = (mask, sensory, _version(mask), _version(sensory), mask.device)
+
+    def _refresh(self) -> None:
+        mask, sensory = self._masks()
+        seen = self._seen
+        if (
+            not seen
+            or seen[0] is not mask
+            or seen[1] is not sensory
+            or seen[2] != _version(mask)
+            or seen[3] != _version(sensory)
+            or seen[4] != mask.device
+        ):
+            self.prepare()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if all(not m.is_meta for m in self._masks()):
+            self.prepare()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The lists follow from the masks.
+        return {**self.__dict__, "_seen": ()}
+
+    def _sources(self) -> list[Tensor]:
+        """The parameters in the order of the signature."""
+        try:
+            table = self._parameters
+            return [table[n] for n in self._names]  # type: ignore[misc]
+        except KeyError:
+            # A parametrization, or a buffer in a parameter's place.
+            return [getattr(self, n) for n in self._names]
+
+    def _call(self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():
+            self._refresh()
+        return _functional.dispatch(
+            self._synapses,
+            self._options,
+            x,
+            h0,
+            elapsed,
+            self._sources(),
+            key=self._key,
+            lists=self._synapse_lists,
+            masks=self._masks(),
+            eager=self._eager,
+        )
+
+
+def uniform(low: float, high: float, *shape: int) -> nn.Parameter:
+    """A parameter drawn as ncps draws it, so that one seed of PyTorch's gives one layer in both."""
+    return nn.Parameter(torch.rand(*shape) * (high - low) + low)
+
+
+def check_count(what: str, count: int) -> int:
+    """``count``, which must be positive."""
+    if count < 1:
+        raise ConfigError(f"ltc: {what} = {count} is not positive")
+    return int(count)
