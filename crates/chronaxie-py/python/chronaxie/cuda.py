@@ -65,7 +65,8 @@ class Kernel:
         """Puts one launch on a stream and returns.
 
         Tensors (anything with ``data_ptr()`` and ``device``) pass their address, numbers their value in the width of the
-        kernel's parameter. Types and extents of what a kernel reads are its author's business, as in C.
+        kernel's parameter: an int as an integer, so that a parameter of type float needs 2.0 and not 2. Types and extents
+        of what a kernel reads are its author's business, as in C.
 
         Args:
             grid, block: blocks, and threads a block, in x, y, z.
@@ -86,11 +87,12 @@ class Kernel:
             index = arg.device.index
             values.append(arg.data_ptr())
         torch = sys.modules.get("torch")
+        cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
         if index is None:
-            index = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
-        if stream is None:
-            stream = torch.cuda.current_stream(index).cuda_stream if torch is not None else 0
+            index = cuda.current_device() if cuda else 0
         kernel = self.compile(index)
+        if stream is None:
+            stream = cuda.current_stream(index).cuda_stream if cuda else 0
         kernel.launch(_extent("grid", grid), _extent("block", block), values, shared_bytes, stream)
 
     def __getstate__(self) -> dict[str, Any]:

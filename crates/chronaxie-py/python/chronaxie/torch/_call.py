@@ -19,6 +19,8 @@ _numel = torch.Tensor.numel
 _is_contiguous = torch.Tensor.is_contiguous
 _get_device = torch.Tensor.get_device
 _dtype = attrgetter("dtype")
+_shape = attrgetter("shape")
+_empty_like = torch.empty_like
 
 
 class Options(NamedTuple):
@@ -99,8 +101,10 @@ def parse(text: str) -> Options:
 class Plan:
     """A native plan, and what of its signatures a call needs."""
 
-    __slots__ = ("run", "names", "sizes", "shapes", "scratch", "saved", "saves_out", "gradients", "total", "offsets",
-                 "needs", "index", "synapses", "extent")
+    __slots__ = (
+        "run", "index", "synapses", "extent", "hidden", "outputs", "names", "shapes", "sizes", "known", "base", "tail",
+        "templates", "scratch", "saves_out", "needs", "offsets", "total", "sections", "forms", "zero",
+    )  # fmt: skip
 
     def __init__(self, synapses: Synapses, opts: Options, key: Any) -> None:
         batch, steps, _, index, has_h0, has_elapsed, wants = key
@@ -111,27 +115,61 @@ class Plan:
             names = [n for n, wanted in zip(("x", "h0", "elapsed", "parameters"), wants) if wanted]
             case += f",wants={'+'.join(names) or 'none'}"
         problem = _native.problem("ltc", case, synapses.native)
-        native = problem.plan("cpu" if index < 0 else f"cuda:{index}")
+        device = "cpu" if index < 0 else f"cuda:{index}"
+        native = problem.plan(device)
         inputs, outputs = problem.signature("forward")
-        self.run = native.run
-        self.index = index
-        self.synapses = synapses
+        self.run, self.index, self.synapses = native.run, index, synapses
+        self.extent, self.hidden, self.outputs = (batch, steps, synapses.inputs), synapses.hidden, opts.outputs
         parameters = [t for t in inputs if t[4] == "parameter"]
         self.names = [t[0] for t in parameters]
         self.shapes = [tuple(t[2]) for t in parameters]
         self.sizes = [_product(t[2]) for t in parameters]
-        self.extent = (batch, steps, synapses.inputs)
-        self.saved = [tuple(t[2]) for t in outputs if t[4] == "saved"]
+        # Addresses of parameters and lists that were checked.
+        self.known: list[int] = []
+        self.base, self.tail = -1, [0]
+        self.zero = torch.zeros((), device=device)
+        # Their memory is never used: empty_like of a tensor costs half of empty of a shape.
+        self.templates = [self.zero.expand(t[2]) for t in outputs]
         self.scratch = [native.scratch_bytes("forward"), 0]
-        self.gradients, self.offsets, self.total, self.needs = [], [], 0, []
         self.saves_out = wants is not None and not any(t[0] == "states" for t in outputs)
+        self.needs: list[str] = []
+        self.offsets: list[int] = []
+        self.sections: list[int] = []
+        # Of each piece: none for a vector, else whether it is several gradients, and its shape.
+        self.forms: list[tuple[bool, tuple[int, ...]] | None] = []
+        self.total = 0
         if wants is not None:
             self.scratch[1] = native.scratch_bytes("backward")
-            for name, _, shape, *_ in problem.signature("backward")[1]:
-                self.gradients.append(tuple(shape))
-                self.offsets.append(4 * self.total)
-                self.total += _product(shape)
-                self.needs.append(name[5:])
+            self._lay_out([(t[0][5:], t[2]) for t in problem.signature("backward")[1]])
+
+    def _lay_out(self, gradients: list[tuple[str, list[int]]]) -> None:
+        """One allocation for all gradients, cut in few pieces: four matrices of a side are one."""
+        later = ("mu", "sigma", "erev", "sensory_mu", "sensory_sigma", "sensory_erev")
+        for name, shape in gradients:
+            size = _product(shape)
+            self.needs.append(name)
+            self.offsets.append(4 * self.total)
+            self.total += size
+            if name in later:
+                self.sections[-1] += size
+            elif name in ("w", "sensory_w"):
+                self.sections.append(size)
+                self.forms.append((True, (4, *shape)))
+            else:
+                self.sections.append(size)
+                self.forms.append(None if len(shape) == 1 else (False, tuple(shape)))
+
+    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients in ``flat``."""
+        grads: list[torch.Tensor] = []
+        for piece, form in zip(flat.split_with_sizes(self.sections), self.forms):
+            if form is None:
+                grads.append(piece)
+            elif form[0]:
+                grads += piece.view(form[1]).unbind()
+            else:
+                grads.append(piece.view(form[1]))
+        return grads
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -190,20 +228,38 @@ def _axes(name: str) -> str:
     return "[M]" if name.startswith("output") else "[D]" if name.startswith(("input", "norm")) else "[H]"
 
 
-def _parameters(p: Plan, params: Sequence[torch.Tensor]) -> tuple[list[int], Sequence[torch.Tensor]]:
-    """The addresses of the parameters, and the tensors that own them."""
-    if (
-        list(map(_numel, params)) != p.sizes
-        or not all(map(_is_contiguous, params))
-        or set(map(_dtype, params)) != {_FLOAT}
-        or set(map(_get_device, params)) != {p.index}
-    ):
-        if len(params) != len(p.names):
-            raise ShapeError(f"ltc: {len(params)} parameters were given, {', '.join(p.names)} are needed")
-        for name, shape, t in zip(p.names, p.shapes, params):
-            _check(name, t, shape, _axes(name), p.index)
-        params = [t.contiguous() for t in params]
+def _checked(p: Plan, params: Sequence[torch.Tensor], pointers: list[int]) -> tuple[list[int], Any]:
+    """Addresses of the parameters, and the tensors that own them. Each is looked at in full once, and after that again
+    only if an address, a size or an order changed."""
+    if list(map(_numel, params)) == p.sizes and all(map(_is_contiguous, params)):
+        if pointers == p.known:
+            return pointers, params
+        if (
+            set(map(_dtype, params)) == {_FLOAT}
+            and set(map(_get_device, params)) == {p.index}
+            and list(map(_shape, params)) == p.shapes
+        ):
+            p.known = pointers
+            return pointers, params
+    if len(params) != len(p.names):
+        raise ShapeError(f"ltc: {len(params)} parameters were given, {', '.join(p.names)} are needed")
+    for name, shape, t in zip(p.names, p.shapes, params):
+        _check(name, t, shape, _axes(name), p.index)
+    params = [t.contiguous() for t in params]
     return list(map(_data_ptr, params)), params
+
+
+def _listed(p: Plan, lists: torch.Tensor) -> list[int]:
+    """Addresses of the index lists."""
+    base = lists.data_ptr()
+    if base != p.base or base == 0:
+        if lists.get_device() != p.index or lists.numel() != p.synapses.packed or not lists.is_contiguous():
+            raise DeviceError(
+                f"ltc: the prepared synapses ({lists.numel()} indices on {lists.device}) are not those of the call "
+                f"({p.synapses.packed} on {p.zero.device})"
+            )
+        p.base, p.tail = base, [base + offset for offset in p.synapses.offsets]
+    return p.tail
 
 
 class _Host(threading.local):
@@ -216,10 +272,10 @@ _HOST = _Host()
 _KEEP = 64 << 20
 
 
-def _run(p: Plan, pass_name: str, nbytes: int, x: torch.Tensor, addresses: list[int], strides: list[Any]) -> None:
+def _run(p: Plan, pass_name: str, nbytes: int, addresses: list[int], strides: list[Any]) -> None:
     """Runs a pass with scratch of ``nbytes``."""
     if p.index >= 0:
-        block = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=p.zero.device)
         # The block goes back in the order of the stream on which it was taken.
         p.run(pass_name, addresses, strides, block.data_ptr(), torch._C._cuda_getCurrentRawStream(p.index))
         return
@@ -239,36 +295,27 @@ def forward(
     elapsed: torch.Tensor | None,
     params: Sequence[torch.Tensor],
     lists: torch.Tensor,
-    outputs: int,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+) -> list[torch.Tensor]:
     """Outputs, final state, and what the backward pass needs beside the outputs."""
-    batch, steps, inputs = p.extent
-    index, hidden = p.index, p.synapses.hidden
-    strides = []
-    if x.shape[2] != inputs or x.dtype is not _FLOAT:
-        _check("x", x, p.extent, "[B, T, D]", index)
-    addresses = [x.data_ptr()]
+    if x.shape != p.extent or x.dtype is not _FLOAT:
+        _check("x", x, p.extent, "[B, T, D]", p.index)
+    addresses, strides = [x.data_ptr()], []
     if not x.is_contiguous():
         strides.append((0, x.stride()))
-    for name, t, shape, axes in (("h0", h0, (batch, hidden), "[B, H]"), ("elapsed", elapsed, (batch, steps), "[B, T]")):
-        if t is not None:
-            _check(name, t, shape, axes, index)
-            if not t.is_contiguous():
-                strides.append((len(addresses), t.stride()))
-            addresses.append(t.data_ptr())
-    pointers, params = _parameters(p, params)
-    addresses += pointers
-    if lists.get_device() != index or lists.numel() != p.synapses.packed or not lists.is_contiguous():
-        raise DeviceError(f"ltc: the prepared synapses lie on {lists.device}, x on {x.device}")
-    base = lists.data_ptr()
-    addresses += [base + offset for offset in p.synapses.offsets]
-    out = x.new_empty((batch, steps, outputs))
-    final = x.new_empty((batch, hidden))
-    saved = [x.new_empty(shape) for shape in p.saved]
-    addresses += [out.data_ptr(), final.data_ptr()]
-    addresses += map(_data_ptr, saved)
-    _run(p, "forward", p.scratch[0], x, addresses, strides)
-    return out, final, saved
+    if h0 is not None:
+        _check("h0", h0, (p.extent[0], p.hidden), "[B, H]", p.index)
+        if not h0.is_contiguous():
+            strides.append((1, h0.stride()))
+        addresses.append(h0.data_ptr())
+    if elapsed is not None:
+        _check("elapsed", elapsed, p.extent[:2], "[B, T]", p.index)
+        if not elapsed.is_contiguous():
+            strides.append((len(addresses), elapsed.stride()))
+        addresses.append(elapsed.data_ptr())
+    pointers, params = _checked(p, params, list(map(_data_ptr, params)))
+    written = list(map(_empty_like, p.templates))
+    _run(p, "forward", p.scratch[0], [*addresses, *pointers, *_listed(p, lists), *map(_data_ptr, written)], strides)
+    return written
 
 
 def backward(
@@ -281,39 +328,25 @@ def backward(
     saved: Sequence[torch.Tensor],
     grad_out: torch.Tensor | None,
     grad_final: torch.Tensor | None,
-    outputs: int,
-) -> tuple[torch.Tensor, ...]:
+) -> list[torch.Tensor]:
     """The wanted gradients, in the order of ``p.needs``: pieces of one allocation."""
     batch, steps, _ = p.extent
-    index, hidden = p.index, p.synapses.hidden
-    strides, addresses = [], []
     if grad_out is None:
-        grad_out = x.new_zeros(()).expand(batch, steps, outputs)
+        grad_out = p.zero.expand(batch, steps, p.outputs)
     if grad_final is None:
-        grad_final = x.new_zeros(()).expand(batch, hidden)
-    pointers, params = _parameters(p, params)
-    base = lists.data_ptr()
-
-    def add(t: torch.Tensor) -> None:
-        if not t.is_contiguous():
-            strides.append((len(addresses), t.stride()))
-        addresses.append(t.data_ptr())
-
-    add(x)
-    if h0 is not None:
-        add(h0)
-    if elapsed is not None:
-        add(elapsed)
-    addresses += pointers
-    addresses += [base + offset for offset in p.synapses.offsets]
-    addresses += map(_data_ptr, saved)
-    add(grad_out)
-    add(grad_final)
-    flat = x.new_empty(p.total)
+        grad_final = p.zero.expand(batch, p.hidden)
+    pointers, params = _checked(p, params, list(map(_data_ptr, params)))
+    data = [t for t in (x, h0, elapsed) if t is not None]
+    flat = torch.empty(p.total, device=x.device)
     start = flat.data_ptr()
+    addresses = [*map(_data_ptr, data), *pointers, *_listed(p, lists), *map(_data_ptr, saved)]
+    last = len(addresses)
+    addresses += (grad_out.data_ptr(), grad_final.data_ptr())
     addresses += [start + offset for offset in p.offsets]
-    _run(p, "backward", p.scratch[1], x, addresses, strides)
-    return tuple(g.view(s) for g, s in zip(flat.split([_product(s) for s in p.gradients]), p.gradients))
+    strides = [(at, t.stride()) for at, t in enumerate(data) if not t.is_contiguous()]
+    strides += [(last + at, t.stride()) for at, t in enumerate((grad_out, grad_final)) if not t.is_contiguous()]
+    _run(p, "backward", p.scratch[1], addresses, strides)
+    return p.cut(flat)
 
 
 def refuse_double_backward() -> None:

@@ -36,8 +36,6 @@ class MaskedModule(nn.Module):
         self._seen: tuple[Any, ...] = ()
         self._synapses: Synapses | None = None
         self._key = 0
-        # Beside the compiled paths an explicit switch: PyTorch's own operations, for comparisons.
-        self._eager = False
         self.register_buffer("_synapse_lists", torch.empty(0, dtype=torch.int32), persistent=False)
 
     def _masks(self) -> tuple[Tensor, Tensor]:
@@ -86,7 +84,9 @@ class MaskedModule(nn.Module):
             # A parametrization, or a buffer in a parameter's place.
             return [getattr(self, n) for n in self._names]
 
-    def _call(self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _call(
+        self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False
+    ) -> tuple[Tensor, Tensor]:
         if not torch.compiler.is_compiling():
             self._refresh()
         return _functional.dispatch(
@@ -99,7 +99,7 @@ class MaskedModule(nn.Module):
             key=self._key,
             lists=self._synapse_lists,
             masks=self._masks(),
-            eager=self._eager,
+            eager=eager,
         )
 
 

@@ -58,7 +58,8 @@ def _ltc(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     wants = (True, True, True, True) if backward else None
     p = _plan(x, h0, elapsed, parameters, lists, options, key, wants)
-    return _call.forward(p, x, h0, elapsed, parameters, lists, _options(options).outputs)
+    out, final, *saved = _call.forward(p, x, h0, elapsed, parameters, lists)
+    return out, final, saved
 
 
 def _ltc_backward(
@@ -75,8 +76,7 @@ def _ltc_backward(
     wants: list[bool],
 ) -> list[Tensor]:
     p = _plan(x, h0, elapsed, parameters, lists, options, key, tuple(wants))
-    outputs = _options(options).outputs
-    grads = _call.backward(p, x, h0, elapsed, parameters, lists, saved, grad_out, grad_final, outputs)
+    grads = _call.backward(p, x, h0, elapsed, parameters, lists, saved, grad_out, grad_final)
     # An operator may not return two tensors of one storage.
     return [g.clone() for g in grads]
 
@@ -163,11 +163,11 @@ class Recurrence(torch.autograd.Function):
         wants = (needs[3], needs[4], needs[5], True in needs[6:])
         key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, wants)
         p = _call.plan(synapses, opts, key)
-        out, final, saved = _call.forward(p, x, h0, elapsed, params, lists, opts.outputs)
-        ctx.plan, ctx.lists, ctx.outputs = p, lists, opts.outputs
+        out, final, *saved = _call.forward(p, x, h0, elapsed, params, lists)
+        ctx.plan, ctx.lists = p, lists
         ctx.set_materialize_grads(False)
         if p.saves_out:
-            saved = [out, *saved]
+            saved.insert(0, out)
         ctx.save_for_backward(x, h0, elapsed, *params, *saved)
         return out, final
 
@@ -177,9 +177,7 @@ class Recurrence(torch.autograd.Function):
         p = ctx.plan
         x, h0, elapsed, *rest = ctx.saved_tensors
         count = len(p.sizes)
-        grads = _call.backward(
-            p, x, h0, elapsed, rest[:count], ctx.lists, rest[count:], grad_out, grad_final, ctx.outputs
-        )
+        grads = _call.backward(p, x, h0, elapsed, rest[:count], ctx.lists, rest[count:], grad_out, grad_final)
         needs = ctx.needs_input_grad
         at = 0
         first: list[Any] = [None, None, None]
@@ -209,7 +207,8 @@ def call(
         return Recurrence.apply(synapses, opts, lists, x, h0, elapsed, *params)
     key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, None)
     p = _call.plan(synapses, opts, key)
-    return _call.forward(p, x, h0, elapsed, params, lists, opts.outputs)[:2]
+    out, final = _call.forward(p, x, h0, elapsed, params, lists)
+    return out, final
 
 
 def traced(

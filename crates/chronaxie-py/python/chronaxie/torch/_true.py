@@ -48,6 +48,7 @@ class TrueLiquidTimeConstant(MaskedModule):
         self.dt, self.ode_unfolds, self.epsilon = float(dt), int(max(1, ode_unfolds)), epsilon
         self.sparsity, self.sensory_sparsity, self.input_mapping = sparsity, sensory_sparsity, input_mapping
         self.precision = precision
+        # ltc-cuda's switch: eager PyTorch operations, for comparisons.
         self._force_torchscript = False
         self._options = _call.options(
             hidden_dim, unfolds=self.ode_unfolds, dt=self.dt, epsilon=epsilon, norm=True, precision=precision
@@ -98,8 +99,7 @@ class TrueLiquidTimeConstant(MaskedModule):
         """
         if isinstance(h0, (tuple, list)):
             h0 = h0[0]
-        self._eager = self._force_torchscript
-        out, state = self._call(x, h0, None)
+        out, state = self._call(x, h0, None, self._force_torchscript)
         return out, (state, state)
 
     def get_config(self) -> dict[str, Any]:

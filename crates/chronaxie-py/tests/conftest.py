@@ -1,0 +1,51 @@
+"""Devices, and how errors are measured."""
+
+import os
+
+import pytest
+import torch
+
+import chronaxie.torch  # noqa: F401
+
+# As layers/ltc/spec.rs declares them: relative to the norm of the float64 result.
+OUTPUT, GRADIENT, CANCELLING = 5e-6, 1e-5, 1e-4
+
+
+def _cuda() -> bool:
+    there = torch.cuda.is_available()
+    if not there and os.environ.get("CHRONAXIE_REQUIRE_GPU") == "1":
+        pytest.fail("CHRONAXIE_REQUIRE_GPU=1 and PyTorch sees no CUDA device")
+    return there
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not _cuda():
+        pytest.skip("PyTorch sees no CUDA device")
+    return torch.device(request.param, 0) if request.param == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def distance(ours, law):
+    """The norm of the difference, relative to the law's (absolute where that is 0)."""
+    ours, law = ours.detach().double().cpu(), law.detach().double().cpu()
+    assert ours.shape == law.shape
+    scale = law.norm()
+    return float((ours - law).norm() / (scale if scale > 0 else 1.0))
+
+
+def assert_near(name, ours, law, bound=None):
+    bound = bound or (CANCELLING if name.endswith(("cm", "elapsed")) else GRADIENT)
+    error = distance(ours, law)
+    assert error <= bound, f"{name}: {error:.2e} > {bound:.0e}"
+
+
+def gradients(module, tensors, outputs, seeds):
+    """Gradients of everything that requires them, by name, for the given gradients of the outputs."""
+    named = {n: p for n, p in module.named_parameters() if p.requires_grad} | tensors
+    got = torch.autograd.grad(outputs, list(named.values()), seeds, allow_unused=True)
+    return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(named.items(), got)}
