@@ -1,11 +1,12 @@
 # make test        everything that needs no GPU; what CI runs
 # make test-gpu    everything that needs one
 # make audit       fuzzing and AddressSanitizer; minutes
+# make wheel       the Python package, optimised, into TARGET/wheels
 # make STEP        one step of `make test`, by its name below
 SHELL := /bin/sh
 export MAKE
 
-STEPS = fmt-check lint clippy features tests doctests deny kernels check examples add-a-family
+STEPS = fmt-check lint clippy features tests doctests deny kernels check examples add-a-family python
 
 # Release speed with overflow checks and debug assertions; one build serves tests, check, kernels and examples.
 PROFILE = --profile conformance
@@ -18,7 +19,7 @@ NVRTC13 = $(SITE)/cu13/lib
 NVRTC12 = $(SITE)/cuda_nvrtc/lib
 FEATURES = layers train report
 
-.PHONY: help test test-gpu pack-gpu audit fuzz asan fmt figures $(STEPS)
+.PHONY: help test test-gpu pack-gpu wheel audit fuzz asan fmt figures $(STEPS)
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -83,6 +84,13 @@ examples: $(CHRONAXIE)
 # docs/add-a-family.md, followed to the letter in a copy of the tree.
 add-a-family:
 	CHRONAXIE_NVRTC=$(NVRTC13) python3 scripts/add-a-family.py
+
+# The Python package: its wheel in the profile of the other steps, and its tests. ARGS goes to pytest, as in ARGS="-k export".
+python:
+	scripts/python.sh $(ARGS)
+
+wheel:
+	"$$(scripts/venv.sh scripts/requirements-bench.txt)/bin/maturin" build --out $(TARGET)/wheels
 
 # GPU_DIR is also what a machine without Rust needs: carry it there and run GPU_DIR/run-gpu.sh.
 GPU_DIR ?= $(TARGET)/gpu

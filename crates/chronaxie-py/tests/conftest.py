@@ -49,3 +49,11 @@ def gradients(module, tensors, outputs, seeds):
     named = {n: p for n, p in module.named_parameters() if p.requires_grad} | tensors
     got = torch.autograd.grad(outputs, list(named.values()), seeds, allow_unused=True)
     return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(named.items(), got)}
+
+
+def pytest_terminal_summary(terminalreporter):
+    # As every step of `make test` ends.
+    count = lambda *kinds: sum(len(terminalreporter.stats.get(k, [])) for k in kinds)  # noqa: E731
+    line = f"{count('passed')} passed, {count('failed', 'error')} failed, {count('skipped')} skipped"
+    terminalreporter.ensure_newline()
+    terminalreporter.write_line(line)

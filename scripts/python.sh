@@ -1,0 +1,19 @@
+#!/bin/sh
+# scripts/python.sh [PYTEST-ARGUMENT ...]: builds the wheel in the profile of the other steps, installs it into a folder
+# of its own (the virtual environment is shared by every clone), and runs the tests of crates/chronaxie-py with it.
+set -eu
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+
+venv="$(scripts/venv.sh scripts/requirements-bench.txt)"
+mkdir -p "$target_dir"
+target="$(cd "$target_dir" && pwd)"
+rm -rf "$target/wheels/python" "$target/python"
+"$venv/bin/maturin" build --quiet --profile "${PROFILE:-conformance}" --interpreter "$venv/bin/python" --out "$target/wheels/python"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
+    --target "$target/python" "$target"/wheels/python/*.whl
+
+# The script that the wheel installs, outside of the clone, where no other package of that name is.
+export PYTHONPATH="$target/python"
+(cd "$target" && "$venv/bin/python" "$target/python/bin/chronaxie" --version)
+"$venv/bin/python" -m pytest -p no:cacheprovider "$@"
