@@ -21,9 +21,10 @@ mod _native {
     #[pymodule_export]
     use super::layers::{Connectivity, draw_wiring, prepare};
     #[pymodule_export]
-    use super::plan::{Plan, Problem, families, problem};
+    use super::plan::{Plan, Problem, cases, families, problem};
     #[pymodule_export]
     use super::tools::{
-        devices, memory_info, num_threads, require_device, run, run_bench, run_check, set_num_threads, version,
+        devices, memory_info, num_threads, require_device, run, run_bench, run_check, set_num_threads,
+        set_python_sites, version,
     };
 }

@@ -4,7 +4,7 @@
 use crate::errors::{py_result, raise};
 use crate::layers::Connectivity;
 use chronaxie::cuda::StreamRef;
-use chronaxie::op::{self, Args, Pass, PlanOptions, Role, Signature, TensorSpec};
+use chronaxie::op::{self, Args, CaseSet, Pass, PlanOptions, Role, Signature, TensorSpec};
 use chronaxie::{Backend, Device, Dtype, Error, ErrorKind, Place, Shape, View, ViewMut, pool, registry};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,13 @@ const LOOK: Duration = Duration::from_millis(50);
 #[pyfunction]
 pub fn families() -> Vec<&'static str> {
     registry::entries().iter().map(|e| e.name()).collect()
+}
+
+/// The conformance cases of an entry, as `problem` takes them.
+#[pyfunction]
+pub fn cases(py: Python<'_>, entry: String) -> PyResult<Vec<String>> {
+    let entry = py_result(py, registry::find(&entry))?;
+    Ok(entry.cases(CaseSet::Check).iter().map(ToString::to_string).collect())
 }
 
 /// The problem that `case` spells for an entry, as in `problem("ltc", "B24_T8_D128_H64,unfolds=6")`; over the caller's

@@ -28,6 +28,12 @@ pub fn devices(py: Python<'_>) -> String {
     py.detach(chronaxie_cli::inventory).to_string()
 }
 
+/// Names the folders whose wheels may hold NVRTC.
+#[pyfunction]
+pub fn set_python_sites(sites: Vec<std::path::PathBuf>) {
+    chronaxie::cuda::set_python_sites(sites);
+}
+
 /// Free and total bytes of the CUDA device of that index.
 #[pyfunction]
 pub fn memory_info(py: Python<'_>, index: usize) -> PyResult<(u64, u64)> {

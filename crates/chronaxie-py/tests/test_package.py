@@ -67,6 +67,17 @@ def test_devices_and_memory():
             chronaxie.memory_info("cuda:0")
 
 
+def test_nvrtc_is_found_beside_this_python():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("nvidia")
+    if not torch.version.cuda:
+        pytest.skip("a PyTorch without CUDA brings no NVRTC")
+    code = "import chronaxie; print(chronaxie.devices()['nvrtc'].get('path'))"
+    bare = {"HOME": os.environ.get("HOME", ""), "PATH": "", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    site = os.path.dirname(os.path.dirname(torch.__file__))
+    assert run(code, env=bare).stdout.startswith(site)
+
+
 def test_threads():
     before = chronaxie.get_num_threads()
     chronaxie.set_num_threads(3)
@@ -116,10 +127,32 @@ def test_the_low_level_call_runs_any_entry():
         plan.run("forward", [0] * 4, [(7, [1])])
     with pytest.raises(chronaxie.ShapeError, match="not aligned"):
         plan.run("forward", [pointer(a) + 1, pointer(x), pointer(h), pointer(last)], scratch=at)
-    for family in chronaxie.families():
-        assert family in ("ltc", "linear_scan") or _native.problem  # every name is found by the registry
-        with pytest.raises(chronaxie.ConfigError):
-            _native.problem(family, "Q7")
+
+
+@pytest.mark.parametrize("family", chronaxie.families())
+def test_every_entry_can_be_asked_for(family):
+    for case in _native.cases(family):
+        problem = _native.problem(family, case)
+        passes = [p for p in ("forward", "backward", "step") if has_pass(problem, p)]
+        plan = problem.plan("cpu")
+        assert problem.entry == family and passes and plan.variant and plan.config
+        for name in passes:
+            inputs, outputs = problem.signature(name)
+            names = [t[0] for t in inputs]
+            assert len(set(names)) == len(names) and outputs
+            assert plan.scratch_bytes(name) >= 0
+            with pytest.raises(chronaxie.ShapeError, match=f"0 addresses were given, the {name} pass has"):
+                plan.run(name, [])
+    with pytest.raises(chronaxie.ConfigError, match="axis Q is not one of"):
+        _native.problem(family, "Q7")
+
+
+def has_pass(problem, name):
+    try:
+        problem.signature(name)
+    except chronaxie.ConfigError:
+        return False
+    return True
 
 
 def test_prepared_synapses_are_refused_by_others():

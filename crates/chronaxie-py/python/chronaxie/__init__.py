@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any, NamedTuple, Sequence
 
 from . import _native
@@ -25,6 +26,9 @@ from ._errors import (
 )
 
 __version__: str = _native.version()
+
+# NVRTC comes in wheels, and this Python may run without its environment being the active one.
+_native.set_python_sites([p for p in sys.path if p.endswith(("site-packages", "dist-packages"))])
 
 __all__ = [
     "BackendUnavailableError",

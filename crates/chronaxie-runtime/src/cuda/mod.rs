@@ -55,7 +55,7 @@ pub use graph::Graph;
 pub use launch::{Arg, LaunchConfig, MAX_ARGS};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Kernel, cubin};
-pub use nvrtc::{Cubin, Nvrtc, nvrtc, nvrtc_for, set_nvrtc_path};
+pub use nvrtc::{Cubin, Nvrtc, nvrtc, nvrtc_for, set_nvrtc_path, set_python_sites};
 pub use pack::{Pack, load_pack, write_pack};
 pub use resources::EntryResources;
 pub use stream::{Event, Stream, StreamRef};

@@ -49,7 +49,7 @@ static OPENED: Mutex<Vec<Arc<Nvrtc>>> = Mutex::new(Vec::new());
 
 /// The newest NVRTC of this machine that the driver's major version allows; without a driver, the newest.
 ///
-/// It is looked for in: [`set_nvrtc_path`]; `CHRONAXIE_NVRTC` (a file or a folder); the site-packages of the active
+/// It is looked for in: [`set_nvrtc_path`]; `CHRONAXIE_NVRTC` (a file or a folder); [`set_python_sites`]; the site-packages of the active
 /// virtual environment, of conda and of the `python3` on the `PATH` (the wheels of NVIDIA and of PyTorch); the system's
 /// CUDA folders; the loader's path.
 ///
@@ -68,6 +68,12 @@ pub fn nvrtc_for(arch: &str) -> Result<Arc<Nvrtc>> {
 /// Names the NVRTC to use from now on, a file or a folder that holds one; `None` searches again.
 pub fn set_nvrtc_path(path: Option<PathBuf>) {
     search::set_explicit(path);
+}
+
+/// Names the site-packages of the Python that hosts this process: its wheels come first, whether or not its virtual
+/// environment is active.
+pub fn set_python_sites(sites: Vec<PathBuf>) {
+    search::set_sites(sites);
 }
 
 impl Nvrtc {

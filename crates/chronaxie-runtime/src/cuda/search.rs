@@ -27,13 +27,20 @@ pub(super) struct Found {
 #[derive(Default)]
 struct State {
     explicit: Option<PathBuf>,
+    sites: Vec<PathBuf>,
     chosen: Option<HashMap<String, Found>>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { explicit: None, chosen: None });
+static STATE: Mutex<State> = Mutex::new(State { explicit: None, sites: Vec::new(), chosen: None });
 
 pub(super) fn set_explicit(path: Option<PathBuf>) {
-    *lock(&STATE) = State { explicit: path, chosen: None };
+    let mut state = lock(&STATE);
+    (state.explicit, state.chosen) = (path, None);
+}
+
+pub(super) fn set_sites(sites: Vec<PathBuf>) {
+    let mut state = lock(&STATE);
+    (state.sites, state.chosen) = (sites, None);
 }
 
 /// The NVRTC to use for `arch` (any, if empty); remembered until another path is set.
@@ -48,7 +55,7 @@ pub(super) fn locate(arch: &str) -> Result<Found> {
         (Some(path), _) => named(path, "set_nvrtc_path", driver_major)?,
         (None, Some(path)) => named(Path::new(&path), "CHRONAXIE_NVRTC", driver_major)?,
         (None, None) => {
-            let folders = folders(&variable);
+            let folders = folders(&state.sites, &variable);
             let all = folders.iter().filter_map(|f| in_folder(f)).collect();
             match choose(all, driver_major, arch) {
                 Some(found) => found,
@@ -154,8 +161,8 @@ fn by_loader(driver_major: Option<u32>, arch: &str) -> Option<Found> {
 }
 
 /// The folders that may hold NVRTC, in the order of the search, each once.
-fn folders(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut list: Vec<PathBuf> = Vec::new();
+fn folders(sites: &[PathBuf], variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let mut list: Vec<PathBuf> = sites.iter().flat_map(|s| WHEELS.iter().map(move |wheel| s.join(wheel))).collect();
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| variable(v)).map(PathBuf::from).collect();
     if let Some(python) = variable("PATH").and_then(|path| first_python(&path)) {
@@ -375,9 +382,11 @@ mod tests {
         let root = f.0.clone();
         let variable = move |name: &str| (name == "VIRTUAL_ENV").then(|| root.join("venv").into_os_string());
         let all = || -> Vec<Found> {
-            folders(&variable).iter().filter(|d| d.starts_with(&f.0)).filter_map(|d| in_folder(d)).collect()
+            folders(&[], &variable).iter().filter(|d| d.starts_with(&f.0)).filter_map(|d| in_folder(d)).collect()
         };
         assert_eq!(all().len(), 2);
+        let site = f.0.join("venv/lib/python3.11/site-packages");
+        assert_eq!(folders(&[site.clone()], &|_| None).first(), Some(&site.join("nvidia/cu13/lib")));
         let pick = |driver, arch| choose(all(), driver, arch).map(|f| f.path);
         assert_eq!(pick(None, ""), Some(new.clone()));
         assert_eq!(pick(Some(13), "sm_90a"), Some(new));

@@ -103,7 +103,7 @@ class Plan:
 
     __slots__ = (
         "run", "index", "synapses", "extent", "hidden", "outputs", "names", "shapes", "sizes", "known", "base", "tail",
-        "templates", "scratch", "saves_out", "needs", "offsets", "total", "sections", "forms", "zero",
+        "templates", "scratch", "saves_out", "data", "parameters", "zero",
     )  # fmt: skip
 
     def __init__(self, synapses: Synapses, opts: Options, key: Any) -> None:
@@ -132,44 +132,14 @@ class Plan:
         self.templates = [self.zero.expand(t[2]) for t in outputs]
         self.scratch = [native.scratch_bytes("forward"), 0]
         self.saves_out = wants is not None and not any(t[0] == "states" for t in outputs)
-        self.needs: list[str] = []
-        self.offsets: list[int] = []
-        self.sections: list[int] = []
-        # Of each piece: none for a vector, else whether it is several gradients, and its shape.
-        self.forms: list[tuple[bool, tuple[int, ...]] | None] = []
-        self.total = 0
+        # The gradients of data, and whether those of parameters follow. Each is an allocation of its own: views of one
+        # block cost the engine three times what their allocations cost, and keep each other alive.
+        self.data: list[torch.Tensor] = []
+        self.parameters = wants is not None and wants[3]
         if wants is not None:
             self.scratch[1] = native.scratch_bytes("backward")
-            self._lay_out([(t[0][5:], t[2]) for t in problem.signature("backward")[1]])
-
-    def _lay_out(self, gradients: list[tuple[str, list[int]]]) -> None:
-        """One allocation for all gradients, cut in few pieces: four matrices of a side are one."""
-        later = ("mu", "sigma", "erev", "sensory_mu", "sensory_sigma", "sensory_erev")
-        for name, shape in gradients:
-            size = _product(shape)
-            self.needs.append(name)
-            self.offsets.append(4 * self.total)
-            self.total += size
-            if name in later:
-                self.sections[-1] += size
-            elif name in ("w", "sensory_w"):
-                self.sections.append(size)
-                self.forms.append((True, (4, *shape)))
-            else:
-                self.sections.append(size)
-                self.forms.append(None if len(shape) == 1 else (False, tuple(shape)))
-
-    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients in ``flat``."""
-        grads: list[torch.Tensor] = []
-        for piece, form in zip(flat.split_with_sizes(self.sections), self.forms):
-            if form is None:
-                grads.append(piece)
-            elif form[0]:
-                grads += piece.view(form[1]).unbind()
-            else:
-                grads.append(piece.view(form[1]))
-        return grads
+            written = problem.signature("backward")[1]
+            self.data = [self.zero.expand(t[2]) for t in written if t[0] in ("grad_x", "grad_h0", "grad_elapsed")]
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -328,25 +298,33 @@ def backward(
     saved: Sequence[torch.Tensor],
     grad_out: torch.Tensor | None,
     grad_final: torch.Tensor | None,
-) -> list[torch.Tensor]:
-    """The wanted gradients, in the order of ``p.needs``: pieces of one allocation."""
-    batch, steps, _ = p.extent
+) -> list[Any]:
+    """The wanted gradients, in the order of the signature."""
     if grad_out is None:
-        grad_out = p.zero.expand(batch, steps, p.outputs)
+        grad_out = p.zero.expand(*p.extent[:2], p.outputs)
     if grad_final is None:
-        grad_final = p.zero.expand(batch, p.hidden)
+        grad_final = p.zero.expand(p.extent[0], p.hidden)
+    strides: list[Any] = [] if x.is_contiguous() else [(0, x.stride())]
+    addresses = [x.data_ptr()]
+    for t in (h0, elapsed):
+        if t is not None:
+            if not t.is_contiguous():
+                strides.append((len(addresses), t.stride()))
+            addresses.append(t.data_ptr())
     pointers, params = _checked(p, params, list(map(_data_ptr, params)))
-    data = [t for t in (x, h0, elapsed) if t is not None]
-    flat = torch.empty(p.total, device=x.device)
-    start = flat.data_ptr()
-    addresses = [*map(_data_ptr, data), *pointers, *_listed(p, lists), *map(_data_ptr, saved)]
-    last = len(addresses)
-    addresses += (grad_out.data_ptr(), grad_final.data_ptr())
-    addresses += [start + offset for offset in p.offsets]
-    strides = [(at, t.stride()) for at, t in enumerate(data) if not t.is_contiguous()]
-    strides += [(last + at, t.stride()) for at, t in enumerate((grad_out, grad_final)) if not t.is_contiguous()]
+    addresses += pointers
+    addresses += _listed(p, lists)
+    addresses += map(_data_ptr, saved)
+    for t in (grad_out, grad_final):
+        if not t.is_contiguous():
+            strides.append((len(addresses), t.stride()))
+        addresses.append(t.data_ptr())
+    grads = list(map(_empty_like, p.data))
+    if p.parameters:
+        grads += map(_empty_like, params)
+    addresses += map(_data_ptr, grads)
     _run(p, "backward", p.scratch[1], addresses, strides)
-    return p.cut(flat)
+    return grads
 
 
 def refuse_double_backward() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def dispatch(
     *,
     key: int = 0,
     lists: Tensor | None = None,
-    masks: tuple[Tensor, Tensor] | None = None,
+    masks: Callable[[], tuple[Tensor, Tensor]] | None = None,
     eager: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``(out, final_state)`` of ``x`` ``[B, T, D]`` by the best path there is; ``params`` in the order of ``opts.names``.
@@ -46,23 +46,34 @@ def dispatch(
         return _converted(synapses, opts, x, h0, elapsed, params, key, lists, masks, eager)
     if x.dim() != 3:
         raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
-    device = x.device
-    if eager or device.type not in ("cpu", "cuda", "meta") or (device.type == "cuda" and _unavailable(device.index)):
-        if masks is None:
-            masks = synapses.masks(device, weight.dtype)
-        return _eager.ltc(x, h0, elapsed, dict(zip(opts.names, params)), masks, opts)
+    if eager or not (x.is_cpu or _native(x)):
+        return _eagerly(synapses, opts, x, h0, elapsed, params, masks)
+    if lists is None:
+        key, lists = synapses.key, synapses.lists(x.device)  # type: ignore[union-attr]
     if (
         torch.compiler.is_compiling()
         or type(x) not in _PLAIN
         or type(weight) not in _PLAIN
-        or device.type == "meta"
+        or x.is_meta
         or _modes() > 0
         or _transforms()
     ):
-        if lists is None:
-            key, lists = synapses.key, synapses.lists(device)
         return _op.traced(key, opts, lists, x, h0, elapsed, params)
-    return _op.call(synapses, opts, synapses.lists(device) if lists is None else lists, x, h0, elapsed, params)
+    return _op.call(synapses, opts, lists, x, h0, elapsed, params)  # type: ignore[arg-type]
+
+
+def _native(x: Tensor) -> bool:
+    """Whether there are kernels for a tensor that is not on the CPU."""
+    return x.is_meta or (x.is_cuda and not _unavailable(x.get_device()))
+
+
+def _eagerly(
+    synapses: Synapses | None, opts: Options, x: Tensor, h0: Any, elapsed: Any, params: Sequence[Tensor], masks: Any
+) -> tuple[Tensor, Tensor]:
+    if x.dim() != 3:
+        raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
+    pair = synapses.masks(x.device, params[0].dtype) if masks is None else masks()  # type: ignore[union-attr]
+    return _eager.ltc(x, h0, elapsed, dict(zip(opts.names, params)), pair, opts)
 
 
 def _converted(
@@ -74,16 +85,12 @@ def _converted(
     params: Sequence[Tensor],
     key: int,
     lists: Tensor | None,
-    masks: tuple[Tensor, Tensor] | None,
+    masks: Callable[[], tuple[Tensor, Tensor]] | None,
     eager: bool,
 ) -> tuple[Tensor, Tensor]:
     weight = params[0]
     if weight.dtype is torch.float64:
-        if masks is None:
-            masks = synapses.masks(x.device, weight.dtype)
-        if x.dim() != 3:
-            raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
-        return _eager.ltc(x, h0, elapsed, dict(zip(opts.names, params)), masks, opts)
+        return _eagerly(synapses, opts, x, h0, elapsed, params, masks)
     for name, t in (("x", x), ("w", weight)):
         if t.dtype not in (torch.float32, *_HALF):
             raise DtypeError(

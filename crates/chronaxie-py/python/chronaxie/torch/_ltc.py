@@ -60,6 +60,11 @@ def _wiring_from(config: dict[str, Any]) -> Wiring:
     return getattr(_wirings, kind).from_config(config)
 
 
+def _times(t: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Elapsed times on x's device; never in half precision, whatever x and the parameters are."""
+    return t.to(x.device, torch.float64 if weight.dtype is torch.float64 else torch.float32)
+
+
 class LTCCell(MaskedModule):
     """One step of a liquid time-constant network; drop-in for ``ncps.torch.LTCCell``.
 
@@ -182,9 +187,9 @@ class LTCCell(MaskedModule):
                 raise ShapeError(
                     f"LTCCell: elapsed_time.shape = {tuple(elapsed_time.shape)} is neither one element nor [B] = ({batch},)"
                 )
-            elapsed = elapsed_time.to(inputs).reshape(-1, 1).expand(batch, 1)
+            elapsed = _times(elapsed_time, inputs, self.w).reshape(-1, 1).expand(batch, 1)
         elif elapsed_time != 1.0:
-            elapsed = inputs.new_full((batch, 1), elapsed_time)
+            elapsed = _times(torch.tensor(elapsed_time, dtype=torch.float64), inputs, self.w).expand(batch, 1)
         out, state = self._call(inputs.unsqueeze(1), states, elapsed)
         return out.squeeze(1), state
 
@@ -307,7 +312,7 @@ class LTC(nn.Module):
                 f"LTC: timespans.shape = {tuple(timespans.shape)} does not fit input.shape = {tuple(input.shape)}"  # type: ignore[union-attr]
             )
         if elapsed is not None:
-            elapsed = elapsed.to(x)
+            elapsed = _times(elapsed, x, self.rnn_cell.w)
         h, c = self._initial(hx, x.shape[0], batched)
         if self.use_mixed:
             out, h, c = self._mixed(x, h, c, elapsed)

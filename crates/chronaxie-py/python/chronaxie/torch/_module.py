@@ -13,13 +13,6 @@ from . import _functional
 from ._call import Options
 from ._synapses import Synapses, prepare
 
-_MASKS = ("sparsity_mask", "sensory_sparsity_mask")
-
-
-def _version(t: Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
 class MaskedModule(nn.Module):
     """A module with the masks ``sparsity_mask`` ``[H, H]`` and ``sensory_sparsity_mask`` ``[D, H]``.
 
@@ -39,7 +32,9 @@ class MaskedModule(nn.Module):
         self.register_buffer("_synapse_lists", torch.empty(0, dtype=torch.int32), persistent=False)
 
     def _masks(self) -> tuple[Tensor, Tensor]:
-        return tuple(self._parameters.get(n) if n in self._parameters else self._buffers[n] for n in _MASKS)  # type: ignore
+        # Parameters, as ncps has them, or buffers.
+        table = self._buffers if "sparsity_mask" in self._buffers else self._parameters
+        return table["sparsity_mask"], table["sensory_sparsity_mask"]  # type: ignore[return-value]
 
     def prepare(self) -> None:
         """Compacts the masks into index lists again."""
@@ -51,20 +46,17 @@ class MaskedModule(nn.Module):
             self._synapses = prepare(mask, sensory)
             self._key = self._synapses.key
             self._synapse_lists = self._synapses.lists(mask.device)
-        self._seen = (mask, sensory, _version(mask), _version(sensory), mask.device)
+        # Inference tensors count no versions.
+        self._seen = (mask, sensory, *(-1 if m.is_inference() else m._version for m in (mask, sensory)))
 
     def _refresh(self) -> None:
         mask, sensory = self._masks()
-        seen = self._seen
-        if (
-            not seen
-            or seen[0] is not mask
-            or seen[1] is not sensory
-            or seen[2] != _version(mask)
-            or seen[3] != _version(sensory)
-            or seen[4] != mask.device
-        ):
-            self.prepare()
+        if self._seen:
+            seen, sensory_seen, version, sensory_version = self._seen
+            if seen is mask and sensory_seen is sensory:
+                if version < 0 or (mask._version == version and sensory._version == sensory_version):
+                    return
+        self.prepare()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -97,8 +89,8 @@ class MaskedModule(nn.Module):
             elapsed,
             self._sources(),
             key=self._key,
-            lists=self._synapse_lists,
-            masks=self._masks(),
+            lists=self._buffers["_synapse_lists"],
+            masks=self._masks,
             eager=eager,
         )
 

@@ -76,9 +76,7 @@ def _ltc_backward(
     wants: list[bool],
 ) -> list[Tensor]:
     p = _plan(x, h0, elapsed, parameters, lists, options, key, tuple(wants))
-    grads = _call.backward(p, x, h0, elapsed, parameters, lists, saved, grad_out, grad_final)
-    # An operator may not return two tensors of one storage.
-    return [g.clone() for g in grads]
+    return _call.backward(p, x, h0, elapsed, parameters, lists, saved, grad_out, grad_final)
 
 
 def _ltc_fake(
@@ -159,12 +157,13 @@ class Recurrence(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, synapses: Synapses, opts: Options, lists: Tensor, x: Tensor, h0: Any, elapsed: Any, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
-        needs = ctx.needs_input_grad
-        wants = (needs[3], needs[4], needs[5], True in needs[6:])
+        _, _, _, for_x, for_h0, for_elapsed, *for_params = ctx.needs_input_grad
+        wants = (for_x, for_h0, for_elapsed, True in for_params)
         key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, wants)
         p = _call.plan(synapses, opts, key)
         out, final, *saved = _call.forward(p, x, h0, elapsed, params, lists)
-        ctx.plan, ctx.lists = p, lists
+        ctx.plan, ctx.lists, ctx.wants = p, lists, wants
+        ctx.unwanted = False in for_params and for_params
         ctx.set_materialize_grads(False)
         if p.saves_out:
             saved.insert(0, out)
@@ -178,19 +177,19 @@ class Recurrence(torch.autograd.Function):
         x, h0, elapsed, *rest = ctx.saved_tensors
         count = len(p.sizes)
         grads = _call.backward(p, x, h0, elapsed, rest[:count], ctx.lists, rest[count:], grad_out, grad_final)
-        needs = ctx.needs_input_grad
-        at = 0
-        first: list[Any] = [None, None, None]
-        for i in range(3):
-            if needs[3 + i]:
-                first[i] = grads[at]
-                at += 1
-        if len(grads) == at:
-            return (None, None, None, *first, *([None] * count))
-        rest = grads[at:]
-        if False in needs[6:]:
-            rest = [g if need else None for g, need in zip(rest, needs[6:])]
-        return (None, None, None, *first, *rest)
+        for at in range(3):
+            if not ctx.wants[at]:
+                grads.insert(at, None)
+        if not ctx.wants[3]:
+            grads += [None] * count
+        elif ctx.unwanted:
+            grads[3:] = [g if wanted else None for g, wanted in zip(grads[3:], ctx.unwanted)]
+        return (None, None, None, *grads)
+
+
+# Function.apply without its own look for functorch's transforms, which goes through all arguments: the callers have
+# made sure that there is none.
+_apply = super(torch.autograd.Function, Recurrence).apply
 
 
 def call(
@@ -204,7 +203,7 @@ def call(
 ) -> tuple[Tensor, Tensor]:
     """The native call in eager mode."""
     if torch.is_grad_enabled():
-        return Recurrence.apply(synapses, opts, lists, x, h0, elapsed, *params)
+        return _apply(synapses, opts, lists, x, h0, elapsed, *params)  # type: ignore[no-any-return]
     key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, None)
     p = _call.plan(synapses, opts, key)
     out, final = _call.forward(p, x, h0, elapsed, params, lists)
