@@ -25,6 +25,13 @@ def device(request):
     return torch.device(request.param, 0) if request.param == "cuda" else torch.device("cpu")
 
 
+@pytest.fixture
+def cuda():
+    if not _cuda():
+        pytest.skip("PyTorch sees no CUDA device")
+    return torch.device("cuda", 0)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

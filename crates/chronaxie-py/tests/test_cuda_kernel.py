@@ -28,10 +28,8 @@ def test_without_a_driver_the_error_says_so():
 
 
 @pytest.mark.gpu
-def test_a_kernel_runs_on_the_current_stream():
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no CUDA device")
-    kernel, x = Kernel(SCALE, "scale"), torch.arange(1000, dtype=torch.float32, device="cuda")
+def test_a_kernel_runs_on_the_current_stream(cuda):
+    kernel, x = Kernel(SCALE, "scale"), torch.arange(1000, dtype=torch.float32, device=cuda)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

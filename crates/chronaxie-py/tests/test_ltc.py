@@ -317,10 +317,8 @@ def test_threads_of_python_do_not_mix(device):
 
 
 @pytest.mark.gpu
-def test_the_current_stream_is_taken():
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no CUDA device")
-    tensors, options = inputs(torch.device("cuda", 0))
+def test_the_current_stream_is_taken(cuda):
+    tensors, options = inputs(cuda)
     want = ct.ltc(**tensors, **options)[0]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -337,3 +335,30 @@ def test_the_current_stream_is_taken():
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(captured, want)
+
+
+@pytest.mark.gpu
+def test_another_device_than_the_current_one(cuda):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+    tensors, options = inputs(torch.device("cuda", 1))
+    out, _ = ct.ltc(**tensors, **options)
+    out.sum().backward()
+    assert_near("out", out, law(tensors, options)[1], OUTPUT)
+    assert torch.cuda.current_device() == 0 and tensors["w"].grad.device.index == 1
+
+
+def test_functorch_differentiates_and_batches(device):
+    tensors, options = inputs(device, h0=True)
+    fixed = {n: t.detach() for n, t in tensors.items() if n != "x"}
+    x = tensors["x"].detach()
+
+    def loss(x):
+        return ct.ltc(x, **fixed, **options)[0].square().sum()
+
+    got = torch.func.grad(loss)(x)
+    (want,) = torch.autograd.grad(ct.ltc(**tensors, **options)[0].square().sum(), [tensors["x"]])
+    assert distance(got, want) < 1e-5
+    per_row = torch.func.vmap(torch.func.grad(lambda row, h: ct.ltc(
+        row[None], **{**fixed, "h0": h[None]}, **options)[0].square().sum()))(x, fixed["h0"])  # fmt: skip
+    assert distance(per_row, want) < 1e-5

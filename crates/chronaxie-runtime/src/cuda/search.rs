@@ -386,7 +386,7 @@ mod tests {
         };
         assert_eq!(all().len(), 2);
         let site = f.0.join("venv/lib/python3.11/site-packages");
-        assert_eq!(folders(&[site.clone()], &|_| None).first(), Some(&site.join("nvidia/cu13/lib")));
+        assert_eq!(folders(std::slice::from_ref(&site), &|_| None).first(), Some(&site.join("nvidia/cu13/lib")));
         let pick = |driver, arch| choose(all(), driver, arch).map(|f| f.path);
         assert_eq!(pick(None, ""), Some(new.clone()));
         assert_eq!(pick(Some(13), "sm_90a"), Some(new));

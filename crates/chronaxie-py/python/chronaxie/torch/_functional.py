@@ -46,17 +46,18 @@ def dispatch(
         return _converted(synapses, opts, x, h0, elapsed, params, key, lists, masks, eager)
     if x.dim() != 3:
         raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
-    if eager or not (x.is_cpu or _native(x)):
+    tracing = torch.compiler.is_compiling()
+    # functorch differentiates and batches PyTorch's own operations only.
+    if eager or not (x.is_cpu or _native(x)) or (not tracing and _transforms()):
         return _eagerly(synapses, opts, x, h0, elapsed, params, masks)
     if lists is None:
         key, lists = synapses.key, synapses.lists(x.device)  # type: ignore[union-attr]
     if (
-        torch.compiler.is_compiling()
+        tracing
         or type(x) not in _PLAIN
         or type(weight) not in _PLAIN
         or x.is_meta
         or _modes() > 0
-        or _transforms()
     ):
         return _op.traced(key, opts, lists, x, h0, elapsed, params)
     return _op.call(synapses, opts, lists, x, h0, elapsed, params)  # type: ignore[arg-type]

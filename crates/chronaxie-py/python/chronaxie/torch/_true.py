@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from .._errors import ConfigError
 from . import _call, wirings
 from ._module import MaskedModule, check_count
+
+
+_PICK_NORM = itemgetter("weight", "bias")
 
 
 class TrueLiquidTimeConstant(MaskedModule):
@@ -54,6 +58,9 @@ class TrueLiquidTimeConstant(MaskedModule):
             hidden_dim, unfolds=self.ode_unfolds, dt=self.dt, epsilon=epsilon, norm=True, precision=precision
         )
         self._names = self._options.names
+        # Of the input mapping, what does not train is a buffer.
+        self._fixed = self._names[{"none": 11, "linear": 12, "affine": 13}[input_mapping] : 13]
+        self._pick = itemgetter(*self._names[: 13 - len(self._fixed)])
         seed = int(torch.randint(2**62, (), device="cpu"))
         wiring = wirings.Bernoulli(hidden_dim, density=sparsity, sensory_density=sensory_sparsity, seed=seed)
         wiring.build(input_dim)
@@ -82,14 +89,15 @@ class TrueLiquidTimeConstant(MaskedModule):
         return self.w
 
     def _sources(self) -> list[Tensor]:
-        own, norm = self._parameters, self.input_norm._parameters
-        try:
-            names = self._names
-            inputs = [own[n] if n in own else self._buffers[n] for n in names[11:13]]
-            return [*(own[n] for n in names[:11]), *inputs, norm["weight"], norm["bias"]]  # type: ignore[misc]
-        except KeyError:
-            norm = {"norm_weight": self.input_norm.weight, "norm_bias": self.input_norm.bias}
-            return [norm[n] if n in norm else getattr(self, n) for n in self._names]  # type: ignore[misc]
+        norm = self.input_norm
+        if not torch.compiler.is_compiling():
+            try:
+                fixed = [self._buffers[n] for n in self._fixed]
+                return [*self._pick(self._parameters), *fixed, *_PICK_NORM(norm._parameters)]  # type: ignore[list-item]
+            except KeyError:
+                # A parametrization took a parameter's place.
+                pass
+        return [*(getattr(self, n) for n in self._names[:-2]), norm.weight, norm.bias]
 
     def forward(self, x: Tensor, h0: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Runs over ``x`` ``[B, T, D]`` from the state ``h0`` (``[B, H]``, or a tuple whose first it is; else 0).
