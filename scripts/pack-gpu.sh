@@ -31,6 +31,12 @@ done
 for source in crates/chronaxie/examples/*.rs; do
     [ -e "$source" ] && cp "$target_dir/dist/examples/$(basename "$source" .rs)" "$dir/examples/"
 done
+# The Python package as it is installed, without the 5 GB that building and trying a wheel takes.
+cargo build --profile dist --quiet -p chronaxie-py
+mkdir "$dir/python"
+git ls-files crates/chronaxie-py/python crates/chronaxie-py/tests | tar -cf - -T - | tar -xf - -C "$dir/python" --strip-components 2
+mv "$dir/python/python/chronaxie" "$dir/python/" && rmdir "$dir/python/python"
+cp "$target_dir/dist/libchronaxie_py.so" "$dir/python/chronaxie/_native.abi3.so"
 cp scripts/run-gpu.sh scripts/gpu-cases.txt "$dir/"
 for file in examples/japanese-vowels.toml; do
     [ -e "$file" ] && cp "$file" "$dir/examples/" && cp -r examples/data "$dir/examples/"

@@ -7,6 +7,7 @@
 #   repeats    50 runs with equal bits, scratch and outputs poisoned, more blocks than fit at once
 #   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel
 #   examples   the programs under examples, a short training run and the profile of its step
+#   python     the Python package's tests, where python3 has PyTorch with CUDA, and pytest
 #   bench      every compared case, timed
 # Logs and JSON go to $OUT (default gpu-results). The last lines are a table and N passed, N failed, N skipped.
 set -u
@@ -20,7 +21,7 @@ chronaxie="$here/bin/chronaxie"
 export CHRONAXIE_REQUIRE_GPU=1 CHRONAXIE_BACKEND="${CHRONAXIE_BACKEND:-cuda}"
 unset CHRONAXIE_SYNC
 
-all="devices check tests repeats memcheck racecheck initcheck synccheck examples bench"
+all="devices check tests repeats memcheck racecheck initcheck synccheck examples python bench"
 [ $# -gt 0 ] || set -- $all
 table="$out/table.txt"
 : >"$table"
@@ -97,6 +98,14 @@ for name in "$@"; do
             rm -rf "$out/train"
             step train 90 "$chronaxie" train examples/japanese-vowels.toml --set train.epochs=2 --out "$out/train"
             step profile 60 "$chronaxie" profile examples/japanese-vowels.toml --json "$out/profile.json"
+        fi
+        ;;
+    python)
+        if ! python3 -c 'import pytest, torch; assert torch.cuda.is_available()' 2>"$out/python.log" >&2; then
+            skip python "$(tail -n 1 "$out/python.log" | cut -c 1-90)"
+        else
+            export PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+            step python 400 python3 -m pytest -q -p no:cacheprovider -m gpu python/tests
         fi
         ;;
     bench) step bench 120 "$chronaxie" bench --json "$out/bench.json" --seconds 0.3 --quiet ;;

@@ -193,6 +193,25 @@ def test_ctrl_c_ends_a_long_call_and_the_next_one_works():
     assert process.wait(30) == 0
 
 
+CHECK = """
+import chronaxie
+print("ready", flush=True)
+try:
+    chronaxie.check(backend="cpu", repeats=1000)
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_a_check():
+    process = subprocess.Popen([sys.executable, "-c", CHECK], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "interrupted\n"
+
+
 def test_the_gil_is_free_while_the_cpu_works():
     torch = pytest.importorskip("torch")
     import chronaxie.torch as ct
