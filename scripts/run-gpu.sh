@@ -101,7 +101,7 @@ for name in "$@"; do
         fi
         ;;
     python)
-        if ! python3 -c 'import pytest, torch; assert torch.cuda.is_available()' 2>"$out/python.log" >&2; then
+        if ! python3 -c 'import pytest, torch; assert torch.cuda.is_available(), "PyTorch sees no CUDA device"' 2>"$out/python.log" >&2; then
             skip python "$(tail -n 1 "$out/python.log" | cut -c 1-90)"
         else
             export PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
