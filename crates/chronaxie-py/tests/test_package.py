@@ -197,7 +197,7 @@ CHECK = """
 import chronaxie
 print("ready", flush=True)
 try:
-    chronaxie.check(backend="cpu", repeats=1000)
+    chronaxie.check("ltc", backend="cpu", repeats=100)
     print("not interrupted")
 except KeyboardInterrupt:
     print("interrupted")
