@@ -4,6 +4,7 @@
 mod backward;
 mod held;
 mod launch;
+mod report;
 mod schedule;
 mod tune;
 

@@ -1,0 +1,95 @@
+//! What `profile` prints of a plan: its kernels, how often and in which shape a pass launches them.
+
+use super::held::HeldKernel;
+use super::launch::CudaPlan;
+use super::tune::{self, THREADS};
+use crate::Result;
+use crate::layers::ltc::spec::Mapping;
+use crate::op::{LaunchReport, Pass};
+
+impl CudaPlan {
+    /// The kernels of a pass in the order of their first launch.
+    pub(super) fn reports(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
+        let (p, c) = (&self.p, &self.config);
+        let (t, h, d) = (p.steps.max(1), p.hidden, p.inputs);
+        let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
+        let chunk = if pass == Pass::Backward { c.backward_chunk } else { c.forward_chunk };
+        let (chunks, rows) = (t.div_ceil(chunk), p.batch * chunk);
+        let grid = |x: usize, y: usize| (x as u32, y as u32, 1);
+        let flat = (THREADS, 1, 1);
+        let groups = |lanes: u32| (THREADS / lanes) as usize;
+        let f = &self.forward;
+        let fold = grid((d.max(h) + h).div_ceil(8), 1);
+        let sides = usize::from(s > 0) + usize::from(ss > 0);
+        let backward = pass == Pass::Backward;
+        if let (Some(r), false) = (&self.recurrence, backward) {
+            let slots = (r.folded() + self.sensory.as_ref().map_or(0, HeldKernel::folded)) / 4;
+            let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
+            if let Some(k) = &self.sensory {
+                list.push(k.report(chunks)?);
+            } else {
+                list.push(LaunchReport::new(&f.fold, 1, fold, flat, 0)?);
+                list.push(LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
+                let sums = grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes)));
+                list.push(LaunchReport::new(&f.sensory, chunks, sums, flat, 0)?);
+            }
+            list.push(r.report(chunks)?);
+            return Ok(list);
+        }
+        let mut list = vec![
+            LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
+            LaunchReport::new(&f.fold_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,
+            LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?,
+            LaunchReport::new(
+                &self.forward.sensory,
+                chunks,
+                grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes))),
+                flat,
+                0,
+            )?,
+        ];
+        let (row, block) = (grid(p.batch, 1), (c.threads, 1, 1));
+        let (Pass::Backward, Some(k)) = (pass, &self.backward) else {
+            list.push(LaunchReport::new(&f.forward, chunks, row, block, c.forward_shared)?);
+            return Ok(list);
+        };
+        let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
+        let (n, tall) = (rows * p.unfolds, (32, 8, 1));
+        if let Some(held) = &self.held_backward {
+            list[0] = LaunchReport::new(&self.fold, 2, fold, flat, 0)?;
+            if let Some(k) = &self.sensory {
+                list[3] = k.report(chunks)?;
+            }
+            if let Some(k) = &held.rebuild {
+                list.push(k.report(chunks)?);
+            }
+            list.push(held.adjoint.report(chunks)?);
+            if let Some(k) = &held.sensory {
+                list.push(k.report(chunks)?);
+            } else {
+                list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
+            }
+            list.push(LaunchReport::new(&k.add_slices, 2 * chunks, grid(ss.div_ceil(256), 1), flat, 0)?);
+            list.push(LaunchReport::new(&held.close, 2, grid(s.div_ceil(256), 1), flat, 0)?);
+        } else {
+            list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
+            list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
+            list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
+            list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
+        }
+        if p.elapsed && self.held_backward.is_none() {
+            list.push(LaunchReport::new(&k.elapsed, chunks, grid(rows, 1), flat, 0)?);
+        }
+        let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
+        list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
+        list.push(LaunchReport::new(&k.inputs_backward, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.input_sums, chunks, sum(rows, d.div_ceil(32)), tall, 0)?);
+        if p.output_mapping != Mapping::None {
+            list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
+        }
+        list.push(LaunchReport::new(&k.close_synapses, sides, grid(s.div_ceil(256), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.close_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.close_columns, 2, grid(d.div_ceil(256), 1), flat, 0)?);
+        Ok(list)
+    }
+}
