@@ -392,7 +392,13 @@ fn an_interrupted_run_ends_with_130_and_says_so() {
     let run_folder = folder.join("run");
     let out = run_folder.to_str().expect("UTF-8");
     let arguments = ["train", &config, "--backend", "cpu", "--out", out, "--set", "train.epochs=1000000"];
-    let mut c = command(&arguments);
+    // A child of something that ignores the signal (nohup, a job in the background) ignores it, too, as it should: so it is
+    // started by something that resets it.
+    let plain = command(&arguments);
+    let mut c = Command::new("python3");
+    let reset =
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])";
+    c.args(["-c", reset]).arg(plain.get_program()).args(plain.get_args()).stdin(Stdio::null());
     let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
     assert!(lines.any(|l| l.starts_with("epoch ")), "it trains");

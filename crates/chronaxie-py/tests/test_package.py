@@ -165,6 +165,9 @@ def test_prepared_synapses_are_refused_by_others():
 
 
 LONG = """
+import signal
+# Whoever runs the tests may ignore the signal, and a child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch, chronaxie.torch as ct, time
 layer = ct.TrueLiquidTimeConstant(8, 256, sparsity=1.0)
 x = torch.randn(16, 4000, 8)
@@ -194,6 +197,9 @@ def test_ctrl_c_ends_a_long_call_and_the_next_one_works():
 
 
 CHECK = """
+import signal
+# Whoever runs the tests may ignore the signal, and a child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import chronaxie
 print("ready", flush=True)
 try:

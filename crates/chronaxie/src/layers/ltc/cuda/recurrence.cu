@@ -10,7 +10,11 @@
 // Work: a gate is 1 load of kRows values for kRows gates, 1 + 2 fused multiply-adds, and 1 (fast: tanh) or 2 (exact:
 // ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
 // rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With few rows the chain of an unfold
-// binds: wait, load, gates, shuffles, division, store to the others: about 550 clocks in a cluster.
+// binds: wait, load, gates, shuffles, division, store to the others. Measured: 400 clocks in one block, 750 in a cluster of
+// 3, 900 in one of 8, with next to no synapses. It is not hidden by other groups of the same block, whose warps run in
+// step: a group takes about 960 clocks and 280 a row in a cluster of 8 at H 256. Two blocks on a multiprocessor hide some.
+// Tried (ms, B128 T256 H256 forward): 4 rows 5.15, 16 warps of 12 slots 5.8, clusters of 4 and 5 5.05 (30 and 22 fit, so
+// that some take 3 groups), warps that start apart 5.82 as without; two blocks of 256 threads with 128 registers 4.59.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the
 // states and denominators of its unfolds are written.
 // Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.
