@@ -84,13 +84,13 @@ pub fn specialisations() -> Vec<Specialisation> {
             all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
             all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
         }
-        for shape in tune::ADJOINTS {
+        let adjoint = |source: KernelSource, entry, shape, cluster| {
             let h = Held { pairs: true, ..Held::of(shape) };
-            all.push(held::specialisation(&ADJOINT, &["ltc_adjoint_held"], &h, fast, shape.0 == 2));
-            if shape.0 == 2 {
-                all.push(held::specialisation(&SENSORY_ADJOINT, &["ltc_sensory_adjoint"], &h, fast, false));
-            }
-        }
+            held::specialisation(&source, &[entry], &h, fast, cluster)
+        };
+        all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
+        all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
+        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
     }
     for p in compared() {
         for device in DeviceProps::FIXTURES {

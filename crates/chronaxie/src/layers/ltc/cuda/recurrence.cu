@@ -133,8 +133,9 @@ ltc_recurrence(Schedule schedule,
       if (j == ~0u || b >= batch) return;
       copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + r) * hidden + j));
       if (elapsed) {
-        i64 at = kRebuild ? b / rows_per_batch * elapsed_b + (t0 + b % rows_per_batch) * elapsed_t
-                          : b * elapsed_b + (t0 + r) * elapsed_t;
+        const int sequence = kRebuild ? (int)b / rows_per_batch : (int)b;
+        const int t = t0 + (kRebuild ? (int)b - sequence * rows_per_batch : r);
+        const i64 at = sequence * elapsed_b + t * elapsed_t;
         copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + at);
       }
     };
@@ -145,9 +146,9 @@ ltc_recurrence(Schedule schedule,
       if (j != ~0u && b < batch) {
         if (kRebuild) {
           // Row b is a step: its state before is in `before`, or for the first step where the sequence starts.
-          i64 sequence = b / rows_per_batch, t = t0 + b % rows_per_batch;
+          const int sequence = (int)b / rows_per_batch, t = t0 + (int)b - sequence * rows_per_batch;
           if (t > 0)
-            v = before[(sequence * total_steps + t - 1) * hidden + j];
+            v = before[((i64)sequence * total_steps + t - 1) * hidden + j];
           else if (start)
             v = start[sequence * start_b + j * start_h];
         } else if (start) {

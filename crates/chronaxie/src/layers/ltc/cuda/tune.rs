@@ -189,8 +189,11 @@ impl Wish {
 /// (four rows, 12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
-/// The same for the adjoint, where a slot takes 9 registers.
+/// The same for the adjoint, where a slot takes 9 registers: of a cluster, and of one block, which older GPUs run, too.
 pub(super) const ADJOINTS: [(usize, usize, usize); 4] = [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256)];
+pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
+/// The same for the adjoint of the sensory gates.
+pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 2] = [(2, 8, 512), (2, 20, 256)];
 /// Slots and threads of the sensory sums.
 pub(super) const SENSORY_SHAPES: [(usize, usize); 2] = [(40, 256), (12, 512)];
 /// Rows side by side of the sensory sums.
@@ -235,10 +238,14 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let limit = props.shared_per_block_optin as usize;
     let most = if props.compute_capability >= (9, 0) { 8 } else { 1 };
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let shapes: &[_] = if adjoint { &ADJOINTS } else { &RECURRENCES };
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
+        let shapes: &[_] = match (adjoint, blocks) {
+            (true, 1) => &BLOCK_ADJOINTS,
+            (true, _) => &ADJOINTS,
+            (false, _) => &RECURRENCES,
+        };
         for &(rows, slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots)) {
             // Values of a node, and lanes that an owner needs to end with one row each.
             let (width, least) = if adjoint { (2 * rows, rows) } else { (rows, 2 * rows) };
@@ -356,7 +363,7 @@ fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option
     let limit = props.shared_per_block_optin as usize;
     let of_row = p.hidden * 8 + p.inputs * 4;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
-        for (rows, slots, max_threads) in ADJOINTS.into_iter().filter(|s| s.0 == 2) {
+        for (rows, slots, max_threads) in SENSORY_ADJOINTS {
             let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
             let (Some(Shape { threads, .. }), true) = (shape, rows * of_row <= limit) else { continue };
             let workers = sensory_budget(p) / (16 * blocks * slots * threads);
