@@ -41,7 +41,3 @@ __device__ __forceinline__ void store_async(unsigned to, const float (&x)[4], un
                "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ void store_async(unsigned to, const float (&x)[8], unsigned barrier) {
-  store_async(to, {x[0], x[1], x[2], x[3]}, barrier);
-  store_async(to + 16, {x[4], x[5], x[6], x[7]}, barrier);
-}

@@ -15,12 +15,10 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+#include "exchange.cuh"
 #include "gate_sums.cuh"
-#if __CUDA_ARCH__ >= 900
-#include "cluster.cuh"
-#endif
 
-// Dynamic shared memory: for each group and thread 2 x 32 bytes that are copied ahead and 16 of its own; alpha and beta
+// Dynamic shared memory: for each group and thread 2 x 16 bytes that are copied ahead and 16 of its own; alpha and beta
 // of each group, twice [H, 2 kRows]; two barriers for each group.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
@@ -55,30 +53,16 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   const float rate_c = j != ~0u ? positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt) : 0.0f;
   const float inverse_dt = elapsed ? 1.0f : 1.0f / dt;
   Sums sums;
-  float4* saved = gate_sums + ((i64)(cluster * blocks + rank) * kSlots) * blockDim.x + threadIdx.x;
+  auto saved_sums = [&] { return gate_sums + (i64)opaque(blockIdx.x) * kSlots * blockDim.x + threadIdx.x; };
+  const float4* before = saved_sums();
 #pragma unroll
   for (int i = 0; i < kSlots; i++)
-    sums.of[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * blockDim.x];
-  float4* ahead = (float4*)shared + threadIdx.x;  // [2, groups, 2, threads]: v of each row; den and dL/d out of one's own
-  float4* own = (float4*)shared + blockDim.x * groups * 4 + threadIdx.x;  // a, v', and sums of alpha and beta of a step
-  char* tiles = shared + blockDim.x * groups * 80;
-  const unsigned bytes = hidden * kRows * 8;  // of one buffer
-#if __CUDA_ARCH__ >= 900
-  unsigned long long* barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
-  unsigned remote = 0, remote_barriers = 0;
-  if (kCluster) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
-      barrier_init_fence();
-      for (int i = 0; i < 2 * groups; i++) barrier_expect(barriers + i, bytes);
-    }
-    __syncthreads();
-    cluster_sync();
-    unsigned to = sub < (int)blocks ? sub : 0;
-    remote = in_block(shared_address(tiles) + j * kRows * 8, to);
-    remote_barriers = in_block(shared_address(barriers), to);
-  }
-#endif
+    sums.of[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : before[(i64)i * blockDim.x];
+  static_assert(kRows <= 2, "what is copied ahead has room for two rows");
+  float4* ahead = (float4*)shared + threadIdx.x;  // [2, groups, threads]: v of both rows; den and dL/d out of one's own
+  float4* own = (float4*)shared + blockDim.x * groups * 2 + threadIdx.x;  // a, v', and sums of alpha and beta of a step
+  char* tiles = shared + blockDim.x * groups * 48;
+  const Exchange<2 * kRows> exchange(tiles, hidden, groups, j, sub, shape.x);
   // alpha and beta of group q for unfold n, to all blocks.
   auto give = [&](int q, unsigned n, float alpha, float beta) {
     float x[2 * kRows];
@@ -88,70 +72,41 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
       x[i] = kRows == 1 ? alpha : __shfl_sync(~0u, alpha, i, kRows);
       x[kRows + i] = kRows == 1 ? beta : __shfl_sync(~0u, beta, i, kRows);
     }
-    unsigned i = q * 2 + (n & 1);
-    if (j == ~0u) return;
-#if __CUDA_ARCH__ >= 900
-    if (kCluster) {
-      if (sub < (int)blocks) store_async(remote + i * bytes, x, remote_barriers + i * 8);
-      if (shape.x < (int)blocks)
-        for (unsigned to = sub + shape.x; to < blocks; to += shape.x)
-          store_async(in_block(shared_address(tiles) + j * kRows * 8 + i * bytes, to), x,
-                      in_block(shared_address(barriers + i), to));
-      return;
-    }
-#endif
-    if (sub == 0) {
-#pragma unroll
-      for (int r = 0; r < 2 * kRows; r++) ((float*)(tiles + i * bytes))[j * 2 * kRows + r] = x[r];
-    }
-  };
-  auto take = [&](int q, unsigned n) {
-#if __CUDA_ARCH__ >= 900
-    if (kCluster) {
-      unsigned long long* barrier = barriers + (q * 2 + (n & 1));
-      barrier_wait(barrier, (n >> 1) & 1);
-      if (threadIdx.x == 0) barrier_expect(barrier, bytes);
-      return;
-    }
-#endif
-    __syncthreads();
+    exchange.give(q, n, x);
   };
   const int all_groups = (batch + kRows - 1) / kRows;
   unsigned n = 0;
   float sum_alpha = 0.0f, sum_beta = 0.0f, sum_change = 0.0f;
 #pragma unroll 1
-  for (int wave = cluster; wave < all_groups; wave += clusters * groups) {
+  for (int wave = exchange.idle() ? all_groups : cluster; wave < all_groups; wave += clusters * groups) {
     const int live = min(groups, (all_groups - wave + clusters - 1) / clusters);
     auto first_row = [&](int q) { return (wave + q * clusters) * kRows; };
     // v of all rows; of the lane's own row, the denominator and, where a step begins, dL/d out.
     auto look_ahead = [&](int q, unsigned n, int r, int k) {
       if (j == ~0u) return;
-      float* to = (float*)(ahead + ((n & 1) * groups + q) * 2 * blockDim.x);
-      float* mine = to + 4 * blockDim.x;
-      const i64 at = ((i64)r * unfolds + k) * hidden + j, b = first_row(q) + row;
+      float* to = (float*)(ahead + ((n & 1) * groups + q) * blockDim.x);
+      const i64 at = ((i64)r * unfolds + k) * hidden + opaque(j), b = first_row(q) + row;
 #pragma unroll
       for (int i = 0; i < kRows; i++)
         if (first_row(q) + i < batch) copy_ahead<4>(to + i, trace_v + ((first_row(q) + i) * trace_b + at));
       if (b >= batch) return;
-      copy_ahead<4>(mine, trace_den + (b * trace_b + at));
+      copy_ahead<4>(to + 2, trace_den + (b * trace_b + at));
       if (k + 1 == unfolds && (int)j < outputs)
-        copy_ahead<4>(mine + 1, grad_out + (b * grad_b + (t0 + r) * grad_t + j * grad_m));
+        copy_ahead<4>(to + 3, grad_out + (b * grad_b + (t0 + r) * grad_t + opaque(j) * grad_m));
     };
     // From a = dL/dv' of unfold k of step r to its alpha and beta, given to all; a keeps alpha c.
     auto prepare = [&](int q, unsigned n, int r, int k, float a) {
       const i64 b = first_row(q) + row;
       copies_here();
-      const float4* there = ahead + ((n & 1) * groups + q) * 2 * blockDim.x;
-      const float4 rows = there[0];
-      const float2 here = *(const float2*)(there + blockDim.x);
+      const float4 here = ahead[((n & 1) * groups + q) * blockDim.x];
       float4 mine = own[q * blockDim.x];
       const bool valid = j != ~0u && b < batch;
       if (k + 1 == unfolds) {
         mine.z = mine.w = 0.0f;
-        if (valid && (int)j < outputs) a += output_w ? here.y * output_w[j] : here.y;
+        if (valid && (int)j < outputs) a += output_w ? here.w * output_w[j] : here.w;
       }
-      const float v = row == 0 ? rows.x : row == 1 ? rows.y : row == 2 ? rows.z : rows.w;
-      const float alpha = kFast ? __fdividef(a, here.x) : __fdiv_rn(a, here.x), beta = -alpha * mine.y;
+      const float v = row == 0 ? here.x : here.y;
+      const float alpha = kFast ? __fdividef(a, here.z) : __fdiv_rn(a, here.z), beta = -alpha * mine.y;
       give(q, n, alpha, beta);
       float c = rate_c, per_dt = (float)unfolds * inverse_dt;
       if (elapsed && valid) {
@@ -175,14 +130,11 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
       const i64 b = first_row(q) + row;
       float a = 0.0f, after = 0.0f;
       if (j != ~0u && b < batch) {
-        a = grad_end[b * end_b + j * end_h];
+        a = grad_end[b * end_b + opaque(j) * end_h];
         if (steps > 0) after = states[(b * total_steps + t0 + steps - 1) * hidden + j];
       }
       own[q * blockDim.x] = make_float4(a, after, 0.0f, 0.0f);
-      for (int i = 0; i < 2; i++) {
-        ahead[(i * groups + q) * 2 * blockDim.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        ahead[((i * groups + q) * 2 + 1) * blockDim.x] = make_float4(1.0f, 0.0f, 0.0f, 0.0f);
-      }
+      for (int i = 0; i < 2; i++) put(ahead + (i * groups + q) * blockDim.x, 0.0f, 0.0f, 1.0f, 0.0f);
       if (steps > 0) {
         look_ahead(q, n, steps - 1, unfolds - 1);
         prepare(q, n, steps - 1, unfolds - 1, a);
@@ -194,15 +146,14 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
       for (int k = unfolds - 1; k >= 0; k--, n++) {
 #pragma unroll 1
         for (int q = 0; q < live; q++) {
-          const float4 there = ahead[((n & 1) * groups + q) * 2 * blockDim.x];
+          const float2 there = *(const float2*)(ahead + ((n & 1) * groups + q) * blockDim.x);
           float v[kRows], total[kRows];
           v[0] = there.x;
-          if constexpr (kRows >= 2) v[1] = there.y;
-          if constexpr (kRows == 4) v[2] = there.z, v[3] = there.w;
+          if constexpr (kRows == 2) v[1] = there.y;
 #pragma unroll
           for (int i = 0; i < kRows; i++) total[i] = 0.0f;
-          take(q, n);
-          adjoint_gates<0>(held, sums, shape.y, tiles + (q * 2 + (n & 1)) * bytes, v, total);
+          exchange.take(q, n);
+          adjoint_gates<0>(held, sums, shape.y, exchange.tile(q, n), v, total);
           const float sum = owner_sum(total, lane, shape.x);
           const float a = own[q * blockDim.x].x + sum;
           if (k > 0 || r > 0) {
@@ -219,8 +170,9 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
       if (writer && b < batch) grad_start[b * hidden + j] = own[q * blockDim.x].x;
     }
   }
+  float4* after = saved_sums();
 #pragma unroll
-  for (int i = 0; i < kSlots; i++) saved[(i64)i * blockDim.x] = sums.of[i];
+  for (int i = 0; i < kSlots; i++) after[(i64)i * blockDim.x] = sums.of[i];
 #pragma unroll
   for (int o = 1; o < kRows; o *= 2) {
     sum_alpha += __shfl_xor_sync(~0u, sum_alpha, o);
@@ -228,11 +180,9 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
     sum_change += __shfl_xor_sync(~0u, sum_change, o);
   }
   if (j != ~0u && sub == 0) {
-    float4* to = neuron_sums + ((i64)cluster * hidden + j);
+    float4* to = neuron_sums + ((i64)(opaque(blockIdx.x) / (int)blocks) * hidden + j);
     float4 s = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
     *to = make_float4(s.x + sum_alpha, s.y + sum_beta, s.z + sum_change, 0.0f);
   }
-#if __CUDA_ARCH__ >= 900
-  if (kCluster) cluster_sync();
-#endif
+  exchange.end();
 }

@@ -30,16 +30,7 @@ __device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int 
     constexpr int kCount = kSlots - kFirst < kBatch ? kSlots - kFirst : kBatch;
     float x[kCount][2 * kRows], g[kCount][kRows];
 #pragma unroll
-    for (int h = 0; h < kCount; h++) {
-      unsigned from;
-      if constexpr (kPacked) {
-        unsigned pair = held.from[(kFirst + h) / 2];
-        from = (kFirst + h) % 2 ? high_half(pair) : low_half(pair);
-      } else {
-        from = held.from[kFirst + h];
-      }
-      load_pairs(tile, from, x[h]);
-    }
+    for (int h = 0; h < kCount; h++) load_pairs(tile, source_of(held, kFirst + h), x[h]);
 #pragma unroll
     for (int h = 0; h < kCount; h++)
 #pragma unroll

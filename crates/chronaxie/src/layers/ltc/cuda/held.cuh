@@ -1,8 +1,8 @@
 // Synapses held in registers: how a schedule (schedule.rs) is read, folded, and summed over.
 //
 // A warp has `lanes` neighbouring lanes for each of its targets, and each lane up to kSlots synapses of its target; the
-// schedule says which (fold.cu folds them in its order), and orders them so that the lanes of a warp read different banks. The values of kRows batch rows
-// lie side by side, source after source, so that one load serves kRows gates.
+// schedule says which (fold.cu folds them in its order), and orders them so that the lanes of a warp read different
+// banks. The values of kRows batch rows lie side by side, source after source, so that one load serves kRows gates.
 #pragma once
 #include "ltc.cuh"
 
@@ -20,8 +20,10 @@ __device__ __forceinline__ int opaque(int x) {
   return r;
 }
 
-// Registers: 4.5 or 5 a slot, and about 40.
-constexpr bool kPacked = kThreads >= 1024 || kSlots > (kThreads >= 512 ? 12 : 32);
+// Registers: 4.5 or 5 a slot, and about 40. NVRTC 12 needs a few more.
+constexpr bool kOldCompiler = __CUDACC_VER_MAJOR__ < 13;
+constexpr bool kPacked =
+    kThreads >= 1024 || kSlots > (kThreads >= 512 ? 12 : 32) || (kOldCompiler && kPairs && kThreads >= 512);
 
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved, and their own sums are added once a target (`hold` gives this
 // lane's part); exact: r = 1 / (1 + 2^(a (v - b))).
@@ -93,6 +95,13 @@ __device__ __forceinline__ unsigned high_half(unsigned pair) {
   return r;
 }
 
+// The byte offset of a slot's source.
+__device__ __forceinline__ unsigned source_of(const Held& held, int slot) {
+  if constexpr (!kPacked) return held.from[slot];
+  const unsigned pair = held.from[slot / 2];
+  return slot % 2 ? high_half(pair) : low_half(pair);
+}
+
 // The same value in all lanes of a warp, which the compiler then knows.
 __device__ __forceinline__ int uniform(int x) {
 #if __CUDA_ARCH__ >= 800
@@ -109,16 +118,7 @@ template <int kFirst, int kCount>
 __device__ __forceinline__ void add_gates(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
   float x[kCount][kRows];
 #pragma unroll
-  for (int h = 0; h < kCount; h++) {
-    unsigned from;
-    if constexpr (kPacked) {
-      unsigned pair = held.from[(kFirst + h) / 2];
-      from = h % 2 ? high_half(pair) : low_half(pair);
-    } else {
-      from = held.from[kFirst + h];
-    }
-    load_rows(tile, from, x[h]);
-  }
+  for (int h = 0; h < kCount; h++) load_rows(tile, source_of(held, kFirst + h), x[h]);
 #pragma unroll
   for (int h = 0; h < kCount; h++)
 #pragma unroll
@@ -196,23 +196,22 @@ __device__ __forceinline__ void reduce(float (&sum)[2 * kRows], int lane, int la
   second = lane & 1 ? mine : other;
 }
 
-// All kRows values of a target, from the lanes that have one each.
+// All kRows values of a target, two at most, from the lanes that have one each.
 __device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]) {
   if constexpr (kRows == 1) {
     x[0] = mine;
-  } else if constexpr (kRows == 2) {
+  } else {
     float other = __shfl_xor_sync(~0u, mine, 2);
     x[0] = lane & 2 ? other : mine;
     x[1] = lane & 2 ? mine : other;
-  } else {
-    float near = __shfl_xor_sync(~0u, mine, 4);
-    float low = lane & 4 ? near : mine, high = lane & 4 ? mine : near;
-    float far_low = __shfl_xor_sync(~0u, low, 2), far_high = __shfl_xor_sync(~0u, high, 2);
-    x[0] = lane & 2 ? far_low : low;
-    x[1] = lane & 2 ? far_high : high;
-    x[2] = lane & 2 ? low : far_low;
-    x[3] = lane & 2 ? high : far_high;
   }
+}
+
+// The first of four, one by one: a vector would take four neighbouring registers, which are short.
+template <typename... Floats>
+__device__ __forceinline__ void put(float4* to, Floats... x) {
+  int i = 0;
+  ((((volatile float*)to)[i++] = x), ...);
 }
 
 // Copies from global to shared memory that a thread waits for by itself; plain loads before sm_80.

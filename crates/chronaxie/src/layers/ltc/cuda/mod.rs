@@ -33,6 +33,7 @@ const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
 const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
     ("held.cuh", include_str!("held.cuh")),
+    ("exchange.cuh", include_str!("exchange.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
@@ -80,7 +81,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
-            let rebuild = Held { groups: 2, store: true, rebuild: true, ..plain };
+            let rebuild = Held { groups: 2, rebuild: true, ..plain };
             all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
             all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
         }

@@ -2,10 +2,8 @@
 //
 // A cluster of blocks, or one block, holds all recurrent synapses and walks kRows batch rows, or several such groups in
 // turn, through all steps and unfolds. Ns and Ds come from sensory.cu.
-// Within a cluster each block owns some targets. The new states go to every block by stores that complete on a barrier
-// there (one trip, no cluster-wide barrier), into the other of two buffers: a block that has all states of an unfold
-// knows that every block has read those of the unfold before, so nothing is overwritten too early. While the states of
-// one group travel, the next group is computed.
+// Within a cluster each block owns some targets (exchange.cuh). While the states of one group travel, the next group is
+// computed.
 //
 // Work: a gate is 1 load of kRows values for kRows gates, 1 + 2 fused multiply-adds, and 1 (fast: tanh) or 2 (exact:
 // ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
@@ -21,13 +19,11 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
-#include "held.cuh"
-#if __CUDA_ARCH__ >= 900
-#include "cluster.cuh"
-#endif
+#include "exchange.cuh"
 
 // Dynamic shared memory: for each group and thread what the next step adds and, where there are several groups, what
-// this step adds, 16 bytes each; the states of each group, twice [H, kRows]; two barriers for each group.
+// this step adds, 16 bytes each; for each thread 8 bytes; the states of each group, twice [H, kRows]; two barriers for
+// each group.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_recurrence(Schedule schedule,
                const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
@@ -57,7 +53,7 @@ ltc_recurrence(Schedule schedule,
   float p0, q0;
   const Held held = hold(schedule, rank, p0, q0);
   const int sub = lane & (shape.x - 1), row = row_of(lane);
-  const bool writer = j != ~0u && sub < 2 * kRows && !(lane & 1);
+  const bool writer = opaque(j != ~0u && sub < 2 * kRows && !(lane & 1));
   p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
   float rate_c = 0.0f, base_num = q0, base_den = 1.0f;  // c (c dt where times are given), g vleak, g + epsilon
   if (j != ~0u) {
@@ -67,63 +63,23 @@ ltc_recurrence(Schedule schedule,
     base_den = g + epsilon + p0;
   }
   // This thread's own; no other thread reads it.
-  float4* ahead = (float4*)shared + threadIdx.x;                                   // Ns, Ds and time of the next step
+  float4* ahead = (float4*)shared + threadIdx.x;  // Ns, Ds and time of the next step, and rate_c
   float4* own = (float4*)shared + blockDim.x * (kMany ? groups : 0) + threadIdx.x;  // c, num, den, v of this step
-  char* tiles = shared + blockDim.x * groups * (kMany ? 32 : 16);
-  const unsigned bytes = hidden * kRows * 4;  // of one buffer
-#if __CUDA_ARCH__ >= 900
-  unsigned long long* barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
-  unsigned remote = 0, remote_barriers = 0;
-  if (kCluster) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
-      barrier_init_fence();
-      for (int i = 0; i < 2 * groups; i++) barrier_expect(barriers + i, bytes);
-    }
-    __syncthreads();
-    cluster_sync();
-    unsigned to = sub < (int)blocks ? sub : 0;
-    remote = in_block(shared_address(tiles) + j * kRows * 4, to);
-    remote_barriers = in_block(shared_address(barriers), to);
-  }
-  const bool gives = j != ~0u && sub < (int)blocks;
-#endif
+  float2* bases = (float2*)(shared + blockDim.x * groups * (kMany ? 32 : 16)) + threadIdx.x;  // of num and den
+  char* tiles = shared + blockDim.x * (groups * (kMany ? 32 : 16) + 8);
+  const Exchange<kRows> exchange(tiles, hidden, groups, j, sub, shape.x);
   // The states of group q after unfold n - 1, to all blocks.
   auto give = [&](int q, unsigned n, float mine) {
     float x[kRows];
     all_rows(mine, lane, x);
-    unsigned i = q * 2 + (n & 1);
-#if __CUDA_ARCH__ >= 900
-    if (kCluster) {
-      if (gives) store_async(remote + i * bytes, x, remote_barriers + i * 8);
-      // Few lanes in a large cluster: the other blocks.
-      if (shape.x < (int)blocks && j != ~0u)
-        for (unsigned to = sub + shape.x; to < blocks; to += shape.x)
-          store_async(in_block(shared_address(tiles) + j * kRows * 4 + i * bytes, to), x,
-                      in_block(shared_address(barriers + i), to));
-      return;
-    }
-#endif
-    if (j != ~0u && sub == 0) {
-#pragma unroll
-      for (int r = 0; r < kRows; r++) ((float*)(tiles + i * bytes))[j * kRows + r] = x[r];
-    }
+    exchange.give(q, n, x);
   };
-  // Until they are all here.
-  auto take = [&](int q, unsigned n) {
-#if __CUDA_ARCH__ >= 900
-    if (kCluster) {
-      unsigned long long* barrier = barriers + (q * 2 + (n & 1));
-      barrier_wait(barrier, (n >> 1) & 1);
-      if (threadIdx.x == 0) barrier_expect(barrier, bytes);
-      return;
-    }
-#endif
-    __syncthreads();
-  };
+#pragma unroll 1
+  for (int q = 0; q < groups; q++) ahead[q * blockDim.x].w = rate_c;
+  *bases = make_float2(base_num, base_den);
   const int all_groups = (batch + kRows - 1) / kRows;
   unsigned n = 0;
-  for (int wave = blockIdx.x / blocks; wave < all_groups; wave += clusters * groups) {
+  for (int wave = exchange.idle() ? all_groups : blockIdx.x / blocks; wave < all_groups; wave += clusters * groups) {
     int live = 1;
     if (kMany) live = min(groups, (all_groups - wave + clusters - 1) / clusters);
     // Of the lane's row in group q; rows beyond the batch stay at zero.
@@ -150,12 +106,12 @@ ltc_recurrence(Schedule schedule,
           if (t > 0)
             v = before[((i64)sequence * total_steps + t - 1) * hidden + j];
           else if (start)
-            v = start[sequence * start_b + j * start_h];
+            v = start[sequence * start_b + opaque(j) * start_h];
         } else if (start) {
-          v = start[b * start_b + j * start_h];
+          v = start[b * start_b + opaque(j) * start_h];
         }
       }
-      ahead[q * blockDim.x] = make_float4(0.0f, 0.0f, 1.0f, 0.0f);
+      put(ahead + q * blockDim.x, 0.0f, 0.0f, 1.0f);
       if (steps == 0) {
         if (writer && b < batch) final_state[b * hidden + j] = v;
         continue;
@@ -170,10 +126,10 @@ ltc_recurrence(Schedule schedule,
 #pragma unroll 1
       for (int q = 0; q < live; q++) {
         float4 s = ahead[q * blockDim.x];
-        c = elapsed ? __fdiv_rn(rate_c, s.z) : rate_c;
-        num0 = base_num + s.x;
-        den0 = base_den + c + s.y;
-        if (kMany) own[q * blockDim.x] = make_float4(c, num0, den0, own[q * blockDim.x].w);
+        c = elapsed ? __fdiv_rn(s.w, s.z) : s.w;
+        num0 = bases->x + s.x;
+        den0 = bases->y + c + s.y;
+        if (kMany) put(own + q * blockDim.x, c, num0, den0);
         if (r + 1 < steps) look_ahead(q, r + 1);
       }
 #pragma unroll 1
@@ -181,13 +137,13 @@ ltc_recurrence(Schedule schedule,
         const bool last = r + 1 == steps && k + 1 == unfolds;
 #pragma unroll 1
         for (int q = 0; q < live; q++) {
-          take(q, n);
+          exchange.take(q, n);
           if (kMany) {
             float4 s = own[q * blockDim.x];
             c = s.x, num0 = s.y, den0 = s.z, v = s.w;
           }
           float sum[2 * kRows], num, den;
-          gate_sums(held, shape.y, tiles + (q * 2 + (n & 1)) * bytes, sum);
+          gate_sums(held, shape.y, exchange.tile(q, n), sum);
           float base = fmaf(c, v, num0);
           reduce(sum, lane, shape.x, num, den);
           den += den0;
@@ -220,8 +176,5 @@ ltc_recurrence(Schedule schedule,
       }
     }
   }
-#if __CUDA_ARCH__ >= 900
-  // No block may end while another still writes to its shared memory.
-  if (kCluster) cluster_sync();
-#endif
+  exchange.end();
 }

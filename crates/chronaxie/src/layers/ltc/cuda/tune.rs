@@ -57,8 +57,6 @@ pub struct Held {
     pub max_threads: usize,
     /// Groups of rows that a cluster has in turn; tiles' rows of the sensory sums.
     pub groups: usize,
-    /// Whether the unfolds are stored.
-    pub store: bool,
     /// Whether each step is a row of its own.
     pub rebuild: bool,
     /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
@@ -71,18 +69,7 @@ impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
-        Self {
-            blocks,
-            rows,
-            slots,
-            threads,
-            max_threads,
-            groups,
-            store: false,
-            rebuild: false,
-            pairs: false,
-            shared: 0,
-        }
+        Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, pairs: false, shared: 0 }
     }
     /// Values of a node, side by side.
     pub(super) const fn width(&self) -> usize {
@@ -90,24 +77,26 @@ impl Held {
     }
 }
 
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "c{}r{}s{}g{} threads={}", self.blocks, self.rows, self.slots, self.groups, self.threads)
+    }
+}
+
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(h) = &self.recurrence {
-            write!(
-                f,
-                "held c{}r{}s{}g{} threads={} shared={}; ",
-                h.blocks, h.rows, h.slots, h.groups, h.threads, h.shared
-            )?;
+            write!(f, "held {h} shared={}; ", h.shared)?;
         }
-        if let (Some(h), Some(r)) = (&self.adjoint, &self.rebuild) {
-            write!(f, "adjoint c{}r{}s{}g{} threads={}; ", h.blocks, h.rows, h.slots, h.groups, h.threads)?;
-            write!(f, "rebuild c{}r{}s{}g{} threads={}; ", r.blocks, r.rows, r.slots, r.groups, r.threads)?;
-        }
-        if let Some(h) = &self.sensory_adjoint {
-            write!(f, "sensory adjoint p{}r{}s{}g{} threads={}; ", h.blocks, h.rows, h.slots, h.groups, h.threads)?;
-        }
-        if let Some(h) = &self.sensory {
-            write!(f, "sensory p{}s{}g{} threads={}; ", h.blocks, h.slots, h.groups, h.threads)?;
+        for (name, held) in [
+            ("adjoint", &self.adjoint),
+            ("rebuild", &self.rebuild),
+            ("sensory adjoint", &self.sensory_adjoint),
+            ("sensory", &self.sensory),
+        ] {
+            if let Some(h) = held {
+                write!(f, "{name} {h}; ")?;
+            }
         }
         write!(
             f,
@@ -168,8 +157,6 @@ impl Wish {
             }
         }
         while let Some(letter) = rest.chars().next() {
-            let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
-            let number = rest.get(1..digits).and_then(|d| d.parse().ok()).filter(|&n| n > 0);
             let field = match letter {
                 'c' => &mut wish.blocks,
                 'r' => &mut wish.rows,
@@ -177,6 +164,9 @@ impl Wish {
                 'g' => &mut wish.groups,
                 _ => return Err(bad()),
             };
+            // The letter is one byte, as it is one of these.
+            let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
+            let number = rest[1..digits].parse().ok().filter(|&n| n > 0);
             *field = Some(number.ok_or_else(bad)?);
             rest = &rest[digits..];
         }
@@ -258,16 +248,14 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             // What is rebuilt is many rows, as many as its chunk has steps; the choice is for any number.
             let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
             let each = batch.div_ceil(rows).div_ceil(clusters).max(1);
-            // What a thread keeps for each group: of several groups two vectors, of one, one; the adjoint three.
+            // What the kernels' headers say of their shared memory.
             let bytes = |groups: usize| {
-                let of_thread = if adjoint {
-                    80
-                } else if groups > 1 {
-                    32
-                } else {
-                    16
+                let (of_group, once) = match role {
+                    Role::Adjoint => (48, 0),
+                    Role::Recurrence if groups == 1 => (16, 8),
+                    Role::Recurrence | Role::Rebuild => (32, 8),
                 };
-                groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_thread)
+                groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_group) + shape.threads * once
             };
             let mut groups = wish.groups.unwrap_or(each.min(8));
             while groups > 1 && bytes(groups) > limit {
@@ -289,18 +277,14 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             let group = gates + beside_gates(blocks) * if adjoint { 3 } else { 2 } / 2;
             let clocks = each * if sharing > 1 { group.max(gates * sharing) * 5 / 4 } else { group };
             if best.is_none_or(|(least, _)| clocks < least) {
-                let store = role == Role::Rebuild || (!adjoint && p.backward && p.save == Save::Store);
                 let held = Held {
                     blocks,
-                    rows,
-                    slots,
                     threads: shape.threads,
-                    max_threads,
                     groups,
-                    store,
                     rebuild: role == Role::Rebuild,
                     pairs: adjoint,
                     shared: bytes(groups) as u32,
+                    ..Held::of((rows, slots, max_threads))
                 };
                 best = Some((clocks, held));
             }
@@ -331,18 +315,7 @@ fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
             }
             let shared = (tile * (p.inputs * 4 + 8)) as u32;
             let threads = shape.threads;
-            return Some(Held {
-                blocks,
-                rows,
-                slots,
-                threads,
-                max_threads,
-                groups: tile,
-                store: false,
-                rebuild: false,
-                pairs: false,
-                shared,
-            });
+            return Some(Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) });
         }
     }
     None
@@ -372,19 +345,8 @@ fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option
             }
             let tile = (limit / of_row / rows * rows).min(8);
             let shared = (tile * of_row) as u32;
-            let (store, rebuild, pairs) = (false, false, true);
-            return Some(Held {
-                blocks,
-                rows,
-                slots,
-                threads,
-                max_threads,
-                groups: tile,
-                store,
-                rebuild,
-                pairs,
-                shared,
-            });
+            let held = Held::of((rows, slots, max_threads));
+            return Some(Held { blocks, threads, groups: tile, pairs: true, shared, ..held });
         }
     }
     None
@@ -539,7 +501,9 @@ mod tests {
         assert_eq!((adjoint.blocks, adjoint.rows, adjoint.slots), (2, 1, 20));
         let message = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap_err().to_string();
         assert!(message("fastest").contains("variant `fastest` is neither `rows` nor"), "{}", message("fastest"));
-        assert!(message("c2r").contains("variant `c2r`"));
+        for name in ["c2r", "é", "c", "c0", "b", "c2é4", "c99999999999999999999"] {
+            assert!(message(name).contains(&format!("variant `{name}`")), "{}", message(name));
+        }
         assert!(message("c9").contains("cannot hold 1600 synapses of 40 neurons"));
     }
 

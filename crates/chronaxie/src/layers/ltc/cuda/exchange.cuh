@@ -1,0 +1,92 @@
+// How blocks tell each other what their targets have: kWidth values a neuron and group of rows, to every block of a
+// cluster, or to all threads of the one block, into the other of two buffers each time.
+//
+// In a cluster the values are stores that complete on a barrier of the block they go to: one trip, no barrier of the
+// whole cluster. A block that has all values of round n knows that every block has read those of round n - 1, which
+// is where those of round n + 1 will go. For that, every warp that waits must be one without which no later round can be
+// complete: it gives values of its own, or has the thread that sets barriers up again. The others stay away (`idle`):
+// one that was kept from running for two rounds would wait for a phase that has passed.
+#pragma once
+#include "held.cuh"
+#if __CUDA_ARCH__ >= 900
+#include "cluster.cuh"
+#endif
+
+template <int kWidth>
+struct Exchange {
+  char* tiles;     // [groups, 2, hidden, kWidth]; behind them, in a cluster, a barrier for each tile
+  unsigned bytes;  // of a tile
+  unsigned j;      // this lane's target, or ~0
+  int sub, lanes;  // this lane among those of its target
+#if __CUDA_ARCH__ >= 900
+  unsigned blocks, remote, remote_barriers;  // where this lane's stores go: lane `sub` serves block `sub`
+  unsigned long long* barriers;
+#endif
+
+  __device__ __forceinline__ Exchange(char* tiles, int hidden, int groups, unsigned j, int sub, int lanes)
+      : tiles(tiles), bytes(hidden * kWidth * 4), j(j), sub(sub), lanes(lanes) {
+#if __CUDA_ARCH__ >= 900
+    if (!kCluster) return;
+    blocks = cluster_blocks();
+    barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
+      barrier_init_fence();
+      for (int i = 0; i < 2 * groups; i++) barrier_expect(barriers + i, bytes);
+    }
+    __syncthreads();
+    cluster_sync();
+    unsigned to = sub < (int)blocks ? sub : 0;
+    remote = in_block(shared_address(tiles) + j * kWidth * 4, to);
+    remote_barriers = in_block(shared_address(barriers), to);
+#endif
+  }
+
+  // Whether this warp has no part in any round.
+  __device__ __forceinline__ bool idle() const { return kCluster && threadIdx.x >= 32 && !__any_sync(~0u, j != ~0u); }
+
+  // The values of round n of group q.
+  __device__ __forceinline__ const char* tile(int q, unsigned n) const { return tiles + (q * 2 + (n & 1)) * bytes; }
+
+  // All lanes of a target have its values of round n of group q, and give them.
+  __device__ __forceinline__ void give(int q, unsigned n, const float (&x)[kWidth]) const {
+    const unsigned i = q * 2 + (n & 1);
+    if (j == ~0u) return;
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) {
+      if (sub < (int)blocks) store_async(remote + i * bytes, x, remote_barriers + i * 8);
+      // Few lanes in a large cluster: the other blocks.
+      if (lanes < (int)blocks)
+        for (unsigned to = sub + lanes; to < blocks; to += lanes)
+          store_async(in_block(shared_address(tiles) + j * kWidth * 4 + i * bytes, to), x,
+                      in_block(shared_address(barriers + i), to));
+      return;
+    }
+#endif
+    if (sub == 0) {
+#pragma unroll
+      for (int r = 0; r < kWidth; r++) ((float*)(tiles + i * bytes))[j * kWidth + r] = x[r];
+    }
+  }
+
+  // Waits until the values of round n of group q are all here.
+  __device__ __forceinline__ void take(int q, unsigned n) const {
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) {
+      unsigned long long* barrier = barriers + (q * 2 + (n & 1));
+      barrier_wait(barrier, (n >> 1) & 1);
+      __syncwarp();
+      if (threadIdx.x == 0) barrier_expect(barrier, bytes);
+      return;
+    }
+#endif
+    __syncthreads();
+  }
+
+  // No block may end while another still writes to its shared memory.
+  __device__ __forceinline__ void end() const {
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) cluster_sync();
+#endif
+  }
+};
