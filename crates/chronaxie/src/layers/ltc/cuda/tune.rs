@@ -156,6 +156,9 @@ impl Wish {
                 (wish.of, rest) = (Some(role), after);
             }
         }
+        if rest.is_empty() {
+            return Err(bad());
+        }
         while let Some(letter) = rest.chars().next() {
             let field = match letter {
                 'c' => &mut wish.blocks,
