@@ -21,7 +21,7 @@ done
 
 # Another source, another folder: its cache of kernels too.
 from=tests/emulated-gpu
-hash="$( (cat $from/*.cpp $from/*.h $from/device/*.h "$0"; $cxx --version) | sha256sum | cut -c 1-16)"
+hash="$( (cat $from/*.cpp $from/*.h $from/device/*.h scripts/emulated.sh; $cxx --version) | sha256sum | cut -c 1-16)"
 case "$target_dir" in /*) ;; *) target_dir="$root/$target_dir" ;; esac
 to="$target_dir/emulated/$hash"
 if [ ! -e "$to/.complete" ]; then
