@@ -839,7 +839,8 @@ API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, v
     std::string why;
     // Each launch in another order, the same in each run of the process.
     const uint64_t s = emu::seed() ? emu::seed() * 1000003 + ++launches : 0;
-    Result r = emu::run(*launch, s, why);
-    return r ? fail(r, why) : kSuccess;
+    if (Result r = emu::run(*launch, s, why)) return fail(r, why);
+    why = emu::check_red_zones();
+    return why.empty() ? kSuccess : fail(kIllegalAddress, std::string(launch->label) + ": " + why);
   });
 }

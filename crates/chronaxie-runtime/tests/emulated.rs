@@ -1,14 +1,13 @@
 //! Whether the emulated GPU (tests/emulated-gpu) finds what it is there to find: defects that are planted here.
 //!
-//! On any other device the tests print that they were skipped; with `CHRONAXIE_REQUIRE_GPU=1` under
-//! `scripts/emulated.sh` they run.
+//! `scripts/emulated.sh` runs them; elsewhere they print that they were skipped.
 
 #![allow(unsafe_code)]
 #![cfg(target_os = "linux")]
 
 use chronaxie_runtime::cuda::{
-    Arg, CudaDevice, DeviceBuffer, Event, KernelSource, LaunchConfig, PinnedBuffer, Specialisation, copy_to_host, download,
-    fill_bytes, upload_on,
+    Arg, CudaDevice, DeviceBuffer, Event, KernelSource, LaunchConfig, PinnedBuffer, Specialisation, copy_to_host,
+    download, fill_bytes, upload_on,
 };
 use chronaxie_runtime::{Dtype, Error, Result, ViewMut};
 use std::process::Command;
@@ -21,6 +20,7 @@ fn device() -> Option<Arc<CudaDevice>> {
             println!("skipped: {} is no emulated device", d.name());
             None
         }
+        Err(e) if std::env::var_os("CHRONAXIE_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("{e}"),
         Err(e) => {
             println!("skipped: {e}");
             None
@@ -151,7 +151,8 @@ fn streams_run_late_so_that_a_missing_wait_shows() {
 #[test]
 fn an_instruction_without_a_body_is_named() {
     let Some(d) = device() else { return };
-    let source = r#"extern "C" __global__ void k(unsigned* x) { asm volatile("prmt.b32.f4e %0, %0, 1, 2;" : "+r"(*x)); }"#;
+    let source =
+        r#"extern "C" __global__ void k(unsigned* x) { asm volatile("prmt.b32.f4e %0, %0, 1, 2;" : "+r"(*x)); }"#;
     let e: Error = d.compile_user(source, "k").unwrap_err();
     assert!(e.to_string().contains("prmt_b32_f4e") && e.to_string().contains("user.cu(1)"), "{e}");
 }
