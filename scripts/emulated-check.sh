@@ -1,8 +1,7 @@
 #!/bin/bash
 # scripts/emulated-check.sh FOLDER: the cases of scripts/emulated-cases.txt on the emulated GPU, by FOLDER/chronaxie, two at
-# once; that every instruction of inline PTX has a
-# body there; and that bench refuses it. A case that skips anything has failed. The last line is:
-# N passed, N failed, N skipped.
+# once; that every instruction of inline PTX has a body there; and that bench refuses it. A case that skips anything has
+# failed. The last line is: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 chronaxie="$1/chronaxie"
@@ -40,6 +39,11 @@ run() {
         </dev/null >"$log" 2>&1
     echo "$? $(($(date +%s) - began)) $family $settings $case" >"$log.rc"
 }
+
+# Every family that runs on a GPU has a case here.
+for family in $(grep -v '^#' scripts/gpu-cases.txt | cut -d ' ' -f 1 | sort -u); do
+    grep -qE "^$family " scripts/emulated-cases.txt || { echo "scripts/emulated-cases.txt has no case for $family"; exit 1; }
+done
 
 n=0
 while read -r family settings case; do

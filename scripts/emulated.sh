@@ -34,13 +34,13 @@ if [ ! -e "$to/.complete" ]; then
         cp $from/abi.h "$to"
         cp $from/device/*.h "$to/device"
         flags="-std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror"
-        for part in fiber machine waits copies memory driver translate nvrtc ptx_names; do
+        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names; do
             # shellcheck disable=SC2086
             $cxx $flags -c $from/$part.cpp -o "$to/o/$part.o"
         done
         (
             cd "$to/o"
-            $cxx -shared -Wl,-soname,libcuda.so.1 fiber.o machine.o waits.o copies.o memory.o driver.o -o ../lib/libcuda.so.1 -ldl -lpthread
+            $cxx -shared -Wl,-soname,libcuda.so.1 fiber.o machine.o waits.o copies.o memory.o driver.o work.o modules.o -o ../lib/libcuda.so.1 -ldl -lpthread
             $cxx -shared translate.o nvrtc.o -o ../nvrtc/libnvrtc.so.13.0 -ldl
             $cxx translate.o ptx_names.o -o ../emulated-ptx
         )
