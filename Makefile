@@ -6,7 +6,7 @@
 SHELL := /bin/sh
 export MAKE
 
-STEPS = fmt-check lint clippy features tests doctests deny kernels check examples add-a-family python
+STEPS = fmt-check lint clippy features tests doctests deny kernels check emulated examples add-a-family python
 
 # Release speed with overflow checks and debug assertions; one build serves tests, check, kernels and examples.
 PROFILE = --profile conformance
@@ -77,6 +77,12 @@ check: $(CHRONAXIE)
 				{ echo "scripts/gpu-cases.txt has no $$use case for $$family"; exit 1; }; \
 		done; \
 	done
+
+# The CUDA path on a device that the CPU emulates: kernels, launches, streams, graphs. What it cannot show is speed, and what
+# only real hardware does: `make test-gpu`.
+emulated: $(CHRONAXIE)
+	scripts/emulated-check.sh $(TARGET)/conformance
+	CHRONAXIE_REQUIRE_GPU=1 scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --test gpu --test emulated
 
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance

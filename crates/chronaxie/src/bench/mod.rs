@@ -111,6 +111,18 @@ fn verbs(op: &dyn Op, problem: &dyn Problem) -> Vec<Verb> {
     all
 }
 
+/// Times of the emulated device of the tests (tests/emulated-gpu) say nothing.
+fn refuse_emulated(target: &Target) -> Result<()> {
+    match target {
+        Target::Ready(Device::Cuda(d)) if d.name().starts_with("emulated ") => Err(crate::Error::unavailable(format!(
+            "bench: cuda:{} is no GPU but the {}: nothing is timed on it",
+            d.index(),
+            d.name()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Times `entries` on `targets`; each event goes to `sink` as soon as it is known.
 ///
 /// # Errors
@@ -122,6 +134,9 @@ pub fn run(
     progress: &dyn Progress,
     sink: &mut dyn FnMut(&Event),
 ) -> Result<Summary> {
+    for target in targets {
+        refuse_emulated(target)?;
+    }
     let mut summary = Summary::default();
     let mut tell = |event: Event| {
         match event {

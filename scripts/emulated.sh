@@ -1,0 +1,57 @@
+#!/bin/sh
+# scripts/emulated.sh COMMAND ...: runs a command under the emulated GPU of tests/emulated-gpu, which is built first where it
+# is not built yet. Without a command it prints the folder where it lies. The command runs in the caller's folder.
+#   CXX                           the compiler of the emulation and of its kernels (g++, else clang++)
+#   CHRONAXIE_EMULATED_SEED       the order in which threads run (1; 0: in their own order)
+#   CHRONAXIE_EMULATED_STREAMS    late (when somebody waits) or early (at once)
+#   CHRONAXIE_EMULATED_SMS        multiprocessors (132)
+#   CHRONAXIE_EMULATED_ARCH       75, 80, 89 or 90 (90)
+#   CHRONAXIE_EMULATED_DEVICES    devices (2)
+set -eu
+root="$(cd "$(dirname "$0")/.." && pwd)"
+caller="$(pwd)"
+cd "$root"
+. scripts/common.sh
+
+cxx="${CXX:-}"
+for c in g++ clang++; do
+    [ -n "$cxx" ] || ! command -v $c >/dev/null || cxx=$c
+done
+[ -n "$cxx" ] || { echo "emulated: neither g++ nor clang++ is installed (on Debian: apt-get install g++)" >&2; exit 1; }
+
+# Another source, another folder: its cache of kernels too.
+from=tests/emulated-gpu
+hash="$( (cat $from/*.cpp $from/*.h $from/device/*.h scripts/emulated.sh; $cxx --version) | sha256sum | cut -c 1-16)"
+case "$target_dir" in /*) ;; *) target_dir="$root/$target_dir" ;; esac
+to="$target_dir/emulated/$hash"
+if [ ! -e "$to/.complete" ]; then
+    mkdir -p "$target_dir/emulated"
+    exec 8>"$target_dir/emulated/lock"
+    flock 8
+    if [ ! -e "$to/.complete" ]; then
+        rm -rf "$to"
+        mkdir -p "$to/lib" "$to/nvrtc" "$to/device" "$to/o"
+        cp $from/abi.h "$to"
+        cp $from/device/*.h "$to/device"
+        flags="-std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror"
+        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names; do
+            # shellcheck disable=SC2086
+            $cxx $flags -c $from/$part.cpp -o "$to/o/$part.o"
+        done
+        (
+            cd "$to/o"
+            $cxx -shared -Wl,-soname,libcuda.so.1 fiber.o machine.o waits.o copies.o memory.o driver.o work.o modules.o -o ../lib/libcuda.so.1 -ldl -lpthread
+            $cxx -shared translate.o nvrtc.o -o ../nvrtc/libnvrtc.so.13.0 -ldl
+            $cxx translate.o ptx_names.o -o ../emulated-ptx
+        )
+        touch "$to/.complete"
+    fi
+    exec 8>&-
+fi
+[ $# -gt 0 ] || { echo "$to"; exit 0; }
+
+LD_LIBRARY_PATH="$to/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+CHRONAXIE_NVRTC="$to/nvrtc" CHRONAXIE_CACHE_DIR="$to/cache" CHRONAXIE_EMULATED_CXX="$cxx" CHRONAXIE_PACK=
+export LD_LIBRARY_PATH CHRONAXIE_NVRTC CHRONAXIE_CACHE_DIR CHRONAXIE_EMULATED_CXX CHRONAXIE_PACK
+cd "$caller"
+exec "$@"

@@ -1,0 +1,306 @@
+// The instructions of inline PTX that our kernels use, each a function: `tanh.approx.f32 d, a` is tanh_approx_f32(d, a), a
+// dot or :: being _, vectors and brackets being their operands in order. One that is missing is an error of the compiler
+// that names it; `emulated-ptx` (ptx_names.cpp) asks for all of them without running anything.
+#pragma once
+
+namespace emu_ptx {
+
+using u16 = unsigned short;
+using u32 = unsigned;
+using u64 = unsigned long long;
+
+// Where a result is not wanted.
+struct Sink {
+  template <class T>
+  const Sink& operator=(const T&) const { return *this; }
+};
+inline constexpr Sink sink{};
+using emu::bits;
+using emu::machine;
+
+inline float flush(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
+
+// --- arithmetic; approximate on a GPU
+inline void tanh_approx_f32(float& d, float a) { d = tanhf(a); }
+inline void ex2_approx_ftz_f32(float& d, float a) { d = flush(exp2f(flush(a))); }
+inline void ex2_approx_f32(float& d, float a) { d = exp2f(a); }
+inline void lg2_approx_ftz_f32(float& d, float a) { d = flush(log2f(flush(a))); }
+inline void lg2_approx_f32(float& d, float a) { d = log2f(a); }
+inline void rcp_approx_ftz_f32(float& d, float a) { d = flush(1.0f / flush(a)); }
+inline void rcp_approx_f32(float& d, float a) { d = 1.0f / a; }
+inline void rcp_rn_f32(float& d, float a) { d = 1.0f / a; }
+inline void rsqrt_approx_ftz_f32(float& d, float a) { d = flush(rsqrtf(flush(a))); }
+inline void rsqrt_approx_f32(float& d, float a) { d = rsqrtf(a); }
+inline void sqrt_approx_ftz_f32(float& d, float a) { d = flush(sqrtf(flush(a))); }
+inline void sqrt_approx_f32(float& d, float a) { d = sqrtf(a); }
+inline void fma_rn_f32(float& d, float a, float b, float c) { d = fmaf(a, b, c); }
+inline void add_f32(float& d, float a, float b) { d = a + b; }
+inline void mul_f32(float& d, float a, float b) { d = a * b; }
+
+// --- moves and integers
+template <class D, class S>
+inline void mov_b32(D& d, S a) { emu::store(d, a); }
+template <class D, class S>
+inline void mov_u32(D& d, S a) { emu::store(d, a); }
+template <class D, class S>
+inline void mov_s32(D& d, S a) { emu::store(d, a); }
+template <class D, class S>
+inline void mov_b64(D& d, S a) { emu::store(d, a); }
+template <class D, class S>
+inline void mov_u64(D& d, S a) { emu::store(d, a); }
+inline void mov_b32(u32& d, u16 lo, u16 hi) { d = (u32)hi << 16 | lo; }
+inline void mov_b32(u16& lo, u16& hi, u32 a) { lo = (u16)a, hi = (u16)(a >> 16); }
+inline void mov_b64(u64& d, u32 lo, u32 hi) { d = (u64)hi << 32 | lo; }
+inline void mov_b64(u32& lo, u32& hi, u64 a) { lo = (u32)a, hi = (u32)(a >> 32); }
+template <class D>
+inline void and_b32(D& d, u32 a, u32 b) { d = a & b; }
+inline void or_b32(u32& d, u32 a, u32 b) { d = a | b; }
+inline void xor_b32(u32& d, u32 a, u32 b) { d = a ^ b; }
+inline void shr_u32(u32& d, u32 a, u32 n) { d = n > 31 ? 0 : a >> n; }
+inline void shr_b32(u32& d, u32 a, u32 n) { d = n > 31 ? 0 : a >> n; }
+inline void shl_b32(u32& d, u32 a, u32 n) { d = n > 31 ? 0 : a << n; }
+inline void add_u32(u32& d, u32 a, u32 b) { d = a + b; }
+inline void add_s32(u32& d, u32 a, u32 b) { d = a + b; }
+inline void cvt_u32_u64(u32& d, u64 a) { d = (u32)a; }
+inline void cvt_u64_u32(u64& d, u32 a) { d = a; }
+inline void selp_u32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }
+inline void selp_b32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }
+inline void selp_s32(u32& d, u32 a, u32 b, bool p) { d = p ? a : b; }
+inline void setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
+inline void setp_ne_u32(bool& p, u32 a, u32 b) { p = a != b; }
+inline void setp_eq_u32(bool& p, u32 a, u32 b) { p = a == b; }
+inline void setp_eq_b32(bool& p, u32 a, u32 b) { p = a == b; }
+inline void cvta_to_shared_u64(u64& d, u64 a) { d = machine->shared_address((const void*)a); }
+inline void cvta_to_global_u64(u64& d, u64 a) { d = a; }
+
+// --- special registers
+inline u32 special_cluster_ctarank() { return emu::self->cluster_rank; }
+inline u32 special_cluster_nctarank() { return emu::self->cluster_blocks; }
+inline u32 special_laneid() { return emu::self->lane; }
+inline u32 special_warpid() { return emu::self->warp; }
+inline u64 special_globaltimer() { return __builtin_ia32_rdtsc(); }
+inline u32 special_clock() { return (u32)__builtin_ia32_rdtsc(); }
+inline u64 special_clock64() { return __builtin_ia32_rdtsc(); }
+
+// --- bf16 and half, as their bits
+inline u16 to_bf16(float x) {
+  u32 b = bits<u32>(x);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return (u16)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);
+}
+inline float of_bf16(u16 x) { return bits<float>((u32)x << 16); }
+inline u16 to_half(float x) { return bits<u16>((_Float16)x); }
+inline float of_half(u16 x) { return (float)bits<_Float16>(x); }
+inline void cvt_rn_bf16_f32(u16& d, float a) { d = to_bf16(a); }
+inline void cvt_rn_f16_f32(u16& d, float a) { d = to_half(a); }
+inline void cvt_f32_bf16(float& d, u16 a) { d = of_bf16(a); }
+inline void cvt_f32_f16(float& d, u16 a) { d = of_half(a); }
+inline void cvt_rn_bf16x2_f32(u32& d, float hi, float lo) { d = (u32)to_bf16(hi) << 16 | to_bf16(lo); }
+inline void cvt_rn_f16x2_f32(u32& d, float hi, float lo) { d = (u32)to_half(hi) << 16 | to_half(lo); }
+// To 10 bits of fraction, nearest, ties away.
+inline void cvt_rna_tf32_f32(u32& d, float a) {
+  u32 b = bits<u32>(a);
+  d = (b & 0x7f800000u) == 0x7f800000u ? b : (b + 0x1000u) & ~0x1fffu;
+}
+
+// --- loads and stores; those that order memory are where threads wait for each other
+#define EMU_LOADS(name, T)                                   \
+  template <class D>                                         \
+  inline void name(D& d, u64 from) {                         \
+    machine->yield(#name);                                   \
+    T x;                                                     \
+    __builtin_memcpy(&x, (const void*)from, sizeof x);       \
+    emu::store(d, x);                                        \
+  }
+EMU_LOADS(ld_acquire_gpu_u32, u32) EMU_LOADS(ld_acquire_gpu_b32, u32) EMU_LOADS(ld_acquire_gpu_global_u32, u32)
+EMU_LOADS(ld_acquire_gpu_global_s32, u32) EMU_LOADS(ld_acquire_gpu_global_b32, u32) EMU_LOADS(ld_acquire_sys_global_u32, u32)
+EMU_LOADS(ld_relaxed_gpu_u32, u32) EMU_LOADS(ld_relaxed_gpu_global_u32, u32) EMU_LOADS(ld_volatile_global_u32, u32)
+EMU_LOADS(ld_acquire_gpu_u64, u64) EMU_LOADS(ld_acquire_gpu_global_u64, u64) EMU_LOADS(ld_relaxed_gpu_global_f32, float)
+#define EMU_STORES(name, T)                                  \
+  template <class S>                                         \
+  inline void name(u64 to, S a) {                            \
+    T x;                                                     \
+    emu::store(x, a);                                        \
+    __builtin_memcpy((void*)to, &x, sizeof x);               \
+  }
+EMU_STORES(st_release_gpu_u32, u32) EMU_STORES(st_release_gpu_b32, u32) EMU_STORES(st_release_gpu_global_u32, u32)
+EMU_STORES(st_relaxed_gpu_u32, u32) EMU_STORES(st_relaxed_gpu_global_u32, u32) EMU_STORES(st_release_gpu_global_s32, u32)
+EMU_STORES(st_release_gpu_u64, u64)
+#define EMU_REDUCES(name)                                    \
+  inline void name(u64 to, u32 a) { atomicAdd((u32*)to, a); }
+EMU_REDUCES(red_release_gpu_add_u32) EMU_REDUCES(red_release_gpu_global_add_u32) EMU_REDUCES(red_relaxed_gpu_global_add_u32)
+EMU_REDUCES(red_release_gpu_global_add_s32) EMU_REDUCES(red_release_gpu_add_s32)
+#define EMU_ATOMS(name)                                      \
+  inline void name(u32& d, u64 to, u32 a) { d = atomicAdd((u32*)to, a); }
+EMU_ATOMS(atom_add_release_gpu_u32) EMU_ATOMS(atom_add_acq_rel_gpu_u32) EMU_ATOMS(atom_add_acq_rel_gpu_global_u32)
+EMU_ATOMS(atom_add_release_gpu_global_u32) EMU_ATOMS(atom_acq_rel_gpu_global_add_u32) EMU_ATOMS(atom_release_gpu_global_add_u32)
+EMU_ATOMS(atom_acq_rel_gpu_add_u32) EMU_ATOMS(atom_release_gpu_add_u32)
+
+template <class T>
+inline T shared_load(u32 address, const char* what, int i = 0) {
+  T x;
+  __builtin_memcpy(&x, machine->shared_pointer(address + i * sizeof(T), sizeof(T), what), sizeof x);
+  return x;
+}
+template <class T>
+inline void shared_store(u32 address, T x, const char* what, int i = 0) {
+  __builtin_memcpy(machine->shared_pointer(address + i * sizeof(T), sizeof(T), what), &x, sizeof x);
+}
+#define EMU_SHARED(space)                                                                                             \
+  inline void ld_##space##_f32(float& d, u32 a) { d = shared_load<float>(a, "ld." #space); }                          \
+  inline void ld_##space##_u32(u32& d, u32 a) { d = shared_load<u32>(a, "ld." #space); }                              \
+  inline void ld_##space##_b32(u32& d, u32 a) { d = shared_load<u32>(a, "ld." #space); }                              \
+  inline void ld_##space##_v2_f32(float& d, float& e, u32 a) {                                                        \
+    d = shared_load<float>(a, "ld." #space), e = shared_load<float>(a, "ld." #space, 1);                              \
+  }                                                                                                                   \
+  inline void ld_##space##_v4_f32(float& d, float& e, float& f, float& g, u32 a) {                                    \
+    d = shared_load<float>(a, "ld." #space), e = shared_load<float>(a, "ld." #space, 1);                              \
+    f = shared_load<float>(a, "ld." #space, 2), g = shared_load<float>(a, "ld." #space, 3);                           \
+  }                                                                                                                   \
+  inline void ld_##space##_v4_u32(u32& d, u32& e, u32& f, u32& g, u32 a) {                                            \
+    d = shared_load<u32>(a, "ld." #space), e = shared_load<u32>(a, "ld." #space, 1);                                  \
+    f = shared_load<u32>(a, "ld." #space, 2), g = shared_load<u32>(a, "ld." #space, 3);                               \
+  }                                                                                                                   \
+  inline void st_##space##_f32(u32 a, float x) { shared_store(a, x, "st." #space); }                                  \
+  inline void st_##space##_u32(u32 a, u32 x) { shared_store(a, x, "st." #space); }                                    \
+  inline void st_##space##_b32(u32 a, u32 x) { shared_store(a, x, "st." #space); }                                    \
+  inline void st_##space##_v2_f32(u32 a, float x, float y) {                                                          \
+    shared_store(a, x, "st." #space), shared_store(a, y, "st." #space, 1);                                            \
+  }                                                                                                                   \
+  inline void st_##space##_v4_f32(u32 a, float x, float y, float z, float w) {                                        \
+    shared_store(a, x, "st." #space), shared_store(a, y, "st." #space, 1);                                            \
+    shared_store(a, z, "st." #space, 2), shared_store(a, w, "st." #space, 3);                                         \
+  }                                                                                                                   \
+  inline void st_##space##_v4_b32(u32 a, u32 x, u32 y, u32 z, u32 w) {                                                \
+    shared_store(a, x, "st." #space), shared_store(a, y, "st." #space, 1);                                            \
+    shared_store(a, z, "st." #space, 2), shared_store(a, w, "st." #space, 3);                                         \
+  }
+EMU_SHARED(shared) EMU_SHARED(shared_cta) EMU_SHARED(shared_cluster)
+
+// --- fences order what is in order here already
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async() {}
+inline void fence_proxy_async_shared_cta() {}
+inline void fence_proxy_async_shared_cluster() {}
+inline void fence_proxy_async_global() {}
+inline void fence_acq_rel_gpu() {}
+inline void fence_acq_rel_cluster() {}
+inline void fence_acq_rel_cta() {}
+inline void fence_sc_cluster() {}
+inline void membar_gl() {}
+inline void griddepcontrol_wait() {}
+inline void griddepcontrol_launch_dependents() {}
+inline void createpolicy_fractional_L2_evict_last_b64(u64& d, float) { d = 0; }
+inline void createpolicy_fractional_L2_evict_first_b64(u64& d, float) { d = 0; }
+inline void nanosleep_u32(u32) { machine->yield("nanosleep"); }
+inline void trap() { machine->fail("the kernel executed a trap"); }
+inline void setmaxnreg_inc_sync_aligned_u32(u32) {}
+inline void setmaxnreg_dec_sync_aligned_u32(u32) {}
+
+// --- barriers of a block, and of warps
+inline void bar_sync(u32 id) { machine->block_barrier(id, 0, 0, 1); }
+inline void bar_sync(u32 id, u32 threads) { machine->block_barrier(id, threads, 0, 1); }
+inline void barrier_sync(u32 id, u32 threads) { machine->block_barrier(id, threads, 0, 1); }
+inline void barrier_cta_sync_aligned(u32 id, u32 threads) { machine->block_barrier(id, threads, 0, 1); }
+inline void bar_arrive(u32 id, u32 threads) { machine->block_barrier(id, threads, 0, 0); }
+inline void bar_warp_sync(u32 mask) { __syncwarp(mask); }
+template <class D>
+inline void elect_sync(D& lane, bool& p, u32 mask) {
+  u32 first = (u32)__builtin_ctz(__ballot_sync(mask, 1));
+  emu::store(lane, first);
+  p = emu::self->lane == first;
+}
+inline void elect_sync(const Sink&, bool& p, u32 mask) {
+  p = emu::self->lane == (u32)__builtin_ctz(__ballot_sync(mask, 1));
+}
+inline void redux_sync_max_s32(u32& d, u32 a, u32 mask) { d = (u32)__reduce_max_sync(mask, (int)a); }
+inline void redux_sync_max_u32(u32& d, u32 a, u32 mask) { d = __reduce_max_sync(mask, a); }
+
+// --- clusters
+inline void barrier_cluster_arrive_release_aligned() { machine->cluster_arrive(); }
+inline void barrier_cluster_arrive_relaxed_aligned() { machine->cluster_arrive(); }
+inline void barrier_cluster_arrive_aligned() { machine->cluster_arrive(); }
+inline void barrier_cluster_arrive() { machine->cluster_arrive(); }
+inline void barrier_cluster_arrive_release() { machine->cluster_arrive(); }
+inline void barrier_cluster_wait_acquire_aligned() { machine->cluster_wait(); }
+inline void barrier_cluster_wait_aligned() { machine->cluster_wait(); }
+inline void barrier_cluster_wait() { machine->cluster_wait(); }
+inline void barrier_cluster_wait_acquire() { machine->cluster_wait(); }
+// The same place of another block's shared memory.
+inline void mapa_shared_cluster_u32(u32& d, u32 address, u32 rank) {
+  if (rank >= emu::self->cluster_blocks) machine->fail("mapa asks for a block that the cluster does not have");
+  d = (address & 0xffffffu) | (rank + 1) << 24;
+}
+
+// --- barriers in shared memory
+inline void mbarrier_init_shared_cta_b64(u32 at, u32 arrivals) { machine->barrier_init(at, arrivals); }
+inline void mbarrier_init_shared_b64(u32 at, u32 arrivals) { machine->barrier_init(at, arrivals); }
+inline void mbarrier_inval_shared_cta_b64(u32) {}
+#define EMU_ARRIVE(space)                                                                                          \
+  template <class D>                                                                                               \
+  inline void mbarrier_arrive_##space##_b64(D& d, u32 at) { d = machine->barrier_state(at), machine->barrier_arrive(at, 1, 0); } \
+  template <class D>                                                                                               \
+  inline void mbarrier_arrive_expect_tx_##space##_b64(D& d, u32 at, u32 bytes) {                                   \
+    d = machine->barrier_state(at), machine->barrier_arrive(at, 1, bytes);                                         \
+  }                                                                                                                \
+  inline void mbarrier_expect_tx_relaxed_##space##_b64(u32 at, u32 bytes) { machine->barrier_arrive(at, 0, bytes); } \
+  template <class D>                                                                                               \
+  inline void mbarrier_arrive_release_##space##_b64(D& d, u32 at) { mbarrier_arrive_##space##_b64(d, at); }
+EMU_ARRIVE(shared) EMU_ARRIVE(shared_cta) EMU_ARRIVE(shared_cluster) EMU_ARRIVE(cta_shared_cta) EMU_ARRIVE(cta_shared_cluster)
+EMU_ARRIVE(cluster_shared_cluster) EMU_ARRIVE(cluster_shared_cta)
+#define EMU_WAIT(space)                                                                                            \
+  inline void mbarrier_try_wait_parity_##space##_b64(bool& p, u32 at, u32 parity) { p = machine->barrier_test(at, parity, 1); } \
+  inline void mbarrier_try_wait_parity_##space##_b64(bool& p, u32 at, u32 parity, u32) { p = machine->barrier_test(at, parity, 1); } \
+  inline void mbarrier_test_wait_parity_##space##_b64(bool& p, u32 at, u32 parity) { p = machine->barrier_test(at, parity, 0); }
+EMU_WAIT(shared) EMU_WAIT(shared_cta) EMU_WAIT(acquire_cta_shared_cta) EMU_WAIT(acquire_cluster_shared_cta)
+
+// --- copies that end later
+// From global memory; the barrier counts their bytes.
+inline void bulk(u32 to, u64 from, u32 bytes, u32 barrier) {
+  machine->copy_to_shared(to, (const void*)from, bytes, barrier);
+}
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
+  bulk(to, from, bytes, barrier);
+}
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to, u64 from, u32 bytes,
+                                                                                         u32 barrier, u64) {
+  bulk(to, from, bytes, barrier);
+}
+inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
+  bulk(to, from, bytes, barrier);
+}
+inline void cp_async_bulk_global_shared_cta_bulk_group(u64 to, u32 from, u32 bytes) {
+  machine->copy_to_global((void*)to, from, bytes);
+}
+inline void cp_async_bulk_commit_group() { machine->bulk_commit(); }
+inline void cp_async_bulk_wait_group(u32 groups) { machine->bulk_wait(groups); }
+inline void cp_async_bulk_wait_group_read(u32 groups) { machine->bulk_wait(groups); }
+// To shared memory of another block; the value is taken now and arrives later.
+template <int n>
+inline void store_async(u32 to, const float (&x)[n], u32 barrier) {
+  machine->store_async(to, x, sizeof x, barrier);
+}
+#define EMU_STORE_ASYNC(prefix)                                                                                   \
+  inline void prefix##_f32(u32 to, float a, u32 b) { float x[] = {a}; store_async(to, x, b); }                    \
+  inline void prefix##_b32(u32 to, u32 a, u32 b) { float x[] = {bits<float>(a)}; store_async(to, x, b); }         \
+  inline void prefix##_v2_f32(u32 to, float a, float c, u32 b) { float x[] = {a, c}; store_async(to, x, b); }     \
+  inline void prefix##_v4_f32(u32 to, float a, float c, float d, float e, u32 b) {                                \
+    float x[] = {a, c, d, e};                                                                                     \
+    store_async(to, x, b);                                                                                        \
+  }
+EMU_STORE_ASYNC(st_async_weak_shared_cluster_mbarrier_complete_tx_bytes)
+EMU_STORE_ASYNC(st_async_shared_cluster_mbarrier_complete_tx_bytes)
+// A thread's own copies.
+template <class N>
+inline void cp_async_ca_shared_global(u32 to, u64 from, N n) { machine->copy_ahead(to, (const void*)from, n, n); }
+template <class N>
+inline void cp_async_ca_shared_global(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
+template <class N>
+inline void cp_async_cg_shared_global(u32 to, u64 from, N n) { machine->copy_ahead(to, (const void*)from, n, n); }
+template <class N>
+inline void cp_async_cg_shared_global(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
+inline void cp_async_commit_group() { machine->ahead_commit(); }
+inline void cp_async_wait_group(u32 n) { machine->ahead_wait(n); }
+inline void cp_async_wait_all() { machine->ahead_all(); }
+
+}  // namespace emu_ptx

@@ -1,0 +1,80 @@
+// What the parts of libcuda share: codes, the lock, streams and their work.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "machine.h"
+#include "memory.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+using Result = unsigned;
+using emu::Dim;
+
+constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101,
+                 kInvalidImage = 200, kInvalidContext = 201, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700,
+                 kLaunchOutOfResources = 701, kCooperativeTooLarge = 720, kInvalidHandle = 400, kUnsupportedCapture = 900,
+                 kCaptureInvalidated = 901, kInvalidClusterSize = 912;
+
+const emu::Limits& limits();
+unsigned device_count();
+
+// One lock for all: the emulation does one thing at a time.
+extern std::recursive_mutex big_lock;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+// A launch that failed spoils the process, as on a GPU; `fail` says why on standard error.
+extern Result sticky;
+extern std::string last_failure;
+Result fail(Result code, const std::string& why);
+
+struct Context {
+  int device;
+};
+extern thread_local std::vector<Context*> current;
+int current_device();
+
+struct Stream;
+struct Event {
+  bool timing;
+  uint64_t recorded = 0, done = 0;
+  Stream* stream = nullptr;
+  double ms = 0;
+  struct Capture* capture = nullptr;
+};
+
+using Work = std::function<Result()>;
+
+struct Stream {
+  bool blocking = false;
+  std::deque<Work> queue;
+  struct Capture* capture = nullptr;
+  bool running = false;
+};
+
+struct Graph {
+  std::vector<Work> nodes;
+};
+
+struct Capture {
+  Stream* origin;
+  unsigned long thread;
+  bool valid = true;
+  std::unique_ptr<Graph> graph{new Graph};
+  std::vector<Stream*> streams;
+};
+
+// The stream of a handle: one's own, or the default one of the device or of the thread.
+Stream* stream_of(void* handle);
+// Puts work on a stream, or into the graph that is captured there.
+Result put(void* handle, Work work);
+// Does all work of a stream, or of all.
+Result drain(Stream* s);
+Result drain_all();
+// Whether this thread captures, so that what would wait is refused.
+Result refused_by_capture();
