@@ -141,6 +141,7 @@ int compile(Program& p, const std::vector<std::string>& options) {
 #endif
     words.push_back(fmad ? "-ffp-contract=fast" : "-ffp-contract=off");
     words.push_back("-D__CUDA_ARCH__=" + number + "0");
+    words.push_back("-D__CUDACC_VER_MAJOR__=13");
     if (special) words.push_back("-D__CUDA_ARCH_FEAT_SM" + number + "_ALL=1");
     words.insert(words.end(), defines.begin(), defines.end());
     words.insert(words.end(), {"-I", dir, "-include", home() + "/device/cuda.h", dir + "/kernel.cpp", "-o", dir + "/kernel.so", "-lm"});
