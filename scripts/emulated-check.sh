@@ -25,7 +25,7 @@ fi
 run() {
     local log="$1" family="$2" settings="$3" case="$4" s began
     began=$(date +%s)
-    local -a environment=(CHRONAXIE_REQUIRE_GPU=1)
+    local -a environment=(CHRONAXIE_REQUIRE_GPU=1 "CHRONAXIE_EMULATED_KERNELS=$logs/kernels")
     for s in ${settings//,/ }; do
         case "$s" in
         -) ;;
@@ -66,6 +66,11 @@ for i in $(seq -f %03g 1 $n); do
         echo "FAILED   $what"
         sed 's/^/    /' "$logs/$i" | tail -n 30
     fi
+done
+# Every kernel ran.
+for kernel in $(git ls-files 'crates/chronaxie/src/*.cu' | xargs cat | tr '\n' ' ' |
+    grep -oE '__global__ void (__launch_bounds__\([^()]*(\([^()]*\))?[^()]*\))? *[a-zA-Z0-9_]+\(' | grep -oE '[a-zA-Z0-9_]+\($' | tr -d '('); do
+    grep -qx "$kernel" "$logs/kernels" || { failed=$((failed + 1)); echo "FAILED   no case of scripts/emulated-cases.txt runs $kernel"; }
 done
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
