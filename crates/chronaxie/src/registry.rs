@@ -10,6 +10,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "layers")]
         &crate::layers::ltc::entry::LtcEntry,
         #[cfg(feature = "layers")]
+        &crate::layers::cfc::entry::CfcEntry,
+        #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,

@@ -20,3 +20,6 @@ constexpr int kRows = 2;
 constexpr bool kMany = true;
 constexpr bool kRebuild = false;
 constexpr bool kPairs = false;
+
+// CfC (layers/cfc/cuda), beside kFast, kRows and kThreads.
+constexpr int kPieces = 24;

@@ -23,7 +23,7 @@ fn initial_range(name: &str) -> Option<(f64, f64)> {
 }
 
 /// Random numbers for the tensor `name`, which do not depend on what other tensors there are.
-fn stream(name: &str, seed: u64) -> Rng {
+pub(in crate::layers) fn stream(name: &str, seed: u64) -> Rng {
     // FNV-1a: a stream for each name.
     let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
     Rng::new(seed, name.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
