@@ -1,7 +1,7 @@
 # make test        everything that needs no GPU; what CI runs
 # make test-gpu    everything that needs one
 # make audit       fuzzing and AddressSanitizer; minutes
-# make wheel       the Python package, optimised, into TARGET/wheels
+# make wheel       the Python package for any Linux with glibc 2.28, optimised, into TARGET/wheels
 # make STEP        one step of `make test`, by its name below
 SHELL := /bin/sh
 export MAKE
@@ -96,7 +96,7 @@ python:
 	scripts/python.sh $(ARGS)
 
 wheel:
-	"$$(scripts/venv.sh scripts/requirements-bench.txt)/bin/maturin" build --out $(TARGET)/wheels
+	scripts/wheel.sh
 
 # GPU_DIR is also what a machine without Rust needs: carry it there and run GPU_DIR/run-gpu.sh.
 GPU_DIR ?= $(TARGET)/gpu

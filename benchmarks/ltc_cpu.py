@@ -3,7 +3,7 @@
 
     "$(scripts/venv.sh scripts/requirements-bench.txt)/bin/python" benchmarks/ltc_cpu.py --json FILE
 
-The peers are ncps's LTC and a plain cell of this file, which states the same equations in as few tensor operations as
+The peers are ncps's LTC and a plain cell of peers.py, which states the same equations in as few tensor operations as
 eager PyTorch allows. Before anything is timed, the plain cell must agree with ncps on ncps's own weights in float64.
 Contenders take turns, round by round, so that whatever else the machine does hits all alike; the figure is the median
 over all rounds. Records have the fields of `bench --json` and the peer's: peer, peer_version, peer_median_ms, ratio
@@ -23,47 +23,12 @@ from pathlib import Path
 import ncps.torch
 import ncps.wirings
 import torch
-from torch.nn.functional import softplus
+from peers import PlainLtc, plain_ltc
 
 ROOT = Path(__file__).resolve().parent.parent
 B, T, D, H = 24, 8, 128, 64
-UNFOLDS, DENSITY, DT, EPSILON = 6, 0.5, 1 / 30, 1e-8
+UNFOLDS, DENSITY, DT = 6, 0.5, 1 / 30
 CASE = f"B{B}_T{T}_D{D}_H{H}"
-
-
-class Plain(torch.nn.Module):
-    """The layer of layers/ltc: matrices are [source, target], masks are 0 or 1, positive parameters go through softplus."""
-
-    def __init__(self, mask, sensory_mask, dt=DT):
-        super().__init__()
-        uniform = lambda low, high, *shape: torch.nn.Parameter(torch.empty(*shape).uniform_(low, high))
-        sign = lambda m: torch.nn.Parameter(m * torch.where(torch.rand_like(m) < 0.8, 1.0, -1.0))
-        self.dt = dt
-        for prefix, m in (("", mask), ("sensory_", sensory_mask)):
-            self.register_buffer(f"{prefix}mask", m)
-            for name, low, high in (("w", 0.001, 1.0), ("mu", 0.3, 0.8), ("sigma", 3.0, 8.0)):
-                setattr(self, prefix + name, uniform(low, high, *m.shape))
-            setattr(self, f"{prefix}erev", sign(m))
-        units = mask.shape[0]
-        self.gleak, self.vleak, self.cm = uniform(0.001, 1.0, units), uniform(-0.2, 0.2, units), uniform(0.4, 0.6, units)
-        self.input_w = torch.nn.Parameter(torch.ones(sensory_mask.shape[0]))
-        self.input_b = torch.nn.Parameter(torch.zeros(sensory_mask.shape[0]))
-
-    def forward(self, x):
-        """The states [B, T, H] of x [B, T, D] from a state of zeros."""
-        p, ps = softplus(self.w) * self.mask, softplus(self.sensory_w) * self.sensory_mask
-        q, qs = p * self.erev, ps * self.sensory_erev
-        g, c = softplus(self.gleak), softplus(self.cm) * (UNFOLDS / self.dt)
-        u = (x * self.input_w + self.input_b).unsqueeze(-1)
-        gate = torch.sigmoid(self.sensory_sigma * (u - self.sensory_mu))  # [B, T, D, H], all steps at once
-        over, under = (gate * qs).sum(2) + g * self.vleak, (gate * ps).sum(2) + c + g + EPSILON
-        v, states = x.new_zeros(x.shape[0], self.w.shape[0]), []
-        for t in range(x.shape[1]):
-            for _ in range(UNFOLDS):
-                r = torch.sigmoid(self.sigma * (v.unsqueeze(-1) - self.mu))  # [B, H, H]
-                v = (c * v + (r * q).sum(1) + over[:, t]) / ((r * p).sum(1) + under[:, t])
-            states.append(v)
-        return torch.stack(states, 1)
 
 
 def random_mask(rows, columns):
@@ -77,21 +42,10 @@ def ncps_layer():
     return ncps.torch.LTC(D, wiring, return_sequences=True, batch_first=True, ode_unfolds=UNFOLDS)
 
 
-def plain_from_ncps(layer):
-    """The plain cell with ncps's weights; ncps's steps are one unit of time long."""
-    cell = layer.rnn_cell
-    params = cell._params
-    plain = Plain(params["sparsity_mask"].detach(), params["sensory_sparsity_mask"].detach(), dt=1.0)
-    with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            parameter.copy_(params[name])
-    return plain
-
-
 def agreement():
     """The largest relative difference of states and gradients between the plain cell and ncps, in float64."""
     theirs = ncps_layer().double()
-    ours = plain_from_ncps(theirs).double()
+    ours = plain_ltc(theirs).double()
     x = torch.randn(B, T, D, dtype=torch.float64)
     weights = torch.randn(B, T, H, dtype=torch.float64)
     out = {}
@@ -153,7 +107,7 @@ def main():
 
     peers = {
         "ncps": (ncps_layer(), f"{version('ncps')}, torch {torch.__version__}"),
-        "eager": (Plain(random_mask(H, H), random_mask(D, H)), f"torch {torch.__version__}"),
+        "eager": (PlainLtc(random_mask(H, H), random_mask(D, H), dt=DT, unfolds=UNFOLDS), f"torch {torch.__version__}"),
     }
     passes = {"forward": False, "forward_backward": True}
     times = {(peer, name): [] for peer in peers for name in passes}

@@ -1,6 +1,7 @@
 #!/bin/sh
 # scripts/python.sh [PYTEST-ARGUMENT ...]: builds the wheel in the profile of the other steps, installs it into a folder
-# of its own (the virtual environment is shared by every clone), and runs the tests of crates/chronaxie-py with it.
+# of its own (the virtual environment is shared by every clone), checks it as scripts/check-wheel.sh says, and runs the tests
+# of crates/chronaxie-py and the example with it.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -13,7 +14,14 @@ rm -rf "$target/wheels/python" "$target/python"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
     --target "$target/python" "$target"/wheels/python/*.whl
 
+scripts/check-wheel.sh "$target"/wheels/python/*.whl
+
 # The script that the wheel installs, outside of the clone, where no other package of that name is.
 export PYTHONPATH="$target/python"
 (cd "$target" && "$venv/bin/python" "$target/python/bin/chronaxie" --version)
 "$venv/bin/python" -m pytest -p no:cacheprovider "$@"
+if [ $# -eq 0 ]; then
+    out="$(mktemp -d)"
+    trap 'rm -rf "$out"' EXIT
+    "$venv/bin/python" examples/train.py --epochs 2 --out "$out"
+fi

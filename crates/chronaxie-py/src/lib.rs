@@ -4,6 +4,9 @@
 //! The library knows no framework. A caller hands over addresses of memory that it keeps alive, and a stream; see
 //! [`plan`].
 
+mod array;
+mod caller;
+mod dlpack;
 mod errors;
 mod kernel;
 mod layers;
@@ -16,6 +19,10 @@ use pyo3::prelude::*;
 /// The native part of the package `chronaxie`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::array::{Array, inspect};
+    #[pymodule_export]
+    use super::caller::{Caller, Framework};
     #[pymodule_export]
     use super::kernel::Kernel;
     #[pymodule_export]

@@ -69,7 +69,7 @@ fn tensors(specs: &[TensorSpec]) -> Vec<Tensor> {
         .collect()
 }
 
-fn pass_of(name: &str) -> chronaxie::Result<Pass> {
+pub fn pass_of(name: &str) -> chronaxie::Result<Pass> {
     Pass::ALL
         .into_iter()
         .find(|p| p.name() == name)
@@ -106,7 +106,7 @@ impl Problem {
 /// An operation ready to run on one device.
 #[pyclass(frozen, module = "chronaxie._native")]
 pub struct Plan {
-    plan: Box<dyn op::Plan>,
+    pub plan: Box<dyn op::Plan>,
     /// By pass: whether it is long work on the CPU.
     long: [bool; 3],
 }
@@ -179,7 +179,20 @@ impl Plan {
         let stream = unsafe { StreamRef::from_raw(stream) };
         self.plan.run(pass, &mut Args { inputs: &inputs, outputs: &mut outputs, scratch, stream })
     }
-    fn signature_of(&self, pass: Pass) -> chronaxie::Result<&Signature> {
+    /// Does the work of a pass: on the CPU without the GIL, and if it is long with a look for Ctrl-C.
+    pub fn work(
+        &self,
+        py: Python<'_>,
+        pass: Pass,
+        call: impl FnOnce() -> chronaxie::Result<()> + Send,
+    ) -> PyResult<()> {
+        match (self.plan.place(), self.long[pass as usize]) {
+            (Place::Cuda(_), _) => py_result(py, call()),
+            (Place::Cpu, false) => py_result(py, py.detach(call)),
+            (Place::Cpu, true) => interruptible(py, call),
+        }
+    }
+    pub fn signature_of(&self, pass: Pass) -> chronaxie::Result<&Signature> {
         self.plan
             .signature(pass)
             .ok_or_else(|| Error::config(format!("{}: the plan has no {} pass", self.plan.entry(), pass.name())))
@@ -253,11 +266,6 @@ impl Plan {
         stream: u64,
     ) -> PyResult<()> {
         let pass = py_result(py, pass_of(&pass_name))?;
-        let call = || self.call(pass, &addresses, &strides, scratch, stream);
-        match (self.plan.place(), self.long[pass as usize]) {
-            (Place::Cuda(_), _) => py_result(py, call()),
-            (Place::Cpu, false) => py_result(py, py.detach(call)),
-            (Place::Cpu, true) => interruptible(py, call),
-        }
+        self.work(py, pass, || self.call(pass, &addresses, &strides, scratch, stream))
     }
 }

@@ -68,26 +68,28 @@ def arguments(device, requires_grad):
     tensors = [torch.randn(3, 5, 6), torch.randn(3, 16), torch.rand(3, 5) + 0.1]
     data = [t.to(device).requires_grad_(requires_grad) for t in tensors]
     params = [p.detach().clone().requires_grad_(requires_grad) for p in cell._sources()]
-    return net, (*data, params, cell._synapse_lists, cell._options.text, cell._key, requires_grad)
+    x, h0, elapsed = data
+    return net, (x, h0, None, elapsed, params, cell._synapse_lists, cell._options.text, cell._key, requires_grad)
 
 
 def test_opcheck(device):
     _net, args = arguments(device, True)
     torch.library.opcheck(torch.ops.chronaxie.ltc, args)
-    torch.library.opcheck(torch.ops.chronaxie.ltc, (args[0], None, None, *args[3:]))
+    torch.library.opcheck(torch.ops.chronaxie.ltc, (args[0], None, None, None, *args[4:]))
     plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
-    plain[3] = [p.detach() for p in args[3]]
-    out, final, saved = torch.ops.chronaxie.ltc(*plain)
-    rest = (*plain[:5], list(saved), *plain[5:7])
-    wants = [True, False, True, True]
-    torch.library.opcheck(torch.ops.chronaxie.ltc_backward, (torch.randn_like(out), None, *rest, wants))
-    torch.library.opcheck(torch.ops.chronaxie.ltc_backward, (None, torch.randn_like(final), *rest, [True] * 4))
+    plain[4] = [p.detach() for p in args[4]]
+    out, final, *saved = torch.ops.chronaxie.ltc(*plain)
+    rest = (*plain[:6], saved, *plain[6:8])
+    wants = [True, False, False, True, True]
+    torch.library.opcheck(torch.ops.chronaxie.ltc_backward, ([torch.randn_like(out), None], *rest, wants))
+    wants = [True, True, False, True, True]
+    torch.library.opcheck(torch.ops.chronaxie.ltc_backward, ([None, torch.randn_like(final)], *rest, wants))
 
 
 def test_an_operator_refuses_lists_of_other_synapses(device):
     _net, args = arguments(device, False)
     args = list(args)
-    args[6] += 1
+    args[7] += 1
     with pytest.raises(ValueError, match="are not those that its key names"):
         torch.ops.chronaxie.ltc(*args)
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chronaxie
 import chronaxie.torch as ct
-from chronaxie.torch import _call, _eager
+from chronaxie.torch import _eager, _options
 
 B, T, D, H, M = 5, 7, 6, 11, 4
 
@@ -56,7 +56,7 @@ def law(tensors, options):
     wide = {n: t.detach().cpu().double().requires_grad_() for n, t in tensors.items()}
     names = [n for n in wide if n not in ("x", "h0", "elapsed")]
     mapping = {p: ["none", "linear", "affine"][sum(n in names for n in (f"{p}_w", f"{p}_b"))] for p in ("input", "output")}
-    opts = _call.options(
+    opts = _options.options(
         options["outputs"],
         unfolds=options.get("unfolds", 6),
         dt=options.get("dt", 1 / 30),
@@ -66,7 +66,8 @@ def law(tensors, options):
         implicit_param_constraints=options.get("implicit_param_constraints", True),
     )
     masks = options["synapses"].masks(torch.device("cpu"), torch.float64)
-    out, state = _eager.ltc(wide["x"], wide.get("h0"), wide.get("elapsed"), wide, masks, opts)
+    given = (wide["x"], wide.get("h0"), None, wide.get("elapsed"), *(wide[n] for n in opts.names))
+    out, state = _eager.ltc(given, masks, opts)
     return wide, out, state
 
 
@@ -267,9 +268,9 @@ def test_sentences(device):
     refuse(chronaxie.ShapeError, r"mu.shape = \(11, 10\) does not match \[H, H\] = \(11, 11\)", {"mu": zeros(H, 10)})
     refuse(chronaxie.ShapeError, r"cm.shape = \(6,\) does not match \[H\] = \(11,\)", {"cm": zeros(D)})
     refuse(chronaxie.ShapeError, r"mu.shape = \(121,\) does not match \[H, H\] = \(11, 11\)", {"mu": zeros(H * H)})
-    refuse(chronaxie.DtypeError, "mu holds float16", {"mu": zeros(H, H).half()})
+    refuse(chronaxie.DtypeError, "mu holds f16, f32 is needed", {"mu": zeros(H, H).half()})
     refuse(chronaxie.DtypeError, "x holds float64 and the parameters float32", {"x": zeros(B, T, D).double()})
-    refuse(chronaxie.DtypeError, "h0 holds float64, float32 is needed", {"h0": zeros(B, H).double()})
+    refuse(chronaxie.DtypeError, "h0 holds f64, f32 is needed", {"h0": zeros(B, H).double()})
     refuse(chronaxie.ConfigError, "dt = -1 is not a positive number", dt=-1.0)
     refuse(chronaxie.ConfigError, "unfolds = 0 is not in", unfolds=0)
     refuse(chronaxie.ShapeError, "outputs = 12 is more than hidden = 11", outputs=12)

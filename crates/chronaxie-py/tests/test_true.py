@@ -169,18 +169,18 @@ def test_the_seed_of_pytorch_decides():
 
 
 def test_a_gpu_without_a_compiler_is_warned_of_once(monkeypatch):
-    from chronaxie.torch import _call
+    from chronaxie.torch import _plan
 
     def missing(device):
         raise chronaxie.BackendUnavailableError(f"no NVRTC for {device}")
 
-    monkeypatch.setattr(_call, "_UNAVAILABLE", {})
-    monkeypatch.setattr(_call._native, "require_device", missing)
+    monkeypatch.setattr(_plan, "_UNAVAILABLE", {})
+    monkeypatch.setattr(_plan._native, "require_device", missing)
     with pytest.warns(RuntimeWarning, match="eager PyTorch operations on cuda:0, .*: no NVRTC for cuda:0"):
-        assert _call.unavailable(0) == "no NVRTC for cuda:0"
+        assert _plan.unavailable(0) == "no NVRTC for cuda:0"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _call.unavailable(0) == "no NVRTC for cuda:0"
+        assert _plan.unavailable(0) == "no NVRTC for cuda:0"
 
 
 def test_sentences():

@@ -39,6 +39,11 @@ impl Dtype {
             Self::U8 => 1,
         }
     }
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        use Dtype::{Bf16, C64, F16, F32, F64, I32, I64, U8};
+        [F64, F32, Bf16, F16, I64, I32, U8, C64].into_iter().find(|d| d.name() == name)
+    }
     /// The name as users write it: `f32`, `bf16`, ...
     pub const fn name(self) -> &'static str {
         match self {

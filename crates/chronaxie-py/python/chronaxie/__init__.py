@@ -12,6 +12,7 @@ import sys
 from typing import Any, NamedTuple, Sequence
 
 from . import _native
+from ._arrays import forward
 from ._errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -46,6 +47,7 @@ __all__ = [
     "check",
     "devices",
     "families",
+    "forward",
     "get_num_threads",
     "memory_info",
     "set_num_threads",

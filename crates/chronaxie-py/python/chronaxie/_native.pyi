@@ -1,7 +1,9 @@
 """The native part. What is public of it is in the packages; names here may change."""
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+__all__: list[str]
 
 _Tensor = tuple[str, str, list[int], str, str, bool]
 
@@ -40,10 +42,63 @@ class Plan:
         self,
         pass_name: str,
         addresses: list[int],
-        strides: list[tuple[int, list[int]]] = [],
+        strides: list[tuple[int, list[int]]] = ...,
         scratch: int = 0,
         stream: int = 0,
     ) -> None: ...
+
+def inspect(capsule: Any) -> tuple[int, str, list[int], list[int], str]: ...
+@final
+class Array:
+    def __new__(cls, dtype: str, shape: Sequence[int], device: str) -> Array: ...
+    @staticmethod
+    def of(values: Sequence[float], dtype: str, shape: Sequence[int], device: str) -> Array: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def dtype(self) -> str: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: Any | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+
+@final
+class Framework:
+    def __new__(
+        cls,
+        read: Callable[[Any], Any],
+        empty_like: Callable[[Any], Any],
+        pattern: Callable[[tuple[int, ...], str, str], Any],
+        stream: Callable[[int], int],
+        exchange: Any | None = None,
+    ) -> Framework: ...
+    @property
+    def exchanges(self) -> bool: ...
+
+@final
+class Caller:
+    def __new__(
+        cls, plan: Plan, framework: Framework, zero: Any, layout: Sequence[int | None] | None = None
+    ) -> Caller: ...
+    def run(
+        self,
+        pass_name: str,
+        tensors: tuple[Any, ...],
+        prepared: Any | None = None,
+        gradients: tuple[Any, ...] | None = None,
+        block: bool = False,
+    ) -> list[Any]: ...
+    def forward(self, tensors: tuple[Any, ...], prepared: Any | None = None) -> list[Any]: ...
+    def backward(
+        self, tensors: tuple[Any, ...], prepared: Any | None, gradients: tuple[Any, ...]
+    ) -> tuple[Any, ...]: ...
 
 @final
 class Connectivity:

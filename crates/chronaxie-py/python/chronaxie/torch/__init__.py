@@ -13,12 +13,24 @@ import torch as _torch
 
 from .. import _native
 from . import wirings
+from ._cfc import CfC, CfCCell, WiredCfCCell
 from ._functional import ltc
 from ._ltc import LTC, LTCCell
 from ._synapses import Synapses, prepare
 from ._true import TrueLiquidTimeConstant
 
-__all__ = ["LTC", "LTCCell", "Synapses", "TrueLiquidTimeConstant", "ltc", "prepare", "wirings"]
+__all__ = [
+    "CfC",
+    "CfCCell",
+    "LTC",
+    "LTCCell",
+    "Synapses",
+    "TrueLiquidTimeConstant",
+    "WiredCfCCell",
+    "ltc",
+    "prepare",
+    "wirings",
+]
 
 if "CHRONAXIE_NUM_THREADS" not in _os.environ:
     _native.set_num_threads(_torch.get_num_threads())

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ._call import Options
+from ._options import Options
 
 # LayerNorm's.
 _NORM_EPSILON = 1e-5
 
 
-def ltc(
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    p: Mapping[str, Tensor],
-    masks: tuple[Tensor, Tensor],
-    opts: Options,
-) -> tuple[Tensor, Tensor]:
-    """Outputs ``[B, T, M]`` and the final state ``[B, H]`` of ``x`` ``[B, T, D]``, in the dtype of the parameters.
+def ltc(tensors: tuple[Any, ...], masks: tuple[Tensor, Tensor], opts: Options) -> tuple[Tensor, Tensor]:
+    """Outputs ``[B, T, M]`` and the final state ``[B, H]`` of x ``[B, T, D]``, in the dtype of the parameters; ``tensors``
+    are x, h0, nothing, elapsed, and the parameters in the order of ``opts.names``.
 
     Every synapse is evaluated, masked or not, and PyTorch keeps every gate for the backward pass: B T K H (H + D)
     elements and more.
     """
+    x, h0, _, elapsed, *parameters = tensors
+    p = dict(zip(opts.names, parameters))
     positive = softplus if opts.softplus else lambda t: t
     mask, sensory_mask = masks
     weight, sensory_weight = positive(p["w"]) * mask, positive(p["sensory_w"]) * sensory_mask
@@ -35,7 +32,7 @@ def ltc(
 
     u = x
     if opts.has_norm:
-        u = torch.nn.functional.layer_norm(u, u.shape[-1:], p["norm_weight"], p["norm_bias"], _NORM_EPSILON)
+        u = F.layer_norm(u, u.shape[-1:], p["norm_weight"], p["norm_bias"], _NORM_EPSILON)
     if "input_w" in p:
         u = u * p["input_w"]
     if "input_b" in p:
@@ -60,3 +57,59 @@ def ltc(
     if "output_b" in p:
         out = out + p["output_b"]
     return out, state
+
+
+def _activation(name: str, x: Tensor) -> Tensor:
+    if name == "lecun_tanh":
+        return 1.7159 * torch.tanh(0.666 * x)
+    return {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu, "silu": F.silu}[name](x)
+
+
+def cfc(tensors: tuple[Any, ...], opts: Any, dropout: float = 0.0) -> tuple[Tensor, ...]:
+    """Outputs ``[B, T, M]``, the final state ``[B, H]`` and with mixed memory the LSTM's of x ``[B, T, D]``, in the dtype of
+    the parameters; ``tensors`` are x, h0, c0, elapsed, and the parameters in the order of the signature."""
+    x, h, c, elapsed, *rest = tensors
+    parameters = iter(rest)
+    cells = []
+    for _ in opts.cells:
+        backbone = [(next(parameters), next(parameters)) for _ in range(opts.layers)]
+        heads = [[next(parameters), next(parameters)] for _ in opts.heads]
+        pure = (next(parameters), next(parameters)) if opts.mode == "pure" else None
+        if opts.masked:
+            mask = next(parameters)
+            for head in heads[:2]:
+                head[0] = head[0] * mask
+        cells.append((backbone, heads, pure))
+    lstm = list(parameters)
+    weight = cells[0][1][0][0]
+    x = x.to(weight.dtype)
+    state = [weight.new_zeros(x.shape[0], sum(opts.cells)) if t is None else t.to(weight.dtype) for t in (h, c)]
+    outputs = []
+    for t in range(x.shape[1]):
+        ts = 1.0 if elapsed is None else elapsed[:, t, None]
+        if opts.mixed:
+            z = F.linear(x[:, t], lstm[0], lstm[1]) + F.linear(state[0], lstm[2])
+            new, take, keep, show = z.chunk(4, -1)
+            cell = state[1] * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
+            state = [torch.tanh(cell) * torch.sigmoid(show), cell]
+        feed, made = x[:, t], []
+        for (backbone, heads, pure), own in zip(cells, state[0].split(opts.cells, 1)):
+            z = torch.cat([feed, own], 1)
+            for at, (w, b) in enumerate(backbone):
+                z = _activation(opts.activation, F.linear(z, w, b))
+                if at and dropout > 0.0:
+                    z = F.dropout(z, dropout)
+            ff1, *others = (F.linear(z, w, b) for w, b in heads)
+            if pure is not None:
+                w_tau, a = pure
+                feed = a - a * torch.exp(-ts * (w_tau.abs() + ff1.abs())) * ff1
+            else:
+                ff2, time_a, time_b = others
+                gate = torch.sigmoid(time_a * ts + time_b)
+                ff1, ff2 = torch.tanh(ff1), torch.tanh(ff2)
+                feed = ff1 + gate * ff2 if opts.mode == "no_gate" else ff1 * (1.0 - gate) + gate * ff2
+            made.append(feed)
+        state[0] = torch.cat(made, 1)
+        outputs.append(feed)
+    out = torch.stack(outputs, 1) if outputs else weight.new_zeros(x.shape[0], 0, opts.cells[-1])
+    return (out, *state) if opts.mixed else (out, state[0])

@@ -1,66 +1,30 @@
-"""The functional form, and the choice of a path: native, operator, or eager PyTorch."""
+"""The choice of a path: native, operator, or eager PyTorch; and the functional forms."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .._errors import ConfigError, DtypeError, ShapeError
-from . import _call, _eager, _op
-from ._call import Options
+from . import _eager, _op, _options, _plan
+from ._framework import short
+from ._plan import LEAD, Layer
 from ._synapses import Synapses
 
+_FLOAT = torch.float32
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.float16, torch.bfloat16)
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+Tensors = tuple[Any, ...]
 
 
 @torch.compiler.assume_constant_result
 def _unavailable(index: int) -> bool:
-    return _call.unavailable(index) is not None
-
-
-def dispatch(
-    synapses: Synapses | None,
-    opts: Options,
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    params: Sequence[Tensor],
-    *,
-    key: int = 0,
-    lists: Tensor | None = None,
-    masks: Callable[[], tuple[Tensor, Tensor]] | None = None,
-    eager: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """``(out, final_state)`` of ``x`` ``[B, T, D]`` by the best path there is; ``params`` in the order of ``opts.names``.
-
-    float16 and bfloat16 are computed in float32; the final state is then float32, and ``out`` has the type that PyTorch
-    promotes x and the parameters to. float64 parameters take the eager path.
-    """
-    weight = params[0]
-    if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
-        return _converted(synapses, opts, x, h0, elapsed, params, key, lists, masks, eager)
-    if x.dim() != 3:
-        raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
-    tracing = torch.compiler.is_compiling()
-    # functorch differentiates and batches PyTorch's own operations only.
-    if eager or not (x.is_cpu or _native(x)) or (not tracing and _transforms()):
-        return _eagerly(synapses, opts, x, h0, elapsed, params, masks)
-    if lists is None:
-        key, lists = synapses.key, synapses.lists(x.device)  # type: ignore[union-attr]
-    if (
-        tracing
-        or type(x) not in _PLAIN
-        or type(weight) not in _PLAIN
-        or x.is_meta
-        or _modes() > 0
-    ):
-        return _op.traced(key, opts, lists, x, h0, elapsed, params)
-    return _op.call(synapses, opts, lists, x, h0, elapsed, params)  # type: ignore[arg-type]
+    return _plan.unavailable(index) is not None
 
 
 def _native(x: Tensor) -> bool:
@@ -68,45 +32,57 @@ def _native(x: Tensor) -> bool:
     return x.is_meta or (x.is_cuda and not _unavailable(x.get_device()))
 
 
-def _eagerly(
-    synapses: Synapses | None, opts: Options, x: Tensor, h0: Any, elapsed: Any, params: Sequence[Tensor], masks: Any
-) -> tuple[Tensor, Tensor]:
-    if x.dim() != 3:
-        raise ShapeError(f"ltc: x.shape = {tuple(x.shape)} does not match [B, T, D]")
-    pair = synapses.masks(x.device, params[0].dtype) if masks is None else masks()  # type: ignore[union-attr]
-    return _eager.ltc(x, h0, elapsed, dict(zip(opts.names, params)), pair, opts)
-
-
-def _converted(
-    synapses: Synapses | None,
-    opts: Options,
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    params: Sequence[Tensor],
-    key: int,
+def dispatch(
+    entry: str,
+    text: str,
+    states: int,
+    layer: Layer | None,
+    tensors: Tensors,
     lists: Tensor | None,
-    masks: Callable[[], tuple[Tensor, Tensor]] | None,
-    eager: bool,
-) -> tuple[Tensor, Tensor]:
-    weight = params[0]
+    key: int,
+    eager: Callable[[Tensors], Tensors],
+    force_eager: bool = False,
+) -> Tensors:
+    """Outputs and final states, ``states`` together, by the best path there is.
+
+    ``tensors`` are x ``[B, T, D]``, h0, c0, elapsed, each but x None where it is not given, and the parameters in the order
+    of the signature. ``text`` spells the options, ``key`` and ``lists`` are what a graph needs of prepared synapses, and
+    ``eager`` computes the same by PyTorch's operations.
+
+    float16 and bfloat16 are computed in float32; final states are then float32, and the output has the type that PyTorch
+    promotes x and the parameters to. float64 parameters take the eager path.
+    """
+    x, weight = tensors[0], tensors[LEAD]
+    # What most calls are, with as few questions as tell: a plain float32 tensor in eager mode.
+    if (
+        not is_compiling()
+        and type(x) is Tensor
+        and type(weight) in _PLAIN
+        and x.dtype is _FLOAT
+        and weight.dtype is _FLOAT
+        and x.dim() == 3
+        and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
+        and not (force_eager or _transforms() or _modes())
+    ):
+        return _op.call(layer, lists, tensors)  # type: ignore[arg-type]
+    if x.dim() != 3:
+        raise ShapeError(f"{entry}: x.shape = {tuple(x.shape)} does not match [B, T, D]")
     if weight.dtype is torch.float64:
-        return _eagerly(synapses, opts, x, h0, elapsed, params, masks)
-    for name, t in (("x", x), ("w", weight)):
-        if t.dtype not in (torch.float32, *_HALF):
-            raise DtypeError(
-                f"ltc: x holds {_call._short(x.dtype)} and the parameters {_call._short(weight.dtype)}: "
-                f"{name} must be float32, float16 or bfloat16, or the parameters float64"
-            )
-
-    def single(t: Tensor | None) -> Tensor | None:
-        return t if t is None or t.dtype is torch.float32 else t.float()
-
-    out, state = dispatch(
-        synapses, opts, x.float(), single(h0), single(elapsed), [p.float() for p in params],
-        key=key, lists=lists, masks=masks, eager=eager,
-    )  # fmt: skip
-    return out.to(torch.promote_types(x.dtype, weight.dtype)), state
+        return eager(tensors)
+    if x.dtype is not _FLOAT or weight.dtype is not _FLOAT:
+        for name, t in (("x", x), ("parameters", weight)):
+            if t.dtype not in (_FLOAT, *_HALF):
+                raise DtypeError(
+                    f"{entry}: x holds {short(x.dtype)} and the parameters {short(weight.dtype)}: "
+                    f"{name} must be float32, float16 or bfloat16, or the parameters float64"
+                )
+        single = tuple(t if t is None or t.dtype is _FLOAT else t.float() for t in tensors)
+        out, *final = dispatch(entry, text, states, layer, single, lists, key, eager, force_eager)
+        return (out.to(torch.promote_types(x.dtype, weight.dtype)), *final)
+    # functorch differentiates and batches PyTorch's own operations only.
+    if force_eager or not (x.is_cpu or _native(x)) or (not is_compiling() and _transforms()):
+        return eager(tensors)
+    return _op.traced(entry, text, states, key, lists, tensors)
 
 
 def ltc(
@@ -179,7 +155,7 @@ def ltc(
         raise ConfigError("ltc: norm_weight and norm_bias are given together or not at all")
     if save not in ("recompute", "store"):
         raise ConfigError(f"ltc: save `{save}` is not one of recompute, store")
-    opts = _call.options(
+    opts = _options.options(
         w.shape[-1] if outputs is None else outputs,
         unfolds=unfolds,
         dt=dt,
@@ -193,4 +169,11 @@ def ltc(
     )
     params = [w, mu, sigma, erev, sensory_w, sensory_mu, sensory_sigma, sensory_erev, gleak, vleak, cm]
     params += [p for p in (input_w, input_b, norm_weight, norm_bias, output_w, output_b) if p is not None]
-    return dispatch(synapses, opts, x, h0, elapsed, params)
+
+    def eager(tensors: Tensors) -> Tensors:
+        masks = synapses.masks(tensors[0].device, tensors[LEAD].dtype)
+        return _eager.ltc(tensors, masks, opts)
+
+    layer, lists = synapses.layer(opts.text), synapses.lists(x.device)
+    tensors = (x, h0, None, elapsed, *params)
+    return dispatch("ltc", opts.text, 2, layer, tensors, lists, synapses.key, eager)  # type: ignore[return-value]

@@ -8,62 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._errors import ConfigError, ShapeError
-from . import _call
-from . import wirings as _wirings
+from .._errors import ShapeError
+from . import _options
+from . import wirings
 from ._module import MaskedModule, uniform
-from .wirings import Wiring
-
-
-def _matrices(wiring: Any) -> tuple[Tensor, Tensor]:
-    """Polarities of a wiring of ours, or of anything with ncps's methods."""
-    if isinstance(wiring, Wiring):
-        return wiring.adjacency.float(), wiring.sensory_adjacency.float()  # type: ignore[union-attr]
-    both = wiring.erev_initializer(), wiring.sensory_erev_initializer()
-    return tuple(torch.as_tensor(m).to(torch.float32) for m in both)  # type: ignore[return-value]
-
-
-def _built(wiring: Any, inputs: int | None) -> Any:
-    """The wiring, built; a drawn one that was built for other inputs is drawn anew for these."""
-    if inputs is not None:
-        if isinstance(wiring, _wirings._Drawn) and wiring.is_built() and wiring.input_dim != inputs:
-            wiring = type(wiring)(**wiring.get_config())
-        wiring.build(inputs)
-    if not wiring.is_built():
-        raise ConfigError("LTCCell: the number of inputs is not known: give in_features, or call wiring.build(inputs)")
-    if wiring.output_dim is None:
-        raise ConfigError("LTCCell: the wiring has no output_dim: call wiring.set_output_dim(outputs)")
-    return wiring
-
-
-def _wiring_config(wiring: Any) -> dict[str, Any]:
-    kind = type(wiring).__name__
-    if isinstance(wiring, _wirings._Drawn) and kind in _wirings.__all__:
-        return {"type": kind, **wiring.get_config()}
-    return {"type": "Wiring", **Wiring.get_config(_plain(wiring))}
-
-
-def _plain(wiring: Any) -> Wiring:
-    if isinstance(wiring, Wiring):
-        return wiring
-    plain = Wiring(wiring.units)
-    plain.set_input_dim(wiring.input_dim)
-    plain.set_output_dim(wiring.output_dim)
-    plain.adjacency, plain.sensory_adjacency = (m.to(torch.int32) for m in _matrices(wiring))
-    return plain
-
-
-def _wiring_from(config: dict[str, Any]) -> Wiring:
-    config = dict(config)
-    kind = config.pop("type")
-    if kind not in _wirings.__all__:
-        raise ConfigError(f"wiring: type `{kind}` is not one of {', '.join(_wirings.__all__)}")
-    return getattr(_wirings, kind).from_config(config)
-
-
-def _times(t: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Elapsed times on x's device; never in half precision, whatever x and the parameters are."""
-    return t.to(x.device, torch.float64 if weight.dtype is torch.float64 else torch.float32)
+from ._sequence import LSTMCell, SequenceModule, cell_times
 
 
 class LTCCell(MaskedModule):
@@ -93,7 +42,7 @@ class LTCCell(MaskedModule):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        self._wiring = wiring = _built(wiring, in_features)
+        self._wiring = wiring = wirings.built(wiring, in_features, "LTCCell", "in_features")
         self._implicit_param_constraints = implicit_param_constraints
         self._arguments = {
             "input_mapping": input_mapping,
@@ -103,7 +52,7 @@ class LTCCell(MaskedModule):
             "implicit_param_constraints": implicit_param_constraints,
             "precision": precision,
         }
-        self._options = _call.options(
+        self._options = _options.options(
             wiring.output_dim,
             unfolds=ode_unfolds,
             epsilon=epsilon,
@@ -115,7 +64,7 @@ class LTCCell(MaskedModule):
         self._names = self._options.names
         self._pick = itemgetter(*self._names)
         units, inputs = wiring.units, wiring.input_dim
-        erev, sensory_erev = _matrices(wiring)
+        erev, sensory_erev = wirings.matrices(wiring)
         self.gleak = uniform(0.001, 1.0, units)
         self.vleak = uniform(-0.2, 0.2, units)
         self.cm = uniform(0.4, 0.6, units)
@@ -182,52 +131,24 @@ class LTCCell(MaskedModule):
         """
         if inputs.dim() != 2:
             raise ShapeError(f"LTCCell: inputs.shape = {tuple(inputs.shape)} does not match [B, D]")
-        batch = inputs.shape[0]
-        elapsed = None
-        if isinstance(elapsed_time, Tensor):
-            if elapsed_time.numel() not in (1, batch):
-                raise ShapeError(
-                    f"LTCCell: elapsed_time.shape = {tuple(elapsed_time.shape)} is neither one element nor [B] = ({batch},)"
-                )
-            elapsed = _times(elapsed_time, inputs, self.w).reshape(-1, 1).expand(batch, 1)
-        elif elapsed_time != 1.0:
-            elapsed = _times(torch.tensor(elapsed_time, dtype=torch.float64), inputs, self.w).expand(batch, 1)
+        elapsed = cell_times("LTCCell: elapsed_time", elapsed_time, inputs, self.w)
         out, state = self._call(inputs.unsqueeze(1), states, elapsed)
         return out.squeeze(1), state
 
     def get_config(self) -> dict[str, Any]:
         """Plain values from which :meth:`from_config` makes a cell of the same kind, with new parameters."""
-        return {"wiring": _wiring_config(self._wiring), "in_features": self.sensory_size, **self._arguments}
+        return {"wiring": wirings.config_of(self._wiring), "in_features": self.sensory_size, **self._arguments}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LTCCell:
         """The cell of a :meth:`get_config`."""
-        return cls(**{**config, "wiring": _wiring_from(config["wiring"])})
+        return cls(**{**config, "wiring": wirings.from_config(config["wiring"])})
 
     def extra_repr(self) -> str:
         return f"{self._wiring!r}, inputs={self.sensory_size}, outputs={self.motor_size}"
 
 
-class LSTMCell(nn.Module):
-    """The memory of ``mixed_memory``: an LSTM cell with forget bias 1, in PyTorch operations."""
-
-    def __init__(self, input_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.input_map = nn.Linear(input_size, 4 * hidden_size)
-        self.recurrent_map = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
-        nn.init.xavier_uniform_(self.input_map.weight)
-        nn.init.uniform_(self.input_map.bias, -0.1, 0.1)
-        nn.init.orthogonal_(self.recurrent_map.weight)
-
-    def forward(self, mapped: Tensor, states: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The next ``(h, c)`` from ``input_map`` of the inputs ``[B, 4 H]``."""
-        h, c = states
-        new, take, keep, show = (mapped + self.recurrent_map(h)).chunk(4, -1)
-        c = c * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
-        return torch.tanh(c) * torch.sigmoid(show), c
-
-
-class LTC(nn.Module):
+class LTC(SequenceModule):
     """A liquid time-constant network over sequences; drop-in for ``ncps.torch.LTC``.
 
     Args:
@@ -257,7 +178,7 @@ class LTC(nn.Module):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        wiring = _wirings.FullyConnected(units) if isinstance(units, int) else units
+        wiring = wirings.FullyConnected(units) if isinstance(units, int) else units
         self.input_size, self.wiring_or_units = input_size, units
         self.return_sequences, self.batch_first, self.use_mixed = return_sequences, batch_first, mixed_memory
         self.rnn_cell = LTCCell(
@@ -281,67 +202,15 @@ class LTC(nn.Module):
     synapse_count = property(lambda self: self.rnn_cell.synapse_count, doc="Synapses between neurons.")
     sensory_synapse_count = property(lambda self: self.rnn_cell.sensory_synapse_count, doc="Synapses from inputs.")
 
-    def forward(self, input: Tensor, hx: Any = None, timespans: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Runs over a sequence.
+    def _weight(self) -> Tensor:
+        return self.rnn_cell.w
 
-        Args:
-            input: ``[B, T, D]``, or ``[T, B, D]`` without batch_first, or ``[T, D]`` without a batch.
-            hx: the state ``[B, H]`` (``[H]`` without a batch), with mixed_memory a pair of them; else 0.
-            timespans: positive elapsed times before each step, ``[B, T]`` (``[T, B]`` without batch_first, ``[T]``
-                without a batch), with or without a last axis of 1; else 1.
-
-        Returns:
-            ``(output, hx)``: ``[B, T, M]`` in the layout of the input, or ``[B, M]`` without return_sequences; and the
-            state in the form of ``hx``.
-        """
-        batched = input.dim() == 3
-        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
-            raise ShapeError(
-                f"LTC: input.shape = {tuple(input.shape)} does not match {'[B, T, D]' if self.batch_first else '[T, B, D]'}"
-                f" or [T, D] with D = {self.input_size}"
-            )
-        x = input if batched else input.unsqueeze(0)
-        elapsed = timespans
-        if elapsed is not None and elapsed.dim() == input.dim() and elapsed.shape[-1] == 1:
-            elapsed = elapsed.squeeze(-1)
-        if batched and not self.batch_first:
-            x = x.transpose(0, 1)
-            elapsed = elapsed if elapsed is None else elapsed.transpose(0, 1)
-        elif elapsed is not None and not batched:
-            elapsed = elapsed.unsqueeze(0)
-        if elapsed is not None and elapsed.shape != x.shape[:2]:
-            raise ShapeError(
-                f"LTC: timespans.shape = {tuple(timespans.shape)} does not fit input.shape = {tuple(input.shape)}"  # type: ignore[union-attr]
-            )
-        if elapsed is not None:
-            elapsed = _times(elapsed, x, self.rnn_cell.w)
-        h, c = self._initial(hx, x.shape[0], batched)
+    def _run(
+        self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.use_mixed:
-            out, h, c = self._mixed(x, h, c, elapsed)
-        else:
-            out, h = self.rnn_cell._call(x, h, elapsed)
-        if not self.return_sequences:
-            if x.shape[1] == 0:
-                raise ShapeError("LTC: a sequence of no steps has no last output")
-            out = out[:, -1]
-        elif batched and not self.batch_first:
-            out = out.transpose(0, 1)
-        if not batched:
-            out, h, c = (t if t is None else t.squeeze(0) for t in (out, h, c))
-        return out, ((h, c) if self.use_mixed else h)
-
-    def _initial(self, hx: Any, batch: int, batched: bool) -> tuple[Tensor | None, Tensor | None]:
-        if hx is None:
-            return None, None
-        if self.use_mixed and (isinstance(hx, Tensor) or len(hx) != 2):
-            raise ConfigError("LTC: with mixed_memory hx is a pair (h, c)")
-        pair = hx if self.use_mixed else (hx, None)
-        want = (batch, self.state_size) if batched else (self.state_size,)
-        for name, t in zip(("h", "c"), pair):
-            if t is not None and tuple(t.shape) != want:
-                axes = "[B, H]" if batched else "[H]"
-                raise ShapeError(f"LTC: {name} of hx has the shape {tuple(t.shape)}, which does not match {axes} = {want}")
-        return tuple(t if t is None or batched else t.unsqueeze(0) for t in pair)  # type: ignore[return-value]
+            return self._mixed(x, h, c, elapsed)
+        return (*self.rnn_cell._call(x, h, elapsed), None)
 
     def _mixed(
         self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
@@ -362,7 +231,7 @@ class LTC(nn.Module):
         """Plain values from which :meth:`from_config` makes a network of the same kind, with new parameters."""
         return {
             "input_size": self.input_size,
-            "units": _wiring_config(self._wiring),
+            "units": wirings.config_of(self._wiring),
             "return_sequences": self.return_sequences,
             "batch_first": self.batch_first,
             "mixed_memory": self.use_mixed,
@@ -372,4 +241,4 @@ class LTC(nn.Module):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LTC:
         """The network of a :meth:`get_config`."""
-        return cls(**{**config, "units": _wiring_from(config["units"])})
+        return cls(**{**config, "units": wirings.from_config(config["units"])})

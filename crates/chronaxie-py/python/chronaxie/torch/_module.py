@@ -4,14 +4,16 @@ and one call."""
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from .._errors import ConfigError
-from . import _functional
-from ._call import Options
+from . import _eager, _functional
+from ._options import Options
+from ._plan import Layer
 from ._synapses import Synapses, prepare
 
 class MaskedModule(nn.Module):
@@ -31,6 +33,7 @@ class MaskedModule(nn.Module):
         super().__init__()
         self._seen: tuple[Any, ...] = ()
         self._synapses: Synapses | None = None
+        self._layer: Layer | None = None
         self._key = 0
         self.register_buffer("_synapse_lists", torch.empty(0, dtype=torch.int32), persistent=False)
 
@@ -43,10 +46,11 @@ class MaskedModule(nn.Module):
         """Compacts the masks into index lists again."""
         mask, sensory = self._masks()
         if mask.is_meta:
-            self._synapses, self._key = None, 0
+            self._synapses, self._layer, self._key = None, None, 0
             self._synapse_lists = torch.empty(0, dtype=torch.int32, device="meta")
         else:
             self._synapses = prepare(mask, sensory)
+            self._layer = self._synapses.layer(self._options.text)
             self._key = self._synapses.key
             self._synapse_lists = self._synapses.lists(mask.device)
         # Inference tensors count no versions.
@@ -68,34 +72,28 @@ class MaskedModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # The lists follow from the masks.
-        return {**self.__dict__, "_seen": ()}
+        return {**self.__dict__, "_seen": (), "_layer": None}
 
-    def _sources(self) -> list[Tensor]:
+    def _sources(self) -> Sequence[Tensor]:
         """The parameters in the order of the signature."""
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             try:
-                return list(self._pick(self._parameters))
+                return self._pick(self._parameters)
             except KeyError:
                 # A parametrization took a parameter's place.
                 pass
         return [getattr(self, n) for n in self._names]
 
-    def _call(
-        self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        if not torch.compiler.is_compiling():
+    def _eagerly(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        return _eager.ltc(tensors, self._masks(), self._options)
+
+    def _call(self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False) -> tuple[Tensor, Tensor]:
+        if not is_compiling():
             self._refresh()
-        return _functional.dispatch(
-            self._synapses,
-            self._options,
-            x,
-            h0,
-            elapsed,
-            self._sources(),
-            key=self._key,
-            lists=self._buffers["_synapse_lists"],
-            masks=self._masks,
-            eager=eager,
+        tensors = (x, h0, None, elapsed, *self._sources())
+        lists = self._buffers["_synapse_lists"]
+        return _functional.dispatch(  # type: ignore[return-value]
+            "ltc", self._options.text, 2, self._layer, tensors, lists, self._key, self._eagerly, eager
         )
 
 

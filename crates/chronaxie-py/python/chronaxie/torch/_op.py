@@ -1,226 +1,207 @@
-"""LTC as operators of ``torch.library``, for compiled and exported graphs, and as one autograd.Function for eager mode,
-which costs less a call.
+"""Recurrences as operators of ``torch.library``, for compiled and exported graphs, and as one autograd.Function for eager
+mode, which costs less a call.
 
-A graph carries the index lists as a tensor and the hash of the masks; the process that runs it finds the plans by the
-hash, or makes them again from the lists.
+There is an operator for each family, ``torch.ops.chronaxie.ltc`` and so on, and all have one form. A graph of LTC carries
+the index lists as a tensor and the hash of the masks; the process that runs it finds the synapses by the hash, or makes
+them again from the lists.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from functools import lru_cache
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
-from . import _call
-from ._call import Options
-from ._synapses import Synapses, find
+from .._errors import ChronaxieError
+from ._plan import LEAD, NOT_TENSORS, Layer, Plan
+from ._synapses import find
 
 _LIBRARY = torch.library.Library("chronaxie", "DEF")
-_LIBRARY.define(
-    "ltc(Tensor x, Tensor? h0, Tensor? elapsed, Tensor[] parameters, Tensor lists, str options, int key, "
-    "bool backward) -> (Tensor, Tensor, Tensor[])",
-    tags=(torch.Tag.pt2_compliant_tag,),
+_DATA = "Tensor x, Tensor? h0, Tensor? c0, Tensor? elapsed, Tensor[] parameters, Tensor? lists, "
+
+
+class _Form(NamedTuple):
+    """What a graph must know of a problem before there are sizes B and T."""
+
+    # Sizes of each output of the forward pass, with the letters "B" and "T" where it has theirs.
+    outputs: list[list[Any]]
+    # How many of them are the caller's; the others are what the backward pass needs, beside the first one if it does.
+    states: int
+    saves_out: bool
+    # Which of the parameters are trained.
+    trained: list[bool]
+
+
+@lru_cache(maxsize=256)
+def _form(entry: str, text: str, packed: bool, backward: bool) -> _Form:
+    problem = Layer(entry, text).problem(1, 1, False, False, (True,) * (LEAD + 1) if backward else None)
+    inputs, outputs = problem.signature("forward")
+    shapes = []
+    for _, axes, sizes, _, _, _ in outputs:
+        letters = axes.strip("[]").split(", ")
+        shapes.append([letter if letter in ("B", "T") else n for letter, n in zip(letters, sizes)])
+    states = sum(t[4] != "saved" for t in outputs)
+    saves_out = backward and any(t[0] == "out" for t in problem.signature("backward")[0])
+    listed = [t[4] for t in inputs if t[0] != "x" and not (packed and t[4] == "prepared")]
+    return _Form(shapes, states, saves_out, [role == "parameter" for role in listed])
+
+
+class Family(NamedTuple):
+    """What the operators of an entry must know of it."""
+
+    entry: str
+    # The layer of (options, key, lists, parameters).
+    layer: Callable[[str, int, Any, Sequence[Tensor]], Layer]
+    # The options with the sizes that do not stand in them, from the parameters.
+    sized: Callable[[str, Sequence[Tensor]], str]
+    # Whether what is prepared comes in one tensor, ``lists``, and not among the parameters.
+    packed: bool
+
+
+@lru_cache(maxsize=256)
+def plain_layer(entry: str, text: str) -> Layer:
+    """The layer of an entry of which nothing is prepared."""
+    return Layer(entry, text)
+
+
+LTC = Family(
+    "ltc",
+    lambda text, key, lists, p: find(key, lists, p[4].shape[0], p[0].shape[0]).layer(text),
+    lambda text, p: f"_D{int(p[4].shape[0])}_H{int(p[0].shape[0])}{text}",
+    True,
 )
-_LIBRARY.define(
-    "ltc_backward(Tensor? grad_out, Tensor? grad_final, Tensor x, Tensor? h0, Tensor? elapsed, Tensor[] parameters, "
-    "Tensor lists, Tensor[] saved, str options, int key, bool[] wants) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-_OPTIONS: dict[str, Options] = {}
 
 
-def _options(text: str) -> Options:
-    found = _OPTIONS.get(text)
-    if found is None:
-        found = _OPTIONS[text] = _call.parse(text)
-    return found
-
-
-def _plan(
-    x: Tensor, h0: Any, elapsed: Any, parameters: Sequence[Tensor], lists: Tensor, text: str, key: int, wants: Any
-) -> _call.Plan:
-    synapses = find(key, lists, parameters[4].shape[0], parameters[0].shape[0])
-    at = (x.shape[0], x.shape[1], text, x.get_device(), h0 is not None, elapsed is not None, wants)
-    return _call.plan(synapses, _options(text), at)
-
-
-def _ltc(
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    parameters: list[Tensor],
-    lists: Tensor,
-    options: str,
-    key: int,
-    backward: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    wants = (True, True, True, True) if backward else None
-    p = _plan(x, h0, elapsed, parameters, lists, options, key, wants)
-    out, final, *saved = _call.forward(p, x, h0, elapsed, parameters, lists)
-    return out, final, saved
-
-
-def _ltc_backward(
-    grad_out: Tensor | None,
-    grad_final: Tensor | None,
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    parameters: list[Tensor],
-    lists: Tensor,
-    saved: list[Tensor],
-    options: str,
-    key: int,
-    wants: list[bool],
-) -> list[Tensor]:
-    p = _plan(x, h0, elapsed, parameters, lists, options, key, tuple(wants))
-    return _call.backward(p, x, h0, elapsed, parameters, lists, saved, grad_out, grad_final)
-
-
-def _ltc_fake(
-    x: Tensor, h0: Any, elapsed: Any, parameters: list[Tensor], lists: Tensor, options: str, key: int, backward: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    opts = _options(options)
-    batch, steps, hidden = x.shape[0], x.shape[1], parameters[0].shape[0]
-    saved = []
-    if backward and (opts.outputs != hidden or opts.has_output):
-        saved.append(x.new_empty(batch, steps, hidden))
-    if backward and opts.store:
-        saved += [x.new_empty(batch, steps, opts.unfolds, hidden) for _ in range(2)]
-    return x.new_empty(batch, steps, opts.outputs), x.new_empty(batch, hidden), saved
-
-
-def _ltc_backward_fake(
-    grad_out: Any,
-    grad_final: Any,
-    x: Tensor,
-    h0: Any,
-    elapsed: Any,
-    parameters: list[Tensor],
-    lists: Tensor,
-    saved: Any,
-    options: str,
-    key: int,
-    wants: list[bool],
-) -> list[Tensor]:
-    wanted = [t for t, want in zip((x, h0, elapsed), wants) if want and t is not None]
-    return [t.new_empty(t.shape) for t in wanted + (list(parameters) if wants[3] else [])]
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, h0, elapsed, parameters, lists, ctx.options, ctx.key, backward = inputs
-    out, _, saved = output
-    if not _outputs_are_states(ctx.options, parameters[0].shape[0]):
-        out = None
-    ctx.counts = (len(parameters), len(saved), out is not None)
-    ctx.save_for_backward(x, h0, elapsed, lists, *parameters, *([] if out is None else [out]), *saved)
-    ctx.set_materialize_grads(False)
-
-
-def _outputs_are_states(text: str, hidden: int) -> bool:
-    opts = _options(text)
-    return opts.outputs == hidden and not opts.has_output
-
-
-def _backward(ctx: Any, grad_out: Any, grad_final: Any, _: Any) -> Any:
-    x, h0, elapsed, lists, *rest = ctx.saved_tensors
-    count = ctx.counts[0]
-    parameters, saved = rest[:count], rest[count:]
-    needs = ctx.needs_input_grad
-    wants = [bool(needs[0]), bool(needs[1]), bool(needs[2]), any(_flatten(needs[3]))]
-    grads = torch.ops.chronaxie.ltc_backward(
-        grad_out, grad_final, x, h0, elapsed, parameters, lists, saved, ctx.options, ctx.key, wants
+def _define(family: Family) -> None:
+    """Defines the operators of a family."""
+    entry = family.entry
+    tags = (torch.Tag.pt2_compliant_tag,)
+    _LIBRARY.define(f"{entry}({_DATA}str options, int key, bool backward) -> Tensor[]", tags=tags)
+    _LIBRARY.define(
+        f"{entry}_backward(Tensor?[] grads, {_DATA}Tensor[] saved, str options, int key, bool[] wants) -> Tensor[]", tags=tags
     )
-    grads = iter(grads)
-    first = [next(grads) if want and t is not None else None for t, want in zip((x, h0, elapsed), wants)]
-    return (*first, list(grads) if wants[3] else [None] * count, None, None, None, None)
+
+    def plan(data: Any, parameters: Any, lists: Any, text: str, key: int, wants: Any) -> Plan:
+        x, h0, c0, elapsed = data
+        at = (x.shape[0], x.shape[1], x.get_device(), h0 is None, c0 is None, elapsed is None, wants)
+        return family.layer(text, key, lists, parameters).plan(at)
+
+    # The arguments of the operators stand in `_DATA`: four of data, then the rest.
+    def forward(*args: Any) -> list[Tensor]:
+        data, (parameters, lists, text, key, backward) = args[:LEAD], args[LEAD:]
+        wants = (*(t is not None for t in data), *[True] * len(parameters)) if backward else None
+        return plan(data, parameters, lists, text, key, wants).forward((*data, *parameters), lists)  # type: ignore[no-any-return]
+
+    def backward(grads: Any, *args: Any) -> list[Tensor]:
+        data, (parameters, lists, saved, text, key, wants) = args[:LEAD], args[LEAD:]
+        each = (*(want and t is not None for want, t in zip(wants, data)), *[wants[LEAD]] * len(parameters))
+        p = plan(data, parameters, lists, text, key, each)
+        return p.run("backward", (*data, *parameters, *saved), lists, tuple(grads))  # type: ignore[no-any-return]
+
+    def form(text: str, parameters: Any, backward: bool = True) -> _Form:
+        return _form(entry, family.sized(text, parameters), family.packed, backward)
+
+    def forward_fake(*args: Any) -> list[Tensor]:
+        x, (parameters, _, text, _, backward) = args[0], args[LEAD:]
+        letters = {"B": x.shape[0], "T": x.shape[1]}
+        shapes = form(text, parameters, backward).outputs
+        return [x.new_empty([letters.get(n, n) for n in shape]) for shape in shapes]
+
+    def backward_fake(grads: Any, *args: Any) -> list[Tensor]:
+        data, (parameters, _, _, text, _, wants) = args[:LEAD], args[LEAD:]
+        wanted = [t for t, want in zip(data, wants) if want and t is not None]
+        if wants[LEAD]:
+            wanted += [p for p, trained in zip(parameters, form(text, parameters).trained) if trained]
+        return [t.new_empty(t.shape) for t in wanted]
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        data, (parameters, lists, ctx.text, ctx.key, backward) = inputs[:LEAD], inputs[LEAD:]
+        f = ctx.form = form(ctx.text, parameters, backward)
+        ctx.count = len(parameters)
+        ctx.save_for_backward(*data, lists, *parameters, *output[: f.saves_out], *output[f.states :])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, grads: Any) -> Any:
+        data, (lists, *rest) = ctx.saved_tensors[:LEAD], ctx.saved_tensors[LEAD:]
+        parameters, saved = rest[: ctx.count], rest[ctx.count :]
+        needs, of_parameters = ctx.needs_input_grad[:LEAD], ctx.needs_input_grad[LEAD]
+        each = of_parameters if isinstance(of_parameters, (list, tuple)) else [of_parameters]
+        wants = [bool(n) and t is not None for n, t in zip(needs, data)] + [any(each)]
+        op = getattr(torch.ops.chronaxie, f"{entry}_backward")
+        made = iter(op(list(grads[: ctx.form.states]), *data, parameters, lists, saved, ctx.text, ctx.key, wants))
+        first = [next(made) if want else None for want in wants[:LEAD]]
+        trained = [wants[LEAD] and t for t in ctx.form.trained]
+        return (*first, [next(made) if t else None for t in trained], None, None, None, None)
+
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(entry, forward, device)
+        _LIBRARY.impl(f"{entry}_backward", backward, device)
+    torch.library.register_fake(f"chronaxie::{entry}", forward_fake, lib=_LIBRARY)
+    torch.library.register_fake(f"chronaxie::{entry}_backward", backward_fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"chronaxie::{entry}", differentiate, setup_context=setup, lib=_LIBRARY)
 
 
-def _flatten(needs: Any) -> Any:
-    return needs if isinstance(needs, (list, tuple)) else (needs,)
+CFC = Family("cfc", lambda text, key, lists, p: plain_layer("cfc", text), lambda text, p: text, False)
 
-
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("ltc", _ltc, _key)
-    _LIBRARY.impl("ltc_backward", _ltc_backward, _key)
-torch.library.register_fake("chronaxie::ltc", _ltc_fake, lib=_LIBRARY)
-torch.library.register_fake("chronaxie::ltc_backward", _ltc_backward_fake, lib=_LIBRARY)
-torch.library.register_autograd("chronaxie::ltc", _backward, setup_context=_setup, lib=_LIBRARY)
+_define(LTC)
+_define(CFC)
 
 
 class Recurrence(torch.autograd.Function):
-    """One call in eager mode: addresses go straight to the plan."""
+    """One call in eager mode. Its tensors are x, h0, c0, elapsed and the parameters."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, synapses: Synapses, opts: Options, lists: Tensor, x: Tensor, h0: Any, elapsed: Any, *params: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        _, _, _, for_x, for_h0, for_elapsed, *for_params = ctx.needs_input_grad
-        wants = (for_x, for_h0, for_elapsed, True in for_params)
-        key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, wants)
-        p = _call.plan(synapses, opts, key)
-        out, final, *saved = _call.forward(p, x, h0, elapsed, params, lists)
-        ctx.plan, ctx.lists, ctx.wants = p, lists, wants
-        ctx.unwanted = False in for_params and for_params
+    def forward(ctx: Any, layer: Layer, lists: Tensor | None, *tensors: Any) -> Any:  # type: ignore[override]
+        x, h0, c0, elapsed = tensors[:LEAD]
+        batch, steps, _ = x.shape
+        wants = ctx.needs_input_grad[NOT_TENSORS:]
+        p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, wants))
+        made = p.forward(tensors, lists)
+        states = p.states
+        ctx.held = p.backward, lists, layer.entry
         ctx.set_materialize_grads(False)
-        if p.saves_out:
-            saved.insert(0, out)
-        ctx.save_for_backward(x, h0, elapsed, *params, *saved)
-        return out, final
+        ctx.save_for_backward(*tensors, *made[: p.saves_out], *made[states:])
+        return tuple(made[:states])
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_final: Any) -> Any:  # type: ignore[override]
-        _call.refuse_double_backward()
-        p = ctx.plan
-        x, h0, elapsed, *rest = ctx.saved_tensors
-        count = len(p.sizes)
-        grads = _call.backward(p, x, h0, elapsed, rest[:count], ctx.lists, rest[count:], grad_out, grad_final)
-        for at in range(3):
-            if not ctx.wants[at]:
-                grads.insert(at, None)
-        if not ctx.wants[3]:
-            grads += [None] * count
-        elif ctx.unwanted:
-            grads[3:] = [g if wanted else None for g, wanted in zip(grads[3:], ctx.unwanted)]
-        return (None, None, None, *grads)
+    def backward(ctx: Any, *grads: Any) -> Any:
+        backward, lists, entry = ctx.held
+        if torch.is_grad_enabled():
+            raise ChronaxieError(f"{entry}: there is no double backward; call backward without create_graph=True")
+        return backward(ctx.saved_tensors, lists, grads)
 
 
-# Function.apply without its own look for functorch's transforms, which goes through all arguments: the callers have
-# made sure that there is none.
-_apply = super(torch.autograd.Function, Recurrence).apply
+def _applying(entry: str) -> Callable[..., Any]:
+    """The family's own autograd.Function, under whose name a profiler shows it, without Function.apply's own look for
+    functorch's transforms, which goes through all arguments: the callers have made sure that there is none."""
+    function = type(f"chronaxie::{entry}", (Recurrence,), {"__module__": __name__})
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
 
 
-def call(
-    synapses: Synapses,
-    opts: Options,
-    lists: Tensor,
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    params: Sequence[Tensor],
-) -> tuple[Tensor, Tensor]:
-    """The native call in eager mode."""
+_APPLY = {family.entry: _applying(family.entry) for family in (LTC, CFC)}
+_profiled = torch._C._autograd._profiler_enabled
+
+
+def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The native call in eager mode: outputs and final states."""
     if torch.is_grad_enabled():
-        return _apply(synapses, opts, lists, x, h0, elapsed, *params)  # type: ignore[no-any-return]
-    key = (x.shape[0], x.shape[1], opts.text, x.get_device(), h0 is not None, elapsed is not None, None)
-    p = _call.plan(synapses, opts, key)
-    out, final = _call.forward(p, x, h0, elapsed, params, lists)
-    return out, final
+        return _APPLY[layer.entry](layer, lists, *tensors)  # type: ignore[no-any-return]
+    x, h0, c0, elapsed = tensors[:LEAD]
+    batch, steps, _ = x.shape
+    p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, None))
+    if _profiled():
+        with torch.profiler.record_function(f"chronaxie::{layer.entry}"):
+            return tuple(p.forward(tensors, lists))
+    return tuple(p.forward(tensors, lists))
 
 
 def traced(
-    key: int,
-    opts: Options,
-    lists: Tensor,
-    x: Tensor,
-    h0: Tensor | None,
-    elapsed: Tensor | None,
-    params: Sequence[Tensor],
-) -> tuple[Tensor, Tensor]:
+    entry: str, text: str, states: int, key: int, lists: Tensor | None, tensors: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
     """The operator, where a graph is being made."""
-    tensors = [x, *params] + [t for t in (h0, elapsed) if t is not None]
-    backward = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    out, final, _ = torch.ops.chronaxie.ltc(x, h0, elapsed, list(params), lists, opts.text, key, backward)
-    return out, final
+    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    op = getattr(torch.ops.chronaxie, entry)
+    made = op(*tensors[:LEAD], list(tensors[LEAD:]), lists, text, key, backward)
+    return tuple(made[:states])

@@ -13,13 +13,13 @@ import torch
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
+from ._plan import Layer
 
 _BY_KEY: weakref.WeakValueDictionary[int, Synapses] = weakref.WeakValueDictionary()
 # What compiled graphs of another process name: nothing else holds it.
 _REBUILT: OrderedDict[int, Synapses] = OrderedDict()
 _LOCK = threading.Lock()
 _MAX_REBUILT = 32
-_MAX_PLANS = 256
 
 
 def _bytes(mask: torch.Tensor, what: str) -> bytes:
@@ -55,7 +55,7 @@ class Synapses:
         for data in lists[:-1]:
             self.offsets.append(self.offsets[-1] + len(data))
         self.packed = len(packed) // 4
-        self.plans: dict[Any, Any] = {}
+        self._layers: dict[str, Layer] = {}
         self._args = (recurrent, sensory, inputs, hidden)
         with _LOCK:
             _BY_KEY[self.key] = self
@@ -82,12 +82,12 @@ class Synapses:
             found = self._masks[device, dtype] = (dense(recurrent, hidden), dense(sensory, inputs))
         return found
 
-    def remember(self, key: Any, plan: Any) -> Any:
-        """Keeps a plan; of too many, the oldest go."""
-        while len(self.plans) >= _MAX_PLANS:
-            self.plans.pop(next(iter(self.plans)), None)
-        self.plans[key] = plan
-        return plan
+    def layer(self, text: str) -> Layer:
+        """The LTC layer over these synapses with the options that ``text`` spells."""
+        found = self._layers.get(text)
+        if found is None:
+            found = self._layers[text] = Layer("ltc", text, self.native)
+        return found
 
     def __reduce__(self) -> Any:
         return _shared, self._args

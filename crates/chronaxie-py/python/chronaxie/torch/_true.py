@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from .._errors import ConfigError
-from . import _call, wirings
+from . import _options, wirings
 from ._module import MaskedModule, check_count
 
 
@@ -54,7 +55,7 @@ class TrueLiquidTimeConstant(MaskedModule):
         self.precision = precision
         # ltc-cuda's switch: eager PyTorch operations, for comparisons.
         self._force_torchscript = False
-        self._options = _call.options(
+        self._options = _options.options(
             hidden_dim, unfolds=self.ode_unfolds, dt=self.dt, epsilon=epsilon, norm=True, precision=precision
         )
         self._names = self._options.names
@@ -88,15 +89,16 @@ class TrueLiquidTimeConstant(MaskedModule):
         """The recurrent weights, before softplus and mask."""
         return self.w
 
-    def _sources(self) -> list[Tensor]:
-        norm = self.input_norm
-        if not torch.compiler.is_compiling():
+    def _sources(self) -> Sequence[Tensor]:
+        if not is_compiling():
             try:
-                fixed = [self._buffers[n] for n in self._fixed]
-                return [*self._pick(self._parameters), *fixed, *_PICK_NORM(norm._parameters)]  # type: ignore[list-item]
+                norm = self._modules["input_norm"]._parameters  # type: ignore[union-attr]
+                fixed = [self._buffers[n] for n in self._fixed] if self._fixed else ()
+                return (*self._pick(self._parameters), *fixed, *_PICK_NORM(norm))  # type: ignore[arg-type]
             except KeyError:
                 # A parametrization took a parameter's place.
                 pass
+        norm = self.input_norm
         return [*(getattr(self, n) for n in self._names[:-2]), norm.weight, norm.bias]
 
     def forward(self, x: Tensor, h0: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -315,3 +315,49 @@ class AutoNCP(NCP):
 
     def __init__(self, units: int, output_size: int, sparsity_level: float = 0.5, seed: int = 22222) -> None:
         _Drawn.__init__(self, units=units, output_size=output_size, sparsity_level=sparsity_level, seed=seed)
+
+
+def matrices(wiring: Any) -> tuple[Tensor, Tensor]:
+    """Polarities of a wiring of ours, or of anything with ncps's methods."""
+    if isinstance(wiring, Wiring):
+        return wiring.adjacency.float(), wiring.sensory_adjacency.float()  # type: ignore[union-attr]
+    both = wiring.erev_initializer(), wiring.sensory_erev_initializer()
+    return tuple(torch.as_tensor(m).to(torch.float32) for m in both)  # type: ignore[return-value]
+
+
+def built(wiring: Any, inputs: int | None, name: str, argument: str) -> Any:
+    """The wiring, built; a drawn one that was built for other inputs is drawn anew for these."""
+    if inputs is not None:
+        if isinstance(wiring, _Drawn) and wiring.is_built() and wiring.input_dim != inputs:
+            wiring = type(wiring)(**wiring.get_config())
+        wiring.build(inputs)
+    if not wiring.is_built():
+        raise ConfigError(f"{name}: the number of inputs is not known: give {argument}, or call wiring.build(inputs)")
+    if wiring.output_dim is None:
+        raise ConfigError(f"{name}: the wiring has no output_dim: call wiring.set_output_dim(outputs)")
+    return wiring
+
+
+def config_of(wiring: Any) -> dict[str, Any]:
+    kind = type(wiring).__name__
+    if isinstance(wiring, _Drawn) and kind in __all__:
+        return {"type": kind, **wiring.get_config()}
+    return {"type": "Wiring", **Wiring.get_config(_plain(wiring))}
+
+
+def _plain(wiring: Any) -> Wiring:
+    if isinstance(wiring, Wiring):
+        return wiring
+    plain = Wiring(wiring.units)
+    plain.set_input_dim(wiring.input_dim)
+    plain.set_output_dim(wiring.output_dim)
+    plain.adjacency, plain.sensory_adjacency = (m.to(torch.int32) for m in matrices(wiring))
+    return plain
+
+
+def from_config(config: dict[str, Any]) -> Wiring:
+    config = dict(config)
+    kind = config.pop("type")
+    if kind not in __all__:
+        raise ConfigError(f"wiring: type `{kind}` is not one of {', '.join(__all__)}")
+    return globals()[kind].from_config(config)

@@ -91,18 +91,29 @@ impl CpuPlan {
         let floats = |name: &str| inputs[must(name)?].as_slice::<f32>();
         let optional = |name: &str| find(name).map(|i| inputs[i].as_slice::<f32>()).transpose();
         let side = |at: usize| -> Result<SideInputs<'a>> {
-            let (name, prefix, sources) = [("recurrent", "", p.hidden), ("sensory", "sensory_", p.inputs)][at];
-            let list = |list: &str| inputs[must(&format!("{name}_{list}"))?].as_slice::<i32>();
-            let floats = |name: &str| floats(&format!("{prefix}{name}"));
+            let (name, sources) = [("recurrent", p.hidden), ("sensory", p.inputs)][at];
+            // Spelt out: a call forms no names.
+            let [w, mu, sigma, erev, target_offsets, source_of] = [
+                ["w", "mu", "sigma", "erev", "recurrent_target_offsets", "recurrent_source_of"],
+                [
+                    "sensory_w",
+                    "sensory_mu",
+                    "sensory_sigma",
+                    "sensory_erev",
+                    "sensory_target_offsets",
+                    "sensory_source_of",
+                ],
+            ][at];
+            let list = |name: &str| inputs[must(name)?].as_slice::<i32>();
             Ok(SideInputs {
                 name,
                 sources,
-                w: floats("w")?,
-                mu: floats("mu")?,
-                sigma: floats("sigma")?,
-                erev: floats("erev")?,
-                target_offsets: list("target_offsets")?,
-                source_of: list("source_of")?,
+                w: floats(w)?,
+                mu: floats(mu)?,
+                sigma: floats(sigma)?,
+                erev: floats(erev)?,
+                target_offsets: list(target_offsets)?,
+                source_of: list(source_of)?,
             })
         };
         let sides = [side(0)?, side(1)?];
