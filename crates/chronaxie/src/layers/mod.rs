@@ -1,4 +1,5 @@
 //! Recurrent layers: one recurrence, one folder, the same file names in each.
 
 pub mod ltc;
+pub mod mlstm;
 pub mod ssm;

@@ -1,0 +1,3 @@
+//! What is special to the mLSTM.
+
+mod law;
