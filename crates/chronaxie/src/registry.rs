@@ -11,6 +11,10 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::ltc::entry::LtcEntry,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Exponential),
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -321,6 +321,23 @@ impl Mlstm {
         }
     }
 
+    /// Refuses cuts that do not start at 0, end at T, and never descend.
+    ///
+    /// # Errors
+    /// A sentence with the cuts that are wrong.
+    pub fn check_cuts(&self, cuts: &[i32]) -> Result<()> {
+        let (entry, steps) = (self.gate.entry(), self.steps);
+        let (first, last) = (cuts.first().copied().unwrap_or(0), cuts.last().copied().unwrap_or(0));
+        if first != 0 || usize::try_from(last) != Ok(steps) {
+            return Err(Error::value(format!("{entry}: cu_seqlens goes from {first} to {last}, not from 0 to T = {steps}")));
+        }
+        if let Some(at) = cuts.windows(2).position(|w| w[1] < w[0]) {
+            let (a, b) = (cuts[at], cuts[at + 1]);
+            return Err(Error::value(format!("{entry}: cu_seqlens descends from {a} to {b} at {}", at + 1)));
+        }
+        Ok(())
+    }
+
     /// The bound on an output's error; none for what is saved.
     pub(super) fn tolerance_of(&self, pass: Pass, output: &str) -> Option<Tolerance> {
         if matches!(output, "l" | "m") {

@@ -16,22 +16,9 @@ fn take<R: Real>(inputs: &Tensors, name: &str, shape: &Shape) -> Result<Vec<R>> 
 }
 
 /// Where the sequences of a call begin and end, in tokens, from `cu_seqlens` where it is given.
-///
-/// # Errors
-/// Cuts that do not start at 0, end at T, and never descend.
-pub fn ranges(p: &Mlstm, cuts: Option<&[i64]>) -> Result<Vec<(usize, usize)>> {
+fn ranges(p: &Mlstm, cuts: Option<&[i32]>) -> Result<Vec<(usize, usize)>> {
     let Some(cuts) = cuts else { return Ok(vec![(0, p.steps); p.batch]) };
-    let entry = p.gate.entry();
-    let first = cuts.first().copied().unwrap_or(0);
-    let last = cuts.last().copied().unwrap_or(0);
-    if first != 0 || last != p.steps as i64 {
-        let steps = p.steps;
-        return Err(Error::value(format!("{entry}: cu_seqlens goes from {first} to {last}, not from 0 to T = {steps}")));
-    }
-    if let Some(at) = cuts.windows(2).position(|w| w[1] < w[0]) {
-        let (a, b) = (cuts[at], cuts[at + 1]);
-        return Err(Error::value(format!("{entry}: cu_seqlens descends from {a} to {b} at {}", at + 1)));
-    }
+    p.check_cuts(cuts)?;
     Ok(cuts.windows(2).map(|w| (w[0] as usize, w[1] as usize)).collect())
 }
 
@@ -113,11 +100,11 @@ pub fn law<R: Real>(p: &Mlstm, pass: Pass, inputs: &Tensors) -> Result<Tensors> 
         take(inputs, "i", &flat)?,
         take(inputs, "f", &flat)?,
     ];
-    let cuts: Option<Vec<i64>> = match p.sequences {
+    let cuts: Option<Vec<i32>> = match p.sequences {
         None => None,
         Some(n) => {
             let values = take::<f64>(inputs, "cu_seqlens", &Shape::from([n + 1]))?;
-            Some(values.iter().map(|&x| x as i64).collect())
+            Some(values.iter().map(|&x| x as i32).collect())
         }
     };
     let ranges = ranges(p, cuts.as_deref())?;
