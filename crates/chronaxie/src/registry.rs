@@ -15,6 +15,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Exponential),
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::step::MlstmStepOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -17,6 +17,9 @@ mod gates;
 mod gemm;
 mod layout;
 mod pack;
+mod step;
+
+pub use step::StepPlan;
 
 use super::spec::Mlstm;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
@@ -48,14 +51,20 @@ impl CpuPlan {
     /// A plan of `problem`.
     ///
     /// # Errors
-    /// If the problem is out of range, its scratch exceeds 64-bit sizes, or `options` names another variant than `simd`.
+    /// If the problem is out of range, its scratch exceeds 64-bit sizes, or `options` names another variant than `simd` and
+    /// `simd:wN`, which takes N chunks a window.
     pub fn new(problem: &Mlstm, options: &PlanOptions) -> Result<Self> {
         let problem = problem.build()?;
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{}: variant `{v}` is not one of simd on the CPU", problem.gate.entry())));
-        }
+        let window = match options.variant.as_deref() {
+            None | Some("simd") => None,
+            Some(v) => {
+                let size = v.strip_prefix("simd:w").and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
+                let other = || format!("{}: variant `{v}` is not one of simd, simd:wN on the CPU", problem.gate.entry());
+                Some(size.ok_or_else(|| Error::config(other()))?)
+            }
+        };
         let plan = |pass| -> Result<PassPlan> {
-            let cut = Cut::new(&problem, pass);
+            let cut = Cut::new(&problem, pass, window);
             let regions = Regions::new(&problem, &cut, pass, options.scratch_gap)?;
             Ok(PassPlan { signature: problem.signature_of(pass)?, cut, regions })
         };

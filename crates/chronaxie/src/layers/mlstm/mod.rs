@@ -3,6 +3,7 @@
 pub mod entry;
 pub mod reference;
 pub mod spec;
+pub mod step;
 
 mod cpu;
 mod cuda;
@@ -12,3 +13,4 @@ mod sample;
 mod tests;
 
 pub use spec::{Gate, Gates, Mlstm, Wants};
+pub use step::{HeadNorm, MlstmStep};

@@ -8,16 +8,16 @@ use crate::{Dtype, Result};
 impl Gates {
     /// One pre-activation of an input gate, or of a forget gate.
     pub(super) fn draw(self, forget: bool, rng: &mut Rng) -> f64 {
-        let mean = match self {
-            Self::Trained => 3.0,
-            Self::Slow => 7.0,
-            Self::Unit | Self::Extreme => 0.0,
+        let mean = match (self, forget) {
+            (Self::Trained, true) => 3.0,
+            (Self::Slow, true) => 7.0,
+            (Self::Slow, false) => -4.0,
+            _ => 0.0,
         };
         match (self, rng.below(3)) {
             (Self::Extreme, 0) => -40.0,
             (Self::Extreme, 1) => 40.0,
-            _ if forget => mean + rng.normal(),
-            _ => rng.normal(),
+            _ => mean + rng.normal(),
         }
     }
 }

@@ -76,7 +76,8 @@ pub enum Gates {
     Trained,
     /// Both normal about 0: a token is forgotten over a few others.
     Unit,
-    /// f normal about 7: a token is remembered over a thousand others.
+    /// f normal about 7 and i about -4, as where training starts: a token is remembered over a thousand others, and their sum
+    /// is about 1, so that normalisers seldom come of terms that cancel.
     Slow,
     /// -40, 40 or normal, each for a third.
     Extreme,

@@ -48,13 +48,13 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    pub(super) fn new(p: &Mlstm, pass: Pass) -> Self {
+    pub(super) fn new(p: &Mlstm, pass: Pass, window: Option<usize>) -> Self {
         let chains = p.states() * p.heads;
         let chunks = p.steps.div_ceil(p.chunk_length()).max(1);
         let fits = WINDOW_BYTES / (chains.max(1) * p.dqk * p.dv * 4);
         // Backward the states at the windows' starts are kept too: their number and a window's balance.
         let least = if pass == Pass::Backward { chunks.isqrt().max(2) } else { 2 };
-        let window = fits.max(least).min(chunks);
+        let window = window.unwrap_or(fits.max(least)).min(chunks);
         Self { chains, chunks, window, slots: pool::num_threads() }
     }
     pub(super) fn windows(&self) -> usize {

@@ -24,6 +24,11 @@ impl Tokens {
     pub(super) fn write(v: &ViewMut<'_>) -> Self {
         Self::of(v.address(), v.dtype(), v.strides())
     }
+    /// The same of one token: a tensor `[B, NH, width]` or `[B, NH]`, whose only time is 0.
+    pub(super) fn of_one(mut self) -> Self {
+        (self.strides[3], self.strides[2]) = (self.strides[2], 0);
+        self
+    }
     /// The address of element (b, head, t, 0).
     fn at(&self, [b, head, t]: [usize; 3]) -> usize {
         let offset = b as isize * self.strides[0] + head as isize * self.strides[1] + t as isize * self.strides[2];
