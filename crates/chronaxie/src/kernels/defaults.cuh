@@ -20,3 +20,7 @@ constexpr int kRows = 2;
 constexpr bool kMany = true;
 constexpr bool kRebuild = false;
 constexpr bool kPairs = false;
+
+// mLSTM (layers/mlstm/cuda).
+constexpr int kDtype = 2;
+constexpr int kState = 0;

@@ -59,7 +59,8 @@ impl CpuPlan {
             None | Some("simd") => None,
             Some(v) => {
                 let size = v.strip_prefix("simd:w").and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
-                let other = || format!("{}: variant `{v}` is not one of simd, simd:wN on the CPU", problem.gate.entry());
+                let other =
+                    || format!("{}: variant `{v}` is not one of simd, simd:wN on the CPU", problem.gate.entry());
                 Some(size.ok_or_else(|| Error::config(other()))?)
             }
         };

@@ -19,7 +19,7 @@ impl Problem for Mlstm {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         Ok(match device {
             Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
-            Device::Cuda(d) => cuda::plan(self, d, options)?,
+            Device::Cuda(d) => Box::new(cuda::CudaPlan::new(self, d, options)?),
         })
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
@@ -33,7 +33,8 @@ impl Problem for Mlstm {
         self.tolerance_of(pass, output)
     }
     fn cost(&self, pass: Pass) -> Cost {
-        let bytes = self.signature_of(pass).map_or(0, |s| s.inputs.iter().chain(&s.outputs).map(|t| t.bytes() as u64).sum());
+        let bytes =
+            self.signature_of(pass).map_or(0, |s| s.inputs.iter().chain(&s.outputs).map(|t| t.bytes() as u64).sum());
         let tokens = (self.batch * self.heads * self.steps) as u64;
         let [k, v, l] = [self.dqk, self.dv, self.chunk_length().min(self.steps.max(1))].map(|n| n as u64);
         // Of the pairs within a chunk half are there. Backward makes the states anew.
@@ -50,12 +51,8 @@ impl Problem for Mlstm {
 #[derive(Debug)]
 pub struct MlstmOp(pub Gate);
 
-const COMPARED: &[&str] = &[
-    "B32_NH8_T2048_K256_V512",
-    "B8_NH8_T8192_K256_V512",
-    "B16_NH16_T4096_K128_V256",
-    "B8_NH4_T2048_K64_V64",
-];
+const COMPARED: &[&str] =
+    &["B32_NH8_T2048_K256_V512", "B8_NH8_T8192_K256_V512", "B16_NH16_T4096_K128_V256", "B8_NH4_T2048_K64_V64"];
 const CPU: &[&str] = &["B1_NH4_T2048_K64_V64,dtype=f32", "B1_NH4_T1024_K128_V256,dtype=f32"];
 /// Lengths around every boundary of chunks and tiles, each element type, every option, and gates of every kind.
 const CHECK: &[&str] = &[

@@ -38,7 +38,8 @@ pub(super) fn sample(p: &Mlstm, pass: Pass, seed: u64) -> Result<Tensors> {
 fn values(p: &Mlstm, t: &TensorSpec, rng: &mut Rng) -> Values {
     if t.dtype == Dtype::I32 {
         // Cuts anywhere, so that some sequences are empty.
-        let mut cuts: Vec<f64> = t.shape.iter().flat_map(|&n| 0..n).map(|_| rng.below(p.steps as u64 + 1) as f64).collect();
+        let mut cuts: Vec<f64> =
+            t.shape.iter().flat_map(|&n| 0..n).map(|_| rng.below(p.steps as u64 + 1) as f64).collect();
         let last = cuts.len() - 1;
         (cuts[0], cuts[last]) = (0.0, p.steps as f64);
         cuts.sort_by(f64::total_cmp);

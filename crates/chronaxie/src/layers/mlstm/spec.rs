@@ -196,14 +196,14 @@ impl Mlstm {
                 return Err(Error::shape(format!("{name}: cu_seqlens needs B = 1, not B = {}", self.batch)));
             }
             if self.steps > i32::MAX as usize || n >= i32::MAX as usize {
-                return Err(Error::shape(format!("{name}: cu_seqlens cannot count T = {} in {n} sequences", self.steps)));
+                return Err(Error::shape(format!(
+                    "{name}: cu_seqlens cannot count T = {} in {n} sequences",
+                    self.steps
+                )));
             }
         }
         let widest = self.dqk.max(self.dv);
-        let sizes = [
-            [self.batch, self.heads, self.steps, widest],
-            [self.states(), self.heads, self.dqk, self.dv],
-        ];
+        let sizes = [[self.batch, self.heads, self.steps, widest], [self.states(), self.heads, self.dqk, self.dv]];
         for shape in sizes.map(Shape::from) {
             // Sizes of an empty tensor count too.
             let all = shape.iter().try_fold(4usize, |n, &d| n.checked_mul(d.max(1)));
@@ -317,7 +317,9 @@ impl Mlstm {
                 inputs.extend(self.last().iter().map(TensorSpec::gradient));
                 Ok(Signature { inputs, outputs })
             }
-            Pass::Backward => Err(Error::config(format!("{name}: a problem with backward = false has no backward pass"))),
+            Pass::Backward => {
+                Err(Error::config(format!("{name}: a problem with backward = false has no backward pass")))
+            }
             _ => Err(Error::config(format!("{name} has no {} pass; mlstm_step has", pass.name()))),
         }
     }
@@ -330,7 +332,9 @@ impl Mlstm {
         let (entry, steps) = (self.gate.entry(), self.steps);
         let (first, last) = (cuts.first().copied().unwrap_or(0), cuts.last().copied().unwrap_or(0));
         if first != 0 || usize::try_from(last) != Ok(steps) {
-            return Err(Error::value(format!("{entry}: cu_seqlens goes from {first} to {last}, not from 0 to T = {steps}")));
+            return Err(Error::value(format!(
+                "{entry}: cu_seqlens goes from {first} to {last}, not from 0 to T = {steps}"
+            )));
         }
         if let Some(at) = cuts.windows(2).position(|w| w[1] < w[0]) {
             let (a, b) = (cuts[at], cuts[at + 1]);
@@ -346,15 +350,24 @@ impl Mlstm {
         }
         let states = output.ends_with("_last") || output.ends_with("_initial");
         let (value, reason) = match (self.gates, self.dtype, pass) {
-            (Gates::Extreme, ..) => (1e-2, "weights of e^40 and e^-40 side by side: what is left of a sum may be its roundings"),
-            (_, Dtype::F32, Pass::Forward) if output == "h" => {
-                (4e-6, "a division by a sum that may nearly cancel, and the sums of a chunk; 8 times the noise of f32 at most")
+            (Gates::Extreme, ..) => {
+                (1e-2, "weights of e^40 and e^-40 side by side: what is left of a sum may be its roundings")
             }
+            (_, Dtype::F32, Pass::Forward) if output == "h" => (
+                4e-6,
+                "a division by a sum that may nearly cancel, and the sums of a chunk; 8 times the noise of f32 at most",
+            ),
             (_, Dtype::F32, Pass::Forward) => (3e-6, "a sum over the past, of which each chunk rounds twice"),
-            (_, Dtype::F32, _) => (1e-5, "the normaliser's gradient grows as a denominator shrinks, and with it its rounding"),
-            (_, Dtype::F16, Pass::Forward) if !states => (8e-4, "h is rounded to 11 bits, and so may operands of tensor cores be"),
+            (_, Dtype::F32, _) => {
+                (1e-5, "the normaliser's gradient grows as a denominator shrinks, and with it its rounding")
+            }
+            (_, Dtype::F16, Pass::Forward) if !states => {
+                (8e-4, "h is rounded to 11 bits, and so may operands of tensor cores be")
+            }
             (_, Dtype::F16, _) => (1.5e-3, "gradients and what they are made of may be rounded to 11 bits"),
-            (_, _, Pass::Forward) if !states => (6e-3, "h is rounded to 8 bits, and so may operands of tensor cores be"),
+            (_, _, Pass::Forward) if !states => {
+                (6e-3, "h is rounded to 8 bits, and so may operands of tensor cores be")
+            }
             _ => (1e-2, "gradients and what they are made of may be rounded to 8 bits"),
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
@@ -392,7 +405,8 @@ pub(super) fn non_negative(entry: &str, name: &str, x: f64) -> Result<()> {
 /// The element type of that name.
 pub(super) fn parse_dtype(entry: &str, name: &str) -> Result<Dtype> {
     let known = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-    known.into_iter().find(|d| d.name() == name).ok_or_else(|| {
-        Error::dtype(format!("{entry}: element type `{name}` is not one of f32, f16, bf16"))
-    })
+    known
+        .into_iter()
+        .find(|d| d.name() == name)
+        .ok_or_else(|| Error::dtype(format!("{entry}: element type `{name}` is not one of f32, f16, bf16")))
 }

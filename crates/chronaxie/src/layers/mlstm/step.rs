@@ -277,7 +277,7 @@ impl Problem for MlstmStep {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         Ok(match device {
             Device::Cpu => Box::new(cpu::StepPlan::new(self, options)?),
-            Device::Cuda(d) => cuda::step_plan(self, d, options)?,
+            Device::Cuda(d) => Box::new(cuda::StepPlan::new(self, d, options)?),
         })
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {

@@ -279,7 +279,7 @@ fn chunk(call: &Call<'_>, up: &Upstream<'_>, out: &Gradients, slot: usize, chain
             to.store(first, n, v, 1.0, keys);
         }
 
-        if out.i.is_none() && out.f.is_none() {
+        if out.i.is_none() && out.f.is_none() && out.initial.is_none() {
             return;
         }
         // <C_e, dC_e> + <n_e, dn_e> of the chunk's end.
@@ -357,8 +357,8 @@ fn ends(call: &Call<'_>, up: &Upstream<'_>, out: &Gradients, nth: usize) {
         }
         if call.p.has_gauge() {
             let [c0, n0, _] = call.initial.unwrap_or([&[]; 3]);
-            let gauge = long_dot(&c0[nth * size..][..size], c.read(nth * size, size))
-                + long_dot(&n0[nth * k..][..k], grad_n);
+            let gauge =
+                long_dot(&c0[nth * size..][..size], c.read(nth * size, size)) + long_dot(&n0[nth * k..][..k], grad_n);
             m.write(nth, 1)[0] = (gauge + into_m) as f32;
         }
     }
@@ -385,7 +385,8 @@ unsafe fn through_the_gauge(call: &Call<'_>, out: &Gradients, chain: &Chain) -> 
         let gates: Chunk<'_> = call.gates(chain, nth);
         let ([b, head, first], n) = chain.chunk(call.length(), nth);
         for t in (0..n).rev() {
-            let (before, sum) = if t == 0 { (f64::from(gates.start), 0.0) } else { (gates.gauge(t - 1), gates.b[t - 1]) };
+            let (before, sum) =
+                if t == 0 { (f64::from(gates.start), 0.0) } else { (gates.gauge(t - 1), gates.b[t - 1]) };
             let at = [b, head, first + t];
             if f64::from(gates.li[t]) > gates.b[t] - sum + before {
                 add_to(out.i, at, excess);

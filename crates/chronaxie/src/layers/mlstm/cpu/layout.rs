@@ -205,10 +205,7 @@ impl Regions {
                 layout.push("carry_c", f32s, only(backward, cut.chains * k * v))?,
                 layout.push("carry_n", f32s, only(backward, cut.chains * k))?,
             ],
-            starts: [
-                layout.push("starts_c", f32s, windows * k * v)?,
-                layout.push("starts_n", f32s, windows * k)?,
-            ],
+            starts: [layout.push("starts_c", f32s, windows * k * v)?, layout.push("starts_n", f32s, windows * k)?],
             excess: layout.push("excess", Dtype::F64, only(backward, cut.chains))?,
             buffers: layout.push("buffers", f32s, cut.slots * floats)?,
             floats,

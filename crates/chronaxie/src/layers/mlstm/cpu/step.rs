@@ -89,7 +89,9 @@ impl Call<'_> {
             let c = self.c + s * k * v * p.state_dtype.size();
             match p.state_dtype {
                 Dtype::F32 => rows_f32(std::slice::from_raw_parts_mut(c as *mut f32, k * v), kept, q, key, value, out),
-                Dtype::Bf16 => rows_bf16(std::slice::from_raw_parts_mut(c as *mut u16, k * v), kept, q, key, value, out),
+                Dtype::Bf16 => {
+                    rows_bf16(std::slice::from_raw_parts_mut(c as *mut u16, k * v), kept, q, key, value, out)
+                }
                 _ => rows_f16(std::slice::from_raw_parts_mut(c as *mut u16, k * v), kept, q, key, value, out),
             }
             if let Some(n) = self.n {
@@ -119,7 +121,8 @@ impl Call<'_> {
 /// The head norm; its sums are f64, since they are short beside the state.
 fn norm(p: &MlstmStep, h: &mut [f32], weight: &[f32]) {
     let count = h.len() as f64;
-    let middle = if p.head_norm == HeadNorm::Layer { h.iter().map(|&x| f64::from(x)).sum::<f64>() / count } else { 0.0 };
+    let middle =
+        if p.head_norm == HeadNorm::Layer { h.iter().map(|&x| f64::from(x)).sum::<f64>() / count } else { 0.0 };
     let square = h.iter().map(|&x| (f64::from(x) - middle).powi(2)).sum::<f64>() / count;
     let factor = 1.0 / (square + p.norm_eps).sqrt();
     h.iter_mut().zip(weight).for_each(|(x, w)| *x = ((f64::from(*x) - middle) * factor) as f32 * w);

@@ -259,13 +259,17 @@ fn case_c_chunks_beyond_128_tokens_have_the_same_gradients() {
 fn the_peers_bugs_stay_away() {
     for gate in GATES {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            for (t, fill) in [(64, None), (1, None), (65, Some(("k", 0.0))), (70, Some(("f", -40.0))), (70, Some(("i", 40.0)))] {
+            for (t, fill) in
+                [(64, None), (1, None), (65, Some(("k", 0.0))), (70, Some(("f", -40.0))), (70, Some(("i", 40.0)))]
+            {
                 let mut p = problem(gate, [1, 2, t, 32, 32]);
                 p.dtype = dtype;
                 let mut inputs = sample(&p, 11);
                 let names: Vec<String> = inputs.iter().map(|(n, _)| n.to_owned()).collect();
                 for pass in BOTH {
-                    for spec in p.signature_of(pass).unwrap().inputs.iter().filter(|s| names.contains(&s.name.to_string())) {
+                    for spec in
+                        p.signature_of(pass).unwrap().inputs.iter().filter(|s| names.contains(&s.name.to_string()))
+                    {
                         let v = inputs.get_mut(&spec.name).unwrap();
                         *v = v.clone().rounded(spec.dtype);
                     }

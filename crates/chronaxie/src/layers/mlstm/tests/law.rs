@@ -21,11 +21,7 @@ fn cell(gate: Gate, normalize: bool, dqk: usize, dv: usize) -> Cell {
 
 /// Every function that a head may compute.
 fn cells(dqk: usize, dv: usize) -> [Cell; 3] {
-    [
-        cell(Gate::Exponential, true, dqk, dv),
-        cell(Gate::Sigmoid, true, dqk, dv),
-        cell(Gate::Sigmoid, false, dqk, dv),
-    ]
+    [cell(Gate::Exponential, true, dqk, dv), cell(Gate::Sigmoid, true, dqk, dv), cell(Gate::Sigmoid, false, dqk, dv)]
 }
 
 /// Normal numbers, f about 2, and a state in the gauge 0.3, where there are such things.
@@ -220,11 +216,11 @@ fn case_a_the_normalisers_gradient_is_there() {
     let exact = cell(Gate::Exponential, true, 16, 16);
     let dropped = Cell { normalizer_grad: false, ..exact };
     let mut x = head(exact, 64, 100).stateless();
-    let both = |x: &Head| {
-        [exact, dropped].map(|c| recurrent::backward(&c, &x.tokens(), &x.initial, &x.grad_h, &x.grad_last))
-    };
+    let both =
+        |x: &Head| [exact, dropped].map(|c| recurrent::backward(&c, &x.tokens(), &x.initial, &x.grad_h, &x.grad_last));
     let [g, without] = both(&x);
-    for (name, a, b) in [("q", &without.q, &g.q), ("k", &without.k, &g.k), ("i", &without.i, &g.i), ("f", &without.f, &g.f)]
+    for (name, a, b) in
+        [("q", &without.q, &g.q), ("k", &without.k, &g.k), ("i", &without.i, &g.i), ("f", &without.f, &g.f)]
     {
         assert!(distance(a, b) > 0.3, "without it grad_{name} is off by {:e} only", distance(a, b));
     }
