@@ -13,6 +13,12 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::cfc::entry::CfcEntry,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Exponential),
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
+        #[cfg(feature = "layers")]
+        &crate::layers::mlstm::step::MlstmStepOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -23,3 +23,7 @@ constexpr bool kPairs = false;
 
 // CfC (layers/cfc/cuda), beside kFast, kRows and kThreads.
 constexpr int kPieces = 24;
+
+// mLSTM (layers/mlstm/cuda).
+constexpr int kDtype = 2;
+constexpr int kState = 0;

@@ -2,4 +2,5 @@
 
 pub mod cfc;
 pub mod ltc;
+pub mod mlstm;
 pub mod ssm;

@@ -1,0 +1,272 @@
+//! Tokens from and to where they lie: any strides and element types become rows and panels of f32.
+
+use super::gemm::PANEL;
+use crate::{Dtype, View, ViewMut, dispatch};
+use half::{bf16, f16};
+
+/// A tensor `[B, NH, T, width]` or `[B, NH, T]`: an address, and strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    address: usize,
+    dtype: Dtype,
+    strides: [isize; 4],
+}
+
+impl Tokens {
+    fn of(address: u64, dtype: Dtype, strides: &[isize]) -> Self {
+        let mut all = [1; 4];
+        all[..strides.len()].copy_from_slice(strides);
+        Self { address: address as usize, dtype, strides: all }
+    }
+    pub(super) fn read(v: &View<'_>) -> Self {
+        Self::of(v.address(), v.dtype(), v.strides())
+    }
+    pub(super) fn write(v: &ViewMut<'_>) -> Self {
+        Self::of(v.address(), v.dtype(), v.strides())
+    }
+    /// The same of one token: a tensor `[B, NH, width]` or `[B, NH]`, whose only time is 0.
+    pub(super) fn of_one(mut self) -> Self {
+        (self.strides[3], self.strides[2]) = (self.strides[2], 0);
+        self
+    }
+    /// The address of element (b, head, t, 0).
+    fn at(&self, [b, head, t]: [usize; 3]) -> usize {
+        let offset = b as isize * self.strides[0] + head as isize * self.strides[1] + t as isize * self.strides[2];
+        self.address.wrapping_add_signed(offset * self.dtype.size() as isize)
+    }
+
+    /// The same tensor from element `from` of the last axis on.
+    pub(super) fn columns(mut self, from: usize) -> Self {
+        let offset = from as isize * self.strides[3] * self.dtype.size() as isize;
+        self.address = self.address.wrapping_add_signed(offset);
+        self
+    }
+    /// `count` elements of a tensor `[B, NH, T]` from `first`.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    pub(super) unsafe fn load_scalars(&self, first: [usize; 3], count: usize, to: &mut [f32]) {
+        // Neighbours in time are one row.
+        let (rows, width) = if self.strides[2] == 1 { (1, count) } else { (count, 1) };
+        // SAFETY: as the caller promises.
+        unsafe { self.load(first, rows, width, 1.0, to) }
+    }
+    /// Writes `count` elements of a tensor `[B, NH, T]` from `first`.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store).
+    pub(super) unsafe fn store_scalars(&self, first: [usize; 3], count: usize, from: &[f32]) {
+        let (rows, width) = if self.strides[2] == 1 { (1, count) } else { (count, 1) };
+        // SAFETY: as the caller promises.
+        unsafe { self.store(first, rows, width, 1.0, from) }
+    }
+
+    /// Rows `to [count, width] = scale x` of `count` tokens from `first`.
+    ///
+    /// # Safety
+    /// The tokens must be there, `width` elements each, and nobody may write them meanwhile.
+    pub(super) unsafe fn load(&self, first: [usize; 3], count: usize, width: usize, scale: f32, to: &mut [f32]) {
+        let [b, head, t] = first;
+        for (nth, row) in to[..count * width].chunks_exact_mut(width).enumerate() {
+            let at = self.at([b, head, t + nth]);
+            // SAFETY: as the caller promises; the signature's check has seen the alignment.
+            unsafe {
+                if self.strides[3] == 1 {
+                    match self.dtype {
+                        Dtype::F32 => scaled(std::slice::from_raw_parts(at as *const f32, width), scale, row),
+                        Dtype::Bf16 => from_bf16(std::slice::from_raw_parts(at as *const u16, width), scale, row),
+                        _ => from_f16(std::slice::from_raw_parts(at as *const u16, width), scale, row),
+                    }
+                    continue;
+                }
+                for (d, x) in row.iter_mut().enumerate() {
+                    let at = at.wrapping_add_signed(d as isize * self.strides[3] * self.dtype.size() as isize);
+                    *x = scale
+                        * match self.dtype {
+                            Dtype::F32 => *(at as *const f32),
+                            Dtype::Bf16 => bf16_to_f32(*(at as *const u16)),
+                            _ => f16_to_f32(*(at as *const u16)),
+                        };
+                }
+            }
+        }
+    }
+    /// Writes rows `[count, width]`, times `scale`, to `count` tokens from `first`.
+    ///
+    /// # Safety
+    /// The tokens must be there, `width` elements each, and nobody else may touch them meanwhile.
+    pub(super) unsafe fn store(&self, first: [usize; 3], count: usize, width: usize, scale: f32, from: &[f32]) {
+        let [b, head, t] = first;
+        for (nth, row) in from[..count * width].chunks_exact(width).enumerate() {
+            let at = self.at([b, head, t + nth]);
+            // SAFETY: as the caller promises; the signature's check has seen the alignment.
+            unsafe {
+                if self.strides[3] == 1 {
+                    match self.dtype {
+                        Dtype::F32 => scaled(row, scale, std::slice::from_raw_parts_mut(at as *mut f32, width)),
+                        Dtype::Bf16 => to_bf16(row, scale, std::slice::from_raw_parts_mut(at as *mut u16, width)),
+                        _ => to_f16(row, scale, std::slice::from_raw_parts_mut(at as *mut u16, width)),
+                    }
+                    continue;
+                }
+                for (d, &x) in row.iter().enumerate() {
+                    let at = at.wrapping_add_signed(d as isize * self.strides[3] * self.dtype.size() as isize);
+                    match self.dtype {
+                        Dtype::F32 => *(at as *mut f32) = scale * x,
+                        Dtype::Bf16 => *(at as *mut u16) = bf16_from_f32(scale * x),
+                        _ => *(at as *mut u16) = f16::from_f32(scale * x).to_bits(),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The number that bits of bf16 stand for.
+#[inline(always)]
+pub(super) fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The nearest bf16, ties to even, without a branch but for NaN.
+#[inline(always)]
+pub(super) fn bf16_from_f32(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    if x.is_nan() { bf16::NAN.to_bits() } else { rounded }
+}
+
+/// The number that bits of f16 stand for, without a branch: exponents are moved by a multiplication, which normalises
+/// subnormal numbers too.
+#[inline(always)]
+pub(super) fn f16_to_f32(bits: u16) -> f32 {
+    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
+    let moved = (f32::from_bits(rest) * f32::from_bits(0x7780_0000)).to_bits();
+    let magnitude = if rest >= 0x7c00 << 13 { rest | 0x7f80_0000 } else { moved };
+    f32::from_bits(sign | magnitude)
+}
+
+#[inline(always)]
+fn scaled_body(from: &[f32], scale: f32, to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = scale * x);
+}
+dispatch!(fn scaled(from: &[f32], scale: f32, to: &mut [f32]) = scaled_body);
+
+#[inline(always)]
+fn from_bf16_body(from: &[u16], scale: f32, to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = scale * bf16_to_f32(x));
+}
+dispatch!(fn from_bf16(from: &[u16], scale: f32, to: &mut [f32]) = from_bf16_body);
+
+#[inline(always)]
+fn from_f16_body(from: &[u16], scale: f32, to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = scale * f16_to_f32(x));
+}
+dispatch!(fn from_f16(from: &[u16], scale: f32, to: &mut [f32]) = from_f16_body);
+
+#[inline(always)]
+fn to_bf16_body(from: &[f32], scale: f32, to: &mut [u16]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = bf16_from_f32(scale * x));
+}
+dispatch!(fn to_bf16(from: &[f32], scale: f32, to: &mut [u16]) = to_bf16_body);
+
+fn to_f16(from: &[f32], scale: f32, to: &mut [u16]) {
+    to.iter_mut().zip(from).for_each(|(to, &x)| *to = f16::from_f32(scale * x).to_bits());
+}
+
+/// Columns of rows `[count, width]` as panels of `count` rows.
+pub(super) fn panels(rows: &[f32], count: usize, width: usize, to: &mut [f32]) {
+    for (panel, to) in to[..count * width].chunks_exact_mut(count * PANEL).enumerate() {
+        for (row, to) in rows.chunks_exact(width).zip(to.as_chunks_mut::<PANEL>().0) {
+            to.copy_from_slice(&row[panel * PANEL..(panel + 1) * PANEL]);
+        }
+    }
+}
+
+/// The transpose of rows `[count, width]` as panels of `width` rows: tokens are columns, with zeros behind the last.
+pub(super) fn transposed(rows: &[f32], count: usize, width: usize, to: &mut [f32]) {
+    let to = &mut to[..count.next_multiple_of(PANEL) * width];
+    for (panel, to) in to.chunks_exact_mut(width * PANEL).enumerate() {
+        let there = PANEL.min(count - panel * PANEL);
+        let rows = &rows[panel * PANEL * width..][..there * width];
+        if there == PANEL {
+            turn(rows, width, to);
+            continue;
+        }
+        to.fill(0.0);
+        for (c, row) in rows.chunks_exact(width).enumerate() {
+            row.iter().enumerate().for_each(|(d, &x)| to[d * PANEL + c] = x);
+        }
+    }
+}
+
+/// Sixteen rows of `width` become `width` rows of sixteen, four columns of eight rows at a time.
+#[inline(always)]
+fn turn_body(rows: &[f32], width: usize, to: &mut [f32]) {
+    assert!(rows.len() >= PANEL * width && to.len() >= PANEL * width && width.is_multiple_of(4));
+    for d in (0..width).step_by(4) {
+        for half in [0, 8] {
+            let mut block = [[0.0f32; 4]; 8];
+            for (c, block) in block.iter_mut().enumerate() {
+                block.copy_from_slice(&rows[(half + c) * width + d..][..4]);
+            }
+            for e in 0..4 {
+                let column: [f32; 8] = std::array::from_fn(|c| block[c][e]);
+                to[(d + e) * PANEL + half..][..8].copy_from_slice(&column);
+            }
+        }
+    }
+}
+dispatch!(fn turn(rows: &[f32], width: usize, to: &mut [f32]) = turn_body);
+
+/// Rows `[width, stride]`, of which `count` columns are tokens, as rows `[count, width]`.
+pub(super) fn untransposed(from: &[f32], stride: usize, count: usize, width: usize, to: &mut [f32]) {
+    // Eight tokens at a time keep the lines of both sides in the cache.
+    for t in (0..count).step_by(8) {
+        let there = 8.min(count - t);
+        for d in 0..width {
+            for (c, &x) in from[d * stride + t..][..there].iter().enumerate() {
+                to[(t + c) * width + d] = x;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_what_the_crate_half_says() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f16_to_f32(bits), f16::from_bits(bits).to_f32());
+            assert!(ours == theirs || ours.is_nan() && theirs.is_nan(), "{bits:#x}: {ours} {theirs}");
+            let x = bf16_to_f32(bits);
+            assert!(x == bf16::from_bits(bits).to_f32() || x.is_nan());
+            // Halfway between neighbours and a little beside.
+            for low in [0x7fff, 0x8000, 0x8001] {
+                let x = f32::from_bits(u32::from(bits) << 16 | low);
+                let (ours, theirs) = (bf16_from_f32(x), bf16::from_f32(x));
+                assert!(ours == theirs.to_bits() || theirs.is_nan() && bf16_to_f32(ours).is_nan(), "{x}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_turned_twice_is_itself() {
+        let (count, width) = (37, 32);
+        let rows: Vec<f32> = (0..count * width).map(|i| i as f32).collect();
+        let mut turned = vec![f32::NAN; 48 * width];
+        transposed(&rows, count, width, &mut turned);
+        for t in 0..48 {
+            for d in 0..width {
+                let want = if t < count { rows[t * width + d] } else { 0.0 };
+                assert_eq!(turned[(t / 16 * width + d) * 16 + t % 16], want);
+            }
+        }
+        let flat: Vec<f32> = (0..width * 48).map(|i| turned[(i % 48 / 16 * width + i / 48) * 16 + i % 16]).collect();
+        let mut back = vec![0.0; count * width];
+        untransposed(&flat, 48, count, width, &mut back);
+        assert_eq!(back, rows);
+    }
+}

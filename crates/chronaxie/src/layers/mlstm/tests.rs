@@ -1,0 +1,5 @@
+//! What is special to the mLSTM.
+
+mod cpu;
+mod law;
+mod problems;
