@@ -11,6 +11,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::ltc::entry::LtcEntry,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::LinearScanComplexOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

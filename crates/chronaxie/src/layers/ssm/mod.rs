@@ -18,12 +18,21 @@
 //! # Ok::<(), chronaxie::Error>(())
 //! ```
 
+pub mod complex;
+pub mod packing;
 pub mod reference;
 pub mod spec;
 
 mod cpu;
 mod cuda;
+mod entry;
+mod lanes;
+mod law;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use spec::{Gates, LinearScan, LinearScanOp};
+pub use entry::{LinearScanComplexOp, LinearScanOp};
+pub use packing::Packing;
+pub use spec::{Gates, LinearScan};

@@ -4,10 +4,11 @@
 
 mod tune;
 
+use super::packing::Packing;
 use super::spec::{LinearScan, NAME};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{DeviceProps, Error, Layout, Place, Result, View};
+use crate::{DeviceProps, Dtype, Error, Layout, Place, Result, View};
 use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 use tune::{Config, Kind, SequenceLayout};
@@ -119,6 +120,15 @@ pub(super) struct CudaPlan {
 
 impl CudaPlan {
     pub(super) fn new(problem: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+        if problem.dtype() != Dtype::F32 || problem.packing() != Packing::Whole {
+            return Err(Error::unavailable(format!(
+                "{}: on CUDA devices it runs in f32 without reset or cu_seqlens so far, and this problem has {} and {:?}; \
+                 the CPU runs it",
+                problem.name(),
+                problem.dtype(),
+                problem.packing()
+            )));
+        }
         let pass = |pass| PassPlan::new(&problem, pass, device, options.variant.as_deref());
         // Where nothing is cached the compiler takes half a second and more for each: both at a time.
         let (forward, backward) = std::thread::scope(|s| {
