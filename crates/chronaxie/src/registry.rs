@@ -13,6 +13,12 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::ssm::LinearScanOp,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanComplexOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::SelectiveScanOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::SelectiveStateUpdateOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::AdaptiveThetaOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -151,6 +151,6 @@ impl Op for LinearScanComplexOp {
         problem(case, Dtype::C64)
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::complex_specialisations()
     }
 }

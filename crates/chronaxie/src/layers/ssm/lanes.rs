@@ -122,7 +122,15 @@ unsafe fn gather<T: Stored>(to: &mut [[f32; LANES]], base: *const T, s: &Span) {
         }
         return;
     }
+    if s.lane == 0 && s.lanes == LANES {
+        for (t, to) in to[..s.steps].iter_mut().enumerate() {
+            // SAFETY: as above.
+            *to = [unsafe { (*base.wrapping_offset(s.origin + t as isize * s.step)).load() }; LANES];
+        }
+        return;
+    }
     for l in 0..LANES {
+        // A lane that is not there reads nothing and is 0.
         let lane = base.wrapping_offset(s.origin + l as isize * s.lane);
         for (t, to) in to[..s.steps].iter_mut().enumerate() {
             to[l] = if l < s.lanes {
@@ -387,5 +395,27 @@ impl Number for WideComplex {
     #[inline(always)]
     fn conj(self) -> Self {
         Self { re: self.re, im: self.im.map(|x| -x) }
+    }
+}
+
+/// Sixteen integers, each lane `lane` elements from the one before; 0 where there is no lane.
+///
+/// # Safety
+/// The elements lie in the tensor, which holds i32.
+pub(super) unsafe fn load_words(from: &Array, origin: isize, lane: isize, lanes: usize) -> [i32; LANES] {
+    let base = from.address as *const i32;
+    // SAFETY: the caller vouches for the elements.
+    std::array::from_fn(|l| if l < lanes { unsafe { *base.wrapping_offset(origin + l as isize * lane) } } else { 0 })
+}
+
+/// Stores integers where [`load_words`] would read them.
+///
+/// # Safety
+/// The elements lie in the tensor, which holds i32, and no other task uses them.
+pub(super) unsafe fn store_words(words: &[i32; LANES], to: &Array, origin: isize, lane: isize, lanes: usize) {
+    let base = to.address as *mut i32;
+    for (l, &word) in words[..lanes].iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { *base.wrapping_offset(origin + l as isize * lane) = word };
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use super::packing::{Marks, Packing};
+use super::packing::Marks;
 use super::reference;
 use super::spec::{Gates, LinearScan};
 use super::{LinearScanComplexOp, LinearScanOp};

@@ -2,8 +2,9 @@
 
 use super::super::complex::Complex;
 use super::super::testing::{cut, keeps_to_the_law, run, sample_and_run, tolerances_are_near_the_noise};
-use super::super::{LinearScanComplexOp, LinearScanOp, Packing};
+use super::super::{AdaptiveThetaOp, LinearScanComplexOp, LinearScanOp, Packing};
 use super::*;
+use crate::check::{Status, measure};
 use crate::op::Problem;
 
 #[test]
@@ -155,6 +156,21 @@ fn half_precision_rounds_only_what_is_stored() {
         assert!(relative(got.get("h_last").unwrap(), law.get("h_last").unwrap()) < 3e-6, "the state stays f32");
         for (pass, name) in [(Pass::Forward, "h"), (Pass::Backward, "grad_x"), (Pass::Backward, "grad_a")] {
             assert!(p.tolerance(pass, name).unwrap().value <= 2.1 * bound);
+        }
+    }
+}
+
+/// Every check case of the entries whose kernels run one state after the other; nothing where there is no GPU.
+#[test]
+fn on_a_gpu_the_serial_kernels_keep_to_the_law() {
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    for op in [&LinearScanOp as &dyn Op, &LinearScanComplexOp, &AdaptiveThetaOp] {
+        for case in op.cases(CaseSet::Check) {
+            let p = op.problem(&case).unwrap();
+            for c in measure(&*p, op.passes(), &device, 1).unwrap() {
+                assert!(c.status() == Status::Passed, "{} {case}: {}: {}", op.name(), c.quantity, c.reason());
+            }
         }
     }
 }
