@@ -14,6 +14,14 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "layers")]
         &crate::layers::ssm::LinearScanOp,
         #[cfg(feature = "layers")]
+        &crate::layers::ssm::LinearScanComplexOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::SelectiveScanOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::SelectiveStateUpdateOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::AdaptiveThetaOp,
+        #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Exponential),
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),

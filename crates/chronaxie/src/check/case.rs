@@ -61,6 +61,21 @@ impl Collector<'_> {
         let status = if skipped { Status::Skipped } else { Status::Failed };
         self.put(quantity, "error", None, None, status, e.to_string());
     }
+    fn on_a_gpu(&self) -> bool {
+        self.backend != Device::Cpu.place().to_string()
+    }
+    /// The same collector for what runs on the CPU instead.
+    fn on_the_cpu(&mut self) -> Collector<'_> {
+        Collector {
+            family: self.family,
+            case: self.case.clone(),
+            backend: Device::Cpu.place().to_string(),
+            dtype: self.dtype.clone(),
+            precision: self.precision,
+            since: Instant::now(),
+            sink: &mut *self.sink,
+        }
+    }
     pub(super) fn skip(&mut self, quantity: &str, reason: &str) {
         self.put(quantity, "none", None, None, Status::Skipped, reason.to_owned());
     }
@@ -118,6 +133,10 @@ pub(super) fn run(op: &dyn Op, case: &Case, device: &Device, options: &Options, 
         }));
         match caught {
             Ok(Ok(())) => {}
+            Ok(Err(e)) if options.fall_back && to.on_a_gpu() && *e.kind() == ErrorKind::Unavailable => {
+                to.skip("run", &format!("backend auto takes the CPU: {e}"));
+                return run(op, case, &Device::Cpu, options, &mut to.on_the_cpu());
+            }
             Ok(Err(e)) => to.error("run", &e),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -40,11 +40,13 @@ pub struct Options {
     pub seed: u64,
     /// Only values, writes, canaries and repeats: what must be green before anything is timed.
     pub values_only: bool,
+    /// Runs on the CPU what a GPU does not offer, and says so: what `--backend auto` means.
+    pub fall_back: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { cases: None, repeats: 3, seed: 1, values_only: false }
+        Self { cases: None, repeats: 3, seed: 1, values_only: false, fall_back: false }
     }
 }
 

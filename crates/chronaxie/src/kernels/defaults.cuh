@@ -10,6 +10,11 @@ constexpr int kStages = 3;
 constexpr int kBlocksPerSm = 8;
 constexpr int kChannelWarps = 8;
 constexpr int kRun = 8;
+constexpr int kStored = 0;
+constexpr bool kComplex = true;
+constexpr int kPerLane = 1;
+constexpr bool kDecay = true;
+constexpr int kRule = 0;
 
 // LTC (layers/ltc/cuda).
 constexpr int kLanes = 8;

@@ -2,14 +2,19 @@
 //!
 //! Rows contiguous in time take eight steps at a time: a scan of affine maps in a register breaks the chain of dependent
 //! operations to one per eight steps, so memory binds and not the latency of a multiplication. Channels that lie next to
-//! each other are vectors already. Any other strides run one step after the other.
+//! each other are vectors already. Any other strides run one step after the other. Scans of other types than f32, with
+//! forgetting, or of sequences end to end are in `general.rs`.
 
 #![allow(unsafe_code)]
 
+use super::lanes::Array;
+use super::packing::{Marks, Packing};
 use super::spec::{LinearScan, NAME};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Error, Layout, Place, Result, View, ViewMut};
+use crate::{Dtype, Error, Layout, Place, Result, View, ViewMut};
 use chronaxie_runtime::{dispatch, pool, simd};
+
+mod general;
 
 /// Channels that a task takes when they lie next to each other: 1 KiB a step and tensor.
 const CHANNELS_PER_TASK: usize = 256;
@@ -43,7 +48,7 @@ impl CpuPlan {
 
 impl Plan for CpuPlan {
     fn entry(&self) -> &'static str {
-        NAME
+        self.problem.name()
     }
     fn place(&self) -> Place {
         Place::Cpu
@@ -67,6 +72,9 @@ impl Plan for CpuPlan {
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
         let given = usize::from(p.has_initial_state());
+        if p.dtype() != Dtype::F32 || p.packing() != Packing::Whole {
+            return general(p, pass, args);
+        }
         match pass {
             Pass::Forward => {
                 let [h, h_last] = args.outputs else { return Err(miscounted()) };
@@ -104,6 +112,41 @@ impl Plan for CpuPlan {
     fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
         Ok(Vec::new())
     }
+}
+
+/// Runs a pass of any storage type and packing.
+fn general(p: &LinearScan, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+    let given = usize::from(p.has_initial_state());
+    let (inputs, outputs) = (args.inputs, &mut *args.outputs);
+    // Behind a, x (forward) and h0.
+    let at = given + if pass == Pass::Forward { 2 } else { 1 };
+    let marks = match p.packing() {
+        Packing::Whole => Marks::whole(p.batch(), p.steps()),
+        Packing::Reset => Marks::reset(p.batch(), p.steps(), inputs[at].as_slice::<u8>()?),
+        Packing::Sequences(_) => Marks::sequences(p.name(), p.steps(), inputs[at].as_slice::<i32>()?)?,
+    };
+    if pass == Pass::Forward {
+        let [h, h_last] = outputs else { return Err(miscounted()) };
+        let h0 = (given == 1).then(|| Array::read(&inputs[2]));
+        let (a, x) = (Array::read(&inputs[0]), Array::read(&inputs[1]));
+        general::Forward { a, x, h0, h: Array::write(h), h_last: Array::write(h_last) }.run(p, &marks);
+        return Ok(());
+    }
+    let rest = at + usize::from(p.packing() != Packing::Whole);
+    let [h, grad_h, grad_h_last] = &inputs[rest..] else { return Err(miscounted()) };
+    let [grad_a, grad_x, grad_h0 @ ..] = outputs else { return Err(miscounted()) };
+    let io = general::Backward {
+        a: Array::read(&inputs[0]),
+        h0: (given == 1).then(|| Array::read(&inputs[1])),
+        h: Array::read(h),
+        grad_h: Array::read(grad_h),
+        grad_h_last: Array::read(grad_h_last),
+        grad_a: Array::write(grad_a),
+        grad_x: Array::write(grad_x),
+        grad_h0: grad_h0.first_mut().map(Array::write),
+    };
+    io.run(p, &marks);
+    Ok(())
 }
 
 fn miscounted() -> Error {

@@ -18,12 +18,37 @@
 //! # Ok::<(), chronaxie::Error>(())
 //! ```
 
+pub mod adaptive;
+pub mod complex;
+pub mod packing;
+pub mod phase;
+pub mod providers;
 pub mod reference;
+pub mod selective;
 pub mod spec;
 
 mod cpu;
 mod cuda;
+mod entry;
+mod gate;
+mod lanes;
+mod law;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use spec::{Gates, LinearScan, LinearScanOp};
+pub use adaptive::{AdaptiveScan, AdaptiveThetaOp};
+pub use entry::{LinearScanComplexOp, LinearScanOp};
+pub use packing::Packing;
+pub use selective::{
+    Discretisation, SelectiveScan, SelectiveScanOp, SelectiveStateUpdate, SelectiveStateUpdateOp, Weights,
+};
+pub use spec::{Gates, LinearScan};
+
+/// What an entry without kernels says where a CUDA device is asked for.
+fn not_on_cuda(entry: &str) -> crate::Error {
+    crate::Error::unavailable(format!(
+        "{entry}: it has no kernels for CUDA devices yet; run it on the CPU (backend cpu)"
+    ))
+}

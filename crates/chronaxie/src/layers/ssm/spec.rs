@@ -1,20 +1,20 @@
 //! `linear_scan`: names, shapes, cases and tolerances.
 
-use super::{cpu, cuda, reference};
+use super::complex::{Complex, Field};
+use super::packing::{OwnedMarks, Packing};
+use super::{cpu, cuda, law, reference};
 use crate::op::{
-    Case, CaseSet, Cost, Metric, Op, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance,
-    Values,
+    Cost, Metric, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance, Values,
 };
-use crate::real::Real;
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
-use chronaxie_runtime::cuda::Specialisation;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
 /// The entry's name.
 pub const NAME: &str = "linear_scan";
+/// The name of the same scan over complex numbers.
+pub const COMPLEX_NAME: &str = "linear_scan_complex";
 
 /// The gates that [`LinearScan::sample`](Problem::sample) draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -35,7 +35,16 @@ impl Gates {
     const ALL: [(Self, &'static str); 4] =
         [(Self::Uniform, "uniform"), (Self::Slow, "slow"), (Self::Signed, "signed"), (Self::Extreme, "extreme")];
 
-    fn draw(self, rng: &mut Rng) -> f64 {
+    /// A gate; a complex one has an angle of its own.
+    fn draw(self, rng: &mut Rng, to: &mut Vec<f64>, complex: bool) {
+        let radius = self.radius(rng);
+        let angle = if complex { rng.range(-std::f64::consts::PI, std::f64::consts::PI) } else { 0.0 };
+        to.push(radius * angle.cos());
+        if complex {
+            to.push(radius * angle.sin());
+        }
+    }
+    fn radius(self, rng: &mut Rng) -> f64 {
         match self {
             Self::Uniform => rng.uniform(),
             Self::Slow => rng.range(0.99, 1.0),
@@ -65,7 +74,8 @@ impl FromStr for Gates {
     }
 }
 
-/// The problem `h_t = a_t h_{t-1} + x_t` on f32 tensors `[B, D, T]` of any strides.
+/// The problem `h_t = a_t h_{t-1} + x_t` on tensors `[B, D, T]` of any strides. Sequences are stored as f32, bf16, f16 or
+/// c64; states, and everything in between, are f32 (c64 where the sequences are).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinearScan {
     batch: usize,
@@ -74,6 +84,8 @@ pub struct LinearScan {
     initial_state: bool,
     reverse: bool,
     gates: Gates,
+    dtype: Dtype,
+    packing: Packing,
 }
 
 impl LinearScan {
@@ -87,9 +99,38 @@ impl LinearScan {
         if !rows.is_ok_and(|n| n <= isize::MAX as usize / Dtype::F32.size()) {
             return Err(Error::shape(format!("{NAME}: [B, D, T] = {shape} has more bytes than can be addressed")));
         }
-        Ok(Self { batch, channels, steps, initial_state: false, reverse: false, gates: Gates::default() })
+        Ok(Self {
+            batch,
+            channels,
+            steps,
+            initial_state: false,
+            reverse: false,
+            gates: Gates::default(),
+            dtype: Dtype::F32,
+            packing: Packing::Whole,
+        })
     }
-    /// Whether an initial state h0 `[B, D]` is given (and its gradient wanted); otherwise it is zero.
+    /// The element type of the sequences: f32, bf16, f16, or c64.
+    ///
+    /// # Errors
+    /// Any other.
+    pub fn with_dtype(mut self, dtype: Dtype) -> Result<Self> {
+        if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::C64) {
+            return Err(Error::dtype(format!("{NAME}: dtype {dtype} is not one of f32, bf16, f16, c64")));
+        }
+        self.dtype = dtype;
+        Ok(self)
+    }
+    /// Whether rows hold one sequence each, are cut by a mask, or hold several end to end.
+    ///
+    /// # Errors
+    /// `cu_seqlens` with a batch other than 1, without a sequence, or with times that i32 cannot count.
+    pub fn with_packing(mut self, packing: Packing) -> Result<Self> {
+        self.packing = packing.validate(self.name(), self.batch, self.steps)?;
+        Ok(self)
+    }
+    /// Whether an initial state h0 `[B, D]` (`[S, D]` for S sequences end to end) is given, and its gradient wanted;
+    /// otherwise it is zero.
     #[must_use]
     pub fn with_initial_state(mut self, given: bool) -> Self {
         self.initial_state = given;
@@ -132,53 +173,53 @@ impl LinearScan {
         self.reverse
     }
 
-    fn sequence(&self, name: &'static str, role: Role) -> TensorSpec {
-        TensorSpec::new(name, "[B, D, T]", [self.batch, self.channels, self.steps], Dtype::F32, role).any_strides()
+    /// The element type of the sequences.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
-    fn state(&self, name: &'static str) -> TensorSpec {
-        TensorSpec::new(name, "[B, D]", [self.batch, self.channels], Dtype::F32, Role::State).any_strides()
+    /// Whether states are complex.
+    pub fn is_complex(&self) -> bool {
+        self.dtype == Dtype::C64
+    }
+    /// How sequences lie along T.
+    pub fn packing(&self) -> Packing {
+        self.packing
+    }
+    /// The entry that the problem belongs to.
+    pub(super) fn name(&self) -> &'static str {
+        if self.is_complex() { COMPLEX_NAME } else { NAME }
     }
 
-    fn law<R: Real>(&self, pass: Pass, inputs: &Tensors) -> Result<Tensors> {
-        let take = |spec: TensorSpec| -> Result<Vec<R>> {
-            let v = inputs.get(&spec.name)?;
-            if v.shape != spec.shape {
-                return Err(Error::shape(format!(
-                    "{NAME}: {}.shape = {} does not match {} = {}",
-                    spec.name, v.shape, spec.axes, spec.shape
-                )));
-            }
-            Ok(v.data.iter().map(|&x| R::from_f64(x)).collect())
-        };
-        let give = |spec: TensorSpec, data: &[R]| {
-            let data = data.iter().map(|x| x.to_f64()).collect();
-            Values::new(spec.shape, data).map(|v| (spec.name.into_owned(), v))
-        };
+    fn sequence(&self, name: &'static str, role: Role) -> TensorSpec {
+        TensorSpec::new(name, "[B, D, T]", [self.batch, self.channels, self.steps], self.dtype, role).any_strides()
+    }
+    fn state(&self, name: &'static str) -> TensorSpec {
+        let dtype = if self.is_complex() { Dtype::C64 } else { Dtype::F32 };
+        let axes = if self.packing.letter() == "S" { "[S, D]" } else { "[B, D]" };
+        TensorSpec::new(name, axes, [self.packing.states(self.batch), self.channels], dtype, Role::State).any_strides()
+    }
+
+    fn law<F: Field>(&self, pass: Pass, inputs: &Tensors) -> Result<Tensors> {
+        let take = |spec: TensorSpec| law::take::<F>(self.name(), inputs, &spec);
+        let owned = OwnedMarks::read(self.packing, inputs)?;
+        let marks = owned.marks(self.name(), self.packing, self.batch, self.steps)?;
         let a = take(self.sequence("a", Role::Input))?;
         let x = take(self.sequence("x", Role::Input))?;
         let h0 = if self.initial_state { Some(take(self.state("h0"))?) } else { None };
-        let (h, h_last) = reference::forward(self, &a, &x, h0.as_deref());
+        let (h, h_last) = reference::forward(self, &marks, &a, &x, h0.as_deref());
         let h_spec = self.sequence("h", Role::Output);
         match pass {
-            Pass::Forward => {
-                let h_last = give(self.state("h_last"), &h_last)?;
-                Ok([give(h_spec, &h)?, h_last].into_iter().collect())
-            }
+            Pass::Forward => [law::give(h_spec, &h), law::give(self.state("h_last"), &h_last)].into_iter().collect(),
             _ => {
                 let grad_h = take(h_spec.gradient())?;
                 let grad_h_last = take(self.state("h_last").gradient())?;
-                let g = reference::backward(self, &a, &h, h0.as_deref(), &grad_h, &grad_h_last);
-                let mut out: Tensors = [
-                    give(self.sequence("a", Role::Input).gradient(), &g.a)?,
-                    give(self.sequence("x", Role::Input).gradient(), &g.x)?,
-                ]
-                .into_iter()
-                .collect();
-                if self.initial_state {
-                    let (name, values) = give(self.state("h0").gradient(), &g.h0)?;
-                    out.insert(name, values);
-                }
-                Ok(out)
+                let g = reference::backward(self, &marks, &a, &h, h0.as_deref(), &grad_h, &grad_h_last);
+                let gradients = [
+                    Some((self.sequence("a", Role::Input), &g.a)),
+                    Some((self.sequence("x", Role::Input), &g.x)),
+                    self.initial_state.then(|| (self.state("h0"), &g.h0)),
+                ];
+                gradients.into_iter().flatten().map(|(spec, data)| law::give(spec.gradient(), data)).collect()
             }
         }
     }
@@ -186,16 +227,17 @@ impl LinearScan {
 
 impl Problem for LinearScan {
     fn entry(&self) -> &'static str {
-        NAME
+        self.name()
     }
 
     fn signature(&self, pass: Pass) -> Result<Signature> {
         let (a, x) = (self.sequence("a", Role::Input), self.sequence("x", Role::Input));
         let (h, h_last) = (self.sequence("h", Role::Output), self.state("h_last"));
         let h0 = self.initial_state.then(|| self.state("h0"));
+        let marks = self.packing.tensor(self.batch, self.steps);
         match pass {
             Pass::Forward => Ok(Signature {
-                inputs: [Some(a), Some(x), h0].into_iter().flatten().collect(),
+                inputs: [Some(a), Some(x), h0, marks].into_iter().flatten().collect(),
                 outputs: vec![h, h_last],
             }),
             Pass::Backward => {
@@ -203,17 +245,19 @@ impl Problem for LinearScan {
                 let (grad_h, grad_h_last) = (gradient(&h), gradient(&h_last));
                 let outputs = [Some(&a), Some(&x), h0.as_ref()].into_iter().flatten().map(gradient).collect();
                 // x is not among the inputs: no gradient depends on it but through h.
-                let inputs = [Some(a), h0, Some(h), Some(grad_h), Some(grad_h_last)].into_iter().flatten().collect();
-                Ok(Signature { inputs, outputs })
+                let inputs = [Some(a), h0, marks, Some(h), Some(grad_h), Some(grad_h_last)];
+                Ok(Signature { inputs: inputs.into_iter().flatten().collect(), outputs })
             }
-            _ => Err(Error::config(format!("{NAME} has no {} pass; it has forward and backward", pass.name()))),
+            _ => {
+                Err(Error::config(format!("{} has no {} pass; it has forward and backward", self.name(), pass.name())))
+            }
         }
     }
 
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(*self, options)?)),
-            Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::new(*self, d, options)?)),
+            Device::Cuda(d) => cuda::plan(*self, d, options),
         }
     }
 
@@ -225,30 +269,57 @@ impl Problem for LinearScan {
                 continue;
             }
             let mut rng = Rng::new(seed, i as u64 + 16 * pass as u64);
-            let gate = t.name == "a";
-            let values = Values::from_fn(t.shape, || if gate { self.gates.draw(&mut rng) } else { rng.normal() });
-            tensors.insert(t.name.clone(), values.rounded(Dtype::F32));
+            let count = t.shape.elements();
+            let data = match t.name.as_ref() {
+                "reset" | "cu_seqlens" => self.packing.sample(self.batch, self.steps, &mut rng),
+                "a" => {
+                    let mut data = Vec::new();
+                    (0..count).for_each(|_| self.gates.draw(&mut rng, &mut data, self.is_complex()));
+                    data
+                }
+                _ => (0..count * law::width(t.dtype)).map(|_| rng.normal()).collect(),
+            };
+            tensors.insert(t.name.clone(), Values::new(law::shape(t), data)?.rounded(t.dtype));
         }
         Ok(tensors)
     }
 
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature(pass)?;
-        if f32_arithmetic { self.law::<f32>(pass, inputs) } else { self.law::<f64>(pass, inputs) }
+        match (self.is_complex(), f32_arithmetic) {
+            (false, false) => self.law::<f64>(pass, inputs),
+            (false, true) => self.law::<f32>(pass, inputs),
+            (true, false) => self.law::<Complex<f64>>(pass, inputs),
+            (true, true) => self.law::<Complex<f32>>(pass, inputs),
+        }
     }
 
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance> {
         // At most 8 times what f32 costs the law (3.5e-7 for h and grad_x, 4.2e-7, 5.1e-7 and 6.9e-7 for the others) with
-        // gates in [0.99, 1), where every state sums the roundings of a hundred steps.
+        // gates in [0.99, 1), where every state sums the roundings of a hundred steps. A complex step rounds twice as often.
         let (value, reason) = match (pass, output) {
             (Pass::Forward, "h") => (2.5e-6, "each step rounds, and a state remembers the roundings of earlier ones"),
-            (Pass::Forward, _) => (3e-6, "that of h, of one state a row, which may be small by chance"),
+            (Pass::Forward, _) => (2.5e-6, "that of h, of one state a row, which may be small by chance"),
             (Pass::Backward, "grad_x") => (2.5e-6, "lambda is a scan like h"),
             (Pass::Backward, "grad_a") => (4e-6, "the product of lambda and a state, each with its own error"),
+            (Pass::Backward, _) if self.is_complex() => (3.8e-6, "that of lambda, of one value a row"),
             (Pass::Backward, _) => (5e-6, "that of lambda, of one value a row, which may be small by chance"),
             _ => return None,
         };
-        Some(Tolerance { metric: Metric::Relative, value, reason })
+        // Storage rounds each element by 2^-9 (bf16) or 2^-12 (f16) at the most; the gradient of a gate has the rounding
+        // of a stored state and its own.
+        let half = match (self.dtype, output) {
+            (_, "h_last" | "grad_h0") => None,
+            (Dtype::Bf16, "grad_a") => Some(4e-3),
+            (Dtype::Bf16, _) => Some(2.5e-3),
+            (Dtype::F16, "grad_a") => Some(5e-4),
+            (Dtype::F16, _) => Some(3e-4),
+            _ => None,
+        };
+        Some(match half {
+            Some(value) => Tolerance { metric: Metric::Relative, value, reason: "each stored element is rounded" },
+            None => Tolerance { metric: Metric::Relative, value, reason },
+        })
     }
 
     fn cost(&self, pass: Pass) -> Cost {
@@ -260,76 +331,15 @@ impl Problem for LinearScan {
             Pass::Backward => (5, 1 + 2 * given, 3),
             _ => (0, 0, 0),
         };
+        // A complex product and sum are four times a real one.
+        let (flops, state) = if self.is_complex() { (4 * flops, 8) } else { (flops, 4) };
+        let own = (self.packing.states(self.batch) * self.channels) as u64;
+        let marks = self.packing.tensor(self.batch, self.steps).map_or(0, |t| t.bytes() as u64);
         Cost {
-            bytes: 4 * rows * (sequences * steps + states),
+            bytes: self.dtype.size() as u64 * rows * sequences * steps + state * own * states + marks,
             flops: flops * rows * steps,
             special: 0,
             serial_steps: steps,
         }
-    }
-}
-
-/// The entry `linear_scan`.
-#[derive(Debug)]
-pub struct LinearScanOp;
-
-const COMPARED: &[&str] = &["B8_D1536_T8192", "B8_D1536_T65536", "B1_D1024_T65536"];
-const CPU: &[&str] = &["B1_D1024_T4096", "B2_D1536_T8192", "B1_D64_T65536"];
-const CHECK: &[&str] = &[
-    "B2_D3_T0",
-    "B0_D3_T5",
-    "B2_D0_T5,h0=true",
-    "B2_D3_T0,h0=true,reverse=true",
-    "B3_D5_T1,h0=true",
-    "B1_D1_T2,h0=true,gates=signed",
-    "B2_D3_T15,reverse=true",
-    "B1_D7_T31,h0=true,gates=extreme",
-    "B2_D5_T33,h0=true,reverse=true,gates=signed",
-    "B1_D33_T127,gates=slow",
-    "B2_D17_T1020,h0=true,gates=slow",
-    "B2_D17_T1024,h0=true,reverse=true,gates=slow",
-    "B1_D130_T1028,h0=true,gates=signed",
-    "B1_D9_T2047,h0=true,reverse=true,gates=extreme",
-    "B2_D9_T2049,gates=slow",
-    "B1_D3_T8193,h0=true,gates=signed",
-    "B1_D40_T16384,h0=true,reverse=true",
-    "B1_D2_T100000,h0=true,gates=slow",
-    "B2_D3000_T40,h0=true",
-    "B1_D1100_T516,h0=true",
-    "B1_D1100_T517,reverse=true,gates=slow",
-];
-
-impl Op for LinearScanOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-    fn summary(&self) -> &'static str {
-        "the gated recurrence h_t = a_t h_{t-1} + x_t of a diagonal state-space model, real f32"
-    }
-    fn passes(&self) -> &'static [Pass] {
-        &[Pass::Forward, Pass::Backward]
-    }
-    fn cases(&self, set: CaseSet) -> Vec<Case> {
-        let names = match set {
-            CaseSet::Compared => COMPARED,
-            CaseSet::Cpu => CPU,
-            CaseSet::Check => CHECK,
-        };
-        names.iter().map(|n| n.parse().expect("the cases of this list are well spelt, as a test shows")).collect()
-    }
-    fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
-        case.allow(&["B", "D", "T"], &["h0", "reverse", "gates"])?;
-        let gates = match case.option("gates") {
-            None => Gates::default(),
-            Some(name) => name.parse()?,
-        };
-        let problem = LinearScan::new(case.size("B")?, case.size("D")?, case.size("T")?)?
-            .with_initial_state(case.get("h0", false)?)
-            .with_reverse(case.get("reverse", false)?)
-            .with_gates(gates);
-        Ok(Arc::new(problem))
-    }
-    fn specialisations(&self) -> Vec<Specialisation> {
-        cuda::specialisations()
     }
 }

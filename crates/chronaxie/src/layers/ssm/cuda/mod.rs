@@ -2,12 +2,15 @@
 
 #![allow(unsafe_code)]
 
+pub(super) mod arrays;
+pub(super) mod general;
 mod tune;
 
+use super::packing::Packing;
 use super::spec::{LinearScan, NAME};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{DeviceProps, Error, Layout, Place, Result, View};
+use crate::{DeviceProps, Dtype, Error, Layout, Place, Result, View};
 use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 use tune::{Config, Kind, SequenceLayout};
@@ -46,7 +49,7 @@ const CLASSES: [(DeviceProps, bool, &[&str]); 3] = [
 
 /// Every kernel that a default plan can launch: both passes and directions, and long, middling and short rows.
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    let mut list = Vec::new();
+    let mut list = general::specialisations(false);
     for (device, bulk, archs) in CLASSES {
         for steps in [65536, 512, 256] {
             for (pass, reverse) in [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, false), (p, true)]) {
@@ -58,6 +61,20 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
         }
     }
     list
+}
+
+/// The plan of a scan: that of its own kernels where it is plain and of f32, and else the general one.
+pub(super) fn plan(p: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Box<dyn Plan>> {
+    let plain = p.dtype() == Dtype::F32 && p.packing() == Packing::Whole;
+    if plain && options.variant.as_deref() != Some("serial") {
+        return Ok(Box::new(CudaPlan::new(p, device, options)?));
+    }
+    Ok(Box::new(general::GeneralPlan::new(p, device, options)?))
+}
+
+/// Every kernel of `linear_scan_complex`.
+pub(super) fn complex_specialisations() -> Vec<Specialisation> {
+    general::specialisations(true)
 }
 
 /// What one pass needs at run time.
@@ -109,7 +126,7 @@ impl PassPlan {
 
 /// `linear_scan` on a CUDA device.
 #[derive(Debug)]
-pub(super) struct CudaPlan {
+struct CudaPlan {
     problem: LinearScan,
     device: Arc<CudaDevice>,
     forward: PassPlan,
@@ -118,7 +135,7 @@ pub(super) struct CudaPlan {
 }
 
 impl CudaPlan {
-    pub(super) fn new(problem: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+    fn new(problem: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let pass = |pass| PassPlan::new(&problem, pass, device, options.variant.as_deref());
         // Where nothing is cached the compiler takes half a second and more for each: both at a time.
         let (forward, backward) = std::thread::scope(|s| {
@@ -257,7 +274,7 @@ mod tests {
                 assert_eq!(choose(&device), choose(&one), "{arch}");
             }
         }
-        assert_eq!(specialisations().len(), 36);
+        assert_eq!(specialisations().len(), 36 + 6);
     }
 
     #[test]

@@ -1,0 +1,185 @@
+//! `adaptive_theta` on CUDA devices: a warp a channel.
+
+#![allow(unsafe_code)]
+
+use super::super::cuda::arrays::{array, constants, marks};
+use super::super::cuda::general::HEADERS as NUMBER;
+use super::super::lanes::STEPS;
+use super::super::packing::Packing;
+use super::spec::{AdaptiveScan, NAME};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use crate::{Dtype, Error, Layout, Place, RegionId, Result, View};
+use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
+use std::sync::Arc;
+
+const SOURCE: KernelSource =
+    KernelSource::embedded("layers/ssm/adaptive/cuda/adaptive.cu", include_str!("adaptive.cu"));
+const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh"))];
+const ENTRIES: [&str; 3] = ["adaptive_forward", "adaptive_backward", "adaptive_fold"];
+/// Threads a block: four warps.
+const THREADS: u32 = 128;
+/// Warps a multiprocessor of the backward pass, each with its own trace.
+const WARPS_PER_SM: usize = 16;
+/// Parts of the units, at the most.
+const PARTS: usize = 16;
+
+/// States that a lane takes: a power of two, so that few forms are compiled.
+fn per_lane(states: usize) -> usize {
+    states.div_ceil(32).next_power_of_two()
+}
+
+fn specialisation(dtype: Dtype, decay: bool, per_lane: usize) -> Specialisation {
+    let mut spec = Specialisation::new(SOURCE, &ENTRIES);
+    spec.headers = HEADERS;
+    // The phases are the CPU's to the bit.
+    spec.fmad = false;
+    spec.constants = constants(dtype, true);
+    let numbers = [("kThreads", THREADS as i32), ("kPerLane", per_lane as i32)];
+    spec.constants.extend(numbers.map(|(name, n)| (name, n.into())));
+    spec.constants.push(("kDecay", decay.into()));
+    spec
+}
+
+/// Every form of the kernels.
+pub(super) fn specialisations() -> Vec<Specialisation> {
+    let forms = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().flat_map(|d| [(d, false), (d, true)]);
+    forms.flat_map(|(d, decay)| [1, 2, 4, 8].map(|n| specialisation(d, decay, n))).collect()
+}
+
+/// `adaptive_theta` on a CUDA device.
+#[derive(Debug)]
+pub(super) struct CudaPlan {
+    problem: AdaptiveScan,
+    device: Arc<CudaDevice>,
+    signatures: [Signature; 2],
+    kernels: [Kernel; 3],
+    none: Layout,
+    scratch: Layout,
+    /// part_b, part_c, trace, part_skip.
+    regions: [RegionId; 4],
+    parts: usize,
+    /// Blocks of the backward pass.
+    blocks: usize,
+}
+
+impl CudaPlan {
+    pub(super) fn new(problem: AdaptiveScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+        if let Some(v) = options.variant.as_deref().filter(|&v| v != "serial") {
+            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of serial on CUDA devices")));
+        }
+        let spec = specialisation(problem.dtype(), problem.has_decay(), per_lane(problem.states()));
+        let parts = problem.packing().states(problem.batch()).min(PARTS);
+        let warps = THREADS as usize / 32;
+        let most = (device.props().sm_count as usize * WARPS_PER_SM / warps).max(1);
+        let blocks = (parts * problem.channels()).div_ceil(warps).clamp(1, most);
+        let weights = parts * problem.channels() * problem.states();
+        let mut scratch = Layout::new(options.scratch_gap);
+        let regions = [
+            scratch.push("parts of grad_B", Dtype::C64, weights)?,
+            scratch.push("parts of grad_C", Dtype::C64, weights)?,
+            scratch.push("states of 128 steps", Dtype::C64, blocks * warps * STEPS * problem.states())?,
+            scratch.push("parts of grad_D", Dtype::F32, parts * problem.channels())?,
+        ];
+        let kernel = |name| device.kernel(&spec, name);
+        Ok(Self {
+            problem,
+            device: device.clone(),
+            signatures: [problem.signature(Pass::Forward)?, problem.signature(Pass::Backward)?],
+            kernels: [kernel(ENTRIES[0])?, kernel(ENTRIES[1])?, kernel(ENTRIES[2])?],
+            none: Layout::new(options.scratch_gap),
+            scratch,
+            regions,
+            parts,
+            blocks,
+        })
+    }
+
+    /// The launches of a pass, in order.
+    fn steps(&self, pass: Pass) -> Vec<(&Kernel, LaunchConfig)> {
+        let p = &self.problem;
+        let tasks = p.packing().states(p.batch()) * p.channels();
+        if pass == Pass::Forward {
+            let some = (tasks > 0).then(|| (&self.kernels[0], LaunchConfig::linear(32 * tasks, THREADS)));
+            return some.into_iter().collect();
+        }
+        let walk = LaunchConfig::new((self.blocks as u32, 1, 1), (THREADS, 1, 1));
+        let fold = LaunchConfig::linear(p.channels() * p.states(), THREADS);
+        let walk = (tasks > 0).then_some((&self.kernels[1], walk));
+        let fold = (p.channels() > 0).then_some((&self.kernels[2], fold));
+        walk.into_iter().chain(fold).collect()
+    }
+
+    /// The kernels' `Tensors`.
+    fn tensors(&self, pass: Pass, args: &Args<'_, '_>) -> Vec<u8> {
+        let p = &self.problem;
+        let given = p.inputs().map(|t| t.is_some());
+        let mut views = args.inputs.iter();
+        let mut outputs: Vec<View<'_>> = args.outputs.iter().map(|v| v.as_view()).collect();
+        let mut bytes = Vec::new();
+        let mut put = |v: Option<&View<'_>>| bytes.extend_from_slice(&array(v));
+        for given in given {
+            put(if given { views.next() } else { None });
+        }
+        let packed = (p.packing() != Packing::Whole).then(|| views.next()).flatten();
+        let marks = marks(p.packing(), packed, p.batch(), p.steps());
+        if pass == Pass::Forward {
+            outputs.iter().for_each(|v| put(Some(v)));
+            (0..2 + 9).for_each(|_| put(None));
+        } else {
+            put(None);
+            put(None);
+            views.for_each(|v| put(Some(v)));
+            let mut gradients = outputs.drain(..);
+            for given in given {
+                put(if given { gradients.next() } else { None }.as_ref());
+            }
+        }
+        let base = args.scratch.address();
+        let region = |id| if pass == Pass::Forward { 0 } else { self.scratch.address(base, id) };
+        bytes.extend(self.regions.map(region).iter().flat_map(|a| a.to_ne_bytes()));
+        bytes.extend(marks);
+        let sizes = [p.channels(), p.states(), self.parts, usize::from(p.has_silu())];
+        bytes.extend(sizes.iter().flat_map(|&n| (n as i64).to_ne_bytes()));
+        bytes
+    }
+}
+
+impl Plan for CudaPlan {
+    fn entry(&self) -> &'static str {
+        NAME
+    }
+    fn place(&self) -> Place {
+        Place::Cuda(self.device.index())
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        match pass {
+            Pass::Forward => Some(&self.signatures[0]),
+            Pass::Backward => Some(&self.signatures[1]),
+            _ => None,
+        }
+    }
+    fn config(&self) -> String {
+        format!("serial threads={THREADS} per_lane={} backward_blocks={}", per_lane(self.problem.states()), self.blocks)
+    }
+    fn variant(&self) -> &'static str {
+        "serial"
+    }
+    fn scratch(&self, pass: Pass) -> &Layout {
+        if pass == Pass::Backward { &self.scratch } else { &self.none }
+    }
+    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        let tensors = self.tensors(pass, args);
+        for (kernel, config) in self.steps(pass) {
+            // SAFETY: the views' makers vouch for the memory that their shapes and strides reach; the signature's check has
+            // compared shapes and types with the problem, whose sizes the kernels keep to; the argument is the kernels'
+            // struct, field by field, and the scratch holds the layout.
+            unsafe { kernel.launch(args.stream, &config, &[Arg::Bytes(&tensors)])? };
+        }
+        Ok(())
+    }
+    fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
+        let report =
+            |(kernel, c): (&Kernel, LaunchConfig)| LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes);
+        self.steps(pass).into_iter().map(report).collect()
+    }
+}

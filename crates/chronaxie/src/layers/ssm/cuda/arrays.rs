@@ -1,0 +1,42 @@
+//! The structs of `number.cuh` as they lie in memory.
+
+use super::super::packing::Packing;
+use crate::Dtype;
+use crate::View;
+use chronaxie_runtime::cuda::Constant;
+
+/// An `Array`: an address and four strides; none is all zeros.
+pub(in super::super) fn array(v: Option<&View<'_>>) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    if let Some(v) = v {
+        bytes[..8].copy_from_slice(&v.address().to_ne_bytes());
+        for (to, &stride) in bytes[8..].chunks_exact_mut(8).zip(v.strides()) {
+            to.copy_from_slice(&(stride as i64).to_ne_bytes());
+        }
+    }
+    bytes
+}
+
+/// `Marks`, from the packing's tensor where it has one.
+pub(in super::super) fn marks(packing: Packing, tensor: Option<&View<'_>>, batch: usize, steps: usize) -> [u8; 32] {
+    let address = tensor.map_or(0, View::address);
+    let words = match packing {
+        Packing::Whole => [0, 0],
+        Packing::Reset => [address, 0],
+        Packing::Sequences(_) => [0, address],
+    };
+    let words = [words[0], words[1], packing.states(batch) as u64, steps as u64];
+    let mut bytes = [0; 32];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+}
+
+/// `kStored` and `kComplex`.
+pub(in super::super) fn constants(stored: Dtype, complex: bool) -> Vec<(&'static str, Constant)> {
+    let stored = match stored {
+        Dtype::Bf16 => 1,
+        Dtype::F16 => 2,
+        _ => 0,
+    };
+    vec![("kStored", Constant::Int(stored)), ("kComplex", Constant::Bool(complex))]
+}
