@@ -31,6 +31,7 @@ run() {
         -) ;;
         sms=*) environment+=("CHRONAXIE_EMULATED_SMS=${s#*=}") ;;
         arch=*) environment+=("CHRONAXIE_EMULATED_ARCH=${s#*=}") ;;
+        streams=*) environment+=("CHRONAXIE_EMULATED_STREAMS=${s#*=}") ;;
         seed=*) environment+=("CHRONAXIE_EMULATED_SEED=${s#*=}") ;;
         *) echo "no setting $s" >"$log"; return ;;
         esac
