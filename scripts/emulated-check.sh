@@ -11,7 +11,8 @@ trap 'rm -rf "$logs"' EXIT
 
 # shellcheck disable=SC2046
 "$stand_ins/emulated-ptx" $(git ls-files 'crates/*.cu' 'crates/*.cuh') >"$logs/ptx.cpp" || exit 1
-${CXX:-g++} -x c++ -std=c++17 -fsyntax-only -nostdinc -include "$stand_ins/device/cuda.h" "$logs/ptx.cpp" ||
+cxx="$(scripts/emulated.sh sh -c 'echo "$CHRONAXIE_EMULATED_CXX"')"
+$cxx -x c++ -std=c++17 -fsyntax-only -nostdinc -include "$stand_ins/device/cuda.h" "$logs/ptx.cpp" ||
     { echo "an instruction of inline PTX has no body in tests/emulated-gpu/device/ptx.h"; exit 1; }
 
 # Nobody is to take its times for a GPU's.
@@ -31,6 +32,7 @@ run() {
         -) ;;
         sms=*) environment+=("CHRONAXIE_EMULATED_SMS=${s#*=}") ;;
         arch=*) environment+=("CHRONAXIE_EMULATED_ARCH=${s#*=}") ;;
+        streams=*) environment+=("CHRONAXIE_EMULATED_STREAMS=${s#*=}") ;;
         seed=*) environment+=("CHRONAXIE_EMULATED_SEED=${s#*=}") ;;
         *) echo "no setting $s" >"$log"; return ;;
         esac

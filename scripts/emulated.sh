@@ -7,6 +7,9 @@
 #   CHRONAXIE_EMULATED_SMS        multiprocessors (132)
 #   CHRONAXIE_EMULATED_ARCH       75, 80, 89 or 90 (90)
 #   CHRONAXIE_EMULATED_DEVICES    devices (2)
+#   CHRONAXIE_EMULATED_MEMORY_MIB memory of all devices together (8192)
+#   CHRONAXIE_EMULATED_KERNELS    a file to which the names of kernels that ran are added
+#   CHRONAXIE_EMULATED_KEEP       if set, what the compiler saw of each kernel is kept, and where is said
 set -eu
 root="$(cd "$(dirname "$0")/.." && pwd)"
 caller="$(pwd)"
@@ -44,6 +47,8 @@ if [ ! -e "$to/.complete" ]; then
             $cxx -shared translate.o nvrtc.o -o ../nvrtc/libnvrtc.so.13.0 -ldl
             $cxx translate.o ptx_names.o -o ../emulated-ptx
         )
+        # Those of other sources that nobody used for a day.
+        find "$target_dir/emulated" -mindepth 1 -maxdepth 1 -type d -mmin +1440 ! -name "$hash" -exec rm -rf {} +
         touch "$to/.complete"
     fi
     exec 8>&-

@@ -74,6 +74,7 @@ API Result cuGetErrorName(Result code, const char** name) {
     case kLaunchOutOfResources: *name = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"; break;
     case 702: *name = "CUDA_ERROR_LAUNCH_TIMEOUT"; break;
     case 710: *name = "CUDA_ERROR_ASSERT"; break;
+    case 716: *name = "CUDA_ERROR_MISALIGNED_ADDRESS"; break;
     case 719: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
     case kCooperativeTooLarge: *name = "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"; break;
     case kUnsupportedCapture: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;

@@ -12,7 +12,7 @@
 
 namespace emu {
 
-constexpr unsigned kIllegalAddress = 700, kLaunchTimeout = 702, kAssert = 710, kLaunchFailed = 719;
+constexpr unsigned kIllegalAddress = 700, kLaunchTimeout = 702, kAssert = 710, kMisaligned = 716, kLaunchFailed = 719;
 // Of a block: its variables, then the dynamic part, which ends at a page that cannot be touched.
 constexpr size_t kStaticBytes = 1 << 20, kDynamicBytes = 1 << 20, kPage = 4096, kGap = 64;
 constexpr unsigned char kCanary = 0xc7;

@@ -325,18 +325,19 @@ void Engine::loop() {
 
 namespace {
 
-struct sigaction previous_segv, previous_bus;
+struct sigaction previous_segv, previous_bus, previous_ill;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   if (engine) {
     if (!engine->failure) {
-      engine->failure = kIllegalAddress;
-      engine->why = std::string(engine->launch.label) + ", " + engine->place() + ": an access to " +
-                    describe_address(info->si_addr);
+      const std::string what = signal == SIGILL ? "a misaligned access, or an index beyond an array's bounds"
+                                                : "an access to " + describe_address(info->si_addr);
+      engine->failure = signal == SIGILL ? kMisaligned : kIllegalAddress;
+      engine->why = std::string(engine->launch.label) + ", " + engine->place() + ": " + what;
     }
     siglongjmp(engine->fault, 1);
   }
-  const struct sigaction& before = signal == SIGSEGV ? previous_segv : previous_bus;
+  const struct sigaction& before = signal == SIGSEGV ? previous_segv : signal == SIGBUS ? previous_bus : previous_ill;
   if (before.sa_flags & SA_SIGINFO) {
     before.sa_sigaction(signal, info, context);
   } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
@@ -355,6 +356,7 @@ void watch_faults() {
   a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigaction(SIGSEGV, &a, &previous_segv);
   sigaction(SIGBUS, &a, &previous_bus);
+  sigaction(SIGILL, &a, &previous_ill);
 }
 
 }  // namespace

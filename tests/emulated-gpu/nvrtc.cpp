@@ -133,7 +133,9 @@ int compile(Program& p, const std::vector<std::string>& options) {
     for (const char* w : {"-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fvisibility=hidden", "-fno-exceptions",
                           "-fno-rtti", "-fno-strict-aliasing", "-fwrapv", "-fno-threadsafe-statics", "-fno-math-errno",
                           "-fno-trapping-math", "-fno-plt", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
-                          "-nostdinc", "-fmax-errors=20"})
+                          "-nostdinc",
+                          // A GPU refuses what is not aligned; a trap tells the machine.
+                          "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"})
       words.push_back(w);
 #if defined(__x86_64__)
     // Fused operations are one instruction where the processor has them, else calls that give the same bits.
@@ -147,6 +149,8 @@ int compile(Program& p, const std::vector<std::string>& options) {
     words.insert(words.end(), {"-I", dir, "-include", home() + "/device/cuda.h", dir + "/kernel.cpp", "-o", dir + "/kernel.so", "-lm"});
     const int rc = command(words, dir + "/log");
     p.log = in_nvrtc_style(read_file(dir + "/log"));
+    // Of many errors the first say what is wrong.
+    if (p.log.size() > 20000) p.log = p.log.substr(0, 20000) + "\n...\n";
     if (rc == 127) p.log += "the host's compiler `" + words[0] + "` cannot be run";
     if (rc) result = kCompilation;
   }

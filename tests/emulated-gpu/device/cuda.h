@@ -331,7 +331,15 @@ inline int __syncthreads_and(int p) {
 inline unsigned __activemask() { return emu::machine->active_mask(); }
 inline void __nanosleep(unsigned) { emu::machine->yield("__nanosleep"); }
 inline void __trap() { emu::machine->fail("the kernel executed a trap"); }
-inline long long clock64() { return (long long)__builtin_ia32_rdtsc(); }
+inline long long clock64() {
+#if defined(__x86_64__)
+  return (long long)__builtin_ia32_rdtsc();
+#else
+  long long t;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(t));
+  return t;
+#endif
+}
 inline unsigned clock() { return (unsigned)clock64(); }
 
 namespace emu {

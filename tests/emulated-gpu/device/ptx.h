@@ -78,9 +78,9 @@ inline u32 special_cluster_ctarank() { return emu::self->cluster_rank; }
 inline u32 special_cluster_nctarank() { return emu::self->cluster_blocks; }
 inline u32 special_laneid() { return emu::self->lane; }
 inline u32 special_warpid() { return emu::self->warp; }
-inline u64 special_globaltimer() { return __builtin_ia32_rdtsc(); }
-inline u32 special_clock() { return (u32)__builtin_ia32_rdtsc(); }
-inline u64 special_clock64() { return __builtin_ia32_rdtsc(); }
+inline u64 special_globaltimer() { return (u64)clock64(); }
+inline u32 special_clock() { return clock(); }
+inline u64 special_clock64() { return (u64)clock64(); }
 
 // --- bf16 and half, as their bits
 inline u16 to_bf16(float x) {

@@ -54,12 +54,28 @@ extern "C" __global__ void __launch_bounds__(128) shared_beyond(int* out /* [128
   out[threadIdx.x] = kBroken ? 0 : s[127 - threadIdx.x];
 }
 
-// A variable in shared memory, one element too far.
+// A variable in shared memory, one element too far, by a pointer.
 extern "C" __global__ void __launch_bounds__(128) variable_beyond(int* out /* [128] */, const int* in) {
   __shared__ int s[128];
-  s[threadIdx.x + kBroken] = threadIdx.x;
+  int* to = s + threadIdx.x;
+  to[kBroken] = threadIdx.x;
   __syncthreads();
   out[threadIdx.x] = kBroken ? 0 : s[127 - threadIdx.x];
+}
+
+// An index beyond the bounds that the type tells.
+extern "C" __global__ void __launch_bounds__(128) beyond_bounds(int* out /* [128] */, const int* in) {
+  __shared__ int s[128];
+  s[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = s[127 - threadIdx.x + 128 * (kBroken && threadIdx.x == 3)];
+}
+
+// A vector that is not aligned to its size.
+extern "C" __global__ void __launch_bounds__(128) misaligned(int* out /* [128] */, const int* in) {
+  int4 x = *(const int4*)(in + (threadIdx.x & ~3) + (kBroken && threadIdx.x == 5));
+  int part[4] = {x.x, x.y, x.z, x.w};
+  out[threadIdx.x] = 127 - part[threadIdx.x % 4];
 }
 
 // Shared memory that nobody wrote.

@@ -126,7 +126,7 @@ fn refuse_emulated(target: &Target) -> Result<()> {
 /// Times `entries` on `targets`; each event goes to `sink` as soon as it is known.
 ///
 /// # Errors
-/// Only an interruption: everything else is an event.
+/// An interruption, and the emulated device of the tests; everything else is an event.
 pub fn run(
     entries: &[&dyn Op],
     targets: &[Target],
