@@ -17,11 +17,6 @@ pub(super) fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// Floats of a packed matrix `[k, n]`.
-pub(super) fn packed_len(k: usize, n: usize) -> usize {
-    k * padded(n)
-}
-
 #[inline(always)]
 pub(super) fn load<const N: usize>(from: &[f32]) -> Lanes<N> {
     Lanes(*from.first_chunk::<N>().expect("buffers are padded to whole vectors"))
@@ -195,7 +190,7 @@ mod tests {
             let tall = rows.next_multiple_of(TILE);
             let (a, w) = (numbers(tall * k, 1), numbers(n * k, 2));
             let bias: Vec<f32> = numbers(n, 3).into_iter().chain(std::iter::repeat(0.0)).take(padded(n)).collect();
-            let mut packed = vec![0.0; packed_len(k, n)];
+            let mut packed = vec![0.0; k * padded(n)];
             let width = panel_width();
             let block = Block { data: &w, mask: None, stride_k: 1, stride_n: k, first_k: 0, first_n: 0, k, n };
             for at in 0..n.div_ceil(width) {

@@ -11,7 +11,7 @@
 #endif
 #include "cfc.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 cfc_adjoint(Net net, const float* __restrict__ weights,                 // transposed: [outputs, inputs] of each map
             const float* __restrict__ bias,                             // w_tau and A stand behind a cell's last bias
             const float* __restrict__ c0, i64 c0_b, i64 c0_h,           // [B, H] or null

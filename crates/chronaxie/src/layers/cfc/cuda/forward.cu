@@ -12,7 +12,7 @@
 #endif
 #include "cfc.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 cfc_forward(Net net, const float* __restrict__ weights, const float* __restrict__ bias,
             const float* __restrict__ side,                       // [B, len, outputs of the first cell's first map]
             const float* __restrict__ lstm_side,                  // [B, len, 4 H] or null
