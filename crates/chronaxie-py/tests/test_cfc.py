@@ -234,6 +234,31 @@ def test_compiled_and_exported_it_gives_the_same_bits(device):
     assert torch.equal(program.module()(x)[0], results[0][0])
 
 
+@pytest.mark.parametrize("mode", ["default", "pure", "no_gate"])
+def test_the_functional_form_is_the_module(device, mode):
+    for units in (9, wirings.AutoNCP(16, 4)):
+        net = ct.CfC(D, units, mode=mode, mixed_memory=True).to(device)
+        cells = []
+        cell = net.rnn_cell
+        for c in [cell] if isinstance(units, int) else [getattr(cell, f"layer_{l}") for l in range(cell.num_layers)]:
+            heads = ("ff1",) if mode == "pure" else ("ff1", "ff2", "time_a", "time_b")
+            made = {h: (getattr(c, h).weight, getattr(c, h).bias) for h in heads}
+            if c.backbone is not None:
+                made["backbone"] = [(m.weight, m.bias) for m in c.backbone if isinstance(m, torch.nn.Linear)]
+            if mode == "pure":
+                made |= {"w_tau": c.w_tau[0], "A": c.A[0]}
+            cells.append(made if c.sparsity_mask is None else {**made, "mask": c.sparsity_mask})
+        lstm = net.lstm.input_map.weight, net.lstm.input_map.bias, net.lstm.recurrent_map.weight
+        x = torch.randn(B, T, D, device=device)
+        out, h, c = ct.cfc(x, cells, lstm=lstm, mode=mode)
+        want, (wh, wc) = net(x)
+        assert torch.equal(out, want) and torch.equal(h, wh) and torch.equal(c, wc)
+    with pytest.raises(chronaxie.ConfigError, match="cell 0 holds ff1; "):
+        ct.cfc(x, [{"ff1": cells[0]["ff1"]}], mode="no_gate")
+    with pytest.raises(chronaxie.ConfigError, match="c0 is given without an LSTM"):
+        ct.cfc(x, cells, c0=h, mode=mode)
+
+
 def test_sentences():
     net, x = ct.CfC(D, 9), torch.randn(B, T, D)
     for call, kind, message in [

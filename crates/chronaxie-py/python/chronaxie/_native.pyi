@@ -3,7 +3,31 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-__all__: list[str]
+__all__ = [
+    "Array",
+    "Caller",
+    "Connectivity",
+    "Framework",
+    "Kernel",
+    "Plan",
+    "Problem",
+    "cases",
+    "devices",
+    "draw_wiring",
+    "families",
+    "inspect",
+    "memory_info",
+    "num_threads",
+    "prepare",
+    "problem",
+    "require_device",
+    "run",
+    "run_bench",
+    "run_check",
+    "set_num_threads",
+    "set_python_sites",
+    "version",
+]
 
 _Tensor = tuple[str, str, list[int], str, str, bool]
 

@@ -13,7 +13,7 @@ import torch as _torch
 
 from .. import _native
 from . import wirings
-from ._cfc import CfC, CfCCell, WiredCfCCell
+from ._cfc import CfC, CfCCell, WiredCfCCell, cfc
 from ._functional import ltc
 from ._ltc import LTC, LTCCell
 from ._synapses import Synapses, prepare
@@ -27,6 +27,7 @@ __all__ = [
     "Synapses",
     "TrueLiquidTimeConstant",
     "WiredCfCCell",
+    "cfc",
     "ltc",
     "prepare",
     "wirings",

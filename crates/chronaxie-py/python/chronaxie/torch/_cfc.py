@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,75 @@ def _run(
     return _functional.dispatch("cfc", opts.text, states, layer, tensors, None, 0, eager, force_eager)
 
 
+def cfc(
+    x: Tensor,
+    cells: Sequence[Mapping[str, Any]],
+    *,
+    lstm: tuple[Tensor, Tensor, Tensor] | None = None,
+    h0: Tensor | None = None,
+    c0: Tensor | None = None,
+    elapsed: Tensor | None = None,
+    mode: str = "default",
+    activation: str = "lecun_tanh",
+    precision: str = "exact",
+) -> tuple[Tensor, ...]:
+    """Closed-form continuous-time cells over a batch of sequences, each of which reads what the one before it gives.
+
+    Axes: B batch, T time, D inputs, H neurons of all cells, M of the last, n of one. Weights are ``[outputs, inputs]``.
+
+    Args:
+        x: ``[B, T, D]``, any strides.
+        cells: for each cell ``ff1`` and, but with mode pure, ``ff2``, ``time_a`` and ``time_b``, each a pair of weight and
+            bias; ``backbone``, a list of such pairs, the same for every cell; with mode pure ``w_tau`` and ``A`` ``[n]``; and
+            ``mask`` in the shape of ff1's weight, which multiplies those of ff1 and ff2, in every cell or in none.
+        lstm: weight ``[4 H, D]``, bias ``[4 H]`` and recurrent weight ``[4 H, H]`` of an LSTM cell ahead of each step.
+        h0, c0: initial states ``[B, H]``, else 0; c0 is the LSTM's.
+        elapsed: times ``[B, T]``, else 1.
+        mode: ``default``, ``pure`` or ``no_gate``.
+        activation: of the backbone: ``lecun_tanh``, ``tanh``, ``relu``, ``gelu`` or ``silu``.
+        precision: ``exact`` or ``fast``.
+
+    Returns:
+        ``(out, final_state)``, ``[B, T, M]`` and ``[B, H]``, and the LSTM's final state with one. Gradients flow through all.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
+    """
+    _check_names(mode, activation)
+    if not cells:
+        raise ConfigError("cfc: there is no cell")
+    heads = ("ff1",) if mode == "pure" else ("ff1", "ff2", "time_a", "time_b")
+    masked, layers = "mask" in cells[0], len(cells[0].get("backbone", ()))
+    parameters: list[Tensor] = []
+    for at, cell in enumerate(cells):
+        names = {*heads, *(("w_tau", "A") if mode == "pure" else ()), *(("mask",) if masked else ())}
+        if names - cell.keys() or cell.keys() - names - {"backbone"} or len(cell.get("backbone", ())) != layers:
+            raise ConfigError(
+                f"cfc: cell {at} holds {', '.join(sorted(cell))}; {', '.join(sorted(names))} and {layers} backbone layers are "
+                "needed"
+            )
+        for pair in (*cell.get("backbone", ()), *(cell[head] for head in heads)):
+            parameters += pair
+        parameters += [cell[name] for name in ("w_tau", "A", "mask") if name in cell]
+    sizes = tuple(cell["ff1"][0].shape[0] for cell in cells)
+    units = cells[0]["backbone"][0][0].shape[0] if layers else 0
+    opts = _options(x.shape[-1], sizes, mode, layers, units, activation, masked, lstm is not None, precision)
+    if lstm is not None:
+        parameters += lstm
+        if (h0 is None) != (c0 is None):
+            raise ConfigError("cfc: with an LSTM, h0 and c0 are given together or not at all")
+    elif c0 is not None:
+        raise ConfigError("cfc: c0 is given without an LSTM")
+    return _run(opts, parameters, x, h0, c0, elapsed)
+
+
+def _check_names(mode: str, activation: str) -> None:
+    if mode not in _MODES:
+        raise ConfigError(f"cfc: mode `{mode}` is not one of {', '.join(_MODES)}")
+    if activation not in _ACTIVATIONS:
+        raise ConfigError(f"cfc: activation `{activation}` is not one of {', '.join(_ACTIVATIONS)}")
+
+
 class CfCCell(nn.Module):
     """One step of a closed-form continuous-time network; drop-in for ``ncps.torch.CfCCell``.
 
@@ -92,10 +161,7 @@ class CfCCell(nn.Module):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        if mode not in _MODES:
-            raise ConfigError(f"cfc: mode `{mode}` is not one of {', '.join(_MODES)}")
-        if backbone_activation not in _ACTIVATIONS:
-            raise ConfigError(f"cfc: activation `{backbone_activation}` is not one of {', '.join(_ACTIVATIONS)}")
+        _check_names(mode, backbone_activation)
         self.input_size, self.hidden_size, self.mode = input_size, hidden_size, mode
         self.backbone_layers, self.backbone_dropout, self.precision = backbone_layers, backbone_dropout, precision
         if sparsity_mask is None:

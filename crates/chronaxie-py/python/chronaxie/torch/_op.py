@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from .._errors import ChronaxieError
 from ._plan import LEAD, NOT_TENSORS, Layer, Plan
@@ -181,7 +182,6 @@ def _applying(entry: str) -> Callable[..., Any]:
 
 
 _APPLY = {family.entry: _applying(family.entry) for family in (LTC, CFC)}
-_profiled = torch._C._autograd._profiler_enabled
 
 
 def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -191,8 +191,8 @@ def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[
     x, h0, c0, elapsed = tensors[:LEAD]
     batch, steps, _ = x.shape
     p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, None))
-    if _profiled():
-        with torch.profiler.record_function(f"chronaxie::{layer.entry}"):
+    if profiler._is_profiler_enabled:
+        with profiler.record_function(f"chronaxie::{layer.entry}"):
             return tuple(p.forward(tensors, lists))
     return tuple(p.forward(tensors, lists))
 

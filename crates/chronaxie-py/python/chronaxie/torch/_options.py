@@ -5,39 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from .. import _native
+from .._errors import ConfigError
+
+_WEIGHTS = {"affine": ("w", "b"), "linear": ("w",), "none": ()}
 
 
 class Options(NamedTuple):
     """What of a layer does not change from call to call; ``text`` is how the registry spells it."""
 
     text: str
+    # The parameters in the order of the signature.
+    names: list[str]
     outputs: int
-    has_input: bool
     has_norm: bool
-    has_output: bool
-    store: bool
     softplus: bool
     unfolds: int
     dt: float
     epsilon: float
-    input_mapping: str
-    output_mapping: str
-
-    @property
-    def names(self) -> list[str]:
-        """The parameters in the order of every signature."""
-        names = ["w", "mu", "sigma", "erev", "sensory_w", "sensory_mu", "sensory_sigma", "sensory_erev"]
-        names += ["gleak", "vleak", "cm"]
-        for mapping, prefix in ((self.input_mapping, "input"), (None, "norm"), (self.output_mapping, "output")):
-            if prefix == "norm":
-                names += ["norm_weight", "norm_bias"] if self.has_norm else []
-            else:
-                count = {"affine": 2, "linear": 1, "none": 0}[mapping or "none"]
-                names += [f"{prefix}_w", f"{prefix}_b"][:count]
-        return names
 
 
+@lru_cache(maxsize=256)
 def options(
     outputs: int,
     *,
@@ -52,34 +39,19 @@ def options(
     store: bool = False,
 ) -> Options:
     """Options under one spelling. Ranges are the library's business, and are checked when a plan is made."""
+    for mapping in (input_mapping, output_mapping):
+        if mapping not in _WEIGHTS:
+            raise ConfigError(f"ltc: mapping `{mapping}` is not one of {', '.join(_WEIGHTS)}")
     text = (
         f",unfolds={int(unfolds)},dt={float(dt)!r},epsilon={float(epsilon)!r},norm={str(bool(norm)).lower()},"
         f"input={input_mapping},output={output_mapping},outputs={int(outputs)},"
         f"identity={str(not implicit_param_constraints).lower()},store={str(bool(store)).lower()},precision={precision}"
     )
-    return parse(text)
-
-
-@lru_cache(maxsize=256)
-def parse(text: str) -> Options:
-    """The options that ``text`` spells."""
-    values = dict(part.split("=", 1) for part in text.split(",")[1:])
-    for key in ("input", "output"):
-        if values[key] not in ("affine", "linear", "none"):
-            # The library's own sentence.
-            _native.problem("ltc", f"B1_T1_D1_H1,density=1,{key}={values[key]}")
+    synapses = ("w", "mu", "sigma", "erev")
+    names = [*synapses, *(f"sensory_{name}" for name in synapses), "gleak", "vleak", "cm"]
+    names += [f"input_{w}" for w in _WEIGHTS[input_mapping]]
+    names += ["norm_weight", "norm_bias"] if norm else []
+    names += [f"output_{w}" for w in _WEIGHTS[output_mapping]]
     return Options(
-        text,
-        int(values["outputs"]),
-        values["input"] != "none",
-        values["norm"] == "true",
-        values["output"] != "none",
-        values["store"] == "true",
-        values["identity"] == "false",
-        int(values["unfolds"]),
-        float(values["dt"]),
-        float(values["epsilon"]),
-        values["input"],
-        values["output"],
+        text, names, int(outputs), bool(norm), implicit_param_constraints, int(unfolds), float(dt), float(epsilon)
     )
-
