@@ -278,8 +278,16 @@ fn the_peers_bugs_stay_away() {
                     inputs.get_mut(name).unwrap().data.fill(value);
                     p.gates = Gates::Extreme;
                 }
-                let got = run(&p, &BOTH, &inputs, None).unwrap();
+                let mut got = run(&p, &BOTH, &inputs, None).unwrap();
                 assert!(got.iter().all(|(_, v)| v.data.iter().all(|x| x.is_finite())), "{dtype} T={t} {fill:?}");
+                if fill == Some(("f", -40.0)) {
+                    // With every forget gate shut its gradient is e^-40 of the others: a difference of sums in f32 gives 0
+                    // up to their roundings.
+                    let (f, i) = (got.get("grad_f").unwrap(), got.get("grad_i").unwrap());
+                    let most = |v: &Values| v.data.iter().fold(0f64, |m, x| m.max(x.abs()));
+                    assert!(most(f) <= 1e-4 * most(i).max(1.0), "{gate:?} {dtype}: {:e} of {:e}", most(f), most(i));
+                    got = got.iter().filter(|(n, _)| *n != "grad_f").map(|(n, v)| (n.to_owned(), v.clone())).collect();
+                }
                 assert_law(&p, &inputs, &got, &format!("{dtype} T={t} {fill:?}"));
             }
         }
