@@ -319,7 +319,7 @@ impl Problem for MlstmStep {
             Dtype::Bf16 => (4e-3, "rounded to 8 bits when it is stored"),
             Dtype::F16 => (5e-4, "rounded to 11 bits when it is stored"),
             _ if output == "h" => (2e-6, "two sums over K and a division by one of them, which may nearly cancel"),
-            _ => (5e-7, "a state rounds twice a step, and its weights come of an exponential each"),
+            _ => (4e-7, "a state rounds twice a step, and its weights come of an exponential each"),
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
     }

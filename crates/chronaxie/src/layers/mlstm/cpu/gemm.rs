@@ -180,7 +180,7 @@ unsafe fn tile_of<const FMA: bool, const R: usize, const N: usize>(
     high: usize,
     (start, r0, c0): (Start<'_>, usize, usize),
 ) {
-    // SAFETY (of every access below): as the caller promises.
+    // SAFETY: of every access below, as the caller promises.
     unsafe {
         let mut acc = [[Lanes::<N>::splat(0.0); 4]; R];
         let mut at = low;

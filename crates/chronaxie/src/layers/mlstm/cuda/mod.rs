@@ -143,11 +143,11 @@ fn chunks(p: &Mlstm) -> usize {
 }
 
 impl PassPlan {
-    fn new(p: &Mlstm, pass: Pass, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+    fn new(p: &Mlstm, pass: Pass, device: &Arc<CudaDevice>, gap: usize, asked: Option<usize>) -> Result<Self> {
         let (k, kv, chains, chunks) = (p.dqk, p.dqk * p.dv, chains(p), chunks(p));
         let backward = pass == Pass::Backward;
         let least = if backward { chunks.isqrt().max(2) } else { 2 };
-        let window = (WINDOW_BYTES / (4 * kv * chains.max(1))).max(least).min(chunks);
+        let window = asked.unwrap_or((WINDOW_BYTES / (4 * kv * chains.max(1))).max(least)).min(chunks);
         let windows = chunks.div_ceil(window);
         let mut kernels = Vec::new();
         let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
@@ -164,7 +164,7 @@ impl PassPlan {
         let only = |there: bool, n: usize| if there { n } else { 0 };
         let started = only(backward && windows > 1, chains * windows);
         let own_gauge = !backward && !p.backward && p.has_gauge();
-        let mut layout = Layout::new(options.scratch_gap);
+        let mut layout = Layout::new(gap);
         let list = [
             ("gauge", Dtype::F32, only(own_gauge, tokens)),
             ("gate_sums", Dtype::F64, tokens),
@@ -268,9 +268,14 @@ impl CudaPlan {
     pub(super) fn new(p: &Mlstm, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let problem = p.build()?;
         let entry = problem.gate.entry();
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simt") {
-            return Err(Error::config(format!("{entry}: variant `{v}` is not one of simt on CUDA")));
-        }
+        let asked = match options.variant.as_deref() {
+            None | Some("simt") => None,
+            Some(v) => {
+                let size = v.strip_prefix("simt:w").and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
+                let other = || format!("{entry}: variant `{v}` is not one of simt, simt:wN on CUDA");
+                Some(size.ok_or_else(|| Error::config(other()))?)
+            }
+        };
         // Chains are the second axis of grids.
         if chains(&problem) > 65535 || chains(&problem).saturating_mul(chunks(&problem)) > i32::MAX as usize {
             let (chains, chunks) = (chains(&problem), chunks(&problem));
@@ -278,7 +283,7 @@ impl CudaPlan {
                 "{entry}: S NH = {chains} with {chunks} chunks each exceeds a CUDA grid"
             )));
         }
-        let plan = |pass| PassPlan::new(&problem, pass, device, options);
+        let plan = |pass| PassPlan::new(&problem, pass, device, options.scratch_gap, asked);
         let backward = if problem.backward { Some(plan(Pass::Backward)?) } else { None };
         let forward = plan(Pass::Forward)?;
         Ok(Self { problem, device: device.clone(), forward, backward, empty: Layout::new(0) })

@@ -1,16 +1,25 @@
 //! The CPU: what the spec's list of the peers' bugs asks for, and what ties sequences, chunks, cuts and steps together.
 
-use crate::call::Workspace;
-use crate::cuda::StreamRef;
+use crate::call::{Workspace, default_stream};
 use crate::layers::mlstm::{Gate, Gates, Mlstm, MlstmStep};
 use crate::op::{Metric, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::{Device, Dtype, Result};
 
-/// Runs passes one after the other on the CPU and gives all that they wrote.
 fn run(p: &dyn Problem, passes: &[Pass], inputs: &Tensors, variant: Option<&str>) -> Result<Tensors> {
+    run_on(&Device::Cpu, p, passes, inputs, variant)
+}
+
+/// Runs passes one after the other and gives all that they wrote.
+pub(super) fn run_on(
+    device: &Device,
+    p: &dyn Problem,
+    passes: &[Pass],
+    inputs: &Tensors,
+    variant: Option<&str>,
+) -> Result<Tensors> {
     let options = PlanOptions { variant: variant.map(str::to_owned), ..PlanOptions::default() };
-    let plan = p.plan(&Device::Cpu, &options)?;
-    let mut workspace = Workspace::new(&*plan, passes, &Device::Cpu)?;
+    let plan = p.plan(device, &options)?;
+    let mut workspace = Workspace::new(&*plan, passes, device)?;
     let mut outputs = Vec::new();
     for &pass in passes {
         let signature = p.signature(pass)?;
@@ -19,16 +28,17 @@ fn run(p: &dyn Problem, passes: &[Pass], inputs: &Tensors, variant: Option<&str>
                 workspace.set(&t.name, v)?;
             }
         }
-        workspace.bind(&*plan, pass, StreamRef::LEGACY)?.run()?;
+        workspace.bind(&*plan, pass, default_stream(device))?.run()?;
+        device.synchronize()?;
         outputs.extend(signature.outputs.iter().map(|t| t.name.to_string()));
     }
     outputs.into_iter().map(|name| Ok((name.clone(), workspace.get(&name)?))).collect()
 }
 
-const BOTH: [Pass; 2] = [Pass::Forward, Pass::Backward];
+pub(super) const BOTH: [Pass; 2] = [Pass::Forward, Pass::Backward];
 
 /// What both passes read, rounded to what is stored.
-fn sample(p: &Mlstm, seed: u64) -> Tensors {
+pub(super) fn sample(p: &Mlstm, seed: u64) -> Tensors {
     BOTH.iter().filter(|&&pass| p.signature_of(pass).is_ok()).fold(Tensors::new(), |mut all, &pass| {
         p.sample(pass, seed).unwrap().iter().for_each(|(n, v)| all.insert(n, v.clone()));
         all
@@ -43,7 +53,7 @@ fn relative(x: &Values, law: &Values) -> f64 {
 }
 
 /// Every output of both passes within its tolerance of the law.
-fn assert_law(p: &Mlstm, inputs: &Tensors, got: &Tensors, what: &str) {
+pub(super) fn assert_law(p: &Mlstm, inputs: &Tensors, got: &Tensors, what: &str) {
     for pass in BOTH {
         for (name, law) in p.reference(pass, inputs, false).unwrap().iter() {
             let (Some(got), Some(t)) = (got.find(name), p.tolerance(pass, name)) else { continue };
@@ -54,7 +64,7 @@ fn assert_law(p: &Mlstm, inputs: &Tensors, got: &Tensors, what: &str) {
     }
 }
 
-fn problem(gate: Gate, sizes: [usize; 5]) -> Mlstm {
+pub(super) fn problem(gate: Gate, sizes: [usize; 5]) -> Mlstm {
     let mut p = Mlstm::new(gate, sizes);
     (p.initial_state, p.last_state) = (true, true);
     p
@@ -278,8 +288,16 @@ fn the_peers_bugs_stay_away() {
                     inputs.get_mut(name).unwrap().data.fill(value);
                     p.gates = Gates::Extreme;
                 }
-                let got = run(&p, &BOTH, &inputs, None).unwrap();
+                let mut got = run(&p, &BOTH, &inputs, None).unwrap();
                 assert!(got.iter().all(|(_, v)| v.data.iter().all(|x| x.is_finite())), "{dtype} T={t} {fill:?}");
+                if fill == Some(("f", -40.0)) {
+                    // With every forget gate shut its gradient is e^-40 of the others: a difference of sums in f32 gives 0
+                    // up to their roundings.
+                    let (f, i) = (got.get("grad_f").unwrap(), got.get("grad_i").unwrap());
+                    let most = |v: &Values| v.data.iter().fold(0f64, |m, x| m.max(x.abs()));
+                    assert!(most(f) <= 1e-4 * most(i).max(1.0), "{gate:?} {dtype}: {:e} of {:e}", most(f), most(i));
+                    got = got.iter().filter(|(n, _)| *n != "grad_f").map(|(n, v)| (n.to_owned(), v.clone())).collect();
+                }
                 assert_law(&p, &inputs, &got, &format!("{dtype} T={t} {fill:?}"));
             }
         }

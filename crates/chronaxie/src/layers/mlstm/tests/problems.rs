@@ -107,12 +107,14 @@ fn no_tolerance_of_f32_is_more_than_eight_times_what_f32_costs_the_law() {
             }
         }
     }
-    // One bound for a group of outputs: the worst noise in it.
+    // One bound for a group of outputs: the worst noise in it, over all three entries.
+    let mut wide = Vec::new();
     for (entry, pass, name, _, bound) in &noise {
-        let alike =
-            noise.iter().filter(|n| n.1 == *pass && n.4 == *bound && (n.0 == *entry) == (*entry == "mlstm_step"));
-        let alike = alike.chain(noise.iter().filter(|n| n.1 == *pass && n.4 == *bound && n.0 == *entry));
-        let worst = alike.map(|n| n.3).fold(0.0, f64::max);
-        assert!(*bound <= 8.0 * worst, "{entry} {name}: the tolerance {bound:e} against noise of {worst:e}");
+        let worst = noise.iter().filter(|n| n.1 == *pass && n.4 == *bound).map(|n| n.3).fold(0.0, f64::max);
+        if *bound > 8.0 * worst {
+            wide.push(format!("{entry} {name}: the tolerance {bound:e} against noise of {worst:e}"));
+        }
     }
+    wide.dedup();
+    assert!(wide.is_empty(), "{}", wide.join("\n"));
 }
