@@ -120,7 +120,7 @@ impl Op for CfcEntry {
                 "B0_T3_D3_H5,units=6,h0=true,elapsed=true,mixed=true",
                 "B2_T3_D2_H0,units=6,h0=true,elapsed=true,mixed=true",
                 "B2_T3_D2_H4,units=0,h0=true,elapsed=true",
-                "B3_T2_D4_H5,cells=3+0+2,masked=true,layers=0,h0=true,mixed=true,elapsed=true",
+                "B4_T5_D4_H12,cells=7+0+5,masked=true,layers=0,h0=true,mixed=true,elapsed=true",
                 // More rows than a group, more columns than a block, several slices of the sums over batch and time.
                 "B37_T3_D5_H40,units=20",
                 "B2_T3_D300_H129,units=257",

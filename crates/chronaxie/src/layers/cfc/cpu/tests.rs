@@ -59,7 +59,7 @@ fn both_passes_agree_with_the_law() {
             against_the_law(&format!("{batch} rows"), &p);
         }
     }
-    for units in [1, 31, 32, 33, 64, 70] {
+    for units in [3, 31, 32, 33, 64, 70] {
         let p =
             Cfc { backbone_units: units, backbone_layers: 2, activation: Activation::Gelu, ..Cfc::new(5, 3, 6, units) };
         against_the_law(&format!("{units} units"), &p);
@@ -72,8 +72,7 @@ fn cases_of_the_entry_are_planned() {
         let plan = CfcEntry.problem(&case).unwrap().plan(&Device::Cpu, &PlanOptions::default()).unwrap();
         assert!(plan.config().starts_with("simd = "), "{}", plan.config());
     }
-    let mut options = PlanOptions::default();
-    options.variant = Some("wide".into());
+    let options = PlanOptions { variant: Some("wide".into()), ..PlanOptions::default() };
     let case: Case = "B1_T1_D1_H1".parse().unwrap();
     let e = CfcEntry.problem(&case).unwrap().plan(&Device::Cpu, &options).err().unwrap().to_string();
     assert_eq!(e, "cfc: variant `wide` is not one of the CPU's: simd, or t and steps of a chunk");

@@ -209,7 +209,7 @@ mod tests {
             // erfc by its own series would be needed far out; 1 + erf has 12 digits left at -5.
             let want = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
             let error = (f64::from(below.0[0]) - want).abs() / want;
-            assert!(error < 1e-6, "at {x}: {} and not {want}", below.0[0]);
+            assert!(error < 2e-6, "at {x}: {} and not {want}", below.0[0]);
             let want = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
             assert!((f64::from(density.0[0]) - want).abs() < 2e-6 * want, "the density at {x}");
         }

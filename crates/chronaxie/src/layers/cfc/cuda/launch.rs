@@ -333,8 +333,7 @@ impl CudaPlan {
     ) -> Result<()> {
         let (p, net, s) = (&self.p, &self.net, &back.signature);
         let region = |id| back.scratch.layout.address(base, id);
-        let [grads, operands, partial] =
-            [back.scratch.grads, back.scratch.operands, back.scratch.partial].map(|id| region(id));
+        let [grads, operands, partial] = [back.scratch.grads, back.scratch.operands, back.scratch.partial].map(region);
         let input = |name: &str| s.input(name).map(|i| &x[i]);
         let address = |name: &str| Arg::U64(input(name).map_or(0, View::address));
         let rows = p.batch * len;
