@@ -7,6 +7,7 @@
 namespace emu {
 
 void Engine::perform(size_t index) {
+  copying = true;
   Async a = async[index];
   async[index] = async.back();
   async.pop_back();
@@ -15,6 +16,7 @@ void Engine::perform(size_t index) {
   Block* owner;
   unsigned char* at = resolve(a.block, a.barrier & 0xffffffu, 8, "an mbarrier", &owner);
   complete(at, owner, 0, -int64_t(a.bytes));
+  copying = false;
 }
 
 void check_copy(unsigned to, const void* from, unsigned bytes) {

@@ -163,7 +163,8 @@ class Engine {
   void progress() { idle_yields = 0; }
   [[noreturn]] void fail(unsigned code, const std::string& sentence);
   std::string where(const Fiber* f) const;
-  std::string place() const { return current ? where(current) : std::string("a copy beside the threads"); }
+  std::string place() const { return current ? where(current) : copying ? "a copy beside the threads" : "all threads"; }
+  bool copying = false;
 
   unsigned char* resolve(Block* asking, unsigned address, unsigned bytes, const char* what, Block** owner = nullptr);
   void complete(unsigned char* at, Block* block, unsigned arrivals, int64_t bytes);
