@@ -199,8 +199,13 @@ class CfCCell(nn.Module):
 
     def _parameters_in_order(self) -> list[Tensor]:
         found: list[Tensor] = []
-        linears = [m for m in self.backbone or () if isinstance(m, nn.Linear)]
-        for m in (*linears, *(getattr(self, head) for head in self._options.heads)):
+        # Plain loops: PyTorch 2.4 traces no generators.
+        if self.backbone is not None:
+            for m in self.backbone:
+                if isinstance(m, nn.Linear):
+                    found += [m.weight, m.bias]
+        for head in self._options.heads:
+            m = getattr(self, head)
             found += [m.weight, m.bias]
         if self.mode == "pure":
             found += [self.w_tau.view(-1), self.A.view(-1)]
@@ -292,8 +297,10 @@ class WiredCfCCell(nn.Module):
         return int((wirings.matrices(self._wiring)[1] != 0).sum())
 
     def _parameters_in_order(self) -> list[Tensor]:
-        cells = [getattr(self, f"layer_{l}") for l in range(self.num_layers)]
-        return [p for cell in cells for p in cell._parameters_in_order()]
+        found: list[Tensor] = []
+        for l in range(len(self._options.cells)):
+            found += getattr(self, f"layer_{l}")._parameters_in_order()
+        return found
 
     def _drops(self) -> bool:
         return False
