@@ -12,7 +12,8 @@ from .._errors import ConfigError, ShapeError
 from . import _eager, _functional, _op, wirings
 from ._sequence import LSTMCell, SequenceModule, cell_times
 
-_MODES = ("default", "pure", "no_gate")
+_GATED = ("ff1", "ff2", "time_a", "time_b")
+_HEADS = {"default": _GATED, "pure": ("ff1",), "no_gate": _GATED}
 
 
 class LeCun(nn.Module):
@@ -35,11 +36,8 @@ class Options(NamedTuple):
     activation: str
     masked: bool
     mixed: bool
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The linear maps of a cell."""
-        return ("ff1",) if self.mode == "pure" else ("ff1", "ff2", "time_a", "time_b")
+    # The linear maps of a cell.
+    heads: tuple[str, ...]
 
 
 def _options(
@@ -50,7 +48,7 @@ def _options(
         f"_D{inputs}_H{sum(cells)},mode={mode},layers={layers},units={units},activation={activation},"
         f"cells={'+'.join(map(str, cells))},masked={str(masked).lower()},mixed={str(mixed).lower()},precision={precision}"
     )
-    return Options(text, cells, mode, layers, activation, masked, mixed)
+    return Options(text, cells, mode, layers, activation, masked, mixed, _HEADS[mode])
 
 
 def _run(
@@ -101,7 +99,7 @@ def cfc(
     _check_names(mode, activation)
     if not cells:
         raise ConfigError("cfc: there is no cell")
-    heads = ("ff1",) if mode == "pure" else ("ff1", "ff2", "time_a", "time_b")
+    heads = _HEADS[mode]
     masked, layers = "mask" in cells[0], len(cells[0].get("backbone", ()))
     parameters: list[Tensor] = []
     for at, cell in enumerate(cells):
@@ -127,8 +125,8 @@ def cfc(
 
 
 def _check_names(mode: str, activation: str) -> None:
-    if mode not in _MODES:
-        raise ConfigError(f"cfc: mode `{mode}` is not one of {', '.join(_MODES)}")
+    if mode not in _HEADS:
+        raise ConfigError(f"cfc: mode `{mode}` is not one of {', '.join(_HEADS)}")
     if activation not in _ACTIVATIONS:
         raise ConfigError(f"cfc: activation `{activation}` is not one of {', '.join(_ACTIVATIONS)}")
 
@@ -199,8 +197,13 @@ class CfCCell(nn.Module):
 
     def _parameters_in_order(self) -> list[Tensor]:
         found: list[Tensor] = []
-        linears = [m for m in self.backbone or () if isinstance(m, nn.Linear)]
-        for m in (*linears, *(getattr(self, head) for head in self._options.heads)):
+        # Plain loops: PyTorch 2.4 traces no generators.
+        if self.backbone is not None:
+            for m in self.backbone:
+                if isinstance(m, nn.Linear):
+                    found += [m.weight, m.bias]
+        for head in self._options.heads:
+            m = getattr(self, head)
             found += [m.weight, m.bias]
         if self.mode == "pure":
             found += [self.w_tau.view(-1), self.A.view(-1)]
@@ -292,8 +295,10 @@ class WiredCfCCell(nn.Module):
         return int((wirings.matrices(self._wiring)[1] != 0).sum())
 
     def _parameters_in_order(self) -> list[Tensor]:
-        cells = [getattr(self, f"layer_{l}") for l in range(self.num_layers)]
-        return [p for cell in cells for p in cell._parameters_in_order()]
+        found: list[Tensor] = []
+        for l in range(len(self._options.cells)):
+            found += getattr(self, f"layer_{l}")._parameters_in_order()
+        return found
 
     def _drops(self) -> bool:
         return False
