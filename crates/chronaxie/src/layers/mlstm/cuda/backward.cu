@@ -17,7 +17,7 @@
 #endif
 #include "mlstm.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads) tokens(const Call x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) tokens(const Call x) {
   const i64 at = blockIdx.x * (i64)kThreads + threadIdx.x;
   if (at >= x.chains * x.chunks * x.length) return;
   const i64 nth = at / x.length;
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) tokens(const Call x) {
   x.grad_l[flat] = grad_l;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) grad_states(const Call x, i64 window) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) grad_states(const Call x, i64 window) {
   __shared__ Slices slices;
   __shared__ float weight[kTile], over[kTile], rate[kTile];
   const Chain chain = chain_of(x, blockIdx.y);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) grad_states(const Call x,
   if (window == 0) write(x.grad_c_initial, x.grad_n_initial, chain.nth);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) gradients(const Call x, i64 window) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gradients(const Call x, i64 window) {
   __shared__ Slices slices;
   __shared__ __align__(8) float p[kTile][kTile + 1];
   __shared__ float ds[kTile][kTile + 1];
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradients(const Call x, i
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) ends(const Call x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) ends(const Call x) {
   __shared__ double slots[kThreads];
   const Chain chain = chain_of(x, blockIdx.x);
   const i64 size = x.dk * x.dv;

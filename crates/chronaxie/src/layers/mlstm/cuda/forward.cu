@@ -15,7 +15,7 @@
 #endif
 #include "mlstm.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads) gate_sums(const Call x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gate_sums(const Call x) {
   const i64 at = blockIdx.x * (i64)kThreads + threadIdx.x;
   if (at >= x.chains * x.chunks) return;
   const Chain chain = chain_of(x, at / x.chunks);
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_sums(const Call x) {
 }
 
 // The gauge behind each chunk, in the place of its last token.
-extern "C" __global__ void __launch_bounds__(kThreads) gate_gauge(const Call x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gate_gauge(const Call x) {
   const i64 at = blockIdx.x * (i64)kThreads + threadIdx.x;
   if (at >= x.chains) return;
   const Chain chain = chain_of(x, at);
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_gauge(const Call x) 
 }
 
 // That of the other tokens.
-extern "C" __global__ void __launch_bounds__(kThreads) gate_tokens(const Call x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gate_tokens(const Call x) {
   const i64 at = blockIdx.x * (i64)kThreads + threadIdx.x;
   if (at >= x.chains * x.chunks) return;
   const Chain chain = chain_of(x, at / x.chunks);
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_tokens(const Call x)
 
 // States at the starts of a window's chunks and behind its last. The window's first comes from the window before it, or,
 // with `restart`, from where an earlier scan kept it.
-extern "C" __global__ void __launch_bounds__(kThreads) states(const Call x, i64 window, int restart) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) states(const Call x, i64 window, int restart) {
   __shared__ Slices slices;
   __shared__ float into[kTile];
   const Chain chain = chain_of(x, blockIdx.y);
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) states(const Call x, i64 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) outputs(const Call x, i64 window) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) outputs(const Call x, i64 window) {
   __shared__ Slices slices;
   __shared__ float pairs[kTile][kTile + 1], weight[kTile], over[kTile];
   const Chain chain = chain_of(x, blockIdx.y);

@@ -22,7 +22,7 @@ struct StepCall {
   double scale, eps, norm_eps;
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads) mlstm_step(const StepCall x) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) mlstm_step(const StepCall x) {
   __shared__ float q[kHeadMost], k[kHeadMost], out[kHeadMost];
   __shared__ double slots[kThreads];
   const i64 b = blockIdx.x / x.heads, head = blockIdx.x % x.heads;
