@@ -45,10 +45,3 @@ pub use selective::{
     Discretisation, SelectiveScan, SelectiveScanOp, SelectiveStateUpdate, SelectiveStateUpdateOp, Weights,
 };
 pub use spec::{Gates, LinearScan};
-
-/// What an entry without kernels says where a CUDA device is asked for.
-fn not_on_cuda(entry: &str) -> crate::Error {
-    crate::Error::unavailable(format!(
-        "{entry}: it has no kernels for CUDA devices yet; run it on the CPU (backend cpu)"
-    ))
-}

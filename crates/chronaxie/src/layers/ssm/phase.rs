@@ -12,7 +12,7 @@ use crate::simd_math::{self, Lanes};
 /// 1 / (2 pi) to the nearest f32.
 pub const TURNS_HIGH: f32 = 0.159_154_94;
 /// What that leaves of 1 / (2 pi).
-pub const TURNS_LOW: f32 = 6.420638243e-09;
+pub const TURNS_LOW: f32 = 6.420_638_2e-9;
 /// Parts of a turn.
 const PARTS: f32 = 4_294_967_296.0;
 
@@ -55,10 +55,7 @@ pub(super) fn circular<const FMA: bool>(turns: [i32; LANES]) -> Circular {
     /// Radians a part.
     const RADIANS: f32 = (std::f64::consts::TAU / 4_294_967_296.0) as f32;
     let quarter = turns.map(|g| g.wrapping_add(1 << 29) >> 30);
-    let mut x = Wide::splat(0.0);
-    for l in 0..LANES {
-        x.0[l] = turns[l].wrapping_sub(quarter[l] << 30) as f32 * RADIANS;
-    }
+    let x: Wide = Lanes(std::array::from_fn(|l| turns[l].wrapping_sub(quarter[l] << 30) as f32 * RADIANS));
     let x2 = x * x;
     let poly = |c: [f32; 5]| {
         let p = Wide::splat(c[4]).mul_add::<FMA>(x2, Wide::splat(c[3])).mul_add::<FMA>(x2, Wide::splat(c[2]));
@@ -69,14 +66,14 @@ pub(super) fn circular<const FMA: bool>(turns: [i32; LANES]) -> Circular {
     let sine = sine.mul_add::<FMA>(x, x);
     let less = poly([-0.5, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40320.0, -1.0 / 3_628_800.0]) * x2;
     let mut r = Circular { sin: sine, cos: less, cos_m1: less };
-    for l in 0..LANES {
+    for (l, &quarter) in quarter.iter().enumerate() {
         let (s, m) = (sine.0[l], less.0[l]);
         let c = 1.0 + m;
-        let (odd, sign) = (quarter[l] & 1 != 0, if quarter[l] & 2 != 0 { -1.0 } else { 1.0 });
+        let (odd, sign) = (quarter & 1 != 0, if quarter & 2 != 0 { -1.0 } else { 1.0 });
         r.sin.0[l] = sign * if odd { c } else { s };
         let cos = sign * if odd { -s } else { c };
         r.cos.0[l] = cos;
-        r.cos_m1.0[l] = if quarter[l] & 3 == 0 { m } else { cos - 1.0 };
+        r.cos_m1.0[l] = if quarter & 3 == 0 { m } else { cos - 1.0 };
     }
     r
 }
@@ -155,8 +152,8 @@ mod tests {
             let g: [i32; LANES] = std::array::from_fn(|l| ((i * 16 + l as i64) * 13_421 - (1 << 31)) as i32);
             let (fused, plain) = (circular::<true>(g), circular::<false>(g));
             for c in [fused, plain] {
-                for l in 0..LANES {
-                    let x = f64::from(g[l]) / f64::from(PARTS) * TAU;
+                for (l, &g) in g.iter().enumerate() {
+                    let x = f64::from(g) / f64::from(PARTS) * TAU;
                     let errors = [f64::from(c.sin.0[l]) - x.sin(), f64::from(c.cos.0[l]) - x.cos()];
                     assert!(errors.iter().all(|e| e.abs() < 1.2e-7), "{x}: {errors:?}");
                     let m1 = -2.0 * (x / 2.0).sin().powi(2);

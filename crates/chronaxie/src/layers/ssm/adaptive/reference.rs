@@ -111,9 +111,9 @@ pub fn backward<R: Real>(
     let v: Vec<R> = i.u.iter().map(|&u| if p.has_silu() { silu(u) } else { u }).collect();
     let mut dy = grad_out.to_vec();
     if let (Some(z), Some(grad_z)) = (&i.z, &mut g.z) {
-        for at in 0..dy.len() {
-            grad_z[at] = grad_out[at] * y[at] * silu_slope(z[at]);
-            dy[at] = grad_out[at] * silu(z[at]);
+        for (((grad_z, dy), &y), &z) in grad_z.iter_mut().zip(&mut dy).zip(&y).zip(z) {
+            *grad_z = *dy * y * silu_slope(z);
+            *dy = *dy * silu(z);
         }
     }
     // That of v, and only then of u.

@@ -223,9 +223,9 @@ fn hippo_is_diagonal_in_its_basis() {
     for (k, &lambda) in lambda.iter().enumerate() {
         assert!(lambda.re == -0.5 && lambda.im > 0.0);
         let v = &vectors[k * size..][..size];
-        for i in 0..size {
+        for (i, &part) in v.iter().enumerate() {
             let image = (0..size).fold(Complex::real(0.0), |sum, j| sum + v[j].scale(normal(i, j)));
-            assert!((image - lambda * v[i]).norm_squared() < 1e-20, "eigenvector {k}");
+            assert!((image - lambda * part).norm_squared() < 1e-20, "eigenvector {k}");
         }
         // What a real vector is in the basis: its product with the conjugate.
         let b: Vec<f64> = (0..size).map(|i| i as f64).collect();
@@ -244,7 +244,7 @@ fn s4d_through_the_selective_scan_is_its_kernel() {
     let p = p.with_discretisation(Discretisation::Zoh).with_weights(Weights::Constant, Weights::Constant).unwrap();
     let c = draw(&mut rng, 2 * channels * states);
     let mut i = Tensors::new();
-    let pulse = |k: usize| f64::from(u8::from(k % steps == 0));
+    let pulse = |k: usize| f64::from(u8::from(k.is_multiple_of(steps)));
     let cells = channels * steps;
     i.insert("u", Values::new([1, channels, steps], (0..cells).map(pulse).collect()).unwrap());
     i.insert("delta", Values::new([1, channels, steps], (0..cells).map(|k| r.delta[k / steps]).collect()).unwrap());

@@ -45,8 +45,8 @@ fn recip<const FMA: bool, K: Number>(v: K) -> K {
 #[inline(always)]
 fn select<K: Number>(condition: [bool; LANES], a: K, b: K) -> K {
     let (mut re, mut im) = (b.re(), b.im());
-    for l in 0..LANES {
-        if condition[l] {
+    for (l, yes) in condition.into_iter().enumerate() {
+        if yes {
             (re.0[l], im.0[l]) = (a.re().0[l], a.im().0[l]);
         }
     }

@@ -1,6 +1,7 @@
 //! The entries `selective_scan` and `selective_state_update`: their cases.
 
 use super::super::entry::{cases, dtype, packing};
+use super::cuda;
 use super::spec::{NAME, SelectiveScan, Weights};
 use super::step::{NAME as STEP_NAME, SelectiveStateUpdate};
 use crate::op::{Case, CaseSet, Op, Pass, Problem};
@@ -116,7 +117,7 @@ impl Op for SelectiveScanOp {
         Ok(Arc::new(scan(case, case.size("T")?)?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }
 
@@ -146,7 +147,8 @@ impl Op for SelectiveStateUpdateOp {
         };
         Ok(Arc::new(SelectiveStateUpdate::new(scan(case, 1)?, slots)?))
     }
+    // Those of the scan: a step is its forward kernel.
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }

@@ -5,6 +5,7 @@ pub mod spec;
 pub mod step;
 
 mod cpu;
+mod cuda;
 mod discretise;
 mod entry;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::super::complex::Complex;
 use super::super::lanes::STEPS;
 use super::super::law;
 use super::super::packing::{OwnedMarks, Packing};
-use super::{cpu, reference};
+use super::{cpu, cuda, reference};
 use crate::op::{
     Cost, Metric, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance, Values,
 };
@@ -224,6 +224,10 @@ impl SelectiveScan {
     pub fn states(&self) -> usize {
         self.states
     }
+    /// The element type of the sequences.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
     /// Whether states are complex.
     pub fn is_complex(&self) -> bool {
         self.complex
@@ -386,7 +390,7 @@ impl Problem for SelectiveScan {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(*self, options)?)),
-            Device::Cuda(_) => Err(super::super::not_on_cuda(NAME)),
+            Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::new(*self, d, options)?)),
         }
     }
 

@@ -4,7 +4,7 @@ use super::super::complex::Complex;
 use super::super::law;
 use super::super::packing::Marks;
 use super::spec::SelectiveScan;
-use super::{cpu, reference};
+use super::{cpu, cuda, reference};
 use crate::op::{
     Cost, Metric, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance, Values,
 };
@@ -153,7 +153,7 @@ impl Problem for SelectiveStateUpdate {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
             Device::Cpu => Ok(Box::new(cpu::StepPlan::new(*self, options)?)),
-            Device::Cuda(_) => Err(super::super::not_on_cuda(NAME)),
+            Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::step(*self, d, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {

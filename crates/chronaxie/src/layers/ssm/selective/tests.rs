@@ -274,10 +274,10 @@ fn the_real_scan_is_mambas() {
                 let at = (b * channels + d) * steps + t;
                 let delta = (get("delta")[at] + get("delta_bias")[d]).exp().ln_1p();
                 let mut y = get("D")[d] * get("u")[at];
-                for n in 0..states {
+                for (n, h) in h.iter_mut().enumerate() {
                     let w = ((b * groups + d / (channels / groups)) * states + n) * steps + t;
-                    h[n] = (delta * get("A")[d * states + n]).exp() * h[n] + delta * get("B")[w] * get("u")[at];
-                    y += get("C")[w] * h[n];
+                    *h = (delta * get("A")[d * states + n]).exp() * *h + delta * get("B")[w] * get("u")[at];
+                    y += get("C")[w] * *h;
                 }
                 let z = get("z")[at];
                 let want = y * z / (1.0 + (-z).exp());

@@ -2,7 +2,9 @@
 
 use super::super::complex::Complex;
 use super::super::testing::{cut, keeps_to_the_law, run, sample_and_run, tolerances_are_near_the_noise};
-use super::super::{AdaptiveThetaOp, LinearScanComplexOp, LinearScanOp, Packing};
+use super::super::{
+    AdaptiveThetaOp, LinearScanComplexOp, LinearScanOp, Packing, SelectiveScanOp, SelectiveStateUpdateOp,
+};
 use super::*;
 use crate::check::{Status, measure};
 use crate::op::Problem;
@@ -165,7 +167,9 @@ fn half_precision_rounds_only_what_is_stored() {
 fn on_a_gpu_the_serial_kernels_keep_to_the_law() {
     let Some(gpu) = gpu() else { return };
     let device = Device::Cuda(gpu.device.clone());
-    for op in [&LinearScanOp as &dyn Op, &LinearScanComplexOp, &AdaptiveThetaOp] {
+    let entries: [&dyn Op; 5] =
+        [&LinearScanOp, &LinearScanComplexOp, &AdaptiveThetaOp, &SelectiveScanOp, &SelectiveStateUpdateOp];
+    for op in entries {
         for case in op.cases(CaseSet::Check) {
             let p = op.problem(&case).unwrap();
             for c in measure(&*p, op.passes(), &device, 1).unwrap() {

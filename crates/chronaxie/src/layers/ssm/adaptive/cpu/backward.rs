@@ -155,7 +155,7 @@ impl Backward<'_> {
             y.re[..steps].fill(zeros);
             z.im[..steps].fill(zeros);
             let fresh = fresh(&self.marks, at.unit.row, from, to);
-            for n in 0..p.states() {
+            for (n, mu) in mu[..p.states()].iter_mut().enumerate() {
                 at.gather_angles(i, n, from, to, &mut angle);
                 let (state, phase) = match &i.h0 {
                     _ if from % STEPS == 0 && from > at.unit.begin => {
@@ -185,7 +185,7 @@ impl Backward<'_> {
                 if nth == 0 {
                     let mut last = at.load(&self.grad_last, at.unit.state, n);
                     tile::turn_back(&mut last, &walk.phase);
-                    mu[n] = Sum::new(last);
+                    *mu = Sum::new(last);
                 }
                 let mut back = Back {
                     theta: &mut angle.re,
@@ -196,7 +196,7 @@ impl Backward<'_> {
                     c,
                     trace: trace.each_ref(),
                     fresh: &fresh[..steps],
-                    mu: mu[n],
+                    mu: *mu,
                     grad_b: [zeros; 2],
                     grad_c: [zeros; 2],
                     grad_drive: &mut z.im,
@@ -208,7 +208,7 @@ impl Backward<'_> {
                 }
                 // A tile's share is summed on its own first: that of many thousand steps would round away small ones.
                 let (of_b, of_c) = (back.grad_b, back.grad_c);
-                mu[n] = back.mu;
+                *mu = back.mu;
                 add(&mut sums.b[n], &of_b);
                 add(&mut sums.c[n], &of_c);
                 // SAFETY: as above, and a block's elements belong to its task.
@@ -222,13 +222,13 @@ impl Backward<'_> {
             }
             let mut of_skip = zeros;
             for t in 0..steps {
-                for l in 0..LANES {
+                for (l, (of_skip, &skip)) in of_skip.iter_mut().zip(&skip).enumerate() {
                     let (v, dy, of_drive) = (v.re[t][l], dy.re[t][l], z.im[t][l]);
-                    of_skip[l] += dy * v;
-                    grad.re[t][l] = (delta.re[t][l] * of_drive + dy * skip[l]) * delta.im[t][l];
+                    *of_skip += dy * v;
+                    grad.re[t][l] = (delta.re[t][l] * of_drive + dy * skip) * delta.im[t][l];
                     grad.im[t][l] = v * of_drive;
                     // z holds silu'(z) times the gradient of out.
-                    z.re[t][l] *= y.re[t][l] + skip[l] * v;
+                    z.re[t][l] *= y.re[t][l] + skip * v;
                 }
             }
             sums.skip.iter_mut().zip(of_skip).for_each(|(sum, x)| *sum += x);
@@ -243,10 +243,10 @@ impl Backward<'_> {
             }
         }
         if let Some(h0) = &out.h0 {
-            for n in 0..p.states() {
+            for (n, mu) in mu[..p.states()].iter().enumerate() {
                 // A sequence without steps hands its gradient through; else the phase before the first step is 0.
                 let of_h0 =
-                    if at.unit.begin == at.unit.end { at.load(&self.grad_last, at.unit.state, n) } else { mu[n].value };
+                    if at.unit.begin == at.unit.end { at.load(&self.grad_last, at.unit.state, n) } else { mu.value };
                 at.store(&of_h0, h0, at.unit.state, n);
             }
         }

@@ -65,9 +65,9 @@ impl Forward<'_> {
             }
             y.re[..steps].fill(zeros);
             let fresh = fresh(&self.marks, at.unit.row, from, to);
-            for n in 0..p.states() {
+            for (n, (state, phase)) in states.iter_mut().zip(&mut phases).take(p.states()).enumerate() {
                 if from % STEPS == 0 {
-                    at.store_chunk(&self.chunks, &self.phases, from, n, &states[n].value, &phases[n]);
+                    at.store_chunk(&self.chunks, &self.phases, from, n, &state.value, phase);
                 }
                 at.gather_angles(i, n, from, to, &mut angle);
                 if i.rho.is_some() {
@@ -81,8 +81,8 @@ impl Forward<'_> {
                     b: at.weight(&i.b, n),
                     c: at.weight(&i.c, n),
                     fresh: &fresh[..steps],
-                    state: states[n],
-                    phase: phases[n],
+                    state: *state,
+                    phase: *phase,
                     y: &mut y.re,
                     trace: None,
                 };
@@ -91,16 +91,16 @@ impl Forward<'_> {
                 } else {
                     tile::walk_unitary(&mut walk)
                 }
-                (states[n], phases[n]) = (walk.state, walk.phase);
+                (*state, *phase) = (walk.state, walk.phase);
             }
             let finish = if i.z.is_some() { tile::finish_gated } else { tile::finish_plain };
             finish(&mut y.re[..steps], &v.re, &z.re, &skip, 1.0);
             // SAFETY: as above, and a block's elements belong to its task.
             unsafe { y.scatter(&self.out, &at.sequence(&self.out, from, to), false) };
         }
-        for n in 0..p.states() {
-            tile::turn(&mut states[n].value, &phases[n]);
-            at.store(&states[n].value, &self.last, at.unit.state, n);
+        for (n, (state, phase)) in states.iter_mut().zip(&phases).take(p.states()).enumerate() {
+            tile::turn(&mut state.value, phase);
+            at.store(&state.value, &self.last, at.unit.state, n);
         }
     }
 }

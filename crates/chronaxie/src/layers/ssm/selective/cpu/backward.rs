@@ -189,7 +189,7 @@ impl Backward<'_> {
             grad.re[..steps].fill(zeros);
             grad.im[..steps].fill(zeros);
             let fresh = fresh(&self.marks, at.unit.row, from, to);
-            for n in 0..p.states() {
+            for (n, mu) in mu[..p.states()].iter_mut().enumerate() {
                 // SAFETY: as above.
                 unsafe {
                     b.gather(&i.b, 0, &at.weight(g, p.b(), &i.b, n, from, to), complex);
@@ -230,7 +230,7 @@ impl Backward<'_> {
                     gate: &gate,
                     factor: &factor,
                     fresh: &fresh[..steps],
-                    mu: mu[n],
+                    mu: *mu,
                     grad_a: [zeros; 2],
                     grad_delta: &mut grad.im,
                     grad_u: &mut grad.re,
@@ -242,21 +242,21 @@ impl Backward<'_> {
                 }
                 // A tile's share is summed on its own first: that of many thousand steps would round away small ones.
                 let of_tile = back.grad_a;
-                mu[n] = back.mu;
+                *mu = back.mu;
                 add(&mut sums.a[n], &of_tile);
                 self.weight(g, at, p.b(), &b, &out.b, self.partial.b.1, (slice, first), (n, from, to), &mut sums.b[n]);
                 self.weight(g, at, p.c(), &c, &out.c, self.partial.c.1, (slice, first), (n, from, to), &mut sums.c[n]);
             }
             let mut of_tile = [[0.0; LANES]; 2];
             for t in 0..steps {
-                for l in 0..LANES {
+                for (l, &skip) in skip.iter().enumerate() {
                     let (u, own) = (u.re[t][l], dy.re[t][l] / kappa);
-                    grad.re[t][l] += own * skip[l];
+                    grad.re[t][l] += own * skip;
                     of_tile[0][l] += own * u;
                     grad.im[t][l] *= delta.im[t][l];
                     of_tile[1][l] += grad.im[t][l];
                     // z holds silu'(z) times the gradient of out.
-                    z.re[t][l] *= kappa * y.re[t][l] + skip[l] * u;
+                    z.re[t][l] *= kappa * y.re[t][l] + skip * u;
                 }
             }
             add(&mut sums.vectors, &of_tile);
