@@ -273,7 +273,7 @@ impl Exchange {
         py: Python<'py>,
         tensors: &[(Dtype, Shape)],
         place: Place,
-    ) -> PyResult<Option<Vec<(Bound<'py, PyAny>, u64)>>> {
+    ) -> PyResult<Option<Addressed<'py>>> {
         let step = |&(dtype, shape): &(Dtype, Shape)| (shape.elements() * dtype.size()).next_multiple_of(LINE);
         let Some(block) = self.allocate(tensors.iter().map(step).sum(), place) else { return Ok(None) };
         let (block, mut offset) = (Arc::new(block), 0);
@@ -286,6 +286,9 @@ impl Exchange {
         Ok(Some(made))
     }
 }
+
+/// Tensors with the address of each.
+pub type Addressed<'py> = Vec<(Bound<'py, PyAny>, u64)>;
 
 /// A block of the framework's memory.
 pub struct Allocated(*mut Managed);

@@ -41,16 +41,15 @@ fn specialisation(dtype: Dtype, complex: bool, rule: Discretisation, per_lane: u
     spec
 }
 
-/// Every form of the kernels.
+/// The corners: few and many states a lane, real and complex, every rule and every type once.
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    let mut list = Vec::new();
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        for (complex, rule) in [false, true].into_iter().flat_map(|c| Discretisation::ALL.map(|r| (c, r))) {
-            list.extend([1, per_lane(MAX_STATES)].map(|n| specialisation(dtype, complex, rule, n)));
-        }
-    }
-    list.extend([2, 4].map(|n| specialisation(Dtype::F32, false, Discretisation::Exp, n)));
-    list
+    let most = per_lane(MAX_STATES);
+    vec![
+        specialisation(Dtype::F32, false, Discretisation::Exp, 1),
+        specialisation(Dtype::F32, true, Discretisation::Zoh, most),
+        specialisation(Dtype::Bf16, false, Discretisation::Bilinear, most),
+        specialisation(Dtype::F16, true, Discretisation::Bilinear, 1),
+    ]
 }
 
 /// Where the parts lie in scratch.
