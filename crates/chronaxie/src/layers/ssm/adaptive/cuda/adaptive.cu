@@ -17,6 +17,8 @@
 #include "phase.cuh"
 
 constexpr int kChunk = 128;
+// States of a lane are in registers up to 2 of them, and in local memory beyond.
+constexpr int kUnroll = kPerLane <= 2 ? kPerLane : 1;
 
 struct Tensors {
   Array theta, rho, u, delta, b, c, skip, z, h0;         // what is not given has no base
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_forward(Tensors 
     const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
     State state[kPerLane];
     Complex b[kPerLane], c[kPerLane];
-#pragma unroll
+#pragma unroll kUnroll
     for (int k = 0; k < kPerLane; ++k) {
       const i64 n = lane + 32 * k;
       state[k] = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0u};
@@ -101,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_forward(Tensors 
       const float drive = v * load_stored(p.delta, offset(p.delta, unit.row, d, t));
       const bool fresh = is_fresh(p.marks, unit.row, t);
       float y = 0.0f;
-#pragma unroll
+#pragma unroll kUnroll
       for (int k = 0; k < kPerLane; ++k) {
         const i64 n = lane + 32 * k;
         if (n >= p.states) continue;
@@ -121,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_forward(Tensors 
       }
       if (lane == 0) store_stored(p.out, offset(p.out, unit.row, d, t), y);
     }
-#pragma unroll
+#pragma unroll kUnroll
     for (int k = 0; k < kPerLane; ++k) {
       const i64 n = lane + 32 * k;
       if (n >= p.states) continue;
@@ -133,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_forward(Tensors 
 }
 
 // A task is a channel in one part of the units.
-extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) adaptive_backward(Tensors p) {
   __shared__ float y_of[kThreads / 32][kChunk];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 first = blockIdx.x * static_cast<i64>(kThreads / 32) + warp;
@@ -144,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
     const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
     Complex b[kPerLane], c[kPerLane], sum_b[kPerLane], sum_c[kPerLane];
     float sum_skip = 0.0f;
-#pragma unroll
+#pragma unroll kUnroll
     for (int k = 0; k < kPerLane; ++k) {
       const i64 n = lane + 32 * k;
       sum_b[k] = sum_c[k] = b[k] = c[k] = {0.0f, 0.0f};
@@ -159,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
         const i64 from = max(chunk * kChunk, unit.begin), to = min((chunk + 1) * kChunk, unit.end);
         State state[kPerLane];
         Complex start[kPerLane], tile_b[kPerLane], tile_c[kPerLane];
-#pragma unroll
+#pragma unroll kUnroll
         for (int k = 0; k < kPerLane; ++k) {
           const i64 n = lane + 32 * k;
           state[k] = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0u};
@@ -181,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
           const float drive = v * load_stored(p.delta, offset(p.delta, unit.row, d, t));
           const bool fresh = is_fresh(p.marks, unit.row, t);
           float y = 0.0f;
-#pragma unroll
+#pragma unroll kUnroll
           for (int k = 0; k < kPerLane; ++k) {
             const i64 n = lane + 32 * k;
             if (n >= p.states) continue;
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
         }
         __syncwarp();
         if (nth == 0) {
-#pragma unroll
+#pragma unroll kUnroll
           for (int k = 0; k < kPerLane; ++k) {
             const i64 n = lane + 32 * k;
             mu_re[k] = mu_im[k] = {0.0f, 0.0f};
@@ -216,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
           const float dy = p.z.base ? g * (z * sigmoid(z)) : g;
           const bool fresh = is_fresh(p.marks, unit.row, t);
           float of_drive = 0.0f;
-#pragma unroll
+#pragma unroll kUnroll
           for (int k = 0; k < kPerLane; ++k) {
             const i64 n = lane + 32 * k;
             if (n >= p.states) continue;
@@ -258,11 +260,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
         }
         __syncwarp();
         sum_skip += tile_skip;
-#pragma unroll
+#pragma unroll kUnroll
         for (int k = 0; k < kPerLane; ++k) sum_b[k] = add(sum_b[k], tile_b[k]), sum_c[k] = add(sum_c[k], tile_c[k]);
       }
       if (!p.g_h0.base) continue;
-#pragma unroll
+#pragma unroll kUnroll
       for (int k = 0; k < kPerLane; ++k) {
         const i64 n = lane + 32 * k;
         if (n >= p.states) continue;
@@ -272,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) adaptive_backward(Tensors
         store_number(p.g_h0, offset(p.g_h0, i, d, n), g);
       }
     }
-#pragma unroll
+#pragma unroll kUnroll
     for (int k = 0; k < kPerLane; ++k) {
       const i64 n = lane + 32 * k;
       if (n >= p.states) continue;

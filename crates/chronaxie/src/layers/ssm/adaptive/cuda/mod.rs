@@ -43,7 +43,7 @@ fn specialisation(dtype: Dtype, decay: bool, per_lane: usize) -> Specialisation 
 /// Every form of the kernels.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     // Few and many states, without and with decay, every type.
-    let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 8), (Dtype::Bf16, true, 1), (Dtype::F16, false, 8)];
+    let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 2), (Dtype::Bf16, true, 8), (Dtype::F16, false, 8)];
     forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n)).collect()
 }
 
