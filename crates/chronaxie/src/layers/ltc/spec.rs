@@ -1,6 +1,7 @@
 //! What an LTC call is: sizes, options, names and shapes of every tensor, and how exact the results must be.
 
 use super::connectivity::Connectivity;
+pub use crate::layers::wants::Wants;
 use crate::op::{Metric, Pass, Precision, Signature, TensorSpec, Tolerance};
 use crate::{Dtype, Error, Result};
 use std::sync::Arc;
@@ -113,47 +114,6 @@ pub struct Ltc {
     pub wants: Wants,
     /// The synapses.
     pub connectivity: Arc<Connectivity>,
-}
-
-/// Which gradients the backward pass writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Wants {
-    /// Of the inputs x.
-    pub x: bool,
-    /// Of the initial state, where one is given.
-    pub h0: bool,
-    /// Of the elapsed times, where they are given.
-    pub elapsed: bool,
-    /// Of all parameters.
-    pub parameters: bool,
-}
-
-impl Default for Wants {
-    fn default() -> Self {
-        Self { x: true, h0: true, elapsed: true, parameters: true }
-    }
-}
-
-impl std::str::FromStr for Wants {
-    type Err = Error;
-    /// Names joined by `+`, as in `x+parameters`, or `none`.
-    fn from_str(s: &str) -> Result<Self> {
-        let mut wants = Self { x: false, h0: false, elapsed: false, parameters: false };
-        for name in s.split('+').filter(|n| *n != "none") {
-            *match name {
-                "x" => &mut wants.x,
-                "h0" => &mut wants.h0,
-                "elapsed" => &mut wants.elapsed,
-                "parameters" => &mut wants.parameters,
-                _ => {
-                    return Err(Error::config(format!(
-                        "ltc: a gradient of `{name}` is not one of x, h0, elapsed, parameters, none"
-                    )));
-                }
-            } = true;
-        }
-        Ok(wants)
-    }
 }
 
 /// LayerNorm's epsilon.

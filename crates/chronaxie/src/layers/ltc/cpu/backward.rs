@@ -5,10 +5,11 @@
 //! gradient. The sensory synapses sum over [`BLOCK`](super::layout::BLOCK) steps at once.
 
 use super::fold::Neuron;
-use super::forward::{Call, Strided};
+use super::forward::Call;
 use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
-use super::layout::{Buffers, Group, Shared, Sizes, Sums, stored};
+use super::layout::{Buffers, Group, Sizes, Sums, stored};
 use crate::layers::ltc::spec::Mapping;
+use crate::layers::memory::{Shared, Strided};
 use crate::pool;
 use crate::simd_math::{Lanes, mul_add};
 
@@ -66,7 +67,8 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     for j in 0..hidden {
         for l in 0..R {
             // SAFETY: rows of a group are below B, and j below H. Lanes behind the last row have no gradient.
-            b.a[j * R + l] = if l < g.rows { unsafe { given.grad_final_state.at([g.row + l, j]) } } else { 0.0 };
+            b.a[j * R + l] =
+                if l < g.rows { unsafe { given.grad_final_state.at_unchecked([g.row + l, j]) } } else { 0.0 };
         }
     }
     let blocks = steps.div_ceil(sizes.block.max(1));
@@ -79,7 +81,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
         for at in (0..count).rev() {
             let t = first + at;
             let u = &mut b.u[at * input..(at + 1) * input];
-            let scale = call.load_inputs::<FMA, R>(g, t, b.y, b.normal, u);
+            let moments = call.load_inputs::<FMA, R>(g, t, b.y, b.normal, u);
             let (rate, duration) = call.rate::<R>(g, t);
             let sensory_gates = if sizes.keep_sensory {
                 &mut b.sensory_gates[at * sensory_kept..(at + 1) * sensory_kept]
@@ -231,7 +233,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                         du,
                     ),
                 }
-                input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], scale, du, total, grads);
+                input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], moments, du, total, grads);
             }
         }
         if grads.parameters {
@@ -304,7 +306,7 @@ fn previous_state<const R: usize>(call: &Call<'_>, g: Group, t: usize, given: &G
     for l in 0..R {
         for j in 0..hidden {
             // SAFETY: rows of a group are below B, t below T and j below H.
-            v[j * R + l] = unsafe { given.states.at([g.row_of(l), t - 1, j]) };
+            v[j * R + l] = unsafe { given.states.at_unchecked([g.row_of(l), t - 1, j]) };
         }
         v[hidden * R + l] = 0.0;
     }
@@ -330,10 +332,10 @@ fn read_unfolds<const R: usize>(
                 // SAFETY: rows of a group are below B, t below T, k below K and j below H.
                 unsafe {
                     if k < unfolds {
-                        v[k * (hidden + 1) + j][l] = before.at([row, t, k, j]);
-                        inverse[k * hidden + j][l] = 1.0 / dens.at([row, t, k, j]);
+                        v[k * (hidden + 1) + j][l] = before.at_unchecked([row, t, k, j]);
+                        inverse[k * hidden + j][l] = 1.0 / dens.at_unchecked([row, t, k, j]);
                     } else {
-                        v[k * (hidden + 1) + j][l] = given.states.at([row, t, j]);
+                        v[k * (hidden + 1) + j][l] = given.states.at_unchecked([row, t, j]);
                     }
                 }
             }
@@ -357,7 +359,7 @@ fn add_grad_out<const R: usize>(
         let w = call.output_w.map_or(1.0, |w| w[j]);
         for l in 0..g.rows {
             // SAFETY: rows of a group are below B, t below T and j below M.
-            let grad = unsafe { given.grad_out.at([g.row + l, t, j]) };
+            let grad = unsafe { given.grad_out.at_unchecked([g.row + l, t, j]) };
             a[j * R + l] += grad * w;
             if let Some(sums) = &mut sums {
                 sums[j][0] += f64::from(grad) * f64::from(v[j * R + l]);
@@ -375,13 +377,20 @@ fn input_gradient<const FMA: bool, const R: usize>(
     g: Group,
     t: usize,
     [y, normal]: [&[f32]; 2],
-    scale: [f64; R],
+    [mean_x, scale]: [[f64; R]; 2],
     du: &mut [f32],
     total: &mut Sums<'_>,
     grads: Gradients,
 ) {
     let inputs = call.p.inputs;
     let du = &mut du.as_chunks_mut::<R>().0[..inputs];
+    // In f64, not what was rounded for the forward pass: below, what is left of a gradient along the normalised inputs is
+    // 1 - their mean square, 1e-5 of it where D = 2.
+    let normalised = |l: usize, d: usize| {
+        // SAFETY: rows of a group are below B, t below T and d below D.
+        let x = unsafe { call.x.at_unchecked([g.row_of(l), t, d]) };
+        (f64::from(x) - mean_x[l]) * scale[l]
+    };
     let (mut mean, mut slope) = ([0.0f64; R], [0.0f64; R]);
     for (d, du) in du.iter_mut().enumerate() {
         let grad = Lanes(*du) * Lanes::splat(-std::f32::consts::LN_2);
@@ -400,7 +409,7 @@ fn input_gradient<const FMA: bool, const R: usize>(
             dy = dy * Lanes::splat(weight[d]);
             for l in 0..R {
                 mean[l] += f64::from(dy.0[l]);
-                slope[l] += f64::from(dy.0[l]) * f64::from(normal.0[l]);
+                slope[l] += f64::from(dy.0[l]) * normalised(l, d);
             }
         }
         *du = dy.0;
@@ -409,9 +418,8 @@ fn input_gradient<const FMA: bool, const R: usize>(
     if call.norm.is_some() {
         let count = inputs as f64;
         for (d, du) in du.iter_mut().enumerate() {
-            let normal = lanes::<R>(normal, d);
             for l in 0..R {
-                let centred = f64::from(du[l]) - mean[l] / count - f64::from(normal.0[l]) * (slope[l] / count);
+                let centred = f64::from(du[l]) - mean[l] / count - normalised(l, d) * (slope[l] / count);
                 du[l] = (scale[l] * centred) as f32;
             }
         }

@@ -63,6 +63,9 @@ fn problems() -> Vec<(String, Ltc)> {
         "B2_T4_D5_H17,density=0.3,input=linear,output=linear,store=true,h0=true",
         "B2_T4_D5_H33,density=0.2,input=none,identity=true,store=true,elapsed=true,norm=true",
         "B9_T3_D1_H65,density=0.1,unfolds=1,dt=1,outputs=1",
+        // Of the gradient of x, LayerNorm leaves 1e-5 where D = 2.
+        "B1_T1_D2_H2,density=1,norm=true",
+        "B9_T3_D2_H5,density=1,norm=true",
         "B17_T33_D3_H40,density=0.5,h0=true,elapsed=true,precision=fast",
         "B1_T19_D2_H130,density=1",
         "B5_T1_D3_H1,density=1,h0=true",
