@@ -34,52 +34,21 @@ pub struct Framework {
     pattern: Py<PyAny>,
     /// `stream(device index) -> handle`.
     stream: Py<PyAny>,
-    /// The types of its plain tensors and parameters, and functions that say whether anything watches its operations.
-    plain: Option<([Py<PyAny>; 2], Vec<Py<PyAny>>)>,
 }
 
 #[pymethods]
 impl Framework {
     #[new]
-    #[pyo3(signature = (read, empty_like, pattern, stream, exchange=None, plain=None))]
+    #[pyo3(signature = (read, empty_like, pattern, stream, exchange=None))]
     fn new(
         read: Py<PyAny>,
         empty_like: Py<PyAny>,
         pattern: Py<PyAny>,
         stream: Py<PyAny>,
         exchange: Option<&Bound<'_, PyCapsule>>,
-        plain: Option<([Py<PyAny>; 2], Vec<Py<PyAny>>)>,
     ) -> PyResult<Self> {
         let exchange = exchange.map(Exchange::from_capsule).transpose()?.flatten();
-        Ok(Self { exchange, read, empty_like, pattern, stream, plain })
-    }
-    /// The device of a call that is nothing but plain: x, the first of `tensors`, is a float32 tensor of 3 axes, the one
-    /// at `parameter` a float32 tensor or parameter, neither of a type of its own, and nothing watches the framework's
-    /// operations. -1 is the CPU; None says that the call is another.
-    fn plain(&self, tensors: &Bound<'_, PyTuple>, parameter: usize) -> PyResult<Option<i64>> {
-        let py = tensors.py();
-        let (Some(exchange), Some(([tensor, trained], watches))) = (self.exchange, &self.plain) else {
-            return Ok(None);
-        };
-        let (x, weight) = (tensors.get_borrowed_item(0)?, tensors.get_borrowed_item(parameter)?);
-        let of = |t: &Bound<'_, PyAny>, kind: &Py<PyAny>| t.get_type().as_ptr() == kind.as_ptr();
-        if !of(&x, tensor) || !(of(&weight, trained) || of(&weight, tensor)) {
-            return Ok(None);
-        }
-        // What the framework cannot hand out (a tensor without memory, a lazily conjugated one) is no plain tensor.
-        let (Ok(Ok(x)), Ok(Ok(weight))) = (exchange.read(py, &x), exchange.read(py, &weight)) else { return Ok(None) };
-        if x.dtype != Dtype::F32 || weight.dtype != Dtype::F32 || x.shape.len() != 3 {
-            return Ok(None);
-        }
-        for watch in watches {
-            if watch.bind(py).call0()?.is_truthy()? {
-                return Ok(None);
-            }
-        }
-        Ok(Some(match x.place {
-            Place::Cpu => -1,
-            Place::Cuda(index) => index as i64,
-        }))
+        Ok(Self { exchange, read, empty_like, pattern, stream })
     }
     /// Whether the framework's table of functions is used.
     #[getter]

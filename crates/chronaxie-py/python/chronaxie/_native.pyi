@@ -103,11 +103,9 @@ class Framework:
         pattern: Callable[[tuple[int, ...], str, str], Any],
         stream: Callable[[int], int],
         exchange: Any | None = None,
-        plain: tuple[tuple[type, type], Sequence[Callable[[], Any]]] | None = None,
     ) -> Framework: ...
     @property
     def exchanges(self) -> bool: ...
-    def plain(self, tensors: tuple[Any, ...], parameter: int) -> int | None: ...
 
 @final
 class Caller:

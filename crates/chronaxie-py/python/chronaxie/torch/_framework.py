@@ -44,8 +44,7 @@ def short(dtype: torch.dtype) -> str:
 def framework(exchange: bool = True) -> _native.Framework:
     """PyTorch, with its table of functions where it has one and ``exchange`` is set."""
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if exchange else None
-    plain = ((Tensor, torch.nn.Parameter), (torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack))
-    return _native.Framework(_read, torch.empty_like, _pattern, _stream, table, plain)
+    return _native.Framework(_read, torch.empty_like, _pattern, _stream, table)
 
 
 FRAMEWORK = framework()

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from .._errors import ConfigError, DtypeError, ShapeError
 from . import _eager, _op, _options, _plan
-from ._framework import FRAMEWORK, short
+from ._framework import short
 from ._plan import LEAD, Layer
 from ._synapses import Synapses
 
@@ -30,24 +30,6 @@ def _unavailable(index: int) -> bool:
 def _native(x: Tensor) -> bool:
     """Whether there are kernels for a tensor that is not on the CPU."""
     return x.is_meta or (x.is_cuda and not _unavailable(x.get_device()))
-
-
-def _plain_by_questions(tensors: Tensors, parameter: int) -> int | None:
-    """As ``Framework.plain``, for a PyTorch without a table of functions."""
-    x, weight = tensors[0], tensors[parameter]
-    plain = (
-        type(x) is Tensor
-        and type(weight) in _PLAIN
-        and x.dtype is _FLOAT
-        and weight.dtype is _FLOAT
-        and x.dim() == 3
-        and (x.is_cpu or x.is_cuda)
-        and not (_transforms() or _modes())
-    )
-    return x.get_device() if plain else None
-
-
-_plain = FRAMEWORK.plain if FRAMEWORK.exchanges else _plain_by_questions
 
 
 def dispatch(
@@ -70,12 +52,19 @@ def dispatch(
     float16 and bfloat16 are computed in float32; final states are then float32, and the output has the type that PyTorch
     promotes x and the parameters to. float64 parameters take the eager path.
     """
-    # What most calls are: plain float32 tensors in eager mode.
-    if not (force_eager or is_compiling()):
-        index = _plain(tensors, LEAD)
-        if index is not None and (index < 0 or not _unavailable(index)):
-            return _op.call(layer, lists, tensors)  # type: ignore[arg-type]
     x, weight = tensors[0], tensors[LEAD]
+    # What most calls are, with as few questions as tell: a plain float32 tensor in eager mode.
+    if (
+        not is_compiling()
+        and type(x) is Tensor
+        and type(weight) in _PLAIN
+        and x.dtype is _FLOAT
+        and weight.dtype is _FLOAT
+        and x.dim() == 3
+        and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
+        and not (force_eager or _transforms() or _modes())
+    ):
+        return _op.call(layer, lists, tensors)  # type: ignore[arg-type]
     if x.dim() != 3:
         raise ShapeError(f"{entry}: x.shape = {tuple(x.shape)} does not match [B, T, D]")
     if weight.dtype is torch.float64:

@@ -36,6 +36,7 @@ mod fold;
 mod forward;
 mod gates;
 mod layout;
+mod lstm;
 mod places;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ use backward::{Given, Gradients};
 use fold::{Room, SideInputs};
 use forward::{Call, Outputs};
 use layout::{Buffers, Group, Regions, Sums};
+use lstm::{Kept, Lstm};
 use places::{BackwardPlaces, Inputs, Outputs as OutputPlaces};
 
 /// A plan of LTC on the CPU. The bits of its results do not depend on the number of threads.
@@ -131,6 +133,15 @@ impl CpuPlan {
             Some([weight, bias]) => Some([floats(weight)?, floats(bias)?]),
             None => None,
         };
+        let lstm = match at.lstm {
+            None => None,
+            Some([input, bias, recurrent]) => Some(Lstm {
+                input: floats(input)?,
+                bias: floats(bias)?,
+                recurrent: floats(recurrent)?,
+                c0: at.c0.map(|i| Strided::new(&inputs[i])).transpose()?,
+            }),
+        };
         let call = Call {
             p,
             recurrent,
@@ -144,6 +155,7 @@ impl CpuPlan {
             input_b: optional(at.input_b)?,
             output_w: optional(at.output_w)?,
             output_b: optional(at.output_b)?,
+            lstm,
         };
         Ok((call, sides))
     }
@@ -160,6 +172,11 @@ impl CpuPlan {
             states: at.states.map(&mut written).transpose()?,
             unfolds: match at.unfolds {
                 Some([states, dens]) => Some([written(states)?, written(dens)?]),
+                None => None,
+            },
+            final_cell: at.final_cell.map(&mut written).transpose()?,
+            lstm: match at.lstm {
+                Some(gates) => Some([written(gates)?, written(gates + 1)?, written(gates + 2)?]),
                 None => None,
             },
         };
@@ -196,6 +213,17 @@ impl CpuPlan {
             unfolds,
             grad_out: Strided::new(&args.inputs[at.grad_out])?,
             grad_final_state: Strided::new(&args.inputs[at.grad_final_state])?,
+            lstm: match at.lstm_given {
+                None => None,
+                Some([grad_final_cell, gates]) => {
+                    let kept = Kept {
+                        gates: Strided::new(&args.inputs[gates])?,
+                        cells: Strided::new(&args.inputs[gates + 1])?,
+                        states: Strided::new(&args.inputs[gates + 2])?,
+                    };
+                    Some((Strided::new(&args.inputs[grad_final_cell])?, kept))
+                }
+            },
         };
         let mut written = |i: Option<usize>| -> Result<Option<Shared<f32>>> {
             i.map(|i| Ok(Shared::new(args.outputs[i].as_mut_slice()?))).transpose()
@@ -203,6 +231,7 @@ impl CpuPlan {
         let grads = Gradients {
             x: written(at.x)?,
             h0: written(at.h0)?,
+            c0: written(at.c0)?,
             elapsed: written(at.elapsed)?,
             parameters: p.wants.parameters,
         };
@@ -281,6 +310,12 @@ impl CpuPlan {
             }
             base += 2 * count;
         }
+        let width = p.inputs + 1 + p.hidden;
+        let lstm = |of: usize| at.lstm.map(|first| first + of);
+        let sum = |row: usize, column: usize| tasks.add::<1>(base + row * width + column)[0];
+        write(lstm(0), &|i| sum(i / p.inputs, i % p.inputs))?;
+        write(lstm(1), &|i| sum(i, p.inputs))?;
+        write(lstm(2), &|i| sum(i / p.hidden, p.inputs + 1 + i % p.hidden))?;
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use super::fold::Neuron;
 use super::forward::Call;
 use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
 use super::layout::{Buffers, Group, Sizes, Sums, stored};
+use super::lstm::{self, Kept};
 use crate::layers::ltc::spec::Mapping;
 use crate::layers::memory::{Shared, Strided};
 use crate::pool;
@@ -24,6 +25,8 @@ pub(super) struct Given<'a> {
     pub grad_out: Strided<'a, 3>,
     /// `[B, H]`.
     pub grad_final_state: Strided<'a, 2>,
+    /// With mixed memory: the gradient of the final cell `[B, H]`, and what the LSTM kept.
+    pub lstm: Option<(Strided<'a, 2>, Kept<'a>)>,
 }
 
 /// What a group writes itself; gradients of parameters are closed from all tasks' sums.
@@ -33,6 +36,7 @@ pub(super) struct Gradients {
     pub x: Option<Shared<f32>>,
     /// `[B, H]`.
     pub h0: Option<Shared<f32>>,
+    pub c0: Option<Shared<f32>>,
     /// `[B, T]`.
     pub elapsed: Option<Shared<f32>>,
     /// Whether the gradients of parameters are wanted.
@@ -71,6 +75,13 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 if l < g.rows { unsafe { given.grad_final_state.at_unchecked([g.row + l, j]) } } else { 0.0 };
         }
     }
+    if let Some((grad_final_cell, _)) = &given.lstm {
+        for j in 0..hidden {
+            for l in 0..R {
+                b.lstm_c[j * R + l] = if l < g.rows { grad_final_cell.at([g.row + l, j]) } else { 0.0 };
+            }
+        }
+    }
     let blocks = steps.div_ceil(sizes.block.max(1));
     for block in (0..blocks).rev() {
         if pool::stopped() {
@@ -92,7 +103,11 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             if let Some(unfolds) = &given.unfolds {
                 read_unfolds::<R>(call, g, t, given, unfolds, b.v, b.inverse);
             } else {
-                previous_state::<R>(call, g, t, given, b.v);
+                match &given.lstm {
+                    None => previous_state::<R>(call, g, t, given, b.v),
+                    // The unfolds start from what the LSTM made of the state.
+                    Some((_, kept)) => state_of::<R>(g, t, hidden, &kept.states, b.v),
+                }
                 b.sensory[..2 * hidden * N].fill(0.0);
                 let (num, den) = b.sensory[..2 * hidden * N].split_at_mut(hidden * N);
                 if sizes.keep_sensory {
@@ -235,6 +250,27 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 }
                 input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], moments, du, total, grads);
             }
+            if let (Some(lstm), Some((_, kept))) = (&call.lstm, &given.lstm) {
+                let [x, h, dz] = [inputs, hidden, 4 * hidden].map(|n| at * n * R..(at + 1) * n * R);
+                call.load_x::<R>(g, t, &mut b.lstm_x[x]);
+                // `v` has served.
+                previous_state::<R>(call, g, t, given, b.v);
+                b.lstm_h[h].copy_from_slice(&b.v[..cells]);
+                let dx = &mut b.du[..if grads.x.is_some() { inputs * R } else { 0 }];
+                lstm.back::<FMA, R>(g, t, kept, b.a, b.lstm_c, &mut b.lstm_z[dz], dx);
+                if let Some(x) = grads.x {
+                    for l in 0..g.rows {
+                        // SAFETY: elements of this group's rows.
+                        let row = unsafe { x.part(((g.row + l) * steps + t) * inputs, inputs) };
+                        for (d, x) in row.iter_mut().enumerate() {
+                            *x += dx[d * R + l];
+                        }
+                    }
+                }
+            }
+        }
+        if grads.parameters && call.lstm.is_some() {
+            lstm::parameter_sums::<FMA, R>([inputs, hidden, count], [b.lstm_z, b.lstm_x, b.lstm_h], total.lstm);
         }
         if grads.parameters {
             let times = Times { count, v: b.u, alpha: b.alpha_sum, beta: b.beta_sum, gates: b.sensory_gates };
@@ -245,12 +281,13 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             }
         }
     }
-    if let Some(h0) = grads.h0 {
+    for (to, from) in [(grads.h0, &*b.a), (grads.c0, &*b.lstm_c)] {
+        let Some(to) = to else { continue };
         for l in 0..g.rows {
             // SAFETY: elements of this group's rows.
-            let row = unsafe { h0.part((g.row + l) * hidden, hidden) };
+            let row = unsafe { to.part((g.row + l) * hidden, hidden) };
             for (j, x) in row.iter_mut().enumerate() {
-                *x = b.a[j * R + l];
+                *x = from[j * R + l];
             }
         }
     }
@@ -302,11 +339,16 @@ fn previous_state<const R: usize>(call: &Call<'_>, g: Group, t: usize, given: &G
     if t == 0 {
         return call.initial_state::<R>(g, v);
     }
-    let hidden = call.p.hidden;
+    state_of::<R>(g, t - 1, call.p.hidden, &given.states, v);
+}
+
+/// Step `t` of `states` `[B, T, H]`, to the first state of `v`.
+#[inline(always)]
+fn state_of<const R: usize>(g: Group, t: usize, hidden: usize, states: &Strided<'_, 3>, v: &mut [f32]) {
     for l in 0..R {
         for j in 0..hidden {
             // SAFETY: rows of a group are below B, t below T and j below H.
-            v[j * R + l] = unsafe { given.states.at_unchecked([g.row_of(l), t - 1, j]) };
+            v[j * R + l] = unsafe { states.at_unchecked([g.row_of(l), t, j]) };
         }
         v[hidden * R + l] = 0.0;
     }

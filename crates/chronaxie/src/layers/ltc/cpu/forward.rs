@@ -3,6 +3,7 @@
 use super::fold::{Neuron, Side};
 use super::gates::sums;
 use super::layout::{Buffers, Group, stored};
+use super::lstm::Lstm;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::layers::memory::{Shared, Strided};
 use crate::pool;
@@ -29,6 +30,8 @@ pub(super) struct Call<'a> {
     /// `[M]`.
     pub output_w: Option<&'a [f32]>,
     pub output_b: Option<&'a [f32]>,
+    /// With mixed memory.
+    pub lstm: Option<Lstm<'a>>,
 }
 
 /// What the forward pass writes.
@@ -42,6 +45,10 @@ pub(super) struct Outputs {
     pub states: Option<Shared<f32>>,
     /// `[B, T, K, H]` states before each unfold, and denominators.
     pub unfolds: Option<[Shared<f32>; 2]>,
+    /// `[B, H]`, with mixed memory.
+    pub final_cell: Option<Shared<f32>>,
+    /// `[B, T, 4, H]` gates, `[B, T, H]` cells and `[B, T, H]` states of the LSTM.
+    pub lstm: Option<[Shared<f32>; 3]>,
 }
 
 impl Group {
@@ -121,6 +128,17 @@ impl Call<'_> {
         [mean, scale]
     }
 
+    /// Inputs of step `t` as they were given, transposed to `[D, R]`.
+    #[inline(always)]
+    pub(super) fn load_x<const R: usize>(&self, g: Group, t: usize, to: &mut [f32]) {
+        for (d, to) in to.as_chunks_mut::<R>().0[..self.p.inputs].iter_mut().enumerate() {
+            for (l, to) in to.iter_mut().enumerate() {
+                // SAFETY: rows of a group are below B, t below T and d below D.
+                *to = unsafe { self.x.at_unchecked([g.row_of(l), t, d]) };
+            }
+        }
+    }
+
     /// The state before the first step, to `v`, `[H + 1, R]`, with its row of zeros.
     #[inline(always)]
     pub(super) fn initial_state<const R: usize>(&self, g: Group, v: &mut [f32]) {
@@ -176,14 +194,28 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     outputs: Outputs,
 ) {
     let (steps, hidden, outs, unfolds) = (call.p.steps, call.p.hidden, call.p.outputs, call.p.unfolds);
-    let Buffers { u, y, normal, sensory, unfold, v, .. } = buffers;
+    let Buffers { u, y, normal, sensory, unfold, v, lstm_x, lstm_h, lstm_z, lstm_c, .. } = buffers;
     let (mut now, mut next) = v.split_at_mut((hidden + 1) * R);
     let (sensory_num, sensory_den) = sensory[..2 * hidden * N].split_at_mut(hidden * N);
     let (num, den) = unfold[..2 * hidden * N].split_at_mut(hidden * N);
     call.initial_state::<R>(g, now);
+    if let Some(lstm) = &call.lstm {
+        lstm.start::<R>(g, hidden, lstm_c);
+    }
     for t in 0..steps {
         if pool::stopped() {
             return;
+        }
+        if let Some(lstm) = &call.lstm {
+            let (x, h) = (&mut lstm_x[..call.p.inputs * R], &mut lstm_h[..hidden * R]);
+            call.load_x::<R>(g, t, x);
+            h.copy_from_slice(&now[..hidden * R]);
+            lstm.step::<FMA, R>([x, h], lstm_c, lstm_z, now);
+            if let Some([gates, cells, states]) = outputs.lstm {
+                write_rows(lstm_z, R, g, 4 * hidden, gates, |row| (row * steps + t) * 4 * hidden);
+                write_rows(lstm_c, R, g, hidden, cells, |row| (row * steps + t) * hidden);
+                write_rows(now, R, g, hidden, states, |row| (row * steps + t) * hidden);
+            }
         }
         call.load_inputs::<FMA, R>(g, t, y, normal, u);
         let (rate, _) = call.rate::<R>(g, t);
@@ -216,6 +248,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
         }
     }
     write_rows(now, R, g, hidden, outputs.final_state, |row| row * hidden);
+    if let Some(final_cell) = outputs.final_cell {
+        write_rows(lstm_c, R, g, hidden, final_cell, |row| row * hidden);
+    }
 }
 
 /// Writes the first lanes of `v`, `[H, stride]`, to each row's H elements, which start where `at` says.

@@ -58,6 +58,7 @@ pub(super) struct Sizes {
     pub keep_recurrent: bool,
     pub keep_sensory: bool,
     backward: bool,
+    mixed: bool,
 }
 
 /// Packs of two synapses in lists of `synapses` onto `targets`: at most one a target is half empty.
@@ -82,10 +83,11 @@ impl Sizes {
             keep_recurrent: fits(recurrent_packs, p.unfolds),
             keep_sensory: fits(sensory_packs, block),
             backward: pass == Pass::Backward,
+            mixed: p.mixed_memory,
         }
     }
     /// Lengths of [`Buffers`], in the order of its fields.
-    fn lengths(&self) -> [usize; 19] {
+    fn lengths(&self) -> [usize; 23] {
         let (d, h, k, n) = (self.inputs, self.hidden, self.unfolds, self.block);
         let only = |backward: bool, len: usize| if backward { len } else { 0 };
         let b = self.backward;
@@ -110,6 +112,10 @@ impl Sizes {
             only(b, most * 64),
             only(b && self.keep_recurrent, k * self.recurrent_packs * 16),
             only(b && self.keep_sensory, n * self.sensory_packs * 16),
+            only(self.mixed, if b { n.max(1) } else { 1 } * d * 8),
+            only(self.mixed, if b { n.max(1) } else { 1 } * h * 8),
+            only(self.mixed, if b { n.max(1) } else { 1 } * h * 32),
+            only(self.mixed, h * 8),
         ]
     }
     /// f32 of a task's [`Buffers`].
@@ -121,7 +127,15 @@ impl Sizes {
         if !self.backward {
             return 0;
         }
-        8 * (self.recurrent_packs + self.sensory_packs) + 3 * self.hidden + 2 * self.outputs + 4 * self.inputs
+        8 * (self.recurrent_packs + self.sensory_packs)
+            + 3 * self.hidden
+            + 2 * self.outputs
+            + 4 * self.inputs
+            + self.lstm_sums()
+    }
+    /// f64 of the sums of the LSTM's parameters.
+    pub fn lstm_sums(&self) -> usize {
+        if self.mixed { 4 * self.hidden * (self.inputs + 1 + self.hidden) } else { 0 }
     }
     /// How many tasks share `groups` groups.
     pub fn tasks(&self, groups: usize) -> usize {
@@ -165,6 +179,12 @@ pub(super) struct Buffers<'a> {
     /// `[K, recurrent packs, 2, R]` and `[block, sensory packs, 2, R]` gates, or empty.
     pub gates: &'a mut [f32],
     pub sensory_gates: &'a mut [f32],
+    /// With mixed memory, of a block's steps (forward: of one): `[D, R]` inputs, `[H, R]` states before the LSTM and `[4 H, R]`
+    /// its gates (backward: the gradients of the sums behind them); and `[H, R]` the cell (backward: its gradient).
+    pub lstm_x: &'a mut [f32],
+    pub lstm_h: &'a mut [f32],
+    pub lstm_z: &'a mut [f32],
+    pub lstm_c: &'a mut [f32],
 }
 
 impl<'a> Buffers<'a> {
@@ -191,6 +211,10 @@ impl<'a> Buffers<'a> {
             partial,
             gates,
             sensory_gates,
+            lstm_x,
+            lstm_h,
+            lstm_z,
+            lstm_c,
         ] = sizes.lengths().map(|len| {
             let (part, behind) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(16));
             rest = behind;
@@ -216,6 +240,10 @@ impl<'a> Buffers<'a> {
             partial,
             gates,
             sensory_gates,
+            lstm_x,
+            lstm_h,
+            lstm_z,
+            lstm_c,
         }
     }
 }
@@ -233,6 +261,8 @@ pub(super) struct Sums<'a> {
     pub input: &'a mut [[f64; 2]],
     /// `[D][weight, bias]`.
     pub norm: &'a mut [[f64; 2]],
+    /// `[4 H][D + 1 + H]`: of each gate's row the input map's weights, its bias and the recurrent map's weights.
+    pub lstm: &'a mut [f64],
 }
 
 impl<'a> Sums<'a> {
@@ -251,6 +281,7 @@ impl<'a> Sums<'a> {
             output: take(2 * sizes.outputs).as_chunks_mut().0,
             input: take(2 * sizes.inputs).as_chunks_mut().0,
             norm: take(2 * sizes.inputs).as_chunks_mut().0,
+            lstm: take(sizes.lstm_sums()),
         }
     }
 }

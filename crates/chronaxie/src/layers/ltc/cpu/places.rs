@@ -30,6 +30,9 @@ pub(super) struct Inputs {
     pub input_b: Option<usize>,
     pub output_w: Option<usize>,
     pub output_b: Option<usize>,
+    /// The LSTM's input map, its bias and the recurrent map.
+    pub lstm: Option<[usize; 3]>,
+    pub c0: Option<usize>,
 }
 
 impl Inputs {
@@ -57,6 +60,13 @@ impl Inputs {
             input_b: s.input("input_b"),
             output_w: s.input("output_w"),
             output_b: s.input("output_b"),
+            lstm: match s.input("lstm_input_map_weight") {
+                None => None,
+                Some(weight) => {
+                    Some([weight, input(s, "lstm_input_map_bias")?, input(s, "lstm_recurrent_map_weight")?])
+                }
+            },
+            c0: s.input("c0"),
         })
     }
 }
@@ -74,6 +84,9 @@ pub(super) struct Outputs {
     pub states: Option<usize>,
     /// States and denominators of the unfolds.
     pub unfolds: Option<[usize; 2]>,
+    pub final_cell: Option<usize>,
+    /// The LSTM's gates, the first of three.
+    pub lstm: Option<usize>,
 }
 
 impl Outputs {
@@ -83,6 +96,8 @@ impl Outputs {
             final_state: s.output("final_state").ok_or_else(|| missing("final_state"))?,
             states: s.output("states"),
             unfolds: pair(s.output("unfold_states"), s.output("unfold_dens")),
+            final_cell: s.output("final_cell"),
+            lstm: s.output("lstm_gates"),
         })
     }
 }
@@ -106,6 +121,11 @@ pub(super) struct BackwardPlaces {
     pub output: [Option<usize>; 2],
     pub input: [Option<usize>; 2],
     pub norm: [Option<usize>; 2],
+    pub c0: Option<usize>,
+    /// With mixed memory: the gradient of the final cell, and the first of gates, cells and states.
+    pub lstm_given: Option<[usize; 2]>,
+    /// The first of the LSTM's three gradients.
+    pub lstm: Option<usize>,
 }
 
 impl BackwardPlaces {
@@ -124,6 +144,9 @@ impl BackwardPlaces {
             output: [s.output("grad_output_w"), s.output("grad_output_b")],
             input: [s.output("grad_input_w"), s.output("grad_input_b")],
             norm: [s.output("grad_norm_weight"), s.output("grad_norm_bias")],
+            c0: s.output("grad_c0"),
+            lstm_given: pair(s.input("grad_final_cell"), s.input("lstm_gates")),
+            lstm: s.output("grad_lstm_input_map_weight"),
         })
     }
 }
