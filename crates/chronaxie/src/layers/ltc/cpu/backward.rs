@@ -70,9 +70,12 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     let (kept, sensory_kept) = (call.recurrent.packs.len() * 2 * R, call.sensory.packs.len() * 2 * R);
     for j in 0..hidden {
         for l in 0..R {
-            // SAFETY: rows of a group are below B, and j below H. Lanes behind the last row have no gradient.
-            b.a[j * R + l] =
-                if l < g.rows { unsafe { given.grad_final_state.at_unchecked([g.row + l, j]) } } else { 0.0 };
+            // Lanes behind the last row have no gradient.
+            b.a[j * R + l] = match l < g.rows {
+                // SAFETY: rows of a group are below B, and j below H.
+                true => unsafe { given.grad_final_state.at_unchecked([g.row + l, j]) },
+                false => 0.0,
+            };
         }
     }
     if let Some((grad_final_cell, _)) = &given.lstm {
