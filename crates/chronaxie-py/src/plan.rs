@@ -88,6 +88,21 @@ impl Problem {
         let s = py_result(py, pass_of(&pass_name).and_then(|p| self.0.signature(p)))?;
         Ok((tensors(&s.inputs), tensors(&s.outputs)))
     }
+    /// The bound that is declared on the error of a pass's output: the metric, its value and the reason, or None where the
+    /// output is not compared.
+    fn tolerance(
+        &self,
+        py: Python<'_>,
+        pass_name: &str,
+        output: &str,
+    ) -> PyResult<Option<(&'static str, f64, &'static str)>> {
+        let pass = py_result(py, pass_of(pass_name))?;
+        if py_result(py, self.0.signature(pass))?.output(output).is_none() {
+            let e = Error::config(format!("{}: the {pass_name} pass writes no {output}", self.0.entry()));
+            return Err(raise(py, &e));
+        }
+        Ok(self.0.tolerance(pass, output).map(|t| (t.metric.name(), t.value, t.reason)))
+    }
     /// Plans it on `cpu` or `cuda:N`: compiles and loads what it needs.
     fn plan(&self, py: Python<'_>, device: String) -> PyResult<Plan> {
         let make = || {

@@ -203,7 +203,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import chronaxie
 print("ready", flush=True)
 try:
-    chronaxie.check("ltc", backend="cpu", repeats=100)
+    chronaxie.check("ltc", backend="cpu", repeats=3)
     print("not interrupted")
 except KeyboardInterrupt:
     print("interrupted")

@@ -4,3 +4,6 @@ pub mod cfc;
 pub mod ltc;
 pub mod mlstm;
 pub mod ssm;
+
+mod memory;
+mod wants;

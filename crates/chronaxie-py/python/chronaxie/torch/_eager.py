@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,26 @@ from ._options import Options
 _NORM_EPSILON = 1e-5
 
 
-def ltc(tensors: tuple[Any, ...], masks: tuple[Tensor, Tensor], opts: Options) -> tuple[Tensor, Tensor]:
-    """Outputs ``[B, T, M]`` and the final state ``[B, H]`` of x ``[B, T, D]``, in the dtype of the parameters; ``tensors``
-    are x, h0, nothing, elapsed, and the parameters in the order of ``opts.names``.
+def lstm_step(x: Tensor, h: Tensor, c: Tensor, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The LSTM cell of ``mixed_memory``: the next ``(h, c)`` from inputs ``[B, D]``; ``maps`` are its weight, bias and
+    recurrent weight."""
+    z = F.linear(x, maps[0], maps[1]) + F.linear(h, maps[2])
+    new, take, keep, show = z.chunk(4, -1)
+    c = c * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
+    return torch.tanh(c) * torch.sigmoid(show), c
+
+
+def ltc(tensors: tuple[Any, ...], masks: tuple[Tensor, Tensor], opts: Options) -> tuple[Tensor, ...]:
+    """Outputs ``[B, T, M]``, the final state ``[B, H]`` and with mixed memory the LSTM's of x ``[B, T, D]``, in the dtype of
+    the parameters; ``tensors`` are x, h0, c0, elapsed, and the parameters in the order of ``opts.names``, behind which the
+    three of an LSTM may stand.
 
     Every synapse is evaluated, masked or not, and PyTorch keeps every gate for the backward pass: B T K H (H + D)
     elements and more.
     """
-    x, h0, _, elapsed, *parameters = tensors
+    x, h0, c0, elapsed, *parameters = tensors
     p = dict(zip(opts.names, parameters))
+    lstm = parameters[len(opts.names) :]
     positive = softplus if opts.softplus else lambda t: t
     mask, sensory_mask = masks
     weight, sensory_weight = positive(p["w"]) * mask, positive(p["sensory_w"]) * sensory_mask
@@ -42,8 +53,11 @@ def ltc(tensors: tuple[Any, ...], masks: tuple[Tensor, Tensor], opts: Options) -
     under = (gate * sensory_weight).sum(2) + leak + opts.epsilon
 
     state = x.new_zeros(x.shape[0], mask.shape[0]) if h0 is None else h0
+    cell = torch.zeros_like(state) if c0 is None else c0
     states = []
     for t in range(x.shape[1]):
+        if lstm:
+            state, cell = lstm_step(x[:, t].to(lstm[0].dtype), state.to(lstm[0].dtype), cell.to(lstm[0].dtype), lstm)
         rate = capacity / (opts.dt if elapsed is None else elapsed[:, t, None])
         for _ in range(opts.unfolds):
             gate = torch.sigmoid(p["sigma"] * (state.unsqueeze(-1) - p["mu"]))
@@ -56,7 +70,7 @@ def ltc(tensors: tuple[Any, ...], masks: tuple[Tensor, Tensor], opts: Options) -
         out = out * p["output_w"]
     if "output_b" in p:
         out = out + p["output_b"]
-    return out, state
+    return (out, state, cell) if lstm else (out, state)
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
@@ -88,10 +102,7 @@ def cfc(tensors: tuple[Any, ...], opts: Any, dropout: float = 0.0) -> tuple[Tens
     for t in range(x.shape[1]):
         ts = 1.0 if elapsed is None else elapsed[:, t, None]
         if opts.mixed:
-            z = F.linear(x[:, t], lstm[0], lstm[1]) + F.linear(state[0], lstm[2])
-            new, take, keep, show = z.chunk(4, -1)
-            cell = state[1] * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
-            state = [torch.tanh(cell) * torch.sigmoid(show), cell]
+            state = list(lstm_step(x[:, t], state[0], state[1], lstm))
         feed, made = x[:, t], []
         for (backbone, heads, pure), own in zip(cells, state[0].split(opts.cells, 1)):
             z = torch.cat([feed, own], 1)

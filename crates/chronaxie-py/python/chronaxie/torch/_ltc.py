@@ -156,8 +156,8 @@ class LTC(SequenceModule):
         units: H, fully connected, or a wiring of :mod:`chronaxie.torch.wirings` or ncps.
         return_sequences: every output, or the last one only.
         batch_first: ``[B, T, D]``, or ``[T, B, D]``.
-        mixed_memory: an LSTM cell updates ``(h, c)`` before each step. For now the steps then follow each other in
-            Python, the cell as PyTorch operations and each LTC step as one native call.
+        mixed_memory: an LSTM cell updates ``(h, c)`` before each step. On a GPU the steps then follow each other in Python,
+            the cell as PyTorch operations and each LTC step as one native call.
         input_mapping, output_mapping, ode_unfolds, epsilon, precision: as for :class:`LTCCell`.
         implicit_param_constraints: softplus of w, sensory_w, cm and gleak.
     """
@@ -209,10 +209,15 @@ class LTC(SequenceModule):
         self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.use_mixed:
-            return self._mixed(x, h, c, elapsed)
+            if h is None or c is None:
+                h = c = None
+            if x.is_cuda:
+                return self._stepped(x, h, c, elapsed)
+            lstm = (self.lstm.input_map.weight, self.lstm.input_map.bias, self.lstm.recurrent_map.weight)
+            return self.rnn_cell._call_mixed(x, h, c, elapsed, lstm)
         return (*self.rnn_cell._call(x, h, elapsed), None)
 
-    def _mixed(
+    def _stepped(
         self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if h is None or c is None:

@@ -84,7 +84,7 @@ class MaskedModule(nn.Module):
                 pass
         return [getattr(self, n) for n in self._names]
 
-    def _eagerly(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    def _eagerly(self, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return _eager.ltc(tensors, self._masks(), self._options)
 
     def _call(self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False) -> tuple[Tensor, Tensor]:
@@ -94,6 +94,20 @@ class MaskedModule(nn.Module):
         lists = self._buffers["_synapse_lists"]
         return _functional.dispatch(  # type: ignore[return-value]
             "ltc", self._options.text, 2, self._layer, tensors, lists, self._key, self._eagerly, eager
+        )
+
+    def _call_mixed(
+        self, x: Tensor, h0: Tensor | None, c0: Tensor | None, elapsed: Tensor | None, lstm: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with the three parameters of an LSTM cell, which updates (h, c) ahead of each step."""
+        text, layer = f"{self._options.text},mixed=true", None
+        if not is_compiling():
+            self._refresh()
+            layer = None if self._synapses is None else self._synapses.layer(text)
+        tensors = (x, h0, c0, elapsed, *self._sources(), *lstm)
+        lists = self._buffers["_synapse_lists"]
+        return _functional.dispatch(  # type: ignore[return-value]
+            "ltc", text, 3, layer, tensors, lists, self._key, self._eagerly
         )
 
 

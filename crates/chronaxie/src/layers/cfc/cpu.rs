@@ -17,13 +17,13 @@ mod backward;
 mod forward;
 mod gemm;
 mod layout;
-mod memory;
 #[cfg(test)]
 mod tests;
 mod units;
 
 use super::net::{Map, Net};
 use super::spec::{Cfc, MAX_CELLS};
+use crate::layers::memory::{Shared, Strided};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
@@ -31,7 +31,6 @@ use backward::{Chunk, Given, Gradients, JOB, Job, Sums};
 use forward::{Call, Outputs};
 use gemm::{Block, Rows, padded};
 use layout::{Buffers, Group, Regions, position};
-use memory::{Shared, Strided};
 
 /// One panel of a packed matrix.
 #[derive(Debug, Clone, Copy)]

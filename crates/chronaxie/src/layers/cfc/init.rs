@@ -40,7 +40,7 @@ pub fn initial_parameters(p: &Cfc, seed: u64) -> Tensors {
 
 /// A matrix `[rows, columns]`, rows >= columns, with orthonormal columns: Gram and Schmidt's, each column twice, of random
 /// normal ones.
-fn orthonormal(rows: usize, columns: usize, rng: &mut Rng) -> Vec<f64> {
+pub(in crate::layers) fn orthonormal(rows: usize, columns: usize, rng: &mut Rng) -> Vec<f64> {
     let mut done: Vec<Vec<f64>> = Vec::new();
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for _ in 0..columns {

@@ -36,17 +36,22 @@ mod fold;
 mod forward;
 mod gates;
 mod layout;
+mod lstm;
+mod places;
 #[cfg(test)]
 mod tests;
 
 use super::spec::Ltc;
+use crate::layers::memory::{Shared, Strided};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Given, Gradients};
 use fold::{Room, SideInputs};
-use forward::{Call, Outputs, Strided};
-use layout::{Buffers, Group, Regions, Shared, Sums};
+use forward::{Call, Outputs};
+use layout::{Buffers, Group, Regions, Sums};
+use lstm::{Kept, Lstm};
+use places::{BackwardPlaces, Inputs, Outputs as OutputPlaces};
 
 /// A plan of LTC on the CPU. The bits of its results do not depend on the number of threads.
 #[derive(Debug)]
@@ -55,6 +60,9 @@ pub struct CpuPlan {
     groups: Vec<Group>,
     forward: (Signature, Regions),
     backward: Option<(Signature, Regions)>,
+    inputs: Inputs,
+    outputs: OutputPlaces,
+    gradients: Option<BackwardPlaces>,
     empty: Layout,
 }
 
@@ -74,37 +82,23 @@ impl CpuPlan {
         };
         let forward = plan(Pass::Forward)?;
         let backward = if problem.backward { Some(plan(Pass::Backward)?) } else { None };
-        Ok(Self { problem, groups, forward, backward, empty: Layout::new(0) })
+        let inputs = Inputs::of(&forward.0)?;
+        let outputs = OutputPlaces::of(&forward.0)?;
+        let gradients = backward.as_ref().map(|(s, _)| BackwardPlaces::of(&problem, s)).transpose()?;
+        Ok(Self { problem, groups, forward, backward, inputs, outputs, gradients, empty: Layout::new(0) })
     }
 
-    /// Finds the tensors of a call and folds the parameters into scratch.
+    /// The tensors of a call, with the parameters folded into scratch.
     fn call<'a>(
         &'a self,
-        signature: &Signature,
         regions: &Regions,
         inputs: &'a [View<'a>],
         scratch: &ViewMut<'a>,
     ) -> Result<(Call<'a>, [SideInputs<'a>; 2])> {
-        let p = &self.problem;
-        let find = |name: &str| signature.input(name);
-        let must = |name: &str| find(name).ok_or_else(|| Error::config(format!("ltc: there is no input {name}")));
-        let floats = |name: &str| inputs[must(name)?].as_slice::<f32>();
-        let optional = |name: &str| find(name).map(|i| inputs[i].as_slice::<f32>()).transpose();
-        let side = |at: usize| -> Result<SideInputs<'a>> {
-            let (name, sources) = [("recurrent", p.hidden), ("sensory", p.inputs)][at];
-            // Spelt out: a call forms no names.
-            let [w, mu, sigma, erev, target_offsets, source_of] = [
-                ["w", "mu", "sigma", "erev", "recurrent_target_offsets", "recurrent_source_of"],
-                [
-                    "sensory_w",
-                    "sensory_mu",
-                    "sensory_sigma",
-                    "sensory_erev",
-                    "sensory_target_offsets",
-                    "sensory_source_of",
-                ],
-            ][at];
-            let list = |name: &str| inputs[must(name)?].as_slice::<i32>();
+        let (p, at) = (&self.problem, &self.inputs);
+        let floats = |i: usize| inputs[i].as_slice::<f32>();
+        let optional = |i: Option<usize>| i.map(floats).transpose();
+        let side = |name, sources, [w, mu, sigma, erev, offsets, from]: [usize; 6]| -> Result<SideInputs<'a>> {
             Ok(SideInputs {
                 name,
                 sources,
@@ -112,11 +106,11 @@ impl CpuPlan {
                 mu: floats(mu)?,
                 sigma: floats(sigma)?,
                 erev: floats(erev)?,
-                target_offsets: list(target_offsets)?,
-                source_of: list(source_of)?,
+                target_offsets: inputs[offsets].as_slice::<i32>()?,
+                source_of: inputs[from].as_slice::<i32>()?,
             })
         };
-        let sides = [side(0)?, side(1)?];
+        let sides = [side("recurrent", p.hidden, at.recurrent)?, side("sensory", p.inputs, at.sensory)?];
         let room = |at: usize| -> Result<Room<'a>> {
             let [packs, sources, first, reach] = regions.sides[at];
             // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
@@ -133,41 +127,57 @@ impl CpuPlan {
         // SAFETY: as above.
         let neurons = unsafe { regions.layout.carve::<f32>(scratch, regions.neurons)? }.as_chunks_mut().0;
         let positive = p.constraint == super::Constraint::Softplus;
-        let (cm, gleak, vleak) = (floats("cm")?, floats("gleak")?, floats("vleak")?);
+        let (cm, gleak, vleak) = (floats(at.cm)?, floats(at.gleak)?, floats(at.vleak)?);
         fold::fold_neurons(cm, gleak, vleak, positive, p.epsilon as f32, neurons);
-        let norm = if p.layer_norm { Some([floats("norm_weight")?, floats("norm_bias")?]) } else { None };
+        let norm = match at.norm {
+            Some([weight, bias]) => Some([floats(weight)?, floats(bias)?]),
+            None => None,
+        };
+        let lstm = match at.lstm {
+            None => None,
+            Some([input, bias, recurrent]) => Some(Lstm {
+                input: floats(input)?,
+                bias: floats(bias)?,
+                recurrent: floats(recurrent)?,
+                c0: at.c0.map(|i| Strided::new(&inputs[i])).transpose()?,
+            }),
+        };
         let call = Call {
             p,
             recurrent,
             sensory,
             neurons,
-            x: Strided::new(&inputs[must("x")?])?,
-            h0: find("h0").map(|i| Strided::new(&inputs[i])).transpose()?,
-            elapsed: find("elapsed").map(|i| Strided::new(&inputs[i])).transpose()?,
+            x: Strided::new(&inputs[at.x])?,
+            h0: at.h0.map(|i| Strided::new(&inputs[i])).transpose()?,
+            elapsed: at.elapsed.map(|i| Strided::new(&inputs[i])).transpose()?,
             norm,
-            input_w: optional("input_w")?,
-            input_b: optional("input_b")?,
-            output_w: optional("output_w")?,
-            output_b: optional("output_b")?,
+            input_w: optional(at.input_w)?,
+            input_b: optional(at.input_b)?,
+            output_w: optional(at.output_w)?,
+            output_b: optional(at.output_b)?,
+            lstm,
         };
         Ok((call, sides))
     }
 
     fn run_forward(&self, args: &mut Args<'_, '_>) -> Result<()> {
-        let (signature, regions) = &self.forward;
-        let (call, _) = self.call(signature, regions, args.inputs, &args.scratch)?;
+        let (regions, at) = (&self.forward.1, &self.outputs);
+        let (call, _) = self.call(regions, args.inputs, &args.scratch)?;
         // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
         let memory = Shared::new(unsafe { regions.layout.carve::<f32>(&args.scratch, regions.buffers)? });
+        let mut written = |i: usize| -> Result<Shared<f32>> { Ok(Shared::new(args.outputs[i].as_mut_slice()?)) };
         let outputs = Outputs {
-            out: shared(args.outputs, signature, "out")?.ok_or_else(|| missing("out"))?,
-            final_state: shared(args.outputs, signature, "final_state")?.ok_or_else(|| missing("final_state"))?,
-            states: shared(args.outputs, signature, "states")?,
-            unfolds: match (
-                shared(args.outputs, signature, "unfold_states")?,
-                shared(args.outputs, signature, "unfold_dens")?,
-            ) {
-                (Some(states), Some(dens)) => Some([states, dens]),
-                _ => None,
+            out: written(at.out)?,
+            final_state: written(at.final_state)?,
+            states: at.states.map(&mut written).transpose()?,
+            unfolds: match at.unfolds {
+                Some([states, dens]) => Some([written(states)?, written(dens)?]),
+                None => None,
+            },
+            final_cell: at.final_cell.map(&mut written).transpose()?,
+            lstm: match at.lstm {
+                Some(gates) => Some([written(gates)?, written(gates + 1)?, written(gates + 2)?]),
+                None => None,
             },
         };
         let len = regions.sizes.buffers();
@@ -181,12 +191,12 @@ impl CpuPlan {
         Ok(())
     }
 
-    fn run_backward(&self, signature: &Signature, regions: &Regions, args: &mut Args<'_, '_>) -> Result<()> {
-        if signature.outputs.is_empty() {
+    fn run_backward(&self, regions: &Regions, at: &BackwardPlaces, args: &mut Args<'_, '_>) -> Result<()> {
+        if args.outputs.is_empty() {
             return Ok(());
         }
         let p = &self.problem;
-        let (call, sides) = self.call(signature, regions, args.inputs, &args.scratch)?;
+        let (call, sides) = self.call(regions, args.inputs, &args.scratch)?;
         // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
         let (memory, sums) = unsafe {
             (
@@ -194,21 +204,35 @@ impl CpuPlan {
                 regions.layout.carve::<f64>(&args.scratch, regions.sums)?,
             )
         };
-        let input = |name: &str| signature.input(name).map(|i| &args.inputs[i]).ok_or_else(|| missing(name));
-        let unfolds = match signature.input("unfold_states") {
+        let unfolds = match at.unfolds {
+            Some([states, dens]) => Some([Strided::new(&args.inputs[states])?, Strided::new(&args.inputs[dens])?]),
             None => None,
-            Some(_) => Some([Strided::new(input("unfold_states")?)?, Strided::new(input("unfold_dens")?)?]),
         };
         let given = Given {
-            states: Strided::new(input(if p.outputs_are_states() { "out" } else { "states" })?)?,
+            states: Strided::new(&args.inputs[at.states])?,
             unfolds,
-            grad_out: Strided::new(input("grad_out")?)?,
-            grad_final_state: Strided::new(input("grad_final_state")?)?,
+            grad_out: Strided::new(&args.inputs[at.grad_out])?,
+            grad_final_state: Strided::new(&args.inputs[at.grad_final_state])?,
+            lstm: match at.lstm_given {
+                None => None,
+                Some([grad_final_cell, gates]) => {
+                    let kept = Kept {
+                        gates: Strided::new(&args.inputs[gates])?,
+                        cells: Strided::new(&args.inputs[gates + 1])?,
+                        states: Strided::new(&args.inputs[gates + 2])?,
+                    };
+                    Some((Strided::new(&args.inputs[grad_final_cell])?, kept))
+                }
+            },
+        };
+        let mut written = |i: Option<usize>| -> Result<Option<Shared<f32>>> {
+            i.map(|i| Ok(Shared::new(args.outputs[i].as_mut_slice()?))).transpose()
         };
         let grads = Gradients {
-            x: shared(args.outputs, signature, "grad_x")?,
-            h0: shared(args.outputs, signature, "grad_h0")?,
-            elapsed: shared(args.outputs, signature, "grad_elapsed")?,
+            x: written(at.x)?,
+            h0: written(at.h0)?,
+            c0: written(at.c0)?,
+            elapsed: written(at.elapsed)?,
             parameters: p.wants.parameters,
         };
         let (len, sums_len) = (regions.sizes.buffers(), regions.sizes.sums());
@@ -225,7 +249,7 @@ impl CpuPlan {
         });
         if p.wants.parameters {
             let tasks = close::Tasks { memory: sums, len: sums_len };
-            self.close(signature, regions, args.inputs, args.outputs, &call, &sides, tasks)?;
+            self.close(at, regions, args.inputs, args.outputs, &call, &sides, tasks)?;
         }
         Ok(())
     }
@@ -234,7 +258,7 @@ impl CpuPlan {
     #[allow(clippy::too_many_arguments)]
     fn close(
         &self,
-        signature: &Signature,
+        at: &BackwardPlaces,
         regions: &Regions,
         inputs: &[View<'_>],
         outputs: &mut [ViewMut<'_>],
@@ -244,9 +268,9 @@ impl CpuPlan {
     ) -> Result<()> {
         let (p, sizes) = (&self.problem, &regions.sizes);
         // The four matrices of a side follow each other in every signature.
-        let mut gradients = |first: &str| -> Result<[Shared<f32>; 4]> {
-            let at = signature.output(first).ok_or_else(|| missing(first))?;
-            let [w, mu, sigma, erev, ..] = &mut outputs[at..] else { return Err(missing(first)) };
+        let mut gradients = |first: Option<usize>| -> Result<[Shared<f32>; 4]> {
+            let first = first.ok_or_else(|| places::missing("grad_w"))?;
+            let [w, mu, sigma, erev, ..] = &mut outputs[first..] else { return Err(places::missing("grad_erev")) };
             Ok([
                 Shared::new(w.as_mut_slice()?),
                 Shared::new(mu.as_mut_slice()?),
@@ -258,20 +282,17 @@ impl CpuPlan {
         let mut base = 8 * sizes.recurrent_packs;
         close::close_sides(
             [
-                close::Sums { of: recurrent, side: &call.recurrent, base: 0, gradients: gradients("grad_w")? },
-                close::Sums { of: sensory, side: &call.sensory, base, gradients: gradients("grad_sensory_w")? },
+                close::Sums { of: recurrent, side: &call.recurrent, base: 0, gradients: gradients(at.w)? },
+                close::Sums { of: sensory, side: &call.sensory, base, gradients: gradients(at.sensory_w)? },
             ],
             p.constraint,
             tasks,
         );
         base += 8 * sizes.sensory_packs;
-        let floats = |name: &str| -> Result<&[f32]> {
-            inputs[signature.input(name).ok_or_else(|| missing(name))?].as_slice::<f32>()
-        };
-        let (gleak, cm) = (floats("gleak")?, floats("cm")?);
-        let mut write = |name: &str, value: &dyn Fn(usize) -> f64| -> Result<()> {
-            if let Some(at) = signature.output(name) {
-                for (j, x) in outputs[at].as_mut_slice::<f32>()?.iter_mut().enumerate() {
+        let (gleak, cm) = (inputs[self.inputs.gleak].as_slice::<f32>()?, inputs[self.inputs.cm].as_slice::<f32>()?);
+        let mut write = |to: Option<usize>, value: &dyn Fn(usize) -> f64| -> Result<()> {
+            if let Some(to) = to {
+                for (j, x) in outputs[to].as_mut_slice::<f32>()?.iter_mut().enumerate() {
                     *x = value(j) as f32;
                 }
             }
@@ -279,31 +300,24 @@ impl CpuPlan {
         };
         let neuron = |j: usize| tasks.add::<3>(base + 3 * j);
         let leak = |j: usize| f64::from(call.neurons[j][1]) - f64::from(p.epsilon as f32);
-        write("grad_gleak", &|j| close::slope(p.constraint, gleak[j]) * neuron(j)[0])?;
-        write("grad_vleak", &|j| leak(j) * neuron(j)[1])?;
-        write("grad_cm", &|j| close::slope(p.constraint, cm[j]) * neuron(j)[2])?;
+        write(at.gleak, &|j| close::slope(p.constraint, gleak[j]) * neuron(j)[0])?;
+        write(at.gleak.map(|i| i + 1), &|j| leak(j) * neuron(j)[1])?;
+        write(at.gleak.map(|i| i + 2), &|j| close::slope(p.constraint, cm[j]) * neuron(j)[2])?;
         base += 3 * p.hidden;
-        for (count, names) in [
-            (p.outputs, ["grad_output_w", "grad_output_b"]),
-            (p.inputs, ["grad_input_w", "grad_input_b"]),
-            (p.inputs, ["grad_norm_weight", "grad_norm_bias"]),
-        ] {
-            for (at, name) in names.into_iter().enumerate() {
-                write(name, &|j| tasks.add::<2>(base + 2 * j)[at])?;
+        for (count, names) in [(p.outputs, at.output), (p.inputs, at.input), (p.inputs, at.norm)] {
+            for (of, to) in names.into_iter().enumerate() {
+                write(to, &|j| tasks.add::<2>(base + 2 * j)[of])?;
             }
             base += 2 * count;
         }
+        let width = p.inputs + 1 + p.hidden;
+        let lstm = |of: usize| at.lstm.map(|first| first + of);
+        let sum = |row: usize, column: usize| tasks.add::<1>(base + row * width + column)[0];
+        write(lstm(0), &|i| sum(i / p.inputs, i % p.inputs))?;
+        write(lstm(1), &|i| sum(i, p.inputs))?;
+        write(lstm(2), &|i| sum(i / p.hidden, p.inputs + 1 + i % p.hidden))?;
         Ok(())
     }
-}
-
-fn missing(name: &str) -> Error {
-    Error::config(format!("ltc: the signature has no tensor {name}"))
-}
-
-/// An output by name, for tasks that write disjoint rows of it.
-fn shared(outputs: &mut [ViewMut<'_>], signature: &Signature, name: &str) -> Result<Option<Shared<f32>>> {
-    signature.output(name).map(|i| Ok(Shared::new(outputs[i].as_mut_slice()?))).transpose()
 }
 
 impl Plan for CpuPlan {
@@ -351,9 +365,9 @@ impl Plan for CpuPlan {
         }
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
-        match (pass, &self.backward) {
-            (Pass::Forward, _) => self.run_forward(args),
-            (Pass::Backward, Some((signature, regions))) => self.run_backward(signature, regions, args),
+        match (pass, &self.backward, &self.gradients) {
+            (Pass::Forward, ..) => self.run_forward(args),
+            (Pass::Backward, Some((_, regions)), Some(at)) => self.run_backward(regions, at, args),
             _ => Err(Error::config(format!("ltc: the plan has no {} pass", pass.name()))),
         }?;
         pool::refuse_if_stopped("ltc")

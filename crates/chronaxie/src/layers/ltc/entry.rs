@@ -19,6 +19,11 @@ impl Problem for Ltc {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         Ok(match device {
             Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
+            Device::Cuda(_) if self.mixed_memory => {
+                let why =
+                    "ltc: with mixed memory it runs on the CPU only; on a GPU step it, an LSTM cell ahead of each step";
+                return Err(Error::unavailable(why));
+            }
             Device::Cuda(d) => Box::new(cuda::CudaPlan::new(self, d, options)?),
         })
     }
@@ -69,6 +74,7 @@ const OPTIONS: &[&str] = &[
     "epsilon",
     "elapsed",
     "h0",
+    "mixed",
     "norm",
     "input",
     "output",
@@ -160,6 +166,7 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
         epsilon: case.get("epsilon", base.epsilon)?,
         elapsed: flag("elapsed")?,
         initial_state: flag("h0")?,
+        mixed_memory: flag("mixed")?,
         layer_norm: flag("norm")?,
         input_mapping: case.get("input", Mapping::Affine)?,
         output_mapping: case.get("output", Mapping::None)?,

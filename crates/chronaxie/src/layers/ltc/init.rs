@@ -2,6 +2,7 @@
 
 use super::connectivity::Synapses;
 use super::spec::{Constraint, Ltc};
+use crate::layers::cfc::init::orthonormal;
 use crate::op::{Pass, Role, Tensors, Values};
 use crate::rng::Rng;
 use crate::{Dtype, Error, Result};
@@ -18,6 +19,7 @@ fn initial_range(name: &str) -> Option<(f64, f64)> {
         "cm" => (0.4, 0.6),
         "input_w" | "norm_weight" | "output_w" => (1.0, 1.0),
         "input_b" | "norm_bias" | "output_b" => (0.0, 0.0),
+        "lstm_input_map_bias" => (-0.1, 0.1),
         _ => return None,
     })
 }
@@ -41,6 +43,14 @@ pub fn initial_parameters(p: &Ltc, polarity: &[i8], sensory_polarity: &[i8], see
     for spec in p.forward_inputs().into_iter().filter(|s| s.role == Role::Parameter) {
         let name = &*spec.name;
         let values = match (name, initial_range(name)) {
+            ("lstm_recurrent_map_weight", _) => {
+                let data = orthonormal(spec.shape[0], spec.shape[1], &mut stream(name, seed));
+                Values::new(spec.shape, data)?
+            }
+            ("lstm_input_map_weight", _) => {
+                let (mut rng, reach) = (stream(name, seed), (6.0 / (spec.shape[0] + spec.shape[1]) as f64).sqrt());
+                Values::from_fn(spec.shape, || rng.range(-reach, reach))
+            }
             (_, Some((low, high))) => {
                 let mut rng = stream(name, seed);
                 Values::from_fn(spec.shape, || rng.range(low, high))
@@ -92,7 +102,11 @@ pub fn sample(p: &Ltc, pass: Pass, seed: u64) -> Result<Tensors> {
 fn draw(p: &Ltc, name: &str, rng: &mut Rng) -> f64 {
     let free = p.constraint == Constraint::Softplus;
     match name.trim_start_matches("sensory_") {
-        "h0" => 0.5 * rng.normal(),
+        "h0" | "c0" => 0.5 * rng.normal(),
+        // The sums behind the LSTM's gates at unit scale.
+        "lstm_input_map_weight" => rng.range(-1.0, 1.0) * (3.0 / (1 + p.inputs) as f64).sqrt(),
+        "lstm_recurrent_map_weight" => rng.range(-1.0, 1.0) * (3.0 / (1 + p.hidden) as f64).sqrt(),
+        "lstm_input_map_bias" => rng.range(-0.5, 0.5),
         "elapsed" => rng.range(0.01, 0.1),
         "w" | "gleak" if free => rng.range(-1.5, 1.5),
         "w" | "gleak" => rng.range(0.1, 1.5),

@@ -14,11 +14,14 @@
 //! `cm v' = -g (v - vleak) - sum p r (v - erev)`, implicit in v but for the gates r. Sums run over the synapses that the
 //! connectivity lists. Batch rows are independent, and every sum over them is taken in their order.
 
+mod lstm;
+
 use super::connectivity::Synapses;
 use super::spec::{Constraint, Ltc, NORM_EPSILON};
 use crate::op::{Pass, Role, Tensors, Values};
 use crate::real::Real;
 use crate::{Error, Result};
+use lstm::LstmStep;
 
 /// Fields that are tensors, found by the names that signatures use; those that a problem lacks are empty.
 macro_rules! fields {
@@ -42,6 +45,7 @@ macro_rules! fields {
 fields!(
     x,
     h0,
+    c0,
     elapsed,
     w,
     mu,
@@ -59,7 +63,10 @@ fields!(
     norm_weight,
     norm_bias,
     output_w,
-    output_b
+    output_b,
+    lstm_input_map_weight,
+    lstm_input_map_bias,
+    lstm_recurrent_map_weight
 );
 
 impl<R: Real> Fields<R> {
@@ -206,8 +213,10 @@ struct Row<R> {
     u: Vec<R>,
     /// `[T]`: LayerNorm's 1 / standard deviation.
     rstd: Vec<R>,
-    /// `[T K + 1, H]`: the state before each unfold, and the last.
+    /// `[T, K + 1, H]`: the state before each unfold of a step, and after the last.
     v: Vec<R>,
+    /// With mixed memory, what the LSTM's backward pass reads of each step.
+    lstm: Vec<LstmStep<R>>,
     /// `[T K, H]`.
     den: Vec<R>,
 }
@@ -240,11 +249,24 @@ impl<'a, R: Real> Model<'a, R> {
         let unfolds = R::from_f64(self.p.unfolds as f64);
         self.cm.iter().map(|&cm| cm * unfolds / duration).collect()
     }
+    /// What row `b` starts from; zeros where it is not given.
+    fn initial(&self, from: &[R], b: usize) -> Vec<R> {
+        let h = self.p.hidden;
+        if self.p.initial_state { from[b * h..][..h].to_vec() } else { vec![R::zero(); h] }
+    }
     fn row(&self, b: usize) -> Row<R> {
         let (p, f) = (self.p, self.f);
         let (steps, d, h) = (p.steps, p.inputs, p.hidden);
         let x = f.x[b * steps * d..(b + 1) * steps * d].to_vec();
-        let mut row = Row { xhat: x, y: Vec::new(), u: Vec::new(), rstd: Vec::new(), v: Vec::new(), den: Vec::new() };
+        let mut row = Row {
+            xhat: x,
+            y: Vec::new(),
+            u: Vec::new(),
+            rstd: Vec::new(),
+            v: Vec::new(),
+            lstm: Vec::new(),
+            den: Vec::new(),
+        };
         if p.layer_norm {
             row.rstd = row.xhat.chunks_mut(d.max(1)).map(normalise).collect();
         }
@@ -255,8 +277,15 @@ impl<'a, R: Real> Model<'a, R> {
         };
         row.y = affine(&row.xhat, &f.norm_weight, &f.norm_bias);
         row.u = affine(&row.y, &f.input_w, &f.input_b);
-        row.v = if p.initial_state { f.h0[b * h..(b + 1) * h].to_vec() } else { vec![R::zero(); h] };
+        let mut state = self.initial(&f.h0, b);
+        let mut cell = if p.mixed_memory { self.initial(&f.c0, b) } else { Vec::new() };
         for t in 0..steps {
+            if p.mixed_memory {
+                let (step, new) = self.lstm(&f.x[(b * steps + t) * d..][..d], &state, &cell);
+                (state, cell) = (new, step.c[1].clone());
+                row.lstm.push(step);
+            }
+            row.v.extend_from_slice(&state);
             let rates = self.rates(self.duration(b, t));
             let (mut sensory_num, mut sensory_den) = (vec![R::zero(); h], vec![R::zero(); h]);
             self.sensory.drive(&row.u[t * d..(t + 1) * d], &mut sensory_num, &mut sensory_den);
@@ -271,6 +300,7 @@ impl<'a, R: Real> Model<'a, R> {
                 }
                 row.den.extend(den);
             }
+            state = row.v[row.v.len() - h..].to_vec();
         }
         row
     }
@@ -299,32 +329,44 @@ pub(super) struct Outputs<R> {
     pub(super) final_state: Vec<R>,
     /// `[B, T, H]`.
     pub(super) states: Vec<R>,
+    /// `[B, H]` with mixed memory, else empty.
+    pub(super) final_cell: Vec<R>,
 }
 
 /// The forward pass over any numbers.
 pub(super) fn forward_fields<R: Real>(p: &Ltc, f: &Fields<R>) -> Outputs<R> {
     let model = Model::new(p, f);
     let h = p.hidden;
-    let mut o = Outputs { out: Vec::new(), final_state: Vec::new(), states: Vec::new() };
+    let mut o = Outputs { out: Vec::new(), final_state: Vec::new(), states: Vec::new(), final_cell: Vec::new() };
     for b in 0..p.batch {
         let row = model.row(b);
-        for t in 1..=p.steps {
-            let state = &row.v[t * p.unfolds * h..][..h];
+        for t in 0..p.steps {
+            let state = &row.v[(t * (p.unfolds + 1) + p.unfolds) * h..][..h];
             o.states.extend_from_slice(state);
             for (m, &v) in state[..p.outputs].iter().enumerate() {
                 let scaled = if f.output_w.is_empty() { v } else { v * f.output_w[m] };
                 o.out.push(if f.output_b.is_empty() { scaled } else { scaled + f.output_b[m] });
             }
         }
-        o.final_state.extend_from_slice(&row.v[row.v.len() - h..]);
+        let last = if p.steps == 0 { model.initial(&f.h0, b) } else { row.v[row.v.len() - h..].to_vec() };
+        o.final_state.extend(last);
+        if p.mixed_memory {
+            o.final_cell.extend(row.lstm.last().map_or_else(|| model.initial(&f.c0, b), |step| step.c[1].clone()));
+        }
     }
     o
 }
 
 /// The backward pass over any numbers: the gradient of every input.
 ///
-/// `grad_out` is `[B, T, M]` and `grad_final_state` `[B, H]`.
-pub(super) fn backward_fields<R: Real>(p: &Ltc, f: &Fields<R>, grad_out: &[R], grad_final_state: &[R]) -> Fields<R> {
+/// `grad_out` is `[B, T, M]`, `grad_final_state` and, with mixed memory, `grad_final_cell` are `[B, H]`.
+pub(super) fn backward_fields<R: Real>(
+    p: &Ltc,
+    f: &Fields<R>,
+    grad_out: &[R],
+    grad_final_state: &[R],
+    grad_final_cell: &[R],
+) -> Fields<R> {
     let model = Model::new(p, f);
     let mut gradients = Gradients {
         fields: f.zeros(p),
@@ -334,13 +376,23 @@ pub(super) fn backward_fields<R: Real>(p: &Ltc, f: &Fields<R>, grad_out: &[R], g
     for b in 0..p.batch {
         let row = model.row(b);
         let mut a = grad_final_state[b * p.hidden..(b + 1) * p.hidden].to_vec();
+        let mut c = if p.mixed_memory { grad_final_cell[b * p.hidden..][..p.hidden].to_vec() } else { Vec::new() };
         for t in (0..p.steps).rev() {
             let step_grad = &grad_out[(b * p.steps + t) * p.outputs..][..p.outputs];
             let grad_u = model.step_back(b, t, &row, step_grad, &mut a, &mut gradients);
             input_back(&model, b, t, &row, &grad_u, &mut gradients.fields);
+            if let Some(step) = row.lstm.get(t) {
+                let at = (b * p.steps + t) * p.inputs;
+                let mut grad_x = gradients.fields.x[at..][..p.inputs].to_vec();
+                model.lstm_back(&f.x[at..][..p.inputs], step, &mut a, &mut c, &mut gradients.fields, &mut grad_x);
+                gradients.fields.x[at..][..p.inputs].copy_from_slice(&grad_x);
+            }
         }
         if p.initial_state {
             gradients.fields.h0[b * p.hidden..(b + 1) * p.hidden].copy_from_slice(&a);
+            if p.mixed_memory {
+                gradients.fields.c0[b * p.hidden..][..p.hidden].copy_from_slice(&c);
+            }
         }
     }
     let Gradients { fields: mut grad, recurrent, sensory } = gradients;
@@ -388,7 +440,7 @@ impl<R: Real> Model<'_, R> {
         let duration = self.duration(b, t);
         let rates = self.rates(duration);
         let unfolds_per_time = R::from_f64(p.unfolds as f64) / duration;
-        let after = &row.v[(t + 1) * p.unfolds * h..][..h];
+        let after = &row.v[(t * (p.unfolds + 1) + p.unfolds) * h..][..h];
         for (m, &go) in grad_out.iter().enumerate() {
             if !f.output_b.is_empty() {
                 grad.output_b[m] = grad.output_b[m] + go;
@@ -403,7 +455,9 @@ impl<R: Real> Model<'_, R> {
         let (mut alpha_sum, mut beta_sum) = (vec![R::zero(); h], vec![R::zero(); h]);
         let mut grad_duration = R::zero();
         for k in (t * p.unfolds..(t + 1) * p.unfolds).rev() {
-            let (v, next, den) = (&row.v[k * h..][..h], &row.v[(k + 1) * h..][..h], &row.den[k * h..][..h]);
+            // A step has a state more than unfolds.
+            let (v, den) = (&row.v[(k + t) * h..][..2 * h], &row.den[k * h..][..h]);
+            let (v, next) = v.split_at(h);
             let alpha: Vec<R> = a.iter().zip(den).map(|(&a, &den)| a / den).collect();
             let beta: Vec<R> = alpha.iter().zip(next).map(|(&alpha, &next)| -(alpha * next)).collect();
             for j in 0..h {
@@ -488,6 +542,7 @@ pub fn forward<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
             "out" => &o.out,
             "final_state" => &o.final_state,
             "states" => &o.states,
+            "final_cell" => &o.final_cell,
             _ => continue,
         };
         results.insert(spec.name.into_owned(), lower(spec.shape, data)?);
@@ -510,7 +565,8 @@ pub fn backward<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
         let spec = specs.ok_or_else(|| Error::shape(format!("ltc: the backward pass reads no {name}")))?;
         lift(inputs, name, spec.axes, &spec.shape)
     };
-    let grad = backward_fields(p, &f, &arriving("grad_out")?, &arriving("grad_final_state")?);
+    let cell = if p.mixed_memory { arriving("grad_final_cell")? } else { Vec::new() };
+    let grad = backward_fields(p, &f, &arriving("grad_out")?, &arriving("grad_final_state")?, &cell);
     let mut results = Tensors::new();
     for spec in signature.outputs {
         let name = spec.name.trim_start_matches("grad_");

@@ -1,6 +1,7 @@
 //! What an LTC call is: sizes, options, names and shapes of every tensor, and how exact the results must be.
 
 use super::connectivity::Connectivity;
+pub use crate::layers::wants::Wants;
 use crate::op::{Metric, Pass, Precision, Signature, TensorSpec, Tolerance};
 use crate::{Dtype, Error, Result};
 use std::sync::Arc;
@@ -93,8 +94,10 @@ pub struct Ltc {
     pub epsilon: f64,
     /// Whether elapsed times `[B, T]` are given, in the unit of `dt`; then `dt` is not used.
     pub elapsed: bool,
-    /// Whether an initial state `[B, H]` is given; otherwise it is zero.
+    /// Whether an initial state `[B, H]` is given (and the LSTM's, where there is one); otherwise it is zero.
     pub initial_state: bool,
+    /// Whether an LSTM cell updates the state ahead of each step, from the same inputs x.
+    pub mixed_memory: bool,
     /// LayerNorm over D before the input mapping (epsilon 1e-5).
     pub layer_norm: bool,
     /// The input mapping, over D.
@@ -113,47 +116,6 @@ pub struct Ltc {
     pub wants: Wants,
     /// The synapses.
     pub connectivity: Arc<Connectivity>,
-}
-
-/// Which gradients the backward pass writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Wants {
-    /// Of the inputs x.
-    pub x: bool,
-    /// Of the initial state, where one is given.
-    pub h0: bool,
-    /// Of the elapsed times, where they are given.
-    pub elapsed: bool,
-    /// Of all parameters.
-    pub parameters: bool,
-}
-
-impl Default for Wants {
-    fn default() -> Self {
-        Self { x: true, h0: true, elapsed: true, parameters: true }
-    }
-}
-
-impl std::str::FromStr for Wants {
-    type Err = Error;
-    /// Names joined by `+`, as in `x+parameters`, or `none`.
-    fn from_str(s: &str) -> Result<Self> {
-        let mut wants = Self { x: false, h0: false, elapsed: false, parameters: false };
-        for name in s.split('+').filter(|n| *n != "none") {
-            *match name {
-                "x" => &mut wants.x,
-                "h0" => &mut wants.h0,
-                "elapsed" => &mut wants.elapsed,
-                "parameters" => &mut wants.parameters,
-                _ => {
-                    return Err(Error::config(format!(
-                        "ltc: a gradient of `{name}` is not one of x, h0, elapsed, parameters, none"
-                    )));
-                }
-            } = true;
-        }
-        Ok(wants)
-    }
 }
 
 /// LayerNorm's epsilon.
@@ -176,6 +138,7 @@ impl Ltc {
             epsilon: 1e-8,
             elapsed: false,
             initial_state: false,
+            mixed_memory: false,
             layer_norm: false,
             input_mapping: Mapping::Affine,
             output_mapping: Mapping::None,
@@ -234,6 +197,9 @@ impl Ltc {
         let mut v = vec![f("x", "[B, T, D]", &[b, t, d], Input).any_strides()];
         if self.initial_state {
             v.push(f("h0", "[B, H]", &[b, h], State).any_strides());
+            if self.mixed_memory {
+                v.push(f("c0", "[B, H]", &[b, h], State).any_strides());
+            }
         }
         if self.elapsed {
             v.push(f("elapsed", "[B, T]", &[b, t], Input).any_strides());
@@ -252,6 +218,11 @@ impl Ltc {
         for n in &["output_w", "output_b"][..self.output_mapping.weights()] {
             v.push(f(n, "[M]", &[m], Parameter));
         }
+        if self.mixed_memory {
+            v.push(f("lstm_input_map_weight", "[4 H, D]", &[4 * h, d], Parameter));
+            v.push(f("lstm_input_map_bias", "[4 H]", &[4 * h], Parameter));
+            v.push(f("lstm_recurrent_map_weight", "[4 H, H]", &[4 * h, h], Parameter));
+        }
         for (side, s) in [("recurrent", &self.connectivity.recurrent), ("sensory", &self.connectivity.sensory)] {
             for (name, list) in s.lists() {
                 v.push(TensorSpec::new(format!("{side}_{name}"), "[list]", [list.len()], Dtype::I32, Prepared));
@@ -265,12 +236,20 @@ impl Ltc {
         let f = |name: &'static str, axes, shape: &[usize], role| TensorSpec::new(name, axes, shape, Dtype::F32, role);
         use crate::op::Role::{Output, Saved, State};
         let mut v = vec![f("out", "[B, T, M]", &[b, t, m], Output), f("final_state", "[B, H]", &[b, h], State)];
+        if self.mixed_memory {
+            v.push(f("final_cell", "[B, H]", &[b, h], State));
+        }
         if self.backward && !self.outputs_are_states() {
             v.push(f("states", "[B, T, H]", &[b, t, h], Saved));
         }
         if self.backward && self.save == Save::Store {
             v.push(f("unfold_states", "[B, T, K, H]", &[b, t, k, h], Saved));
             v.push(f("unfold_dens", "[B, T, K, H]", &[b, t, k, h], Saved));
+        }
+        if self.backward && self.mixed_memory {
+            v.push(f("lstm_gates", "[B, T, 4, H]", &[b, t, 4, h], Saved));
+            v.push(f("lstm_cells", "[B, T, H]", &[b, t, h], Saved));
+            v.push(f("lstm_states", "[B, T, H]", &[b, t, h], Saved));
         }
         v
     }
@@ -306,7 +285,8 @@ impl Ltc {
     }
     /// The bound on the error of one output.
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
-        if matches!(output, "states" | "unfold_states" | "unfold_dens") {
+        let saved = ["states", "unfold_states", "unfold_dens", "lstm_gates", "lstm_cells", "lstm_states"];
+        if saved.contains(&output) {
             return None;
         }
         let gradient = output.starts_with("grad_");

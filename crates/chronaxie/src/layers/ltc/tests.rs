@@ -44,6 +44,11 @@ fn problems() -> Vec<(&'static str, Ltc)> {
         ("H 1", Ltc { initial_state: true, layer_norm: true, elapsed: true, ..Ltc::new(2, 2, half(3, 1)) }),
         ("D 1", Ltc { initial_state: true, layer_norm: true, ..Ltc::new(1, 2, half(1, 3)) }),
         ("D 0", Ltc { initial_state: true, layer_norm: true, ..Ltc::new(2, 2, half(0, 3)) }),
+        ("mixed memory", Ltc { mixed_memory: true, ..everything.clone() }),
+        ("mixed memory, elapsed", Ltc { mixed_memory: true, elapsed: true, ..plain.clone() }),
+        ("mixed memory from 0", Ltc { mixed_memory: true, initial_state: false, ..plain.clone() }),
+        ("mixed memory, D 0", Ltc { mixed_memory: true, initial_state: true, ..Ltc::new(2, 2, half(0, 3)) }),
+        ("mixed memory, T 0", Ltc { mixed_memory: true, initial_state: true, ..Ltc::new(2, 0, half(2, 3)) }),
         ("T 0", Ltc { initial_state: true, layer_norm: true, elapsed: true, ..Ltc::new(2, 0, half(2, 3)) }),
         ("B 0", Ltc { initial_state: true, layer_norm: true, elapsed: true, ..Ltc::new(0, 2, half(2, 3)) }),
         ("H 0", Ltc { initial_state: true, layer_norm: true, elapsed: true, ..Ltc::new(2, 2, half(2, 0)) }),
@@ -65,14 +70,16 @@ fn relative(x: &[f64], law: &[f64]) -> f64 {
     if scale == 0.0 { error } else { error / scale }
 }
 
-/// `sum out * grad_out + final_state * grad_final_state`: the loss whose gradient the backward pass returns.
+/// `sum out * grad_out + final_state * grad_final_state + ...`: the loss whose gradient the backward pass returns.
 fn loss<R: Real>(p: &Ltc, f: &Fields<R>, inputs: &Tensors) -> R {
     let o = forward_fields(p, f);
     let dot = |x: &[R], g: &Values| {
         assert_eq!(x.len(), g.data.len());
         x.iter().zip(&g.data).fold(R::zero(), |sum, (&x, &g)| sum + x * R::from_f64(g))
     };
-    dot(&o.out, inputs.get("grad_out").unwrap()) + dot(&o.final_state, inputs.get("grad_final_state").unwrap())
+    let sum =
+        dot(&o.out, inputs.get("grad_out").unwrap()) + dot(&o.final_state, inputs.get("grad_final_state").unwrap());
+    inputs.find("grad_final_cell").map_or(sum, |g| sum + dot(&o.final_cell, g))
 }
 
 /// The names of the tensors that have a gradient.
@@ -263,7 +270,13 @@ fn slice(p: &Ltc, inputs: &Tensors, from: usize, to: usize) -> (Ltc, Tensors) {
 
 #[test]
 fn split_anywhere_is_the_whole() {
+    split(false);
+    split(true);
+}
+
+fn split(mixed_memory: bool) {
     let p = Ltc {
+        mixed_memory,
         steps: 5,
         initial_state: true,
         elapsed: true,
@@ -280,6 +293,9 @@ fn split_anywhere_is_the_whole() {
         let (second, mut second_inputs) = slice(&p, &inputs, at, p.steps);
         let start = reference::forward::<f64>(&first, &first_inputs).unwrap();
         second_inputs.insert("h0", start.get("final_state").unwrap().clone());
+        if mixed_memory {
+            second_inputs.insert("c0", start.get("final_cell").unwrap().clone());
+        }
         let end = reference::forward::<f64>(&second, &second_inputs).unwrap();
         assert_eq!(end.get("final_state").unwrap(), whole.get("final_state").unwrap(), "split at {at}");
         let row = |t: &Tensors, b: usize, steps: usize| {
@@ -291,9 +307,12 @@ fn split_anywhere_is_the_whole() {
         }
         let late = reference::backward::<f64>(&second, &second_inputs).unwrap();
         first_inputs.insert("grad_final_state", late.get("grad_h0").unwrap().clone());
+        if mixed_memory {
+            first_inputs.insert("grad_final_cell", late.get("grad_c0").unwrap().clone());
+        }
         let early = reference::backward::<f64>(&first, &first_inputs).unwrap();
         assert_eq!(early.get("grad_h0").unwrap(), whole_gradients.get("grad_h0").unwrap(), "split at {at}");
-        for name in trainable(&p).into_iter().filter(|n| !["x", "h0", "elapsed"].contains(&n.as_str())) {
+        for name in trainable(&p).into_iter().filter(|n| !["x", "h0", "c0", "elapsed"].contains(&n.as_str())) {
             let name = format!("grad_{name}");
             let [early, late, whole] = [&early, &late, &whole_gradients].map(|t| &t.get(&name).unwrap().data);
             let sum: Vec<f64> = early.iter().zip(late).map(|(a, b)| a + b).collect();

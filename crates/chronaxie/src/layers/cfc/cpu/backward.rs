@@ -4,9 +4,9 @@
 use super::forward::Call;
 use super::gemm::{Rows, outer, product};
 use super::layout::{Buffers, GROUP, Group, Widths};
-use super::memory::{Shared, Strided};
 use super::units;
 use crate::layers::cfc::net::{Map, Source};
+use crate::layers::memory::{Shared, Strided};
 
 /// What the forward pass gave and kept, and the gradients that arrive.
 pub(super) struct Given<'a> {
@@ -143,14 +143,14 @@ pub(super) fn adjoint(
                     carry.iter_mut().zip(from).for_each(|(c, f)| *c += f);
                 } else if let Some(x) = to.x {
                     // SAFETY: a step of a row belongs to one group.
-                    unsafe { x.put(at(r) * d, from) };
+                    unsafe { x.copy(at(r) * d, from) };
                 }
             }
         }
         if let Some(elapsed) = to.elapsed {
             for r in 0..g.rows {
                 // SAFETY: a step of a row belongs to one group.
-                unsafe { elapsed.put(at(r), &[time[r] as f32]) };
+                unsafe { elapsed.put(at(r), time[r] as f32) };
             }
         }
         let Some(lstm) = p.mixed_memory.then(|| &net.maps[0]) else {
@@ -199,7 +199,7 @@ pub(super) fn adjoint(
             for (to, from) in [(to.h0, &*carry), (to.c0, &*carry_cell)] {
                 if let Some(to) = to {
                     // SAFETY: a row belongs to one group.
-                    unsafe { to.put((g.row + r) * hidden, &from[r * w.state..][..hidden]) };
+                    unsafe { to.copy((g.row + r) * hidden, &from[r * w.state..][..hidden]) };
                 }
             }
         }

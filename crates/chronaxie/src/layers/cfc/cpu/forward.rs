@@ -2,10 +2,10 @@
 
 use super::gemm::{padded, product};
 use super::layout::{Buffers, Group, Widths};
-use super::memory::{Shared, Strided};
 use super::units;
 use crate::layers::cfc::net::{Map, Net};
 use crate::layers::cfc::spec::{Cfc, MAX_CELLS, Mode};
+use crate::layers::memory::{Shared, Strided};
 
 /// What every group of a call reads.
 pub(super) struct Call<'a> {
@@ -93,10 +93,10 @@ pub(super) fn forward(call: &Call<'_>, g: Group, w: &Widths, buffers: Buffers<'_
                     // SAFETY: a step of a row belongs to one group.
                     unsafe {
                         for k in 0..4 {
-                            gates.put((at(r) * 4 + k) * hidden, &kept[k * w.kept..][..hidden]);
+                            gates.copy((at(r) * 4 + k) * hidden, &kept[k * w.kept..][..hidden]);
                         }
-                        cells.put(at(r) * hidden, &cell[..hidden]);
-                        states.put(at(r) * hidden, &state[..hidden]);
+                        cells.copy(at(r) * hidden, &cell[..hidden]);
+                        states.copy(at(r) * hidden, &state[..hidden]);
                     }
                 }
             }
@@ -122,8 +122,8 @@ pub(super) fn forward(call: &Call<'_>, g: Group, w: &Widths, buffers: Buffers<'_
                         let to = (at(r) * p.cells.len() * p.backbone_layers + l * p.backbone_layers + i) * map.outputs;
                         // SAFETY: a step of a row belongs to one group.
                         unsafe {
-                            values.put(to, &y[..map.outputs]);
-                            slopes.put(to, &slope[..map.outputs]);
+                            values.copy(to, &y[..map.outputs]);
+                            slopes.copy(to, &slope[..map.outputs]);
                         }
                     }
                 }
@@ -138,7 +138,7 @@ pub(super) fn forward(call: &Call<'_>, g: Group, w: &Widths, buffers: Buffers<'_
                     for k in 0..p.mode.kept() {
                         let to_k = (at(r) * p.mode.kept() + k) * hidden + first;
                         // SAFETY: a step of a row belongs to one group.
-                        unsafe { to.put(to_k, &kept[k * w.kept..][..n]) };
+                        unsafe { to.copy(to_k, &kept[k * w.kept..][..n]) };
                     }
                 }
             }
@@ -148,9 +148,9 @@ pub(super) fn forward(call: &Call<'_>, g: Group, w: &Widths, buffers: Buffers<'_
             let row = &state[r * w.state..][..hidden];
             // SAFETY: a step of a row belongs to one group.
             unsafe {
-                o.out.put(at(r) * outputs, &row[hidden - outputs..]);
+                o.out.copy(at(r) * outputs, &row[hidden - outputs..]);
                 if let Some(states) = o.states {
-                    states.put(at(r) * hidden, row);
+                    states.copy(at(r) * hidden, row);
                 }
             }
         }
@@ -158,9 +158,9 @@ pub(super) fn forward(call: &Call<'_>, g: Group, w: &Widths, buffers: Buffers<'_
     for r in 0..g.rows {
         // SAFETY: a row belongs to one group.
         unsafe {
-            o.final_state.put((g.row + r) * hidden, &state[r * w.state..][..hidden]);
+            o.final_state.copy((g.row + r) * hidden, &state[r * w.state..][..hidden]);
             if let Some(to) = o.final_cell {
-                to.put((g.row + r) * hidden, &cell[r * w.state..][..hidden]);
+                to.copy((g.row + r) * hidden, &cell[r * w.state..][..hidden]);
             }
         }
     }

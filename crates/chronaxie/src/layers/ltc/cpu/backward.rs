@@ -5,10 +5,12 @@
 //! gradient. The sensory synapses sum over [`BLOCK`](super::layout::BLOCK) steps at once.
 
 use super::fold::Neuron;
-use super::forward::{Call, Strided};
+use super::forward::Call;
 use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
-use super::layout::{Buffers, Group, Shared, Sizes, Sums, stored};
+use super::layout::{Buffers, Group, Sizes, Sums, stored};
+use super::lstm::{self, Kept};
 use crate::layers::ltc::spec::Mapping;
+use crate::layers::memory::{Shared, Strided};
 use crate::pool;
 use crate::simd_math::{Lanes, mul_add};
 
@@ -23,6 +25,8 @@ pub(super) struct Given<'a> {
     pub grad_out: Strided<'a, 3>,
     /// `[B, H]`.
     pub grad_final_state: Strided<'a, 2>,
+    /// With mixed memory: the gradient of the final cell `[B, H]`, and what the LSTM kept.
+    pub lstm: Option<(Strided<'a, 2>, Kept<'a>)>,
 }
 
 /// What a group writes itself; gradients of parameters are closed from all tasks' sums.
@@ -32,6 +36,7 @@ pub(super) struct Gradients {
     pub x: Option<Shared<f32>>,
     /// `[B, H]`.
     pub h0: Option<Shared<f32>>,
+    pub c0: Option<Shared<f32>>,
     /// `[B, T]`.
     pub elapsed: Option<Shared<f32>>,
     /// Whether the gradients of parameters are wanted.
@@ -65,8 +70,19 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     let (kept, sensory_kept) = (call.recurrent.packs.len() * 2 * R, call.sensory.packs.len() * 2 * R);
     for j in 0..hidden {
         for l in 0..R {
-            // SAFETY: rows of a group are below B, and j below H. Lanes behind the last row have no gradient.
-            b.a[j * R + l] = if l < g.rows { unsafe { given.grad_final_state.at([g.row + l, j]) } } else { 0.0 };
+            // Lanes behind the last row have no gradient.
+            b.a[j * R + l] = match l < g.rows {
+                // SAFETY: rows of a group are below B, and j below H.
+                true => unsafe { given.grad_final_state.at_unchecked([g.row + l, j]) },
+                false => 0.0,
+            };
+        }
+    }
+    if let Some((grad_final_cell, _)) = &given.lstm {
+        for j in 0..hidden {
+            for l in 0..R {
+                b.lstm_c[j * R + l] = if l < g.rows { grad_final_cell.at([g.row + l, j]) } else { 0.0 };
+            }
         }
     }
     let blocks = steps.div_ceil(sizes.block.max(1));
@@ -79,7 +95,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
         for at in (0..count).rev() {
             let t = first + at;
             let u = &mut b.u[at * input..(at + 1) * input];
-            let scale = call.load_inputs::<FMA, R>(g, t, b.y, b.normal, u);
+            let moments = call.load_inputs::<FMA, R>(g, t, b.y, b.normal, u);
             let (rate, duration) = call.rate::<R>(g, t);
             let sensory_gates = if sizes.keep_sensory {
                 &mut b.sensory_gates[at * sensory_kept..(at + 1) * sensory_kept]
@@ -90,7 +106,11 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             if let Some(unfolds) = &given.unfolds {
                 read_unfolds::<R>(call, g, t, given, unfolds, b.v, b.inverse);
             } else {
-                previous_state::<R>(call, g, t, given, b.v);
+                match &given.lstm {
+                    None => previous_state::<R>(call, g, t, given, b.v),
+                    // The unfolds start from what the LSTM made of the state.
+                    Some((_, kept)) => state_of::<R>(g, t, hidden, &kept.states, b.v),
+                }
                 b.sensory[..2 * hidden * N].fill(0.0);
                 let (num, den) = b.sensory[..2 * hidden * N].split_at_mut(hidden * N);
                 if sizes.keep_sensory {
@@ -231,8 +251,29 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                         du,
                     ),
                 }
-                input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], scale, du, total, grads);
+                input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], moments, du, total, grads);
             }
+            if let (Some(lstm), Some((_, kept))) = (&call.lstm, &given.lstm) {
+                let [x, h, dz] = [inputs, hidden, 4 * hidden].map(|n| at * n * R..(at + 1) * n * R);
+                call.load_x::<R>(g, t, &mut b.lstm_x[x]);
+                // `v` has served.
+                previous_state::<R>(call, g, t, given, b.v);
+                b.lstm_h[h].copy_from_slice(&b.v[..cells]);
+                let dx = &mut b.du[..if grads.x.is_some() { inputs * R } else { 0 }];
+                lstm.back::<FMA, R>(g, t, kept, b.a, b.lstm_c, &mut b.lstm_z[dz], dx);
+                if let Some(x) = grads.x {
+                    for l in 0..g.rows {
+                        // SAFETY: elements of this group's rows.
+                        let row = unsafe { x.part(((g.row + l) * steps + t) * inputs, inputs) };
+                        for (d, x) in row.iter_mut().enumerate() {
+                            *x += dx[d * R + l];
+                        }
+                    }
+                }
+            }
+        }
+        if grads.parameters && call.lstm.is_some() {
+            lstm::parameter_sums::<FMA, R>([inputs, hidden, count], [b.lstm_z, b.lstm_x, b.lstm_h], total.lstm);
         }
         if grads.parameters {
             let times = Times { count, v: b.u, alpha: b.alpha_sum, beta: b.beta_sum, gates: b.sensory_gates };
@@ -243,12 +284,13 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             }
         }
     }
-    if let Some(h0) = grads.h0 {
+    for (to, from) in [(grads.h0, &*b.a), (grads.c0, &*b.lstm_c)] {
+        let Some(to) = to else { continue };
         for l in 0..g.rows {
             // SAFETY: elements of this group's rows.
-            let row = unsafe { h0.part((g.row + l) * hidden, hidden) };
+            let row = unsafe { to.part((g.row + l) * hidden, hidden) };
             for (j, x) in row.iter_mut().enumerate() {
-                *x = b.a[j * R + l];
+                *x = from[j * R + l];
             }
         }
     }
@@ -300,11 +342,16 @@ fn previous_state<const R: usize>(call: &Call<'_>, g: Group, t: usize, given: &G
     if t == 0 {
         return call.initial_state::<R>(g, v);
     }
-    let hidden = call.p.hidden;
+    state_of::<R>(g, t - 1, call.p.hidden, &given.states, v);
+}
+
+/// Step `t` of `states` `[B, T, H]`, to the first state of `v`.
+#[inline(always)]
+fn state_of<const R: usize>(g: Group, t: usize, hidden: usize, states: &Strided<'_, 3>, v: &mut [f32]) {
     for l in 0..R {
         for j in 0..hidden {
             // SAFETY: rows of a group are below B, t below T and j below H.
-            v[j * R + l] = unsafe { given.states.at([g.row_of(l), t - 1, j]) };
+            v[j * R + l] = unsafe { states.at_unchecked([g.row_of(l), t, j]) };
         }
         v[hidden * R + l] = 0.0;
     }
@@ -330,10 +377,10 @@ fn read_unfolds<const R: usize>(
                 // SAFETY: rows of a group are below B, t below T, k below K and j below H.
                 unsafe {
                     if k < unfolds {
-                        v[k * (hidden + 1) + j][l] = before.at([row, t, k, j]);
-                        inverse[k * hidden + j][l] = 1.0 / dens.at([row, t, k, j]);
+                        v[k * (hidden + 1) + j][l] = before.at_unchecked([row, t, k, j]);
+                        inverse[k * hidden + j][l] = 1.0 / dens.at_unchecked([row, t, k, j]);
                     } else {
-                        v[k * (hidden + 1) + j][l] = given.states.at([row, t, j]);
+                        v[k * (hidden + 1) + j][l] = given.states.at_unchecked([row, t, j]);
                     }
                 }
             }
@@ -357,7 +404,7 @@ fn add_grad_out<const R: usize>(
         let w = call.output_w.map_or(1.0, |w| w[j]);
         for l in 0..g.rows {
             // SAFETY: rows of a group are below B, t below T and j below M.
-            let grad = unsafe { given.grad_out.at([g.row + l, t, j]) };
+            let grad = unsafe { given.grad_out.at_unchecked([g.row + l, t, j]) };
             a[j * R + l] += grad * w;
             if let Some(sums) = &mut sums {
                 sums[j][0] += f64::from(grad) * f64::from(v[j * R + l]);
@@ -375,13 +422,20 @@ fn input_gradient<const FMA: bool, const R: usize>(
     g: Group,
     t: usize,
     [y, normal]: [&[f32]; 2],
-    scale: [f64; R],
+    [mean_x, scale]: [[f64; R]; 2],
     du: &mut [f32],
     total: &mut Sums<'_>,
     grads: Gradients,
 ) {
     let inputs = call.p.inputs;
     let du = &mut du.as_chunks_mut::<R>().0[..inputs];
+    // In f64, not what was rounded for the forward pass: below, what is left of a gradient along the normalised inputs is
+    // 1 - their mean square, 1e-5 of it where D = 2.
+    let normalised = |l: usize, d: usize| {
+        // SAFETY: rows of a group are below B, t below T and d below D.
+        let x = unsafe { call.x.at_unchecked([g.row_of(l), t, d]) };
+        (f64::from(x) - mean_x[l]) * scale[l]
+    };
     let (mut mean, mut slope) = ([0.0f64; R], [0.0f64; R]);
     for (d, du) in du.iter_mut().enumerate() {
         let grad = Lanes(*du) * Lanes::splat(-std::f32::consts::LN_2);
@@ -400,7 +454,7 @@ fn input_gradient<const FMA: bool, const R: usize>(
             dy = dy * Lanes::splat(weight[d]);
             for l in 0..R {
                 mean[l] += f64::from(dy.0[l]);
-                slope[l] += f64::from(dy.0[l]) * f64::from(normal.0[l]);
+                slope[l] += f64::from(dy.0[l]) * normalised(l, d);
             }
         }
         *du = dy.0;
@@ -409,9 +463,8 @@ fn input_gradient<const FMA: bool, const R: usize>(
     if call.norm.is_some() {
         let count = inputs as f64;
         for (d, du) in du.iter_mut().enumerate() {
-            let normal = lanes::<R>(normal, d);
             for l in 0..R {
-                let centred = f64::from(du[l]) - mean[l] / count - f64::from(normal.0[l]) * (slope[l] / count);
+                let centred = f64::from(du[l]) - mean[l] / count - normalised(l, d) * (slope[l] / count);
                 du[l] = (scale[l] * centred) as f32;
             }
         }

@@ -1,8 +1,8 @@
 //! From the tasks' sums to the gradients of the parameters: the closing formulas, in f64.
 
 use super::fold::{PACK, Side, SideInputs, TARGETS};
-use super::layout::Shared;
 use crate::layers::ltc::spec::Constraint;
+use crate::layers::memory::Shared;
 use crate::pool;
 use crate::simd_math::{Lanes, sigmoid};
 

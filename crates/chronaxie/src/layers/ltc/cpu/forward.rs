@@ -2,44 +2,12 @@
 
 use super::fold::{Neuron, Side};
 use super::gates::sums;
-use super::layout::{Buffers, Group, Shared, stored};
+use super::layout::{Buffers, Group, stored};
+use super::lstm::Lstm;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
+use crate::layers::memory::{Shared, Strided};
+use crate::pool;
 use crate::simd_math::{Lanes, mul_add};
-use crate::{Result, View, pool};
-
-/// A host tensor of f32 with any strides.
-#[derive(Clone, Copy)]
-pub(super) struct Strided<'a, const A: usize> {
-    ptr: *const f32,
-    strides: [isize; A],
-    shape: [usize; A],
-    view: std::marker::PhantomData<&'a [f32]>,
-}
-// SAFETY: shared, read-only access to memory that outlives it, as `&[f32]` has.
-unsafe impl<const A: usize> Send for Strided<'_, A> {}
-// SAFETY: as above.
-unsafe impl<const A: usize> Sync for Strided<'_, A> {}
-
-impl<'a, const A: usize> Strided<'a, A> {
-    /// The elements of `view`, which has A axes.
-    pub fn new(view: &View<'a>) -> Result<Self> {
-        let (mut strides, mut shape) = ([0; A], [0; A]);
-        strides.copy_from_slice(view.strides());
-        shape.copy_from_slice(view.shape());
-        Ok(Self { ptr: view.as_ptr::<f32>()?, strides, shape, view: std::marker::PhantomData })
-    }
-    /// The element at `index`.
-    ///
-    /// # Safety
-    /// Every index must be below the size of its axis.
-    #[inline(always)]
-    pub unsafe fn at(&self, index: [usize; A]) -> f32 {
-        debug_assert!(index.iter().zip(self.shape).all(|(&i, n)| i < n));
-        let offset: isize = index.iter().zip(self.strides).map(|(&i, stride)| i as isize * stride).sum();
-        // SAFETY: the view reaches every element of its shape.
-        unsafe { *self.ptr.offset(offset) }
-    }
-}
 
 /// What every group of a call reads.
 pub(super) struct Call<'a> {
@@ -62,6 +30,8 @@ pub(super) struct Call<'a> {
     /// `[M]`.
     pub output_w: Option<&'a [f32]>,
     pub output_b: Option<&'a [f32]>,
+    /// With mixed memory.
+    pub lstm: Option<Lstm<'a>>,
 }
 
 /// What the forward pass writes.
@@ -75,6 +45,10 @@ pub(super) struct Outputs {
     pub states: Option<Shared<f32>>,
     /// `[B, T, K, H]` states before each unfold, and denominators.
     pub unfolds: Option<[Shared<f32>; 2]>,
+    /// `[B, H]`, with mixed memory.
+    pub final_cell: Option<Shared<f32>>,
+    /// `[B, T, 4, H]` gates, `[B, T, H]` cells and `[B, T, H]` states of the LSTM.
+    pub lstm: Option<[Shared<f32>; 3]>,
 }
 
 impl Group {
@@ -93,7 +67,7 @@ impl Call<'_> {
         if let Some(elapsed) = &self.elapsed {
             for l in 0..R {
                 // SAFETY: rows of a group are below B, and t below T.
-                duration.0[l] = unsafe { elapsed.at([g.row_of(l), t]) };
+                duration.0[l] = unsafe { elapsed.at_unchecked([g.row_of(l), t]) };
             }
         }
         (Lanes::splat(self.p.unfolds as f32) / duration, duration)
@@ -101,7 +75,7 @@ impl Call<'_> {
 
     /// Inputs of step `t`, transposed to `y`, `[D, R]`: normalised (also to `normal`) and then mapped to `u`.
     ///
-    /// Returns LayerNorm's 1 / sqrt(variance + epsilon).
+    /// Returns LayerNorm's mean and 1 / sqrt(variance + epsilon).
     #[inline(always)]
     pub(super) fn load_inputs<const FMA: bool, const R: usize>(
         &self,
@@ -110,7 +84,7 @@ impl Call<'_> {
         y: &mut [f32],
         normal: &mut [f32],
         u: &mut [f32],
-    ) -> [f64; R] {
+    ) -> [[f64; R]; 2] {
         let inputs = self.p.inputs;
         let (y, normal) = (&mut y.as_chunks_mut::<R>().0[..inputs], &mut normal.as_chunks_mut::<R>().0[..inputs]);
         let (u, last) = u.as_chunks_mut::<R>().0[..=inputs].split_at_mut(inputs);
@@ -119,12 +93,12 @@ impl Call<'_> {
         for (d, y) in y.iter_mut().enumerate() {
             for l in 0..R {
                 // SAFETY: rows of a group are below B, t below T and d below D.
-                y[l] = unsafe { self.x.at([rows[l], t, d]) };
+                y[l] = unsafe { self.x.at_unchecked([rows[l], t, d]) };
             }
         }
-        let mut scale = [0.0; R];
+        let (mut mean, mut scale) = ([0.0; R], [0.0; R]);
         if let Some([weight, bias]) = self.norm {
-            let (mut mean, mut variance) = ([0.0; R], [0.0; R]);
+            let mut variance = [0.0; R];
             for y in y.iter() {
                 for l in 0..R {
                     mean[l] += f64::from(y[l]);
@@ -151,7 +125,18 @@ impl Call<'_> {
                 u[l] = mul_add::<FMA>(y[l], w, b);
             }
         }
-        scale
+        [mean, scale]
+    }
+
+    /// Inputs of step `t` as they were given, transposed to `[D, R]`.
+    #[inline(always)]
+    pub(super) fn load_x<const R: usize>(&self, g: Group, t: usize, to: &mut [f32]) {
+        for (d, to) in to.as_chunks_mut::<R>().0[..self.p.inputs].iter_mut().enumerate() {
+            for (l, to) in to.iter_mut().enumerate() {
+                // SAFETY: rows of a group are below B, t below T and d below D.
+                *to = unsafe { self.x.at_unchecked([g.row_of(l), t, d]) };
+            }
+        }
     }
 
     /// The state before the first step, to `v`, `[H + 1, R]`, with its row of zeros.
@@ -164,7 +149,7 @@ impl Call<'_> {
             for (j, v) in v[..hidden].iter_mut().enumerate() {
                 for (l, v) in v.iter_mut().enumerate() {
                     // SAFETY: rows of a group are below B, and j below H.
-                    *v = unsafe { h0.at([g.row_of(l), j]) };
+                    *v = unsafe { h0.at_unchecked([g.row_of(l), j]) };
                 }
             }
         }
@@ -209,14 +194,28 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     outputs: Outputs,
 ) {
     let (steps, hidden, outs, unfolds) = (call.p.steps, call.p.hidden, call.p.outputs, call.p.unfolds);
-    let Buffers { u, y, normal, sensory, unfold, v, .. } = buffers;
+    let Buffers { u, y, normal, sensory, unfold, v, lstm_x, lstm_h, lstm_z, lstm_c, .. } = buffers;
     let (mut now, mut next) = v.split_at_mut((hidden + 1) * R);
     let (sensory_num, sensory_den) = sensory[..2 * hidden * N].split_at_mut(hidden * N);
     let (num, den) = unfold[..2 * hidden * N].split_at_mut(hidden * N);
     call.initial_state::<R>(g, now);
+    if let Some(lstm) = &call.lstm {
+        lstm.start::<R>(g, hidden, lstm_c);
+    }
     for t in 0..steps {
         if pool::stopped() {
             return;
+        }
+        if let Some(lstm) = &call.lstm {
+            let (x, h) = (&mut lstm_x[..call.p.inputs * R], &mut lstm_h[..hidden * R]);
+            call.load_x::<R>(g, t, x);
+            h.copy_from_slice(&now[..hidden * R]);
+            lstm.step::<FMA, R>([x, h], lstm_c, lstm_z, now);
+            if let Some([gates, cells, states]) = outputs.lstm {
+                write_rows(lstm_z, R, g, 4 * hidden, gates, |row| (row * steps + t) * 4 * hidden);
+                write_rows(lstm_c, R, g, hidden, cells, |row| (row * steps + t) * hidden);
+                write_rows(now, R, g, hidden, states, |row| (row * steps + t) * hidden);
+            }
         }
         call.load_inputs::<FMA, R>(g, t, y, normal, u);
         let (rate, _) = call.rate::<R>(g, t);
@@ -249,6 +248,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
         }
     }
     write_rows(now, R, g, hidden, outputs.final_state, |row| row * hidden);
+    if let Some(final_cell) = outputs.final_cell {
+        write_rows(lstm_c, R, g, hidden, final_cell, |row| row * hidden);
+    }
 }
 
 /// Writes the first lanes of `v`, `[H, stride]`, to each row's H elements, which start where `at` says.

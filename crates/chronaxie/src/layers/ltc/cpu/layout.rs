@@ -36,43 +36,6 @@ pub(super) fn groups(batch: usize) -> Vec<Group> {
     lanes.map(cut).filter(|g| g.rows > 0).collect()
 }
 
-/// A part of memory that several tasks write, each its own elements.
-#[derive(Clone, Copy)]
-pub(super) struct Shared<T> {
-    ptr: *mut T,
-    len: usize,
-}
-// SAFETY: it is only an address; `Shared::part` states what its users must keep.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    pub fn new(slice: &mut [T]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len() }
-    }
-    /// `len` elements from `start`.
-    ///
-    /// # Safety
-    /// The slice that this was made from is still borrowed, and no other part in use overlaps this one.
-    #[inline(always)]
-    pub unsafe fn part<'a>(self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "a part of {len} from {start} of {}", self.len);
-        // SAFETY: in bounds as asserted; exclusive as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
-    }
-    /// Writes one element, which no other task reads or writes.
-    ///
-    /// # Safety
-    /// As [`Shared::part`].
-    #[inline(always)]
-    pub unsafe fn put(self, at: usize, value: T) {
-        assert!(at < self.len, "element {at} of {}", self.len);
-        // SAFETY: in bounds as asserted; exclusive as the caller promises.
-        unsafe { self.ptr.add(at).write(value) }
-    }
-}
-
 /// Steps whose sensory sums are closed together: a reduction over lanes then serves that many gates.
 pub(super) const BLOCK: usize = 8;
 /// The largest cache of gates that a task keeps for each side, in bytes; beyond it they are evaluated again.
@@ -95,6 +58,7 @@ pub(super) struct Sizes {
     pub keep_recurrent: bool,
     pub keep_sensory: bool,
     backward: bool,
+    mixed: bool,
 }
 
 /// Packs of two synapses in lists of `synapses` onto `targets`: at most one a target is half empty.
@@ -119,10 +83,11 @@ impl Sizes {
             keep_recurrent: fits(recurrent_packs, p.unfolds),
             keep_sensory: fits(sensory_packs, block),
             backward: pass == Pass::Backward,
+            mixed: p.mixed_memory,
         }
     }
     /// Lengths of [`Buffers`], in the order of its fields.
-    fn lengths(&self) -> [usize; 19] {
+    fn lengths(&self) -> [usize; 23] {
         let (d, h, k, n) = (self.inputs, self.hidden, self.unfolds, self.block);
         let only = |backward: bool, len: usize| if backward { len } else { 0 };
         let b = self.backward;
@@ -147,6 +112,10 @@ impl Sizes {
             only(b, most * 64),
             only(b && self.keep_recurrent, k * self.recurrent_packs * 16),
             only(b && self.keep_sensory, n * self.sensory_packs * 16),
+            only(self.mixed, if b { n.max(1) } else { 1 } * d * 8),
+            only(self.mixed, if b { n.max(1) } else { 1 } * h * 8),
+            only(self.mixed, if b { n.max(1) } else { 1 } * h * 32),
+            only(self.mixed, h * 8),
         ]
     }
     /// f32 of a task's [`Buffers`].
@@ -158,7 +127,15 @@ impl Sizes {
         if !self.backward {
             return 0;
         }
-        8 * (self.recurrent_packs + self.sensory_packs) + 3 * self.hidden + 2 * self.outputs + 4 * self.inputs
+        8 * (self.recurrent_packs + self.sensory_packs)
+            + 3 * self.hidden
+            + 2 * self.outputs
+            + 4 * self.inputs
+            + self.lstm_sums()
+    }
+    /// f64 of the sums of the LSTM's parameters.
+    pub fn lstm_sums(&self) -> usize {
+        if self.mixed { 4 * self.hidden * (self.inputs + 1 + self.hidden) } else { 0 }
     }
     /// How many tasks share `groups` groups.
     pub fn tasks(&self, groups: usize) -> usize {
@@ -202,6 +179,12 @@ pub(super) struct Buffers<'a> {
     /// `[K, recurrent packs, 2, R]` and `[block, sensory packs, 2, R]` gates, or empty.
     pub gates: &'a mut [f32],
     pub sensory_gates: &'a mut [f32],
+    /// With mixed memory, of a block's steps (forward: of one): `[D, R]` inputs, `[H, R]` states before the LSTM and `[4 H, R]`
+    /// its gates (backward: the gradients of the sums behind them); and `[H, R]` the cell (backward: its gradient).
+    pub lstm_x: &'a mut [f32],
+    pub lstm_h: &'a mut [f32],
+    pub lstm_z: &'a mut [f32],
+    pub lstm_c: &'a mut [f32],
 }
 
 impl<'a> Buffers<'a> {
@@ -228,6 +211,10 @@ impl<'a> Buffers<'a> {
             partial,
             gates,
             sensory_gates,
+            lstm_x,
+            lstm_h,
+            lstm_z,
+            lstm_c,
         ] = sizes.lengths().map(|len| {
             let (part, behind) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(16));
             rest = behind;
@@ -253,6 +240,10 @@ impl<'a> Buffers<'a> {
             partial,
             gates,
             sensory_gates,
+            lstm_x,
+            lstm_h,
+            lstm_z,
+            lstm_c,
         }
     }
 }
@@ -270,6 +261,8 @@ pub(super) struct Sums<'a> {
     pub input: &'a mut [[f64; 2]],
     /// `[D][weight, bias]`.
     pub norm: &'a mut [[f64; 2]],
+    /// `[4 H][D + 1 + H]`: of each gate's row the input map's weights, its bias and the recurrent map's weights.
+    pub lstm: &'a mut [f64],
 }
 
 impl<'a> Sums<'a> {
@@ -288,6 +281,7 @@ impl<'a> Sums<'a> {
             output: take(2 * sizes.outputs).as_chunks_mut().0,
             input: take(2 * sizes.inputs).as_chunks_mut().0,
             norm: take(2 * sizes.inputs).as_chunks_mut().0,
+            lstm: take(sizes.lstm_sums()),
         }
     }
 }

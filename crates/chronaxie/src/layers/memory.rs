@@ -1,10 +1,11 @@
-//! Views of a call's tensors that tasks can share.
+//! Views of a call's tensors that the CPU's tasks share.
+#![allow(unsafe_code)]
 
 use crate::{Result, View};
 
 /// A part of memory that several tasks write, each its own elements.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T> {
+pub(in crate::layers) struct Shared<T> {
     ptr: *mut T,
     len: usize,
 }
@@ -27,6 +28,16 @@ impl<T> Shared<T> {
         // SAFETY: in bounds as asserted; exclusive as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
+    /// Writes one element, which no other task reads or writes.
+    ///
+    /// # Safety
+    /// As [`Shared::part`].
+    #[inline(always)]
+    pub unsafe fn put(self, at: usize, value: T) {
+        assert!(at < self.len, "element {at} of {}", self.len);
+        // SAFETY: in bounds as asserted; exclusive as the caller promises.
+        unsafe { self.ptr.add(at).write(value) }
+    }
 }
 
 impl<T: Copy> Shared<T> {
@@ -34,15 +45,15 @@ impl<T: Copy> Shared<T> {
     ///
     /// # Safety
     /// As [`Shared::part`].
-    pub unsafe fn put(self, start: usize, from: &[T]) {
+    pub unsafe fn copy(self, start: usize, from: &[T]) {
         // SAFETY: as the caller promises.
         unsafe { self.part(start, from.len()) }.copy_from_slice(from);
     }
 }
 
-/// A tensor of A axes and any strides, read row by row.
+/// A tensor of A axes and any strides.
 #[derive(Clone, Copy)]
-pub(super) struct Strided<'a, const A: usize> {
+pub(in crate::layers) struct Strided<'a, const A: usize> {
     ptr: *const f32,
     strides: [isize; A],
     shape: [usize; A],
@@ -64,6 +75,17 @@ impl<'a, const A: usize> Strided<'a, A> {
     /// The element at `index`.
     pub fn at(&self, index: [usize; A]) -> f32 {
         assert!(index.iter().zip(self.shape).all(|(&i, n)| i < n), "{index:?} of {:?}", self.shape);
+        let offset: isize = index.iter().zip(self.strides).map(|(&i, stride)| i as isize * stride).sum();
+        // SAFETY: the view reaches every element of its shape.
+        unsafe { *self.ptr.offset(offset) }
+    }
+    /// The element at `index`, for loops over every element.
+    ///
+    /// # Safety
+    /// Every index must be below the size of its axis.
+    #[inline(always)]
+    pub unsafe fn at_unchecked(&self, index: [usize; A]) -> f32 {
+        debug_assert!(index.iter().zip(self.shape).all(|(&i, n)| i < n));
         let offset: isize = index.iter().zip(self.strides).map(|(&i, stride)| i as isize * stride).sum();
         // SAFETY: the view reaches every element of its shape.
         unsafe { *self.ptr.offset(offset) }
