@@ -8,7 +8,7 @@
 
 struct Schedule {
   const unsigned* from;   // [blocks, kSlots / 2, threads]: two sources, 16 bits each
-  const int* target;      // [blocks, threads], or -1
+  const int* target;      // [blocks, threads], or -1; where targets are exchanged, 65536 times their places are added
   const int2* warps;      // [blocks, warps]: lanes a target, slots in use
   const float4* folded;   // [blocks, kSlots, threads]: a, b, p, q; zeros where there is no synapse
 };
@@ -196,15 +196,40 @@ __device__ __forceinline__ void reduce(float (&sum)[2 * kRows], int lane, int la
   second = lane & 1 ? mine : other;
 }
 
+// The same for two rows at most, in as few steps as possible: lane n of a target gets both sums of row n % kRows.
+// lanes >= kRows. The order of additions is fixed.
+__device__ __forceinline__ void totals(const float (&sum)[2 * kRows], int lane, int lanes, float& num, float& den) {
+  if constexpr (kRows != 2) {
+    num = sum[0], den = sum[1];
+  } else {
+    const bool upper = lane & 1;
+    num = (upper ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, upper ? sum[0] : sum[1], 1);
+    den = (upper ? sum[3] : sum[2]) + __shfl_xor_sync(~0u, upper ? sum[2] : sum[3], 1);
+  }
+#pragma unroll
+  for (int o = kRows; o < 32; o *= 2)
+    if (o < lanes) {
+      num += __shfl_xor_sync(~0u, num, o);
+      den += __shfl_xor_sync(~0u, den, o);
+    }
+}
+
 // All kRows values of a target, two at most, from the lanes that have one each.
 __device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]) {
-  if constexpr (kRows == 1) {
-    x[0] = mine;
-  } else {
-    float other = __shfl_xor_sync(~0u, mine, 2);
-    x[0] = lane & 2 ? other : mine;
-    x[1] = lane & 2 ? mine : other;
+  x[0] = mine;
+  if constexpr (kRows == 2) {
+    float other = __shfl_xor_sync(~0u, mine, 1);
+    x[0] = lane & 1 ? other : mine;
+    x[1] = lane & 1 ? mine : other;
   }
+}
+
+// x / y of a positive y that is neither tiny nor huge, rounded to within one unit in the last place.
+__device__ __forceinline__ float quotient(float x, float y) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  const float q = x * r;
+  return kFast ? q : fmaf(fmaf(-q, y, x), r, q);
 }
 
 // The first of four, one by one: a vector would take four neighbouring registers, which are short.
