@@ -24,6 +24,7 @@ struct Exchange {
   unsigned bytes;  // of a tile
   unsigned place;  // of this lane's target in a tile, or ~0
   int sub, lanes;  // this lane among those of its target
+  bool sends, few;  // whether it stores its target's values somewhere; fewer lanes a target than blocks
 #if __CUDA_ARCH__ >= 900
   unsigned blocks, remote, remote_barriers;  // where this lane's stores go: lane `sub` serves block `sub`
   unsigned long long* barriers;
@@ -31,6 +32,8 @@ struct Exchange {
 
   __device__ __forceinline__ Exchange(char* tiles, int hidden, int groups, unsigned place, int sub, int lanes)
       : tiles(tiles), bytes(hidden * kWidth * 4), place(place), sub(sub), lanes(lanes) {
+    few = false;
+    sends = opaque(place != ~0u && sub == 0);
 #if __CUDA_ARCH__ >= 900
     if (!kCluster) return;
     blocks = cluster_blocks();
@@ -42,6 +45,8 @@ struct Exchange {
     }
     __syncthreads();
     cluster_sync();
+    sends = opaque(place != ~0u && sub < (int)blocks);
+    few = uniform(lanes < (int)blocks);
     unsigned to = sub < (int)blocks ? sub : 0;
     remote = in_block(shared_address(tiles) + place * kWidth * 4, to);
     remote_barriers = in_block(shared_address(barriers), to);
@@ -57,19 +62,18 @@ struct Exchange {
   // All lanes of a target have its values of round n of group q, and give them.
   __device__ __forceinline__ void give(int q, unsigned n, const float (&x)[kWidth]) const {
     const unsigned i = q * 2 + (n & 1);
-    if (place == ~0u) return;
 #if __CUDA_ARCH__ >= 900
     if (kCluster) {
-      if (sub < (int)blocks) store_async(remote + i * bytes, x, remote_barriers + i * 8);
+      if (sends) store_async(remote + i * bytes, x, remote_barriers + i * 8);
       // Few lanes in a large cluster: the other blocks.
-      if (lanes < (int)blocks)
+      if (few && place != ~0u)
         for (unsigned to = sub + lanes; to < blocks; to += lanes)
           store_async(in_block(shared_address(tiles) + place * kWidth * 4 + i * bytes, to), x,
                       in_block(shared_address(barriers + i), to));
       return;
     }
 #endif
-    if (sub == 0) {
+    if (sends) {
 #pragma unroll
       for (int r = 0; r < kWidth; r++) ((float*)(tiles + i * bytes))[place * kWidth + r] = x[r];
     }

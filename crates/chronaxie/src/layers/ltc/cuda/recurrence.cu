@@ -228,6 +228,7 @@ ltc_recurrence(Schedule schedule,
     }
     here = uniform(here), ending = uniform(ending);
     if (here == 0) break;
+    if (!kMany) here = 1;
 #pragma unroll 1
     for (int k = 0; k < unfolds; k++, n++) {
 #pragma unroll 1

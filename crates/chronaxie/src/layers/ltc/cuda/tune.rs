@@ -196,7 +196,7 @@ pub(super) const SENSORY_ROWS: usize = 4;
 /// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
 /// exchange, and the more of the sums and divisions the longer their gates are.
 const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, hidden: usize) -> usize {
-    let chain = if blocks == 1 { 300 } else { 380 + hidden * 5 / 6 };
+    let chain = if blocks == 1 { 300 } else { 300 + 40 * blocks + hidden * 5 / 6 };
     let one = gates + chain;
     let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
     if groups <= 1 || groups * each < one { one } else { groups * each }
@@ -273,7 +273,9 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 (true, false) => 18,
             };
             let gates = warps.div_ceil(4) * shape.warp_slots.div_ceil(warps) * rows * gate;
-            for groups in (1..=8).filter(|&g| wanted(g, wish.groups) && g <= all_groups.div_ceil(clusters)) {
+            // More groups than there are rows for are of use to nobody who does not ask for them.
+            let useful = |&g: &usize| wish.groups.map_or(g <= all_groups.div_ceil(clusters), |w| w == g);
+            for groups in (1..=8).filter(useful) {
                 if bytes(groups) > limit {
                     continue;
                 }
