@@ -22,21 +22,20 @@ template <int kWidth>
 struct Exchange {
   char* tiles;     // [groups, 2, hidden, kWidth]; behind them, in a cluster, a barrier for each tile
   unsigned bytes;  // of a tile
-  unsigned place;  // of this lane's target in a tile, or ~0
+  unsigned mine;   // where in a tile this lane's target lies, or ~0
   int sub, lanes;  // this lane among those of its target
-  bool sends, few;  // whether it stores its target's values somewhere; fewer lanes a target than blocks
+  bool sends, few;  // whether it stores its target's values, to block `sub`; fewer lanes a target than blocks
 #if __CUDA_ARCH__ >= 900
-  unsigned blocks, remote, remote_barriers;  // where this lane's stores go: lane `sub` serves block `sub`
   unsigned long long* barriers;
 #endif
 
   __device__ __forceinline__ Exchange(char* tiles, int hidden, int groups, unsigned place, int sub, int lanes)
-      : tiles(tiles), bytes(hidden * kWidth * 4), place(place), sub(sub), lanes(lanes) {
+      : tiles(tiles), bytes(hidden * kWidth * 4), mine(place == ~0u ? ~0u : place * kWidth * 4), sub(sub), lanes(lanes) {
     few = false;
     sends = opaque(place != ~0u && sub == 0);
 #if __CUDA_ARCH__ >= 900
     if (!kCluster) return;
-    blocks = cluster_blocks();
+    const unsigned blocks = cluster_blocks();
     barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
@@ -47,14 +46,11 @@ struct Exchange {
     cluster_sync();
     sends = opaque(place != ~0u && sub < (int)blocks);
     few = uniform(lanes < (int)blocks);
-    unsigned to = sub < (int)blocks ? sub : 0;
-    remote = in_block(shared_address(tiles) + place * kWidth * 4, to);
-    remote_barriers = in_block(shared_address(barriers), to);
 #endif
   }
 
   // Whether this warp has no part in any round.
-  __device__ __forceinline__ bool idle() const { return kCluster && threadIdx.x >= 32 && !__any_sync(~0u, place != ~0u); }
+  __device__ __forceinline__ bool idle() const { return kCluster && threadIdx.x >= 32 && !__any_sync(~0u, mine != ~0u); }
 
   // The values of round n of group q.
   __device__ __forceinline__ const char* tile(int q, unsigned n) const { return tiles + (q * 2 + (n & 1)) * bytes; }
@@ -64,18 +60,18 @@ struct Exchange {
     const unsigned i = q * 2 + (n & 1);
 #if __CUDA_ARCH__ >= 900
     if (kCluster) {
-      if (sends) store_async(remote + i * bytes, x, remote_barriers + i * 8);
+      const unsigned to = shared_address(tiles) + i * bytes + mine, barrier = shared_address(barriers) + i * 8;
+      if (sends) store_async(in_block(to, sub), x, in_block(barrier, sub));
       // Few lanes in a large cluster: the other blocks.
-      if (few && place != ~0u)
-        for (unsigned to = sub + lanes; to < blocks; to += lanes)
-          store_async(in_block(shared_address(tiles) + place * kWidth * 4 + i * bytes, to), x,
-                      in_block(shared_address(barriers + i), to));
+      if (few && mine != ~0u)
+        for (unsigned block = sub + lanes; block < cluster_blocks(); block += lanes)
+          store_async(in_block(to, block), x, in_block(barrier, block));
       return;
     }
 #endif
     if (sends) {
 #pragma unroll
-      for (int r = 0; r < kWidth; r++) ((float*)(tiles + i * bytes))[place * kWidth + r] = x[r];
+      for (int r = 0; r < kWidth; r++) ((float*)(tiles + i * bytes + mine))[r] = x[r];
     }
   }
 

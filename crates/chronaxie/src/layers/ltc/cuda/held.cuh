@@ -159,6 +159,10 @@ __device__ __forceinline__ void add_chunks(const Held& held, int used, const cha
   }
 }
 
+// Slots that are computed whether they are in use or not (they hold zeros), with no branch between them, so that the loads
+// of some overlap the gates of others. Lists are dealt to as few lanes as hold them: most slots are in use.
+constexpr int kAlways = kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
+
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void add_always(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
   if constexpr (kFirst < kEnd) {
@@ -172,9 +176,6 @@ __device__ __forceinline__ void add_always(const Held& held, const char* tile, f
 __device__ __forceinline__ void gate_sums(const Held& held, int used, const char* tile, float (&sum)[2 * kRows]) {
 #pragma unroll
   for (int r = 0; r < 2 * kRows; r++) sum[r] = 0.0f;
-  // Lists are dealt to as few lanes as hold them, so that half the slots are in use nearly everywhere; the others hold
-  // zeros.
-  constexpr int kAlways = kSlots / 4 * 2;
   add_always<0, kAlways>(held, tile, sum);
   add_chunks<kAlways>(held, used, tile, sum);
 }

@@ -37,7 +37,7 @@ pub(super) fn specialisation(
             ("kFast", Constant::Bool(fast)),
             ("kCluster", Constant::Bool(cluster)),
             // A kernel for all lengths: how many steps are rebuilt at once must not matter.
-            ("kMany", Constant::Bool(h.groups > 1 || h.rebuild)),
+            ("kMany", Constant::Bool(h.many())),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
         ],

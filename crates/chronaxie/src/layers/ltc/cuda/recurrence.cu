@@ -86,13 +86,13 @@ ltc_recurrence(Schedule schedule,
   shape = make_int2(uniform(shape.x), uniform(shape.y));
   const int owner = schedule.target[rank * blockDim.x + threadIdx.x];
   const unsigned j = owner < 0 ? ~0u : owner & 0xffff, place = owner < 0 ? ~0u : owner >> 16;
-  const int sub = lane & (shape.x - 1), row = kRows == 1 ? 0 : lane & 1;
+  const int sub = lane & (shape.x - 1);
   const bool writer = opaque(j != ~0u && sub < kRows);
   // This thread's own; no other thread reads it.
   float4* ahead = (float4*)shared + threadIdx.x;  // Ns, Ds and time of the next step, and rate_c
   float4* own = (float4*)shared + blockDim.x * (kMany ? groups : 0) + threadIdx.x;  // c, num, den, v of this step
   const int all = blockDim.x * groups * (kMany ? 32 : 16);
-  float2* bases = (float2*)(shared + all) + threadIdx.x;  // of num and den
+  auto bases = [&] { return (float2*)(shared + all) + opaque(threadIdx.x); };  // of num and den
   // This warp's own.
   Part* parts = (Part*)(shared + all + blockDim.x * 8) + warp * groups;
   char* tiles = shared + all + blockDim.x * 8 + (kMany ? groups * (blockDim.x / 32) * (int)sizeof(Part) : 0);
@@ -130,22 +130,24 @@ ltc_recurrence(Schedule schedule,
       keep_part(q, p);
     }
   }
-  float p0, q0;
-  const Held held = hold(schedule, rank, p0, q0);
-  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
-  float rate_c = 0.0f, base_num = q0, base_den = 1.0f;  // c (c dt where times are given), g vleak, g + epsilon
+  // Of the neuron: c (c dt where times are given), g vleak, g + epsilon. Before the synapses take the registers.
+  float rate_c = 0.0f, base_num = 0.0f, base_den = 1.0f;
   if (j != ~0u) {
     float g = positive(gleak[j], constrained);
     rate_c = positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
-    base_num = fmaf(g, vleak[j], q0);
-    base_den = g + epsilon + p0;
+    base_num = g * vleak[j];
+    base_den = g + epsilon;
   }
 #pragma unroll 1
   for (int q = 0; q < groups; q++) ahead[q * blockDim.x].w = rate_c;
-  *bases = make_float2(base_num, base_den);
+  *bases() = make_float2(base_num, base_den);
+  float p0, q0;
+  const Held held = hold(schedule, rank, p0, q0);
+  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
+  *bases() = make_float2(bases()->x + q0, bases()->y + p0);
 
   // The lane's row; rows beyond the batch stay at zero.
-  auto batch_row = [&](int group) { return group * kRows + row; };
+  auto batch_row = [&](int group) { return group * kRows + (opaque(threadIdx.x) & (kRows - 1)); };
   auto look_ahead = [&](int q, int group, int step) {
     const i64 b = batch_row(group);
     if (j == ~0u || b >= batch) return;
@@ -218,15 +220,17 @@ ltc_recurrence(Schedule schedule,
       const Part p = part_of(q);
       // Later slots have no more.
       if (p.left == 0) break;
-      here = q + 1, ending |= (p.left == 1) << q;
+      here = q + 1;
+      if (!kRebuild) ending |= (p.left == 1) << q;
       float4 s = ahead[q * blockDim.x];
       c = elapsed ? __fdiv_rn(s.w, s.z) : s.w;
-      num0 = bases->x + s.x;
-      den0 = bases->y + c + s.y;
+      const float2 base = *bases();
+      num0 = base.x + s.x;
+      den0 = base.y + c + s.y;
       if (kMany) put(own + q * blockDim.x, c, num0, den0);
-      if (p.left > 1) look_ahead(q, p.group, p.step + 1);
+      if (!kRebuild && p.left > 1) look_ahead(q, p.group, p.step + 1);
     }
-    here = uniform(here), ending = uniform(ending);
+    here = uniform(here), ending = kRebuild ? -1 : uniform(ending);
     if (here == 0) break;
     if (!kMany) here = 1;
 #pragma unroll 1

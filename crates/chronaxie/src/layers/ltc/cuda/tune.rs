@@ -71,6 +71,11 @@ impl Held {
         let (blocks, groups, threads) = (1, 1, max_threads);
         Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, pairs: false, shared: 0 }
     }
+    /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
+    /// and does where registers are short.
+    pub(super) const fn many(&self) -> bool {
+        self.groups > 1 || self.rebuild || (self.slots == 20 && self.max_threads == 512)
+    }
     /// Values of a node, side by side.
     pub(super) const fn width(&self) -> usize {
         if self.pairs { 2 * self.rows } else { self.rows }
@@ -192,6 +197,11 @@ pub(super) const SENSORY_SHAPES: [(usize, usize); 2] = [(40, 256), (12, 512)];
 /// Rows side by side of the sensory sums.
 pub(super) const SENSORY_ROWS: usize = 4;
 
+/// Slots of which the gates are computed whether they are in use or not, as in held.cuh.
+const fn always(slots: usize) -> usize {
+    if slots >= 16 { slots * 2 / 5 * 2 } else { (slots * 2 + 2) / 3 / 2 * 2 }
+}
+
 /// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
 /// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
 /// exchange, and the more of the sums and divisions the longer their gates are.
@@ -259,7 +269,9 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             let bytes = |groups: usize| {
                 let (of_group, once) = match role {
                     Role::Adjoint => (shape.threads * 48, 0),
-                    Role::Recurrence if groups == 1 => (shape.threads * 16, shape.threads * 8),
+                    Role::Recurrence if !(Held { groups, ..Held::of((rows, slots, max_threads)) }).many() => {
+                        (shape.threads * 16, shape.threads * 8)
+                    }
                     Role::Recurrence | Role::Rebuild => (shape.threads * 32 + shape.threads / 2, shape.threads * 8),
                 };
                 groups * (2 * p.hidden * width * 4 + 16 + of_group) + once
@@ -272,7 +284,8 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 (false, false) => 16,
                 (true, false) => 18,
             };
-            let gates = warps.div_ceil(4) * shape.warp_slots.div_ceil(warps) * rows * gate;
+            let slots = shape.warp_slots.div_ceil(warps).max(if adjoint { 0 } else { always(slots) });
+            let gates = warps.div_ceil(4) * slots * rows * gate;
             // More groups than there are rows for are of use to nobody who does not ask for them.
             let useful = |&g: &usize| wish.groups.map_or(g <= all_groups.div_ceil(clusters), |w| w == g);
             for groups in (1..=8).filter(useful) {
