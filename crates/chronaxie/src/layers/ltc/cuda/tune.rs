@@ -284,8 +284,8 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 (false, false) => 16,
                 (true, false) => 18,
             };
-            let slots = shape.warp_slots.div_ceil(warps).max(if adjoint { 0 } else { always(slots) });
-            let gates = warps.div_ceil(4) * slots * rows * gate;
+            let busy = shape.warp_slots.div_ceil(warps).max(if adjoint { 0 } else { always(slots) });
+            let gates = warps.div_ceil(4) * busy * rows * gate;
             // More groups than there are rows for are of use to nobody who does not ask for them.
             let useful = |&g: &usize| wish.groups.map_or(g <= all_groups.div_ceil(clusters), |w| w == g);
             for groups in (1..=8).filter(useful) {
