@@ -45,7 +45,8 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int2 shape = schedule.warps[rank * (blockDim.x / 32) + warp];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
-  const unsigned j = schedule.target[rank * blockDim.x + threadIdx.x];
+  const int owner = schedule.target[rank * blockDim.x + threadIdx.x];
+  const unsigned j = owner < 0 ? ~0u : owner & 0xffff, place = owner < 0 ? ~0u : owner >> 16;
   float p0, q0;
   const Held held = hold(schedule, rank, p0, q0);
   const int sub = lane & (shape.x - 1), row = lane & (kRows - 1);
@@ -62,16 +63,16 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
   float4* ahead = (float4*)shared + threadIdx.x;  // [2, groups, threads]: v of both rows; den and dL/d out of one's own
   float4* own = (float4*)shared + blockDim.x * groups * 2 + threadIdx.x;  // a, v', and sums of alpha and beta of a step
   char* tiles = shared + blockDim.x * groups * 48;
-  const Exchange<2 * kRows> exchange(tiles, hidden, groups, j, sub, shape.x);
+  const Exchange<2 * kRows> exchange(tiles, hidden, groups, place, sub, shape.x);
   // alpha and beta of group q for unfold n, to all blocks.
   auto give = [&](int q, unsigned n, float alpha, float beta) {
-    float x[2 * kRows];
-    // Lane i of every kRows has row i.
+    float x[2 * kRows], y[kRows];
+    all_rows(alpha, lane, y);
 #pragma unroll
-    for (int i = 0; i < kRows; i++) {
-      x[i] = kRows == 1 ? alpha : __shfl_sync(~0u, alpha, i, kRows);
-      x[kRows + i] = kRows == 1 ? beta : __shfl_sync(~0u, beta, i, kRows);
-    }
+    for (int i = 0; i < kRows; i++) x[i] = y[i];
+    all_rows(beta, lane, y);
+#pragma unroll
+    for (int i = 0; i < kRows; i++) x[kRows + i] = y[i];
     exchange.give(q, n, x);
   };
   const int all_groups = (batch + kRows - 1) / kRows;
@@ -106,7 +107,7 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
         if (valid && (int)j < outputs) a += output_w ? here.w * output_w[j] : here.w;
       }
       const float v = row == 0 ? here.x : here.y;
-      const float alpha = kFast ? __fdividef(a, here.z) : __fdiv_rn(a, here.z), beta = -alpha * mine.y;
+      const float alpha = quotient(a, here.z), beta = -alpha * mine.y;
       give(q, n, alpha, beta);
       float c = rate_c, per_dt = (float)unfolds * inverse_dt;
       if (elapsed && valid) {

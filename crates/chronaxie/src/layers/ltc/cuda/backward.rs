@@ -51,7 +51,7 @@ impl BackwardCall<'_> {
         if let Some(held) = &self.plan.held_backward {
             let side = Some((&held.adjoint, t.common.layout.address(base, t.adjoint_folded)));
             let sensory = held.sensory.as_ref().map(|k| (k, t.common.layout.address(base, t.sensory_folded)));
-            self.plan.fold_held(&self.plan.fold, args.inputs, [side, sensory], stream)?;
+            self.plan.fold_held(&self.plan.fold, args.inputs, [side, sensory], (0, 0), stream)?;
         }
         let mut end = p.steps;
         loop {

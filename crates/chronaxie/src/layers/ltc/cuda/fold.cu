@@ -13,7 +13,8 @@ struct FoldSide {
 
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved; exact: r = 1 / (1 + 2^(a (v - b))).
 extern "C" __global__ void __launch_bounds__(256)
-ltc_fold_held(FoldSide recurrent, FoldSide sensory, int constrained) {
+ltc_fold_held(FoldSide recurrent, FoldSide sensory, unsigned* __restrict__ carried, i64 words,  // made kAwaited
+              int constrained) {
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   // Field by field: a reference to one of two parameters would move both to local memory.
   bool first = s < recurrent.slots;
@@ -26,7 +27,11 @@ ltc_fold_held(FoldSide recurrent, FoldSide sensory, int constrained) {
   side.folded = first ? recurrent.folded : sensory.folded;
   side.slots = first ? recurrent.slots : sensory.slots;
   if (!first) s -= recurrent.slots;
-  if (s >= side.slots) return;
+  if (s >= side.slots) {
+    s -= side.slots;
+    if (!first && s < words) carried[s] = 0xffffffffu;
+    return;
+  }
   unsigned at = side.at[s];
   float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (at != ~0u) {

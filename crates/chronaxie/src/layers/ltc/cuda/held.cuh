@@ -8,7 +8,7 @@
 
 struct Schedule {
   const unsigned* from;   // [blocks, kSlots / 2, threads]: two sources, 16 bits each
-  const int* target;      // [blocks, threads], or -1
+  const int* target;      // [blocks, threads], or -1; where targets are exchanged, 65536 times their places are added
   const int2* warps;      // [blocks, warps]: lanes a target, slots in use
   const float4* folded;   // [blocks, kSlots, threads]: a, b, p, q; zeros where there is no synapse
 };
@@ -23,7 +23,7 @@ __device__ __forceinline__ int opaque(int x) {
 // Registers: 4.5 or 5 a slot, and about 40. NVRTC 12 needs a few more.
 constexpr bool kOldCompiler = __CUDACC_VER_MAJOR__ < 13;
 constexpr bool kPacked =
-    kThreads >= 1024 || kSlots > (kThreads >= 512 ? 12 : 32) || (kOldCompiler && kPairs && kThreads >= 512);
+    kThreads >= 1024 || kSlots > (kThreads >= 512 ? kPairs ? 12 : 16 : 32) || (kOldCompiler && kPairs && kThreads >= 512);
 
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved, and their own sums are added once a target (`hold` gives this
 // lane's part); exact: r = 1 / (1 + 2^(a (v - b))).
@@ -132,14 +132,17 @@ __device__ __forceinline__ void add_gates(const Held& held, const char* tile, fl
     }
 }
 
+// Slots by which a warp's number of them is rounded up: where few are in use, tests and branches cost more than gates.
+constexpr int kStep = kRows == 1 && kSlots <= 16 ? 4 : 2;
+
 // What is left of a chunk that is not full, in one go: kCount slots or fewer.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void add_rest(const Held& held, int left, const char* tile, float (&sum)[2 * kRows]) {
   if constexpr (kCount > 0) {
-    if (left > kCount - 2)
+    if (left > kCount - kStep)
       add_gates<kFirst, kCount>(held, tile, sum);
     else
-      add_rest<kFirst, kCount - 2>(held, left, tile, sum);
+      add_rest<kFirst, kCount - kStep>(held, left, tile, sum);
   }
 }
 
@@ -147,12 +150,25 @@ template <int kFirst>
 __device__ __forceinline__ void add_chunks(const Held& held, int used, const char* tile, float (&sum)[2 * kRows]) {
   if constexpr (kFirst < kSlots) {
     constexpr int kCount = kSlots - kFirst < kChunk ? kSlots - kFirst : kChunk;
-    if (used > kFirst + kCount - 2) {
+    if (used > kFirst + kCount - kStep) {
       add_gates<kFirst, kCount>(held, tile, sum);
       add_chunks<kFirst + kCount>(held, used, tile, sum);
     } else {
-      add_rest<kFirst, kCount - 2>(held, used - kFirst, tile, sum);
+      add_rest<kFirst, kCount - kStep>(held, used - kFirst, tile, sum);
     }
+  }
+}
+
+// Slots that are computed whether they are in use or not (they hold zeros), with no branch between them, so that the loads
+// of some overlap the gates of others. Lists are dealt to as few lanes as hold them: most slots are in use.
+constexpr int kAlways = kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
+
+template <int kFirst, int kEnd>
+__device__ __forceinline__ void add_always(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
+  if constexpr (kFirst < kEnd) {
+    constexpr int kCount = kEnd - kFirst < kChunk ? kEnd - kFirst : kChunk;
+    add_gates<kFirst, kCount>(held, tile, sum);
+    add_always<kFirst + kCount, kEnd>(held, tile, sum);
   }
 }
 
@@ -160,7 +176,8 @@ __device__ __forceinline__ void add_chunks(const Held& held, int used, const cha
 __device__ __forceinline__ void gate_sums(const Held& held, int used, const char* tile, float (&sum)[2 * kRows]) {
 #pragma unroll
   for (int r = 0; r < 2 * kRows; r++) sum[r] = 0.0f;
-  add_chunks<0>(held, used, tile, sum);
+  add_always<0, kAlways>(held, tile, sum);
+  add_chunks<kAlways>(held, used, tile, sum);
 }
 
 // The sum over the lanes of a target.
@@ -196,15 +213,56 @@ __device__ __forceinline__ void reduce(float (&sum)[2 * kRows], int lane, int la
   second = lane & 1 ? mine : other;
 }
 
+// Sums over the lanes of a target from the level on at which kRows rows are apart.
+template <int kLanes>
+__device__ __forceinline__ void both_sums(float& num, float& den) {
+#pragma unroll
+  for (int o = kRows; o < kLanes; o *= 2) {
+    num += __shfl_xor_sync(~0u, num, o);
+    den += __shfl_xor_sync(~0u, den, o);
+  }
+}
+
+// The same for two rows at most, in as few steps as possible: lane n of a target gets both sums of row n % kRows.
+// lanes >= kRows. The order of additions is fixed.
+__device__ __forceinline__ void totals(const float (&sum)[2 * kRows], int lane, int lanes, float& num, float& den) {
+  if constexpr (kRows != 2) {
+    num = sum[0], den = sum[1];
+  } else {
+    const bool upper = lane & 1;
+    num = (upper ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, upper ? sum[0] : sum[1], 1);
+    den = (upper ? sum[3] : sum[2]) + __shfl_xor_sync(~0u, upper ? sum[2] : sum[3], 1);
+  }
+  // One branch for the lane counts that are most frequent, not one a level.
+  if (lanes == 8) {
+    both_sums<8>(num, den);
+  } else if (lanes == 4) {
+    both_sums<4>(num, den);
+  } else if (lanes == 16) {
+    both_sums<16>(num, den);
+  } else if (lanes == 32) {
+    both_sums<32>(num, den);
+  } else if (lanes == 2) {
+    both_sums<2>(num, den);
+  }
+}
+
 // All kRows values of a target, two at most, from the lanes that have one each.
 __device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]) {
-  if constexpr (kRows == 1) {
-    x[0] = mine;
-  } else {
-    float other = __shfl_xor_sync(~0u, mine, 2);
-    x[0] = lane & 2 ? other : mine;
-    x[1] = lane & 2 ? mine : other;
+  x[0] = mine;
+  if constexpr (kRows == 2) {
+    float other = __shfl_xor_sync(~0u, mine, 1);
+    x[0] = lane & 1 ? other : mine;
+    x[1] = lane & 1 ? mine : other;
   }
+}
+
+// x / y of a positive y that is neither tiny nor huge, rounded to within one unit in the last place.
+__device__ __forceinline__ float quotient(float x, float y) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  const float q = x * r;
+  return kFast ? q : fmaf(fmaf(-q, y, x), r, q);
 }
 
 // The first of four, one by one: a vector would take four neighbouring registers, which are short.

@@ -37,7 +37,7 @@ pub(super) fn specialisation(
             ("kFast", Constant::Bool(fast)),
             ("kCluster", Constant::Bool(cluster)),
             // A kernel for all lengths: how many steps are rebuilt at once must not matter.
-            ("kMany", Constant::Bool(h.groups > 1 || h.rebuild)),
+            ("kMany", Constant::Bool(h.many())),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
         ],
@@ -184,8 +184,7 @@ impl HeldKernel {
             )));
         }
         launch.grid.0 = (h.blocks * resident.min(batch.div_ceil(h.rows).max(1))) as u32;
-        let least = if h.pairs { h.rows } else { 2 * h.rows };
-        Self::new(device, s, kernel, h, launch, least)
+        Self::new(device, s, kernel, h, launch, h.rows, true)
     }
 
     /// The sensory sums of `rows` rows.
@@ -196,7 +195,7 @@ impl HeldKernel {
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
         let workers = (resident / h.blocks).clamp(1, rows.div_ceil(h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
-        Self::new(device, s, kernel, h, LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared), 1)
+        Self::new(device, s, kernel, h, LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared), 1, false)
     }
 
     /// The adjoint of the sensory gates of `rows` rows; the sums of its blocks take no more than `budget` bytes, if that
@@ -217,7 +216,7 @@ impl HeldKernel {
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
         let launch = LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared);
-        Self::new(device, s, kernel, h, launch, h.rows)
+        Self::new(device, s, kernel, h, launch, h.rows, false)
     }
 
     fn new(
@@ -227,16 +226,22 @@ impl HeldKernel {
         held: Held,
         launch: LaunchConfig,
         least_lanes: usize,
+        exchanged: bool,
     ) -> Result<Self> {
         let schedule = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }
             .ok_or_else(|| Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned()))?
-            .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes)?;
+            .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?;
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch })
     }
 
     /// Floats of scratch that the folded synapses take.
     pub(super) fn folded(&self) -> usize {
         4 * self.schedule.slots
+    }
+
+    /// Whether a recurrence over `batch` rows has more groups of rows than slots for them, so that some are cut in two.
+    pub(super) fn cuts(&self, batch: usize) -> bool {
+        batch.div_ceil(self.held.rows) > self.clusters() * self.held.groups
     }
 
     /// How many clusters a launch has.
@@ -357,20 +362,22 @@ impl CudaPlan {
                 e3, null, null, null, null, null, r.trace_v, r.trace_den, Arg::I32((p.batch * steps) as i32),
                 Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32),
                 Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(1), Arg::I32(k.held.groups as i32),
-                self.constrained(), Arg::F32(p.epsilon as f32), r.states, Arg::I32(steps as i32)
+                self.constrained(), Arg::F32(p.epsilon as f32), r.states, Arg::I32(steps as i32), null
             },
         )
     }
 
-    /// Folds the synapses that `sides` hold (recurrent, sensory), to the addresses given with them.
+    /// Folds the synapses that `sides` hold (recurrent, sensory), to the addresses given with them, and makes the states
+    /// that wait for another cluster unknown: `carried`, so many words.
     pub(super) fn fold_held(
         &self,
         fold: &Kernel,
         x: &[View<'_>],
         sides: [Option<(&HeldKernel, u64)>; 2],
+        (carried, words): (u64, usize),
         stream: StreamRef,
     ) -> Result<()> {
-        let mut slots = 0;
+        let mut slots = words;
         let packed: [[u8; 56]; 2] = std::array::from_fn(|n| {
             let Some((k, folded)) = sides[n] else { return [0; 56] };
             let w = [self.slots.w, self.slots.sensory_w][n];
@@ -382,7 +389,15 @@ impl CudaPlan {
             return Ok(());
         }
         let config = LaunchConfig::linear(slots, 256);
-        launch_as(fold, stream, &config, args! { Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), self.constrained() })
+        launch_as(
+            fold,
+            stream,
+            &config,
+            args! {
+                Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::U64(carried), Arg::I64(words as i64),
+                self.constrained()
+            },
+        )
     }
 
     /// Ns and Ds of the steps `t0 .. t0 + steps` into `sums`, from the synapses at `folded`.
@@ -416,7 +431,7 @@ impl CudaPlan {
         &self,
         k: &HeldKernel,
         args: &Args<'_, '_>,
-        (folded, sums): (u64, Arg<'_>),
+        (folded, sums, carried): (u64, Arg<'_>, Arg<'_>),
         start: [Arg<'_>; 3],
         states: Option<usize>,
         stored: Option<usize>,
@@ -430,12 +445,12 @@ impl CudaPlan {
             args.stream,
             &k.launch,
             args! {
-                Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)), sums, s0, s1, s2, e0, e1,
-                e2, e3, at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
+                Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
+                at(x, Some(s.gleak + 2)), sums, s0, s1, s2, e0, e1, e2, e3, at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
                 out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
                 Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
                 Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
-                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32), Arg::U64(0), Arg::I32(1)
+                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32), Arg::U64(0), Arg::I32(1), carried
             },
         )
     }

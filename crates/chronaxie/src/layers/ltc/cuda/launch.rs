@@ -60,12 +60,22 @@ pub(super) struct Common {
     pub(super) sums: RegionId,
     /// Folded synapses of the kernels that hold them: recurrent, sensory.
     pub(super) folded: [RegionId; 2],
+    /// States of rows whose steps are cut in two, or empty: `[B, H]`.
+    pub(super) carried: RegionId,
 }
 
 impl Common {
     /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
-    /// floats of those that are held in registers.
-    fn new(p: &Ltc, gap: usize, chunk: usize, backward: bool, lists: [bool; 2], folded: [usize; 2]) -> Result<Self> {
+    /// floats of those that are held in registers. `carried`: states that wait for another cluster.
+    fn new(
+        p: &Ltc,
+        gap: usize,
+        chunk: usize,
+        backward: bool,
+        lists: [bool; 2],
+        folded: [usize; 2],
+        carried: usize,
+    ) -> Result<Self> {
         let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
         let rows = p.batch * chunk;
@@ -96,6 +106,7 @@ impl Common {
                 layout.push("folded", Dtype::F32, folded[0])?,
                 layout.push("sensory_folded", Dtype::F32, folded[1])?,
             ],
+            carried: layout.push("carried", Dtype::F32, carried)?,
             layout,
         })
     }
@@ -135,7 +146,7 @@ impl Traces {
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
         let lists = [held.is_none(), gates.is_none() || sensory == 0];
-        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory])?;
+        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory], 0)?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
@@ -301,6 +312,7 @@ impl CudaPlan {
                 false,
                 [recurrence.is_none(), sensory.is_none()],
                 [folded(&recurrence), folded(&sensory)],
+                recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             )?,
             traces: if p.backward {
                 Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory))?)
@@ -338,7 +350,8 @@ impl CudaPlan {
         };
         let folded = [side(recurrent, c.folded[0]), side(&self.sensory, c.folded[1])];
         let held = [recurrent.as_ref().zip(folded[0]), self.sensory.as_ref().zip(folded[1])];
-        self.fold_held(&self.fold, x, held, stream)?;
+        let carried = c.layout.region(c.carried).len / 4;
+        self.fold_held(&self.fold, x, held, (c.layout.address(base, c.carried), carried), stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
             (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
@@ -459,7 +472,7 @@ impl CudaPlan {
                 self.held_recurrence(
                     k,
                     args,
-                    (c.layout.address(base, c.folded[0]), region(c.sums)),
+                    (c.layout.address(base, c.folded[0]), region(c.sums), region(c.carried)),
                     start,
                     states,
                     stored,

@@ -1,18 +1,23 @@
 // LTC, forward, with every synapse held in registers for the whole sequence (the equations: forward.cu).
 //
-// A cluster of blocks, or one block, holds all recurrent synapses and walks kRows batch rows, or several such groups in
-// turn, through all steps and unfolds. Ns and Ds come from sensory.cu.
+// A cluster of blocks, or one block, holds all recurrent synapses and walks kRows batch rows, or several such groups side
+// by side, through all steps and unfolds. Ns and Ds come from sensory.cu.
 // Within a cluster each block owns some targets (exchange.cuh). While the states of one group travel, the next group is
 // computed.
 //
+// Where there are more groups of rows than the device holds side by side, their steps, one group after the other, are cut
+// into as many equal parts as there are slots for groups; a group that is cut has its first steps at the beginning of the
+// later slot and the others at the end of the earlier one, which takes the states from global memory (McNaughton's rule).
+// Each slot then has the same work: 64 groups in 60 slots take 16/15 of one group's time, not twice that.
+//
 // Work: a gate is 1 load of kRows values for kRows gates, 1 + 2 fused multiply-adds, and 1 (fast: tanh) or 2 (exact:
 // ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
-// rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With few rows the chain of an unfold
-// binds: wait, load, gates, shuffles, division, store to the others. Measured: 400 clocks in one block, 750 in a cluster of
-// 3, 900 in one of 8, with next to no synapses. It is not hidden by other groups of the same block, whose warps run in
-// step: a group takes about 960 clocks and 280 a row in a cluster of 8 at H 256. Two blocks on a multiprocessor hide some.
-// Tried (ms, B128 T256 H256 forward): 4 rows 5.15, 16 warps of 12 slots 5.8, clusters of 4 and 5 5.05 (30 and 22 fit, so
-// that some take 3 groups), warps that start apart 5.82 as without; two blocks of 256 threads with 128 registers 4.59.
+// rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With one group of rows the chain of an
+// unfold binds: load, gates, shuffles, division, store to the others (exchange.cuh).
+// Clocks of an unfold with 128 synapses a target and nothing else (H200, fast): in a cluster of 4, H 256, 512 threads, 2
+// rows, 1667 for one group, 1170 each of several (88 % of the special-function unit), 1 row 1090 and 785 (issue slots
+// bind); in a cluster of 8 with 256 threads, 1 row, 913 and 585; H 128 in a cluster of 4 576, of 2 651, in one block 900.
+// Tried: sums of one group finished among the gates of the next: 5 to 10 % slower.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the
 // states and denominators of its unfolds are written.
 // Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.
@@ -21,9 +26,39 @@
 #endif
 #include "exchange.cuh"
 
+// What a slot does next: steps of a group of rows, and how many are left of this part and of the slot after it.
+struct alignas(16) Part {
+  int group, step, left, rest;
+};
+
+// The first part of a slot that begins `at` steps into all groups and has `length` of the `share` of a slot.
+__device__ __forceinline__ Part first_part(i64 at, int length, int steps, int share) {
+  const i64 group = at / steps, begin = group * steps;
+  const int offset = (int)(at - begin);
+  // What an earlier slot has of the group are its last steps.
+  const i64 earlier = offset ? offset : (begin / share + 1) * share - begin;
+  Part p = {(int)group, 0, steps, length};
+  if (offset)
+    p.left = steps - offset;
+  else if (earlier < steps)
+    p.step = steps - (int)earlier, p.left = (int)earlier;
+  p.rest -= p.left;
+  return p;
+}
+// The part after p: the next group, or its last steps, if a later slot has the first ones.
+__device__ __forceinline__ Part next_part(Part p, int steps) {
+  p.group++;
+  p.left = min(steps, p.rest), p.step = steps - p.left;
+  p.rest -= p.left;
+  return p;
+}
+
+// A state that another cluster makes is there once it is not this.
+constexpr unsigned kAwaited = 0xffffffffu;
+
 // Dynamic shared memory: for each group and thread what the next step adds and, where there are several groups, what
-// this step adds, 16 bytes each; for each thread 8 bytes; the states of each group, twice [H, kRows]; two barriers for
-// each group.
+// this step adds, 16 bytes each; for each thread 8 bytes; where there are several groups, 16 bytes for each and each warp;
+// the states of each group, twice [H, kRows]; two barriers for each group.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_recurrence(Schedule schedule,
                const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
@@ -37,7 +72,8 @@ ltc_recurrence(Schedule schedule,
                float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
                int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
                int constrained, float epsilon,
-               const float* __restrict__ before, int rows_per_batch) {  // kRebuild: [B, T, H], steps of a batch row
+               const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
+               unsigned* carried) {  // [B, H] of kAwaited where a group may be cut
   if (kRebuild) steps = 1;
   extern __shared__ __align__(16) char shared[];
   if (!kMany) groups = 1;
@@ -45,126 +81,196 @@ ltc_recurrence(Schedule schedule,
 #if __CUDA_ARCH__ >= 900
   if (kCluster) rank = cluster_rank(), blocks = cluster_blocks();
 #endif
-  const int clusters = gridDim.x / blocks;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int2 shape = schedule.warps[rank * (blockDim.x / 32) + warp];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
-  const unsigned j = schedule.target[rank * blockDim.x + threadIdx.x];
-  float p0, q0;
-  const Held held = hold(schedule, rank, p0, q0);
-  const int sub = lane & (shape.x - 1), row = row_of(lane);
-  const bool writer = opaque(j != ~0u && sub < 2 * kRows && !(lane & 1));
-  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
-  float rate_c = 0.0f, base_num = q0, base_den = 1.0f;  // c (c dt where times are given), g vleak, g + epsilon
-  if (j != ~0u) {
-    float g = positive(gleak[j], constrained);
-    rate_c = positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
-    base_num = fmaf(g, vleak[j], q0);
-    base_den = g + epsilon + p0;
-  }
+  const int owner = schedule.target[rank * blockDim.x + threadIdx.x];
+  const unsigned j = owner < 0 ? ~0u : owner & 0xffff, place = owner < 0 ? ~0u : owner >> 16;
+  const int sub = lane & (shape.x - 1);
+  const bool writer = opaque(j != ~0u && sub < kRows);
   // This thread's own; no other thread reads it.
   float4* ahead = (float4*)shared + threadIdx.x;  // Ns, Ds and time of the next step, and rate_c
   float4* own = (float4*)shared + blockDim.x * (kMany ? groups : 0) + threadIdx.x;  // c, num, den, v of this step
-  float2* bases = (float2*)(shared + blockDim.x * groups * (kMany ? 32 : 16)) + threadIdx.x;  // of num and den
-  char* tiles = shared + blockDim.x * (groups * (kMany ? 32 : 16) + 8);
-  const Exchange<kRows> exchange(tiles, hidden, groups, j, sub, shape.x);
+  const int all = blockDim.x * groups * (kMany ? 32 : 16);
+  auto bases = [&] { return (float2*)(shared + all) + opaque(threadIdx.x); };  // of num and den
+  // This warp's own.
+  Part* parts = (Part*)(shared + all + blockDim.x * 8) + warp * groups;
+  char* tiles = shared + all + blockDim.x * 8 + (kMany ? groups * (blockDim.x / 32) * (int)sizeof(Part) : 0);
+  const Exchange<kRows> exchange(tiles, hidden, groups, place, sub, shape.x);
   // The states of group q after unfold n - 1, to all blocks.
   auto give = [&](int q, unsigned n, float mine) {
     float x[kRows];
     all_rows(mine, lane, x);
     exchange.give(q, n, x);
   };
+  Part alone = {0, 0, 0, 0};
+  auto part_of = [&](int q) -> Part { return kMany ? parts[q] : alone; };
+  auto keep_part = [&](int q, Part p) {
+    if (!kMany) {
+      alone = p;
+      return;
+    }
+    __syncwarp();
+    if (lane == 0) parts[q] = p;
+    __syncwarp();
+  };
+  // Slots share all steps of all groups equally; with a slot for each group, they take turns in clusters. A slot waits for
+  // the next one only, which must not be in a block that starts later.
+  const int all_groups = (batch + kRows - 1) / kRows;
+  {
+    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const bool cut = all_groups > clusters * groups;
+    const i64 work = (i64)all_groups * steps;
+    const int share = cut ? (int)((work + clusters * groups - 1) / (clusters * groups)) : steps;
+#pragma unroll 1
+    for (int q = 0; q < groups; q++) {
+      const i64 at = (i64)(cut ? (clusters - 1 - cluster) * groups + q : q * clusters + cluster) * share;
+      Part p = {0, 0, 0, 0};
+      if (at < work && !exchange.idle()) p = first_part(at, (int)(work - at < share ? work - at : share), steps, share);
+      keep_part(q, p);
+    }
+  }
+  // Of the neuron: c (c dt where times are given), g vleak, g + epsilon. Before the synapses take the registers.
+  float rate_c = 0.0f, base_num = 0.0f, base_den = 1.0f;
+  if (j != ~0u) {
+    float g = positive(gleak[j], constrained);
+    rate_c = positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
+    base_num = g * vleak[j];
+    base_den = g + epsilon;
+  }
 #pragma unroll 1
   for (int q = 0; q < groups; q++) ahead[q * blockDim.x].w = rate_c;
-  *bases = make_float2(base_num, base_den);
-  const int all_groups = (batch + kRows - 1) / kRows;
-  unsigned n = 0;
-  for (int wave = exchange.idle() ? all_groups : blockIdx.x / blocks; wave < all_groups; wave += clusters * groups) {
-    int live = 1;
-    if (kMany) live = min(groups, (all_groups - wave + clusters - 1) / clusters);
-    // Of the lane's row in group q; rows beyond the batch stay at zero.
-    auto batch_row = [&](int q) { return (wave + q * clusters) * kRows + row; };
-    auto look_ahead = [&](int q, int r) {
-      const i64 b = batch_row(q);
-      if (j == ~0u || b >= batch) return;
-      copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + r) * hidden + j));
-      if (elapsed) {
-        const int sequence = kRebuild ? (int)b / rows_per_batch : (int)b;
-        const int t = t0 + (kRebuild ? (int)b - sequence * rows_per_batch : r);
-        const i64 at = sequence * elapsed_b + t * elapsed_t;
-        copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + at);
-      }
-    };
-    float c = 0.0f, num0 = 0.0f, den0 = 1.0f, v = 0.0f;
-    for (int q = 0; q < live; q++) {
-      const i64 b = batch_row(q);
-      v = 0.0f;
-      if (j != ~0u && b < batch) {
-        if (kRebuild) {
-          // Row b is a step: its state before is in `before`, or for the first step where the sequence starts.
-          const int sequence = (int)b / rows_per_batch, t = t0 + (int)b - sequence * rows_per_batch;
-          if (t > 0)
-            v = before[((i64)sequence * total_steps + t - 1) * hidden + j];
-          else if (start)
-            v = start[sequence * start_b + opaque(j) * start_h];
-        } else if (start) {
-          v = start[b * start_b + opaque(j) * start_h];
-        }
-      }
-      put(ahead + q * blockDim.x, 0.0f, 0.0f, 1.0f);
-      if (steps == 0) {
-        if (writer && b < batch) final_state[b * hidden + j] = v;
-        continue;
-      }
-      if (kMany) own[q * blockDim.x].w = v;
-      look_ahead(q, 0);
-      give(q, n, v);
+  *bases() = make_float2(base_num, base_den);
+  float p0, q0;
+  const Held held = hold(schedule, rank, p0, q0);
+  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
+  *bases() = make_float2(bases()->x + q0, bases()->y + p0);
+
+  // The lane's row; rows beyond the batch stay at zero.
+  auto batch_row = [&](int group) { return group * kRows + (opaque(threadIdx.x) & (kRows - 1)); };
+  auto look_ahead = [&](int q, int group, int step) {
+    const i64 b = batch_row(group);
+    if (j == ~0u || b >= batch) return;
+    copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + step) * hidden + j));
+    if (elapsed) {
+      const int sequence = kRebuild ? (int)b / rows_per_batch : (int)b;
+      const int t = t0 + (kRebuild ? (int)b - sequence * rows_per_batch : step);
+      const i64 at = sequence * elapsed_b + t * elapsed_t;
+      copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + at);
     }
-#pragma unroll 1
-    for (int r = 0; r < steps; r++) {
-      copies_here();
-#pragma unroll 1
-      for (int q = 0; q < live; q++) {
-        float4 s = ahead[q * blockDim.x];
-        c = elapsed ? __fdiv_rn(s.w, s.z) : s.w;
-        num0 = bases->x + s.x;
-        den0 = bases->y + c + s.y;
-        if (kMany) put(own + q * blockDim.x, c, num0, den0);
-        if (r + 1 < steps) look_ahead(q, r + 1);
+  };
+  // The state from which the part goes on; the row's inputs are on their way.
+  auto begin = [&](int q, const Part& p) {
+    const i64 b = batch_row(p.group);
+    float v = 0.0f;
+    put(ahead + q * blockDim.x, 0.0f, 0.0f, 1.0f);
+    if (steps > 0) look_ahead(q, p.group, p.step);
+    if (j != ~0u && b < batch) {
+      if (kRebuild) {
+        // Row b is a step: its state before is in `before`, or for the first step where the sequence starts.
+        const int sequence = (int)b / rows_per_batch, t = t0 + (int)b - sequence * rows_per_batch;
+        if (t > 0)
+          v = before[((i64)sequence * total_steps + t - 1) * hidden + opaque(j)];
+        else if (start)
+          v = start[sequence * start_b + opaque(j) * start_h];
+      } else if (p.step > 0) {
+        const volatile unsigned* from = carried + (b * hidden + opaque(j));
+        unsigned x = *from;
+        while (x == kAwaited) {
+#if __CUDA_ARCH__ >= 700
+          __nanosleep(32);
+#endif
+          x = *from;
+        }
+        v = __uint_as_float(x);
+      } else if (start) {
+        v = start[b * start_b + opaque(j) * start_h];
       }
+    }
+    if (!kRebuild && p.step > 0) {
+      // For the next launch.
+      __syncwarp();
+      if (writer && b < batch) carried[b * hidden + opaque(j)] = kAwaited;
+    }
+    if (kMany) own[q * blockDim.x].w = v;
+    return v;
+  };
+
+  float c = 0.0f, num0 = 0.0f, den0 = 1.0f, v = 0.0f;
+  unsigned n = 0;
 #pragma unroll 1
-      for (int k = 0; k < unfolds; k++, n++) {
-        const bool last = r + 1 == steps && k + 1 == unfolds;
+  for (int q = 0; q < groups; q++) {
+    const Part p = part_of(q);
+    if (p.left == 0) break;
+    v = begin(q, p);
+    give(q, n, v);
+  }
+  // Without steps the last states are the first.
 #pragma unroll 1
-        for (int q = 0; q < live; q++) {
-          exchange.take(q, n);
-          if (kMany) {
-            float4 s = own[q * blockDim.x];
-            c = s.x, num0 = s.y, den0 = s.z, v = s.w;
-          }
-          float sum[2 * kRows], num, den;
-          gate_sums(held, shape.y, exchange.tile(q, n), sum);
-          float base = fmaf(c, v, num0);
-          reduce(sum, lane, shape.x, num, den);
-          den += den0;
-          float next = kFast ? __fdividef(num + base, den) : __fdiv_rn(num + base, den);
-          if (!last) give(q, n + 1, next);
-          if (unfold_states && writer && batch_row(q) < batch) {
-            i64 step = kRebuild ? (i64)batch_row(q) : (i64)batch_row(q) * total_steps + (t0 + r);
-            i64 trace = (step * unfolds + k) * hidden + j;
+  for (int group = blockIdx.x / blocks; steps == 0 && group < all_groups; group += gridDim.x / blocks) {
+    v = begin(0, Part{group, 0, 0, 0});
+    if (writer && batch_row(group) < batch) final_state[(i64)batch_row(group) * hidden + j] = v;
+  }
+#pragma unroll 1
+  while (true) {
+    copies_here();
+    int here = 0, ending = 0;  // slots that have this step; bits of those of whose part it is the last
+#pragma unroll 1
+    for (int q = 0; q < groups; q++) {
+      const Part p = part_of(q);
+      // Later slots have no more.
+      if (p.left == 0) break;
+      here = q + 1;
+      if (!kRebuild) ending |= (p.left == 1) << q;
+      float4 s = ahead[q * blockDim.x];
+      c = elapsed ? __fdiv_rn(s.w, s.z) : s.w;
+      const float2 base = *bases();
+      num0 = base.x + s.x;
+      den0 = base.y + c + s.y;
+      if (kMany) put(own + q * blockDim.x, c, num0, den0);
+      if (!kRebuild && p.left > 1) look_ahead(q, p.group, p.step + 1);
+    }
+    here = uniform(here), ending = kRebuild ? -1 : uniform(ending);
+    if (here == 0) break;
+    if (!kMany) here = 1;
+#pragma unroll 1
+    for (int k = 0; k < unfolds; k++, n++) {
+#pragma unroll 1
+      for (int q = 0; q < here; q++) {
+        exchange.take(q, n);
+        float sum[2 * kRows], num, den;
+        gate_sums(held, shape.y, exchange.tile(q, n), sum);
+        if (kMany) {
+          float4 s = own[q * blockDim.x];
+          c = s.x, num0 = s.y, den0 = s.z, v = s.w;
+        }
+        const float base = fmaf(c, v, num0);
+        totals(sum, lane, shape.x, num, den);
+        den += den0;
+        const float next = quotient(num + base, den);
+        // After the last unfold of a part the next part's state is given instead.
+        if (k + 1 < unfolds || !(ending >> q & 1)) give(q, n + 1, next);
+        if (unfold_states) {
+          const Part p = part_of(q);
+          const i64 b = batch_row(p.group);
+          if (writer && b < batch) {
+            const i64 step = kRebuild ? b : b * total_steps + (t0 + p.step);
+            const i64 trace = (step * unfolds + k) * hidden + j;
             unfold_states[trace] = v;
             unfold_dens[trace] = den;
           }
-          v = next;
-          if (kMany) own[q * blockDim.x].w = v;
         }
+        v = next;
+        if (kMany) own[q * blockDim.x].w = v;
       }
+    }
 #pragma unroll 1
-      for (int q = 0; q < live && !kRebuild; q++) {
-        const i64 b = batch_row(q);
-        if (!writer || b >= batch) continue;
+    for (int q = 0; q < here; q++) {
+      Part p = part_of(q);
+      const i64 b = batch_row(p.group);
+      if (!kRebuild && writer && b < batch) {
         if (kMany) v = own[q * blockDim.x].w;
-        i64 at = b * total_steps + (t0 + r);
+        const i64 at = b * total_steps + (t0 + p.step);
         if (states) states[at * hidden + j] = v;
         if ((int)j < outputs) {
           float y = v;
@@ -172,8 +278,18 @@ ltc_recurrence(Schedule schedule,
           if (output_b) y += output_b[j];
           out[at * outputs + j] = y;
         }
-        if (r + 1 == steps) final_state[b * hidden + j] = v;
+        if (p.step + 1 == steps)
+          final_state[b * hidden + opaque(j)] = v;
+        else if (p.left == 1)
+          ((volatile unsigned*)carried)[b * hidden + opaque(j)] = __float_as_uint(v);
       }
+      p.step++, p.left--;
+      if (p.left == 0 && p.rest > 0) {
+        p = next_part(p, steps);
+        v = begin(q, p);
+        give(q, n, v);
+      }
+      keep_part(q, p);
     }
   }
   exchange.end();

@@ -71,6 +71,11 @@ impl Held {
         let (blocks, groups, threads) = (1, 1, max_threads);
         Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, pairs: false, shared: 0 }
     }
+    /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
+    /// and does where registers are short.
+    pub(super) const fn many(&self) -> bool {
+        self.groups > 1 || self.rebuild || (self.slots == 20 && self.max_threads == 512)
+    }
     /// Values of a node, side by side.
     pub(super) const fn width(&self) -> usize {
         if self.pairs { 2 * self.rows } else { self.rows }
@@ -192,10 +197,19 @@ pub(super) const SENSORY_SHAPES: [(usize, usize); 2] = [(40, 256), (12, 512)];
 /// Rows side by side of the sensory sums.
 pub(super) const SENSORY_ROWS: usize = 4;
 
-/// Clocks of a group's unfold beside its gates (H200, measured): the exchange of states through a cluster, sums over
-/// lanes, the division. The adjoint does half as much again.
-const fn beside_gates(blocks: usize) -> usize {
-    if blocks == 1 { 700 } else { 900 + 10 * blocks }
+/// Slots of which the gates are computed whether they are in use or not, as in held.cuh.
+const fn always(slots: usize) -> usize {
+    if slots >= 16 { slots * 2 / 5 * 2 } else { (slots * 2 + 2) / 3 / 2 * 2 }
+}
+
+/// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
+/// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
+/// exchange, and the more of the sums and divisions the longer their gates are.
+const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, hidden: usize) -> usize {
+    let chain = if blocks == 1 { 300 } else { 300 + 40 * blocks + hidden * 5 / 6 };
+    let one = gates + chain;
+    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
+    if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
@@ -241,8 +255,8 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
         };
         for &(rows, slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots)) {
             // Values of a node, and lanes that an owner needs to end with one row each.
-            let (width, least) = if adjoint { (2 * rows, rows) } else { (rows, 2 * rows) };
-            let Some(shape) = lists.shape(blocks, slots, width, least).filter(|s| s.threads <= max_threads) else {
+            let width = if adjoint { 2 * rows } else { rows };
+            let Some(shape) = lists.shape(blocks, slots, width, rows).filter(|s| s.threads <= max_threads) else {
                 continue;
             };
             // Blocks smaller than their kernel allows share a multiprocessor, and hide each other's waits.
@@ -250,46 +264,54 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             let clusters = resident[blocks] * sharing;
             // What is rebuilt is many rows, as many as its chunk has steps; the choice is for any number.
             let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
-            let each = batch.div_ceil(rows).div_ceil(clusters).max(1);
+            let all_groups = batch.div_ceil(rows).max(1);
             // What the kernels' headers say of their shared memory.
             let bytes = |groups: usize| {
                 let (of_group, once) = match role {
-                    Role::Adjoint => (48, 0),
-                    Role::Recurrence if groups == 1 => (16, 8),
-                    Role::Recurrence | Role::Rebuild => (32, 8),
+                    Role::Adjoint => (shape.threads * 48, 0),
+                    Role::Recurrence if !(Held { groups, ..Held::of((rows, slots, max_threads)) }).many() => {
+                        (shape.threads * 16, shape.threads * 8)
+                    }
+                    Role::Recurrence | Role::Rebuild => (shape.threads * 32 + shape.threads / 2, shape.threads * 8),
                 };
-                groups * (2 * p.hidden * width * 4 + 16 + shape.threads * of_group) + shape.threads * once
+                groups * (2 * p.hidden * width * 4 + 16 + of_group) + once
             };
-            let mut groups = wish.groups.unwrap_or(each.min(8));
-            while groups > 1 && bytes(groups) > limit {
-                groups -= 1;
-            }
-            if bytes(groups) > limit {
-                continue;
-            }
             let warps = shape.threads / 32;
-            // Special operations bind, or issue slots in the adjoint. Warps of a block are in step, so that what is
-            // beside the gates hides behind nothing but a second block of the multiprocessor.
+            // Special operations bind, or issue slots in the adjoint.
             let gate = match (adjoint, fast) {
                 (false, true) => 8,
                 (true, true) => 13,
                 (false, false) => 16,
                 (true, false) => 18,
             };
-            let gates = warps.div_ceil(4) * shape.warp_slots.div_ceil(warps) * rows * gate;
-            let group = gates + beside_gates(blocks) * if adjoint { 3 } else { 2 } / 2;
-            let clocks = each * if sharing > 1 { group.max(gates * sharing) * 5 / 4 } else { group };
-            if best.is_none_or(|(least, _)| clocks < least) {
-                let held = Held {
-                    blocks,
-                    threads: shape.threads,
-                    groups,
-                    rebuild: role == Role::Rebuild,
-                    pairs: adjoint,
-                    shared: bytes(groups) as u32,
-                    ..Held::of((rows, slots, max_threads))
+            let busy = shape.warp_slots.div_ceil(warps).max(if adjoint { 0 } else { always(slots) });
+            let gates = warps.div_ceil(4) * busy * rows * gate;
+            // More groups than there are rows for are of use to nobody who does not ask for them.
+            let useful = |&g: &usize| wish.groups.map_or(g <= all_groups.div_ceil(clusters), |w| w == g);
+            for groups in (1..=8).filter(useful) {
+                if bytes(groups) > limit {
+                    continue;
+                }
+                let unfold = unfold_clocks(groups, gates, blocks, p.hidden);
+                // Several blocks of a multiprocessor share its units.
+                let unfold = if sharing > 1 { unfold.max(groups * gates * sharing) * 9 / 8 } else { unfold };
+                let clocks = if adjoint {
+                    unfold * 3 / 2 * all_groups.div_ceil(clusters).div_ceil(groups)
+                } else {
+                    unfold * (clusters * groups).max(all_groups) / (clusters * groups)
                 };
-                best = Some((clocks, held));
+                if best.is_none_or(|(least, _)| clocks < least) {
+                    let held = Held {
+                        blocks,
+                        threads: shape.threads,
+                        groups,
+                        rebuild: role == Role::Rebuild,
+                        pairs: adjoint,
+                        shared: bytes(groups) as u32,
+                        ..Held::of((rows, slots, max_threads))
+                    };
+                    best = Some((clocks, held));
+                }
             }
         }
     }
