@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kScans)
   scan<true>(x, window, 0, stages, memory);
 }
 
-extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 3)
+extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 2)
     tensor_gradients(const Call x, i64 window, int stages) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float n[kHeadMost], dn[kHeadMost];

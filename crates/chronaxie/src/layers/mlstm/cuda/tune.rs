@@ -165,11 +165,15 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
             let fits = |n: &usize| most > 0 && blocks(shared(*n), props) >= most;
             count.or_else(|| (2..=4).rev().find(fits)).filter(|n| blocks(shared(*n), props) > 0)
         };
-        // Backward one block of 128 fills a multiprocessor.
-        let by_registers = if columns > edge || (backward && edge == 128) { 1 } else { 256 / edge };
+        // What the kernels' launch bounds ask of registers (kTogether and kScans in tensor.cuh).
+        let cc = props.compute_capability;
+        let alone = columns > edge || (edge == 128 && (backward || cc < (9, 0) || cc >= (12, 0)));
+        let rows = if backward { 128 } else { 256 };
+        let by_registers = if alone { 1 } else { rows / edge };
+        let scans = if state_edge == 128 && cc < (9, 0) { 1 } else { 256 / state_edge };
         let stages = best(wish.stages, by_registers, &|stages| Tiles { stages, ..base }.shared(backward));
         let state_stages =
-            best(wish.state_stages, 256 / state_edge, &|state_stages| Tiles { state_stages, ..base }.state_shared());
+            best(wish.state_stages, scans, &|state_stages| Tiles { state_stages, ..base }.state_shared());
         if let (Some(stages), Some(state_stages)) = (stages, state_stages) {
             return Some(Tiles { stages, state_stages, ..base });
         }
@@ -213,7 +217,9 @@ impl Config {
         };
         let least = if backward { chunks.isqrt().max(2) } else { 2 };
         let one = size * p.dqk * p.dv * chains(p).max(1);
-        let window = wish.window.unwrap_or((room / one).max(least)).min(chunks);
+        // Windows of one size, or nearly so.
+        let most = (room / one).max(least).min(chunks);
+        let window = wish.window.map_or(chunks.div_ceil(chunks.div_ceil(most)), |w| w.min(chunks));
         Ok(Self { tiles, length, window, windows: chunks.div_ceil(window) })
     }
     /// Chunks of the longest sequence that there may be.
@@ -269,11 +275,11 @@ mod tests {
         }
         let of = |pass, props| choose(large, Dtype::Bf16, pass, props, None).unwrap();
         let (forward, backward) = (Pass::Forward, Pass::Backward);
-        assert_eq!(of(forward, &DeviceProps::SM_90), "mma:e128c128g3s128r4 chunk=128 window=60 threads=256");
-        assert_eq!(of(backward, &DeviceProps::SM_90), "mma:e128c128g4s128r4 chunk=128 window=30 threads=256");
-        assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=60 threads=256");
-        assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r2 chunk=128 window=60 threads=256");
-        assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g4s128r2 chunk=64 window=60 threads=128");
+        assert_eq!(of(forward, &DeviceProps::SM_90), "mma:e128c128g3s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_90), "mma:e128c128g4s128r4 chunk=128 window=22 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r2 chunk=64 window=26 threads=128");
         let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
         assert!(few.contains("s64"), "few chains have small tiles: {few}");
     }
