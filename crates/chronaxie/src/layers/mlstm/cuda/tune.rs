@@ -167,7 +167,7 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
         };
         // What the kernels' launch bounds ask of registers (kTogether and kScans in tensor.cuh).
         let cc = props.compute_capability;
-        let alone = columns > edge || (edge == 128 && (backward || cc < (9, 0) || cc >= (12, 0)));
+        let alone = columns > edge || (edge == 128 && (backward || !((9, 0)..(12, 0)).contains(&cc)));
         let rows = if backward { 128 } else { 256 };
         let by_registers = if alone { 1 } else { rows / edge };
         let scans = if state_edge == 128 && cc < (9, 0) { 1 } else { 256 / state_edge };
