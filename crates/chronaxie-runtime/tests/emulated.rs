@@ -182,3 +182,82 @@ fn memory_that_was_freed_is_not_read_again() {
     unsafe { k.launch(&stream, &LaunchConfig::default(), &[Arg::U64(address), Arg::U64(y.address())]) }.unwrap();
     println!("{}", stream.synchronize().unwrap_err());
 }
+
+/// A product of 16-bit matrices as PTX has it: a by rows and b by rows of terms, from shared memory, b doubled on the way.
+const PRODUCT: &str = r#"
+__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+extern "C" __global__ void k(const unsigned short* a /* [16, 16] */, const unsigned short* b /* [16, 8] */, float* d /* [16, 8] */) {
+  __shared__ __align__(16) unsigned short s[16][24], t[16][24];
+  for (int i = threadIdx.x; i < 256; i += 32) s[i / 16][i % 16] = a[i], t[i / 16][i % 16] = i % 16 < 8 ? b[i / 16 * 8 + i % 16] : 0;
+  __syncthreads();
+  const int lane = threadIdx.x, row = lane % 16, column = lane / 16 * 8 + ASKEW;
+  unsigned x[4], y[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at(&s[row][column])) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "r"(at(&t[row][column])) : "memory");
+  for (int e = 0; e < 2; e++) asm("fma.rn.TYPEx2 %0, %0, %1, %2;" : "+r"(y[e]) : "r"(0x40004000u), "r"(0x80008000u));
+  float z[4] = {0.5f, 0.5f, 0.5f, 0.5f};
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(z[0]), "+f"(z[1]), "+f"(z[2]), "+f"(z[3]) : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+  for (int e = 0; e < 4; e++) d[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = z[e];
+}
+"#;
+
+#[test]
+fn tensor_cores_multiply_as_ptx_has_it() {
+    let Some(d) = device() else { return };
+    let stream = d.new_stream().unwrap();
+    let (a, b): (Vec<i32>, Vec<i32>) =
+        ((0..256).map(|i| i * 7 % 23 - 11).collect(), (0..128).map(|i| i * 5 % 19 - 9).collect());
+    let want: Vec<f32> = (0..128)
+        .map(|i| 0.5 + (0..16).map(|k| (2 * a[i / 8 * 16 + k] * b[k * 8 + i % 8]) as f32).sum::<f32>())
+        .collect();
+    let bf16 = |x: i32| ((x as f32).to_bits() >> 16) as i16;
+    // Small integers are normal halves, but for 0.
+    let f16 = |x: i32| {
+        let bits = (x as f32).to_bits();
+        if x == 0 {
+            0
+        } else {
+            ((bits >> 16 & 0x8000) | ((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff)) as i16
+        }
+    };
+    let types: [(&str, &dyn Fn(i32) -> i16); 2] = [("bf16", &bf16), ("f16", &f16)];
+    for (name, bits) in types {
+        let source = PRODUCT.replace("TYPE", name).replace("ASKEW", "0");
+        let k = d.compile_user(&source, "k").unwrap();
+        let upload = |list: &[i32]| {
+            let list: Vec<u8> = list.iter().flat_map(|&x| bits(x).to_ne_bytes()).collect();
+            upload_on(&d, &stream, &list, [list.len()]).unwrap()
+        };
+        let (a, b) = (upload(&a), upload(&b));
+        let output = upload_on(&d, &stream, &[f32::NAN; 128], [128]).unwrap();
+        let args = [Arg::U64(a.address()), Arg::U64(b.address()), Arg::U64(output.address())];
+        // SAFETY: the buffers have the sizes that the kernel's parameters name.
+        unsafe { k.launch(&stream, &LaunchConfig::new((1, 1, 1), (32, 1, 1)), &args) }.unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(download::<f32>(&output.view(Dtype::F32, [128]).unwrap()).unwrap(), want, "{name}");
+    }
+}
+
+#[test]
+fn a_matrix_of_misaligned_rows_is_refused() {
+    const TEST: &str = "a_matrix_of_misaligned_rows_is_refused";
+    let Some(d) = device() else { return };
+    if std::env::var_os("CHRONAXIE_TEST_CHILD").is_none() {
+        let mut c = Command::new(std::env::current_exe().unwrap());
+        let out = c.args([TEST, "--exact", "--nocapture"]).env("CHRONAXIE_TEST_CHILD", "1").output().unwrap();
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(text.contains("ldmatrix of a row that is not aligned to 16 bytes"), "{text}");
+        return;
+    }
+    let stream = d.new_stream().unwrap();
+    let source = PRODUCT.replace("TYPE", "bf16").replace("ASKEW", "1");
+    let k = d.compile_user(&source, "k").unwrap();
+    let x = upload_on(&d, &stream, &[0f32; 128], [128]).unwrap();
+    let args = [Arg::U64(x.address()), Arg::U64(x.address()), Arg::U64(x.address())];
+    // SAFETY: the kernel is stopped before it reads beyond 512 bytes, or writes; the buffer has as many.
+    let ran = unsafe { k.launch(&stream, &LaunchConfig::new((1, 1, 1), (32, 1, 1)), &args) };
+    println!("{}", ran.and_then(|()| stream.synchronize()).unwrap_err());
+}

@@ -103,6 +103,81 @@ inline void cvt_rna_tf32_f32(u32& d, float a) {
   d = (b & 0x7f800000u) == 0x7f800000u ? b : (b + 0x1000u) & ~0x1fffu;
 }
 
+// Two at a time: each product is exact in f32 before it is rounded, and so is a sum with zero.
+inline void fma_rn_bf16x2(u32& d, u32 a, u32 b, u32 c) {
+  float low = fmaf(of_bf16((u16)a), of_bf16((u16)b), of_bf16((u16)c));
+  d = (u32)to_bf16(fmaf(of_bf16((u16)(a >> 16)), of_bf16((u16)(b >> 16)), of_bf16((u16)(c >> 16)))) << 16 | to_bf16(low);
+}
+inline void fma_rn_f16x2(u32& d, u32 a, u32 b, u32 c) {
+  float low = fmaf(of_half((u16)a), of_half((u16)b), of_half((u16)c));
+  d = (u32)to_half(fmaf(of_half((u16)(a >> 16)), of_half((u16)(b >> 16)), of_half((u16)(c >> 16)))) << 16 | to_half(low);
+}
+
+// --- tensor cores: the lanes of a warp bring their parts, and the last one to come does the work of all
+// d (16 x 8) = a (16 x 16) b (16 x 8) + c. Lane 4 g + p has of d and c rows g and g + 8, columns 2p and 2p + 1; of a the same
+// rows, columns 2p, 2p + 1, 2p + 8, 2p + 9; of b these as rows, column g. Products are exact, sums are made in one order in f32.
+template <float (*value)(u16)>
+inline void mma_m16n8k16(const char* what, float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3,
+                         u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
+  struct Part {
+    u32 a[4], b[2];
+    float d[4];
+  } mine = {{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};
+  machine->warp(~0u, what, &mine, [](void** lanes, unsigned) {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+      const Part& part = *(Part*)lanes[lane];
+      const int g = lane / 4, p = lane % 4 * 2;
+      for (int e = 0; e < 8; e++)
+        a[g + e / 2 % 2 * 8][p + e / 4 * 8 + e % 2] = value((u16)(part.a[e / 2] >> e % 2 * 16));
+      for (int e = 0; e < 4; e++) b[p + e / 2 * 8 + e % 2][g] = value((u16)(part.b[e / 2] >> e % 2 * 16));
+    }
+    for (int lane = 0; lane < 32; lane++) {
+      Part& part = *(Part*)lanes[lane];
+      for (int e = 0; e < 4; e++) {
+        const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 16; k++) part.d[e] += a[row][k] * b[k][column];
+      }
+    }
+  });
+  d0 = mine.d[0], d1 = mine.d[1], d2 = mine.d[2], d3 = mine.d[3];
+}
+#define EMU_MMA(type, value)                                                                                          \
+  inline void mma_sync_aligned_m16n8k16_row_col_f32_##type##_##type##_f32(                                            \
+      float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, float c0, float c1, \
+      float c2, float c3) {                                                                                           \
+    mma_m16n8k16<value>("mma.sync.m16n8k16 of " #type, d0, d1, d2, d3, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3);       \
+  }
+EMU_MMA(bf16, of_bf16) EMU_MMA(f16, of_half)
+// Lane i says where row i % 8 of matrix i / 8 is, and gets of each matrix elements 2p and 2p + 1 of row g, or of column g.
+template <bool transposed>
+inline void load_matrices(const char* what, u32& r0, u32& r1, u32& r2, u32& r3, u32 from) {
+  struct Part {
+    u32 from, r[4];
+  } mine = {from, {}};
+  machine->warp(~0u, what, &mine, [](void** lanes, unsigned) {
+    for (int m = 0; m < 4; m++) {
+      u16 x[8][8];
+      for (int row = 0; row < 8; row++) {
+        const u32 at = ((Part*)lanes[8 * m + row])->from;
+        if (at % 16) machine->fail("ldmatrix of a row that is not aligned to 16 bytes");
+        __builtin_memcpy(x[row], machine->shared_pointer(at, 16, "ldmatrix"), 16);
+      }
+      for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, p = lane % 4 * 2;
+        ((Part*)lanes[lane])->r[m] = transposed ? (u32)x[p + 1][g] << 16 | x[p][g] : (u32)x[g][p + 1] << 16 | x[g][p];
+      }
+    }
+  });
+  r0 = mine.r[0], r1 = mine.r[1], r2 = mine.r[2], r3 = mine.r[3];
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& r0, u32& r1, u32& r2, u32& r3, u32 from) {
+  load_matrices<false>("ldmatrix.x4", r0, r1, r2, r3, from);
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& r0, u32& r1, u32& r2, u32& r3, u32 from) {
+  load_matrices<true>("ldmatrix.x4.trans", r0, r1, r2, r3, from);
+}
+
 // --- loads and stores; those that order memory are where threads wait for each other
 #define EMU_LOADS(name, T)                                   \
   template <class D>                                         \

@@ -31,4 +31,6 @@ constexpr int kPieces = 24;
 
 // mLSTM (layers/mlstm/cuda).
 constexpr int kDtype = 2;
+constexpr int kEdge = 128;
+constexpr int kColumns = 256;
 constexpr int kState = 0;

@@ -6,7 +6,9 @@ use chronaxie_runtime::cuda::Header;
 pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));
 /// Clusters: ranks, barriers, stores to other blocks.
 pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
+/// Products of tiles on tensor cores.
+pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, SCAN];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, MMA, SCAN];

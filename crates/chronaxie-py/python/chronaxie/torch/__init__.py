@@ -16,6 +16,7 @@ from . import wirings
 from ._cfc import CfC, CfCCell, WiredCfCCell, cfc
 from ._functional import ltc
 from ._ltc import LTC, LTCCell
+from ._mlstm import MLSTM, mlstm, mlstm_step
 from ._synapses import Synapses, prepare
 from ._true import TrueLiquidTimeConstant
 
@@ -24,11 +25,14 @@ __all__ = [
     "CfCCell",
     "LTC",
     "LTCCell",
+    "MLSTM",
     "Synapses",
     "TrueLiquidTimeConstant",
     "WiredCfCCell",
     "cfc",
     "ltc",
+    "mlstm",
+    "mlstm_step",
     "prepare",
     "wirings",
 ]

@@ -81,6 +81,25 @@ const CHECK: &[&str] = &[
     "B2_NH0_T5_K16_V16,dtype=f32,last=true",
     "B1_NH2_T100_K32_V32,dtype=f32,gates=extreme,initial=true,last=true",
     "B1_NH2_T64_K32_V32,dtype=f16,gates=extreme",
+    // What tensor cores take: parts of tiles, of chunks and of segments.
+    "B1_NH2_T1_K32_V32,dtype=bf16,initial=true,last=true",
+    "B1_NH2_T17_K32_V48,dtype=bf16,initial=true,last=true",
+    "B1_NH2_T300_K80_V144,dtype=bf16,initial=true,last=true",
+    "B1_NH1_T129_K128_V256,dtype=f16,gates=slow",
+    "B1_NH2_T127_K48_V96,dtype=f16,chunk=48,initial=true,last=true",
+    "B1_NH1_T40_K512_V32,dtype=bf16,last=true",
+    "B1_NH1_T40_K32_V512,dtype=f16,initial=true",
+    "B1_NH1_T500_K64_V64,dtype=f16,gates=slow,initial=true,last=true",
+    "B1_NH1_T4096_K32_V32,dtype=f16,gates=slow,last=true",
+    "B1_NH1_T16384_K32_V32,dtype=bf16,chunk=128,gates=slow",
+    "B1_NH2_T300_K32_V80,dtype=f16,sequences=6,initial=true,last=true",
+    "B1_NH2_T150_K32_V32,dtype=bf16,gates=extreme,initial=true,last=true",
+    "B1_NH2_T70_K32_V32,dtype=bf16,eps=1e-6,normalizer_grad=false,initial=true,last=true",
+    "B1_NH2_T70_K32_V32,dtype=bf16,wants=gates+initial,initial=true",
+    "B1_NH2_T70_K32_V32,dtype=bf16,wants=inputs",
+    "B1_NH2_T70_K32_V32,dtype=f16,backward=false,last=true",
+    "B1_NH2_T0_K32_V32,dtype=bf16,sequences=2,initial=true,last=true",
+    "B2_NH2_T0_K32_V32,dtype=bf16,initial=true,last=true",
     "B1_NH2_T70_K16_V16,dtype=f32,eps=1e-6,normalizer_grad=false,initial=true,last=true",
     "B1_NH2_T70_K16_V16,dtype=f32,wants=gates+initial,initial=true",
     "B1_NH2_T70_K16_V16,dtype=f32,backward=false",
@@ -90,6 +109,7 @@ const CHECK_SIGMOID: &[&str] = &[
     "B2_NH3_T65_K32_V48,dtype=f32,normalize=true,initial=true,last=true",
     "B1_NH2_T100_K16_V16,dtype=f32,normalize=true,gates=extreme",
     "B1_NH1_T500_K16_V32,dtype=bf16,normalize=true,gates=slow",
+    "B1_NH1_T200_K80_V32,dtype=f16,normalize=true,initial=true,last=true",
 ];
 
 const OPTIONS: &[&str] = &[

@@ -31,7 +31,15 @@ struct Call {
   float *grad_c, *grad_n;                                   // [chains, window, K, V], [.., K]
   float *carry_c, *carry_n;                                 // [chains, K, V], [chains, K]
   double* excess;                                           // [chains]
+  // Of the kernels on tensor cores alone: log i - b, and the largest of them up to a token; the gauge before a chunk.
+  float *column, *until;   // [B, NH, T]
+  float* before;           // [chains, chunks + 1]
+  float *ahead_c, *ahead_n;  // [chains, K, V], [chains, K]: the state behind a window
+  float *rate_q, *rate_i;  // [B, NH, T]: q.dq and k.dk
+  double* products;        // [chains, segments]: <C, dC> + <n, dn> behind a segment
   i64 heads, steps, dk, dv, length, chains, chunks, window, windows;
+  i64 segment, segments;         // chunks of a segment of tokens; segments of a chain
+  i64 plain;                     // bits of q, k, v, h, grad_h, grad_q, grad_k, grad_v: rows of 16-byte pieces
   i64 sigmoid, normalize, through;
   double scale, eps;
 };

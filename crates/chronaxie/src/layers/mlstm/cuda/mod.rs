@@ -2,26 +2,33 @@
 #![allow(unsafe_code)]
 
 mod step;
+mod tune;
 
 use super::spec::Mlstm;
+use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
-use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
+use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 pub(super) use step::{StepPlan, step_specialisations};
+use tune::{Config, Tiles, Wish, chains};
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/backward.cu", include_str!("backward.cu"));
-const HEADERS: &[Header] = &[("mlstm.cuh", include_str!("mlstm.cuh"))];
+const TENSOR_FORWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/tensor_forward.cu", include_str!("tensor_forward.cu"));
+const TENSOR_BACKWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/tensor_backward.cu", include_str!("tensor_backward.cu"));
+const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
+const HEADERS: &[Header] = &[SHARED];
+const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, ("tensor.cuh", include_str!("tensor.cuh"))];
 const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
 const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
+const TENSOR_FORWARD_ENTRIES: [&str; 4] = ["gate_scan", "gate_carry", "tensor_states", "tensor_outputs"];
+const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states", "tensor_gradients", "gate_grads"];
 
-/// Threads a block, as `kThreads` in mlstm.cuh.
+/// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
-/// Tokens a chunk at most, and rows and columns of a tile, as `kTile` there.
-const TILE: usize = 64;
-/// Bytes of states, and as many of gradients, that a window of chunks keeps, where that gives at least two chunks.
-const WINDOW_BYTES: usize = 256 << 20;
 
 /// The element types of q, k, v and h, as `kDtype` in the kernels.
 fn dtype_code(dtype: Dtype) -> i32 {
@@ -39,10 +46,30 @@ fn specialisation(source: KernelSource, entries: &[&'static str], dtype: Dtype) 
     spec
 }
 
-/// Every kernel that a plan can launch: nothing but the element type shapes one.
+fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: usize, columns: usize) -> Specialisation {
+    let mut spec = Specialisation::new(source, entries);
+    spec.headers = TENSOR_HEADERS;
+    spec.archs = Archs::AtLeast(80);
+    spec.constants = vec![
+        ("kDtype", dtype_code(dtype).into()),
+        ("kEdge", (edge as i32).into()),
+        ("kColumns", (columns as i32).into()),
+    ];
+    spec
+}
+
+/// The portable kernels, of which nothing but the element type shapes one, and those on tensor cores in the forms that are
+/// chosen by themselves.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let both = |d| [specialisation(FORWARD, &FORWARD_ENTRIES, d), specialisation(BACKWARD, &BACKWARD_ENTRIES, d)];
-    [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(both).collect()
+    let portable = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(both);
+    let forward = |d, edge, columns| tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, d, edge, columns);
+    let backward = |d, edge, columns| tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, d, edge, columns);
+    let (f16, bf16) = (Dtype::F16, Dtype::Bf16);
+    let mut list: Vec<_> = portable.collect();
+    list.extend([forward(bf16, 64, 64), forward(bf16, 128, 128), forward(f16, 64, 64)]);
+    list.extend([backward(bf16, 64, 64), backward(bf16, 128, 128)]);
+    list
 }
 
 /// `Tokens` of mlstm.cuh.
@@ -65,6 +92,11 @@ impl Tokens {
         let [b, h, d, _] = Self::new(address, strides).strides;
         Self { data: address, strides: [b, h, 0, d] }
     }
+    /// Whether every row of 16-bit elements is made of pieces of 16 bytes.
+    fn is_plain(&self) -> bool {
+        let [b, h, t, d] = self.strides;
+        self.data != 0 && self.data.is_multiple_of(16) && d == 1 && [b, h, t].iter().all(|s| s % 8 == 0)
+    }
 }
 
 /// `Call` of mlstm.cuh, field by field.
@@ -86,8 +118,12 @@ struct Call {
     rates: [u64; 2],
     /// grad_c, grad_n, carry_c, carry_n, excess.
     grads: [u64; 5],
-    /// heads, steps, dk, dv, length, chains, chunks, window, windows.
-    sizes: [i64; 9],
+    /// column, until, before, ahead_c, ahead_n, rate_q, rate_i, products.
+    tensor: [u64; 8],
+    /// heads, steps, dk, dv, length, chains, chunks, window, windows, segment, segments.
+    sizes: [i64; 11],
+    /// A bit for each tensor whose rows can be copied in pieces of 16 bytes.
+    plain: i64,
     /// sigmoid, normalize, through.
     options: [i64; 3],
     /// scale, eps.
@@ -111,15 +147,17 @@ const STATES: [[&str; 3]; 4] = [
     ["grad_c_initial", "grad_n_initial", "grad_m_initial"],
 ];
 
+/// Those of [`TOKENS`] that have a bit in `Call.plain`, lowest first.
+const PLAIN: [usize; 8] = [0, 1, 2, 5, 6, 7, 8, 9];
+
 /// What one pass needs.
 struct PassPlan {
     signature: Signature,
+    config: Config,
     kernels: Vec<Kernel>,
     layout: Layout,
-    /// In the order of [`Call`]: m, gates, kept, rates, grads.
+    /// In the order of [`Call`]: m, gates, kept, rates, grads, tensor.
     regions: Vec<RegionId>,
-    window: usize,
-    windows: usize,
 }
 
 /// `mlstm_exp` or `mlstm_sig` on a CUDA device.
@@ -131,60 +169,98 @@ pub(super) struct CudaPlan {
     empty: Layout,
 }
 
-/// Tokens a chunk: what the problem says, as far as a tile holds it.
-fn length(p: &Mlstm) -> usize {
-    p.chunk_length().min(TILE)
-}
-fn chains(p: &Mlstm) -> usize {
-    p.states() * p.heads
-}
-fn chunks(p: &Mlstm) -> usize {
-    p.steps.div_ceil(length(p)).max(1)
-}
-
-impl PassPlan {
-    fn new(p: &Mlstm, pass: Pass, device: &Arc<CudaDevice>, gap: usize, asked: Option<usize>) -> Result<Self> {
-        let (k, kv, chains, chunks) = (p.dqk, p.dqk * p.dv, chains(p), chunks(p));
-        let backward = pass == Pass::Backward;
-        let least = if backward { chunks.isqrt().max(2) } else { 2 };
-        let window = asked.unwrap_or((WINDOW_BYTES / (4 * kv * chains.max(1))).max(least)).min(chunks);
-        let windows = chunks.div_ceil(window);
-        let mut kernels = Vec::new();
-        let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
+/// The kernels of a pass, in the order in which [`PassPlan::visit`] counts them.
+fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Arc<CudaDevice>) -> Result<Vec<Kernel>> {
+    let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
+    let mut list = Vec::new();
+    let Some(Tiles { edge, columns, state_edge, .. }) = config.tiles else {
         for entry in FORWARD_ENTRIES {
-            kernels.push(device.kernel(&forward, entry)?);
+            list.push(device.kernel(&forward, entry)?);
         }
         if backward {
             let spec = specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype);
             for entry in BACKWARD_ENTRIES {
-                kernels.push(device.kernel(&spec, entry)?);
+                list.push(device.kernel(&spec, entry)?);
             }
         }
+        return Ok(list);
+    };
+    let states = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, state_edge, state_edge);
+    let outputs = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, edge, columns);
+    for (entry, spec) in TENSOR_FORWARD_ENTRIES.iter().zip([&states, &states, &states, &outputs]) {
+        // The last one is of the forward pass alone.
+        if !backward || *entry != "tensor_outputs" {
+            list.push(device.kernel(spec, entry)?);
+        }
+    }
+    if backward {
+        let states = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, state_edge, state_edge);
+        let gradients = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, edge, columns);
+        for (entry, spec) in TENSOR_BACKWARD_ENTRIES.iter().zip([&states, &states, &gradients, &states]) {
+            list.push(device.kernel(spec, entry)?);
+        }
+        list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
+    }
+    Ok(list)
+}
+
+impl PassPlan {
+    fn new(p: &Mlstm, pass: Pass, device: &Arc<CudaDevice>, gap: usize, wish: &Wish) -> Result<Self> {
+        let backward = pass == Pass::Backward;
+        let config = Config::choose(p, pass, device.props(), wish)?;
+        let (k, kv, chains, chunks) = (p.dqk, p.dqk * p.dv, chains(p), config.chunks(p));
+        let Config { window, windows, tiles, .. } = config;
+        let kernels = kernels_of(p, backward, &config, device)?;
         let tokens = p.batch * p.heads * p.steps;
         let only = |there: bool, n: usize| if there { n } else { 0 };
+        let on_tensor_cores = tiles.is_some();
+        if let Some(t) = tiles {
+            let dynamic = |shared: (usize, usize)| shared.0 as u32;
+            kernels[2].set_max_dynamic_shared(dynamic(t.state_shared()))?;
+            if backward {
+                kernels[4].set_max_dynamic_shared(dynamic(t.state_shared()))?;
+                kernels[5].set_max_dynamic_shared(dynamic(t.shared(true)))?;
+            } else {
+                kernels[3].set_max_dynamic_shared(dynamic(t.shared(false)))?;
+            }
+        }
+        let states = if on_tensor_cores { p.dtype } else { Dtype::F32 };
         let started = only(backward && windows > 1, chains * windows);
-        let own_gauge = !backward && !p.backward && p.has_gauge();
+        // The kernels on tensor cores need no m that nobody reads.
+        let own_gauge = !backward && !p.backward && p.has_gauge() && !on_tensor_cores;
+        let with_n = p.normalize || !on_tensor_cores;
+        let ahead = only(on_tensor_cores && windows > 1, chains);
+        let rates = only(on_tensor_cores && backward, tokens);
+        let products = chains * chunks.div_ceil(config.segment());
         let mut layout = Layout::new(gap);
         let list = [
             ("gauge", Dtype::F32, only(own_gauge, tokens)),
             ("gate_sums", Dtype::F64, tokens),
             ("input_gates", Dtype::F32, tokens),
             ("most", Dtype::F64, chains * chunks),
-            ("states_c", Dtype::F32, chains * (window + 1) * kv),
-            ("states_n", Dtype::F32, chains * (window + 1) * k),
+            ("states_c", states, chains * (window + 1) * kv),
+            ("states_n", Dtype::F32, only(with_n, chains * (window + 1) * k)),
             ("starts_c", Dtype::F32, started * kv),
             ("starts_n", Dtype::F32, started * k),
-            ("inverse", Dtype::F32, only(backward, tokens)),
-            ("grad_l", Dtype::F32, only(backward, tokens)),
-            ("grads_c", Dtype::F32, only(backward, chains * window * kv)),
-            ("grads_n", Dtype::F32, only(backward, chains * window * k)),
+            ("inverse", Dtype::F32, only(backward && with_n, tokens)),
+            ("grad_l", Dtype::F32, only(backward && with_n, tokens)),
+            ("grads_c", states, only(backward, chains * window * kv)),
+            ("grads_n", Dtype::F32, only(backward && with_n, chains * window * k)),
             ("carry_c", Dtype::F32, only(backward, chains * kv)),
             ("carry_n", Dtype::F32, only(backward, chains * k)),
             ("excess", Dtype::F64, only(backward, chains)),
+            ("column", Dtype::F32, only(on_tensor_cores, tokens)),
+            ("until", Dtype::F32, only(on_tensor_cores, tokens)),
+            ("before", Dtype::F32, only(on_tensor_cores && p.has_gauge(), chains * (chunks + 1))),
+            ("ahead_c", Dtype::F32, ahead * kv),
+            ("ahead_n", Dtype::F32, ahead * k),
+            ("rate_q", Dtype::F32, rates),
+            ("rate_i", Dtype::F32, rates),
+            ("products", Dtype::F64, only(on_tensor_cores && backward, products)),
         ];
         let push = |(name, dtype, n)| layout.push(name, dtype, n);
         let regions = list.into_iter().map(push).collect::<Result<_>>()?;
-        Ok(Self { signature: p.signature_of(pass)?, kernels, layout, regions, window, windows })
+        Ok(Self { signature: p.signature_of(pass)?, config, kernels, layout, regions })
     }
 
     fn call(&self, p: &Mlstm, inputs: &[View<'_>], outputs: &[ViewMut<'_>], scratch: u64) -> Call {
@@ -202,10 +278,17 @@ impl PassPlan {
             0 if p.has_gauge() => at(0),
             saved => saved,
         };
-        let sizes = [p.heads, p.steps, p.dqk, p.dv, length(p), chains(p), chunks(p), self.window, self.windows];
+        let Config { length, window, windows, .. } = self.config;
+        let (chunks, segment) = (self.config.chunks(p), self.config.segment());
+        let sizes = [p.heads, p.steps, p.dqk, p.dv, length, chains(p), chunks, window, windows];
+        let more = [segment, chunks.div_ceil(segment)];
+        let mut all = [0; 11];
+        all.iter_mut().zip(sizes.into_iter().chain(more)).for_each(|(to, n)| *to = n as i64);
         let through = p.normalize && p.normalizer_grad;
+        let tokens = TOKENS.map(find);
+        let plain = PLAIN.iter().enumerate().filter(|(_, of)| tokens[**of].is_plain());
         Call {
-            tokens: TOKENS.map(find),
+            tokens,
             cuts: address("cu_seqlens"),
             states: STATES.map(|names| names.map(address)),
             saved: [address("l"), m],
@@ -213,77 +296,168 @@ impl PassPlan {
             kept: [at(4), at(5), at(6), at(7)],
             rates: [at(8), at(9)],
             grads: [at(10), at(11), at(12), at(13), at(14)],
-            sizes: sizes.map(|n| n as i64),
+            tensor: [15, 16, 17, 18, 19, 20, 21, 22].map(at),
+            sizes: all,
+            plain: plain.fold(0, |bits, (bit, _)| bits | 1 << bit),
             options: [!p.has_gauge(), p.normalize, through].map(i64::from),
             numbers: [1.0 / (p.dqk as f64).sqrt(), p.eps],
         }
     }
 
-    /// The launches of the pass in order: a kernel's position, its grid, the window and whether it restarts.
-    fn visit(&self, p: &Mlstm, pass: Pass, mut launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
-        let (chains, chunks) = (chains(p) as u32, chunks(p));
+    /// The launches of the pass in order.
+    fn visit(&self, p: &Mlstm, pass: Pass, launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
+        match self.config.tiles {
+            None => self.visit_portable(p, pass, launch),
+            Some(t) => self.visit_tensor(p, pass, &t, launch),
+        }
+    }
+
+    fn visit_portable(&self, p: &Mlstm, pass: Pass, mut launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
+        let Config { length, window: kept, windows, .. } = self.config;
+        let (chains, chunks) = (chains(p) as u32, self.config.chunks(p));
         let flat = |n: usize| (n.div_ceil(THREADS as usize) as u32, 1);
-        let tiles = (p.dqk.div_ceil(TILE) * p.dv.div_ceil(TILE)) as u32;
-        let mut go = |kernel, grid, window: usize, restart| launch(Launch { kernel, grid, window, restart });
-        let (all, by_chain) = (chains as usize * chunks, (tiles, chains));
-        let many = |window: usize| (self.window.min(chunks - window * self.window) as u32, chains);
-        go(0, flat(all), NO_WINDOW, None)?;
+        let mut go = |kernel, grid, window: Option<usize>, numbers: &'static [i32]| {
+            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, numbers: Numbers::new(numbers) })
+        };
+        let (all, by_chain) = (chains as usize * chunks, (self.config.state_tiles(p) as u32, chains));
+        let many = |window: usize| (kept.min(chunks - window * kept) as u32, chains);
+        go(0, flat(all), None, &[])?;
         if pass == Pass::Forward {
             if p.has_gauge() {
-                go(1, flat(chains as usize), NO_WINDOW, None)?;
-                go(2, flat(all), NO_WINDOW, None)?;
+                go(1, flat(chains as usize), None, &[])?;
+                go(2, flat(all), None, &[])?;
             }
-            for window in 0..self.windows {
-                go(3, by_chain, window, Some(0))?;
-                go(4, many(window), window, None)?;
+            for window in 0..windows {
+                go(3, by_chain, Some(window), &[0])?;
+                go(4, many(window), Some(window), &[])?;
             }
             return Ok(());
         }
-        go(5, flat(all * length(p)), NO_WINDOW, None)?;
-        for window in 0..self.windows {
-            go(3, by_chain, window, Some(0))?;
+        go(5, flat(all * length), None, &[])?;
+        for window in 0..windows {
+            go(3, by_chain, Some(window), &[0])?;
         }
-        for window in (0..self.windows).rev() {
-            if window + 1 < self.windows {
-                go(3, by_chain, window, Some(1))?;
+        for window in (0..windows).rev() {
+            if window + 1 < windows {
+                go(3, by_chain, Some(window), &[1])?;
             }
-            go(6, by_chain, window, None)?;
-            go(7, many(window), window, None)?;
+            go(6, by_chain, Some(window), &[])?;
+            go(7, many(window), Some(window), &[])?;
         }
-        go(8, (chains, 1), NO_WINDOW, None)
+        go(8, (chains, 1), None, &[])
+    }
+
+    fn visit_tensor(
+        &self,
+        p: &Mlstm,
+        pass: Pass,
+        t: &Tiles,
+        mut launch: impl FnMut(Launch) -> Result<()>,
+    ) -> Result<()> {
+        let Config { window: kept, windows, .. } = self.config;
+        let (chains, chunks) = (chains(p), self.config.chunks(p));
+        let backward = pass == Pass::Backward;
+        let warps = |n: usize| (n.div_ceil(THREADS as usize / 32) as u32, 1);
+        let gates = |kernel, grid| Launch {
+            kernel,
+            grid,
+            threads: THREADS,
+            shared: 0,
+            window: None,
+            numbers: Numbers::new(&[]),
+        };
+        let by_state = |kernel, window: usize, mode: Option<i32>| {
+            let mut numbers = Numbers::new(&[]);
+            mode.into_iter().chain([t.state_stages as i32]).for_each(|n| numbers.push(n));
+            let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), 2 * t.state_edge as u32);
+            Launch { kernel, grid, threads, shared: t.state_shared().0 as u32, window: Some(window), numbers }
+        };
+        let by_chunk = |kernel, window: usize| {
+            let grid = (kept.min(chunks - window * kept) as u32, chains as u32);
+            let mut numbers = Numbers::new(&[]);
+            numbers.push(t.stages as i32);
+            let (threads, shared) = (2 * t.edge as u32, t.shared(backward).0 as u32);
+            Launch { kernel, grid, threads, shared, window: Some(window), numbers }
+        };
+        launch(gates(0, warps(chains * chunks)))?;
+        if p.has_gauge() {
+            launch(gates(1, warps(chains)))?;
+        }
+        if !backward {
+            for window in 0..windows {
+                launch(by_state(2, window, Some(0)))?;
+                launch(by_chunk(3, window))?;
+            }
+            return Ok(());
+        }
+        if p.normalize && p.batch * p.steps > 0 {
+            launch(gates(3, warps(p.batch * p.heads * p.steps)))?;
+        }
+        for window in 0..windows {
+            // Only the last window's states are needed now.
+            launch(by_state(2, window, Some(if window + 1 < windows { 2 } else { 0 })))?;
+        }
+        for window in (0..windows).rev() {
+            if window + 1 < windows {
+                launch(by_state(2, window, Some(1)))?;
+            }
+            launch(by_state(4, window, None))?;
+            launch(by_chunk(5, window))?;
+        }
+        if p.wants.gates || p.has_gauge() {
+            launch(gates(6, warps(chains * chunks.div_ceil(self.config.segment()))))?;
+        }
+        if p.has_gauge() && (p.last_state || p.initial_state) {
+            let ends = Launch { grid: (chains as u32, 1), ..gates(7, (0, 0)) };
+            launch(ends)?;
+        }
+        Ok(())
     }
 }
 
-const NO_WINDOW: usize = usize::MAX;
+/// The integers that a kernel takes last.
+#[derive(Clone, Copy)]
+struct Numbers {
+    list: [i32; 2],
+    count: usize,
+}
 
-/// One launch.
+impl Numbers {
+    fn new(list: &[i32]) -> Self {
+        let mut all = Self { list: [0; 2], count: 0 };
+        list.iter().for_each(|&n| all.push(n));
+        all
+    }
+    fn push(&mut self, n: i32) {
+        self.list[self.count] = n;
+        self.count += 1;
+    }
+}
+
+/// One launch: a kernel's position, its blocks, threads and dynamic shared memory, and what it takes beside the call.
 struct Launch {
     kernel: usize,
     grid: (u32, u32),
-    window: usize,
-    restart: Option<i32>,
+    threads: u32,
+    shared: u32,
+    window: Option<usize>,
+    numbers: Numbers,
 }
 
 impl CudaPlan {
     pub(super) fn new(p: &Mlstm, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let problem = p.build()?;
         let entry = problem.gate.entry();
-        let asked = match options.variant.as_deref() {
-            None | Some("simt") => None,
-            Some(v) => {
-                let size = v.strip_prefix("simt:w").and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
-                let other = || format!("{entry}: variant `{v}` is not one of simt, simt:wN on CUDA");
-                Some(size.ok_or_else(|| Error::config(other()))?)
-            }
-        };
-        // Chains are the second axis of grids.
-        if chains(&problem) > 65535 || chains(&problem).saturating_mul(chunks(&problem)) > i32::MAX as usize {
-            let (chains, chunks) = (chains(&problem), chunks(&problem));
+        let wish = Wish::parse(entry, options.variant.as_deref())?;
+        // Chains are the second axis of grids, and chunks have at least 16 tokens.
+        let (chains, tokens) = (chains(&problem), problem.batch.max(1) * problem.heads * problem.steps);
+        let chunks = problem.steps.div_ceil(super::spec::HEAD_STEP).max(1);
+        if chains > 65535 || chains.saturating_mul(chunks).max(tokens / 8) > i32::MAX as usize {
             return Err(Error::shape(format!(
                 "{entry}: S NH = {chains} with {chunks} chunks each exceeds a CUDA grid"
             )));
         }
-        let plan = |pass| PassPlan::new(&problem, pass, device, options.scratch_gap, asked);
+        let plan = |pass| PassPlan::new(&problem, pass, device, options.scratch_gap, &wish);
         let backward = if problem.backward { Some(plan(Pass::Backward)?) } else { None };
         let forward = plan(Pass::Forward)?;
         Ok(Self { problem, device: device.clone(), forward, backward, empty: Layout::new(0) })
@@ -308,10 +482,13 @@ impl Plan for CudaPlan {
         self.pass(pass).map(|p| &p.signature)
     }
     fn config(&self) -> String {
-        format!("chunk={} window={} threads={THREADS}", length(&self.problem), self.forward.window)
+        match &self.backward {
+            Some(b) => format!("{}; backward {}", self.forward.config, b.config),
+            None => self.forward.config.to_string(),
+        }
     }
     fn variant(&self) -> &'static str {
-        "simt"
+        if self.forward.config.tiles.is_some() { "mma" } else { "simt" }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
         self.pass(pass).map_or(&self.empty, |p| &p.layout)
@@ -324,14 +501,18 @@ impl Plan for CudaPlan {
         }
         let call = plan.call(&self.problem, args.inputs, args.outputs, args.scratch.address());
         plan.visit(&self.problem, pass, |launch| {
-            let config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (THREADS, 1, 1));
+            let config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
             // SAFETY: every field of the struct is eight bytes, or made of such.
             let call = Arg::Bytes(unsafe { bytes(&call) });
-            let list = [call, Arg::I64(launch.window as i64), Arg::I32(launch.restart.unwrap_or(0))];
-            let count = if launch.window == NO_WINDOW { 1 } else { 2 + usize::from(launch.restart.is_some()) };
+            let [one, two] = launch.numbers.list.map(Arg::I32);
+            let list = match launch.window {
+                Some(window) => [call, Arg::I64(window as i64), one, two],
+                None => [call, one, two, Arg::I32(0)],
+            };
+            let count = 1 + usize::from(launch.window.is_some()) + launch.numbers.count;
             // SAFETY: the views were checked against the signature and the scratch against the layout; the kernels keep to
             // the sizes, and the struct is theirs, field by field.
-            unsafe { plan.kernels[launch.kernel].launch(args.stream, &config, &list[..count]) }
+            unsafe { plan.kernels[launch.kernel].launch(args.stream, &config.shared(launch.shared), &list[..count]) }
         })
     }
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
@@ -342,8 +523,8 @@ impl Plan for CudaPlan {
                 report.launches += 1;
                 return Ok(());
             }
-            let grid = (launch.grid.0, launch.grid.1, 1);
-            let report = LaunchReport::new(&plan.kernels[launch.kernel], 1, grid, (THREADS, 1, 1), 0)?;
+            let (grid, block) = ((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
+            let report = LaunchReport::new(&plan.kernels[launch.kernel], 1, grid, block, launch.shared)?;
             reports.push((launch.kernel, report));
             Ok(())
         })?;

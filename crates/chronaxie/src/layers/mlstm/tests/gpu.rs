@@ -1,10 +1,10 @@
 //! What `check` does not ask of a GPU.
 
 use super::cpu::{BOTH, assert_law, problem, run_on, sample};
-use crate::Device;
 use crate::check::gpu::gpu;
 use crate::layers::mlstm::Gate;
 use crate::op::Values;
+use crate::{Device, Dtype};
 
 /// Windows of chunks, with sequences that end at any of them, change no bit; nothing where there is no GPU.
 #[test]
@@ -20,6 +20,33 @@ fn on_a_gpu_windows_change_no_bit() {
         assert_law(&p, &inputs, &whole, "one window");
         for variant in ["simt:w1", "simt:w3"] {
             assert_eq!(run_on(&device, &p, &BOTH, &inputs, Some(variant)).unwrap(), whole, "{variant}");
+        }
+    }
+}
+
+/// Chunks, tiles, windows and copies of other shapes, on tensor cores: the same but for roundings; nothing without a GPU.
+#[test]
+fn on_a_gpu_every_tile_is_right() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.device.props().compute_capability < (8, 0) {
+        return;
+    }
+    let device = Device::Cuda(gpu.device.clone());
+    for gate in [Gate::Exponential, Gate::Sigmoid] {
+        let mut p = problem(gate, [1, 2, 300, 80, 144]);
+        (p.dtype, p.sequences) = (Dtype::Bf16, Some(3));
+        let mut inputs = sample(&p, 4);
+        inputs.insert("cu_seqlens", Values::new([4], vec![0.0, 131.0, 131.0, 300.0]).unwrap());
+        for variant in ["mma:e64s64", "mma:e64c128s128g2", "mma:e128c128r2", "mma:e128c256g2"] {
+            let run = |v: &str| run_on(&device, &p, &BOTH, &inputs, Some(v));
+            let whole = match run(variant) {
+                Ok(outputs) => outputs,
+                // A device of little shared memory has not all of them.
+                Err(e) if e.to_string().contains("no tiles of that variant fit") => continue,
+                Err(e) => panic!("{variant}: {e}"),
+            };
+            assert_law(&p, &inputs, &whole, variant);
+            assert_eq!(run(&format!("{variant}w1")).unwrap(), whole, "{variant}, a chunk a window");
         }
     }
 }

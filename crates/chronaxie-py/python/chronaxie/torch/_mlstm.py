@@ -1,0 +1,455 @@
+"""The mLSTM on tensors of PyTorch: over sequences, one token at a time, and as a module."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import _native
+from .._errors import ChronaxieError, ConfigError, DtypeError, ShapeError
+from ._framework import FRAMEWORK, short
+from ._plan import unavailable
+
+_ENTRIES = {"exp": "mlstm_exp", "sig": "mlstm_sig"}
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Arguments of the autograd.Function before its tensors.
+_NOT_TENSORS = 1
+States = tuple[Tensor, "Tensor | None", "Tensor | None"]
+
+
+def _entry(gate: str) -> str:
+    if gate not in _ENTRIES:
+        raise ConfigError(f"mlstm: gate `{gate}` is not one of exp, sig")
+    return _ENTRIES[gate]
+
+
+def _dtype(entry: str, name: str, value: Any) -> torch.dtype:
+    found = _TYPES.get(value, value) if isinstance(value, str) else value
+    if found not in _NAMES:
+        raise DtypeError(f"{entry}: {name} = {value} is not one of {', '.join(_TYPES)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+class _Plan:
+    """A native plan of one problem on one device, and where each tensor of its passes comes from."""
+
+    __slots__ = ("caller", "entry", "outputs", "visible", "needs", "written")
+
+    def __init__(self, entry: str, case: str, device: str, backward: bool) -> None:
+        problem = _native.problem(entry, case)
+        self.caller = _native.Caller(problem.plan(device), FRAMEWORK, torch.zeros((), device=device))
+        self.entry = entry
+        self.outputs = [t[0] for t in problem.signature("forward")[1]]
+        # h and the last states are the caller's, the others what the backward pass needs.
+        self.visible = sum(t[4] != "saved" for t in problem.signature("forward")[1])
+        self.needs: list[str] = []
+        self.written: list[str] = []
+        if backward:
+            inputs, outputs = problem.signature("backward")
+            self.needs, self.written = [t[0] for t in inputs], [t[0] for t in outputs]
+
+
+@lru_cache(maxsize=256)
+def _plan(entry: str, case: str, device: str, backward: bool) -> _Plan:
+    return _Plan(entry, case, device, backward)
+
+
+def _device(t: Tensor) -> str:
+    return "cpu" if t.get_device() < 0 else f"cuda:{t.get_device()}"
+
+
+class _Sequences(torch.autograd.Function):
+    """One native call. Its tensors are q, k, v, i, f, the cuts, and the initial c, n and m, None where one is not given."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[str, str], *tensors: Any) -> Any:  # type: ignore[override]
+        entry, case = call
+        wants = ctx.needs_input_grad[_NOT_TENSORS:]
+        if any(wants):
+            groups = {"inputs": wants[:3], "gates": wants[3:5], "initial": wants[6:]}
+            case += f",wants={'+'.join(name for name, each in groups.items() if any(each))}"
+        else:
+            case += ",backward=false"
+        p = _plan(entry, case, _device(tensors[0]), any(wants))
+        made = p.caller.forward(tensors)
+        ctx.plan, ctx.wants = p, wants
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *made)
+        return tuple(made[: p.visible])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        p = ctx.plan
+        if torch.is_grad_enabled():
+            raise ChronaxieError(f"{p.entry}: there is no double backward; call backward without create_graph=True")
+        names = ("q", "k", "v", "i", "f", "cu_seqlens", "c_initial", "n_initial", "m_initial", *p.outputs)
+        found = dict(zip(names, ctx.saved_tensors))
+        for name, grad in zip(p.outputs, grads):
+            found[f"grad_{name}"] = torch.zeros_like(found[name]) if grad is None else grad
+        gradients = tuple(found[n] for n in p.needs if n.startswith("grad_"))
+        tensors = tuple(found[n] for n in p.needs if not n.startswith("grad_"))
+        made = dict(zip(p.written, p.caller.run("backward", tensors, None, gradients)))
+        return (None, *(made.get(f"grad_{n}") if want else None for n, want in zip(names, ctx.wants)))
+
+
+def _eager_sequence(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: Any, gate: str, normalize: bool, through: bool, eps: float
+) -> Any:
+    """All pairs of one sequence by PyTorch's operations, and the last state: quadratic in T."""
+    steps, scale = q.shape[2], q.shape[3] ** -0.5
+    c, n, m = state
+    b = F.logsigmoid(f).cumsum(-1)
+    li = i if gate == "exp" else F.logsigmoid(i)
+    if steps == 0:
+        return v.new_zeros(v.shape), state
+    pairs = b[..., :, None] - b[..., None, :] + li[..., None, :]
+    above = torch.ones(steps, steps, dtype=torch.bool, device=q.device).triu(1)
+    pairs = pairs.masked_fill(above, -torch.inf)
+    before = torch.zeros_like(b[..., :1]) if m is None else m[..., None]
+    if gate == "exp":
+        gauge = torch.maximum(pairs.amax(-1), b + before).detach()
+        # The last state alone knows its gauge.
+        last = torch.maximum(pairs[..., -1, :].amax(-1), b[..., -1] + before[..., 0])
+    else:
+        gauge, last = torch.zeros_like(b), torch.zeros_like(b[..., 0])
+    weights = torch.exp(pairs - gauge[..., None])
+    p = scale * (q @ k.mT) * weights
+    into = torch.exp(b[..., -1:] - b + li - last[..., None])
+    num, total = p @ v, p.sum(-1)
+    ck = (into[..., None] * k).mT @ v
+    nk = (into[..., None] * k).sum(-2)
+    if c is not None:
+        past = torch.exp(b + before - gauge)
+        num = num + past[..., None] * scale * (q @ c)
+        ck = ck + torch.exp(b[..., -1] + before[..., 0] - last)[..., None, None] * c
+    if n is not None:
+        past = torch.exp(b + before - gauge)
+        total = total + past * scale * (q @ n[..., None])[..., 0]
+        nk = nk + torch.exp(b[..., -1] + before[..., 0] - last)[..., None] * n
+    if normalize:
+        over = torch.maximum(total.abs(), torch.exp(-gauge)) + eps
+        num = num / (over if through else over.detach())[..., None]
+    return num, (ck, nk if normalize else None, last if gate == "exp" else None)
+
+
+def _eager(tensors: Any, cuts: Tensor | None, gate: str, normalize: bool, through: bool, eps: float) -> Any:
+    """h and the last states by PyTorch's operations, for float64 and for devices without kernels."""
+    q, k, v, i, f, c, n, m = tensors
+    if cuts is None:
+        h, last = _eager_sequence(q, k, v, i, f, (c, n, m), gate, normalize, through, eps)
+        parts, lasts = [h], [last]
+    else:
+        ends, parts, lasts = cuts.tolist(), [], []
+        for nth, (start, end) in enumerate(zip(ends, ends[1:])):
+            state = tuple(None if s is None else s[nth : nth + 1] for s in (c, n, m))
+            given = (t[:, :, start:end] for t in (q, k, v, i, f))
+            h, last = _eager_sequence(*given, state, gate, normalize, through, eps)
+            parts.append(h)
+            lasts.append(last)
+    heads, dqk, dv = q.shape[1], q.shape[3], v.shape[3]
+    shapes = ((heads, dqk, dv), (heads, dqk), (heads,))
+    there = (True, normalize, gate == "exp")
+    zero = [q.new_zeros((parts[0].shape[0] if cuts is None else 1, *s)) for s in shapes]
+    states = [
+        torch.cat([z if s[at] is None else s[at] for s in lasts]) if on and lasts else None
+        for at, (on, z) in enumerate(zip(there, zero))
+    ]
+    return torch.cat(parts, 2), states
+
+
+def mlstm(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c_initial: Tensor | None = None,
+    n_initial: Tensor | None = None,
+    m_initial: Tensor | None = None,
+    return_last_states: bool = False,
+    eps: float = 0.0,
+    chunk_size: int | None = None,
+    *,
+    gate: str = "exp",
+    normalize: bool | None = None,
+    normalizer_grad: bool = True,
+    cu_seqlens: Tensor | None = None,
+    autocast_kernel_dtype: torch.dtype | str | None = None,
+) -> Tensor | tuple[Tensor, States]:
+    """An mLSTM over sequences, chunk by chunk, with exact gradients.
+
+    Axes: B batch, NH heads, T time, K and V the head sizes (multiples of 16 from 16 to 512), S states: B, or the sequences
+    that ``cu_seqlens`` cuts one row of tokens into. ``(B, T, NH, K)`` is the same tensor by ``transpose(1, 2)``.
+
+    Args:
+        q, k: ``[B, NH, T, K]``, any strides, of float32, float16 or bfloat16.
+        v: ``[B, NH, T, V]``, likewise.
+        i, f: pre-activations of the input and forget gates ``[B, NH, T]``.
+        c_initial: ``[S, NH, K, V]``; zeros by default, and the others with it.
+        n_initial: ``[S, NH, K]``, where h is normalised.
+        m_initial: ``[S, NH]`` or ``[S, NH, 1]``, with the exponential gate.
+        return_last_states: whether ``(c, n, m)`` are returned beside h, None for those that there are not.
+        eps: added to the normaliser; 0 is the definition.
+        chunk_size: tokens a chunk (16 to 256 in steps of 16), where it is not left to the sizes.
+        gate: ``exp`` or ``sig``, the input gate.
+        normalize: whether h is divided by the normaliser: always with ``exp``, by default not with ``sig``.
+        normalizer_grad: whether gradients flow through it; without it they are exact only before a norm of each head.
+        cu_seqlens: ``[S + 1]`` integers from 0 to T, B = 1.
+        autocast_kernel_dtype: the type that q, k and v are rounded to first; h has v's all the same.
+
+    Returns:
+        h ``[B, NH, T, V]``, or ``(h, (c, n, m))`` with states in float32, m ``[S, NH, 1]``. Gradients flow through all.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
+    """
+    entry = _entry(gate)
+    normalize = (gate == "exp") if normalize is None else bool(normalize)
+    for name, t, axes in (("q", q, "K"), ("k", k, "K"), ("v", v, "V")):
+        if t.dim() != 4:
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match [B, NH, T, {axes}]")
+        if t.dtype is not q.dtype:
+            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)} and q {short(q.dtype)}; they must hold the same")
+    batch, heads, steps, dqk = q.shape
+    dv = v.shape[3]
+    wanted = {"k": (k, q.shape), "v": (v, (batch, heads, steps, dv)), "i": (i, q.shape[:3]), "f": (f, q.shape[:3])}
+    for name, (t, shape) in wanted.items():
+        if tuple(t.shape) != tuple(shape):
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match q's: {tuple(shape)} is needed")
+    count = batch if cu_seqlens is None else cu_seqlens.numel() - 1
+    if gate == "exp" and not normalize:
+        raise ConfigError(f"{entry}: normalize = False is not offered: the exponential gate has no bound without it")
+    there = {"c_initial": True, "n_initial": normalize, "m_initial": gate == "exp"}
+    given = {"c_initial": c_initial, "n_initial": n_initial, "m_initial": m_initial}
+    initial = any(t is not None for t in given.values())
+    shapes = {"c_initial": (count, heads, dqk, dv), "n_initial": (count, heads, dqk), "m_initial": (count, heads)}
+    states: list[Tensor | None] = []
+    for name, t in given.items():
+        if initial and there[name] and t is None:
+            raise ConfigError(f"{entry}: an initial state is {', '.join(n for n, on in there.items() if on)}; {name} is not given")
+        if t is not None and not there[name]:
+            raise ConfigError(f"{entry}: there is no {name} with gate = {gate} and normalize = {normalize}")
+        if t is not None and name == "m_initial" and t.dim() == 3 and t.shape[2] == 1:
+            t = t[..., 0]
+        if t is not None and tuple(t.shape) != shapes[name]:
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {shapes[name]}")
+        states.append(t)
+    exact = torch.float64 if q.dtype is torch.float64 else torch.float32
+    gates = (i.to(exact), f.to(exact))
+    states = [None if s is None else s.to(exact).contiguous() for s in states]
+    out = v.dtype
+    if autocast_kernel_dtype is not None:
+        to = _dtype(entry, "autocast_kernel_dtype", autocast_kernel_dtype)
+        q, k, v = q.to(to), k.to(to), v.to(to)
+    device = q.get_device()
+    if q.dtype is torch.float64 or not (q.is_cpu or (q.is_cuda and unavailable(device) is None)):
+        data = tuple(t.to(exact) for t in (q, k, v))
+        h, last = _eager((*data, *gates, *states), cu_seqlens, gate, normalize, normalizer_grad, eps)
+    else:
+        if q.dtype not in _NAMES:
+            raise DtypeError(f"{entry}: q, k and v of {short(q.dtype)} are not offered; float32, float16 and bfloat16 are")
+        case = (
+            f"B{batch}_NH{heads}_T{steps}_K{dqk}_V{dv},dtype={_NAMES[q.dtype]},normalize={_flag(normalize)},"
+            f"normalizer_grad={_flag(normalizer_grad)},eps={float(eps)!r},initial={_flag(initial)},"
+            f"last={_flag(return_last_states)}"
+        )
+        case += "" if chunk_size is None else f",chunk={int(chunk_size)}"
+        cuts = None
+        if cu_seqlens is not None:
+            case += f",sequences={count}"
+            cuts = cu_seqlens.to(torch.int32).contiguous()
+        h, *last = _Sequences.apply((entry, case), q, k, v, *gates, cuts, *states)  # type: ignore[no-untyped-call]
+        made = iter(last)
+        last = [next(made) if on and return_last_states else None for on in there.values()]
+    h = h.to(out)
+    if not return_last_states:
+        return h  # type: ignore[no-any-return]
+    c, n, m = last
+    return h, (c, n, None if m is None else m[..., None])
+
+
+@lru_cache(maxsize=256)
+def _step_plan(case: str, device: str) -> tuple[Any, list[Any], list[Any], int]:
+    problem = _native.problem("mlstm_step", case)
+    plan = problem.plan(device)
+    return plan, *problem.signature("step"), plan.scratch_bytes("step")
+
+
+@torch.no_grad()
+def mlstm_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c: Tensor,
+    n: Tensor | None = None,
+    m: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    gate: str = "exp",
+    normalize: bool | None = None,
+    slot: Tensor | None = None,
+    norm: str = "none",
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    o: Tensor | None = None,
+) -> Tensor:
+    """One token of each sequence; ``c``, ``n`` and ``m`` are changed in place. For inference: it has no gradient.
+
+    Args:
+        q, k: ``[B, NH, K]``, any strides, of float32, float16 or bfloat16.
+        v: ``[B, NH, V]``, likewise.
+        i, f: ``[B, NH]``.
+        c: ``[S, NH, K, V]``, contiguous, of float32, float16 or bfloat16; S is B, or the table's length with ``slot``.
+        n: ``[S, NH, K]`` in float32, where h is normalised.
+        m: ``[S, NH]`` or ``[S, NH, 1]`` in float32, with the exponential gate.
+        eps, gate, normalize: as :func:`mlstm` has them.
+        slot: ``[B]`` integers, the state of each sequence; a negative one has none, and its h is 0.
+        norm: ``none``, ``rms`` or ``layer``, over each head of h, with ``norm_weight`` ``[NH, V]``.
+        o: ``[B, NH, V]``, of which h is multiplied by the sigmoid.
+
+    Returns:
+        h ``[B, NH, V]``.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
+    """
+    _entry(gate)
+    entry = "mlstm_step"
+    normalize = (gate == "exp") if normalize is None else bool(normalize)
+    if q.dim() != 3 or v.dim() != 3:
+        raise ShapeError(f"{entry}: q.shape = {tuple(q.shape)}, v.shape = {tuple(v.shape)}: [B, NH, K] and [B, NH, V] are needed")
+    if q.dtype not in _NAMES or c.dtype not in _NAMES:
+        raise DtypeError(f"{entry}: q of {short(q.dtype)} and c of {short(c.dtype)} are not offered; float32, float16 and bfloat16 are")
+    (batch, heads, dqk), dv = q.shape, v.shape[2]
+    case = (
+        f"B{batch}_NH{heads}_K{dqk}_V{dv},dtype={_NAMES[q.dtype]},state={_NAMES[c.dtype]},gate={gate},"
+        f"normalize={_flag(normalize)},eps={float(eps)!r},norm={norm},norm_eps={float(norm_eps)!r},output_gate={_flag(o is not None)}"
+    )
+    case += "" if slot is None else f",slots={c.shape[0]}"
+    plan, inputs, outputs, scratch_bytes = _step_plan(case, _device(q))
+    h = torch.empty((batch, heads, dv), dtype=q.dtype, device=q.device)
+    given: dict[str, Tensor | None] = {
+        **{"q": q, "k": k, "v": v, "i": i.float(), "f": f.float(), "o": o, "h": h, "c": c, "n": n},
+        "norm_weight": None if norm_weight is None else norm_weight.float(),
+        "m": m[..., 0] if m is not None and m.dim() == 3 and m.shape[2] == 1 else m,
+        "slot": None if slot is None else slot.to(torch.int32),
+    }
+    addresses, strides, held = [], [], []
+    for at, (name, axes, shape, dtype, _, strided) in enumerate([*inputs, *outputs]):
+        t = given.get(name)
+        if t is None:
+            raise ConfigError(f"{entry}: {name} {axes} is needed with gate = {gate} and normalize = {normalize}")
+        if tuple(t.shape) != tuple(shape):
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {axes} = {tuple(shape)}")
+        if t.dtype is not next(d for d in (*_NAMES, torch.int32) if (_NAMES.get(d) or "i32") == dtype):
+            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)}, not {dtype}")
+        if t.device != q.device:
+            raise ConfigError(f"{entry}: {name} is on {t.device} and q on {q.device}")
+        if not t.is_contiguous():
+            if at >= len(inputs):
+                raise ShapeError(f"{entry}: {name} is changed in place and must be contiguous")
+            if strided:
+                strides.append((at, list(t.stride())))
+            else:
+                t = t.contiguous()
+        held.append(t)
+        addresses.append(t.data_ptr())
+    block = torch.empty(scratch_bytes + 256, dtype=torch.uint8, device=q.device)
+    scratch = (block.data_ptr() + 255) // 256 * 256
+    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+    plan.run("step", addresses, strides, scratch, stream)
+    return h
+
+
+class MLSTM(torch.nn.Module):
+    """The mLSTM cell as an xLSTM's backend: no parameters, and the argument names of ``mlstm_kernels``' ``mLSTMBackend``.
+
+    ``chunkwise_kernel``, ``sequence_kernel`` and ``step_kernel`` are read for the gate alone (``siging`` in a name asks for the
+    sigmoid one, ``gate`` says so directly): there is one implementation, for any length. Modes: ``train`` and
+    ``train_with_padding``, which needs no padding here, and ``inference``, whose states have ``inference_state_dtype`` and
+    whose single tokens go by :func:`mlstm_step`.
+    """
+
+    def __init__(
+        self,
+        chunkwise_kernel: str = "",
+        sequence_kernel: str = "",
+        step_kernel: str = "",
+        mode: str = "train",
+        chunk_size: int | None = None,
+        return_last_states: bool = False,
+        autocast_kernel_dtype: torch.dtype | str | None = None,
+        eps: float = 1e-6,
+        inference_state_dtype: torch.dtype | str = torch.float32,
+        normalize_siging: bool = False,
+        gate: str | None = None,
+    ) -> None:
+        super().__init__()
+        named = "siging" in chunkwise_kernel + sequence_kernel + step_kernel
+        self.gate = ("sig" if named else "exp") if gate is None else gate
+        entry = _entry(self.gate)
+        self.mode, self.chunk_size, self.eps = self._mode(mode), chunk_size, eps
+        self.return_last_states = return_last_states
+        self.autocast_kernel_dtype = None
+        if autocast_kernel_dtype is not None:
+            self.autocast_kernel_dtype = _dtype(entry, "autocast_kernel_dtype", autocast_kernel_dtype)
+        self.inference_state_dtype = _dtype(entry, "inference_state_dtype", inference_state_dtype)
+        self.normalize = self.gate == "exp" or normalize_siging
+
+    @staticmethod
+    def _mode(mode: str) -> str:
+        if mode not in ("train", "train_with_padding", "inference"):
+            raise ConfigError(f"MLSTM: mode `{mode}` is not one of train, train_with_padding, inference")
+        return mode
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        i: Tensor,
+        f: Tensor,
+        c_initial: Tensor | None = None,
+        n_initial: Tensor | None = None,
+        m_initial: Tensor | None = None,
+        return_last_states: bool | None = None,
+        mode: str | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, States]:
+        """As :func:`mlstm`; what is not given is as the module was made."""
+        mode = self.mode if mode is None else self._mode(mode)
+        last = self.return_last_states if return_last_states is None else return_last_states
+        dtype = self.autocast_kernel_dtype
+        if mode == "inference" and q.shape[2] == 1 and c_initial is not None and cu_seqlens is None:
+            # The caller's states stay as they were.
+            c = c_initial.to(self.inference_state_dtype, copy=True).contiguous()
+            n, m = (None if s is None else s.to(torch.float32, copy=True).contiguous() for s in (n_initial, m_initial))
+            tokens = [t[:, :, 0] if dtype is None else t[:, :, 0].to(dtype) for t in (q, k, v)]
+            h = mlstm_step(*tokens, i[..., 0], f[..., 0], c, n, m, self.eps, gate=self.gate, normalize=self.normalize)
+            h = h[:, :, None].to(v.dtype)
+            return (h, (c, n, m)) if last else h
+        made = mlstm(
+            *(q, k, v, i, f, c_initial, n_initial, m_initial, last, self.eps, self.chunk_size),
+            gate=self.gate,
+            normalize=self.normalize,
+            cu_seqlens=cu_seqlens,
+            autocast_kernel_dtype=dtype,
+        )
+        if mode == "inference" and last:
+            h, (c, n, m) = made
+            return h, (c.to(self.inference_state_dtype), n, m)
+        return made
+
+    def extra_repr(self) -> str:
+        return f"gate={self.gate}, mode={self.mode}, normalize={self.normalize}, eps={self.eps}"

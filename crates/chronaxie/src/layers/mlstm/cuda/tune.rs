@@ -1,0 +1,306 @@
+//! The choice of configuration: a pure function of the problem, the pass and the device's properties.
+
+use crate::layers::mlstm::spec::Mlstm;
+use crate::op::Pass;
+use crate::{DeviceProps, Dtype, Error, Result};
+use std::fmt;
+
+/// Tokens a chunk of the portable kernels at most, as `kTile` in mlstm.cuh.
+pub(super) const TILE: usize = 64;
+/// Bytes of states that a window of chunks keeps, forward; backward half of it, and half for their gradients. At least two
+/// chunks are kept.
+const WINDOW_BYTES: usize = 960 << 20;
+/// The same of the portable kernels, each.
+const SIMT_WINDOW_BYTES: usize = 256 << 20;
+/// Tokens of a chunk of the kernels on tensor cores are a multiple of this, `kStep` in tensor.cuh.
+const STEP: usize = 32;
+/// Tokens over which the gates' gradients are summed before a product of state and gradient starts them anew.
+const SEGMENT: usize = 1024;
+
+/// The tiles of the kernels on tensor cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiles {
+    /// Tokens of a chunk at most, and rows of a tile.
+    pub edge: usize,
+    /// Columns of a tile of h or a gradient.
+    pub columns: usize,
+    /// Places of the ring of tiles.
+    pub stages: usize,
+    /// Rows and columns of a tile of the states.
+    pub state_edge: usize,
+    /// Places of its ring.
+    pub state_stages: usize,
+}
+
+/// How one pass of one mLSTM problem runs on one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Those of tensor cores; without them the portable kernels run.
+    pub tiles: Option<Tiles>,
+    /// L: tokens a chunk.
+    pub length: usize,
+    /// Chunks whose states are kept at a time.
+    pub window: usize,
+    /// Windows.
+    pub windows: usize,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (length, window) = (self.length, self.window);
+        match self.tiles {
+            None => write!(f, "simt chunk={length} window={window} threads=256"),
+            Some(Tiles { edge, columns, stages, state_edge, state_stages }) => write!(
+                f,
+                "mma:e{edge}c{columns}g{stages}s{state_edge}r{state_stages} chunk={length} window={window} threads={}",
+                2 * edge
+            ),
+        }
+    }
+}
+
+/// What a user may ask for by name: `simt`, `simt:w3`, or `mma` with any of the numbers that the configuration prints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Wish {
+    path: Option<bool>,
+    edge: Option<usize>,
+    columns: Option<usize>,
+    stages: Option<usize>,
+    state_edge: Option<usize>,
+    state_stages: Option<usize>,
+    window: Option<usize>,
+}
+
+impl Wish {
+    pub(super) fn parse(entry: &str, name: Option<&str>) -> Result<Self> {
+        let mut wish = Self::default();
+        let Some(name) = name else { return Ok(wish) };
+        let bad = || {
+            Error::config(format!(
+                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, or mma:e128c256g3s64r4wN with any of its numbers, on CUDA"
+            ))
+        };
+        let (path, mut rest) = name.split_once(':').unwrap_or((name, ""));
+        wish.path = Some(match path {
+            "simt" => false,
+            "mma" => true,
+            _ => return Err(bad()),
+        });
+        if name.ends_with(':') {
+            return Err(bad());
+        }
+        while let Some(letter) = rest.chars().next() {
+            let digits = rest[letter.len_utf8()..].split(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
+            let number: usize = digits.parse().map_err(|_| bad())?;
+            rest = &rest[letter.len_utf8() + digits.len()..];
+            let (field, legal) = match (letter, path) {
+                ('w', _) => (&mut wish.window, number > 0),
+                ('e', "mma") => (&mut wish.edge, matches!(number, 64 | 128)),
+                ('c', "mma") => (&mut wish.columns, matches!(number, 64 | 128 | 256)),
+                ('g', "mma") => (&mut wish.stages, (2..=4).contains(&number)),
+                ('s', "mma") => (&mut wish.state_edge, matches!(number, 64 | 128)),
+                ('r', "mma") => (&mut wish.state_stages, (2..=4).contains(&number)),
+                _ => return Err(bad()),
+            };
+            if !legal || field.is_some() {
+                return Err(bad());
+            }
+            *field = Some(number);
+        }
+        Ok(wish)
+    }
+}
+
+/// Bytes from one row of a tile to the next, as `pitch_of` in mma.cuh.
+const fn pitch(width: usize) -> usize {
+    2 * width + 16
+}
+
+impl Tiles {
+    /// Dynamic and static shared memory of a block that makes outputs, or gradients.
+    pub(super) fn shared(&self, backward: bool) -> (usize, usize) {
+        let (edge, columns) = (self.edge, self.columns);
+        let deep = columns * pitch(32);
+        let place = edge * pitch(32) + deep.max(32 * pitch(columns));
+        let squares = if backward { 2 } else { 1 };
+        let rows = edge / 32 + if backward { 6 } else { 5 };
+        (self.stages * place + squares * edge * pitch(edge), squares * 2048 + 4 * edge * rows)
+    }
+    /// The same of a block that scans states.
+    pub(super) fn state_shared(&self) -> (usize, usize) {
+        (self.state_stages * 2 * 32 * pitch(self.state_edge), 1608 + 16 * self.state_edge + self.state_edge / 2)
+    }
+}
+
+/// How many blocks of so much shared memory a multiprocessor holds.
+fn blocks((dynamic, fixed): (usize, usize), props: &DeviceProps) -> usize {
+    if dynamic + fixed > props.shared_per_block_optin as usize {
+        return 0;
+    }
+    props.shared_per_sm as usize / (dynamic + fixed + 1024)
+}
+
+/// Sequences times heads.
+pub(super) fn chains(p: &Mlstm) -> usize {
+    p.states() * p.heads
+}
+
+/// The tiles of the pass, if the device has room for them.
+fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<Tiles> {
+    let state_edge = wish.state_edge.unwrap_or_else(|| {
+        let blocks = chains(p) * p.dqk.div_ceil(128) * p.dv.div_ceil(128);
+        let fills = p.dqk.min(p.dv) > 64 && blocks >= props.sm_count as usize;
+        if fills { 128 } else { 64 }
+    });
+    let edges: &[usize] = if p.dqk.max(p.dv) > 64 || p.chunk.is_some_and(|c| c > 64) { &[128, 64] } else { &[64] };
+    for &edge in edges.iter().chain(&[64, 128]).filter(|e| wish.edge.is_none_or(|w| w == **e)) {
+        let columns = wish.columns.unwrap_or(edge);
+        if columns < edge {
+            continue;
+        }
+        let base = Tiles { edge, columns, stages: 2, state_edge, state_stages: 2 };
+        // As many blocks as registers allow, then as many places as fit beside them.
+        let best = |count: Option<usize>, at_most: usize, shared: &dyn Fn(usize) -> (usize, usize)| {
+            let most = blocks(shared(2), props).min(at_most);
+            let fits = |n: &usize| most > 0 && blocks(shared(*n), props) >= most;
+            count.or_else(|| (2..=4).rev().find(fits)).filter(|n| blocks(shared(*n), props) > 0)
+        };
+        // What the kernels' launch bounds ask of registers (kTogether and kScans in tensor.cuh).
+        let cc = props.compute_capability;
+        let alone = columns > edge || (edge == 128 && (backward || !((9, 0)..(12, 0)).contains(&cc)));
+        let rows = if backward { 128 } else { 256 };
+        let by_registers = if alone { 1 } else { rows / edge };
+        let scans = if state_edge == 128 && cc < (9, 0) { 1 } else { 256 / state_edge };
+        let stages = best(wish.stages, by_registers, &|stages| Tiles { stages, ..base }.shared(backward));
+        let state_stages =
+            best(wish.state_stages, scans, &|state_stages| Tiles { state_stages, ..base }.state_shared());
+        if let (Some(stages), Some(state_stages)) = (stages, state_stages) {
+            return Some(Tiles { stages, state_stages, ..base });
+        }
+    }
+    None
+}
+
+impl Config {
+    /// The configuration of a pass.
+    pub(super) fn choose(p: &Mlstm, pass: Pass, props: &DeviceProps, wish: &Wish) -> Result<Self> {
+        let (entry, backward) = (p.gate.entry(), pass == Pass::Backward);
+        let asked = wish.path == Some(true);
+        if asked && p.dtype == Dtype::F32 {
+            return Err(Error::config(format!("{entry}: variant mma takes f16 and bf16, not {}", p.dtype)));
+        }
+        let (major, minor) = props.compute_capability;
+        if asked && major < 8 {
+            return Err(Error::config(format!(
+                "{entry}: variant mma needs compute capability 8.0, not {major}.{minor}"
+            )));
+        }
+        // Heads of 16 are left to f32: their sums are so short that roundings of operands do not average out (gradients of
+        // forget gates at 16 x 16 in bf16 were off by 1.3e-2, in f32 arithmetic by 4.8e-3). Tokens are counted in 32 bits.
+        let able =
+            p.dtype != Dtype::F32 && major >= 8 && wish.path != Some(false) && p.steps < i32::MAX as usize - STEP;
+        let able = able && (asked || p.dqk.min(p.dv) > 16);
+        let tiles = if able { tiles(p, backward, props, wish) } else { None };
+        if asked && tiles.is_none() {
+            let room = props.shared_per_block_optin;
+            return Err(Error::config(format!("{entry}: no tiles of that variant fit {room} bytes of shared memory")));
+        }
+        let length = match tiles {
+            None => p.chunk_length().min(TILE),
+            Some(t) => p.chunk.unwrap_or(t.edge).next_multiple_of(STEP).min(t.edge),
+        };
+        let chunks = p.steps.div_ceil(length).max(1);
+        let (room, size) = match tiles {
+            None => (SIMT_WINDOW_BYTES, 4),
+            Some(_) if backward => (WINDOW_BYTES / 2, 2),
+            Some(_) => (WINDOW_BYTES, 2),
+        };
+        let least = if backward { chunks.isqrt().max(2) } else { 2 };
+        let one = size * p.dqk * p.dv * chains(p).max(1);
+        // Windows of one size, or nearly so.
+        let most = (room / one).max(least).min(chunks);
+        let window = wish.window.map_or(chunks.div_ceil(chunks.div_ceil(most)), |w| w.min(chunks));
+        Ok(Self { tiles, length, window, windows: chunks.div_ceil(window) })
+    }
+    /// Chunks of the longest sequence that there may be.
+    pub(super) fn chunks(&self, p: &Mlstm) -> usize {
+        p.steps.div_ceil(self.length).max(1)
+    }
+    /// Chunks of a segment of the gates' gradients.
+    pub(super) fn segment(&self) -> usize {
+        (SEGMENT / self.length).max(1)
+    }
+    /// Tiles of a state.
+    pub(super) fn state_tiles(&self, p: &Mlstm) -> usize {
+        let edge = self.tiles.map_or(TILE, |t| t.state_edge);
+        p.dqk.div_ceil(edge) * p.dv.div_ceil(edge)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::mlstm::Gate;
+
+    fn choose(
+        sizes: [usize; 5],
+        dtype: Dtype,
+        pass: Pass,
+        props: &DeviceProps,
+        variant: Option<&str>,
+    ) -> Result<String> {
+        let mut p = Mlstm::new(Gate::Exponential, sizes);
+        p.dtype = dtype;
+        let config = Config::choose(&p, pass, props, &Wish::parse("mlstm_exp", variant)?)?;
+        Ok(config.to_string())
+    }
+
+    #[test]
+    fn every_device_gets_what_fits_it() {
+        let large = [8, 8, 8192, 256, 512];
+        for props in &DeviceProps::FIXTURES {
+            for pass in [Pass::Forward, Pass::Backward] {
+                for (k, v) in [(32, 48), (64, 64), (128, 256), (256, 512), (512, 512), (512, 32), (32, 512)] {
+                    let mut p = Mlstm::new(Gate::Sigmoid, [8, 8, 8192, k, v]);
+                    p.dtype = Dtype::Bf16;
+                    let config = Config::choose(&p, pass, props, &Wish::default()).unwrap();
+                    assert_eq!(config.tiles.is_some(), props.compute_capability >= (8, 0), "{config}");
+                    let Some(t) = config.tiles else { continue };
+                    assert!(blocks(t.shared(pass == Pass::Backward), props) > 0, "{config}");
+                    assert!(blocks(t.state_shared(), props) > 0 && config.length <= t.edge, "{config}");
+                }
+            }
+            let f32 = choose(large, Dtype::F32, Pass::Forward, props, None).unwrap();
+            assert!(f32.starts_with("simt chunk=64"), "{f32}");
+        }
+        let of = |pass, props| choose(large, Dtype::Bf16, pass, props, None).unwrap();
+        let (forward, backward) = (Pass::Forward, Pass::Backward);
+        assert_eq!(of(forward, &DeviceProps::SM_90), "mma:e128c128g3s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_90), "mma:e128c128g4s128r4 chunk=128 window=22 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r2 chunk=64 window=26 threads=128");
+        let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
+        assert!(few.contains("s64"), "few chains have small tiles: {few}");
+    }
+
+    #[test]
+    fn variants_are_read_and_refused_by_name() {
+        let some = |v| choose([1, 2, 500, 32, 32], Dtype::Bf16, Pass::Forward, &DeviceProps::SM_90, Some(v));
+        assert_eq!(some("mma:e128c256g2s64r3w2").unwrap(), "mma:e128c256g2s64r3 chunk=128 window=2 threads=256");
+        assert!(some("simt:w3").unwrap().starts_with("simt chunk=64 window=3"));
+        for bad in
+            ["wgmma", "mma:", "mma:x3", "mma:e96", "mma:e64e64", "simt:w0", "simt:e64", "mma:w", "mma:é3", "mma:g9"]
+        {
+            let e = some(bad).unwrap_err().to_string();
+            assert!(e.contains(&format!("variant `{bad}` is not one of simt, simt:wN, mma")), "{e}");
+        }
+        let e = choose([1, 1, 9, 16, 16], Dtype::F32, Pass::Forward, &DeviceProps::SM_90, Some("mma")).unwrap_err();
+        assert!(e.to_string().contains("mlstm_exp: variant mma takes f16 and bf16, not f32"), "{e}");
+        let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Forward, &DeviceProps::SM_75, Some("mma")).unwrap_err();
+        assert!(e.to_string().contains("needs compute capability 8.0, not 7.5"), "{e}");
+        let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Backward, &DeviceProps::SM_89, Some("mma:e128c256"))
+            .unwrap_err();
+        assert!(e.to_string().contains("no tiles of that variant fit"), "{e}");
+    }
+}
