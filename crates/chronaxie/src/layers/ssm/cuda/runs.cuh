@@ -18,7 +18,10 @@ constexpr int kVector = 16 / sizeof(Stored);
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(unsigned short x) {
-  return kStored == 1 ? __uint_as_float(static_cast<unsigned>(x) << 16) : from_half(x);
+  if (kStored == 1) return __uint_as_float(static_cast<unsigned>(x) << 16);
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
 }
 __device__ __forceinline__ void narrow(float& to, float x) { to = x; }
 __device__ __forceinline__ void narrow(unsigned short& to, float x) {

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   extern __shared__ __align__(16) float shared[];
   const int states = static_cast<int>(p.states);
   float *tile_b = shared, *tile_c = tile_b + states * kRow;
-  float *rates = tile_c + states * kRow, *carries = rates + kChannels * states;  // [kChannels, N] each
+  float2* rates = reinterpret_cast<float2*>(tile_c + states * kRow);  // [kChannels, N]: a rate, and the state before the tile
 
   const int seg = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
   const i64 width = p.channels / p.groups, slices = (width + kChannels - 1) / kChannels;
@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
 
   for (int i = threadIdx.x; i < kChannels * states; i += kThreads) {
     const i64 c = first + min(i / states, here - 1), n = i % states;
-    rates[i] = kLog2e * load_float(p.a, offset(p.a, c, n));
-    carries[i] = p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
+    const float h = p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
+    rates[i] = make_float2(kLog2e * load_float(p.a, offset(p.a, c, n)), h);
   }
   const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
@@ -72,12 +72,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
     }
     __syncthreads();
     const bool saves = active && t < steps && t % kChunk == 0;
-    float* saved_here = saved + t / kChunk * p.chunks.s[1];
+    float *saved_here = saved + t / kChunk * p.chunks.s[1], *at = tile_b + seg * kPitch;
+    float2* of_state = rates + mine * states;
 #pragma unroll 1
-    for (int n = 0; n < states; ++n) {
-      const float rate = rates[mine * states + n], carry = seg == 0 ? carries[mine * states + n] : 0.0f;
+    for (int n = 0; n < states; ++n, at += kRow, ++of_state, ++saved_here) {
+      const float rate = of_state->x, carry = seg == 0 ? of_state->y : 0.0f;
       float a[kRun], x[kRun], weight[kRun];
-      load_words(weight, tile_b + n * kRow + seg * kPitch);
+      load_words(weight, at);
       float h = carry, product = ex2(rate * total);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
@@ -85,17 +86,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
         x[k] = weight[k] * du[k];
         h = fmaf(a[k], h, x[k]);
       }
-      load_words(weight, tile_c + n * kRow + seg * kPitch);
+      load_words(weight, at + states * kRow);
 #pragma unroll
       for (int by = 1; by < kLanes; by *= 2) {
         const float h_before = __shfl_up_sync(~0u, h, by, kLanes);
         const float before = __shfl_up_sync(~0u, product, by, kLanes);
         if (seg >= by) h = fmaf(product, h_before, h), product *= before;
       }
-      if (seg == kLanes - 1) carries[mine * states + n] = h;
+      if (seg == kLanes - 1) of_state->y = h;
       h = __shfl_up_sync(~0u, h, 1, kLanes);
       if (seg == 0) h = carry;
-      if (saves) saved_here[n * p.chunks.s[3]] = h;
+      if (saves) *saved_here = h;
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
         h = fmaf(a[k], h, x[k]);
@@ -112,6 +113,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   }
   __syncthreads();
   for (int i = threadIdx.x; i < here * states; i += kThreads) {
-    store_float(p.last, offset(p.last, row, first + i / states, i % states), carries[i]);
+    store_float(p.last, offset(p.last, row, first + i / states, i % states), rates[i].y);
   }
 }

@@ -35,17 +35,29 @@ __device__ __forceinline__ float softplus_of(float x) {
 __device__ __forceinline__ float sigmoid_of(float x) { return rcp(1.0f + ex2(-x * kLog2e)); }
 
 // Fills a tile of weights, [kStates][kRuns][kRun] with kPitch words from run to run, from `t` on: every thread of the block
-// takes part. What lies outside is 0.
+// takes part, with the same four steps of some states. What lies outside is 0.
 template <int kRuns, int kRun, int kPitch>
-__device__ __forceinline__ void fill_weights(float* to, int states, const Array& from, i64 row, i64 group, i64 known, i64 t,
+__device__ __forceinline__ void fill_weights(float* to, int states, const Array& from, i64 row, i64 group, int known, i64 t,
                                              i64 steps, bool aligned) {
-  constexpr int kQuads = kRuns * kRun / 4;
-  const Stored* base = reinterpret_cast<const Stored*>(from.base) + row * from.s[0] + group * from.s[1];
+  constexpr int kQuads = kRuns * kRun / 4, kAtOnce = kThreads / kQuads;
+  static_assert(kThreads % kQuads == 0, "a thread keeps to its steps");
+  const int q = threadIdx.x % kQuads * 4;
+  const i64 left = steps - t - q, stride = kAtOnce * from.s[2];
+  int n = threadIdx.x / kQuads;
+  const Stored* at = reinterpret_cast<const Stored*>(from.base) + row * from.s[0] + group * from.s[1] + n * from.s[2] + t + q;
+  to += (n * kRuns + q / kRun) * kPitch + q % kRun;
+  if (aligned && left >= 4 && states == known) {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < states * kQuads; i += kThreads) {
-    const int n = i / kQuads, q = i % kQuads;
-    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (n < known) load_run(x, base + n * from.s[2], t + 4 * q, steps, aligned);
-    store_words(to + (n * kRuns + q * 4 / kRun) * kPitch + q * 4 % kRun, x);
+    for (; n < states; n += kAtOnce, at += stride, to += kAtOnce * kRuns * kPitch) {
+      float x[4];
+      load_run(x, at, 0, 4, true);
+      store_words(to, x);
+    }
+  } else {
+    for (; n < states; n += kAtOnce, at += stride, to += kAtOnce * kRuns * kPitch) {
+      float x[4];
+      load_run(x, at, 0, n < known ? left : 0, false);
+      store_words(to, x);
+    }
   }
 }

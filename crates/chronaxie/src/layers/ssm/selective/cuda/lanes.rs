@@ -113,7 +113,7 @@ impl Lanes {
     }
     /// The same backward.
     pub(super) fn backward_bytes(&self, channels: usize) -> usize {
-        4 * (2 * 16 * BACK_ROW + BACK_WARPS * (16 * BACK_ROW + channels * (6 * 32 + 32)))
+        4 * (2 * 16 * BACK_ROW + BACK_WARPS * (17 * BACK_ROW + channels * (6 * 32 + 52)))
     }
     /// Blocks of a pass; those of the pass before where time is cut.
     pub(super) fn blocks(&self, pass: Pass, batch: usize) -> usize {

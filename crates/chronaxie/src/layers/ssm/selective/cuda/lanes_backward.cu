@@ -28,9 +28,10 @@
 constexpr int kLanesOfTime = 8, kRun = 8, kPitch = kRun + 4, kRow = kLanesOfTime * kPitch;
 constexpr int kStates = 16, kPer = 4, kWarps = kThreads / 32;
 static_assert(kLanesOfTime * kRun == kChunk, "a tile starts from a saved state");
-// Words of a warp: three rows of what all states read, and (3 x 4 rows) what each group of four adds up; or, at the end of a
-// tile, 16 rows of sums over channels. Then, for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu.
-constexpr int kStage = 16 * kRow, kOfChannel = 6 * 32 + 2 * kStates;
+// Words of a warp: three rows of what all states read, (3 x 4 rows) what each group of four adds up, and two that wait for
+// them; or, at the end of a tile, 16 rows of sums over channels. Then, for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu; its
+// D and bias; where its rows begin, which would take sixteen registers or as many multiplications.
+constexpr int kStage = 17 * kRow, kRows = 8, kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows;
 
 // The inclusive scan of affine maps h -> product h + x over eight lanes, from lane 0 on or from lane 7 on; gives what comes
 // before this lane, and `edge` where nothing does.
@@ -48,9 +49,16 @@ __device__ __forceinline__ float scan_before(float product, float& x, float edge
   return seg == (kUp ? 0 : kLanesOfTime - 1) ? edge : before;
 }
 
-// Two steps of a channel as they are loaded.
+// Whether a channel's loads start while the one before it is at work; sm_120's compiler has no registers left for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr bool kAhead = false;
+#else
+constexpr bool kAhead = true;
+#endif
+
+// Two steps of a channel as they are loaded, and the states that a lane of the tile's first run starts from.
 struct Raw {
-  float u[2], delta[2], z[2], grad[2];
+  float u[2], delta[2], z[2], grad[2], start[kPer];
 };
 
 template <bool kCarry>
@@ -61,6 +69,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
   float *tile_b = shared, *tile_c = tile_b + kStates * kRow, *stages = tile_c + kStates * kRow;
   float *stage = stages + warp * kStage, *of_channels = stages + kWarps * kStage + warp * most * kOfChannel;
   float *sums_a = of_channels, *sums_d = sums_a + most * 128, *rates = sums_d + most * 64, *mus = rates + most * kStates;
+  float2* vectors = reinterpret_cast<float2*>(mus + most * kStates);
 
   const i64 width = p.channels / p.groups, steps = p.marks.steps, batch = p.batch;
   // Blocks: [row, segment, group, slice]; a carry of the first segment is nobody's.
@@ -92,9 +101,26 @@ __device__ __forceinline__ void walk(const Tensors& p) {
     rates[i] = rate, mus[i] = mu;
   }
   for (int i = lane; i < most * 192; i += 32) sums_a[i] = 0.0f;
+  for (int j = lane; j < mine; j += 32) {
+    const i64 d = first + j;
+    const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
+    vectors[j] = make_float2(skip, p.bias.base ? load_float(p.bias, d * p.bias.s[0]) : 0.0f);
+  }
+  // u, delta, z, grad_out, chunk_states; gradients of u, delta, z.
+  char** rows_of = reinterpret_cast<char**>(vectors + most * 2);
+  const Array of_row[kRows] = {p.u, p.delta, p.z, p.grad_out, p.chunks, p.g_u, p.g_delta, p.g_z};
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = lane; j < mine; j += 32) {
+      const i64 d = first + j, size = r == 4 ? sizeof(float) : sizeof(Stored);
+      rows_of[j * kRows + r] = of_row[r].base + size * (row * of_row[r].s[0] + d * of_row[r].s[r == 4 ? 2 : 1]);
+    }
+  }
+  __syncwarp();
 
   for (i64 tile = end_tile - 1; tile >= first_tile; --tile) {
-    const i64 from = tile * kChunk, t = from + 2 * lane;
+    const i64 from = tile * kChunk, t = from + 2 * lane, left = steps - t;
+    const bool whole = aligned && left >= 2;
     __syncthreads();  // everybody is done with the last tile
     if (!kCarry) {
       fill_weights<kLanesOfTime, kRun, kPitch>(tile_b, kStates, p.b, row, group, states, from, steps, aligned);
@@ -107,29 +133,41 @@ __device__ __forceinline__ void walk(const Tensors& p) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k) of_b[s][k] = of_c[s][k] = 0.0f;
     }
+    const bool starts = !kCarry && seg == 0 && (tile > 0 || p.h0.base);
+    auto row_at = [&](int j, int r) { return reinterpret_cast<Stored*>(rows_of[j * kRows + r]) + t; };
     auto fetch = [&](int j) {
-      Raw r;
-      const i64 d = first + j;
-      load_run(r.delta, row_of(p.delta, row, d), t, steps, aligned);
-      load_run(r.grad, row_of(p.grad_out, row, d), t, steps, aligned);
-      r.z[0] = r.z[1] = r.u[0] = r.u[1] = 0.0f;
-      if (gated) load_run(r.z, row_of(p.z, row, d), t, steps, aligned);
-      if (!kCarry) load_run(r.u, row_of(p.u, row, d), t, steps, aligned);
+      Raw r = {};
+      load_run(r.delta, row_at(j, 1), 0, left, whole);
+      load_run(r.grad, row_at(j, 3), 0, left, whole);
+      if (gated) load_run(r.z, row_at(j, 2), 0, left, whole);
+      if (kCarry) return r;
+      load_run(r.u, row_at(j, 0), 0, left, whole);
+      if (!starts) return r;
+      const float* cell = reinterpret_cast<const float*>(rows_of[j * kRows + 4]) + tile * p.chunks.s[1];
+      i64 step = 1;
+      if (tile == 0) {
+        cell = reinterpret_cast<const float*>(p.h0.base) + offset(p.h0, row, first + j);
+        step = p.h0.s[2];
+      }
+#pragma unroll
+      for (int s = 0; s < kPer; ++s) {
+        const int n = part_of_n * kPer + s;
+        if (n < states) r.start[s] = cell[n * step];
+      }
       return r;
     };
     Raw next = {};
-    if (mine > 0) next = fetch(0);
+    if (kAhead && mine > 0) next = fetch(0);
 #pragma unroll 1
     for (int j = 0; j < mine; ++j) {
-      const i64 d = first + j;
-      const Raw raw = next;
-      if (j + 1 < mine) next = fetch(j + 1);
-      const float bias = p.bias.base ? load_float(p.bias, d * p.bias.s[0]) : 0.0f;
-      float slope[2], of_gate[2];  // of softplus, and of the output by z but for y
+      const Raw raw = kAhead ? next : fetch(j);
+      if (kAhead && j + 1 < mine) next = fetch(j + 1);
+      const float2 of_j = vectors[j];
+      const float skip = of_j.x, bias = of_j.y;
       // A pair of steps lies in one run.
       const int pair = lane / 4 * kPitch + lane % 4 * 2;
       {
-        float delta[2], du[2], dy[2];
+        float delta[2], du[2], dy[2], slope[2], of_gate[2];  // of softplus, and of the output by z but for y
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const float x = raw.delta[k] + bias;
@@ -150,7 +188,11 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         }
         *reinterpret_cast<float2*>(stage + pair) = make_float2(delta[0], delta[1]);
         *reinterpret_cast<float2*>(stage + kRow + pair) = make_float2(dy[0], dy[1]);
-        if (!kCarry) *reinterpret_cast<float2*>(stage + 2 * kRow + pair) = make_float2(du[0], du[1]);
+        if (!kCarry) {
+          *reinterpret_cast<float2*>(stage + 2 * kRow + pair) = make_float2(du[0], du[1]);
+          *reinterpret_cast<float2*>(stage + 15 * kRow + pair) = make_float2(slope[0], slope[1]);
+          *reinterpret_cast<float2*>(stage + 16 * kRow + pair) = make_float2(of_gate[0], of_gate[1]);
+        }
       }
       __syncwarp();
       float delta[kRun], dy[kRun], du[kRun], total = 0.0f;
@@ -172,11 +214,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         for (int k = 0; k < kRun; ++k) a[k] = ex2(rate * delta[k]);
         if (!kCarry) {
           load_words(b, tile_b + n * kRow + seg * kPitch);
-          float start = 0.0f;
-          if (seg == 0 && n < states) {
-            if (tile > 0) start = load_float(p.chunks, offset(p.chunks, row, tile, d, n));
-            else if (p.h0.base) start = load_float(p.h0, offset(p.h0, row, d, n));
-          }
+          const float start = raw.start[s];
           float h = start;
 #pragma unroll
           for (int k = 0; k < kRun; ++k) h = fmaf(a[k], h, b[k] * du[k]);
@@ -236,19 +274,21 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       }
       const float2 of_pair = *reinterpret_cast<const float2*>(stage + pair);
       const float2 dy_pair = *reinterpret_cast<const float2*>(stage + kRow + pair);
-      const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
-      const float delta_of[2] = {of_pair.x, of_pair.y}, dy_of[2] = {dy_pair.x, dy_pair.y};
+      const float2 slopes = *reinterpret_cast<const float2*>(stage + 15 * kRow + pair);
+      const float2 gates = *reinterpret_cast<const float2*>(stage + 16 * kRow + pair);
+      const float slope[2] = {slopes.x, slopes.y}, of_gate[2] = {gates.x, gates.y};
+      const float deltas[2] = {of_pair.x, of_pair.y}, dys[2] = {dy_pair.x, dy_pair.y};
       float g_u[2], g_delta[2], g_z[2], g_skip = 0.0f, g_bias = 0.0f;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        g_u[k] = fmaf(delta_of[k], sum[2][k], skip * dy_of[k]);
+        g_u[k] = fmaf(deltas[k], sum[2][k], skip * dys[k]);
         g_delta[k] = fmaf(kLn2, sum[1][k], raw.u[k] * sum[2][k]) * slope[k];
         g_z[k] = of_gate[k] * fmaf(skip, raw.u[k], sum[0][k]);
-        g_skip = fmaf(dy_of[k], raw.u[k], g_skip), g_bias += t + k < steps ? g_delta[k] : 0.0f;
+        g_skip = fmaf(dys[k], raw.u[k], g_skip), g_bias += t + k < steps ? g_delta[k] : 0.0f;
       }
-      store_run(row_to(p.g_u, row, d), t, steps, aligned, g_u);
-      store_run(row_to(p.g_delta, row, d), t, steps, aligned, g_delta);
-      if (gated) store_run(row_to(p.g_z, row, d), t, steps, aligned, g_z);
+      store_run(row_at(j, 5), 0, left, whole, g_u);
+      store_run(row_at(j, 6), 0, left, whole, g_delta);
+      if (gated) store_run(row_at(j, 7), 0, left, whole, g_z);
       float2* others = reinterpret_cast<float2*>(sums_d) + j * 32 + lane;
       *others = make_float2(others->x + g_skip, others->y + g_bias);
       __syncwarp();  // the stage is written again
