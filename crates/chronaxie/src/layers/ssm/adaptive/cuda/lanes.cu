@@ -337,6 +337,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
       Complex whole;
       const Complex behind = scan_before<false>(e, sum, whole);
       const Complex after = {with_carry(mu.re, e, behind.re), with_carry(mu.im, e, behind.im)};
+      Complex states_before[kRun];
+      states_before[0] = w.before;
+#pragma unroll
+      for (int k = 1; k < kRun; ++k) states_before[k] = w.s[k - 1];
       float of_theta[kRun], of_rho[kRun];
       Complex run = {0.0f, 0.0f}, m = after;
 #pragma unroll
@@ -348,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
           run = add(run, by);
           m = {with_carry(mu.re, 1.0f, behind.re + run.re), with_carry(mu.im, 1.0f, behind.im + run.im)};
         }
-        Complex before = k > 0 ? w.s[k > 0 ? k - 1 : 0] : w.before;
+        Complex before = states_before[k];
         if (kDecay) before = scale(before, w.e[k]);
         const Complex product = mul(m, conj(before)), lambda = mul(w.rotation[k], m);
         of_theta[k] = product.im, of_rho[k] = product.re;

@@ -26,6 +26,8 @@ const BACK_WARPS: usize = BACK_THREADS as usize / 32;
 /// Steps of a lane forward, and of a saved stretch; words of a tile's row of eight lanes backward.
 const RUN: usize = 16;
 const BACK_ROW: usize = 96;
+/// Threads of a multiprocessor that run at once forward, as `lanes.cu` bounds its registers.
+const AT_ONCE: usize = 512;
 
 /// How a problem is cut. Everything follows from the problem and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,10 +73,8 @@ impl Lanes {
         if lanes.forward_bytes(p.states()) > limit {
             return None;
         }
-        // Four channels a warp where that still makes eight warps a multiprocessor; else one, and more steps at a time.
         let wide = Self { lanes: 32, threads: 256, ..lanes };
-        let rows = p.batch() * p.channels();
-        if rows < 32 * device.sm_count as usize && p.steps() > 8 * RUN && wide.forward_bytes(p.states()) <= limit {
+        if wide.forward_bytes(p.states()) <= limit && wide.forward_cost(p, device) < lanes.forward_cost(p, device) {
             lanes = wide;
         }
         if lanes.backward {
@@ -103,6 +103,15 @@ impl Lanes {
         self.segments = if whole.is_some() { 1 } else { segments(self.channels_a_warp) };
     }
 
+    /// How long a forward pass takes, in some unit: the rounds of the blocks that are resident at once, times the channels
+    /// and steps of a round. A scan over 32 lanes costs a tenth more than one over 8.
+    fn forward_cost(&self, p: &SelectiveScan, device: &DeviceProps) -> f64 {
+        let at_once = AT_ONCE / self.threads as usize;
+        let rounds = self.blocks(Pass::Forward, p.batch()).div_ceil(at_once * device.sm_count as usize);
+        let tile = self.lanes as usize * RUN;
+        let scan = if self.lanes == 8 { 1.0 } else { 1.1 };
+        scan * (rounds * at_once * self.channels()) as f64 * p.steps().next_multiple_of(tile).max(tile) as f64
+    }
     /// Channels of a block, forward.
     fn channels(&self) -> usize {
         (self.threads / self.lanes) as usize
@@ -207,5 +216,8 @@ mod tests {
         assert!(long.segments >= 4 && long.blocks(Pass::Backward, 1) <= 264, "{long}");
         let many = Lanes::choose(&mamba(8, 2048, 2048, 16), &h200).unwrap();
         assert_eq!((many.lanes, many.channels_a_warp, many.segments), (8, 16, 1), "{many}");
+        // 768 blocks of sixteen channels would be a round and a half.
+        let uneven = Lanes::choose(&mamba(8, 1536, 8192, 16), &h200).unwrap();
+        assert_eq!((uneven.lanes, uneven.channels_a_warp, uneven.segments), (32, 12, 1), "{uneven}");
     }
 }
