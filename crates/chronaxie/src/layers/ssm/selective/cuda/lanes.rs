@@ -85,8 +85,10 @@ impl Lanes {
 
     /// How many channels a warp takes, and in how many parts time.
     fn cut(&mut self, p: &SelectiveScan, device: &DeviceProps) {
-        let limit = (device.shared_per_block_optin as usize).min(device.shared_per_sm as usize / BACK_BLOCKS - 1024);
-        let at_once = BACK_BLOCKS * device.sm_count as usize;
+        // Where shared memory does not hold two blocks of eight channels a warp, one block takes all of it.
+        let (most, half) = (device.shared_per_block_optin as usize, device.shared_per_sm as usize / BACK_BLOCKS - 1024);
+        let (limit, resident) = if self.backward_bytes(8) <= half { (most.min(half), BACK_BLOCKS) } else { (most, 1) };
+        let at_once = resident * device.sm_count as usize;
         let blocks = |channels: usize| p.batch() * self.groups * self.width.div_ceil(channels * BACK_WARPS);
         let fits = |&channels: &usize| self.backward_bytes(channels) <= limit || channels == 1;
         // A segment of few tiles is not worth the walk that comes before it.
