@@ -12,28 +12,43 @@ import os as _os
 import torch as _torch
 
 from .. import _native
-from . import wirings
+from . import compat, wirings
 from ._cfc import CfC, CfCCell, WiredCfCCell, cfc
 from ._functional import ltc
 from ._ltc import LTC, LTCCell
 from ._mlstm import MLSTM, mlstm, mlstm_step
+from ._scan import adaptive_scan, linear_scan, selective_scan, selective_state_update
+from ._ssm import AUSSM, LRU, RGLRU, S4D, S5, Mamba, MinGRU, PolarSSM
 from ._synapses import Synapses, prepare
 from ._true import TrueLiquidTimeConstant
 
 __all__ = [
+    "AUSSM",
     "CfC",
     "CfCCell",
+    "LRU",
     "LTC",
     "LTCCell",
     "MLSTM",
+    "Mamba",
+    "MinGRU",
+    "PolarSSM",
+    "RGLRU",
+    "S4D",
+    "S5",
     "Synapses",
     "TrueLiquidTimeConstant",
     "WiredCfCCell",
+    "adaptive_scan",
     "cfc",
+    "compat",
+    "linear_scan",
     "ltc",
     "mlstm",
     "mlstm_step",
     "prepare",
+    "selective_scan",
+    "selective_state_update",
     "wirings",
 ]
 

@@ -12,7 +12,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct AdaptiveThetaOp;
 
-const COMPARED: &[&str] = &["B1_D1024_N1_T1000000"];
+/// The long one, and the sizes at which the published operator was timed, with what its block gives.
+const COMPARED: &[&str] = &[
+    "B1_D1024_N1_T1000000",
+    "B8_D128_N64_T2048,silu=true,skip=true,gate=true",
+    "B8_D256_N64_T1024,silu=true,skip=true,gate=true",
+    "B4_D128_N64_T16384,silu=true,skip=true,gate=true",
+];
 const CPU: &[&str] = &["B1_D1024_N1_T4096", "B1_D64_N16_T2048"];
 const CHECK: &[&str] = &[
     "B1_D1_N1_T1",

@@ -3,7 +3,7 @@
 use super::super::packing::Packing;
 use crate::Dtype;
 use crate::View;
-use chronaxie_runtime::cuda::Constant;
+use chronaxie_runtime::cuda::{Constant, Header};
 
 /// An `Array`: an address and four strides; none is all zeros.
 pub(in super::super) fn array(v: Option<&View<'_>>) -> [u8; 40] {
@@ -39,4 +39,24 @@ pub(in super::super) fn constants(stored: Dtype, complex: bool) -> Vec<(&'static
         _ => 0,
     };
     vec![("kStored", Constant::Int(stored)), ("kComplex", Constant::Bool(complex))]
+}
+
+/// What the kernels include that keep runs of steps in registers.
+pub(in super::super) const RUNS: Header = ("runs.cuh", include_str!("runs.cuh"));
+
+/// How well views suit the kernels that want contiguous time: not at all (`None`), or whether vectors of 16 bytes may be
+/// used.
+pub(in super::super) fn suits<'a>(views: impl IntoIterator<Item = &'a View<'a>>) -> Option<bool> {
+    let mut aligned = true;
+    for v in views {
+        let (shape, strides) = (v.shape(), v.strides());
+        let last = strides.len() - 1;
+        if shape[last] > 1 && strides[last] != 1 {
+            return None;
+        }
+        let vector = 16 / v.dtype().size() as isize;
+        aligned &= v.address() % 16 == 0;
+        aligned &= (0..last).all(|i| shape[i] <= 1 || strides[i] % vector == 0);
+    }
+    Some(aligned)
 }

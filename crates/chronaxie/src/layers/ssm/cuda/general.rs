@@ -1,14 +1,17 @@
-//! Launches of `general.cu`: every scan but the plain one of f32.
+//! Launches of `general.cu` and `complex.cu`: every scan but the plain one of f32.
 
 use super::super::packing::Packing;
 use super::super::spec::LinearScan;
-use super::arrays::{array, constants, marks};
+use super::arrays::{array, constants, marks, suits};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
 use crate::{Dtype, Error, Layout, Place, Result, View};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 
 const SOURCE: KernelSource = KernelSource::embedded("layers/ssm/cuda/general.cu", include_str!("general.cu"));
+const COMPLEX: KernelSource = KernelSource::embedded("layers/ssm/cuda/complex.cu", include_str!("complex.cu"));
+/// Threads of a block that takes a row of complex numbers.
+const ROW_THREADS: u32 = 128;
 /// What the serial scans include.
 pub(in super::super) const HEADERS: &[Header] = &[("number.cuh", include_str!("number.cuh"))];
 /// Threads a block.
@@ -27,10 +30,21 @@ fn specialisation(dtype: Dtype, reverse: bool) -> Specialisation {
     spec
 }
 
+/// The same where rows of complex numbers are contiguous in time.
+fn rows_specialisation(reverse: bool) -> Specialisation {
+    let mut spec = Specialisation::new(COMPLEX, &["scan_complex_forward", "scan_complex_backward"]);
+    spec.headers = HEADERS;
+    spec.constants = constants(Dtype::C64, true);
+    spec.constants.extend([("kThreads", (ROW_THREADS as i32).into()), ("kDescending", reverse.into())]);
+    spec
+}
+
 /// Every form of the kernels.
 pub(super) fn specialisations(complex: bool) -> Vec<Specialisation> {
     let dtypes: &[Dtype] = if complex { &[Dtype::C64] } else { &[Dtype::F32, Dtype::Bf16, Dtype::F16] };
-    dtypes.iter().flat_map(|&d| [specialisation(d, false), specialisation(d, true)]).collect()
+    let rows = complex.then(|| [rows_specialisation(false), rows_specialisation(true)]);
+    let serial = dtypes.iter().flat_map(|&d| [specialisation(d, false), specialisation(d, true)]);
+    serial.chain(rows.into_iter().flatten()).collect()
 }
 
 /// A scan of any storage type and packing on a CUDA device.
@@ -40,33 +54,54 @@ pub(super) struct GeneralPlan {
     device: Arc<CudaDevice>,
     signatures: [Signature; 2],
     kernels: [Kernel; 2],
+    rows: Option<[Kernel; 2]>,
     scratch: Layout,
 }
 
 impl GeneralPlan {
     pub(super) fn new(problem: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "serial") {
-            return Err(Error::config(format!(
-                "{}: variant `{v}` is not one of serial, the only way for {} and {:?} on CUDA devices",
-                problem.name(),
-                problem.dtype(),
-                problem.packing()
-            )));
-        }
+        let whole = problem.dtype() == Dtype::C64 && problem.packing() == Packing::Whole;
+        let rows = match options.variant.as_deref() {
+            Some("serial") => false,
+            None => whole,
+            Some("rows") if whole => true,
+            Some(v) => {
+                return Err(Error::config(format!(
+                    "{}: variant `{v}` is not one of {} for {} and {:?} on CUDA devices",
+                    problem.name(),
+                    if whole { "serial, rows, the ways" } else { "serial, the only way" },
+                    problem.dtype(),
+                    problem.packing()
+                )));
+            }
+        };
         let spec = specialisation(problem.dtype(), problem.is_reverse());
         let kernel = |pass| device.kernel(&spec, entry(pass));
+        let rows = rows.then(|| {
+            let spec = rows_specialisation(problem.is_reverse());
+            let [forward, backward] = ["scan_complex_forward", "scan_complex_backward"];
+            Ok::<_, Error>([device.kernel(&spec, forward)?, device.kernel(&spec, backward)?])
+        });
         Ok(Self {
             problem,
             device: device.clone(),
             signatures: [problem.signature(Pass::Forward)?, problem.signature(Pass::Backward)?],
             kernels: [kernel(Pass::Forward)?, kernel(Pass::Backward)?],
+            rows: rows.transpose()?,
             scratch: Layout::new(options.scratch_gap),
         })
     }
-    fn kernel(&self, pass: Pass) -> (&Kernel, LaunchConfig) {
+    /// The kernel of a pass: that of contiguous rows where there is one and it suits.
+    fn kernel(&self, pass: Pass, contiguous: bool) -> (&Kernel, LaunchConfig) {
         let p = &self.problem;
         let rows = p.packing().states(p.batch()) * p.channels();
-        (&self.kernels[usize::from(pass == Pass::Backward)], LaunchConfig::linear(rows, THREADS))
+        let index = usize::from(pass == Pass::Backward);
+        match &self.rows {
+            Some(kernels) if contiguous => {
+                (&kernels[index], LaunchConfig::linear(rows * ROW_THREADS as usize, ROW_THREADS))
+            }
+            _ => (&self.kernels[index], LaunchConfig::linear(rows, THREADS)),
+        }
     }
 }
 
@@ -85,17 +120,17 @@ impl Plan for GeneralPlan {
         }
     }
     fn config(&self) -> String {
-        format!("serial threads={THREADS}")
+        let rows = if self.rows.is_some() { format!("rows threads={ROW_THREADS}, or ") } else { String::new() };
+        format!("{rows}serial threads={THREADS}")
     }
     fn variant(&self) -> &'static str {
-        "serial"
+        if self.rows.is_some() { "rows" } else { "serial" }
     }
     fn scratch(&self, _pass: Pass) -> &Layout {
         &self.scratch
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
-        let (kernel, config) = self.kernel(pass);
         if p.packing().states(p.batch()) * p.channels() == 0 {
             return Ok(());
         }
@@ -118,15 +153,24 @@ impl Plan for GeneralPlan {
         if pass == Pass::Backward && given == 0 {
             list.push(array(None));
         }
+        let outputs: Vec<View<'_>> = args.outputs.iter().map(|v| v.as_view()).collect();
+        let timed = inputs.iter().chain(&outputs).filter(|v| v.shape().len() == 3);
+        let contiguous = self.rows.as_ref().and_then(|_| suits(timed));
+        // Backwards in memory pairs are whole where the number of steps is even.
+        let aligned = contiguous == Some(true) && p.steps().is_multiple_of(2);
+        let (kernel, config) = self.kernel(pass, contiguous.is_some());
         let mut arguments: Vec<Arg<'_>> = list.iter().map(|a| Arg::Bytes(a)).collect();
         arguments.extend([Arg::Bytes(&marks), Arg::I64(p.channels() as i64)]);
+        if contiguous.is_some() {
+            arguments.push(Arg::I64(i64::from(aligned)));
+        }
         // SAFETY: the views' makers vouch for the memory that their shapes and strides reach; the signature's check has
         // compared shapes and types with the problem, whose sizes the kernel keeps to; the arguments are the kernel's
         // structs, field by field.
         unsafe { kernel.launch(args.stream, &config, &arguments) }
     }
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
-        let (kernel, config) = self.kernel(pass);
+        let (kernel, config) = self.kernel(pass, true);
         Ok(vec![LaunchReport::new(kernel, 1, config.grid, config.block, config.shared_bytes)?])
     }
 }

@@ -1,6 +1,6 @@
 //! Threads over sequences and blocks of sixteen channels, SIMD over the channels of a block.
 //!
-//! A block goes through time in tiles of 128 steps. Within a tile one state of its sixteen channels after the other runs
+//! A block goes through time in tiles of 64 steps. Within a tile one state of its sixteen channels after the other runs
 //! through all steps, so a tile's memory does not grow with N. The forward pass saves the states before each tile; the
 //! backward pass runs a tile's states forward again from there, and then against time.
 
@@ -16,7 +16,7 @@ pub(super) use step::StepPlan;
 use super::super::lanes::{Array, LANES, Span, load_state, store_state};
 use super::super::lanes::{STEPS, State};
 use super::super::packing::{Marks, Packing, Unit};
-use super::spec::{NAME, SelectiveScan, Weights};
+use super::spec::{CHUNK, NAME, SelectiveScan, Weights};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
 use crate::{Error, Layout, Place, Result, View, ViewMut};
 use chronaxie_runtime::{pool, simd};
@@ -192,8 +192,8 @@ impl Block {
     /// The unit's tiles, first to last: from, to.
     fn tiles(&self) -> impl DoubleEndedIterator<Item = (usize, usize)> + use<> {
         let Unit { begin, end, .. } = self.unit;
-        let chunks = if begin == end { 0..0 } else { begin / STEPS..end.div_ceil(STEPS) };
-        chunks.map(move |c| (begin.max(c * STEPS), end.min((c + 1) * STEPS)))
+        let chunks = if begin == end { 0..0 } else { begin / CHUNK..end.div_ceil(CHUNK) };
+        chunks.map(move |c| (begin.max(c * CHUNK), end.min((c + 1) * CHUNK)))
     }
     fn sequence(&self, v: &Array, from: usize, to: usize) -> Span {
         let origin = v.offset([self.unit.row, self.first, from, 0]);
@@ -241,12 +241,12 @@ impl Block {
     }
     /// The state before a tile that was saved, `[B, chunk, D, N]`.
     fn load_chunk(&self, v: &Array, from: usize, n: usize, complex: bool) -> State {
-        let origin = v.offset([self.unit.row, from / STEPS, self.first, n]);
+        let origin = v.offset([self.unit.row, from / CHUNK, self.first, n]);
         // SAFETY: as above.
         unsafe { load_state(v, origin, v.stride(2), self.lanes, complex) }
     }
     fn store_chunk(&self, state: &State, v: &Array, from: usize, n: usize, complex: bool) {
-        let origin = v.offset([self.unit.row, from / STEPS, self.first, n]);
+        let origin = v.offset([self.unit.row, from / CHUNK, self.first, n]);
         // SAFETY: as above.
         unsafe { store_state(state, v, origin, v.stride(2), self.lanes, complex) };
     }

@@ -1,7 +1,6 @@
 //! `selective_scan`: names, shapes and tolerances.
 
 use super::super::complex::Complex;
-use super::super::lanes::STEPS;
 use super::super::law;
 use super::super::packing::{OwnedMarks, Packing};
 use super::{cpu, cuda, reference};
@@ -18,6 +17,8 @@ use std::str::FromStr;
 pub const NAME: &str = "selective_scan";
 /// The most states a channel has.
 pub const MAX_STATES: usize = 256;
+/// Steps between saved states; tiles of the CPU hold as many, at the least.
+pub(super) const CHUNK: usize = 64;
 
 /// How a continuous state becomes one of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -284,10 +285,10 @@ impl SelectiveScan {
         let shape = [self.packing.states(self.batch), self.channels, self.states];
         TensorSpec::new(name, axes, shape, self.state_dtype(), Role::State).any_strides()
     }
-    /// The states before every 128th step.
+    /// The states before every 64th step.
     fn chunk_states(&self) -> TensorSpec {
-        let shape = [self.batch, self.steps.div_ceil(STEPS), self.channels, self.states];
-        TensorSpec::new("chunk_states", "[B, ceil(T/128), D, N]", shape, self.state_dtype(), Role::Saved)
+        let shape = [self.batch, self.steps.div_ceil(CHUNK), self.channels, self.states];
+        TensorSpec::new("chunk_states", "[B, ceil(T/64), D, N]", shape, self.state_dtype(), Role::Saved)
     }
     /// What goes in, in order; what is not given is left out.
     pub(super) fn inputs(&self) -> [Option<TensorSpec>; 9] {

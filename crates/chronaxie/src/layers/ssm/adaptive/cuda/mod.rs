@@ -1,20 +1,26 @@
-//! `adaptive_theta` on CUDA devices: a warp a channel.
+//! `adaptive_theta` on CUDA devices: time over the lanes of a warp where it is contiguous, else one step after the other.
 
 #![allow(unsafe_code)]
 
-use super::super::cuda::arrays::{array, constants, marks};
+use super::super::cuda::arrays::{RUNS, array, constants, marks, suits};
 use super::super::cuda::general::HEADERS as NUMBER;
 use super::super::lanes::STEPS;
 use super::super::packing::Packing;
 use super::spec::{AdaptiveScan, NAME};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature, TensorSpec};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 
 const SOURCE: KernelSource =
     KernelSource::embedded("layers/ssm/adaptive/cuda/adaptive.cu", include_str!("adaptive.cu"));
-const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh"))];
+const SHARED: Header = ("adaptive.cuh", include_str!("adaptive.cuh"));
+const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh")), SHARED];
+const LANES_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED, RUNS];
+const LANES: KernelSource = KernelSource::embedded("layers/ssm/adaptive/cuda/lanes.cu", include_str!("lanes.cu"));
+const LANES_ENTRIES: [&str; 2] = ["adaptive_lanes_forward", "adaptive_lanes_backward"];
+/// Words of a state in shared memory, forward and backward.
+const WORDS: [usize; 2] = [9, 12];
 const ENTRIES: [&str; 3] = ["adaptive_forward", "adaptive_backward", "adaptive_fold"];
 /// Threads a block: four warps.
 const THREADS: u32 = 128;
@@ -40,11 +46,27 @@ fn specialisation(dtype: Dtype, decay: bool, per_lane: usize) -> Specialisation 
     spec
 }
 
+fn lanes_specialisation(dtype: Dtype, decay: bool) -> Specialisation {
+    let mut spec = Specialisation::new(LANES, &LANES_ENTRIES);
+    spec.headers = LANES_HEADERS;
+    spec.fmad = false;
+    spec.constants = constants(dtype, true);
+    spec.constants.extend([("kThreads", (THREADS as i32).into()), ("kDecay", decay.into())]);
+    spec
+}
+
 /// Every form of the kernels.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     // Few and many states, without and with decay, every type.
     let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 2), (Dtype::Bf16, true, 8), (Dtype::F16, false, 8)];
-    forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n)).collect()
+    let serial = forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n));
+    let lanes = [(Dtype::F32, false), (Dtype::F32, true), (Dtype::Bf16, false)];
+    serial.chain(lanes.into_iter().map(|(d, decay)| lanes_specialisation(d, decay))).collect()
+}
+
+/// Bytes of shared memory of a block whose warps keep so many words of each state.
+fn lanes_bytes(p: &AdaptiveScan, words: usize) -> u32 {
+    (4 * words * p.states() * THREADS as usize / 32) as u32
 }
 
 /// `adaptive_theta` on a CUDA device.
@@ -54,6 +76,7 @@ pub(super) struct CudaPlan {
     device: Arc<CudaDevice>,
     signatures: [Signature; 2],
     kernels: [Kernel; 3],
+    lanes: Option<[Kernel; 2]>,
     none: Layout,
     scratch: Layout,
     /// part_b, part_c, trace, part_skip.
@@ -65,28 +88,47 @@ pub(super) struct CudaPlan {
 
 impl CudaPlan {
     pub(super) fn new(problem: AdaptiveScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "serial") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of serial on CUDA devices")));
-        }
+        let whole = problem.packing() == Packing::Whole && problem.batch() > 0;
+        let lanes = match options.variant.as_deref() {
+            Some("serial") => false,
+            None => whole,
+            Some("lanes") if whole => true,
+            Some(v) => {
+                let ways = if whole { "serial, lanes" } else { "serial, the only way for this problem" };
+                return Err(Error::config(format!("{NAME}: variant `{v}` is not one of {ways} on CUDA devices")));
+            }
+        };
         let spec = specialisation(problem.dtype(), problem.has_decay(), per_lane(problem.states()));
         let parts = problem.packing().states(problem.batch()).min(PARTS);
         let warps = THREADS as usize / 32;
         let most = (device.props().sm_count as usize * WARPS_PER_SM / warps).max(1);
         let blocks = (parts * problem.channels()).div_ceil(warps).clamp(1, most);
-        let weights = parts * problem.channels() * problem.states();
+        // Scratch serves whichever way the strides of a call allow.
+        let most_parts = if lanes { problem.batch().max(parts) } else { parts };
+        let weights = most_parts * problem.channels() * problem.states();
         let mut scratch = Layout::new(options.scratch_gap);
         let regions = [
             scratch.push("parts of grad_B", Dtype::C64, weights)?,
             scratch.push("parts of grad_C", Dtype::C64, weights)?,
             scratch.push("states of 128 steps", Dtype::C64, blocks * warps * STEPS * problem.states())?,
-            scratch.push("parts of grad_D", Dtype::F32, parts * problem.channels())?,
+            scratch.push("parts of grad_D", Dtype::F32, most_parts * problem.channels())?,
         ];
         let kernel = |name| device.kernel(&spec, name);
+        let lanes = lanes.then(|| {
+            let spec = lanes_specialisation(problem.dtype(), problem.has_decay());
+            let [forward, backward] = LANES_ENTRIES.map(|name| device.kernel(&spec, name));
+            let kernels = [forward?, backward?];
+            for (kernel, words) in kernels.iter().zip(WORDS) {
+                kernel.set_max_dynamic_shared(lanes_bytes(&problem, words))?;
+            }
+            Ok::<_, Error>(kernels)
+        });
         Ok(Self {
             problem,
             device: device.clone(),
             signatures: [problem.signature(Pass::Forward)?, problem.signature(Pass::Backward)?],
             kernels: [kernel(ENTRIES[0])?, kernel(ENTRIES[1])?, kernel(ENTRIES[2])?],
+            lanes: lanes.transpose()?,
             none: Layout::new(options.scratch_gap),
             scratch,
             regions,
@@ -96,22 +138,34 @@ impl CudaPlan {
     }
 
     /// The launches of a pass, in order.
-    fn steps(&self, pass: Pass) -> Vec<(&Kernel, LaunchConfig)> {
+    fn steps<'a>(&'a self, pass: Pass, lanes: Option<&'a [Kernel; 2]>) -> Vec<(&'a Kernel, LaunchConfig)> {
         let p = &self.problem;
         let tasks = p.packing().states(p.batch()) * p.channels();
-        if pass == Pass::Forward {
-            let some = (tasks > 0).then(|| (&self.kernels[0], LaunchConfig::linear(32 * tasks, THREADS)));
-            return some.into_iter().collect();
-        }
+        let backward = usize::from(pass == Pass::Backward);
+        let rows = LaunchConfig::linear(32 * tasks, THREADS);
         let walk = LaunchConfig::new((self.blocks as u32, 1, 1), (THREADS, 1, 1));
+        let first = match lanes {
+            Some(kernels) => (&kernels[backward], rows.shared(lanes_bytes(p, WORDS[backward]))),
+            None => (&self.kernels[backward], if backward == 0 { rows } else { walk }),
+        };
         let fold = LaunchConfig::linear(p.channels() * p.states(), THREADS);
-        let walk = (tasks > 0).then_some((&self.kernels[1], walk));
-        let fold = (p.channels() > 0).then_some((&self.kernels[2], fold));
-        walk.into_iter().chain(fold).collect()
+        let fold = (backward == 1 && p.channels() > 0).then_some((&self.kernels[2], fold));
+        (tasks > 0).then_some(first).into_iter().chain(fold).collect()
+    }
+
+    /// The kernels for contiguous time, if the strides suit them, and whether they may use vectors.
+    fn lanes(&self, pass: Pass, args: &Args<'_, '_>) -> Option<(&[Kernel; 2], bool)> {
+        let kernels = self.lanes.as_ref()?;
+        let signature = self.signature(pass)?;
+        let timed = |t: &TensorSpec| t.axes.ends_with("T]");
+        let outputs: Vec<View<'_>> = args.outputs.iter().map(|v| v.as_view()).collect();
+        let inputs = args.inputs.iter().zip(&signature.inputs).filter(|(_, t)| timed(t)).map(|(v, _)| v);
+        let written = outputs.iter().zip(&signature.outputs).filter(|(_, t)| timed(t)).map(|(v, _)| v);
+        suits(inputs.chain(written)).map(|aligned| (kernels, aligned))
     }
 
     /// The kernels' `Tensors`.
-    fn tensors(&self, pass: Pass, args: &Args<'_, '_>) -> Vec<u8> {
+    fn tensors(&self, pass: Pass, args: &Args<'_, '_>, lanes: Option<bool>) -> Vec<u8> {
         let p = &self.problem;
         let given = p.inputs().map(|t| t.is_some());
         let mut views = args.inputs.iter();
@@ -139,7 +193,9 @@ impl CudaPlan {
         let region = |id| if pass == Pass::Forward { 0 } else { self.scratch.address(base, id) };
         bytes.extend(self.regions.map(region).iter().flat_map(|a| a.to_ne_bytes()));
         bytes.extend(marks);
-        let sizes = [p.channels(), p.states(), self.parts, usize::from(p.has_silu())];
+        let parts = lanes.map_or(self.parts, |_| p.batch());
+        let options = [usize::from(p.has_silu()), usize::from(lanes == Some(true))];
+        let sizes = [p.channels(), p.states(), parts, options[0], options[1]];
         bytes.extend(sizes.iter().flat_map(|&n| (n as i64).to_ne_bytes()));
         bytes
     }
@@ -160,17 +216,23 @@ impl Plan for CudaPlan {
         }
     }
     fn config(&self) -> String {
-        format!("serial threads={THREADS} per_lane={} backward_blocks={}", per_lane(self.problem.states()), self.blocks)
+        let serial = format!(
+            "serial threads={THREADS} per_lane={} backward_blocks={}",
+            per_lane(self.problem.states()),
+            self.blocks
+        );
+        if self.lanes.is_some() { format!("lanes threads={THREADS}, or {serial}") } else { serial }
     }
     fn variant(&self) -> &'static str {
-        "serial"
+        if self.lanes.is_some() { "lanes" } else { "serial" }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
         if pass == Pass::Backward { &self.scratch } else { &self.none }
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
-        let tensors = self.tensors(pass, args);
-        for (kernel, config) in self.steps(pass) {
+        let lanes = self.lanes(pass, args);
+        let tensors = self.tensors(pass, args, lanes.map(|(_, aligned)| aligned));
+        for (kernel, config) in self.steps(pass, lanes.map(|(kernels, _)| kernels)) {
             // SAFETY: the views' makers vouch for the memory that their shapes and strides reach; the signature's check has
             // compared shapes and types with the problem, whose sizes the kernels keep to; the argument is the kernels'
             // struct, field by field, and the scratch holds the layout.
@@ -181,6 +243,6 @@ impl Plan for CudaPlan {
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
         let report =
             |(kernel, c): (&Kernel, LaunchConfig)| LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes);
-        self.steps(pass).into_iter().map(report).collect()
+        self.steps(pass, self.lanes.as_ref()).into_iter().map(report).collect()
     }
 }

@@ -4,7 +4,7 @@
 
 use super::super::super::lanes::{Array, LANES, STEPS, State, Tile, load_state, store_state};
 use super::super::super::packing::Marks;
-use super::super::spec::{MAX_STATES, SelectiveScan, Weights};
+use super::super::spec::{CHUNK, MAX_STATES, SelectiveScan, Weights};
 use super::tile::{self, Back, Trace, Walk};
 use super::{Block, Grouping, Inputs, fresh};
 use crate::{Dtype, Layout, Result};
@@ -196,7 +196,7 @@ impl Backward<'_> {
                     c.gather(&i.c, 0, &at.weight(g, p.c(), &i.c, n, from, to), complex);
                 }
                 let state = match &i.h0 {
-                    _ if from % STEPS == 0 && from > at.unit.begin => at.load_chunk(&self.chunks, from, n, complex),
+                    _ if from % CHUNK == 0 && from > at.unit.begin => at.load_chunk(&self.chunks, from, n, complex),
                     Some(h0) => at.load(h0, at.unit.state, n, complex),
                     None => [zeros; 2],
                 };

@@ -1,8 +1,8 @@
 //! Forward: tasks are blocks of channels of one unit.
 
-use super::super::super::lanes::{Array, LANES, STEPS, Tile};
+use super::super::super::lanes::{Array, LANES, Tile};
 use super::super::super::packing::Marks;
-use super::super::spec::{MAX_STATES, SelectiveScan};
+use super::super::spec::{CHUNK, MAX_STATES, SelectiveScan};
 use super::tile::{self, Walk};
 use super::{Block, Grouping, Inputs, fresh};
 use chronaxie_runtime::pool;
@@ -56,7 +56,7 @@ impl Forward<'_> {
             y.re[..steps].fill(zeros);
             let fresh = fresh(&self.marks, at.unit.row, from, to);
             for (n, state) in states[..p.states()].iter_mut().enumerate() {
-                if from % STEPS == 0 {
+                if from % CHUNK == 0 {
                     at.store_chunk(state, &self.chunks, from, n, complex);
                 }
                 // SAFETY: as above.

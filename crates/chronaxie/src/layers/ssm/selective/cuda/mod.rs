@@ -1,21 +1,26 @@
-//! `selective_scan` and its step on CUDA devices: a warp a channel.
+//! `selective_scan` and its step on CUDA devices: the fast way where there is one (`lanes.rs`), else a warp a channel.
 
 #![allow(unsafe_code)]
 
-use super::super::cuda::arrays::{array, constants, marks};
+mod lanes;
+
+use super::super::cuda::arrays::{array, constants, marks, suits};
 use super::super::cuda::general::HEADERS as NUMBER;
-use super::super::lanes::STEPS;
 use super::super::packing::Packing;
-use super::spec::{Discretisation, MAX_STATES, SelectiveScan, Weights};
+use super::spec::{CHUNK, Discretisation, MAX_STATES, SelectiveScan, Weights};
 use super::step::SelectiveStateUpdate;
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature, TensorSpec};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
+use lanes::Lanes;
 use std::sync::Arc;
 
 const SOURCE: KernelSource =
     KernelSource::embedded("layers/ssm/selective/cuda/selective.cu", include_str!("selective.cu"));
 const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh"))];
+/// What all kernels of the folder include.
+const SHARED_HEADERS: &[Header] = &[("tensors.cuh", include_str!("tensors.cuh"))];
+const ALL_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED_HEADERS[0]];
 const ENTRIES: [&str; 4] = ["selective_forward", "selective_backward", "selective_fold", "selective_fold_slices"];
 /// Threads a block: four warps.
 const THREADS: u32 = 128;
@@ -31,7 +36,7 @@ fn per_lane(states: usize) -> usize {
 
 fn specialisation(dtype: Dtype, complex: bool, rule: Discretisation, per_lane: usize) -> Specialisation {
     let mut spec = Specialisation::new(SOURCE, &ENTRIES);
-    spec.headers = HEADERS;
+    spec.headers = ALL_HEADERS;
     // Angles become the CPU's integers, to the bit.
     spec.fmad = false;
     spec.constants = constants(dtype, complex);
@@ -44,12 +49,13 @@ fn specialisation(dtype: Dtype, complex: bool, rule: Discretisation, per_lane: u
 /// The corners: few and many states a lane, real and complex, every rule and every type once.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let most = per_lane(MAX_STATES);
-    vec![
+    let serial = [
         specialisation(Dtype::F32, false, Discretisation::Exp, 1),
         specialisation(Dtype::F32, true, Discretisation::Zoh, most),
         specialisation(Dtype::Bf16, false, Discretisation::Bilinear, most),
         specialisation(Dtype::F16, true, Discretisation::Bilinear, 1),
-    ]
+    ];
+    serial.into_iter().chain(lanes::specialisations()).collect()
 }
 
 /// Where the parts lie in scratch.
@@ -74,6 +80,41 @@ impl Shares {
     }
 }
 
+/// The kernels of the fast way.
+#[derive(Debug)]
+struct Fast {
+    lanes: Lanes,
+    forward: Kernel,
+    /// Backward, and what segments hand on.
+    backward: Option<[Kernel; 2]>,
+}
+
+impl Fast {
+    fn new(scan: &SelectiveScan, lanes: Lanes, device: &Arc<CudaDevice>) -> Result<Self> {
+        let kernel = |spec: &Specialisation, name, bytes: usize| {
+            let kernel = device.kernel(spec, name)?;
+            kernel.set_max_dynamic_shared(bytes as u32)?;
+            Ok::<_, Error>(kernel)
+        };
+        let forward = || {
+            let spec = lanes::forward_specialisation(scan.dtype(), lanes.lanes, lanes.threads);
+            kernel(&spec, lanes::ENTRIES[0], lanes.forward_bytes(scan.states()))
+        };
+        let backward = || {
+            let spec = lanes::backward_specialisation(scan.dtype());
+            let bytes = lanes.backward_bytes(lanes.channels_a_warp);
+            Ok::<_, Error>([kernel(&spec, lanes::ENTRIES[1], bytes)?, kernel(&spec, lanes::ENTRIES[2], bytes)?])
+        };
+        // Where nothing is cached the compiler takes seconds: both at a time.
+        let (forward, backward) = std::thread::scope(|s| {
+            let forward = s.spawn(forward);
+            let backward = lanes.backward.then(backward).transpose();
+            (forward.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), backward)
+        });
+        Ok(Self { lanes, forward: forward?, backward: backward? })
+    }
+}
+
 /// `selective_scan`, or its step, on a CUDA device.
 #[derive(Debug)]
 pub(super) struct CudaPlan {
@@ -82,10 +123,11 @@ pub(super) struct CudaPlan {
     device: Arc<CudaDevice>,
     signatures: Vec<(Pass, Signature)>,
     kernels: [Kernel; 4],
+    fast: Option<Fast>,
     none: Layout,
     scratch: Layout,
-    /// part_a, part_b, part_c, trace, part_vectors.
-    regions: [RegionId; 5],
+    /// part_a, part_b, part_c, trace, part_vectors, and what segments hand on.
+    regions: [RegionId; 7],
     shares: Shares,
     /// Blocks of the backward pass.
     blocks: usize,
@@ -108,36 +150,52 @@ impl CudaPlan {
         options: &PlanOptions,
     ) -> Result<Self> {
         let name = step.map_or(super::spec::NAME, |_| super::step::NAME);
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "serial") {
-            return Err(Error::config(format!("{name}: variant `{v}` is not one of serial on CUDA devices")));
-        }
+        let way = if step.is_some() { None } else { Lanes::choose(&scan, device.props()) };
+        let way = match options.variant.as_deref() {
+            Some("serial") => None,
+            None => way,
+            Some("lanes") if way.is_some() => way,
+            Some(v) => {
+                let ways = if way.is_some() { "serial, lanes" } else { "serial, the only way for this problem" };
+                return Err(Error::config(format!("{name}: variant `{v}` is not one of {ways} on CUDA devices")));
+            }
+        };
         let spec = specialisation(scan.dtype(), scan.is_complex(), scan.discretisation(), per_lane(scan.states()));
         let (shares, warps) = (Shares::new(&scan), THREADS as usize / 32);
         let groups = if shares.own { 1 } else { shares.groups };
         let most = (device.props().sm_count as usize * WARPS_PER_SM / warps).max(1);
         let blocks = (shares.parts * groups * shares.slices).div_ceil(warps).clamp(1, most);
         let state = if scan.is_complex() { Dtype::C64 } else { Dtype::F32 };
-        let rates = shares.parts * scan.channels() * scan.states();
+        // Scratch serves whichever way the strides of a call allow.
+        let back = way.filter(|w| w.backward);
+        let parts = back.map_or(0, |w| w.parts(scan.batch())).max(shares.parts);
+        let slices = back.map_or(0, |w| w.slices).max(shares.slices);
+        let rates = parts * scan.channels() * scan.states();
         let weight = |w: Weights| match w {
             Weights::Constant => rates,
-            Weights::Varying(_) if shares.own => 0,
-            Weights::Varying(g) => shares.slices * scan.batch() * g * scan.states() * scan.steps(),
+            Weights::Varying(_) if shares.own && back.is_none() => 0,
+            Weights::Varying(g) => slices * scan.batch() * g * scan.states() * scan.steps(),
         };
+        let carries = back.filter(|w| w.segments > 1).map_or(0, |w| w.segments * scan.batch() * scan.channels());
         let mut scratch = Layout::new(options.scratch_gap);
         let regions = [
             scratch.push("parts of grad_A", state, rates)?,
             scratch.push("parts of grad_B", state, weight(scan.b()))?,
             scratch.push("parts of grad_C", state, weight(scan.c()))?,
-            scratch.push("states of 128 steps", state, blocks * warps * STEPS * scan.states())?,
-            scratch.push("parts of grad_D and grad_delta_bias", Dtype::F32, 2 * shares.parts * scan.channels())?,
+            scratch.push("states of 64 steps", state, blocks * warps * CHUNK * scan.states())?,
+            scratch.push("parts of grad_D and grad_delta_bias", Dtype::F32, 2 * parts * scan.channels())?,
+            scratch.push("gradients between segments", Dtype::F32, carries * scan.states())?,
+            scratch.push("sums of delta of segments", Dtype::F32, carries)?,
         ];
         let kernel = |name| device.kernel(&spec, name);
+        let fast = way.map(|w| Fast::new(&scan, w, device)).transpose()?;
         Ok(Self {
             scan,
             step,
             device: device.clone(),
             signatures,
             kernels: [kernel(ENTRIES[0])?, kernel(ENTRIES[1])?, kernel(ENTRIES[2])?, kernel(ENTRIES[3])?],
+            fast,
             none: Layout::new(options.scratch_gap),
             scratch,
             regions,
@@ -146,28 +204,66 @@ impl CudaPlan {
         })
     }
 
+    /// The fast way's launches of a pass, before what both ways end with.
+    fn fast_steps<'a>(&self, fast: &'a Fast, pass: Pass) -> Vec<(&'a Kernel, LaunchConfig)> {
+        let (w, p) = (&fast.lanes, &self.scan);
+        let launch = |blocks: usize, threads, bytes: usize| {
+            LaunchConfig::new((blocks as u32, 1, 1), (threads, 1, 1)).shared(bytes as u32)
+        };
+        match (pass, &fast.backward) {
+            (Pass::Forward, _) => {
+                let blocks = w.blocks(pass, p.batch());
+                vec![(&fast.forward, launch(blocks, w.threads, w.forward_bytes(p.states())))]
+            }
+            (_, Some([backward, carry])) => {
+                let bytes = w.backward_bytes(w.channels_a_warp);
+                let of = |kernel, blocks| (kernel, launch(blocks, lanes::BACK_THREADS, bytes));
+                let (before, blocks) = (w.carry_blocks(p.batch()), w.blocks(pass, p.batch()));
+                let before = (before > 0).then(|| of(carry, before));
+                before.into_iter().chain([of(backward, blocks)]).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The launches of a pass, in order.
-    fn steps(&self, pass: Pass) -> Vec<(&Kernel, LaunchConfig)> {
+    fn steps<'a>(&'a self, pass: Pass, fast: Option<&'a Fast>) -> Vec<(&'a Kernel, LaunchConfig)> {
         let p = &self.scan;
         let rows = p.packing().states(p.batch()) * p.channels();
+        let first = match fast {
+            Some(fast) => self.fast_steps(fast, pass),
+            None => Vec::new(),
+        };
         if pass != Pass::Backward {
-            let some = (rows > 0).then(|| (&self.kernels[0], LaunchConfig::linear(32 * rows, THREADS)));
-            return some.into_iter().collect();
+            let serial = (rows > 0).then(|| (&self.kernels[0], LaunchConfig::linear(32 * rows, THREADS)));
+            return if fast.is_some() { first } else { serial.into_iter().collect() };
         }
         let walk = LaunchConfig::new((self.blocks as u32, 1, 1), (THREADS, 1, 1));
         let varies = [p.b(), p.c()].iter().any(|w| matches!(w, Weights::Varying(_)));
         let elements = p.batch() * self.shares.groups * p.states() * p.steps();
+        let own = self.shares.own && fast.is_none();
         let all = [
-            (rows > 0).then_some((&self.kernels[1], walk)),
+            (rows > 0 && fast.is_none()).then_some((&self.kernels[1], walk)),
             (p.channels() > 0).then(|| (&self.kernels[2], LaunchConfig::linear(p.channels() * p.states(), THREADS))),
-            (varies && !self.shares.own && elements > 0)
-                .then(|| (&self.kernels[3], LaunchConfig::linear(elements, THREADS))),
+            (varies && !own && elements > 0).then(|| (&self.kernels[3], LaunchConfig::linear(elements, THREADS))),
         ];
-        all.into_iter().flatten().collect()
+        first.into_iter().chain(all.into_iter().flatten()).collect()
+    }
+
+    /// The fast way, if there is one and the strides suit it, and whether it may use vectors.
+    fn fast(&self, pass: Pass, args: &Args<'_, '_>) -> Option<(&Fast, bool)> {
+        let fast = self.fast.as_ref().filter(|f| pass == Pass::Forward || f.backward.is_some())?;
+        // Those with a time axis: u, delta, B, C, z, and out or the gradients.
+        let signature = self.signature(pass)?;
+        let timed = |t: &TensorSpec| t.axes.ends_with("T]");
+        let outputs: Vec<View<'_>> = args.outputs.iter().map(|v| v.as_view()).collect();
+        let inputs = args.inputs.iter().zip(&signature.inputs).filter(|(_, t)| timed(t)).map(|(v, _)| v);
+        let written = outputs.iter().zip(&signature.outputs).filter(|(_, t)| timed(t)).map(|(v, _)| v);
+        suits(inputs.chain(written)).map(|aligned| (fast, aligned))
     }
 
     /// The kernels' `Tensors`.
-    fn tensors(&self, pass: Pass, args: &Args<'_, '_>) -> Vec<u8> {
+    fn tensors(&self, pass: Pass, args: &Args<'_, '_>, fast: Option<(&Fast, bool)>) -> Vec<u8> {
         let p = &self.scan;
         let given = p.inputs().map(|t| t.is_some());
         let outputs: Vec<View<'_>> = args.outputs.iter().map(|v| v.as_view()).collect();
@@ -192,15 +288,21 @@ impl CudaPlan {
         let mut bytes: Vec<u8> = arrays.into_iter().flat_map(array).collect();
         let base = args.scratch.address();
         let region = |id| if pass == Pass::Backward { self.scratch.address(base, id) } else { 0 };
-        bytes.extend(self.regions.map(region).iter().flat_map(|a| a.to_ne_bytes()));
+        bytes.extend(self.regions[..5].iter().flat_map(|&id| region(id).to_ne_bytes()));
         bytes.extend(table.map_or(0, View::address).to_ne_bytes());
         bytes.extend(marks(p.packing(), packed, p.batch(), p.steps()));
-        let s = &self.shares;
+        let mut s = self.shares;
+        if let Some((Fast { lanes, .. }, _)) = fast {
+            (s.parts, s.slices, s.own) = (lanes.parts(p.batch()), lanes.slices, false);
+        }
         let varies = |w: Weights| usize::from(matches!(w, Weights::Varying(_)));
         let sizes = [p.batch(), p.channels(), p.states(), s.groups, s.parts, s.slices, usize::from(s.own)];
         let slots = self.step.map_or(p.packing().states(p.batch()), |s| s.rows());
         let options = [varies(p.b()), varies(p.c()), usize::from(p.has_softplus()), slots];
-        bytes.extend(sizes.iter().chain(&options).flat_map(|&n| (n as i64).to_ne_bytes()));
+        let cut =
+            fast.map_or([0, 1, 1], |(f, aligned)| [usize::from(aligned), f.lanes.channels_a_warp, f.lanes.segments]);
+        bytes.extend(sizes.iter().chain(&options).chain(&cut).flat_map(|&n| (n as i64).to_ne_bytes()));
+        bytes.extend(self.regions[5..].iter().flat_map(|&id| region(id).to_ne_bytes()));
         bytes
     }
 }
@@ -216,17 +318,23 @@ impl Plan for CudaPlan {
         self.signatures.iter().find(|(p, _)| *p == pass).map(|(_, s)| s)
     }
     fn config(&self) -> String {
-        format!("serial threads={THREADS} per_lane={} backward_blocks={}", per_lane(self.scan.states()), self.blocks)
+        let serial = format!(
+            "serial threads={THREADS} per_lane={} backward_blocks={}",
+            per_lane(self.scan.states()),
+            self.blocks
+        );
+        self.fast.as_ref().map_or(serial.clone(), |f| format!("{}, or {serial}", f.lanes))
     }
     fn variant(&self) -> &'static str {
-        "serial"
+        if self.fast.is_some() { "lanes" } else { "serial" }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
         if pass == Pass::Backward { &self.scratch } else { &self.none }
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
-        let tensors = self.tensors(pass, args);
-        for (kernel, config) in self.steps(pass) {
+        let fast = self.fast(pass, args);
+        let tensors = self.tensors(pass, args, fast);
+        for (kernel, config) in self.steps(pass, fast.map(|(f, _)| f)) {
             // SAFETY: the views' makers vouch for the memory that their shapes and strides reach; the signature's check has
             // compared shapes and types with the problem, whose sizes the kernels keep to; the argument is the kernels'
             // struct, field by field, and the scratch holds the layout.
@@ -237,6 +345,7 @@ impl Plan for CudaPlan {
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
         let report =
             |(kernel, c): (&Kernel, LaunchConfig)| LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes);
-        self.steps(pass).into_iter().map(report).collect()
+        let fast = self.fast.as_ref().filter(|f| pass == Pass::Forward || f.backward.is_some());
+        self.steps(pass, fast).into_iter().map(report).collect()
     }
 }

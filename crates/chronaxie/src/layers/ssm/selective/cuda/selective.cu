@@ -2,10 +2,10 @@
 // out = y silu(z)
 //
 //   u, delta, z, out [B, D, T] f32, bf16 or f16; A [D, N] f32 or c64; B, C constant [D, N] or varying [B, G, N, T]; D,
-//   delta_bias [D] f32; h0, last [S, D, N]; chunk_states [B, ceil(T/128), D, N]; any strides but for the saved one
+//   delta_bias [D] f32; h0, last [S, D, N]; chunk_states [B, ceil(T/64), D, N]; any strides but for the saved one
 //
 // Forward: a warp takes one channel of one sequence through time, a lane the states n = lane + 32 k. Backward: a warp takes
-// a slice of a group's channels, one after the other, in one part of the units; 128 steps at a time run forward again from
+// a slice of a group's channels, one after the other, in one part of the units; 64 steps at a time run forward again from
 // the saved states, into scratch, and then against time. What several warps add to lies in parts of scratch of their own,
 // and selective_fold sums them in one order: no atomics, the same bits every run.
 //
@@ -14,25 +14,12 @@
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
-#include "number.cuh"
-#include "phase.cuh"
+#include "tensors.cuh"
 
-constexpr int kChunk = 128, kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / 32;
 // More states a lane than two would not fit the registers: they lie in local memory, for N above 64.
 constexpr int kUnroll = kPerLane <= 2 ? kPerLane : 1;
 constexpr float kKappa = kComplex ? 2.0f : 1.0f;
-
-struct Tensors {
-  Array u, delta, a, b, c, skip, z, bias, h0;  // what is not given has no base
-  Array out, last, chunks;
-  Array grad_out, grad_last;
-  Array g_u, g_delta, g_a, g_b, g_c, g_skip, g_z, g_bias, g_h0;
-  Number *part_a, *part_b, *part_c, *trace;  // [parts, D, N] or (varying weights) [slices, B, G, N, T]; [warps, 128, N]
-  float* part_vectors;                       // [2, parts, D]
-  const int* table;                          // [B] or null: the step's
-  Marks marks;
-  i64 batch, channels, states, groups, parts, slices, own, b_varies, c_varies, softplus, slots;
-};
 
 __device__ __forceinline__ Real number(float re, Real) { return {re}; }
 __device__ __forceinline__ Complex number(float re, Complex) { return {re, 0.0f}; }

@@ -1,0 +1,162 @@
+"""The modules of the state-space models: what they compute, states between calls, learning."""
+
+import chronaxie
+import pytest
+import torch
+import torch.nn.functional as F
+from chronaxie.torch import AUSSM, LRU, RGLRU, S4D, S5, Mamba, MinGRU, PolarSSM
+from chronaxie.torch._ssm import hippo
+from conftest import assert_near
+from test_scan import law_adaptive, law_linear, law_selective
+
+MODELS = {
+    "S4D": lambda: S4D(6, 5),
+    "S4D inverse, bilinear": lambda: S4D(6, 5, frequencies="inverse", discretisation="bilinear"),
+    "S5": lambda: S5(6, 8),
+    "LRU": lambda: LRU(6, 7, least=0.4, most=0.95),
+    "RGLRU": lambda: RGLRU(6, blocks=2),
+    "MinGRU": lambda: MinGRU(6, 6),
+    "Mamba": lambda: Mamba(6, 4),
+    "AUSSM": lambda: AUSSM(6, 4),
+    "AUSSM without convolution": lambda: AUSSM(6, 4, d_conv=0, double_bias=True),
+    "PolarSSM": lambda: PolarSSM(6, 4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sequence_in_two_calls_is_the_sequence(device, name):
+    model = MODELS[name]().to(device)
+    x = torch.randn(3, 50, 6, device=device)
+    whole, last = model(x)
+    first, state = model(x[:, :21])
+    second, end = model(x[:, 21:], state)
+    assert whole.shape == (3, 50, 6)
+    assert_near(name, torch.cat([first, second], 1), whole, 2e-5)
+    for a, b in zip(*(s if isinstance(s, tuple) else (s,) for s in (end, last))):
+        if b is not None:
+            assert_near(f"{name}: state", *(torch.view_as_real(t) if t.is_complex() else t for t in (a, b)), 2e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_learns(device, name):
+    model = MODELS[name]().to(device)
+    x = torch.randn(2, 40, 6, device=device)
+    y, _ = model(x)
+    (y * torch.randn_like(y)).sum().backward()
+    for n, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(torch.view_as_real(p.grad) if p.is_complex() else p.grad).all(), n
+        assert float(p.grad.abs().sum()) > 0, n
+    assert model.state_dict().keys() == MODELS[name]().state_dict().keys()
+
+
+def _double(model):
+    return {k: v.detach().cpu().to(torch.complex128 if v.is_complex() else torch.float64) for k, v in model.state_dict().items()}
+
+
+def test_s4d_is_its_recurrence():
+    model, x = S4D(3, 4), torch.randn(2, 30, 3)
+    p = _double(model)
+    A = torch.complex(-p["log_rate"].exp(), p["frequency"])
+    u = x.double().transpose(1, 2)
+    delta = p["log_delta"].exp()[None, :, None].expand_as(u)
+    y, _ = law_selective(u, delta, A, torch.ones_like(A), torch.view_as_complex(p["C"]), p["D"], rule="zoh")
+    assert_near("S4D", model(x)[0], y.transpose(1, 2), 1e-5)
+
+
+def test_lru_and_s5_are_their_recurrences():
+    x = torch.randn(2, 30, 3)
+    model = LRU(3, 5)
+    p = _double(model)
+    gate = torch.polar((-p["nu"].exp()).exp(), p["phi"].exp())
+    drive = (1 - gate.abs() ** 2).sqrt() * (x.to(torch.complex128) @ torch.view_as_complex(p["B"]).t())
+    h, _ = law_linear(gate[None, :, None].expand(2, 5, 30), drive.transpose(1, 2), None)
+    y = (h.transpose(1, 2) @ torch.view_as_complex(p["C"]).t()).real + p["D"] * x
+    assert_near("LRU", model(x)[0], y, 1e-5)
+    model = S5(3, 8)
+    p = _double(model)
+    rate, delta = torch.view_as_complex(p["Lambda"]), p["log_delta"].exp()
+    gate = (rate * delta).exp()
+    drive = (gate - 1) / rate * (x.to(torch.complex128) @ torch.view_as_complex(p["B"]).t())
+    h, _ = law_linear(gate[None, :, None].expand(2, 4, 30), drive.transpose(1, 2), None)
+    y = 2 * (h.transpose(1, 2) @ torch.view_as_complex(p["C"]).t()).real + p["D"] * x
+    assert_near("S5", model(x)[0], y, 1e-5)
+
+
+def test_hippo_has_its_known_first_eigenvalues():
+    values, vectors = hippo(4)
+    p = (torch.arange(4, dtype=torch.float64) + 0.5).sqrt()
+    normal = p[:, None] * p[None, :]
+    matrix = normal.triu(1) - normal.tril(-1) - 0.5 * torch.eye(4, dtype=torch.float64)
+    assert torch.allclose(matrix.to(vectors.dtype) @ vectors, vectors * values)
+    assert (values.imag > 0).all()
+
+
+def test_gated_recurrences_are_what_their_papers_say():
+    x = torch.randn(2, 25, 4)
+    model = RGLRU(4)
+    p = _double(model)
+    wide = x.double()
+    gate = lambda n: torch.sigmoid(wide @ p[f"{n}.weight"][0] + p[f"{n}.bias"])  # noqa: E731
+    a = torch.sigmoid(p["Lambda"]) ** (8 * gate("recurrence_gate"))
+    h, _ = law_linear(a.transpose(1, 2), ((1 - a**2).sqrt() * gate("input_gate") * wide).transpose(1, 2), None)
+    assert_near("RGLRU", model(x)[0], h.transpose(1, 2), 1e-5)
+    opened = torch.sigmoid(p["Lambda"]) ** 8
+    assert (opened > 0.899).all() and (opened < 0.9991).all()
+    model = MinGRU(4, 3)
+    p = _double(model)
+    z = torch.sigmoid(wide @ p["gate.weight"].t() + p["gate.bias"])
+    c = wide @ p["candidate.weight"].t() + p["candidate.bias"]
+    h, _ = law_linear((1 - z).transpose(1, 2), (z * c).transpose(1, 2), None)
+    assert_near("MinGRU", model(x)[0], h.transpose(1, 2), 1e-5)
+
+
+def test_mamba_is_its_block():
+    model, x = Mamba(4, 3), torch.randn(2, 20, 4)
+    p = _double(model)
+    inner, z = (x.double() @ p["in_proj.weight"].t()).transpose(1, 2).chunk(2, 1)
+    u = F.silu(F.conv1d(F.pad(inner, (3, 0)), p["conv1d.weight"], p["conv1d.bias"], groups=8))
+    delta, B, C = (u.transpose(1, 2) @ p["x_proj.weight"].t()).split([1, 3, 3], -1)
+    delta = (delta @ p["dt_proj.weight"].t()).transpose(1, 2)
+    A = -p["A_log"].exp()
+    y, _ = law_selective(u, delta, A, B.transpose(1, 2), C.transpose(1, 2), p["D"], z, p["dt_proj.bias"], True)
+    assert_near("Mamba", model(x)[0], y.transpose(1, 2) @ p["out_proj.weight"].t(), 1e-5)
+    step = F.softplus(p["dt_proj.bias"])
+    assert (step > 9e-5).all() and (step < 0.11).all()
+
+
+@pytest.mark.parametrize("double_bias", [False, True])
+def test_aussm_is_its_block(double_bias):
+    model, x = AUSSM(4, 3, double_bias=double_bias), torch.randn(2, 20, 4)
+    p = _double(model)
+    u, z = (x.double() @ p["in_proj.weight"].t()).transpose(1, 2).chunk(2, 1)
+    u = F.conv1d(F.pad(u, (3, 0)), p["conv1d.weight"], p["conv1d.bias"], groups=4)
+    raw = u.transpose(1, 2) @ p["x_proj.weight"].t() @ p["dt_proj.weight"].t() + (1 + double_bias) * p["dt_proj.bias"]
+    theta = (p["xA_proj.weight"] @ u + p["xA_proj.bias"][:, None]).view(2, 4, 3, 20)
+    polar = lambda w: torch.polar(F.softplus(w.real), w.imag).expand(4, 3)  # noqa: E731
+    y, _ = law_adaptive(u, F.softplus(raw).transpose(1, 2), polar(p["B"]), polar(p["C"]), theta, D=p["D"], z=z, silu=True)
+    assert_near("AUSSM", model(x)[0], y.transpose(1, 2) @ p["out_proj.weight"].t(), 2e-5)
+
+
+def test_states_of_polar_stay_bounded_and_unitary_ones_do_not_decay():
+    torch.manual_seed(1)
+    polar = PolarSSM(4, 3, d_conv=0)
+    with torch.no_grad():
+        _, (_, h) = polar(torch.randn(1, 2000, 4))
+        radius = (-F.softplus(polar.radius)).exp()
+    assert (radius > 0.89).all() and (radius < 0.9995).all() and float(h.abs().amax()) < 1e3
+    unitary = AUSSM(4, 3, d_conv=0)
+    h0 = torch.polar(torch.ones(1, 4, 3), torch.randn(1, 4, 3))
+    with torch.no_grad():
+        _, (_, h) = unitary(torch.zeros(1, 4096, 4), (None, h0))
+    assert_near("|h|", h.abs(), torch.ones(1, 4, 3), 1e-6)
+
+
+def test_bad_sizes_are_sentences():
+    with pytest.raises(chronaxie.ShapeError, match=r"S4D: x.shape = \(2, 3\)"):
+        S4D(3)(torch.zeros(2, 3))
+    with pytest.raises(chronaxie.ConfigError, match="d_state = 5"):
+        S5(3, 5)
+    with pytest.raises(chronaxie.ConfigError, match="blocks = 4"):
+        RGLRU(6, blocks=4)
+    with pytest.raises(chronaxie.ConfigError, match="frequencies"):
+        S4D(3, frequencies="random")

@@ -1,0 +1,103 @@
+// What the scans share that keep runs of steps in registers: rows whose time is contiguous, by vectors where they are
+// aligned, and words of shared memory.
+#pragma once
+
+#include "number.cuh"
+
+template <int kType>
+struct StoredOf {
+  typedef unsigned short type;
+};
+template <>
+struct StoredOf<0> {
+  typedef float type;
+};
+typedef StoredOf<kStored>::type Stored;
+// Elements of 16 bytes.
+constexpr int kVector = 16 / sizeof(Stored);
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(unsigned short x) {
+  if (kStored == 1) return __uint_as_float(static_cast<unsigned>(x) << 16);
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+__device__ __forceinline__ void narrow(float& to, float x) { to = x; }
+__device__ __forceinline__ void narrow(unsigned short& to, float x) {
+  if (kStored == 1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(x));
+#else
+    to = to_bfloat(x);
+#endif
+  } else {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to) : "f"(x));
+  }
+}
+
+// kCount steps of a row from `t` on; 0 where the row has ended. With kAligned they are whole vectors.
+template <int kCount>
+__device__ __forceinline__ void load_run(float (&to)[kCount], const Stored* row, i64 t, i64 steps, bool aligned) {
+  constexpr int kWide = kCount < kVector ? kCount : kVector;
+  struct alignas(kWide * sizeof(Stored)) Wide {
+    Stored x[kWide];
+  };
+  if (aligned && t + kCount <= steps) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += kWide) {
+      const Wide w = *reinterpret_cast<const Wide*>(row + t + i);
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) to[i + k] = widen(w.x[k]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = t + i < steps ? widen(row[t + i]) : 0.0f;
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_run(Stored* row, i64 t, i64 steps, bool aligned, const float (&from)[kCount]) {
+  constexpr int kWide = kCount < kVector ? kCount : kVector;
+  struct alignas(kWide * sizeof(Stored)) Wide {
+    Stored x[kWide];
+  };
+  if (aligned && t + kCount <= steps) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += kWide) {
+      Wide w;
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) narrow(w.x[k], from[i + k]);
+      *reinterpret_cast<Wide*>(row + t + i) = w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (t + i < steps) narrow(row[t + i], from[i]);
+    }
+  }
+}
+
+// The row of a channel in a tensor whose time is contiguous.
+__device__ __forceinline__ const Stored* row_of(const Array& a, i64 row, i64 d) {
+  return reinterpret_cast<const Stored*>(a.base) + row * a.s[0] + d * a.s[1];
+}
+__device__ __forceinline__ Stored* row_to(const Array& a, i64 row, i64 d) {
+  return reinterpret_cast<Stored*>(a.base) + row * a.s[0] + d * a.s[1];
+}
+
+// kCount words of shared memory, at a multiple of 16 bytes.
+template <int kCount>
+__device__ __forceinline__ void load_words(float (&to)[kCount], const float* from) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i);
+    to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_words(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+  }
+}

@@ -1,0 +1,225 @@
+//! The fast way, `lanes.cu` and `lanes_backward.cu`: for which problems and strides, and how the work is cut.
+
+use super::super::spec::{CHUNK, Discretisation, SelectiveScan, Weights};
+use super::{HEADERS, SHARED_HEADERS};
+use crate::layers::ssm::cuda::arrays::{RUNS, constants};
+use crate::layers::ssm::packing::Packing;
+use crate::op::Pass;
+use crate::{DeviceProps, Dtype};
+use chronaxie_runtime::cuda::{Header, KernelSource, Specialisation};
+use std::fmt;
+
+const FORWARD: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/lanes.cu", include_str!("lanes.cu"));
+const BACKWARD: KernelSource =
+    KernelSource::embedded("layers/ssm/selective/cuda/lanes_backward.cu", include_str!("lanes_backward.cu"));
+const LANES_HEADERS: &[Header] =
+    &[HEADERS[0], HEADERS[1], RUNS, SHARED_HEADERS[0], ("lanes.cuh", include_str!("lanes.cuh"))];
+/// The kernels: forward, backward, and what segments hand on.
+pub(super) const ENTRIES: [&str; 3] = ["selective_lanes_forward", "selective_lanes_backward", "selective_lanes_carry"];
+
+/// States of a channel that the backward pass has room for.
+const MOST_STATES: usize = 16;
+/// Threads of a block of the backward pass, and blocks a multiprocessor.
+pub(super) const BACK_THREADS: u32 = 128;
+const BACK_BLOCKS: usize = 2;
+const BACK_WARPS: usize = BACK_THREADS as usize / 32;
+/// Steps of a lane forward, and of a saved stretch; words of a tile's row of eight lanes backward.
+const RUN: usize = 16;
+const BACK_ROW: usize = 96;
+/// Threads of a multiprocessor that run at once forward, as `lanes.cu` bounds its registers.
+const AT_ONCE: usize = 512;
+
+/// How a problem is cut. Everything follows from the problem and the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lanes {
+    /// Lanes of a warp that share a channel's time, forward.
+    pub(super) lanes: u32,
+    /// Threads a block, forward.
+    pub(super) threads: u32,
+    /// Groups of channels with weights of their own.
+    groups: usize,
+    /// Channels of such a group.
+    width: usize,
+    /// Channels that a warp takes one after the other, backward.
+    pub(super) channels_a_warp: usize,
+    /// Parts of a group's channels, a block each, backward.
+    pub(super) slices: usize,
+    /// Parts of time, backward.
+    pub(super) segments: usize,
+    /// Whether the backward pass has room for the states.
+    pub(super) backward: bool,
+}
+
+impl Lanes {
+    /// The way for `p`, if it has one on `device`.
+    pub(super) fn choose(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
+        let (Weights::Varying(groups), Weights::Varying(_)) = (p.b(), p.c()) else { return None };
+        let plain = !p.is_complex() && p.discretisation() == Discretisation::Exp && p.packing() == Packing::Whole;
+        let width = p.channels() / groups;
+        if !plain || p.batch() == 0 || width == 0 {
+            return None;
+        }
+        let mut lanes = Self {
+            lanes: 8,
+            threads: 128,
+            groups,
+            width,
+            channels_a_warp: 1,
+            slices: 1,
+            segments: 1,
+            backward: p.states() <= MOST_STATES,
+        };
+        let limit = device.shared_per_block_optin as usize;
+        if lanes.forward_bytes(p.states()) > limit {
+            return None;
+        }
+        let wide = Self { lanes: 32, threads: 256, ..lanes };
+        if wide.forward_bytes(p.states()) <= limit && wide.forward_cost(p, device) < lanes.forward_cost(p, device) {
+            lanes = wide;
+        }
+        if lanes.backward {
+            lanes.cut(p, device);
+        }
+        Some(lanes)
+    }
+
+    /// How many channels a warp takes, and in how many parts time.
+    fn cut(&mut self, p: &SelectiveScan, device: &DeviceProps) {
+        // Where shared memory does not hold two blocks of eight channels a warp, one block takes all of it.
+        let (most, half) = (device.shared_per_block_optin as usize, device.shared_per_sm as usize / BACK_BLOCKS - 1024);
+        let (limit, resident) = if self.backward_bytes(8) <= half { (most.min(half), BACK_BLOCKS) } else { (most, 1) };
+        let at_once = resident * device.sm_count as usize;
+        let blocks = |channels: usize| p.batch() * self.groups * self.width.div_ceil(channels * BACK_WARPS);
+        let fits = |&channels: &usize| self.backward_bytes(channels) <= limit || channels == 1;
+        // A segment of few tiles is not worth the walk that comes before it.
+        let tiles = p.steps().div_ceil(CHUNK);
+        let segments = |channels| (at_once / blocks(channels).max(1)).clamp(1, (tiles / 4).clamp(1, 32));
+        // The rounds of blocks take as long as the channels of a warp; of equal ones the largest, which writes least.
+        let cost = |&channels: &usize| (blocks(channels).div_ceil(at_once) * channels, 16 - channels);
+        let whole = (8..=16).filter(fits).filter(|&c| 4 * blocks(c) >= 3 * at_once).min_by_key(cost);
+        // With few blocks time is cut: as many channels a warp as leave three quarters of the machine busy.
+        let busy = |&c: &usize| ((100 * blocks(c) * segments(c) / at_once).min(75), c);
+        let parts = [16, 8, 4, 2, 1].into_iter().filter(fits).max_by_key(busy);
+        self.channels_a_warp = whole.or(parts).unwrap_or(1);
+        self.slices = self.width.div_ceil(self.channels_a_warp * BACK_WARPS);
+        self.segments = if whole.is_some() { 1 } else { segments(self.channels_a_warp) };
+    }
+
+    /// How long a forward pass takes, in some unit: the rounds of the blocks that are resident at once, times the channels
+    /// and steps of a round. A scan over 32 lanes costs a tenth more than one over 8.
+    fn forward_cost(&self, p: &SelectiveScan, device: &DeviceProps) -> f64 {
+        let at_once = AT_ONCE / self.threads as usize;
+        let rounds = self.blocks(Pass::Forward, p.batch()).div_ceil(at_once * device.sm_count as usize);
+        let tile = self.lanes as usize * RUN;
+        let scan = if self.lanes == 8 { 1.0 } else { 1.1 };
+        scan * (rounds * at_once * self.channels()) as f64 * p.steps().next_multiple_of(tile).max(tile) as f64
+    }
+    /// Channels of a block, forward.
+    fn channels(&self) -> usize {
+        (self.threads / self.lanes) as usize
+    }
+    /// Bytes of shared memory of a block.
+    pub(super) fn forward_bytes(&self, states: usize) -> usize {
+        4 * states * 2 * (self.lanes as usize * (RUN + 4) + self.channels())
+    }
+    /// The same backward.
+    pub(super) fn backward_bytes(&self, channels: usize) -> usize {
+        4 * (2 * 16 * BACK_ROW + BACK_WARPS * (17 * BACK_ROW + channels * (6 * 32 + 52)))
+    }
+    /// Blocks of a pass; those of the pass before where time is cut.
+    pub(super) fn blocks(&self, pass: Pass, batch: usize) -> usize {
+        match pass {
+            Pass::Forward => batch * self.groups * self.width.div_ceil(self.channels()),
+            _ => batch * self.groups * self.slices * self.segments,
+        }
+    }
+    pub(super) fn carry_blocks(&self, batch: usize) -> usize {
+        batch * self.groups * self.slices * (self.segments - 1)
+    }
+    /// Parts of what has no time.
+    pub(super) fn parts(&self, batch: usize) -> usize {
+        batch * self.segments
+    }
+}
+
+impl fmt::Display for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lanes={} threads={}", self.lanes, self.threads)?;
+        if self.backward {
+            let (c, s, r) = (self.channels_a_warp, self.slices, self.segments);
+            write!(f, "; backward channels_a_warp={c} slices={s} segments={r}")?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn forward_specialisation(dtype: Dtype, lanes: u32, threads: u32) -> Specialisation {
+    let mut spec = Specialisation::new(FORWARD, &ENTRIES[..1]);
+    spec.headers = LANES_HEADERS;
+    spec.constants = constants(dtype, false);
+    spec.constants.extend([("kThreads", (threads as i32).into()), ("kLanes", (lanes as i32).into())]);
+    spec
+}
+pub(super) fn backward_specialisation(dtype: Dtype) -> Specialisation {
+    let mut spec = Specialisation::new(BACKWARD, &ENTRIES[1..]);
+    spec.headers = LANES_HEADERS;
+    spec.constants = constants(dtype, false);
+    spec.constants.push(("kThreads", (BACK_THREADS as i32).into()));
+    spec
+}
+/// Both mappings forward, and the backward pass, for the types that are compared.
+pub(super) fn specialisations() -> Vec<Specialisation> {
+    let of = |dtype| {
+        [forward_specialisation(dtype, 8, 128), forward_specialisation(dtype, 32, 256), backward_specialisation(dtype)]
+    };
+    [Dtype::F32, Dtype::Bf16].into_iter().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mamba(batch: usize, channels: usize, steps: usize, states: usize) -> SelectiveScan {
+        SelectiveScan::new(batch, channels, steps, states).unwrap()
+    }
+
+    #[test]
+    fn every_device_has_a_way_that_fits_it() {
+        for device in DeviceProps::FIXTURES {
+            for p in [mamba(8, 2048, 2048, 16), mamba(1, 1024, 65536, 16), mamba(1, 3, 70, 5), mamba(3, 7, 0, 1)] {
+                let way = Lanes::choose(&p, &device).unwrap();
+                assert!(way.forward_bytes(p.states()) <= device.shared_per_block_optin as usize);
+                assert!(way.backward_bytes(way.channels_a_warp) <= device.shared_per_block_optin as usize);
+                assert!(way.channels_a_warp * BACK_WARPS * way.slices >= p.channels());
+                assert!(way.segments <= p.steps().div_ceil(64).max(1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_kernels_have_not_is_left_to_the_others() {
+        let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
+        let way = |p: SelectiveScan| Lanes::choose(&p, &h200);
+        let plain = mamba(2, 6, 100, 16);
+        assert!(way(plain).is_some_and(|w| w.backward));
+        assert!(way(plain.with_complex(true)).is_none());
+        assert!(way(plain.with_discretisation(Discretisation::Zoh)).is_none());
+        assert!(way(plain.with_packing(Packing::Reset).unwrap()).is_none());
+        assert!(way(plain.with_weights(Weights::Constant, Weights::Varying(1)).unwrap()).is_none());
+        assert!(way(mamba(2, 6, 100, 17)).is_some_and(|w| !w.backward));
+        assert!(way(mamba(2, 6, 100, 256)).is_none());
+    }
+
+    #[test]
+    fn long_sequences_of_few_channels_are_cut_in_time() {
+        let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
+        let long = Lanes::choose(&mamba(1, 1024, 65536, 16), &h200).unwrap();
+        assert_eq!((long.lanes, long.channels_a_warp), (32, 16), "{long}");
+        assert!(long.segments >= 4 && long.blocks(Pass::Backward, 1) <= 264, "{long}");
+        let many = Lanes::choose(&mamba(8, 2048, 2048, 16), &h200).unwrap();
+        assert_eq!((many.lanes, many.channels_a_warp, many.segments), (8, 16, 1), "{many}");
+        // 768 blocks of sixteen channels would be a round and a half.
+        let uneven = Lanes::choose(&mamba(8, 1536, 8192, 16), &h200).unwrap();
+        assert_eq!((uneven.lanes, uneven.channels_a_warp, uneven.segments), (32, 12, 1), "{uneven}");
+    }
+}
