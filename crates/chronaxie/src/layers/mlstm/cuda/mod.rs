@@ -231,7 +231,7 @@ impl PassPlan {
         let with_n = p.normalize || !on_tensor_cores;
         let ahead = only(on_tensor_cores && windows > 1, chains);
         let rates = only(on_tensor_cores && backward, tokens);
-        let products = chains * chunks.div_ceil(config.segment());
+        let products = chains * chunks.div_ceil(Config::segment());
         let mut layout = Layout::new(gap);
         let list = [
             ("gauge", Dtype::F32, only(own_gauge, tokens)),
@@ -279,7 +279,7 @@ impl PassPlan {
             saved => saved,
         };
         let Config { length, window, windows, .. } = self.config;
-        let (chunks, segment) = (self.config.chunks(p), self.config.segment());
+        let (chunks, segment) = (self.config.chunks(p), Config::segment());
         let sizes = [p.heads, p.steps, p.dqk, p.dv, length, chains(p), chunks, window, windows];
         let more = [segment, chunks.div_ceil(segment)];
         let mut all = [0; 11];
@@ -405,7 +405,7 @@ impl PassPlan {
             launch(by_chunk(5, window))?;
         }
         if p.wants.gates || p.has_gauge() {
-            launch(gates(6, warps(chains * chunks.div_ceil(self.config.segment()))))?;
+            launch(gates(6, warps(chains * chunks.div_ceil(Config::segment()))))?;
         }
         if p.has_gauge() && (p.last_state || p.initial_state) {
             let ends = Launch { grid: (chains as u32, 1), ..gates(7, (0, 0)) };

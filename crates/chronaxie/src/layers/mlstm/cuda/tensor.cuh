@@ -24,8 +24,8 @@ constexpr int kTogether = kEdge == 128 ? 1 : 4;
 #else
 constexpr int kTogether = kColumns > kEdge ? 1 : kEdge == 128 ? 2 : 4;
 #endif
-// Blocks that scan states: before sm_90 the compiler spills where it must keep to 128 registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+// Blocks that scan states: but for sm_90 and sm_100 the compiler spills where it must keep to 128 registers.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
 constexpr int kScans = kEdge == 128 ? 1 : 4;
 #else
 constexpr int kScans = kEdge == 128 ? 2 : 4;

@@ -10,7 +10,7 @@
 //   tensor_tokens       warp: a token: 1 / N and dl
 //   tensor_grad_states  block: a tile of dC of one chain, in registers, chunk after chunk of a window against time
 //   tensor_gradients    block: a chunk: P' and dS once, in shared memory, then tiles of dq, dk and dv one after the other
-//   gate_grads          warp: a segment of 1024 tokens, e its end, so that the gates' errors do not grow with T
+//   gate_grads          warp: a segment of chunks, e its end, so that the gates' errors do not grow with T
 //
 // Both pairs of a chunk stay in shared memory, and q.dq and k.dk come of sums in f32, so that what pairs of tokens within a
 // segment give to both cancels. Nothing is added atomically.
