@@ -60,7 +60,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     // Few and many states, without and with decay, every type.
     let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 2), (Dtype::Bf16, true, 8), (Dtype::F16, false, 8)];
     let serial = forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n));
-    let lanes = [(Dtype::F32, false), (Dtype::F32, true), (Dtype::Bf16, false)];
+    let lanes = [(Dtype::F32, true), (Dtype::Bf16, false)];
     serial.chain(lanes.into_iter().map(|(d, decay)| lanes_specialisation(d, decay))).collect()
 }
 
