@@ -199,14 +199,15 @@ pub(super) const SENSORY_ROWS: usize = 4;
 
 /// Slots of which the gates are computed whether they are in use or not, as in held.cuh.
 const fn always(slots: usize) -> usize {
-    if slots >= 16 { slots * 2 / 5 * 2 } else { (slots * 2 + 2) / 3 / 2 * 2 }
+    if slots >= 16 { slots * 2 / 5 * 2 } else { (slots * 2).div_ceil(3) / 2 * 2 }
 }
 
 /// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
 /// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
 /// exchange, and the more of the sums and divisions the longer their gates are.
-const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, hidden: usize) -> usize {
-    let chain = if blocks == 1 { 300 } else { 300 + 40 * blocks + hidden * 5 / 6 };
+const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usize) -> usize {
+    // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
+    let chain = threads / 4 + if blocks == 1 { 690 } else { 800 + 40 * blocks };
     let one = gates + chain;
     let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
     if groups <= 1 || groups * each < one { one } else { groups * each }
@@ -292,7 +293,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 if bytes(groups) > limit {
                     continue;
                 }
-                let unfold = unfold_clocks(groups, gates, blocks, p.hidden);
+                let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
                 // Several blocks of a multiprocessor share its units.
                 let unfold = if sharing > 1 { unfold.max(groups * gates * sharing) * 9 / 8 } else { unfold };
                 let clocks = if adjoint {
