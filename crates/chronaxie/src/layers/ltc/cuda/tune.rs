@@ -294,10 +294,13 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     continue;
                 }
                 let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
-                // Several blocks of a multiprocessor share its units.
-                let unfold = if sharing > 1 { unfold.max(groups * gates * sharing) * 9 / 8 } else { unfold };
+                // Several blocks of a multiprocessor share its units, where there are so many.
+                let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
+                let unfold = if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold };
                 let clocks = if adjoint {
-                    unfold * 3 / 2 * all_groups.div_ceil(clusters).div_ceil(groups)
+                    // Nothing hides what is beside the gates there, which is half as much again.
+                    let beside = shape.threads / 4 + if blocks == 1 { 1050 } else { 1350 + 15 * blocks };
+                    (gates + beside) * all_groups.div_ceil(clusters)
                 } else {
                     unfold * (clusters * groups).max(all_groups) / (clusters * groups)
                 };
@@ -505,9 +508,10 @@ mod tests {
             Ltc { precision: Precision::Fast, ..Ltc::new(batch, 16, Arc::new(c)) }
         };
         let (a, b, c) = (half(24, 128, 64), half(32, 128, 128), half(128, 64, 256));
-        assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6]);
-        assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(3));
-        assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8));
+        let chosen = [&a, &b, &c].map(|p| choose(p, &DeviceProps::SM_90, None).unwrap().to_string());
+        assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6], "{chosen:#?}");
+        assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(3), "{chosen:#?}");
+        assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8), "{chosen:#?}");
         assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
         let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
         assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
