@@ -199,7 +199,11 @@ pub(super) const SENSORY_ROWS: usize = 4;
 
 /// Slots of which the gates are computed whether they are in use or not, as in held.cuh.
 const fn always(slots: usize) -> usize {
-    if slots >= 16 { slots * 2 / 5 * 2 } else { (slots * 2).div_ceil(3) / 2 * 2 }
+    match slots {
+        33.. => 24,
+        16.. => slots * 2 / 5 * 2,
+        _ => (slots * 2).div_ceil(3) / 2 * 2,
+    }
 }
 
 /// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
