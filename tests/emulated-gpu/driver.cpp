@@ -226,6 +226,7 @@ API Result cuMemPoolTrimTo(void*, size_t) { return kSuccess; }
 API Result cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void*, void* stream) {
   Lock lock(big_lock);
   if (stream_of(stream)->capture) return kUnsupportedCapture;
+  if (Result r = refused_by_capture()) return r;
   return allocate(address, bytes);
 }
 API Result cuMemFreeAsync(uint64_t address, void* stream) {

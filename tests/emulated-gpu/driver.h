@@ -65,6 +65,7 @@ struct Capture {
   Stream* origin;
   unsigned long thread;
   bool valid = true;
+  unsigned mode = 0;
   std::unique_ptr<Graph> graph{new Graph};
   std::vector<Stream*> streams;
 };

@@ -68,6 +68,7 @@ void note(Function* f) {
 
 API Result cuModuleLoadData(Module** module, const void* image) {
   Lock lock(big_lock);
+  if (Result r = refused_by_capture()) return r;
   // The length of an ELF file: its section headers come last.
   auto* e = static_cast<const unsigned char*>(image);
   if (std::memcmp(e, "\177ELF", 4) != 0) return kInvalidImage;

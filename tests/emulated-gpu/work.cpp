@@ -108,9 +108,12 @@ Result put(void* handle, Work work) {
   return kSuccess;
 }
 
+// Global, of this thread alone, or relaxed.
+static thread_local unsigned capture_mode = 0;
+
 Result refused_by_capture() {
   for (Capture* c : captures)
-    if (c->thread == thread_id()) {
+    if (capture_mode != 2 && c->mode != 2 && (c->thread == thread_id() || (capture_mode == 0 && c->mode == 0))) {
       c->valid = false;
       return kUnsupportedCapture;
     }
@@ -148,12 +151,18 @@ static void leave(Capture* c) {
     if (captures[i] == c) captures.erase(captures.begin() + long(i));
 }
 
-API Result cuStreamBeginCapture_v2(void* stream, unsigned) {
+API Result cuThreadExchangeStreamCaptureMode(unsigned* mode) {
+  if (*mode > 2) return kInvalidValue;
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+API Result cuStreamBeginCapture_v2(void* stream, unsigned mode) {
   Lock lock(big_lock);
   Stream* s = stream_of(stream);
   if (s->capture || reinterpret_cast<uint64_t>(stream) == 0) return kUnsupportedCapture;
   auto* c = new Capture;
   c->origin = s;
+  c->mode = mode;
   c->thread = thread_id();
   c->streams.push_back(s);
   s->capture = c;

@@ -107,6 +107,8 @@ impl Problem {
     fn plan(&self, py: Python<'_>, device: String) -> PyResult<Plan> {
         let make = || {
             let (device, _) = Device::open(device.parse::<Backend>()?)?;
+            // A plan may be made at a module's first call, and that be one that PyTorch captures in a graph.
+            let _outside = device.outside_capture()?;
             let plan = self.0.plan(&device, &PlanOptions::default())?;
             let long = |pass| plan.place() == Place::Cpu && self.0.cost(pass).special > LONG;
             Ok(Plan { long: Pass::ALL.map(long), plan })

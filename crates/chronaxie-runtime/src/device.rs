@@ -1,6 +1,6 @@
 //! Devices as plain data and as things to run on.
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CaptureGuard, CudaDevice};
 use crate::error::{Error, Result};
 use crate::tensor::Place;
 use std::fmt;
@@ -148,6 +148,13 @@ impl Device {
         match self {
             Self::Cpu => Place::Cpu,
             Self::Cuda(d) => Place::Cuda(d.index()),
+        }
+    }
+    /// As [`CudaDevice::outside_capture`]; nothing on the CPU.
+    pub fn outside_capture(&self) -> Result<Option<CaptureGuard>> {
+        match self {
+            Self::Cpu => Ok(None),
+            Self::Cuda(d) => d.outside_capture().map(Some),
         }
     }
     /// Waits for all work on the device.

@@ -402,6 +402,25 @@ fn graphs_replay_what_was_captured() {
     drop(DeviceBuffer::alloc(&d, &stream, 64).unwrap());
     stream.synchronize().unwrap();
     assert!(floats(&x, n).iter().all(|v| *v == 73.0));
+    // What a plan needs may be had meanwhile, beside the graph, by who says so.
+    let (mut kept, other) = (None, d.new_stream().unwrap());
+    // SAFETY: the buffers outlive the graph.
+    let graph = unsafe {
+        Graph::capture(&stream, || {
+            let outside = d.outside_capture()?;
+            let z = upload_on(&d, &other, &vec![7f32; n], [n])?;
+            let mut fresh = spec();
+            fresh.constants = vec![("kShift", 5.into())];
+            kept = Some((z, d.kernel(&fresh, "toy_scale")?));
+            other.synchronize()?;
+            drop(outside);
+            work()
+        })
+    }
+    .unwrap();
+    assert_eq!(graph.nodes(), 2);
+    assert!(floats(&kept.unwrap().0, n).iter().all(|v| *v == 7.0));
+    drop(graph);
     // SAFETY: nothing can be replayed.
     let e = unsafe { Graph::capture(&stream, || stream.synchronize()) }.err().unwrap();
     assert_eq!(e.kind(), &ErrorKind::Cuda);

@@ -3,7 +3,10 @@
 use super::driver::{Driver, cu};
 use super::module::Module;
 use super::stream::{Stream, StreamRef};
-use super::sys::{CUcontext, CUdevice, CUmemoryPool, MEMPOOL_ATTR_RELEASE_THRESHOLD, MemPoolProps, attribute as attr};
+use super::sys::{
+    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUmemoryPool, MEMPOOL_ATTR_RELEASE_THRESHOLD, MemPoolProps,
+    attribute as attr,
+};
 use super::{cache::Key, lock, search};
 use crate::device::DeviceProps;
 use crate::error::{Error, Result};
@@ -347,6 +350,16 @@ impl CudaDevice {
         Ok(ContextGuard { driver: self.driver, pushed, thread: PhantomData })
     }
 
+    /// Until the guard is dropped, the calling thread may allocate, load modules and wait for streams that are not being
+    /// captured, although a graph is being captured: by this thread, or in the global mode (PyTorch's) by another one.
+    /// What it does so is not part of the graph.
+    pub fn outside_capture(&self) -> Result<CaptureGuard> {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: the argument is a live integer, which takes the thread's earlier mode.
+        unsafe { cu!(self.driver, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        Ok(CaptureGuard { driver: self.driver, mode, thread: PhantomData })
+    }
+
     /// Waits for all work on the device, of every stream and every user of its primary context.
     ///
     /// # Errors
@@ -400,6 +413,21 @@ impl Drop for ContextGuard {
             // SAFETY: this guard pushed a context on this thread. A failure leaves nothing to undo.
             unsafe { (self.driver.api.cuCtxPopCurrent)(&raw mut popped) };
         }
+    }
+}
+
+/// While it lives, its thread may do what a capture forbids; dropping it restores the thread's mode.
+pub struct CaptureGuard {
+    driver: &'static Driver,
+    mode: std::ffi::c_uint,
+    // The mode is a property of a thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for CaptureGuard {
+    fn drop(&mut self) {
+        // SAFETY: the argument is a live integer that holds the thread's earlier mode.
+        unsafe { (self.driver.api.cuThreadExchangeStreamCaptureMode)(&raw mut self.mode) };
     }
 }
 

@@ -49,7 +49,7 @@ pub use copy::{
     copy_device, copy_to_device, copy_to_device_async, copy_to_host, copy_to_host_async, download, fill_bytes, upload,
     upload_on,
 };
-pub use device::{ContextGuard, CudaDevice, DeviceAttributes, MemoryInfo};
+pub use device::{CaptureGuard, ContextGuard, CudaDevice, DeviceAttributes, MemoryInfo};
 pub use driver::Driver;
 pub use graph::Graph;
 pub use launch::{Arg, LaunchConfig, MAX_ARGS};

@@ -90,6 +90,7 @@ pub mod launch {
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
+pub const CAPTURE_MODE_RELAXED: c_uint = 2;
 pub const MEMPOOL_ATTR_RELEASE_THRESHOLD: c_int = 4;
 
 /// A `CUlaunchAttribute`: the value is a union of 64 bytes, of which integers are used here.
@@ -206,6 +207,7 @@ table! {
         cuStreamWaitEvent = "cuStreamWaitEvent" (CUstream, CUevent, c_uint) -> CUresult;
         cuStreamIsCapturing = "cuStreamIsCapturing" (CUstream, *mut c_uint) -> CUresult;
         cuStreamBeginCapture = "cuStreamBeginCapture_v2" (CUstream, c_uint) -> CUresult;
+        cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint) -> CUresult;
         cuStreamEndCapture = "cuStreamEndCapture" (CUstream, *mut CUgraph) -> CUresult;
         cuEventCreate = "cuEventCreate" (*mut CUevent, c_uint) -> CUresult;
         cuEventDestroy = "cuEventDestroy_v2" (CUevent) -> CUresult;

@@ -18,18 +18,15 @@ constexpr int kPairNT = kEdge / kWarpsN / 8;         // likewise of a square of 
 constexpr int kDeepPitch = pitch_of(kStep);          // of a tile by its own rows
 constexpr int kPairPitch = pitch_of(kEdge);          // of a tile of pairs, and of kEdge columns by rows of terms
 constexpr int kWidePitch = pitch_of(kColumns);       // of a tile of kColumns by rows of terms
+#if defined(__CUDA_ARCH__)
+constexpr int kArch = __CUDA_ARCH__;
+#else
+constexpr int kArch = 900;
+#endif
 // Blocks that make outputs on a multiprocessor: two with squares of 128 fit its shared memory on sm_90 and sm_100 only.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
-constexpr int kTogether = kEdge == 128 ? 1 : 4;
-#else
-constexpr int kTogether = kColumns > kEdge ? 1 : kEdge == 128 ? 2 : 4;
-#endif
-// Blocks that scan states: but for sm_90 and sm_100 the compiler spills where it must keep to 128 registers.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
-constexpr int kScans = kEdge == 128 ? 1 : 4;
-#else
-constexpr int kScans = kEdge == 128 ? 2 : 4;
-#endif
+constexpr int kTogether = kColumns > kEdge || (kEdge == 128 && (kArch < 900 || kArch >= 1200)) ? 1 : 256 / kEdge;
+// Blocks that scan states: but for sm_90 the compiler spills where it must keep to 128 registers.
+constexpr int kScans = kEdge == 128 && (kArch < 900 || kArch >= 1000) ? 1 : 256 / kEdge;
 // Where the tile of b begins in a place of the ring, and the bytes of a place.
 constexpr int kPlaceB = kEdge * kDeepPitch;
 constexpr int kPlace = kPlaceB + (kColumns * kDeepPitch > kStep * kWidePitch ? kColumns * kDeepPitch : kStep * kWidePitch);

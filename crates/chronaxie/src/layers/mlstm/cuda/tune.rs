@@ -171,7 +171,7 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
         let alone = columns > edge || (edge == 128 && (backward || !((9, 0)..(12, 0)).contains(&cc)));
         let rows = if backward { 128 } else { 256 };
         let by_registers = if alone { 1 } else { rows / edge };
-        let scans = if state_edge == 128 && cc < (9, 0) { 1 } else { 256 / state_edge };
+        let scans = if state_edge == 128 && !((9, 0)..(10, 0)).contains(&cc) { 1 } else { 256 / state_edge };
         let stages = best(wish.stages, by_registers, &|stages| Tiles { stages, ..base }.shared(backward));
         let state_stages =
             best(wish.state_stages, scans, &|state_stages| Tiles { state_stages, ..base }.state_shared());
