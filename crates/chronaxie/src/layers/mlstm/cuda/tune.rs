@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(of(backward, &DeviceProps::SM_90), "mma:e128c128g4s128r4 chunk=128 window=22 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
-        assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r2 chunk=64 window=26 threads=128");
+        assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r4 chunk=64 window=26 threads=128");
         let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
         assert!(few.contains("s64"), "few chains have small tiles: {few}");
     }
