@@ -83,7 +83,9 @@ pub fn specialisations() -> Vec<Specialisation> {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };
             all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &plain, fast, false));
-            all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
+            if tune::rebuilds(shape) {
+                all.push(held::specialisation(&RECURRENCE, &["ltc_recurrence"], &rebuild, fast, true));
+            }
         }
         let adjoint = |source: KernelSource, entry, shape, cluster| {
             let h = Held { pairs: true, ..Held::of(shape) };

@@ -187,6 +187,10 @@ impl Wish {
 /// (four rows, 12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
+/// Whether a shape of those rebuilds states too: with 64 registers a thread, NVRTC 12 spills there.
+pub(super) const fn rebuilds((_, _, threads): (usize, usize, usize)) -> bool {
+    threads < 1024
+}
 /// The same for the adjoint, where a slot takes 9 registers: of a cluster, and of one block, which older GPUs run, too.
 pub(super) const ADJOINTS: [(usize, usize, usize); 4] = [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
@@ -258,7 +262,10 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             (true, _) => &ADJOINTS,
             (false, _) => &RECURRENCES,
         };
-        for &(rows, slots, max_threads) in shapes.iter().filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots)) {
+        let legal = |s: &&(usize, usize, usize)| {
+            wanted(s.0, wish.rows) && wanted(s.1, wish.slots) && (role != Role::Rebuild || rebuilds(**s))
+        };
+        for &(rows, slots, max_threads) in shapes.iter().filter(legal) {
             // Values of a node, and lanes that an owner needs to end with one row each.
             let width = if adjoint { 2 * rows } else { rows };
             let Some(shape) = lists.shape(blocks, slots, width, rows).filter(|s| s.threads <= max_threads) else {
