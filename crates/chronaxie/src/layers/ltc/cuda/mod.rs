@@ -12,7 +12,7 @@ pub use launch::CudaPlan;
 pub use tune::{Config, Held, choose};
 
 use crate::DeviceProps;
-use crate::cuda::{Archs, Constant, KernelSource, Specialisation};
+use crate::cuda::{Archs, COMPARED_ARCHS, Constant, KernelSource, Specialisation};
 use crate::kernels;
 use crate::layers::ltc::entry;
 use crate::layers::ltc::spec::Ltc;
@@ -95,22 +95,24 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
         all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
     }
-    for p in compared() {
-        for device in DeviceProps::FIXTURES {
-            if let Ok(c) = tune::choose(&p, &device, None) {
-                all.extend(held::of_config(&c));
+    // What else the compared cases launch, each for the architectures on which they do.
+    static ARCHS: [&str; 6] = COMPARED_ARCHS;
+    let key = |s: &Specialisation| (s.source.name.clone(), format!("{:?}", s.constants));
+    let everywhere: Vec<_> = all.iter().map(key).collect();
+    for (device, arch) in DeviceProps::FIXTURES.iter().zip(ARCHS.chunks(1)) {
+        debug_assert_eq!(device.arch(), arch[0]);
+        let mut seen = everywhere.clone();
+        for mut s in
+            compared().iter().filter_map(|p| tune::choose(p, device, None).ok()).flat_map(|c| held::of_config(&c))
+        {
+            let key = key(&s);
+            if !seen.contains(&key) {
+                seen.push(key);
+                s.archs = Archs::Only(arch);
+                all.push(s);
             }
         }
     }
-    let mut seen = Vec::new();
-    all.retain(|s| {
-        let key = (s.source.name.clone(), format!("{:?}", s.constants));
-        let new = !seen.contains(&key);
-        if new {
-            seen.push(key);
-        }
-        new
-    });
     all
 }
 

@@ -58,11 +58,11 @@ fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: us
     spec
 }
 
-/// The portable kernels, of which nothing but the element type shapes one, and those on tensor cores in the forms that are
-/// chosen by themselves.
+/// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
+/// those on tensor cores in the forms that are chosen by themselves.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let both = |d| [specialisation(FORWARD, &FORWARD_ENTRIES, d), specialisation(BACKWARD, &BACKWARD_ENTRIES, d)];
-    let portable = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(both);
+    let portable = [Dtype::F32, Dtype::Bf16].into_iter().flat_map(both);
     let forward = |d, edge, columns| tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, d, edge, columns);
     let backward = |d, edge, columns| tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, d, edge, columns);
     let (f16, bf16) = (Dtype::F16, Dtype::Bf16);
