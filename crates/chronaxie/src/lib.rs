@@ -11,6 +11,8 @@ pub mod kernels;
 #[cfg(feature = "layers")]
 pub mod layers;
 pub mod op;
+#[cfg(feature = "optim")]
+pub mod optim;
 pub mod profile;
 pub mod progress;
 pub mod real;

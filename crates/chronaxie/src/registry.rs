@@ -27,6 +27,10 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::step::MlstmStepOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::inverse_root::InverseRootOp { fourth: false },
+        #[cfg(feature = "optim")]
+        &crate::optim::inverse_root::InverseRootOp { fourth: true },
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -62,7 +62,12 @@ impl Case {
     }
     /// The sizes alone, as records name the case.
     pub fn sizes_name(&self) -> String {
-        self.sizes.iter().map(|(a, n)| format!("{a}{n}")).collect::<Vec<_>>().join("_")
+        let mut name = String::new();
+        for (a, n) in &self.sizes {
+            let apart = if name.is_empty() || a == "x" { "" } else { "_" };
+            name += &format!("{apart}{a}{n}");
+        }
+        name
     }
 }
 
@@ -81,6 +86,16 @@ impl FromStr for Case {
                 continue;
             }
             for size in part.split('_').filter(|p| !p.is_empty()) {
+                // A number of matrices of an order, or of neurons with so many synapses: 64x128.
+                if let Some((count, order)) = size.split_once('x')
+                    && let (Ok(count), Ok(order)) = (count.parse(), order.parse())
+                {
+                    if case.sizes.iter().any(|(a, _)| a.is_empty() || a == "x") {
+                        return Err(bad(size, "allowed twice"));
+                    }
+                    case.sizes.extend([(String::new(), count), ("x".to_owned(), order)]);
+                    continue;
+                }
                 let digits = size.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
                 let (axis, number) = size.split_at(digits);
                 let number = number.parse().ok().filter(|_| !axis.is_empty());
@@ -112,7 +127,7 @@ mod tests {
 
     #[test]
     fn cases_round_trip() {
-        for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5"] {
+        for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5", "64x128", "3x4_T5,p=2"] {
             assert_eq!(s.parse::<Case>().unwrap().to_string(), s);
         }
         let c: Case = "B24_T8,unfolds=2".parse().unwrap();

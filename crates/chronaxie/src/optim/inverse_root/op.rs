@@ -39,7 +39,12 @@ impl Problem for InverseRoot {
         let (count, n) = (self.count as u64, self.order as u64);
         // Newton at a condition number of 34 (6 iterations); every product is symmetric and half of it is made.
         let products = 6 * (2 + u64::from(self.denominator.ilog2()));
-        Cost { bytes: 8 * count * n * n, flops: count * products * n * n * n, special: 0, serial_steps: MOST_ITERATIONS as u64 }
+        Cost {
+            bytes: 8 * count * n * n,
+            flops: count * products * n * n * n,
+            special: 0,
+            serial_steps: MOST_ITERATIONS as u64,
+        }
     }
 }
 

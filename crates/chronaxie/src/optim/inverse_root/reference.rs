@@ -9,12 +9,14 @@ pub fn eigen<R: Real>(a: &[R], n: usize) -> (Vec<R>, Vec<R>) {
     let mut v: Vec<R> = (0..n * n).map(|e| if e / n == e % n { R::one() } else { R::zero() }).collect();
     let square = |x: R| x.to_f64() * x.to_f64();
     let norm: f64 = a.iter().map(|&x| square(x)).sum();
+    let mut before = f64::INFINITY;
     for _ in 0..60 {
         let off: f64 = (0..n * n).filter(|e| e / n != e % n).map(|e| square(a[e])).sum();
-        // Rotations converge quadratically: what is left then is below the roundings of f64, or of f32.
-        if off <= 1e-34 * norm {
+        // What converges quadratically and no longer falls is what roundings leave.
+        if off == 0.0 || (off < 1e-8 * norm && off > 0.1 * before) {
             break;
         }
+        before = off;
         for p in 0..n {
             for q in p + 1..n {
                 let apq = a[p * n + q];

@@ -154,12 +154,16 @@ impl InverseRoot {
         }
         for (name, x) in [("q", self.numerator), ("p", self.denominator)] {
             if !(1..=MOST).contains(&x) {
-                return Err(Error::value(format!("inverse root: {name} = {x} of the exponent -q/p is not 1 to {MOST}")));
+                return Err(Error::value(format!(
+                    "inverse root: {name} = {x} of the exponent -q/p is not 1 to {MOST}"
+                )));
             }
         }
         for (name, x) in [("absolute", self.absolute), ("relative", self.relative)] {
             if !(x >= 0.0 && x.is_finite()) {
-                return Err(Error::value(format!("inverse root: {name} damping {x} is not a finite number of at least 0")));
+                return Err(Error::value(format!(
+                    "inverse root: {name} damping {x} is not a finite number of at least 0"
+                )));
             }
         }
         if self.method == Method::Newton && self.numerator != 1 {
@@ -179,8 +183,9 @@ impl InverseRoot {
         if pass != Pass::Forward {
             return Err(Error::config(format!("inverse root: there is no {} pass", pass.name())));
         }
-        let matrices =
-            |name: &'static str, role| TensorSpec::new(name, "[N, n, n]", [self.count, self.order, self.order], Dtype::F32, role);
+        let matrices = |name: &'static str, role| {
+            TensorSpec::new(name, "[N, n, n]", [self.count, self.order, self.order], Dtype::F32, role)
+        };
         Ok(Signature {
             inputs: vec![matrices("a", Role::Input)],
             outputs: vec![
@@ -201,7 +206,8 @@ impl InverseRoot {
             return None;
         }
         // Damping bounds the condition number of what is singular.
-        let damped = if self.defect == Defect::None { self.kappa } else { self.kappa.max(1.0 / self.relative.max(1e-8)) };
+        let damped =
+            if self.defect == Defect::None { self.kappa } else { self.kappa.max(1.0 / self.relative.max(1e-8)) };
         let value = match damped {
             ..=1e2 => 1.5e-5,
             ..=1e4 => 6e-5,

@@ -1,0 +1,349 @@
+//! Products and eigenvalues of symmetric matrices on the CPU.
+#![allow(unsafe_code)]
+
+use crate::pool::for_each;
+use crate::simd::{SimdLevel, level};
+
+/// Terms of a product that are packed at a time: a panel of each matrix stays in the first cache, all of them in the second.
+const DEPTH: usize = 256;
+/// Rows and columns of a tile: what the registers of AVX-512 hold, and of AVX2 (and of less).
+const WIDE: (usize, usize) = (8, 32);
+const NARROW: (usize, usize) = (6, 16);
+
+/// Memory that tasks share, each its own part of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<T>(pub(crate) *mut T);
+
+// SAFETY: each task uses only its own part.
+unsafe impl<T> Send for Parts<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Parts<T> {}
+
+impl<T> Parts<T> {
+    /// # Safety
+    /// `start .. start + len` must lie inside the memory and be used by one task only.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// acc += a^T b of packed panels: `a [k, M]`, `b [k, N]`.
+#[inline(always)]
+fn tile_body<const FMA: bool, const M: usize, const N: usize>(a: &[f32], b: &[f32], acc: &mut [[f32; N]; M]) {
+    let mut s = *acc;
+    for (x, y) in a.chunks_exact(M).zip(b.chunks_exact(N)) {
+        for i in 0..M {
+            for j in 0..N {
+                s[i][j] = if FMA { x[i].mul_add(y[j], s[i][j]) } else { s[i][j] + x[i] * y[j] };
+            }
+        }
+    }
+    *acc = s;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,fma")]
+fn tile_avx512(a: &[f32], b: &[f32], acc: &mut [[f32; WIDE.1]; WIDE.0]) {
+    tile_body::<true, { WIDE.0 }, { WIDE.1 }>(a, b, acc);
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn tile_avx2(a: &[f32], b: &[f32], acc: &mut [[f32; NARROW.1]; NARROW.0]) {
+    tile_body::<true, { NARROW.0 }, { NARROW.1 }>(a, b, acc);
+}
+
+fn wide(a: &[f32], b: &[f32], acc: &mut [[f32; WIDE.1]; WIDE.0]) {
+    // SAFETY: wide tiles are made only where the level says that this CPU has the features.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        tile_avx512(a, b, acc);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    tile_body::<false, { WIDE.0 }, { WIDE.1 }>(a, b, acc);
+}
+fn narrow(a: &[f32], b: &[f32], acc: &mut [[f32; NARROW.1]; NARROW.0]) {
+    #[cfg(target_arch = "x86_64")]
+    if level() == SimdLevel::Avx2 {
+        // SAFETY: the level says that this CPU has the features.
+        unsafe { tile_avx2(a, b, acc) };
+        return;
+    }
+    // Where the base target has fused multiply-adds they cost nothing, and otherwise too much.
+    tile_body::<{ cfg!(target_arch = "aarch64") }, { NARROW.0 }, { NARROW.1 }>(a, b, acc);
+}
+
+/// Floats that [`product`] packs into.
+pub(crate) fn packing(n: usize) -> usize {
+    let panels = |w: usize| n.next_multiple_of(w);
+    DEPTH.min(n) * (panels(WIDE.0).max(panels(NARROW.0)) + panels(WIDE.1).max(panels(NARROW.1)))
+}
+
+/// `c[i][j] = sum_k a[k][i] b[k][j]`, all `[n, n]`, where that is symmetric: a Gram matrix, or the product of symmetric
+/// matrices that commute. Half of it is made. Every element is summed in the order of k, whatever the tiles and threads.
+pub(crate) fn product(c: &mut [f32], a: &[f32], b: &[f32], n: usize, pack: &mut [f32], threads: bool) {
+    if level() == SimdLevel::Avx512 {
+        tiles(c, a, b, n, pack, threads, wide);
+    } else {
+        tiles(c, a, b, n, pack, threads, narrow);
+    }
+    for r in 0..n {
+        for k in 0..r {
+            c[k * n + r] = c[r * n + k];
+        }
+    }
+}
+
+fn tiles<const M: usize, const N: usize>(
+    c: &mut [f32],
+    a: &[f32],
+    b: &[f32],
+    n: usize,
+    pack: &mut [f32],
+    threads: bool,
+    tile: impl Fn(&[f32], &[f32], &mut [[f32; N]; M]) + Sync,
+) {
+    let (rows, columns) = (n.div_ceil(M), n.div_ceil(N));
+    for k0 in (0..n).step_by(DEPTH) {
+        let depth = DEPTH.min(n - k0);
+        let (pa, pb) = pack.split_at_mut(depth * rows * M);
+        pack_panels::<M>(a, n, k0, depth, pa);
+        pack_panels::<N>(b, n, k0, depth, &mut pb[..depth * columns * N]);
+        let (pa, pb, to) = (&*pa, &*pb, Parts(c.as_mut_ptr()));
+        let row = |i: usize| {
+            let last = (i * M + M).min(n);
+            // SAFETY: the rows of panel i belong to this task.
+            let to = unsafe { to.part(i * M * n, (last - i * M) * n) };
+            for j in 0..columns.min((last - 1) / N + 1) {
+                let mut acc = [[0f32; N]; M];
+                let width = N.min(n - j * N);
+                for (acc, row) in acc.iter_mut().zip(to.chunks_exact(n)).filter(|_| k0 > 0) {
+                    acc[..width].copy_from_slice(&row[j * N..j * N + width]);
+                }
+                tile(&pa[i * depth * M..(i + 1) * depth * M], &pb[j * depth * N..(j + 1) * depth * N], &mut acc);
+                for (acc, row) in acc.iter().zip(to.chunks_exact_mut(n)) {
+                    row[j * N..j * N + width].copy_from_slice(&acc[..width]);
+                }
+            }
+        };
+        if threads {
+            // The last rows have the most columns.
+            for_each(rows, |i| row(rows - 1 - i));
+        } else {
+            (0..rows).for_each(row);
+        }
+    }
+}
+
+/// Columns of rows k0 .. k0 + depth, W at a time, side by side; zeros beyond the last.
+fn pack_panels<const W: usize>(m: &[f32], n: usize, k0: usize, depth: usize, to: &mut [f32]) {
+    for (p, panel) in to.chunks_exact_mut(depth * W).enumerate() {
+        let width = W.min(n - p * W);
+        for (k, to) in panel.chunks_exact_mut(W).enumerate() {
+            let from = (k0 + k) * n + p * W;
+            to[..width].copy_from_slice(&m[from..from + width]);
+            to[width..].fill(0.0);
+        }
+    }
+}
+
+#[inline(always)]
+fn dot_body(x: &[f64], y: &[f64], out: &mut f64) {
+    let mut lanes = [0f64; 8];
+    let (xs, ys) = (x.chunks_exact(8), y.chunks_exact(8));
+    let rest: f64 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x * y).sum();
+    for (x, y) in xs.zip(ys) {
+        for i in 0..8 {
+            lanes[i] += x[i] * y[i];
+        }
+    }
+    *out = lanes.iter().sum::<f64>() + rest;
+}
+#[inline(always)]
+fn add_body(scale: f64, x: &[f64], y: &mut [f64]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += scale * x;
+    }
+}
+#[inline(always)]
+fn add_two_body(s: f64, x: &[f64], t: f64, y: &[f64], z: &mut [f64]) {
+    for ((z, x), y) in z.iter_mut().zip(x).zip(y) {
+        *z += s * x + t * y;
+    }
+}
+#[inline(always)]
+fn turn_body(c: f64, s: f64, x: &mut [f64], y: &mut [f64]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        (*x, *y) = (c * *x - s * *y, s * *x + c * *y);
+    }
+}
+crate::dispatch!(fn dot(x: &[f64], y: &[f64], out: &mut f64) = dot_body);
+crate::dispatch!(fn add(scale: f64, x: &[f64], y: &mut [f64]) = add_body);
+crate::dispatch!(fn add_two(s: f64, x: &[f64], t: f64, y: &[f64], z: &mut [f64]) = add_two_body);
+crate::dispatch!(fn turn(c: f64, s: f64, x: &mut [f64], y: &mut [f64]) = turn_body);
+
+/// The eigenvalues of a symmetric matrix and, row after row, its eigenvectors; none if they do not settle.
+///
+/// Householder's reflections to a tridiagonal matrix, then implicit QL steps (Golub and Van Loan, "Matrix Computations",
+/// 8.3), in f64: 2 n^3 operations and about 6 n^3 in the steps, one thread.
+pub(crate) fn eigen(a: &[f32], n: usize) -> Option<(Vec<f64>, Vec<f64>)> {
+    let mut a: Vec<f64> = a.iter().map(|&x| f64::from(x)).collect();
+    let (mut d, mut e) = (vec![0f64; n], vec![0f64; n]);
+    // Reflection k is I - v v^T with v[k + 1 ..] in row k of `reflections`.
+    let mut reflections = vec![0f64; n * n];
+    let (mut v, mut w) = (vec![0f64; n], vec![0f64; n]);
+    for k in 0..n {
+        d[k] = a[k * n + k];
+        if k + 1 == n {
+            break;
+        }
+        let column = &a[k * n + k + 1..(k + 1) * n];
+        let m = column.len();
+        let v = &mut v[..m];
+        v.copy_from_slice(column);
+        let largest = v.iter().fold(0f64, |l, x| l.max(x.abs()));
+        if m == 1 || largest == 0.0 {
+            e[k] = v[0];
+            continue;
+        }
+        let norm = largest * v.iter().map(|x| (x / largest) * (x / largest)).sum::<f64>().sqrt();
+        e[k] = if v[0] > 0.0 { -norm } else { norm };
+        v[0] -= e[k];
+        // |v|^2 / 2 = norm (norm + |x_0|): v is scaled so that its square is 2.
+        let scale = 1.0 / (norm * (norm + (v[0] + e[k]).abs())).sqrt();
+        v.iter_mut().for_each(|x| *x *= scale);
+        let w = &mut w[..m];
+        for (i, w) in w.iter_mut().enumerate() {
+            let row = (k + 1 + i) * n;
+            dot(&a[row + k + 1..row + n], v, w);
+        }
+        let mut along = 0.0;
+        dot(v, w, &mut along);
+        add(-0.5 * along, v, w);
+        for i in 0..m {
+            let row = (k + 1 + i) * n;
+            add_two(-v[i], w, -w[i], v, &mut a[row + k + 1..row + n]);
+        }
+        reflections[k * n + k + 1..(k + 1) * n].copy_from_slice(v);
+    }
+    drop(a);
+    let mut z = vec![0f64; n * n];
+    (0..n).for_each(|k| z[k * n + k] = 1.0);
+    for l in 0..n {
+        let mut steps = 0;
+        loop {
+            let m = (l..n - 1)
+                .find(|&m| e[m].abs() <= f64::EPSILON * (d[m].abs() + d[m + 1].abs()) || e[m].abs() < f64::MIN_POSITIVE)
+                .unwrap_or(n - 1);
+            if m == l {
+                break;
+            }
+            steps += 1;
+            if steps > 100 {
+                return None;
+            }
+            let half = (d[l + 1] - d[l]) / (2.0 * e[l]);
+            let mut g = d[m] - d[l] + e[l] / (half + half.hypot(1.0).copysign(half));
+            let (mut s, mut c, mut p) = (1.0, 1.0, 0.0);
+            let mut split = false;
+            for i in (l..m).rev() {
+                let (f, b) = (s * e[i], c * e[i]);
+                let r = f.hypot(g);
+                e[i + 1] = r;
+                if r == 0.0 {
+                    d[i + 1] -= p;
+                    e[m] = 0.0;
+                    split = true;
+                    break;
+                }
+                (s, c) = (f / r, g / r);
+                let x = d[i + 1] - p;
+                let y = (d[i] - x) * s + 2.0 * c * b;
+                p = s * y;
+                d[i + 1] = x + p;
+                g = c * y - b;
+                let (low, high) = z[i * n..(i + 2) * n].split_at_mut(n);
+                turn(c, s, low, high);
+            }
+            if !split {
+                d[l] -= p;
+                e[l] = g;
+                e[m] = 0.0;
+            }
+        }
+    }
+    for row in z.chunks_exact_mut(n.max(1)) {
+        for k in (0..n.saturating_sub(2)).rev() {
+            let v = &reflections[k * n + k + 1..(k + 1) * n];
+            let mut along = 0.0;
+            dot(v, &row[k + 1..], &mut along);
+            add(-along, v, &mut row[k + 1..]);
+        }
+    }
+    d.iter().all(|x| x.is_finite()).then_some((d, z))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    /// A product of every size around the tiles and depths, by one thread and by many, against plain sums of f64.
+    #[test]
+    fn products_are_sums() {
+        for n in [1, 2, 5, 6, 7, 16, 31, 33, 64, 255, 257, 300] {
+            let mut rng = Rng::new(n as u64, 0);
+            let a: Vec<f32> = (0..n * n).map(|_| rng.normal() as f32).collect();
+            let mut pack = vec![f32::NAN; packing(n)];
+            let (mut one, mut many) = (vec![f32::NAN; n * n], vec![f32::NAN; n * n]);
+            product(&mut one, &a, &a, n, &mut pack, false);
+            product(&mut many, &a, &a, n, &mut pack, true);
+            assert!(one == many, "{n}");
+            for e in (0..n * n).step_by(1 + n / 7) {
+                let (i, j) = (e / n, e % n);
+                let sum: f64 = (0..n).map(|k| f64::from(a[k * n + i]) * f64::from(a[k * n + j])).sum();
+                assert!((f64::from(one[e]) - sum).abs() < 1e-5 * n as f64, "{n}: {i} {j}");
+            }
+        }
+    }
+
+    /// A v = lambda v to the roundings of f64, also where eigenvalues repeat and where the matrix falls apart.
+    #[test]
+    fn eigenvectors_are_turned_into_themselves() {
+        let mut rng = Rng::new(1, 0);
+        for n in [0usize, 1, 2, 3, 10, 65, 150] {
+            for kind in 0..4 {
+                let mut a = vec![0f32; n * n];
+                for r in 0..n {
+                    for c in 0..=r {
+                        let x = match kind {
+                            0 => rng.normal() as f32,
+                            1 => f32::from(u8::from(r == c)),
+                            2 => 1.0,
+                            _ => {
+                                if r / 3 == c / 3 {
+                                    rng.normal() as f32 * 1e-3f32.powi(r as i32 % 3)
+                                } else {
+                                    0.0
+                                }
+                            }
+                        };
+                        (a[r * n + c], a[c * n + r]) = (x, x);
+                    }
+                }
+                let (d, v) = eigen(&a, n).unwrap();
+                let size = a.iter().map(|&x| f64::from(x * x)).sum::<f64>().sqrt().max(1.0);
+                for k in 0..n {
+                    let v = &v[k * n..(k + 1) * n];
+                    assert!((v.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-12, "{n} {kind} {k}");
+                    for r in 0..n {
+                        let sum: f64 = (0..n).map(|c| f64::from(a[r * n + c]) * v[c]).sum();
+                        assert!((sum - d[k] * v[r]).abs() < 1e-13 * size * n as f64, "{n} {kind} {k}");
+                    }
+                }
+            }
+        }
+        assert!(eigen(&[f32::NAN, 1.0, 1.0, 1.0], 2).is_none_or(|(d, _)| d.iter().any(|x| x.is_nan())));
+    }
+}
