@@ -1,0 +1,26 @@
+"""Second-order optimizers for PyTorch, and the matrix functions that they are made of.
+
+>>> import torch
+>>> from chronaxie.optim import Shampoo
+>>> w = torch.nn.Parameter(torch.ones(3, 2))
+>>> optimizer = Shampoo([w], lr=0.1)
+>>> (w * torch.arange(6.0).view(3, 2)).sum().backward()
+>>> optimizer.step()
+"""
+
+from __future__ import annotations
+
+from ._matrix import Record, batched_matmul, inverse_root, kron, kron_apply, orthogonalize
+from ._muon import Muon
+from ._shampoo import Shampoo
+
+__all__ = [
+    "Muon",
+    "Record",
+    "Shampoo",
+    "batched_matmul",
+    "inverse_root",
+    "kron",
+    "kron_apply",
+    "orthogonalize",
+]

@@ -1,0 +1,293 @@
+"""chronaxie.optim against independent float64 NumPy, and as optimizers are used."""
+
+import copy
+import io
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import chronaxie
+from chronaxie import optim
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def normal(*shape, seed=0, device="cpu"):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def gram(*batch, n, seed=0, device="cpu"):
+    g = normal(*batch, n, 2 * n, seed=seed, device=device)
+    return g @ g.mT / (2 * n)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("root", [1, 2, 4, Fraction(3, 2)])
+@pytest.mark.parametrize("method", ["auto", "eigen"])
+def test_roots_are_numpys(device, root, method):
+    a = gram(2, 3, n=20, device=device)
+    x, record = optim.inverse_root(a, root, method=method, record=True)
+    values, vectors = np.linalg.eigh(a.cpu().double().numpy())
+    eps = 1e-6 * np.linalg.norm(a.cpu().double().numpy(), axis=(-2, -1))[..., None]
+    want = (vectors * (values + eps)[..., None, :] ** (-1 / float(root))) @ vectors.swapaxes(-1, -2)
+    assert np.linalg.norm(x.cpu().numpy() - want) <= 1.5e-5 * np.linalg.norm(want)
+    assert x.shape == a.shape and record.status.shape == (2, 3) and record.status.dtype == torch.int32
+    assert set(record.status.unique().tolist()) <= {0, 1} and float(record.residual.max()) < 1e-3
+    torch.testing.assert_close(record.damping.cpu().double(), torch.from_numpy(eps[..., 0]), rtol=1e-5, atol=0)
+
+
+def test_bad_roots_are_told():
+    a = gram(n=4)
+    with pytest.raises(chronaxie.ShapeError, match=r"a.shape = \(3, 4\) is not a batch of square"):
+        optim.inverse_root(a[:3])
+    with pytest.raises(chronaxie.ShapeError, match="differs from its transpose by up to 1"):
+        optim.inverse_root(a + torch.triu(torch.ones(4, 4), 1))
+    with pytest.raises(chronaxie.DtypeError, match="a holds float64"):
+        optim.inverse_root(a.double())
+    with pytest.raises(chronaxie.ConfigError, match="root = 0 is not a positive"):
+        optim.inverse_root(a, 0)
+    with pytest.raises(chronaxie.ConfigError, match="method `lu` is not one of"):
+        optim.inverse_root(a, method="lu")
+    with pytest.raises(chronaxie.ChronaxieError, match="there is no gradient; detach a"):
+        optim.inverse_root(a.requires_grad_())
+    # One that has no root harms no other.
+    b = gram(3, n=4, seed=1)
+    b[1, 2, 2] = float("nan")
+    x, record = optim.inverse_root(b, record=True)
+    assert record.status.tolist()[1] == 3 and x[1].isnan().all() and not x[[0, 2]].isnan().any()
+    assert torch.equal(x[[0, 2]], optim.inverse_root(b[[0, 2]]))
+    assert optim.inverse_root(b[:0]).shape == (0, 4, 4)
+
+
+def test_products_of_kronecker():
+    a, b, x = normal(2, 3, 4), normal(2, 5, 6, seed=1), normal(2, 4, 6, seed=2)
+    whole = optim.kron(a, b)
+    for i in range(2):
+        torch.testing.assert_close(whole[i], torch.kron(a[i], b[i]))
+    want = (whole @ x.flatten(1)[..., None]).view(2, 3, 5)
+    torch.testing.assert_close(optim.kron_apply(a, b, x), want)
+    torch.testing.assert_close(optim.batched_matmul(a, b[:, :4]), torch.bmm(a, b[:, :4]))
+    with pytest.raises(chronaxie.ShapeError, match=r"x.shape = \(2, 6, 4\) does not match"):
+        optim.kron_apply(a, b, x.mT)
+    with pytest.raises(chronaxie.ShapeError, match="are not"):
+        optim.batched_matmul(a, b)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 9), (3, 12, 4)])
+def test_orthogonal_matrices_have_singular_values_near_one(shape):
+    g = normal(*shape)
+    s = torch.linalg.svdvals(optim.orthogonalize(g))
+    # What is tiny stays below one.
+    assert float(s.max()) < 1.3 and float(s[..., 0].min()) > 0.6
+    u, _, v = torch.linalg.svd(g, full_matrices=False)
+    alike = (optim.orthogonalize(g) * (u @ v)).flatten(-2).sum(-1) / (u @ v).flatten(-2).norm(dim=-1) ** 2
+    assert float(alike.min()) > 0.6
+
+
+class Reference:
+    """Shampoo in float64, block by block and axis by axis."""
+
+    def __init__(self, w, **o):
+        self.w, self.o, self.t = w.astype(np.float64), o, 0
+        self.m, self.v = np.zeros_like(self.w), np.zeros_like(self.w)
+        self.blocks = {}
+
+    def regions(self):
+        """Slices of the merged tensor, written as a plain loop over where blocks begin."""
+        shape, most = [], self.o["most"]
+        for n in self.w.shape:
+            if n == 1:
+                continue
+            if shape and shape[-1] * n <= most:
+                shape[-1] *= n
+            else:
+                shape.append(n)
+        places = [()]
+        for n in shape:
+            places = [(*p, slice(s, min(s + most, n))) for p in places for s in range(0, n, most)]
+        return shape, places
+
+    def step(self, grad):
+        o, b1, b2 = self.o, *self.o["betas"]
+        self.t += 1
+        g = grad.astype(np.float64)
+        self.m = b1 * self.m + (1 - b1) * g
+        self.v = b2 * self.v + (1 - b2) * g * g
+        first = self.m / (1 - b1**self.t)
+        graft = first / (np.sqrt(self.v / (1 - b2**self.t)) + 1e-8)
+        shape, places = self.regions()
+        update = np.empty(shape)
+        for place in places:
+            x, d = first.reshape(shape)[place], graft.reshape(shape)[place]
+            gb = g.reshape(shape)[place]
+            for k in range(x.ndim):
+                unfolded = np.moveaxis(gb, k, 0).reshape(gb.shape[k], -1)
+                key = (str(place), k)
+                old = self.blocks.get(key, np.zeros((gb.shape[k],) * 2))
+                self.blocks[key] = b2 * old + (1 - b2) * unfolded @ unfolded.T
+                factor = self.blocks[key] / (1 - b2**self.t)
+                values, vectors = np.linalg.eigh(factor)
+                eps = max(o["absolute"], o["relative"] * np.linalg.norm(factor))
+                root = (vectors * (values + eps) ** (-1 / (2 * x.ndim))) @ vectors.T
+                x = np.moveaxis(np.tensordot(root, x, axes=(1, k)), 0, k)
+            update[place] = x * np.linalg.norm(d) / (np.linalg.norm(x) + 1e-16)
+        self.w = self.w - o["lr"] * (update.reshape(self.w.shape) + o["decay"] * self.w)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(5,), (7, 3), (4, 3, 2), (1, 6, 1), (9, 9), (4, 4, 4)])
+def test_ten_steps_are_numpys(device, shape):
+    options = dict(lr=0.05, betas=(0.9, 0.97), absolute=1e-12, relative=1e-3)
+    w = normal(*shape, device=device)
+    law = Reference(w.cpu().numpy(), most=4, decay=0.1, **options)
+    p = torch.nn.Parameter(w.clone())
+    shampoo = optim.Shampoo([p], weight_decay=0.1, max_preconditioner_dim=4, precondition_frequency=1, **options)
+    for k in range(10):
+        g = normal(*shape, seed=k + 1)
+        p.grad = g.to(device)
+        shampoo.step()
+        law.step(g.numpy())
+        error = np.abs(p.detach().cpu().numpy() - law.w).max()
+        assert error < 2e-4, (k, error)
+
+
+def quadratic(make, steps, seed=3):
+    """A badly conditioned quadratic of a matrix: the loss at the end over that at the start."""
+    torch.manual_seed(seed)
+    a = torch.diag(torch.logspace(0, 2.5, 12))
+    q, _ = torch.linalg.qr(torch.randn(12, 12))
+    a = q @ a @ q.T
+    target = torch.randn(12, 8)
+    w = torch.nn.Parameter(torch.zeros(12, 8))
+    optimizer = make([w])
+    loss = lambda: ((a @ (w - target)) ** 2).mean()
+    first = float(loss())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+    return float(loss()) / first
+
+
+def test_shampoo_helps_where_conditions_are_bad():
+    ours = min(quadratic(lambda p: optim.Shampoo(p, lr=lr, betas=(0.9, 0.95)), 60) for lr in (0.03, 0.1))
+    adam = min(quadratic(lambda p: torch.optim.Adam(p, lr=lr), 60) for lr in (0.03, 0.1, 0.3))
+    assert ours < 0.5 * adam, (ours, adam)
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(48, 5))
+
+
+def train(net, optimizer, steps, seed=0):
+    for k in range(steps):
+        x = normal(4, 2, 6, 6, seed=seed + k)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
+    net = model()
+    optimizer = make(net.parameters(), lr=0.01)
+    train(net, optimizer, 7)
+    file = io.BytesIO()
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(net, optimizer, 13, seed=100)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = model()
+    other.load_state_dict(saved["net"])
+    again = make(other.parameters(), lr=0.5)
+    again.load_state_dict(saved["optimizer"])
+    train(other, again, 13, seed=100)
+    for a, b in zip(net.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+def test_state_is_float32_beside_other_parameters(make):
+    p = torch.nn.Parameter(normal(6, 4).bfloat16())
+    optimizer = make([p], lr=torch.tensor(0.01))
+    p.grad = normal(6, 4, seed=1).bfloat16()
+    optimizer.step()
+    again = make([p])
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for v in value:
+                yield from tensors(v)
+
+    kept = [t for v in again.state[p].values() for t in tensors(v)]
+    assert kept and all(t.dtype is torch.float32 for t in kept)
+    assert p.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+def test_they_are_used_as_optimizers_are(make):
+    w, v, none = (torch.nn.Parameter(normal(*s)) for s in ((3, 5), (5,), (2, 2)))
+    optimizer = make([{"params": [w], "lr": 0.1}, {"params": [v, none]}], lr=0.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    before = v.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (w @ v).square().sum()
+        loss.backward()
+        return loss
+
+    first = float(optimizer.step(closure))
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    if make is optim.Shampoo:
+        assert torch.equal(v, before), "a learning rate of 0 changes nothing"
+    assert none not in optimizer.state or not optimizer.state[none]
+    assert float(optimizer.step(closure)) < first
+    assert copy.deepcopy(optimizer).state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    w.grad = torch.ones(3, 5).to_sparse()
+    with pytest.raises(chronaxie.DtypeError, match="sparse gradient"):
+        optimizer.step()
+    with pytest.raises(chronaxie.ConfigError, match=r"lr = -1"):
+        make([torch.nn.Parameter(torch.ones(1))], lr=-1)
+
+
+def test_shampoos_own_mistakes():
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    for options, want in [
+        (dict(betas=(1.0, 0.9)), r"betas\[0\] = 1.0"),
+        (dict(grafting="lamb"), "grafting = 'lamb' is not one of adam"),
+        (dict(precondition_frequency=0), "precondition_frequency = 0"),
+        (dict(exponent=0.25), "exponent = 0.25 is not a positive fractions.Fraction"),
+    ]:
+        with pytest.raises(chronaxie.ConfigError, match=want):
+            optim.Shampoo([p], **options)
+    shampoo = optim.Shampoo([p])
+    p.grad = torch.full((3, 2), float("inf"))
+    with pytest.raises(chronaxie.DataError, match="NaN or an infinity"):
+        shampoo.step()
+
+
+def test_roots_come_in_turns():
+    """Between two roots of a block lie as many steps as asked, and different blocks have theirs at different steps."""
+    params = [torch.nn.Parameter(normal(6, 4, seed=k)) for k in range(5)]
+    shampoo = optim.Shampoo(params, precondition_frequency=5)
+    made = []
+    for step in range(16):
+        for k, p in enumerate(params):
+            p.grad = normal(6, 4, seed=10 * step + k)
+        before = [shampoo.state[p]["roots"][0][0].clone() if shampoo.state[p] else None for p in params]
+        shampoo.step()
+        made.append([b is None or not torch.equal(b, shampoo.state[p]["roots"][0][0]) for b, p in zip(before, params)])
+    assert all(made[0])
+    for k in range(5):
+        at = [s for s in range(1, 16) if made[s][k]]
+        assert len(at) == 3 and all(b - a == 5 for a, b in zip(at, at[1:])), at
+    assert all(sum(row) == 1 for row in made[1:])
