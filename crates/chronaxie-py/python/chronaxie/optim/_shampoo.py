@@ -58,7 +58,7 @@ def from_blocks(x: Tensor, counts: list[int], sizes: list[int]) -> Tensor:
 
 def unfolded(x: Tensor, axis: int) -> Tensor:
     """``[blocks, n_axis, the rest]``."""
-    return x.movedim(axis + 1, 1).flatten(2)
+    return x.movedim(axis + 1, 1).reshape(x.shape[0], x.shape[axis + 1], -1)
 
 
 def along(x: Tensor, m: Tensor, axis: int) -> Tensor:
