@@ -193,7 +193,7 @@ __device__ float residual(const float* a, const float* x, float* work, int n, in
   return (float)sqrt(block_sum(off, slots) / n);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     inverse_root(const float* __restrict__ a,  // [N, n, n]
                  float* root,                  // [N, n, n]
                  float* record,                // [N, 4]
