@@ -210,9 +210,8 @@ fn outer_body<const FMA: bool, const R: usize, const N: usize>(
                 } else {
                     for (dy, x) in pairs {
                         // SAFETY: as above.
-                        let (dy, x) = unsafe {
-                            (std::slice::from_raw_parts(dy, count), std::slice::from_raw_parts(x, valid))
-                        };
+                        let (dy, x) =
+                            unsafe { (std::slice::from_raw_parts(dy, count), std::slice::from_raw_parts(x, valid)) };
                         let x: [Lanes<N>; 2] = std::array::from_fn(|v| {
                             Lanes(std::array::from_fn(|l| if v * N + l < valid { x[v * N + l] } else { 0.0 }))
                         });
