@@ -2,7 +2,7 @@
 """Trains an LTC, a CfC, an xLSTM block and a Mamba block in PyTorch to tell nine speakers by how they say /ae/, and plots
 the learning curves.
 
-    python examples/train.py [--model ltc|cfc|xlstm|mamba|all] [--epochs 50] [--device cuda] [--out DIR]
+    python examples/train.py [--model ltc,cfc,xlstm,mamba] [--epochs 50] [--device cuda] [--out DIR]
 
 The recordings are those of japanese-vowels.toml beside this file, which trains the same LTC without PyTorch: 270 to learn
 from, 370 to be tested on, 12 channels, 7 to 29 steps each. The test set is looked at once, after the last epoch.
@@ -135,12 +135,15 @@ def plot(curves, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*RATES, "all"], default="all")
+    parser.add_argument("--model", default=",".join(RATES), help="separated by commas")
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/train-py"))
     args = parser.parse_args()
+    models = args.model.split(",")
+    if unknown := [m for m in models if m not in RATES]:
+        parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(RATES)}")
     series, labels = read(DATA / "JapaneseVowels_TRAIN.ts")
     tested, wanted = read(DATA / "JapaneseVowels_TEST.ts")
     everything = torch.cat(series)
@@ -149,7 +152,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     curves, results = {}, []
     for kind, rate in RATES.items():
-        if args.model in (kind, "all"):
+        if kind in models:
             curves[kind], result = train(kind, rate, args, (series, labels), (*padded(tested), wanted))
             results.append(result)
             print(json.dumps(result))
