@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Trains an LTC and a CfC in PyTorch to tell nine speakers by how they say /ae/, and plots the learning curves.
+"""Trains an LTC, a CfC, an xLSTM block and a Mamba block in PyTorch to tell nine speakers by how they say /ae/, and plots
+the learning curves.
 
-    python examples/train.py [--model ltc|cfc|both] [--epochs 50] [--device cuda] [--out DIR]
+    python examples/train.py [--model ltc,cfc,xlstm,mamba] [--epochs 50] [--device cuda] [--out DIR]
 
 The recordings are those of japanese-vowels.toml beside this file, which trains the same LTC without PyTorch: 270 to learn
 from, 370 to be tested on, 12 channels, 7 to 29 steps each. The test set is looked at once, after the last epoch.
@@ -15,10 +16,13 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from chronaxie.torch import LTC, CfC, wirings
+from xlstm import XLSTMBlock
+
+from chronaxie.torch import LTC, CfC, Mamba, wirings
 
 DATA = Path(__file__).resolve().parent / "data" / "japanese-vowels"
 CLASSES, BATCH, NOISE = 9, 16, 0.3
+RATES = {"ltc": 0.05, "cfc": 0.005, "xlstm": 0.003, "mamba": 0.005}
 
 
 def read(path):
@@ -43,16 +47,21 @@ class Classifier(torch.nn.Module):
 
     def __init__(self, kind, channels):
         super().__init__()
+        self.embed = torch.nn.Identity()
         if kind == "ltc":
             # Few synapses between neurons, all from the inputs, as in japanese-vowels.toml.
             wiring = wirings.Bernoulli(64, density=0.1, sensory_density=1.0, seed=1)
             self.layer = LTC(channels, wiring, output_mapping="none", ode_unfolds=3)
-        else:
+        elif kind == "cfc":
             self.layer = CfC(channels, 64)
+        else:
+            # A block adds to what it reads, so the channels are first mapped to its width.
+            self.embed, channels = torch.nn.Linear(channels, 64), 64
+            self.layer = XLSTMBlock(channels, heads=2) if kind == "xlstm" else Mamba(channels)
         self.head = torch.nn.Linear(64, CLASSES)
 
     def forward(self, x, there):
-        states, _ = self.layer(x)
+        states, _ = self.layer(self.embed(x))
         there = there.unsqueeze(-1)
         return (self.head(states) * there).sum(1) / there.sum(1)
 
@@ -88,7 +97,7 @@ def train(kind, rate, args, data, test):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            total += float(loss) * len(batch)
+            total += loss.item() * len(batch)
             right += int((answers.argmax(1) == wanted).sum())
         curve.append(total / len(series))
         if (epoch + 1) % 10 == 0 or epoch + 1 == args.epochs:
@@ -103,7 +112,7 @@ def train(kind, rate, args, data, test):
 
 def plot(curves, path):
     """The losses over epochs as an SVG, on a logarithmic scale."""
-    width, height, colours = 640, 360, {"ltc": "#1f77b4", "cfc": "#d62728"}
+    width, height, colours = 640, 360, {"ltc": "#1f77b4", "cfc": "#d62728", "xlstm": "#2ca02c", "mamba": "#9467bd"}
     logs = {kind: torch.tensor(c).clamp_min(1e-6).log10() for kind, c in curves.items()}
     low, high = min(float(v.min()) for v in logs.values()), max(float(v.max()) for v in logs.values())
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">']
@@ -126,12 +135,15 @@ def plot(curves, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["ltc", "cfc", "both"], default="both")
+    parser.add_argument("--model", default=",".join(RATES), help="separated by commas")
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/train-py"))
     args = parser.parse_args()
+    models = args.model.split(",")
+    if unknown := [m for m in models if m not in RATES]:
+        parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(RATES)}")
     series, labels = read(DATA / "JapaneseVowels_TRAIN.ts")
     tested, wanted = read(DATA / "JapaneseVowels_TEST.ts")
     everything = torch.cat(series)
@@ -139,8 +151,8 @@ def main():
     series, tested = ([(s - mean) / deviation for s in part] for part in (series, tested))
     args.out.mkdir(parents=True, exist_ok=True)
     curves, results = {}, []
-    for kind, rate in (("ltc", 0.05), ("cfc", 0.005)):
-        if args.model in (kind, "both"):
+    for kind, rate in RATES.items():
+        if kind in models:
             curves[kind], result = train(kind, rate, args, (series, labels), (*padded(tested), wanted))
             results.append(result)
             print(json.dumps(result))

@@ -26,5 +26,6 @@ export PYTHONPATH="$target/python"
 if [ $# -eq 0 ]; then
     out="$(mktemp -d)"
     trap 'rm -rf "$out"' EXIT
-    "$venv/bin/python" examples/train.py --epochs 2 --out "$out"
+    "$venv/bin/python" examples/train.py --model ltc,cfc --epochs 2 --out "$out"
+    "$venv/bin/python" examples/xlstm.py --width 256 --heads 4
 fi

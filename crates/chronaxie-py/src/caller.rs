@@ -19,6 +19,8 @@ const KEEP: usize = 64 << 20;
 
 thread_local! {
     static SCRATCH: Cell<Option<HostBuffer>> = const { Cell::new(None) };
+    /// Empty between calls: some kilobytes that the allocator would take and give back on each.
+    static VIEWS: Cell<(Vec<View<'static>>, Vec<ViewMut<'static>>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
 
 /// How tensors of a framework are read and made: through its table of functions where it has one, else by functions in
@@ -177,10 +179,12 @@ impl Caller {
         tensors: &Bound<'py, PyTuple>,
         prepared: Option<&Bound<'py, PyAny>>,
         gradients: Option<&Bound<'py, PyTuple>>,
+        mut views: Vec<View<'static>>,
     ) -> PyResult<Given<'py>> {
         let py = tensors.py();
         let framework = self.framework.get();
-        let mut given = Given { views: Vec::with_capacity(signature.inputs.len()), held: Vec::new() };
+        views.reserve(signature.inputs.len());
+        let mut given = Given { views, held: Vec::new() };
         let mut tensors = tensors.iter().filter(|t| !t.is_none());
         let mut gradients = gradients.map(|g| g.iter());
         let mut lists: Option<(Seen, u64)> = None;
@@ -334,7 +338,8 @@ impl Caller {
         let Some(written) = &self.passes[pass as usize] else {
             return Err(raise(py, &Error::config(format!("{entry}: the plan has no {} pass", pass.name()))));
         };
-        let given = self.given(signature, entry, place, tensors, prepared, gradients)?;
+        let (views, mut outputs) = VIEWS.take();
+        let mut given = self.given(signature, entry, place, tensors, prepared, gradients, views)?;
         let stream = framework.stream(py, place)?;
 
         // A block's parts are not the allocator's own, which then cannot wait for the streams that use them: on a side
@@ -345,24 +350,21 @@ impl Caller {
         };
         let separate = if shared.is_some() { written.block_from } else { written.patterns.len() };
         let mut made = Vec::with_capacity(written.patterns.len());
-        let mut outputs = Vec::with_capacity(written.patterns.len());
+        outputs.reserve(written.patterns.len());
+        let mut push = |spec: &TensorSpec, tensor: Bound<'py, PyAny>, address: u64| {
+            let strides = spec.shape.contiguous_strides();
+            // SAFETY: made of this size and type, and `made` holds it.
+            outputs.push(unsafe { ViewMut::from_raw(address as *mut u8, spec.dtype, spec.shape, &strides, place) });
+            made.push(tensor);
+        };
         for (spec, pattern) in signature.outputs.iter().zip(&written.patterns).take(separate) {
             let tensor = framework.empty_like(pattern.bind(py))?;
-            outputs.push((spec, framework.read(&tensor, entry, &spec.name)?.address));
-            made.push(tensor);
+            let address = framework.read(&tensor, entry, &spec.name)?.address;
+            push(spec, tensor, address);
         }
         for (spec, (tensor, address)) in signature.outputs[separate..].iter().zip(shared.into_iter().flatten()) {
-            outputs.push((spec, address));
-            made.push(tensor);
+            push(spec, tensor, address);
         }
-        let mut outputs: Vec<_> = outputs
-            .into_iter()
-            .map(|(t, address)| {
-                let strides = t.shape.contiguous_strides();
-                // SAFETY: made above of this size and type, and `made` holds it.
-                unsafe { ViewMut::from_raw(address as *mut u8, t.dtype, t.shape, &strides, place) }
-            })
-            .collect();
 
         let bytes = Shape::from([written.scratch_bytes]);
         // SAFETY: the framework's current stream.
@@ -378,6 +380,9 @@ impl Caller {
             if block.bytes() <= KEEP {
                 SCRATCH.set(Some(block));
             }
+            given.views.clear();
+            outputs.clear();
+            VIEWS.set((given.views, outputs));
             ran?;
             return Ok(made);
         }
@@ -393,7 +398,11 @@ impl Caller {
         // SAFETY: held above.
         let scratch = unsafe { ViewMut::from_raw(address as *mut u8, Dtype::U8, bytes, &[1], place) };
         let mut args = Args { inputs: &given.views, outputs: &mut outputs, scratch, stream };
-        py_result(py, plan.plan.run(pass, &mut args))?;
+        let ran = plan.plan.run(pass, &mut args);
+        given.views.clear();
+        outputs.clear();
+        VIEWS.set((given.views, outputs));
+        py_result(py, ran)?;
         Ok(made)
     }
 }

@@ -9,7 +9,9 @@ use chronaxie::{Dtype, Error, MAX_RANK, Place, Result, Shape};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
@@ -18,8 +20,10 @@ const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 /// The major version that these structures follow.
 const MAJOR: u32 = 1;
-/// Where each tensor of a block starts: a line of a GPU's cache.
+/// Where each tensor of a block starts: a line of a GPU's cache, if it fills one.
 const LINE: usize = 128;
+/// And if it is small: a vector of four floats.
+const VECTOR: usize = 16;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -216,39 +220,13 @@ impl Exchange {
         (code == 0 && !made.is_null()).then_some(Allocated(made))
     }
 
-    /// A tensor of the framework over part of a block, or over no memory at all, as a pattern for others.
-    fn tensor<'py>(
-        &self,
-        py: Python<'py>,
-        block: Option<(&Arc<Allocated>, usize)>,
-        dtype: Dtype,
-        shape: &Shape,
-        place: Place,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let strides = shape.contiguous_strides();
-        let mut part = Box::new(Part {
-            managed: Managed {
-                version: self.0.version,
-                context: ptr::null_mut(),
-                deleter: Some(Part::free),
-                flags: 0,
-                tensor: DlTensor::new(ptr::null_mut(), dtype, place, &mut [], ptr::null_mut()),
-            },
-            shape: std::array::from_fn(|i| shape.get(i).map_or(0, |&n| n as i64)),
-            strides: strides.map(|s| s as i64),
-            _block: block.map(|(b, _)| b.clone()),
-        });
-        if let Some((block, offset)) = block {
-            part.managed.tensor.data = (block.address() + offset as u64) as *mut c_void;
-        }
-        part.managed.tensor.rank = shape.len() as i32;
-        part.managed.tensor.shape = part.shape.as_mut_ptr();
-        part.managed.tensor.strides = part.strides.as_mut_ptr();
-        let (part, mut object) = (Box::into_raw(part), ptr::null_mut());
-        // SAFETY: `Managed` is the first field of `Part`, which `free` gets back; the framework owns it if it succeeds.
-        if unsafe { (self.0.to_object)(part.cast(), &raw mut object) } != 0 || object.is_null() {
+    /// A tensor of the framework over `part`, of which it is the owner once this succeeds.
+    fn tensor<'py>(&self, py: Python<'py>, part: *mut Managed) -> PyResult<Bound<'py, PyAny>> {
+        let mut object = ptr::null_mut();
+        // SAFETY: a structure of the header, whose deleter waits to be called.
+        if unsafe { (self.0.to_object)(part, &raw mut object) } != 0 || object.is_null() {
             // SAFETY: nobody took it.
-            drop(unsafe { Box::from_raw(part) });
+            unsafe { Part::free(part) };
             return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("no tensor could be made")));
         }
         // SAFETY: a new reference.
@@ -263,7 +241,9 @@ impl Exchange {
         shape: &Shape,
         place: Place,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.tensor(py, None, dtype, shape, place)
+        let block = Block::new(None, 1);
+        // SAFETY: its only part.
+        self.tensor(py, unsafe { block.part(0, self.0.version, ptr::null_mut(), dtype, shape, place) })
     }
 
     /// Tensors in one allocation, behind each other, with the address of each; none where the framework refuses the
@@ -274,14 +254,23 @@ impl Exchange {
         tensors: &[(Dtype, Shape)],
         place: Place,
     ) -> PyResult<Option<Addressed<'py>>> {
-        let step = |&(dtype, shape): &(Dtype, Shape)| (shape.elements() * dtype.size()).next_multiple_of(LINE);
-        let Some(block) = self.allocate(tensors.iter().map(step).sum(), place) else { return Ok(None) };
-        let (block, mut offset) = (Arc::new(block), 0);
+        let place_of = |end: usize, &(dtype, shape): &(Dtype, Shape)| {
+            let bytes = shape.elements() * dtype.size();
+            let begin = end.next_multiple_of(if bytes < LINE { VECTOR } else { LINE });
+            (begin, begin + bytes)
+        };
+        let bytes = tensors.iter().fold(0, |end, t| place_of(end, t).1);
+        let Some(memory) = self.allocate(bytes, place) else { return Ok(None) };
+        let (base, mut end) = (memory.address(), 0);
+        let block = Block::new(Some(memory), tensors.len());
         let mut made = Vec::with_capacity(tensors.len());
-        for tensor in tensors {
-            let object = self.tensor(py, Some((&block, offset)), tensor.0, &tensor.1, place)?;
-            made.push((object, block.address() + offset as u64));
-            offset += step(tensor);
+        for (at, tensor) in tensors.iter().enumerate() {
+            let begin;
+            (begin, end) = place_of(end, tensor);
+            let address = base + begin as u64;
+            // SAFETY: each part is made once.
+            let part = unsafe { block.part(at, self.0.version, address as *mut c_void, tensor.0, &tensor.1, place) };
+            made.push((self.tensor(py, part)?, address));
         }
         Ok(Some(made))
     }
@@ -323,13 +312,62 @@ struct Part {
     managed: Managed,
     shape: [i64; MAX_RANK],
     strides: [i64; MAX_RANK],
-    _block: Option<Arc<Allocated>>,
+}
+
+/// Tensors that share memory, or have none, in one allocation of ours: each part that a framework has keeps it alive.
+struct Block {
+    parts: Box<[UnsafeCell<MaybeUninit<Part>>]>,
+    _memory: Option<Allocated>,
+}
+
+impl Block {
+    fn new(memory: Option<Allocated>, parts: usize) -> Arc<Self> {
+        let parts = (0..parts).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        // Counted from several threads, each of which touches its own part alone.
+        #[allow(clippy::arc_with_non_send_sync)]
+        Arc::new(Self { parts, _memory: memory })
+    }
+    /// Fills part `at`, for a framework, which gives it back to `Part::free`.
+    ///
+    /// # Safety
+    /// Once a part; `data` must be memory of the block of that size.
+    unsafe fn part(
+        self: &Arc<Self>,
+        at: usize,
+        version: Version,
+        data: *mut c_void,
+        dtype: Dtype,
+        shape: &Shape,
+        place: Place,
+    ) -> *mut Managed {
+        let part = self.parts[at].get().cast::<Part>();
+        let filled = Part {
+            managed: Managed {
+                version,
+                context: Arc::into_raw(self.clone()).cast_mut().cast(),
+                deleter: Some(Part::free),
+                flags: 0,
+                tensor: DlTensor::new(data, dtype, place, &mut [], ptr::null_mut()),
+            },
+            shape: std::array::from_fn(|i| shape.get(i).map_or(0, |&n| n as i64)),
+            strides: shape.contiguous_strides().map(|s| s as i64),
+        };
+        // SAFETY: nobody else has this part, and it stays where it is.
+        unsafe {
+            part.write(filled);
+            let tensor = &raw mut (*part).managed.tensor;
+            (*tensor).rank = shape.len() as i32;
+            (*tensor).shape = (&raw mut (*part).shape).cast();
+            (*tensor).strides = (&raw mut (*part).strides).cast();
+        }
+        part.cast()
+    }
 }
 
 impl Part {
     unsafe extern "C" fn free(managed: *mut Managed) {
-        // SAFETY: the framework gives back what `Exchange::tensor` gave it, once.
-        drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
+        // SAFETY: the framework gives back what `Block::part` gave it, once, with the block that it counts.
+        drop(unsafe { Arc::from_raw((*managed).context.cast_const().cast::<Block>()) });
     }
 }
 

@@ -27,9 +27,23 @@ def _unavailable(index: int) -> bool:
     return _plan.unavailable(index) is not None
 
 
-def _native(x: Tensor) -> bool:
+def native(x: Tensor) -> bool:
     """Whether there are kernels for a tensor that is not on the CPU."""
     return x.is_meta or (x.is_cuda and not _unavailable(x.get_device()))
+
+
+def plain(x: Any, weight: Any) -> bool:
+    """Whether a call is what most are, a float32 tensor in eager mode: with as few questions as tell."""
+    return (
+        not is_compiling()
+        and type(x) is Tensor
+        and type(weight) in _PLAIN
+        and x.dtype is _FLOAT
+        and weight.dtype is _FLOAT
+        and x.dim() == 3
+        and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
+        and not (_transforms() or _modes())
+    )
 
 
 def dispatch(
@@ -53,17 +67,7 @@ def dispatch(
     promotes x and the parameters to. float64 parameters take the eager path.
     """
     x, weight = tensors[0], tensors[LEAD]
-    # What most calls are, with as few questions as tell: a plain float32 tensor in eager mode.
-    if (
-        not is_compiling()
-        and type(x) is Tensor
-        and type(weight) in _PLAIN
-        and x.dtype is _FLOAT
-        and weight.dtype is _FLOAT
-        and x.dim() == 3
-        and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
-        and not (force_eager or _transforms() or _modes())
-    ):
+    if not force_eager and plain(x, weight):
         return _op.call(layer, lists, tensors)  # type: ignore[arg-type]
     if x.dim() != 3:
         raise ShapeError(f"{entry}: x.shape = {tuple(x.shape)} does not match [B, T, D]")
@@ -80,7 +84,7 @@ def dispatch(
         out, *final = dispatch(entry, text, states, layer, single, lists, key, eager, force_eager)
         return (out.to(torch.promote_types(x.dtype, weight.dtype)), *final)
     # functorch differentiates and batches PyTorch's own operations only.
-    if force_eager or not (x.is_cpu or _native(x)) or (not is_compiling() and _transforms()):
+    if force_eager or not (x.is_cpu or native(x)) or (not is_compiling() and _transforms()):
         return eager(tensors)
     return _op.traced(entry, text, states, key, lists, tensors)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _native
-from .._errors import ChronaxieError, ConfigError, DtypeError, ShapeError
-from ._framework import FRAMEWORK, short
-from ._plan import unavailable
+from .._errors import ConfigError, DtypeError, ShapeError
+from ._framework import short
+from ._functional import native
+from ._passes import call, device_of, differentiable, planned, spell
 
 _ENTRIES = {"exp": "mlstm_exp", "sig": "mlstm_sig"}
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Arguments of the autograd.Function before its tensors.
-_NOT_TENSORS = 1
 States = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
 
@@ -37,68 +34,6 @@ def _dtype(entry: str, name: str, value: Any) -> torch.dtype:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-class _Plan:
-    """A native plan of one problem on one device, and where each tensor of its passes comes from."""
-
-    __slots__ = ("caller", "entry", "outputs", "visible", "needs", "written")
-
-    def __init__(self, entry: str, case: str, device: str, backward: bool) -> None:
-        problem = _native.problem(entry, case)
-        self.caller = _native.Caller(problem.plan(device), FRAMEWORK, torch.zeros((), device=device))
-        self.entry = entry
-        self.outputs = [t[0] for t in problem.signature("forward")[1]]
-        # h and the last states are the caller's, the others what the backward pass needs.
-        self.visible = sum(t[4] != "saved" for t in problem.signature("forward")[1])
-        self.needs: list[str] = []
-        self.written: list[str] = []
-        if backward:
-            inputs, outputs = problem.signature("backward")
-            self.needs, self.written = [t[0] for t in inputs], [t[0] for t in outputs]
-
-
-@lru_cache(maxsize=256)
-def _plan(entry: str, case: str, device: str, backward: bool) -> _Plan:
-    return _Plan(entry, case, device, backward)
-
-
-def _device(t: Tensor) -> str:
-    return "cpu" if t.get_device() < 0 else f"cuda:{t.get_device()}"
-
-
-class _Sequences(torch.autograd.Function):
-    """One native call. Its tensors are q, k, v, i, f, the cuts, and the initial c, n and m, None where one is not given."""
-
-    @staticmethod
-    def forward(ctx: Any, call: tuple[str, str], *tensors: Any) -> Any:  # type: ignore[override]
-        entry, case = call
-        wants = ctx.needs_input_grad[_NOT_TENSORS:]
-        if any(wants):
-            groups = {"inputs": wants[:3], "gates": wants[3:5], "initial": wants[6:]}
-            case += f",wants={'+'.join(name for name, each in groups.items() if any(each))}"
-        else:
-            case += ",backward=false"
-        p = _plan(entry, case, _device(tensors[0]), any(wants))
-        made = p.caller.forward(tensors)
-        ctx.plan, ctx.wants = p, wants
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *made)
-        return tuple(made[: p.visible])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        p = ctx.plan
-        if torch.is_grad_enabled():
-            raise ChronaxieError(f"{p.entry}: there is no double backward; call backward without create_graph=True")
-        names = ("q", "k", "v", "i", "f", "cu_seqlens", "c_initial", "n_initial", "m_initial", *p.outputs)
-        found = dict(zip(names, ctx.saved_tensors))
-        for name, grad in zip(p.outputs, grads):
-            found[f"grad_{name}"] = torch.zeros_like(found[name]) if grad is None else grad
-        gradients = tuple(found[n] for n in p.needs if n.startswith("grad_"))
-        tensors = tuple(found[n] for n in p.needs if not n.startswith("grad_"))
-        made = dict(zip(p.written, p.caller.run("backward", tensors, None, gradients)))
-        return (None, *(made.get(f"grad_{n}") if want else None for n, want in zip(names, ctx.wants)))
 
 
 def _eager_sequence(
@@ -250,24 +185,30 @@ def mlstm(
     if autocast_kernel_dtype is not None:
         to = _dtype(entry, "autocast_kernel_dtype", autocast_kernel_dtype)
         q, k, v = q.to(to), k.to(to), v.to(to)
-    device = q.get_device()
-    if q.dtype is torch.float64 or not (q.is_cpu or (q.is_cuda and unavailable(device) is None)):
+    if q.dtype is torch.float64 or not (q.is_cpu or (q.is_cuda and native(q))):
         data = tuple(t.to(exact) for t in (q, k, v))
         h, last = _eager((*data, *gates, *states), cu_seqlens, gate, normalize, normalizer_grad, eps)
     else:
         if q.dtype not in _NAMES:
             raise DtypeError(f"{entry}: q, k and v of {short(q.dtype)} are not offered; float32, float16 and bfloat16 are")
-        case = (
-            f"B{batch}_NH{heads}_T{steps}_K{dqk}_V{dv},dtype={_NAMES[q.dtype]},normalize={_flag(normalize)},"
-            f"normalizer_grad={_flag(normalizer_grad)},eps={float(eps)!r},initial={_flag(initial)},"
-            f"last={_flag(return_last_states)}"
-        )
-        case += "" if chunk_size is None else f",chunk={int(chunk_size)}"
-        cuts = None
-        if cu_seqlens is not None:
-            case += f",sequences={count}"
-            cuts = cu_seqlens.to(torch.int32).contiguous()
-        h, *last = _Sequences.apply((entry, case), q, k, v, *gates, cuts, *states)  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {
+            "dtype": _NAMES[q.dtype],
+            "normalize": _flag(normalize),
+            "normalizer_grad": _flag(normalizer_grad),
+            "eps": repr(float(eps)),
+            "initial": initial,
+            "last": return_last_states,
+            "chunk": None if chunk_size is None else int(chunk_size),
+            "sequences": None if cu_seqlens is None else count,
+        }
+        wanted_of = {"inputs": (q, k, v), "gates": gates, "initial": states}
+        wants = "+".join(name for name, tensors in wanted_of.items() if differentiable(tensors))
+        options |= {"wants": wants} if wants else {"backward": "false"}
+        cuts = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
+        tensors = [t for t in (q, k, v, *gates, cuts, *states) if t is not None]
+        sizes = {"B": batch, "NH": heads, "T": steps, "K": dqk, "V": dv}
+        returned = 1 + (sum(there.values()) if return_last_states else 0)
+        h, *last = call(entry, spell(sizes, options), returned, tensors)
         made = iter(last)
         last = [next(made) if on and return_last_states else None for on in there.values()]
     h = h.to(out)
@@ -275,13 +216,6 @@ def mlstm(
         return h  # type: ignore[no-any-return]
     c, n, m = last
     return h, (c, n, None if m is None else m[..., None])
-
-
-@lru_cache(maxsize=256)
-def _step_plan(case: str, device: str) -> tuple[Any, list[Any], list[Any], int]:
-    problem = _native.problem("mlstm_step", case)
-    plan = problem.plan(device)
-    return plan, *problem.signature("step"), plan.scratch_bytes("step")
 
 
 @torch.no_grad()
@@ -332,12 +266,11 @@ def mlstm_step(
     if q.dtype not in _NAMES or c.dtype not in _NAMES:
         raise DtypeError(f"{entry}: q of {short(q.dtype)} and c of {short(c.dtype)} are not offered; float32, float16 and bfloat16 are")
     (batch, heads, dqk), dv = q.shape, v.shape[2]
-    case = (
-        f"B{batch}_NH{heads}_K{dqk}_V{dv},dtype={_NAMES[q.dtype]},state={_NAMES[c.dtype]},gate={gate},"
-        f"normalize={_flag(normalize)},eps={float(eps)!r},norm={norm},norm_eps={float(norm_eps)!r},output_gate={_flag(o is not None)}"
-    )
-    case += "" if slot is None else f",slots={c.shape[0]}"
-    plan, inputs, outputs, scratch_bytes = _step_plan(case, _device(q))
+    options = {
+        **{"dtype": _NAMES[q.dtype], "state": _NAMES[c.dtype], "gate": gate, "normalize": _flag(normalize)},
+        **{"eps": repr(float(eps)), "norm": norm, "norm_eps": repr(float(norm_eps)), "output_gate": o is not None},
+        "slots": None if slot is None else int(c.shape[0]),
+    }
     h = torch.empty((batch, heads, dv), dtype=q.dtype, device=q.device)
     given: dict[str, Tensor | None] = {
         **{"q": q, "k": k, "v": v, "i": i.float(), "f": f.float(), "o": o, "h": h, "c": c, "n": n},
@@ -345,30 +278,8 @@ def mlstm_step(
         "m": m[..., 0] if m is not None and m.dim() == 3 and m.shape[2] == 1 else m,
         "slot": None if slot is None else slot.to(torch.int32),
     }
-    addresses, strides, held = [], [], []
-    for at, (name, axes, shape, dtype, _, strided) in enumerate([*inputs, *outputs]):
-        t = given.get(name)
-        if t is None:
-            raise ConfigError(f"{entry}: {name} {axes} is needed with gate = {gate} and normalize = {normalize}")
-        if tuple(t.shape) != tuple(shape):
-            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {axes} = {tuple(shape)}")
-        if t.dtype is not next(d for d in (*_NAMES, torch.int32) if (_NAMES.get(d) or "i32") == dtype):
-            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)}, not {dtype}")
-        if t.device != q.device:
-            raise ConfigError(f"{entry}: {name} is on {t.device} and q on {q.device}")
-        if not t.is_contiguous():
-            if at >= len(inputs):
-                raise ShapeError(f"{entry}: {name} is changed in place and must be contiguous")
-            if strided:
-                strides.append((at, list(t.stride())))
-            else:
-                t = t.contiguous()
-        held.append(t)
-        addresses.append(t.data_ptr())
-    block = torch.empty(scratch_bytes + 256, dtype=torch.uint8, device=q.device)
-    scratch = (block.data_ptr() + 255) // 256 * 256
-    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-    plan.run("step", addresses, strides, scratch, stream)
+    plan = planned(entry, spell({"B": batch, "NH": heads, "K": dqk, "V": dv}, options), device_of(entry, q))
+    plan.step(given, f" with gate = {gate} and normalize = {normalize}")
     return h
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from .._errors import ConfigError
-from . import _eager, _functional
+from . import _eager, _functional, _op
 from ._options import Options
-from ._plan import Layer
+from ._plan import LEAD, Layer
 from ._synapses import Synapses, prepare
 
 class MaskedModule(nn.Module):
@@ -37,10 +37,13 @@ class MaskedModule(nn.Module):
         self._key = 0
         self.register_buffer("_synapse_lists", torch.empty(0, dtype=torch.int32), persistent=False)
 
-    def _masks(self) -> tuple[Tensor, Tensor]:
+    def _table(self) -> dict[str, Any]:
         # Parameters, as ncps has them, or buffers.
-        table = self._buffers if "sparsity_mask" in self._buffers else self._parameters
-        return table["sparsity_mask"], table["sensory_sparsity_mask"]  # type: ignore[return-value]
+        return self._buffers if "sparsity_mask" in self._buffers else self._parameters
+
+    def _masks(self) -> tuple[Tensor, Tensor]:
+        table = self._table()
+        return table["sparsity_mask"], table["sensory_sparsity_mask"]
 
     def prepare(self) -> None:
         """Compacts the masks into index lists again."""
@@ -54,13 +57,12 @@ class MaskedModule(nn.Module):
             self._key = self._synapses.key
             self._synapse_lists = self._synapses.lists(mask.device)
         # Inference tensors count no versions.
-        self._seen = (mask, sensory, *(-1 if m.is_inference() else m._version for m in (mask, sensory)))
+        self._seen = (self._table(), mask, sensory, *(-1 if m.is_inference() else m._version for m in (mask, sensory)))
 
     def _refresh(self) -> None:
-        mask, sensory = self._masks()
         if self._seen:
-            seen, sensory_seen, version, sensory_version = self._seen
-            if seen is mask and sensory_seen is sensory:
+            table, mask, sensory, version, sensory_version = self._seen
+            if table.get("sparsity_mask") is mask and table.get("sensory_sparsity_mask") is sensory:
                 if version < 0 or (mask._version == version and sensory._version == sensory_version):
                     return
         self.prepare()
@@ -92,6 +94,8 @@ class MaskedModule(nn.Module):
             self._refresh()
         tensors = (x, h0, None, elapsed, *self._sources())
         lists = self._buffers["_synapse_lists"]
+        if not eager and _functional.plain(x, tensors[LEAD]):
+            return _op.call(self._layer, lists, tensors)  # type: ignore[arg-type, return-value]
         return _functional.dispatch(  # type: ignore[return-value]
             "ltc", self._options.text, 2, self._layer, tensors, lists, self._key, self._eagerly, eager
         )

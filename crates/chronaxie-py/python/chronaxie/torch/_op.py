@@ -157,12 +157,19 @@ class Recurrence(torch.autograd.Function):
     def forward(ctx: Any, layer: Layer, lists: Tensor | None, *tensors: Any) -> Any:  # type: ignore[override]
         x, h0, c0, elapsed = tensors[:LEAD]
         batch, steps, _ = x.shape
-        wants = ctx.needs_input_grad[NOT_TENSORS:]
-        p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, wants))
+        key = batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, ctx.needs_input_grad
+        p = layer.plans.get(key)
+        if p is None:
+            # Under this key too, which costs no slice of it.
+            p = layer.plans[key] = layer.plan((*key[:-1], key[-1][NOT_TENSORS:]))
         made = p.forward(tensors, lists)
-        states = p.states
         ctx.held = p.backward, lists, layer.entry
         ctx.set_materialize_grads(False)
+        if p.whole:
+            # Every output is the caller's, and the backward pass needs the first of them or none.
+            ctx.save_for_backward(*tensors, made[0]) if p.saves_out else ctx.save_for_backward(*tensors)
+            return tuple(made)
+        states = p.states
         ctx.save_for_backward(*tensors, *made[: p.saves_out], *made[states:])
         return tuple(made[:states])
 

@@ -24,7 +24,7 @@ _LEAD_NAMES = ("x", "h0", "c0", "elapsed")
 class Plan:
     """A native plan and its caller, which looks at every tensor of every call: nothing of them is remembered."""
 
-    __slots__ = ("forward", "backward", "run", "states", "saves_out")
+    __slots__ = ("forward", "backward", "run", "states", "saves_out", "whole")
 
     def __init__(self, layer: Layer, key: Any) -> None:
         batch, steps, index, no_h0, no_c0, no_elapsed, wants = key
@@ -44,6 +44,7 @@ class Plan:
         outputs = problem.signature("forward")[1]
         # How many of the outputs are the caller's: the last of them are what the backward pass needs.
         self.states = sum(t[4] != "saved" for t in outputs)
+        self.whole = self.states == len(outputs)
         self.saves_out = wants is not None and any(t[0] == "out" for t in problem.signature("backward")[0])
 
 

@@ -1,188 +1,16 @@
-"""Scans of diagonal state-space models on tensors of PyTorch: the functional forms.
-
-A call is an entry of the registry and a case that spells sizes and options; the native problem of these says what goes in
-and comes out, so one autograd.Function and one pair of operators (for compiled graphs) serve them all.
-"""
+"""Scans of diagonal state-space models on tensors of PyTorch: the functional forms."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .. import _native
-from .._errors import ChronaxieError, ConfigError, DeviceError, DtypeError, ShapeError
-from ._framework import _NAMES, _TYPES, short
-
-# Scratch starts at a multiple of this.
-_ALIGNMENT = 256
-_STATES = {torch.float32: False, torch.complex64: True}
-
-
-class _Planned:
-    """A native plan and the signatures of its passes."""
-
-    def __init__(self, entry: str, case: str, device: str) -> None:
-        problem = _native.problem(entry, case)
-        self.entry, self.plan = entry, problem.plan(device)
-        self.device = torch.device(device)
-        self.signatures: dict[str, Any] = {}
-        self.scratch: dict[str, int] = {}
-        for name in ("forward", "backward", "step"):
-            try:
-                self.signatures[name] = problem.signature(name)
-            except ConfigError:
-                continue
-            self.scratch[name] = self.plan.scratch_bytes(name)
-
-    def run(self, name: str, inputs: Sequence[Tensor], outputs: list[Tensor] | None = None) -> list[Tensor]:
-        """One pass over tensors in the order of its signature."""
-        takes, gives = self.signatures[name]
-        held, strides = [], []
-        for at, (t, (what, axes, shape, dtype, _, strided)) in enumerate(zip(inputs, takes)):
-            if _NAMES.get(t.dtype) != dtype:
-                raise DtypeError(f"{self.entry}: {what} holds {short(t.dtype)}, not {short(_TYPES[dtype])}")
-            if list(t.shape) != list(shape):
-                raise ShapeError(f"{self.entry}: {what}.shape = {tuple(t.shape)} does not match {axes} = {tuple(shape)}")
-            if t.device != self.device:
-                raise DeviceError(f"{self.entry}: {what} is on {t.device}, the first tensor on {self.device}")
-            t = t.resolve_conj().resolve_neg() if t.is_complex() else t
-            if not t.is_contiguous():
-                t = t if strided else t.contiguous()
-                if strided:
-                    strides.append((at, list(t.stride())))
-            held.append(t)
-        if outputs is None:
-            outputs = [torch.empty(list(t[2]), dtype=_TYPES[t[3]], device=self.device) for t in gives]
-        bytes_ = self.scratch[name]
-        scratch = torch.empty(bytes_ + _ALIGNMENT if bytes_ else 0, dtype=torch.uint8, device=self.device)
-        base = -(-scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-        self.plan.run(name, [t.data_ptr() for t in (*held, *outputs)], strides, base, stream)
-        return outputs
-
-
-@lru_cache(maxsize=256)
-def _planned(entry: str, case: str, device: str) -> _Planned:
-    return _Planned(entry, case, device)
-
-
-def _device(entry: str, t: Tensor) -> str:
-    if t.is_cpu:
-        return "cpu"
-    if t.is_cuda:
-        return f"cuda:{t.get_device()}"
-    raise DeviceError(f"{entry}: tensors are on {t.device}, not on the CPU or a CUDA device")
-
-
-def _backward_inputs(p: _Planned, inputs: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Any]) -> list[Tensor]:
-    """What the backward pass takes, found by its names."""
-    takes, gives = p.signatures["forward"]
-    known: dict[str, Tensor] = {t[0]: v for t, v in zip(takes, inputs)}
-    known.update((t[0], v) for t, v in zip(gives, outputs))
-    for t, v, g in zip(gives, outputs, grads):
-        known[f"grad_{t[0]}"] = torch.zeros_like(v) if g is None else g
-    return [known[t[0]] for t in p.signatures["backward"][0]]
-
-
-def _gradients(p: _Planned, made: Sequence[Tensor]) -> list[Tensor | None]:
-    """For each input its gradient, None where it has none."""
-    written = {t[0]: v for t, v in zip(p.signatures["backward"][1], made)}
-    return [written.get(f"grad_{t[0]}") for t in p.signatures["forward"][0]]
-
-
-def _returned(p: _Planned) -> int:
-    """How many outputs are the caller's: what is saved comes last."""
-    return sum(t[4] != "saved" for t in p.signatures["forward"][1])
-
-
-class Scan(torch.autograd.Function):
-    """One call in eager mode; its tensors are in the order of the signature."""
-
-    @staticmethod
-    def forward(ctx: Any, entry: str, case: str, *tensors: Tensor) -> Any:  # type: ignore[override]
-        p = ctx.planned = _planned(entry, case, _device(entry, tensors[0]))
-        made = p.run("forward", tensors)
-        ctx.count = len(tensors)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *made)
-        return tuple(made[: _returned(p)])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        p = ctx.planned
-        if torch.is_grad_enabled():
-            raise ChronaxieError(f"{p.entry}: there is no double backward; call backward without create_graph=True")
-        inputs, outputs = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        made = p.run("backward", _backward_inputs(p, inputs, outputs, grads))
-        return (None, None, *_gradients(p, made))
-
-
-_LIBRARY = torch.library.Library("chronaxie", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define("scan(Tensor[] inputs, str entry, str case) -> Tensor[]", tags=_TAGS)
-_LIBRARY.define("scan_backward(Tensor[] inputs, str entry, str case) -> Tensor[]", tags=_TAGS)
-
-
-def _pass(name: str) -> Any:
-    return lambda inputs, entry, case: _planned(entry, case, _device(entry, inputs[0])).run(name, inputs)
-
-
-def _pass_fake(name: str) -> Any:
-    def fake(inputs: Any, entry: str, case: str) -> list[Tensor]:
-        gives = _native.problem(entry, case).signature(name)[1]
-        return [inputs[0].new_empty(list(t[2]), dtype=_TYPES[t[3]]) for t in gives]
-
-    return fake
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    tensors, ctx.entry, ctx.case = inputs
-    ctx.count = len(tensors)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output)
-
-
-class _Signed:
-    """The signatures alone, for a graph that is being made."""
-
-    def __init__(self, entry: str, case: str) -> None:
-        problem = _native.problem(entry, case)
-        self.signatures = {name: problem.signature(name) for name in ("forward", "backward")}
-
-
-def _differentiate(ctx: Any, grads: Any) -> Any:
-    p: Any = _Signed(ctx.entry, ctx.case)
-    inputs, outputs = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-    takes = _backward_inputs(p, inputs, outputs, grads)
-    made = torch.ops.chronaxie.scan_backward(takes, ctx.entry, ctx.case)
-    return _gradients(p, made), None, None
-
-
-for _name, _of in (("scan", "forward"), ("scan_backward", "backward")):
-    for _key in ("CPU", "CUDA"):
-        _LIBRARY.impl(_name, _pass(_of), _key)
-    torch.library.register_fake(f"chronaxie::{_name}", _pass_fake(_of), lib=_LIBRARY)
-torch.library.register_autograd("chronaxie::scan", _differentiate, setup_context=_setup, lib=_LIBRARY)
-
-
-def _call(entry: str, case: str, returned: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    if is_compiling():
-        return tuple(torch.ops.chronaxie.scan(list(tensors), entry, case)[:returned])
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return Scan.apply(entry, case, *tensors)  # type: ignore[no-any-return]
-    p = _planned(entry, case, _device(entry, tensors[0]))
-    return tuple(p.run("forward", tensors)[:returned])
-
-
-def _spell(sizes: dict[str, int], options: dict[str, Any]) -> str:
-    """A case as the registry reads it."""
-    words = "_".join(f"{k}{int(v)}" for k, v in sizes.items())
-    given = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in options.items() if v is not False]
-    return ",".join([words, *given])
+from .._errors import ConfigError, DtypeError, ShapeError
+from ._framework import _NAMES, short
+from ._passes import call, device_of, planned, spell
 
 
 def _packing(entry: str, batch: int, steps: int, reset: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, list[Tensor]]:
@@ -252,7 +80,7 @@ def linear_scan(
     if h0 is not None:
         h0 = h0.to(torch.complex64 if a.is_complex() else torch.float32)
     tensors = [a, x, *([] if h0 is None else [h0]), *packed]
-    return _call(name, _spell({"B": b, "D": d, "T": t}, options), 2, tensors)  # type: ignore[return-value]
+    return call(name, spell({"B": b, "D": d, "T": t}, options), 2, tensors)  # type: ignore[return-value]
 
 
 def _stored(entry: str, name: str, t: Tensor) -> str:
@@ -350,10 +178,11 @@ def selective_scan(
     given += [] if z is None else [z.to(u.dtype)]
     given += [] if delta_bias is None else [delta_bias.float()]
     given += [] if h0 is None else [h0.to(state)]
-    out, last = _call(name, _spell({"B": b, "D": d, "T": t, "N": A.shape[1]}, options), 2, [*given, *packed])
+    out, last = call(name, spell({"B": b, "D": d, "T": t, "N": A.shape[1]}, options), 2, [*given, *packed])
     return (out, last) if return_last_state else out
 
 
+@torch.no_grad()
 def selective_state_update(
     state: Tensor,
     x: Tensor,
@@ -423,14 +252,10 @@ def selective_state_update(
     given += [] if z is None else [z.to(x.dtype)]
     given += [] if dt_bias is None else [dt_bias.float()]
     given += [] if state_batch_indices is None else [state_batch_indices.to(torch.int32)]
-    with torch.no_grad():
-        p = _planned(name, _spell({"B": b, "D": d, "N": A.shape[1]}, options), _device(name, x))
-        takes, gives = p.signatures["step"]
-        expected = list(gives[0][2])
-        if list(state.shape) != expected:
-            raise ShapeError(f"{name}: state.shape = {tuple(state.shape)} does not match {gives[0][1]} = {tuple(expected)}")
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        p.run("step", [t.detach() for t in given], [state, out])
+    p = planned(name, spell({"B": b, "D": d, "N": A.shape[1]}, options), device_of(name, x))
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    takes, (of_state, of_out) = p.signatures["step"]
+    p.step({**{t[0]: v for t, v in zip(takes, given)}, of_state[0]: state, of_out[0]: out}, "")
     return out
 
 
@@ -505,7 +330,7 @@ def adaptive_scan(
     given += [] if z is None else [z.to(u.dtype)]
     given += [] if h0 is None else [h0.to(torch.complex64)]
     sizes = {"B": b, "D": d, "N": n, "T": t}
-    return _call(name, _spell(sizes, options), 2, [*given, *packed])  # type: ignore[return-value]
+    return call(name, spell(sizes, options), 2, [*given, *packed])  # type: ignore[return-value]
 
 
 def angles(W: Tensor, u: Tensor, bias: Tensor | None) -> Tensor:

@@ -254,6 +254,17 @@ def _convolve(conv: nn.Conv1d, x: Tensor, before: Tensor | None) -> tuple[Tensor
     return made, wide[:, :, wide.shape[2] - keep :]
 
 
+def _inner(block: Any, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What a block's scan begins with: its channels and its gate ``[B, D, T]``, what its convolution keeps for the next
+    call, and the scan's initial state."""
+    _enter(type(block).__name__, x, block.d_model)
+    u, z = block.in_proj(x).transpose(1, 2).chunk(2, dim=1)
+    kept, h0 = (None, None) if state is None else state
+    if block.conv1d is not None:
+        u, kept = _convolve(block.conv1d, u, kept)
+    return u, z, kept, h0
+
+
 class Mamba(nn.Module):
     """Mamba's first block, with the names of its parameters in ``mamba_ssm``.
 
@@ -299,10 +310,7 @@ class Mamba(nn.Module):
 
     def forward(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """``x`` ``[B, T, D]`` and a state of the call before, two tensors; gives y and the last state."""
-        _enter("Mamba", x, self.d_model)
-        inner, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
-        kept, h0 = (None, None) if state is None else state
-        u, kept = _convolve(self.conv1d, inner, kept)
+        u, z, kept, h0 = _inner(self, x, state)
         u = F.silu(u)
         delta, B, C = self.x_proj(u.transpose(1, 2)).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         delta, B, C = (delta @ self.dt_proj.weight.t()).transpose(1, 2), B.transpose(1, 2), C.transpose(1, 2)
@@ -358,11 +366,7 @@ class AUSSM(nn.Module):
 
     def forward(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """``x`` ``[B, T, D]`` and a state of the call before, two tensors; gives y and the last state."""
-        _enter(type(self).__name__, x, self.d_model)
-        u, z = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
-        kept, h0 = (None, None) if state is None else state
-        if self.conv1d is not None:
-            u, kept = _convolve(self.conv1d, u, kept)
+        u, z, kept, h0 = _inner(self, x, state)
         raw = self.dt_proj(self.x_proj(u.transpose(1, 2)))
         delta = F.softplus(raw + self.dt_proj.bias if self.double_bias else raw).transpose(1, 2)
         u, delta, z = (t.contiguous() if x.is_cuda else t for t in (u, delta, z))

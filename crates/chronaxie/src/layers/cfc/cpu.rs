@@ -32,6 +32,9 @@ use forward::{Call, Outputs};
 use gemm::{Block, Rows, padded};
 use layout::{Buffers, Group, Regions, position};
 
+/// Floats of a cache line.
+const LINE: usize = 16;
+
 /// One panel of a packed matrix.
 #[derive(Debug, Clone, Copy)]
 struct Panel {
@@ -73,7 +76,10 @@ impl CpuPlan {
             })?),
         };
         let problem = problem.clone().build()?;
-        let net = Net::of(&problem, gemm::PAD);
+        let mut net = Net::of(&problem, gemm::PAD);
+        // Rows of an odd number of cache lines: those of a column do not all want the same few places of the first cache.
+        let odd_lines = |floats: usize| (floats.div_ceil(LINE) | 1) * LINE;
+        (net.grads, net.operands) = (odd_lines(net.grads), odd_lines(net.operands));
         let groups = layout::groups(problem.batch);
         let signature = problem.signature_of(Pass::Forward)?;
         let place = |name: &Option<String>| name.as_deref().map(|n| position(&signature, n)).transpose();

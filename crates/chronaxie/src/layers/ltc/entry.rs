@@ -116,6 +116,9 @@ impl Op for LtcEntry {
                 "B0_T3_D3_H5,density=1",
                 "B2_T3_D2_H0,density=1",
                 "B2_T2_D600_H300,density=0.4,norm=true",
+                // Of the gradient of x, LayerNorm leaves 1e-5.
+                "B1_T1_D2_H2,density=1,norm=true",
+                "B9_T3_D2_H5,density=1,norm=true",
                 // Both sides of where one block, a cluster of 2 to 8, and lists read from memory take turns.
                 "B5_T3_D4_H63,h0=true",
                 "B140_T3_D4_H64,unfolds=2,precision=fast",

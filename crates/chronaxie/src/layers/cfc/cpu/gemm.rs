@@ -46,11 +46,44 @@ pub(super) struct Block<'a> {
 fn pack_body<const FMA: bool, const R: usize, const N: usize>(panel: &mut [f32], at: usize, block: &Block<'_>) {
     let width = 2 * N;
     let columns = (at * width).max(block.first_n)..((at + 1) * width).min(block.first_n + block.n);
-    for n in columns {
-        for k in 0..block.k {
-            let from = k * block.stride_k + (n - block.first_n) * block.stride_n;
+    if columns.is_empty() || block.k == 0 {
+        return;
+    }
+    let (count, column) = (columns.len(), columns.start - at * width);
+    let first = (columns.start - block.first_n) * block.stride_n;
+    let to = &mut panel[block.first_k * width..][..block.k * width];
+    if block.stride_n == 1 {
+        // Rows of the panel lie in the matrix as they are.
+        for (k, to) in to.chunks_exact_mut(width).enumerate() {
+            let from = first + k * block.stride_k;
+            let to = &mut to[column..][..count];
+            match block.mask {
+                None => to.copy_from_slice(&block.data[from..][..count]),
+                Some(mask) => {
+                    let pairs = block.data[from..][..count].iter().zip(&mask[from..][..count]);
+                    to.iter_mut().zip(pairs).for_each(|(to, (w, m))| *to = w * m);
+                }
+            }
+        }
+        return;
+    }
+    // Columns of the panel are rows of the matrix: squares of N, turned in registers.
+    let square = block.stride_k == 1 && block.mask.is_none() && count == width;
+    let whole = if square { block.k / N * N } else { 0 };
+    for k in (0..whole).step_by(N) {
+        for half in [0, N] {
+            let rows: [Lanes<N>; N] =
+                std::array::from_fn(|n| load(&block.data[first + (half + n) * block.stride_n + k..]));
+            for (i, to) in to[k * width..][..N * width].chunks_exact_mut(width).enumerate() {
+                store(&mut to[half..], Lanes::<N>(std::array::from_fn(|n| rows[n].0[i])));
+            }
+        }
+    }
+    for n in 0..count {
+        for k in whole..block.k {
+            let from = first + n * block.stride_n + k * block.stride_k;
             let w = block.data[from];
-            panel[(block.first_k + k) * width + n - at * width] = block.mask.map_or(w, |m| w * m[from]);
+            to[k * width + column + n] = block.mask.map_or(w, |m| w * m[from]);
         }
     }
 }
@@ -117,11 +150,29 @@ pub(super) struct Rows<'a> {
     pub first: usize,
 }
 
+impl<'a> Rows<'a> {
+    /// Rows `begin` to `end`, columns `at` to `at + len`: what an item of them begins with.
+    #[inline(always)]
+    fn from(self, begin: usize, end: usize, at: usize, len: usize) -> impl Iterator<Item = *const f32> + use<'a> {
+        let data = if begin < end { &self.data[begin * self.stride + self.first + at..] } else { &[] };
+        let steps = end.saturating_sub(begin + 1);
+        assert!(begin >= end || steps * self.stride + len <= data.len());
+        let mut next = data.as_ptr();
+        (begin..end).map(move |_| {
+            let row = next;
+            next = next.wrapping_add(self.stride);
+            row
+        })
+    }
+}
+
 /// Rows whose products are summed in registers before they are added to memory: an element of X then comes from the first
 /// cache, and a long sum is one of short ones.
 const SUM_ROWS: usize = 256;
 
 /// `to [outputs, inputs] (+)= sum over rows of dy[row, ..outputs] x[row, ..inputs]`.
+///
+/// Two vectors of columns stay in the first cache while all outputs take them.
 #[inline(always)]
 fn outer_body<const FMA: bool, const R: usize, const N: usize>(
     dy: Rows<'_>,
@@ -136,40 +187,58 @@ fn outer_body<const FMA: bool, const R: usize, const N: usize>(
     for begin in (0..rows.max(1)).step_by(SUM_ROWS) {
         let end = rows.min(begin + SUM_ROWS);
         let add = add || begin > 0;
-        for o in (0..outputs).step_by(R) {
-            let count = R.min(outputs - o);
-            let mut i = 0;
-            while i < inputs {
-                // The last tile begins earlier and makes some columns again, but writes each once.
-                let from = if i + width <= inputs { i } else { inputs.saturating_sub(width) };
-                let valid = width.min(inputs - from);
+        let mut i = 0;
+        while i < inputs {
+            // The last tile begins earlier and makes some columns again, but writes each once.
+            let from = if i + width <= inputs { i } else { inputs.saturating_sub(width) };
+            let valid = width.min(inputs - from);
+            for o in (0..outputs).step_by(R) {
+                let count = R.min(outputs - o);
                 let mut sums = [[Lanes::<N>::splat(0.0); 2]; R];
-                for row in begin..end {
-                    let x = &x.data[row * x.stride + x.first + from..][..valid];
-                    let dy = &dy.data[row * dy.stride + dy.first + o..][..count];
-                    let x: [Lanes<N>; 2] = if valid == width {
-                        [load(x), load(&x[N..])]
-                    } else {
-                        std::array::from_fn(|v| {
-                            Lanes(std::array::from_fn(|l| x.get(v * N + l).copied().unwrap_or(0.0)))
-                        })
-                    };
-                    for r in 0..R {
-                        // Sums of an output that is not there are not written.
-                        let dy = Lanes::splat(dy[r.min(count - 1)]);
-                        sums[r][0] = dy.mul_add::<FMA>(x[0], sums[r][0]);
-                        sums[r][1] = dy.mul_add::<FMA>(x[1], sums[r][1]);
+                let pairs = dy.from(begin, end, o, count).zip(x.from(begin, end, from, valid));
+                if count == R && valid == width {
+                    for (dy, x) in pairs {
+                        // SAFETY: so many floats stand there, as `from` has asked, and vectors are arrays of them.
+                        let x = unsafe { x.cast::<[Lanes<N>; 2]>().read() };
+                        for r in 0..R {
+                            // SAFETY: as above. One by one: a whole read would cost shuffles.
+                            let dy = Lanes::splat(unsafe { dy.add(r).read() });
+                            sums[r][0] = dy.mul_add::<FMA>(x[0], sums[r][0]);
+                            sums[r][1] = dy.mul_add::<FMA>(x[1], sums[r][1]);
+                        }
+                    }
+                } else {
+                    for (dy, x) in pairs {
+                        // SAFETY: as above.
+                        let (dy, x) =
+                            unsafe { (std::slice::from_raw_parts(dy, count), std::slice::from_raw_parts(x, valid)) };
+                        let x: [Lanes<N>; 2] = std::array::from_fn(|v| {
+                            Lanes(std::array::from_fn(|l| if v * N + l < valid { x[v * N + l] } else { 0.0 }))
+                        });
+                        for r in 0..R {
+                            // Sums of an output that is not there are not written.
+                            let dy = Lanes::splat(dy[r.min(count - 1)]);
+                            sums[r][0] = dy.mul_add::<FMA>(x[0], sums[r][0]);
+                            sums[r][1] = dy.mul_add::<FMA>(x[1], sums[r][1]);
+                        }
                     }
                 }
                 for (r, sum) in sums.into_iter().enumerate().take(count) {
                     let row = &mut to[(o + r) * inputs..][..inputs];
+                    if i == from && valid == width {
+                        for (v, sum) in sum.into_iter().enumerate() {
+                            let to = &mut row[i + v * N..][..N];
+                            store(to, if add { load(to) + sum } else { sum });
+                        }
+                        continue;
+                    }
                     let flat = sum[0].0.into_iter().chain(sum[1].0);
                     for (to, s) in row[from..from + valid].iter_mut().zip(flat).skip(i - from) {
                         *to = if add { *to + s } else { s };
                     }
                 }
-                i = from + valid;
             }
+            i = from + valid;
         }
     }
 }

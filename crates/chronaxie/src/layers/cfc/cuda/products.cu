@@ -3,7 +3,8 @@
 //   cfc_pack      thread: an element of a parameter, times its mask's, to its place in a packed matrix
 //   cfc_rows      C [rows, n] (+)= bias + A [rows, k] B [k, n]: what the first maps make of x, and the gradient of x
 //   cfc_operands  thread: an element of what the maps read, copied side by side
-//   cfc_sums      partial [slices, m, n] = grads^T operands, with a column of ones behind the operands for the biases
+//   cfc_sums      partial [slices, m, n] = grads^T operands, with a column of ones behind the operands for the biases,
+//                 whose sums are compensated: what is left of a bias's gradient may be a thousandth of its terms
 //   cfc_close     thread: an element of a gradient: the slices in their order, times its mask's
 //
 // A product is a block of 256 threads for 64 x 64 elements, 4 x 4 a thread, 16 steps of the sum at a time from shared
@@ -135,11 +136,21 @@ cfc_operands(Net net, const float* __restrict__ x, i64 x_b, i64 x_t, i64 x_d,  /
   }
 }
 
+// A sum with what its roundings have lost.
+struct Compensated {
+  float sum, lost;
+  __device__ __forceinline__ void add(float x) {
+    const float next = sum + x, taken = next - sum;
+    lost += (sum - (next - taken)) + (x - taken);
+    sum = next;
+  }
+};
+
 // Elements [m, n] of a map whose gradients begin at `grad` of a row and whose operands at `operand`; column k is ones.
 extern "C" __global__ void __launch_bounds__(256)
 cfc_sums(const float* __restrict__ grads, i64 row_grads, i64 grad, const float* __restrict__ operands, i64 row_operands,
          i64 operand, float* __restrict__ partial, i64 rows, i64 slice_rows, int m, int k) {
-  __shared__ float as[kDepth][kTile], bs[kDepth][kTile];
+  __shared__ float as[kDepth][kTile], bs[kDepth][kTile], column[kTile];
   const int n = k + 1, n0 = blockIdx.x * kTile, m0 = blockIdx.y * kTile;
   const i64 begin = blockIdx.z * slice_rows, end = min(rows, begin + slice_rows);
   float sum[kEach][kEach];
@@ -147,27 +158,32 @@ cfc_sums(const float* __restrict__ grads, i64 row_grads, i64 grad, const float* 
   for (int i = 0; i < kEach; i++)
 #pragma unroll
     for (int j = 0; j < kEach; j++) sum[i][j] = 0.0f;
+  const bool sums = k < n0 + kTile && threadIdx.x < kTile;  // of the column of ones
+  Compensated ones = {0.0f, 0.0f};
   for (i64 r0 = begin; r0 < end; r0 += kDepth) {
     for (int i = threadIdx.x; i < kDepth * kTile; i += blockDim.x) {
       const int d = i / kTile, e = i % kTile;
       const i64 r = r0 + d;
       as[d][e] = r < end && m0 + e < m ? grads[r * row_grads + grad + m0 + e] : 0.0f;
-      float x = 0.0f;
-      if (r < end && n0 + e < k) x = operands[r * row_operands + operand + n0 + e];
-      if (r < end && n0 + e == k) x = 1.0f;
-      bs[d][e] = x;
+      bs[d][e] = r < end && n0 + e < k ? operands[r * row_operands + operand + n0 + e] : 0.0f;
     }
     __syncthreads();
     multiply(as, bs, sum);
+    if (sums) {
+#pragma unroll
+      for (int d = 0; d < kDepth; d++) ones.add(as[d][threadIdx.x]);
+    }
     __syncthreads();
   }
+  if (sums) column[threadIdx.x] = ones.sum + ones.lost;
+  __syncthreads();
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
 #pragma unroll
   for (int i = 0; i < kEach; i++)
 #pragma unroll
     for (int j = 0; j < kEach; j++) {
       const int o = m0 + y * kEach + i, c = n0 + x + j * kSide;
-      if (o < m && c < n) partial[((i64)blockIdx.z * m + o) * n + c] = sum[i][j];
+      if (o < m && c < n) partial[((i64)blockIdx.z * m + o) * n + c] = c < k ? sum[i][j] : column[y * kEach + i];
     }
 }
 
@@ -188,8 +204,9 @@ extern "C" __global__ void __launch_bounds__(256) cfc_close(ClosedList list, int
   const i64 elements = (i64)p.rows * p.columns;
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += (i64)gridDim.x * blockDim.x) {
     const i64 r = i / p.columns, c = i % p.columns;
-    float sum = add ? p.to[i] : 0.0f;
-    for (int s = 0; s < p.slices; s++) sum += p.partial[s * p.slice_stride + r * p.row_stride + c];
-    p.to[i] = last && p.mask ? sum * p.mask[i] : sum;
+    Compensated sum = {add ? p.to[i] : 0.0f, 0.0f};
+    for (int s = 0; s < p.slices; s++) sum.add(p.partial[s * p.slice_stride + r * p.row_stride + c]);
+    const float all = sum.sum + sum.lost;
+    p.to[i] = last && p.mask ? all * p.mask[i] : all;
   }
 }

@@ -5,6 +5,7 @@ use super::held::{HeldBackward, HeldKernel, Rebuild};
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
+use crate::layers::ltc::spec::NORM_EPSILON;
 use crate::op::Args;
 use crate::{Dtype, Place, RegionId, Result, Shape, View, ViewMut};
 
@@ -410,9 +411,9 @@ impl BackwardCall<'_> {
                 (THREADS, 1),
                 0,
                 args! {
-                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), region(t.common.stats), region(t.grad_u),
-                    out(args.outputs, g.x), Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64),
-                    Arg::I64(p.steps as i64), Arg::I32(p.inputs as i32)
+                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), region(t.grad_u), out(args.outputs, g.x),
+                    Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I64(p.steps as i64),
+                    Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
                 },
             )?;
         }

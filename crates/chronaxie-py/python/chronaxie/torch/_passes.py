@@ -1,0 +1,191 @@
+"""Any entry of the registry on tensors of PyTorch: what scans and the mLSTM share.
+
+A call is an entry and a case that spells sizes and options; the native problem of these says what goes in and comes out, so
+one autograd.Function and one pair of operators (for compiled graphs) serve them all.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from .. import _native
+from .._errors import ChronaxieError, ConfigError, DeviceError, DtypeError, ShapeError
+from ._framework import _NAMES, _TYPES, FRAMEWORK, short
+
+# Scratch starts at a multiple of this.
+_ALIGNMENT = 256
+
+
+class _Signed:
+    """The signatures of a problem's passes, and what follows from them."""
+
+    def __init__(self, entry: str, case: str) -> None:
+        self.entry, self.problem = entry, _native.problem(entry, case)
+        self.signatures: dict[str, Any] = {}
+        for name in ("forward", "backward", "step"):
+            try:
+                self.signatures[name] = self.problem.signature(name)
+            except ConfigError:
+                continue
+        takes, gives = self.signatures.get("forward", ([], []))
+        self.names = [t[0] for t in (*takes, *gives)]
+        # How many outputs are the caller's: what is saved comes last.
+        self.returned = sum(t[4] != "saved" for t in gives)
+
+    def backward_inputs(self, given: Sequence[Tensor], grads: Sequence[Any]) -> list[Tensor]:
+        """What the backward pass takes, found by its names among the forward pass's inputs and outputs."""
+        known = dict(zip(self.names, given))
+        for name, grad in zip(self.names[len(self.signatures["forward"][0]) :], grads):
+            known[f"grad_{name}"] = torch.zeros_like(known[name]) if grad is None else grad
+        return [known[t[0]] for t in self.signatures["backward"][0]]
+
+    def gradients(self, made: Sequence[Tensor]) -> list[Tensor | None]:
+        """For each input its gradient, None where it has none."""
+        written = {t[0]: v for t, v in zip(self.signatures["backward"][1], made)}
+        return [written.get(f"grad_{t[0]}") for t in self.signatures["forward"][0]]
+
+
+class Planned(_Signed):
+    """A native plan on a device."""
+
+    def __init__(self, entry: str, case: str, device: str) -> None:
+        super().__init__(entry, case)
+        self.plan, self.device = self.problem.plan(device), torch.device(device)
+        self.caller = _native.Caller(self.plan, FRAMEWORK, torch.zeros((), device=device))
+
+    def run(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """One pass over tensors in the order of its signature, which the library checks."""
+        whole = tuple(t.resolve_conj().resolve_neg() if t.dtype is torch.complex64 else t for t in tensors)
+        return self.caller.run(name, whole)  # type: ignore[no-any-return]
+
+    def step(self, given: dict[str, Any], why: str) -> None:
+        """A step over tensors by name, outputs among them: they are written where they lie. ``why`` says which options want
+        a tensor that is not given."""
+        takes, gives = self.signatures["step"]
+        addresses, strides, held = [], [], []
+        for at, (name, axes, shape, dtype, _, strided) in enumerate((*takes, *gives)):
+            t = given.get(name)
+            if t is None:
+                raise ConfigError(f"{self.entry}: {name} {axes} is needed{why}")
+            if list(t.shape) != list(shape):
+                raise ShapeError(f"{self.entry}: {name}.shape = {tuple(t.shape)} does not match {axes} = {tuple(shape)}")
+            if _NAMES.get(t.dtype) != dtype:
+                raise DtypeError(f"{self.entry}: {name} holds {short(t.dtype)}, not {short(_TYPES[dtype])}")
+            if t.device != self.device:
+                raise DeviceError(f"{self.entry}: {name} is on {t.device}, the first tensor on {self.device}")
+            t = t.resolve_conj().resolve_neg() if t.is_complex() else t
+            if not t.is_contiguous():
+                if at >= len(takes):
+                    raise ShapeError(f"{self.entry}: {name} is changed in place and must be contiguous")
+                if strided:
+                    strides.append((at, list(t.stride())))
+                else:
+                    t = t.contiguous()
+            held.append(t)
+            addresses.append(t.data_ptr())
+        bytes_ = self.plan.scratch_bytes("step")
+        scratch = torch.empty(bytes_ + _ALIGNMENT if bytes_ else 0, dtype=torch.uint8, device=self.device)
+        base = -(-scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        self.plan.run("step", addresses, strides, base, stream)
+
+
+@lru_cache(maxsize=256)
+def planned(entry: str, case: str, device: str) -> Planned:
+    return Planned(entry, case, device)
+
+
+@lru_cache(maxsize=256)
+def _signed(entry: str, case: str) -> _Signed:
+    return _Signed(entry, case)
+
+
+def device_of(entry: str, t: Tensor) -> str:
+    """Its name in a backend's spelling."""
+    if t.is_cpu:
+        return "cpu"
+    if t.is_cuda:
+        return f"cuda:{t.get_device()}"
+    raise DeviceError(f"{entry}: tensors are on {t.device}, not on the CPU or a CUDA device")
+
+
+class _Call(torch.autograd.Function):
+    """One call in eager mode; its tensors are in the order of the signature."""
+
+    @staticmethod
+    def forward(ctx: Any, entry: str, case: str, *tensors: Tensor) -> Any:  # type: ignore[override]
+        p = ctx.planned = planned(entry, case, device_of(entry, tensors[0]))
+        made = p.run("forward", tensors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *made)
+        return tuple(made[: p.returned])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        p = ctx.planned
+        if torch.is_grad_enabled():
+            raise ChronaxieError(f"{p.entry}: there is no double backward; call backward without create_graph=True")
+        return (None, None, *p.gradients(p.run("backward", p.backward_inputs(ctx.saved_tensors, grads))))
+
+
+_LIBRARY = torch.library.Library("chronaxie", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_LIBRARY.define("entry(Tensor[] inputs, str entry, str case) -> Tensor[]", tags=_TAGS)
+_LIBRARY.define("entry_backward(Tensor[] inputs, str entry, str case) -> Tensor[]", tags=_TAGS)
+
+
+def _pass(name: str) -> Any:
+    return lambda inputs, entry, case: planned(entry, case, device_of(entry, inputs[0])).run(name, inputs)
+
+
+def _pass_fake(name: str) -> Any:
+    def fake(inputs: Any, entry: str, case: str) -> list[Tensor]:
+        gives = _signed(entry, case).signatures[name][1]
+        return [inputs[0].new_empty(list(t[2]), dtype=_TYPES[t[3]]) for t in gives]
+
+    return fake
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, ctx.entry, ctx.case = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, grads: Any) -> Any:
+    p = _signed(ctx.entry, ctx.case)
+    takes = p.backward_inputs(ctx.saved_tensors, grads)
+    return p.gradients(torch.ops.chronaxie.entry_backward(takes, ctx.entry, ctx.case)), None, None
+
+
+for _name, _of in (("entry", "forward"), ("entry_backward", "backward")):
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _pass(_of), _key)
+    torch.library.register_fake(f"chronaxie::{_name}", _pass_fake(_of), lib=_LIBRARY)
+torch.library.register_autograd("chronaxie::entry", _differentiate, setup_context=_setup, lib=_LIBRARY)
+
+
+def differentiable(tensors: Sequence[Any]) -> bool:
+    """Whether a gradient can be asked for."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def call(entry: str, case: str, returned: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The first ``returned`` outputs of an entry, from tensors in the order of its signature."""
+    if is_compiling():
+        return tuple(torch.ops.chronaxie.entry(list(tensors), entry, case)[:returned])
+    if differentiable(tensors):
+        return _Call.apply(entry, case, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    return tuple(planned(entry, case, device_of(entry, tensors[0])).run("forward", tensors)[:returned])
+
+
+def spell(sizes: dict[str, int], options: dict[str, Any]) -> str:
+    """A case as the registry reads it; options that are False or None are left out."""
+    words = "_".join(f"{k}{int(v)}" for k, v in sizes.items())
+    given = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in options.items() if v is not False and v is not None]
+    return ",".join([words, *given])
