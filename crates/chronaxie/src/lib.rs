@@ -19,5 +19,7 @@ pub mod registry;
 pub mod report;
 pub mod rng;
 pub mod simd_math;
+#[cfg(feature = "spiking")]
+pub mod spiking;
 #[cfg(feature = "train")]
 pub mod train;

@@ -1,0 +1,3 @@
+//! What goes in and out as tables: edge lists, spikes, their hash.
+
+pub mod columns;
