@@ -75,6 +75,29 @@ pub fn normal_cdf(x: f64) -> f64 {
     if x < 0.0 { 0.5 - half } else { 0.5 + half }
 }
 
+/// `(1 - e^-x) / x`, also near 0.
+pub fn phi1(x: f64) -> f64 {
+    if x.abs() > 0.5 {
+        return (1.0 - exp(-x)) / x;
+    }
+    // 1/1! - x/2! + x^2/3! - ...: the first term left out is below 1e-18.
+    (1..=15).rev().fold(1.0 / 16.0, |sum, k| (1.0 - x * sum) / f64::from(k))
+}
+
+/// `(1 - (1 + x) e^-x) / x^2`, also near 0.
+pub fn phi2(x: f64) -> f64 {
+    if x.abs() > 0.5 {
+        return (1.0 - (1.0 + x) * exp(-x)) / (x * x);
+    }
+    // The sum of (-x)^k / (k! (k + 2)).
+    let (mut term, mut sum) = (1.0, 0.0);
+    for k in 0..18 {
+        sum += term / f64::from(k + 2);
+        term *= -x / f64::from(k + 1);
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,5 +127,19 @@ mod tests {
             assert!((normal_cdf(x) + normal_cdf(-x) - 1.0).abs() < 1e-15);
         }
         assert!((normal_cdf(-6.0) - 9.865_876_450_376_98e-10).abs() < 1e-15);
+    }
+
+    #[test]
+    fn quotients_near_zero_are_smooth() {
+        for x in [-3.0f64, -0.500_01, -0.499_99, -0.3, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.3, 0.499_99, 0.500_01, 2.5] {
+            // By the integrals of e^(-xs) and s e^(-xs) over [0, 1], Simpson's rule.
+            let n = 2000;
+            let simpson = |f: &dyn Fn(f64) -> f64| {
+                let weight = |i: usize| if i == 0 || i == n { 1.0 } else { 2.0 + 2.0 * (i % 2) as f64 };
+                (0..=n).map(|i| weight(i) * f(i as f64 / n as f64)).sum::<f64>() / (3 * n) as f64
+            };
+            assert!((phi1(x) - simpson(&|s| (-x * s).exp())).abs() < 1e-12 * phi1(x), "{x}");
+            assert!((phi2(x) - simpson(&|s| s * (-x * s).exp())).abs() < 1e-12 * phi2(x), "{x}");
+        }
     }
 }

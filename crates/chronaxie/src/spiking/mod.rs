@@ -6,6 +6,7 @@
 pub mod connect;
 pub mod draws;
 pub mod math;
+pub mod metrics;
 pub mod models;
 pub mod network;
 pub mod plan;

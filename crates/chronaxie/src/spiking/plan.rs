@@ -448,24 +448,25 @@ impl Plan {
 
     /// About how many synapses there will be.
     pub fn expected_synapses(&self) -> f64 {
-        let n = &self.network;
-        n.projections
-            .iter()
-            .map(|p| {
-                let (s, t) = (f64::from(n.populations[p.source].size), f64::from(n.populations[p.target].size));
-                match &p.rule {
-                    Rule::AllToAll => s * t,
-                    Rule::OneToOne => s,
-                    Rule::Probability(x) => x * s * t,
-                    Rule::InDegree { count, .. } => f64::from(*count) * t,
-                    Rule::OutDegree { count, .. } => f64::from(*count) * s,
-                    Rule::Total { count, .. } => *count as f64,
-                    // An upper bound, which places would have to be counted to better.
-                    Rule::Distance { peak, .. } => peak * s * t,
-                    Rule::Edges(edges) => edges.len() as f64,
-                }
-            })
-            .sum()
+        (0..self.network.projections.len()).map(|i| self.expected(i)).sum()
+    }
+
+    /// About how many synapses a projection will have.
+    pub fn expected(&self, projection: usize) -> f64 {
+        let p = &self.network.projections[projection];
+        let size = |i: usize| f64::from(self.network.populations[i].size);
+        let (s, t) = (size(p.source), size(p.target));
+        match &p.rule {
+            Rule::AllToAll => s * t,
+            Rule::OneToOne => s,
+            Rule::Probability(x) => x * s * t,
+            Rule::InDegree { count, .. } => f64::from(*count) * t,
+            Rule::OutDegree { count, .. } => f64::from(*count) * s,
+            Rule::Total { count, .. } => *count as f64,
+            // An upper bound, which places would have to be counted to better.
+            Rule::Distance { peak, .. } => peak * s * t,
+            Rule::Edges(edges) => edges.len() as f64,
+        }
     }
 
     /// Refuses what needs more memory than is free, where the system says how much that is.

@@ -53,3 +53,9 @@ macro_rules! stepper {
 
 stepper!(lif_exp, super::super::lif_exp::body, 7, 3, 1);
 stepper!(lif_exp2, super::super::lif_exp::body2, 9, 4, 2);
+stepper!(lif_delta, super::super::lif_delta::body, 5, 2, 1);
+stepper!(lif_alpha, super::super::lif_alpha::body, 15, 6, 2);
+stepper!(lif_cond, super::super::lif_cond::body, 12, 4, 2);
+stepper!(adex, super::super::adex::body, 20, 5, 2);
+stepper!(izhikevich, super::super::izhikevich::body, 9, 2, 1);
+stepper!(hodgkin_huxley, super::super::hodgkin_huxley::body, 14, 5, 1);

@@ -5,7 +5,8 @@
 //! V >= V_th: spike, V = V_reset, held there for t_ref; the currents go on
 //! ```
 //! Linear between spikes, so a step is exact (Rotter and Diesmann, Biol. Cybern. 81, 1999): with u = V - E_L,
-//! `u' = P22 u + P21 I + P20 I_e` and `I' = P11 I + arrivals`. The law uses expm1 where the two time constants are close.
+//! `u' = P22 u + P21 I + P20 I_e` and `I' = P11 I + arrivals`. Where the two time
+//! constants are close, the quotients are taken by expm1 (law) or by their series (body).
 //! Where both currents have one time constant their sum obeys the same equation, and one variable holds it.
 
 use super::{Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, refractory_steps};
@@ -40,13 +41,10 @@ pub(super) struct LifExp {
 pub(super) static LIF_EXP: LifExp = LifExp { two: true };
 static LIF_EXP_ONE: LifExp = LifExp { two: false };
 
-/// `tau_m tau / (C (tau_m - tau)) (e^(-h/tau_m) - e^(-h/tau))`, with its limit where the time constants are close.
-fn propagator(c: f64, tau_m: f64, tau: f64, h: f64, exp: impl Fn(f64) -> f64) -> f64 {
-    let rate = 1.0 / tau - 1.0 / tau_m;
-    let x = rate * h;
-    // (1 - e^-x) / x: a series below 1e-5, where its third term is below 2e-11 of it and the difference is not better.
-    let factor = if x.abs() < 1e-5 { 1.0 - x / 2.0 + x * x / 6.0 } else { (1.0 - exp(-x)) / x };
-    exp(-h / tau_m) * h * factor / c
+/// What a current of 1 at a step's beginning, which decays with `tau`, adds to u in the step:
+/// `tau_m tau / (C (tau_m - tau)) (e^(-h/tau_m) - e^(-h/tau))`, without its pole.
+pub(super) fn propagator(c: f64, tau_m: f64, tau: f64, h: f64) -> f64 {
+    math::exp(-h / tau_m) * h * math::phi1((1.0 / tau - 1.0 / tau_m) * h) / c
 }
 
 impl Model for LifExp {
@@ -94,7 +92,7 @@ impl Model for LifExp {
         let decay = math::exp(-h / tau_m);
         let constant = i_e * tau_m / c * (1.0 - decay);
         let fixed = [decay, constant, v_th - e_l, v_reset - e_l, refractory_steps(t_ref, h)];
-        let synapse = |tau: f64| [math::exp(-h / tau), propagator(c, tau_m, tau, h, math::exp)];
+        let synapse = |tau: f64| [math::exp(-h / tau), propagator(c, tau_m, tau, h)];
         let all = fixed.into_iter().chain(synapse(ex)).chain(synapse(inh));
         out.iter_mut().zip(all).for_each(|(out, x)| *out = x as f32);
     }
@@ -206,7 +204,8 @@ mod tests {
                 } else {
                     87.8 / p[0] * ((-t / tau_m).exp() - (-t / tau).exp()) / (1.0 / tau - 1.0 / tau_m)
                 };
-                let allowed = if (tau - tau_m).abs() < 1e-3 && tau != tau_m { 1e-6 } else { 1e-11 };
+                // Here the formula itself cancels to 1e-9 where the constants are close.
+                let allowed = if (tau - tau_m).abs() < 1e-3 && tau != tau_m { 1e-7 } else { 1e-11 };
                 assert!((s[0] - want).abs() < allowed && (two[0] - want).abs() < allowed, "{tau} {n}: {} {want}", s[0]);
             }
         }
@@ -217,7 +216,7 @@ mod tests {
     fn direct_current_fires_at_the_analytic_times() {
         let mut p: Vec<f64> = PARAMETERS.iter().map(|p| p.default).collect();
         p[8] = 500.0;
-        let (h, r) = (0.1, 40.0e-3);
+        let (h, r) = (0.1f64, 40.0e-3f64);
         let rise = 10.0 * (r * 500.0 / (r * 500.0 - 15.0)).ln();
         let mut s = [0.0; 3];
         let spikes: Vec<i32> = (1..2000).filter(|_| LIF_EXP_ONE.law(&p, h, &mut s, &[0.0])).collect();

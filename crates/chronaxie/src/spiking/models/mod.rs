@@ -11,8 +11,18 @@
 use crate::simd_math::Lanes;
 use std::fmt::Debug;
 
+mod adex;
 mod cpu;
+mod hodgkin_huxley;
+mod izhikevich;
+mod lif_alpha;
+mod lif_cond;
+mod lif_delta;
 mod lif_exp;
+mod rk4;
+mod sources;
+#[cfg(test)]
+mod tests;
 
 /// A parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -149,7 +159,17 @@ pub const PAD: usize = 16;
 
 /// Every model.
 pub fn all() -> &'static [&'static dyn Model] {
-    static ALL: [&dyn Model; 1] = [&lif_exp::LIF_EXP];
+    static ALL: [&dyn Model; 9] = [
+        &lif_exp::LIF_EXP,
+        &lif_delta::LifDelta,
+        &lif_alpha::LifAlpha,
+        &lif_cond::LifCond,
+        &adex::AdEx,
+        &izhikevich::Izhikevich,
+        &hodgkin_huxley::HodgkinHuxley,
+        &sources::Poisson,
+        &sources::Replay,
+    ];
     &ALL
 }
 

@@ -247,11 +247,14 @@ impl Distribution {
 pub struct Codes {
     /// The number that the first entry stands for.
     first: i32,
-    /// `thresholds[i]` is `2^32 P(code <= first + i)`, rounded; the last is 2^32.
-    thresholds: Vec<u64>,
-    /// By the 16 upper bits: the least entry that they can mean.
+    /// `thresholds[i]` is `2^32 P(code <= first + i)`, rounded; that of the last, 2^32, is left out.
+    thresholds: Vec<u32>,
+    /// By the upper bits: the least entry that they can mean. A larger guide would save steps and leave the cache.
     guide: Vec<u16>,
 }
+
+/// How many upper bits the guide goes by.
+const GUIDE: u32 = 12;
 
 /// The most codes a table has: a code is 16 bits.
 pub const MOST_CODES: i64 = 65_536;
@@ -267,21 +270,21 @@ impl Codes {
             return None;
         }
         let (first, last) = (low as i32, high as i32);
-        let mut thresholds = Vec::with_capacity((last - first) as usize + 1);
-        for code in first..=last {
-            let p = if code == last { 1.0 } else { distribution.cdf((f64::from(code) + 0.5) * unit) };
-            let t = (p * 4_294_967_296.0).round() as u64;
+        let mut thresholds: Vec<u32> = Vec::with_capacity((last - first) as usize);
+        for code in first..last {
+            let p = distribution.cdf((f64::from(code) + 0.5) * unit);
+            let t = (p * 4_294_967_296.0).round().min(4_294_967_295.0) as u32;
             // Rounding must not let the table fall.
-            thresholds.push(thresholds.last().map_or(t, |before: &u64| t.max(*before)));
+            thresholds.push(thresholds.last().map_or(t, |before| t.max(*before)));
         }
-        let guide = (0..65_536u64).map(|b| thresholds.partition_point(|t| *t <= b << 16) as u16).collect();
+        let guide = (0..1 << GUIDE).map(|b: u32| thresholds.partition_point(|t| *t <= b << (32 - GUIDE)) as u16).collect();
         Some(Self { first, thresholds, guide })
     }
     /// The code that `bits` mean.
     #[inline(always)]
     pub fn pick(&self, bits: u32) -> i32 {
-        let mut i = usize::from(self.guide[(bits >> 16) as usize]);
-        while u64::from(bits) >= self.thresholds[i] {
+        let mut i = usize::from(self.guide[(bits >> (32 - GUIDE)) as usize]);
+        while i < self.thresholds.len() && bits >= self.thresholds[i] {
             i += 1;
         }
         self.first + i as i32
@@ -292,17 +295,13 @@ impl Codes {
     }
     /// The greatest code.
     pub fn greatest(&self) -> i32 {
-        self.first + (self.thresholds.len() - 1) as i32
+        self.first + self.thresholds.len() as i32
     }
     /// The mean code.
     pub fn mean(&self) -> f64 {
-        let mut before = 0;
-        let mut sum = 0.0;
-        for (i, t) in self.thresholds.iter().enumerate() {
-            sum += (t - before) as f64 * f64::from(self.first + i as i32);
-            before = *t;
-        }
-        sum / 4_294_967_296.0
+        // The mean is the last code less the probabilities of being below each one after the first.
+        let below: f64 = self.thresholds.iter().map(|t| f64::from(*t)).sum();
+        f64::from(self.greatest()) - below / 4_294_967_296.0
     }
 }
 
@@ -336,7 +335,9 @@ mod tests {
             let chi: f64 = common.iter().map(|c| (c[0] - c[1]).powi(2) / (c[0] + c[1])).sum();
             let free = common.len() as f64;
             assert!(chi < free + 5.0 * (2.0 * free).sqrt(), "{d:?}: {chi} for {free}");
-            assert!((codes.mean() * unit - d.mean()).abs() < 0.01 * d.mean().abs(), "{} {}", codes.mean() * unit, d.mean());
+            // A constant is rounded as a whole, what is spread over many codes hardly moves.
+            let allowed = if d.constant().is_some() { 0.5 * unit } else { 0.01 * d.mean().abs() };
+            assert!((codes.mean() * unit - d.mean()).abs() <= allowed, "{} {}", codes.mean() * unit, d.mean());
         }
     }
 

@@ -61,6 +61,9 @@ pub struct Settings {
     pub notes: Vec<String>,
 }
 
+/// The most places of a population: a gigabyte.
+const MOST_PLACES: u64 = 1 << 26;
+
 /// A name, or a list of names.
 #[derive(Debug, Clone, PartialEq)]
 struct Words(Vec<String>, bool);
@@ -191,6 +194,10 @@ fn whole(section: &Section<'_>, key: &str, x: f64, most: f64) -> Result<f64> {
     Err(section.refuse(key, &format!("must be a whole number from 0 to {most}, but it is {x}")))
 }
 
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;
+
 /// The distribution under `key`: a number, or a table.
 fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>> {
     if !section.is_table(key) {
@@ -243,11 +250,14 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
                 _ => return Err(place.refuse(axis, "must be two whole numbers, the first and the last site")),
             }
         }
-        if b.sites() > 1 << 32 {
-            return Err(section.refuse("box", &format!("has {} sites, which is more than 2^32", b.sites())));
+        if b.sites() > MOST_PLACES {
+            return Err(section.refuse("box", &format!("has {} sites, which is more than 2^26", b.sites())));
         }
         let index = network.populations.len() as u32;
         let cells = match section.optional::<u32>("size")? {
+            Some(size) if u64::from(size) > MOST_PLACES => {
+                return Err(section.refuse("size", &format!("is {size}: more than 2^26 cells cannot have places")));
+            }
             Some(size) => b.scatter(size, network.seed, index),
             None => {
                 let density = ranged(section, "density", section.get("density", 1.0)?, 0.0, 1.0)?;

@@ -23,10 +23,13 @@ use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
 use std::sync::{Arc, PoisonError, RwLock};
 
+/// A thread that has fewer cells waits for the others longer than it works.
+const CELLS_A_THREAD: u64 = 8192;
+
 /// The most steps between two meetings.
 const MOST_STEPS: u64 = 64;
 
-/// Runs a plan on the CPU, on as many threads as the pool has.
+/// Runs a plan on the CPU, on as many threads as the pool has and the network fills.
 pub struct CpuEngine<'a> {
     plan: &'a Plan,
     lanes: Vec<Lane<'a>>,
@@ -47,7 +50,8 @@ impl<'a> CpuEngine<'a> {
     /// # Errors
     /// As [`shard::build`], and `OutOfMemory` before anything is allocated.
     pub fn new(plan: &'a Plan, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        Self::with_shards(plan, shards_for(plan, pool::num_threads()), built)
+        let most = (plan.cells() / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;
+        Self::with_shards(plan, shards_for(plan, pool::num_threads().min(most)), built)
     }
 
     /// Likewise, with this many shards; spikes do not depend on it.
@@ -227,7 +231,8 @@ pub(super) fn draw_arrivals(
         // The population of the drive's target counts its cells, and a quad is 32 bits: 2^34 steps.
         let first = quad << 32 | u64::from(low + at as u32);
         batch(seed, Purpose::Drive as u32, table.owner, first, &mut words);
-        let len = (count - at).min(BATCH);
+        // To the end of the padding: whole vectors.
+        let len = (counts[0].len() - at).min(BATCH);
         for w in 0..4 {
             count_reached(&words[w][..len], &table.thresholds, &mut counts[w][at..at + len]);
         }
@@ -244,15 +249,17 @@ fn reached(bits: &[u32], thresholds: &[u32], counts: &mut [u16]) {
         }
         return;
     }
-    for (bits, counts) in bits.chunks(LANES).zip(counts.chunks_mut(LANES)) {
-        let (mut b, mut c) = ([0; LANES], [0u32; LANES]);
-        b[..bits.len()].copy_from_slice(bits);
+    for (bits, counts) in bits.chunks_exact(LANES).zip(counts.chunks_exact_mut(LANES)) {
+        let bits: &[u32; LANES] = bits.try_into().expect("LANES of them");
+        let mut c = [0u32; LANES];
         for t in thresholds {
             for l in 0..LANES {
-                c[l] += u32::from(b[l] >= *t);
+                c[l] += u32::from(bits[l] >= *t);
             }
         }
-        counts.iter_mut().zip(c).for_each(|(count, c)| *count = c as u16);
+        for l in 0..LANES {
+            counts[l] = c[l] as u16;
+        }
     }
 }
 crate::dispatch!(fn count_reached(bits: &[u32], thresholds: &[u32], counts: &mut [u16]) = reached);

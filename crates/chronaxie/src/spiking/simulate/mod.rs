@@ -7,6 +7,7 @@
 use crate::Result;
 
 mod barrier;
+pub mod checkpoint;
 pub mod cpu;
 mod lane;
 pub mod reference;
@@ -14,6 +15,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
 pub use reference::Reference;
 
