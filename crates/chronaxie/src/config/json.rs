@@ -138,7 +138,8 @@ impl Reader<'_> {
         let word = &rest[..end];
         let digits = word.strip_prefix('-').unwrap_or(word);
         let leading_zero = digits.len() > 1 && digits.starts_with('0') && !digits[1..].starts_with(['.', 'e', 'E']);
-        let bare_point = digits.starts_with('.') || digits.contains(".e") || digits.contains(".E") || digits.ends_with('.');
+        let bare_point =
+            digits.starts_with('.') || digits.contains(".e") || digits.contains(".E") || digits.ends_with('.');
         if leading_zero || bare_point || !digits.starts_with(|c: char| c.is_ascii_digit()) {
             return self.refuse(format!("{} is not a number of JSON", super::quote(word)));
         }
@@ -260,7 +261,8 @@ mod tests {
 
     #[test]
     fn no_text_makes_it_panic() {
-        let good = "{\"schema\": 1, \"t\": {\"a\": [1, -2.5e1, \"\\u00e9\\ud83d\\ude00\u{e9}\"]}, \"l\": [{}, {\"x\": 0.5}]}";
+        let good =
+            "{\"schema\": 1, \"t\": {\"a\": [1, -2.5e1, \"\\u00e9\\ud83d\\ude00\u{e9}\"]}, \"l\": [{}, {\"x\": 0.5}]}";
         for end in (0..good.len()).filter(|end| good.is_char_boundary(*end)) {
             assert!(Config::parse(&good[..end], "net.json").is_err());
         }

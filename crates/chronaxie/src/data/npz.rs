@@ -109,7 +109,8 @@ impl Member {
             return Err("its header is damaged".into());
         }
         let skip = at + 30 + number(bytes, at + 26, 2)? as usize + number(bytes, at + 28, 2)? as usize;
-        let stored = usize::try_from(self.stored).ok().and_then(|n| skip.checked_add(n)).and_then(|end| bytes.get(skip..end));
+        let stored =
+            usize::try_from(self.stored).ok().and_then(|n| skip.checked_add(n)).and_then(|end| bytes.get(skip..end));
         let Some(stored) = stored else { return Err("the archive is cut off".into()) };
         let size = self.size.min(usize::MAX as u64) as usize;
         let contents = match self.method {
@@ -131,7 +132,11 @@ impl Member {
 /// The value of `'key':` in a header of NumPy's.
 fn field<'a>(header: &'a str, key: &str) -> Result<&'a str, String> {
     let at = header.find(&format!("'{key}'")).ok_or_else(|| format!("its header lacks {key}"))?;
-    header[at + key.len() + 2..].trim_start().strip_prefix(':').map(str::trim_start).ok_or("its header is damaged".into())
+    header[at + key.len() + 2..]
+        .trim_start()
+        .strip_prefix(':')
+        .map(str::trim_start)
+        .ok_or("its header is damaged".into())
 }
 
 fn array(npy: &[u8]) -> Result<Array, String> {

@@ -78,8 +78,9 @@ pub struct Figure {
 
 impl Mark {
     fn parts(&self) -> (&str, &[(f64, f64)], RGBColor) {
-        let (Self::Points { name, points, colour } | Self::Line { name, points, colour } | Self::Bars { name, points, colour, .. }) =
-            self;
+        let (Self::Points { name, points, colour }
+        | Self::Line { name, points, colour }
+        | Self::Bars { name, points, colour, .. }) = self;
         (name, points, COLOURS[colour % COLOURS.len()])
     }
 }
@@ -144,7 +145,8 @@ impl Axes {
         let s = |n: u32| n * scale;
         let text = |size: u32, colour: &RGBColor| (FONT, s(size)).into_font().color(colour);
         let all = || self.marks.iter().flat_map(|m| m.parts().1.iter().copied());
-        let x = if self.names.is_empty() { range(all().map(|p| p.0), false) } else { -0.6..self.names.len() as f64 - 0.4 };
+        let x =
+            if self.names.is_empty() { range(all().map(|p| p.0), false) } else { -0.6..self.names.len() as f64 - 0.4 };
         let dots = self.marks.iter().any(|m| matches!(m, Mark::Points { .. }));
         let y = range(all().map(|p| p.1), !dots);
         let mut chart = ChartBuilder::on(area)
@@ -184,7 +186,8 @@ impl Axes {
                 Mark::Points { .. } => chart.draw_series(points.map(|p| Circle::new(p, s(1), colour.filled()))),
                 Mark::Line { .. } => chart.draw_series(LineSeries::new(points, colour.stroke_width(s(2)))),
                 Mark::Bars { width, .. } => chart.draw_series(
-                    points.map(|(x, y)| Rectangle::new([(x - width / 2.0, 0.0), (x + width / 2.0, y)], colour.filled())),
+                    points
+                        .map(|(x, y)| Rectangle::new([(x - width / 2.0, 0.0), (x + width / 2.0, y)], colour.filled())),
                 ),
             };
             let drawn = drawn.map_err(failed)?;
@@ -214,7 +217,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_mark_is_drawn_and_hostile_values_are_left_out() {
-        for points in [vec![], vec![(1.0, 2.0)], vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)], vec![(0.0, 0.0), (1.0, 1e30)]] {
+        for points in
+            [vec![], vec![(1.0, 2.0)], vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)], vec![(0.0, 0.0), (1.0, 1e30)]]
+        {
             let name = "a < b".to_owned();
             let marks = vec![
                 Mark::Points { name: name.clone(), points: points.clone(), colour: 0 },

@@ -2,5 +2,7 @@
 
 mod pictures;
 mod run;
+#[cfg(test)]
+mod tests;
 
 pub use run::{PopulationReport, Report, RunOptions, resolved, run};

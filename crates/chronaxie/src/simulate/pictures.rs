@@ -75,7 +75,11 @@ pub(super) fn write(
         panels: vec![
             pair("rate (Hz)", own(&|s| Some(s.rate_hz)), reference.iter().map(|r| r.rate_hz).collect()),
             pair("CV of intervals", own(&Statistics::cv), reference.iter().map(|r| r.cv).collect()),
-            pair("correlation (2 ms)", own(&Statistics::correlation), reference.iter().map(|r| r.correlation).collect()),
+            pair(
+                "correlation (2 ms)",
+                own(&Statistics::correlation),
+                reference.iter().map(|r| r.correlation).collect(),
+            ),
         ],
     };
     save(folder, "rates", &rates)?;
@@ -113,8 +117,17 @@ pub(super) fn write(
         Mark::Line { name: names[p].clone(), points: (0..whole).map(at).collect(), colour: p }
     });
     let activity = Figure {
-        title: format!("rates over time, in bins of {:.1} ms; statistics begin at {:.0} ms", seconds * 1e3, discard as f64 * dt),
-        panels: vec![Axes { x_label: "time (ms)".into(), y_label: "rate (Hz)".into(), marks: lines.collect(), ..Axes::default() }],
+        title: format!(
+            "rates over time, in bins of {:.1} ms; statistics begin at {:.0} ms",
+            seconds * 1e3,
+            discard as f64 * dt
+        ),
+        panels: vec![Axes {
+            x_label: "time (ms)".into(),
+            y_label: "rate (Hz)".into(),
+            marks: lines.collect(),
+            ..Axes::default()
+        }],
     };
     save(folder, "activity", &activity)
 }

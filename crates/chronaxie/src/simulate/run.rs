@@ -146,7 +146,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let settings = read(config)?;
     settings.notes.iter().for_each(|note| progress.log(note));
     if let Backend::Cuda(_) = options.backend {
-        return Err(Error::unavailable("simulate has no CUDA engine yet; --backend cpu gives the spikes that it will give"));
+        return Err(Error::unavailable(
+            "simulate has no CUDA engine yet; --backend cpu gives the spikes that it will give",
+        ));
     }
     let folder = RunFolder::open(&options.out, options.resume)?;
     let config_text = config.resolved();
@@ -156,10 +158,16 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     progress.start("build", 0);
     let note = format!("{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
     progress.advance(0, &note);
-    let mut engine = CpuEngine::new(&plan, &|done, of| progress.advance(done as u64, &format!("{note}: {done} of {of} parts")))?;
+    let mut engine =
+        CpuEngine::new(&plan, &|done, of| progress.advance(done as u64, &format!("{note}: {done} of {of} parts")))?;
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
-    progress.log(&format!("built {} cells and {} synapses in {:.1} s", plan.cells(), engine.synapses(), build_ms / 1e3));
+    progress.log(&format!(
+        "built {} cells and {} synapses in {:.1} s",
+        plan.cells(),
+        engine.synapses(),
+        build_ms / 1e3
+    ));
 
     folder.create()?;
     let mut run = Run {
@@ -180,7 +188,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     if settings.record {
         let keep = checkpoint.as_ref().map_or(0, |c| c.logged);
         if run.hash.spikes() != keep {
-            return Err(Error::checkpoint("the run was begun with --record none, so its spikes cannot be recorded now"));
+            return Err(Error::checkpoint(
+                "the run was begun with --record none, so its spikes cannot be recorded now",
+            ));
         }
         run.log = Some(SpikeLog::open(&folder.file(LOG), keep)?);
     }
@@ -273,7 +283,10 @@ impl Run<'_> {
                 self.export()?;
                 let at = engine.step() as f64 * dt;
                 let folder = self.folder.path().display();
-                let what = format!("simulate: interrupted at {at:.1} of {} ms; go on with --resume {folder}", self.settings.duration_ms);
+                let what = format!(
+                    "simulate: interrupted at {at:.1} of {} ms; go on with --resume {folder}",
+                    self.settings.duration_ms
+                );
                 return Err(Error::new(ErrorKind::Interrupted, what));
             }
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
@@ -295,10 +308,17 @@ impl Run<'_> {
             let took = since.elapsed().as_secs_f64();
             self.wall += took;
             // About a fifth of a second between looks at the keyboard; the spikes do not depend on it.
-            chunk = if took < 0.1 { chunk * 2 } else if took > 0.4 { (chunk / 2).max(1) } else { chunk };
+            chunk = if took < 0.1 {
+                chunk * 2
+            } else if took > 0.4 {
+                (chunk / 2).max(1)
+            } else {
+                chunk
+            };
             let ms = engine.step() as f64 * dt;
             let done = (engine.step() - begun) as f64 * dt;
-            let note = format!("real-time factor {:.2}, {:.0} spikes/s", self.wall * 1e3 / done, spikes.len() as f64 / took);
+            let note =
+                format!("real-time factor {:.2}, {:.0} spikes/s", self.wall * 1e3 / done, spikes.len() as f64 / took);
             progress.advance(ms as u64, &note);
             if every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end {
                 self.save(engine)?;

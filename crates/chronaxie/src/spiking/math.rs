@@ -122,7 +122,9 @@ mod tests {
     /// Values of Abramowitz and Stegun, table 26.1, and symmetry.
     #[test]
     fn the_normal_distribution_is_the_tabulated_one() {
-        for (x, p) in [(0.0, 0.5), (1.0, 0.841_344_746_068_543), (2.0, 0.977_249_868_051_821), (3.0, 0.998_650_101_968_370)] {
+        for (x, p) in
+            [(0.0, 0.5), (1.0, 0.841_344_746_068_543), (2.0, 0.977_249_868_051_821), (3.0, 0.998_650_101_968_370)]
+        {
             assert!((normal_cdf(x) - p).abs() < 1e-14, "{x}: {}", normal_cdf(x));
             assert!((normal_cdf(x) + normal_cdf(-x) - 1.0).abs() < 1e-15);
         }

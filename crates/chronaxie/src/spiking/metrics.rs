@@ -164,13 +164,16 @@ impl Gatherer {
 
 impl Pairs {
     fn correlations(&self, bins: f64) -> Vec<f64> {
-        let covariance = |i: usize, j: usize| {
-            self.products[i * self.n + j] / bins - self.sums[i] / bins * (self.sums[j] / bins)
-        };
+        let covariance =
+            |i: usize, j: usize| self.products[i * self.n + j] / bins - self.sums[i] / bins * (self.sums[j] / bins);
         let deviations: Vec<f64> = (0..self.n).map(|i| covariance(i, i).max(0.0).sqrt()).collect();
         let mut all = Vec::new();
         for i in (0..self.n).filter(|i| deviations[*i] > 0.0) {
-            all.extend((i + 1..self.n).filter(|j| deviations[*j] > 0.0).map(|j| covariance(i, j) / (deviations[i] * deviations[j])));
+            all.extend(
+                (i + 1..self.n)
+                    .filter(|j| deviations[*j] > 0.0)
+                    .map(|j| covariance(i, j) / (deviations[i] * deviations[j])),
+            );
         }
         all
     }

@@ -312,10 +312,16 @@ impl Plan {
                 }
             }
             Rule::InDegree { count, multapses: false } if count > sources.size - u32::from(self_excluded(p)) => {
-                return refuse(format!("an in-degree of {count} without multapses is more than {} sources", sources.size));
+                return refuse(format!(
+                    "an in-degree of {count} without multapses is more than {} sources",
+                    sources.size
+                ));
             }
             Rule::OutDegree { count, multapses: false } if count > targets.size - u32::from(self_excluded(p)) => {
-                return refuse(format!("an out-degree of {count} without multapses is more than {} targets", targets.size));
+                return refuse(format!(
+                    "an out-degree of {count} without multapses is more than {} targets",
+                    targets.size
+                ));
             }
             Rule::Total { count, multapses: false }
                 if count > u64::from(sources.size) * u64::from(targets.size - u32::from(self_excluded(p))) =>
@@ -366,7 +372,9 @@ impl Plan {
                     }
                     let port = self.port(d.target, weight < 0.0);
                     let Some(thresholds) = poisson_thresholds(mean) else {
-                        return refuse(format!("{mean} arrivals a step are more than 500; use a DC current for the mean"));
+                        return refuse(format!(
+                            "{mean} arrivals a step are more than 500; use a DC current for the mean"
+                        ));
                     };
                     let code = (weight / self.units[d.target][port]).round() as i32;
                     let step = |ms: f64| if ms >= 1e15 { u64::MAX } else { (ms / dt).round().max(0.0) as u64 };

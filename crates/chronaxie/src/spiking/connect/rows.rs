@@ -109,7 +109,8 @@ impl Rows {
                     visit(plan, i, range, &mut |s, t, wb, db| put(s, t, w.pick(wb), d.pick(db) as u16));
                 }
                 (Some(w), None, _) => {
-                    let (Some(a), Some(b)) = (&n.populations[p.source].positions, &n.populations[p.target].positions) else {
+                    let (Some(a), Some(b)) = (&n.populations[p.source].positions, &n.populations[p.target].positions)
+                    else {
                         continue;
                     };
                     let Delay::Distance { velocity, offset_ms } = p.delay else { continue };

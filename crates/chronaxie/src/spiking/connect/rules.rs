@@ -167,7 +167,8 @@ impl Walk<'_> {
             let mut ours = 0;
             for i in 0..here {
                 let source = below(words[0][i], n_source);
-                let target = if no_self { self.other(words[1][i], n_target, source) } else { below(words[1][i], n_target) };
+                let target =
+                    if no_self { self.other(words[1][i], n_target, source) } else { below(words[1][i], n_target) };
                 (words[0][i], words[1][i]) = (source, target);
                 kept[ours] = i as u16;
                 ours += usize::from(target.wrapping_sub(low) < width);
@@ -197,7 +198,8 @@ impl Walk<'_> {
     /// Cells of the sources, sorted into boxes as wide as the radius, so that a target looks at its neighbours alone.
     fn near(&self, peak: f64, length: f64, radius: f64, visit: &mut impl FnMut(u32, u32, u32, u32)) {
         let n = &self.plan.network;
-        let (Some(sources), Some(targets)) = (&n.populations[self.p.source].positions, &n.populations[self.p.target].positions)
+        let (Some(sources), Some(targets)) =
+            (&n.populations[self.p.source].positions, &n.populations[self.p.target].positions)
         else {
             return;
         };

@@ -47,8 +47,13 @@ pub struct Shard {
 
 /// How many shards `threads` threads share: a multiple of them, or as many as the slots ask for.
 pub fn shards_for(plan: &Plan, threads: usize) -> usize {
-    let slots: u64 =
-        plan.network.populations.iter().zip(&plan.models).map(|(p, m)| u64::from(p.size) * m.ports().len() as u64).sum();
+    let slots: u64 = plan
+        .network
+        .populations
+        .iter()
+        .zip(&plan.models)
+        .map(|(p, m)| u64::from(p.size) * m.ports().len() as u64)
+        .sum();
     // Each population's part may be one cell more than its share.
     let spare = plan.models.iter().map(|m| m.ports().len()).sum::<usize>();
     let room = (MAX_SLOTS - spare.min(MAX_SLOTS / 2)) as u64;

@@ -69,10 +69,16 @@ impl Model for AdEx {
             return Some(problem);
         }
         if p[6] >= p[5] {
-            return Some(format!("has V_reset = {} mV at or above V_peak = {} mV, so that it never stops firing", p[6], p[5]));
+            return Some(format!(
+                "has V_reset = {} mV at or above V_peak = {} mV, so that it never stops firing",
+                p[6], p[5]
+            ));
         }
         if (p[5] - p[3]) / p[4] > 80.0 {
-            return Some(format!("has e^((V_peak - V_T) / Delta_T) = e^{:.0}, beyond what 32 bits hold", (p[5] - p[3]) / p[4]));
+            return Some(format!(
+                "has e^((V_peak - V_T) / Delta_T) = e^{:.0}, beyond what 32 bits hold",
+                (p[5] - p[3]) / p[4]
+            ));
         }
         (p[7] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[7]))
     }

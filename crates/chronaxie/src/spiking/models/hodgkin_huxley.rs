@@ -30,13 +30,8 @@ const fn at(name: &'static str, unit: &'static str, value: f64) -> Variable {
     Variable { name, unit, initial: Initial::Value(value) }
 }
 /// The resting state.
-const VARIABLES: &[Variable] = &[
-    at("V", "mV", -65.0),
-    at("m", "", 0.0529),
-    at("h", "", 0.5961),
-    at("n", "", 0.3177),
-    at("I_syn", "uA", 0.0),
-];
+const VARIABLES: &[Variable] =
+    &[at("V", "mV", -65.0), at("m", "", 0.0529), at("h", "", 0.5961), at("n", "", 0.3177), at("I_syn", "uA", 0.0)];
 
 /// The model.
 #[derive(Debug)]
@@ -72,9 +67,7 @@ impl Model for HodgkinHuxley {
     }
     fn coefficients(&self, p: &[f64], h: f64, out: &mut [f32]) {
         let decay = [math::exp(-h / p[8]), math::exp(-0.5 * h / p[8])];
-        let all = [
-            h, 0.5 * h, h / 6.0, 1.0 / p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], decay[0], decay[1], p[9],
-        ];
+        let all = [h, 0.5 * h, h / 6.0, 1.0 / p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], decay[0], decay[1], p[9]];
         out.iter_mut().zip(all).for_each(|(out, x)| *out = x as f32);
     }
     fn law(&self, p: &[f64], h: f64, state: &mut [f64], input: &[f64]) -> bool {

@@ -65,7 +65,8 @@ impl Model for Izhikevich {
         if let Some(problem) = positive(PARAMETERS, p, &[]) {
             return Some(problem);
         }
-        (p[2] >= p[4]).then(|| format!("has c = {} mV at or above V_th = {} mV, so that it never stops firing", p[2], p[4]))
+        (p[2] >= p[4])
+            .then(|| format!("has c = {} mV at or above V_th = {} mV, so that it never stops firing", p[2], p[4]))
     }
     fn coefficient_count(&self) -> usize {
         9

@@ -53,7 +53,10 @@ impl Model for LifDelta {
             return Some(problem);
         }
         if p[4] >= p[3] {
-            return Some(format!("has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing", p[4], p[3]));
+            return Some(format!(
+                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
+                p[4], p[3]
+            ));
         }
         (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
     }

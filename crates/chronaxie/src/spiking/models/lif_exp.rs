@@ -74,7 +74,10 @@ impl Model for LifExp {
             return Some(problem);
         }
         if p[4] >= p[3] {
-            return Some(format!("has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing", p[4], p[3]));
+            return Some(format!(
+                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
+                p[4], p[3]
+            ));
         }
         (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
     }
@@ -189,7 +192,9 @@ mod tests {
     /// equal; the law is exact at every step, for every size of step.
     #[test]
     fn one_arrival_gives_the_analytic_potential() {
-        for (tau_m, tau, h) in [(10.0, 0.5, 0.1), (10.0, 5.0, 1.0), (10.0, 10.0, 0.1), (10.0, 10.0 + 1e-7, 0.1), (2.0, 8.0, 0.7)] {
+        for (tau_m, tau, h) in
+            [(10.0, 0.5, 0.1), (10.0, 5.0, 1.0), (10.0, 10.0, 0.1), (10.0, 10.0 + 1e-7, 0.1), (2.0, 8.0, 0.7)]
+        {
             let mut p: Vec<f64> = PARAMETERS.iter().map(|p| p.default).collect();
             (p[1], p[6], p[7], p[3]) = (tau_m, tau, tau, 1e6);
             let (mut s, mut two) = ([0.0; 3], [0.0; 4]);

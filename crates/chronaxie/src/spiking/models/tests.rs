@@ -73,15 +73,19 @@ fn bodies_follow_their_laws() {
         let parameters = defaults(model);
         let h = 0.05;
         let start = initial(model, &parameters);
-        let (mut cells, mut twin) = (Cells::new(model, &parameters, h, &start), Cells::new(model, &parameters, h, &start));
+        let (mut cells, mut twin) =
+            (Cells::new(model, &parameters, h, &start), Cells::new(model, &parameters, h, &start));
         let mut laws = vec![start.clone(); CELLS];
         let mut rng = Rng::new(9, 0);
         let ports = model.ports().len();
         let mut worst = 0.0f64;
         for _ in 0..300 {
             let sign = |port: usize| if ports == 2 && port == 1 { -1.0 } else { 1.0 };
-            let draw = |rng: &mut Rng, port| if rng.uniform() < 0.02 { sign(port) * weight(model) * rng.uniform() } else { 0.0 };
-            let inputs: Vec<Vec<f32>> = (0..ports).map(|p| (0..CELLS).map(|_| draw(&mut rng, p) as f32).collect()).collect();
+            let draw = |rng: &mut Rng, port| {
+                if rng.uniform() < 0.02 { sign(port) * weight(model) * rng.uniform() } else { 0.0 }
+            };
+            let inputs: Vec<Vec<f32>> =
+                (0..ports).map(|p| (0..CELLS).map(|_| draw(&mut rng, p) as f32).collect()).collect();
             let fired = cells.step(&inputs, false);
             assert_eq!(twin.step(&inputs, true), fired);
             assert_eq!(twin.states, cells.states, "{}", model.name());
@@ -126,14 +130,23 @@ fn bodies_fire_as_their_laws_do() {
         assert!(theirs.len() >= 5, "{} fires {} times", model.name(), theirs.len());
         assert_eq!(ours.len(), theirs.len(), "{}", model.name());
         // A rounding may move a spike by a step, and later ones with it.
-        assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b as &i32).abs() <= 2), "{}: {ours:?} {theirs:?}", model.name());
+        assert!(
+            ours.iter().zip(&theirs).all(|(a, b)| (a - b as &i32).abs() <= 2),
+            "{}: {ours:?} {theirs:?}",
+            model.name()
+        );
     }
 }
 
 /// The error of the law at a fixed time against steps a hundred times finer, halved and halved again: its fall is the order.
 #[test]
 fn orders_of_convergence_are_those_of_the_methods() {
-    for (name, order, h, current) in [("lif_cond", 2.0, 0.4, 0.0), ("izhikevich", 4.0, 0.5, 3.0), ("adex", 4.0, 0.5, 300.0), ("hodgkin_huxley", 4.0, 0.05, 1.0)] {
+    for (name, order, h, current) in [
+        ("lif_cond", 2.0, 0.4, 0.0),
+        ("izhikevich", 4.0, 0.5, 3.0),
+        ("adex", 4.0, 0.5, 300.0),
+        ("hodgkin_huxley", 4.0, 0.05, 1.0),
+    ] {
         let model = find(name).unwrap();
         let mut parameters = defaults(model);
         parameters[model.current().unwrap()] = current;

@@ -1,7 +1,7 @@
 //! Distributions of weights, delays, parameters and initial values, and how they become whole numbers.
 
 use crate::spiking::draws::Stream;
-use crate::spiking::math::{ln, exp, normal_cdf};
+use crate::spiking::math::{exp, ln, normal_cdf};
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -277,7 +277,8 @@ impl Codes {
             // Rounding must not let the table fall.
             thresholds.push(thresholds.last().map_or(t, |before| t.max(*before)));
         }
-        let guide = (0..1 << GUIDE).map(|b: u32| thresholds.partition_point(|t| *t <= b << (32 - GUIDE)) as u16).collect();
+        let guide =
+            (0..1 << GUIDE).map(|b: u32| thresholds.partition_point(|t| *t <= b << (32 - GUIDE)) as u16).collect();
         Some(Self { first, thresholds, guide })
     }
     /// The code that `bits` mean.
@@ -357,7 +358,9 @@ mod tests {
         let says = |d: Distribution| d.problem().unwrap_or_default();
         assert!(says(Distribution::normal(0.0, -1.0)).contains("spread -1"));
         assert!(says(Distribution::normal(0.0, 1.0).within(2.0, 1.0, Outside::Clip)).contains("none can be met"));
-        assert!(says(Distribution::normal(0.0, 1.0).within(20.0, 30.0, Outside::Redraw)).contains("between its bounds"));
+        assert!(
+            says(Distribution::normal(0.0, 1.0).within(20.0, 30.0, Outside::Redraw)).contains("between its bounds")
+        );
         assert!(says(Distribution::from(f64::NAN)).contains("NaN"));
         assert!(says(Distribution::from(1.0).within(2.0, 3.0, Outside::Clip)).contains("outside of its bounds"));
         assert!(Codes::new(&Distribution::uniform(0.0, 1e6), 1.0).is_none());

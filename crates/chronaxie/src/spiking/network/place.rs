@@ -37,7 +37,9 @@ impl Box4 {
     pub fn scatter(&self, count: u32, seed: u64, population: u32) -> Vec<[f32; 4]> {
         let mut stream = Stream::new(seed, Purpose::Site, population, 0);
         let side = |d: usize| f64::from(self.high[d]) - f64::from(self.low[d]);
-        (0..count).map(|_| std::array::from_fn(|d| (f64::from(self.low[d]) + side(d) * stream.uniform()) as f32)).collect()
+        (0..count)
+            .map(|_| std::array::from_fn(|d| (f64::from(self.low[d]) + side(d) * stream.uniform()) as f32))
+            .collect()
     }
 }
 

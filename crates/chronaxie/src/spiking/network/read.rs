@@ -271,7 +271,9 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
         section.require("size")?
     };
     if size == 0 {
-        return Err(section.refuse(if positions.is_some() { "box" } else { "size" }, "is 0 cells; leave the population out"));
+        return Err(
+            section.refuse(if positions.is_some() { "box" } else { "size" }, "is 0 cells; leave the population out")
+        );
     }
     let mut p = Population::new(name, model, size);
     p.positions = positions;
@@ -446,7 +448,8 @@ fn drives(section: &Section<'_>, network: &mut Network, use_it: bool) -> Result<
         return Ok(());
     }
     let rate = numbers(section, "rate", targets.len(), 1)?;
-    let sources = if section.contains("sources") { numbers(section, "sources", targets.len(), 1)? } else { Numbers::One(1.0) };
+    let sources =
+        if section.contains("sources") { numbers(section, "sources", targets.len(), 1)? } else { Numbers::One(1.0) };
     let weight = numbers(section, "weight", targets.len(), 1)?;
     let start_ms = section.get("start", Milliseconds(0.0))?.0;
     let stop_ms = section.optional::<Milliseconds>("stop")?.map_or(f64::INFINITY, |ms| ms.0);

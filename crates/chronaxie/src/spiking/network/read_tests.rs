@@ -78,7 +78,9 @@ fn a_configuration_says_what_it_says() {
     assert_eq!(pairs, [(0, 1), (0, 0), (1, 0)]);
     assert!(matches!(n.projections[1].rule, Rule::InDegree { count: 4, multapses: false }));
     assert_eq!(n.drives.len(), 2);
-    assert!(matches!(n.drives[1].kind, DriveKind::Poisson { rate_hz, start_ms, .. } if rate_hz == 400.0 && start_ms == 10.0));
+    assert!(
+        matches!(n.drives[1].kind, DriveKind::Poisson { rate_hz, start_ms, .. } if rate_hz == 400.0 && start_ms == 10.0)
+    );
     Plan::new(s.network).unwrap();
     let near = settings(&NETWORK.replace("seed = 3", "seed = 3\nvariant = \"near\"")).unwrap().network;
     assert!(matches!(near.projections[3].rule, Rule::Distance { peak, .. } if peak == 0.8));
@@ -101,21 +103,41 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
     for (from, to, says) in [
         ("size = 80", "size = 0", "net.toml:9: population[0].size is 0 cells"),
         ("size = 80", "size = -1", "net.toml:9: population[0].size must be a whole number"),
-        ("tau_m = 20.0", "tau_n = 20.0", "net.toml:10: unknown key population[0].parameters.tau_n; did you mean tau_m?"),
+        (
+            "tau_m = 20.0",
+            "tau_n = 20.0",
+            "net.toml:10: unknown key population[0].parameters.tau_n; did you mean tau_m?",
+        ),
         ("tau_m = 20.0", "tau_m = nan", "net.toml:10: population[0].parameters.tau_m must be a finite number"),
         ("sd = 10.0", "sd = -10.0", "net.toml:10: population[0].parameters.I_e has the spread -10"),
-        ("\"izhikevich\"", "\"izikevich\"", "net.toml:15: population[1].model is \"izikevich\", which is no model; did you mean \"izhikevich\"?"),
+        (
+            "\"izhikevich\"",
+            "\"izikevich\"",
+            "net.toml:15: population[1].model is \"izikevich\", which is no model; did you mean \"izhikevich\"?",
+        ),
         ("fast_spiking", "fast_spikin", "did you mean \"fast_spiking\"?"),
         ("name = \"I\"", "name = \"E\"", "net.toml:14: population[1].name is \"E\", which another population has"),
-        ("[\"E\", \"I\"]\ntarget", "[\"E\", \"J\"]\ntarget", "net.toml:20: projection[0].source names \"J\", which is no population"),
-        ("[[8, 0], [4, 2]]", "[[8, 0]]", "net.toml:23: projection[0].indegree has another shape than 2 targets (rows) by 2 sources"),
+        (
+            "[\"E\", \"I\"]\ntarget",
+            "[\"E\", \"J\"]\ntarget",
+            "net.toml:20: projection[0].source names \"J\", which is no population",
+        ),
+        (
+            "[[8, 0], [4, 2]]",
+            "[[8, 0]]",
+            "net.toml:23: projection[0].indegree has another shape than 2 targets (rows) by 2 sources",
+        ),
         ("[[8, 0], [4, 2]]", "[[8.5, 0], [4, 2]]", "must be a whole number from 0"),
         ("fixed_indegree", "fixed_indegre", "did you mean \"fixed_indegree\"?"),
         ("outside = \"clip\"", "outside = \"cut\"", "must be one of \"redraw\", \"clip\""),
         ("density = 0.9", "density = 1.9", "net.toml:18: population[1].density must be from 0 to 1, but it is 1.9"),
         ("x = [0, 3]", "x = [3, 0]", "must be two whole numbers"),
         ("x = [0, 3]", "x = [0, 300000000]", "sites, which is more than 2^26"),
-        ("seed = 3", "seed = 3\nvariant = \"nera\"", "net.toml:6: simulation.variant is \"nera\", but there are dc, near"),
+        (
+            "seed = 3",
+            "seed = 3\nvariant = \"nera\"",
+            "net.toml:6: simulation.variant is \"nera\", but there are dc, near",
+        ),
         ("dt = 0.1", "dt = 0", "net.toml:3: simulation.dt must be from 0.000001"),
         ("weight = 0.5", "wieght = 0.5", "lacks the required key weight"),
         ("schema = 1", "schema = 2", "this version reads schema = 1"),
@@ -130,10 +152,22 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
 fn what_cannot_be_run_is_refused_with_its_values() {
     for (from, to, says) in [
         ("low = 0.1, ", "", "projection E -> I: delays come down to"),
-        ("indegree = [[8, 0], [4, 2]]", "indegree = [[81, 0], [4, 2]]", "an in-degree of 81 without multapses is more than 80 sources"),
+        (
+            "indegree = [[8, 0], [4, 2]]",
+            "indegree = [[81, 0], [4, 2]]",
+            "an in-degree of 81 without multapses is more than 80 sources",
+        ),
         ("rate = 8.0", "rate = 1e9", "arrivals a step are more than 500"),
-        ("parameters = { tau_m = 20.0,", "parameters = { tau_m = 0.0,", "population E: lif_exp has tau_m = 0 ms, which must be above 0"),
-        ("parameters = { tau_m = 20.0,", "parameters = { V_th = -70.0,", "has V_reset = -65 mV at or above V_th = -70 mV"),
+        (
+            "parameters = { tau_m = 20.0,",
+            "parameters = { tau_m = 0.0,",
+            "population E: lif_exp has tau_m = 0 ms, which must be above 0",
+        ),
+        (
+            "parameters = { tau_m = 20.0,",
+            "parameters = { V_th = -70.0,",
+            "has V_reset = -65 mV at or above V_th = -70 mV",
+        ),
         ("weight = { distribution = \"lognormal\", mu = 1.0, sigma = 0.3 }", "weight = 1e-9", "projection"),
     ] {
         assert!(NETWORK.contains(from), "{from}");
@@ -150,7 +184,22 @@ fn what_cannot_be_run_is_refused_with_its_values() {
 #[test]
 fn no_configuration_makes_it_panic() {
     let mut rng = crate::rng::Rng::new(12, 0);
-    let words = ["0", "-1", "1e308", "nan", "inf", "\"E\"", "[]", "{}", "99999999999", "0.5", "true", "[[1]]", "\"\"", "1e-300"];
+    let words = [
+        "0",
+        "-1",
+        "1e308",
+        "nan",
+        "inf",
+        "\"E\"",
+        "[]",
+        "{}",
+        "99999999999",
+        "0.5",
+        "true",
+        "[[1]]",
+        "\"\"",
+        "1e-300",
+    ];
     let mut planned = 0;
     for _ in 0..250 {
         let mut text = NETWORK.to_owned();

@@ -63,7 +63,10 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
     for (i, p) in network.populations.iter_mut().enumerate() {
         p.size = (f64::from(p.size) * f).round() as u32;
         if p.size == 0 {
-            return Err(Error::config(format!("--scale {f}: population {} of {} cells would be empty", p.name, full[i])));
+            return Err(Error::config(format!(
+                "--scale {f}: population {} of {} cells would be empty",
+                p.name, full[i]
+            )));
         }
         if let Some(positions) = &p.positions {
             // Every k-th cell, so that the box stays filled.

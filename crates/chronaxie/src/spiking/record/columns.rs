@@ -69,7 +69,12 @@ pub fn from_csv<const N: usize>(bytes: &[u8], path: &Path, names: [&str; N]) -> 
             let word = record.get(at).unwrap_or("");
             match word.parse::<f64>() {
                 Ok(x) if x.is_finite() => column.push(x),
-                _ => return Err(refuse(line, format!("{name} is {}, which is no finite number", crate::config::quote(word)))),
+                _ => {
+                    return Err(refuse(
+                        line,
+                        format!("{name} is {}, which is no finite number", crate::config::quote(word)),
+                    ));
+                }
             }
         }
     }
@@ -93,7 +98,10 @@ pub fn spikes(path: &Path, dt_ms: f64, size: u32) -> Result<Vec<(u64, u32)>> {
     for (row, (t, c)) in time.iter().zip(&cell).enumerate() {
         let step = (t / dt_ms).round();
         if !(0.0..1e15).contains(&step) || c.fract() != 0.0 || !(0.0..f64::from(size)).contains(c) {
-            let what = format!("spike {row} is of cell {c} at {t} ms; there are cells from 0 to {} and times from 0", size - 1);
+            let what = format!(
+                "spike {row} is of cell {c} at {t} ms; there are cells from 0 to {} and times from 0",
+                size - 1
+            );
             return Err(Error::data(path, None, what));
         }
         list.push((step as u64, *c as u32));
@@ -101,7 +109,11 @@ pub fn spikes(path: &Path, dt_ms: f64, size: u32) -> Result<Vec<(u64, u32)>> {
     list.sort_unstable();
     if let Some(twice) = list.windows(2).find(|w| w[0] == w[1]) {
         let (step, cell) = twice[0];
-        return Err(Error::data(path, None, format!("cell {cell} fires twice in the step at {} ms", step as f64 * dt_ms)));
+        return Err(Error::data(
+            path,
+            None,
+            format!("cell {cell} fires twice in the step at {} ms", step as f64 * dt_ms),
+        ));
     }
     Ok(list)
 }

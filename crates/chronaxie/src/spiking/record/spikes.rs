@@ -20,9 +20,8 @@ pub struct SpikeHash {
 impl Default for SpikeHash {
     fn default() -> Self {
         // FIPS 180-4, section 5.3.3.
-        let state = [
-            0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19,
-        ];
+        let state =
+            [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
         Self { state, block: Vec::with_capacity(64), bytes: 0 }
     }
 }
@@ -99,7 +98,10 @@ impl SpikeLog {
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).map_err(|e| fail(&e))?;
         let held = file.metadata().map_err(|e| fail(&e))?.len() / RECORD;
         if held < keep {
-            return Err(Error::checkpoint(format!("{} holds {held} spikes, not the {keep} of the checkpoint", path.display())));
+            return Err(Error::checkpoint(format!(
+                "{} holds {held} spikes, not the {keep} of the checkpoint",
+                path.display()
+            )));
         }
         file.set_len(keep * RECORD).map_err(|e| fail(&e))?;
         file.seek(std::io::SeekFrom::End(0)).map_err(|e| fail(&e))?;
@@ -221,8 +223,10 @@ mod tests {
     fn the_hash_is_sha256_of_the_bytes_and_goes_on_from_its_state() {
         for n in [0, 1, 2, 3, 4, 5, 7, 100, 1001] {
             let all = spikes(n);
-            let bytes: Vec<u8> =
-                all.iter().flat_map(|s| s.step.to_le_bytes().into_iter().chain(u64::from(s.cell).to_le_bytes())).collect();
+            let bytes: Vec<u8> = all
+                .iter()
+                .flat_map(|s| s.step.to_le_bytes().into_iter().chain(u64::from(s.cell).to_le_bytes()))
+                .collect();
             let mut hash = SpikeHash::default();
             let (a, b) = all.split_at(all.len() / 3);
             hash.add(a);

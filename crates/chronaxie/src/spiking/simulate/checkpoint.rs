@@ -72,7 +72,8 @@ impl Checkpoint {
         let refuse = |what: &str| Error::checkpoint(format!("{}: {what}", path.display()));
         if !bytes.starts_with(MAGIC) {
             let newer = bytes.starts_with(&MAGIC[..7]);
-            let what = if newer { "it is a checkpoint of another version" } else { "it is no checkpoint of a simulation" };
+            let what =
+                if newer { "it is a checkpoint of another version" } else { "it is no checkpoint of a simulation" };
             return Err(refuse(what));
         }
         let told = bytes.get(8..16).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
@@ -145,7 +146,13 @@ mod tests {
         let recent = vec![Spike { step: 5, cell: 1 }, Spike { step: 6, cell: 0 }];
         hash.add(&recent);
         let variables = vec![vec![vec![1.5, -2.0], vec![0.0, f32::MIN]], vec![], vec![vec![3.0]]];
-        Checkpoint { fingerprint: [7; 32], state: State { step: 9, variables, recent }, hash, logged: 2, counts: vec![3, 4] }
+        Checkpoint {
+            fingerprint: [7; 32],
+            state: State { step: 9, variables, recent },
+            hash,
+            logged: 2,
+            counts: vec![3, 4],
+        }
     }
 
     #[test]

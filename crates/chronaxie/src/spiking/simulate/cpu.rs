@@ -239,28 +239,24 @@ pub(super) fn draw_arrivals(
     }
 }
 
-/// How many thresholds each number reaches.
+/// How many thresholds each number reaches, of at most [`BATCH`] numbers. One threshold after the other over all of them:
+/// the other way round, the compiler makes vectors of thresholds, and four times the instructions.
 #[inline(always)]
 fn reached(bits: &[u32], thresholds: &[u32], counts: &mut [u16]) {
-    const LANES: usize = 16;
     if thresholds.len() > 32 {
         for (bits, count) in bits.iter().zip(counts) {
             *count = thresholds.partition_point(|t| *t <= *bits) as u16;
         }
         return;
     }
-    for (bits, counts) in bits.chunks_exact(LANES).zip(counts.chunks_exact_mut(LANES)) {
-        let bits: &[u32; LANES] = bits.try_into().expect("LANES of them");
-        let mut c = [0u32; LANES];
-        for t in thresholds {
-            for l in 0..LANES {
-                c[l] += u32::from(bits[l] >= *t);
-            }
-        }
-        for l in 0..LANES {
-            counts[l] = c[l] as u16;
+    let mut sums = [0u32; BATCH];
+    let sums = &mut sums[..bits.len()];
+    for t in thresholds {
+        for (sum, bits) in sums.iter_mut().zip(bits) {
+            *sum += u32::from(*bits >= *t);
         }
     }
+    counts.iter_mut().zip(sums).for_each(|(count, sum)| *count = *sum as u16);
 }
 crate::dispatch!(fn count_reached(bits: &[u32], thresholds: &[u32], counts: &mut [u16]) = reached);
 

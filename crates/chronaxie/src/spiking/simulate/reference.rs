@@ -5,12 +5,12 @@
 //! advances by the model's body, one cell at a time, and the spikes are those of every other engine, bit for bit.
 
 use super::Spike;
+use crate::Result;
 use crate::spiking::connect::{Shard, rows, shard};
 use crate::spiking::draws::{Purpose, draw};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Kind, PAD};
 use crate::spiking::plan::Plan;
-use crate::Result;
 
 /// The law in motion.
 #[derive(Debug)]
@@ -138,7 +138,9 @@ impl<'a> Reference<'a> {
                 let sums = &mut self.ring[((self.step + u64::from(delay)) % len) as usize];
                 for &synapse in &shard.rows.synapses[places.start as usize..places.end as usize] {
                     let slot = u32::from(rows::slot(synapse));
-                    let Some(p) = shard.parts.iter().rposition(|part| part.slot <= slot && part.count() > 0) else { continue };
+                    let Some(p) = shard.parts.iter().rposition(|part| part.slot <= slot && part.count() > 0) else {
+                        continue;
+                    };
                     let part = &shard.parts[p];
                     let (port, c) = ((slot - part.slot) / part.count(), (slot - part.slot) % part.count());
                     sums[p][port as usize][(part.low + c) as usize] += i64::from(rows::weight(synapse));

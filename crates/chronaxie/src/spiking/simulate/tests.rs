@@ -28,7 +28,14 @@ fn balanced(size: u32, seed: u64) -> Network {
         let bounds = if source == 0 { (0.0, f64::INFINITY) } else { (f64::NEG_INFINITY, 0.0) };
         let weight = Distribution::normal(mean, 8.0).within(bounds.0, bounds.1, Outside::Redraw);
         let delay = Distribution::normal(1.5, 0.75).within(0.05, f64::INFINITY, Outside::Redraw);
-        n.projections.push(Projection { source, target, rule, weight, delay: Delay::Drawn(delay), autapses: i % 2 == 0 });
+        n.projections.push(Projection {
+            source,
+            target,
+            rule,
+            weight,
+            delay: Delay::Drawn(delay),
+            autapses: i % 2 == 0,
+        });
     }
     for target in 0..2 {
         let kind = DriveKind::Poisson { rate_hz: 9000.0, weight: 80.0, start_ms: 0.0, stop_ms: f64::INFINITY };
@@ -52,7 +59,13 @@ fn spikes_are_the_same_bits_for_any_threads_shards_and_pieces() {
     let mut want = Vec::new();
     Reference::in_f32(&plan).unwrap().advance(steps, &mut want).unwrap();
     assert!(want.len() >= 10_000, "only {} spikes", want.len());
-    for (threads, shards, pieces) in [(1, 1, vec![steps]), (1, 5, vec![1, 2, 3, 4, 5, steps - 15]), (2, 2, vec![steps]), (3, 3, vec![7000, steps - 7000]), (2, 7, vec![steps])] {
+    for (threads, shards, pieces) in [
+        (1, 1, vec![steps]),
+        (1, 5, vec![1, 2, 3, 4, 5, steps - 15]),
+        (2, 2, vec![steps]),
+        (3, 3, vec![7000, steps - 7000]),
+        (2, 7, vec![steps]),
+    ] {
         pool::set_num_threads(threads);
         let mut engine = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
         let got = run(&mut engine, &pieces);
@@ -168,8 +181,17 @@ fn every_spike_is_delivered_once_at_the_right_step() {
         }
         n.add(cell);
         let delay = Delay::Drawn(Distribution::uniform(0.06, longest));
-        let rule = [Rule::Probability(0.3), Rule::OutDegree { count: 5, multapses: true }, Rule::AllToAll][rng.below(3) as usize].clone();
-        n.projections.push(Projection { source: 0, target: 1, rule, weight: Distribution::uniform(1.0, 100.0), delay, autapses: true });
+        let rule = [Rule::Probability(0.3), Rule::OutDegree { count: 5, multapses: true }, Rule::AllToAll]
+            [rng.below(3) as usize]
+            .clone();
+        n.projections.push(Projection {
+            source: 0,
+            target: 1,
+            rule,
+            weight: Distribution::uniform(1.0, 100.0),
+            delay,
+            autapses: true,
+        });
         let plan = Plan::new(n).unwrap();
         let e = &plan.efficacies[0];
         let steps = 300 + u64::from(plan.max_delay) + 2;
@@ -192,7 +214,9 @@ fn every_spike_is_delivered_once_at_the_right_step() {
             }
         }
         let pairs: u64 = engine.events();
-        let row: Vec<u64> = (0..sources).map(|s| engine.shards().map(|sh| sh.rows.first[s as usize + 1] - sh.rows.first[s as usize]).sum()).collect();
+        let row: Vec<u64> = (0..sources)
+            .map(|s| engine.shards().map(|sh| sh.rows.first[s as usize + 1] - sh.rows.first[s as usize]).sum())
+            .collect();
         assert_eq!(pairs, list.iter().map(|(_, c)| row[*c as usize]).sum::<u64>());
     }
 }
