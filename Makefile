@@ -17,7 +17,7 @@ VENV = $(shell scripts/venv.sh)
 SITE = $(wildcard $(VENV)/lib/python3*/site-packages/nvidia)
 NVRTC13 = $(SITE)/cu13/lib
 NVRTC12 = $(SITE)/cuda_nvrtc/lib
-FEATURES = layers train report optim
+FEATURES = layers spiking optim train report
 
 .PHONY: help test test-gpu pack-gpu wheel audit fuzz asan fmt figures $(STEPS)
 

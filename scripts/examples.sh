@@ -24,3 +24,14 @@ if [ -e examples/japanese-vowels.toml ]; then
     lines=$(wc -l <"$out/csv")
     [ "$lines" -eq 371 ] || { echo "examples: $lines lines of predictions, not a heading and 370" >&2; exit 1; }
 fi
+
+# A twentieth of the microcircuit for a second, stopped by nobody: it must fire.
+if [ -e examples/microcircuit.toml ]; then
+    net="$(mktemp -d)"
+    trap 'rm -rf "${out:-$net}" "$net"' EXIT
+    echo "$ chronaxie simulate"
+    "$dir/chronaxie" simulate examples/microcircuit.toml --backend cpu --scale 0.05 --duration 1000 --out "$net/run" --quiet \
+        --json "$net/report"
+    grep -E '"(spikes|spikes_sha256|real_time_factor)"' "$net/report"
+    [ -s "$net/run/spikes.npz" ] || { echo "examples: simulate left no spikes" >&2; exit 1; }
+fi

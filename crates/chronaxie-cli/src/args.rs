@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Run a trained model on a file
     Predict(Predict),
+    /// Simulate a spiking network from a configuration file, into a folder
+    Simulate(Simulate),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -205,6 +207,51 @@ pub(crate) struct Predict {
     pub backend: String,
     #[command(flatten)]
     pub settings: TrainSettings,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Simulate {
+    /// The configuration, TOML or JSON
+    #[arg(value_name = "CONFIG.(toml|json)")]
+    pub config: PathBuf,
+    /// auto or cpu; CUDA is refused so far
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
+    /// Model time in ms, or with a unit as in 10s
+    #[arg(long, value_name = "MS")]
+    pub duration: Option<String>,
+    /// The seed of the network and of its drives
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// A smaller network with the same statistics: this fraction of the cells, and of the synapses of each
+    #[arg(long, value_name = "F")]
+    pub scale: Option<f64>,
+    /// What is kept [default: spikes]
+    #[arg(long, value_name = "WHAT", value_parser = ["spikes", "none"])]
+    pub record: Option<String>,
+    /// The folder of the run, new or empty [default: runs/<configuration>-<moment>]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Model time between checkpoints, besides those at the end and at Ctrl-C
+    #[arg(long, value_name = "MS")]
+    pub checkpoint_every: Option<String>,
+    /// Go on from a checkpoint: its file, or the folder of its run, which goes on there
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "out")]
+    pub resume: Option<PathBuf>,
+    /// GPUs to share the network among; 1 so far
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub gpus: Option<u32>,
+    /// CPU processes to share the network among; 1 so far
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub parts: Option<u32>,
+    /// Override a value of the configuration, as in simulation.variant=dc; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Print the configuration with its defaults and overrides, and do nothing
+    #[arg(long)]
+    pub print_config: bool,
     #[command(flatten)]
     pub json: Json,
 }

@@ -14,6 +14,7 @@ mod predict;
 mod profile;
 mod progress;
 mod select;
+mod simulate;
 mod train;
 mod version;
 
@@ -95,6 +96,7 @@ fn dispatch(cli: &Cli) -> Outcome {
         Some(Command::Compile(a)) => compile::run(a, common, &mut out),
         Some(Command::Train(a)) => train::run(a, common, &mut out),
         Some(Command::Predict(a)) => predict::run(a, common, &mut out),
+        Some(Command::Simulate(a)) => simulate::run(a, common, &mut out),
         Some(Command::Completions(a)) => completions::run(a, &mut out),
     }
 }

@@ -1,4 +1,4 @@
-//! Configuration files: TOML with `schema = 1`, read key by key.
+//! Configuration files: TOML (or JSON, where the name ends in `.json`) with `schema = 1`, read key by key.
 //!
 //! A program asks a [`Section`] for each key that it knows, with a default or as required. What it asked for is
 //! remembered, so that [`Config::finish`] can refuse every key that nothing asked for (with its line and the nearest
@@ -32,6 +32,7 @@ use toml_writer::ToTomlKey;
 
 use crate::data::sha256_hex;
 
+mod json;
 mod value;
 pub(crate) use value::quote;
 use value::{Entry, MAX_DEPTH, Origin, convert_table, literal};
@@ -117,18 +118,22 @@ impl Config {
     /// Reads `text`; `path` is what messages call it.
     ///
     /// # Errors
-    /// `Config` with the line: not TOML, nested deeper than 32 levels, or `schema` missing or not 1.
+    /// `Config` with the line: not TOML (or JSON), nested deeper than 32 levels, or `schema` missing or not 1.
     pub fn parse(text: &str, path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let refuse = |at: usize, message: &str| place_error(&path, line_of(text.as_bytes(), at), message);
-        let document = DeTable::parse(text).map_err(|error| match error.span() {
-            Some(span) => refuse(span.start, &one_line(error.message())),
-            None => Error::config(format!("{}: {}", path.display(), one_line(error.message()))),
-        })?;
         let starts = line_starts(text);
         let origin = |at: usize| Origin::Line(starts.partition_point(|start| *start <= at));
-        let root = convert_table(document.into_inner(), Origin::Line(1), &origin, 0)
-            .map_err(|(at, message)| refuse(at, &message))?;
+        let table = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+            json::parse(text, &origin)
+        } else {
+            let document = DeTable::parse(text).map_err(|error| match error.span() {
+                Some(span) => refuse(span.start, &one_line(error.message())),
+                None => Error::config(format!("{}: {}", path.display(), one_line(error.message()))),
+            })?;
+            convert_table(document.into_inner(), Origin::Line(1), &origin, 0)
+        };
+        let root = table.map_err(|(at, message)| refuse(at, &message))?;
         let sha256 = sha256_hex(text.as_bytes());
         let config = Self { path, sha256, root, asked: RefCell::default() };
         config.check_schema()?;
@@ -329,6 +334,11 @@ impl<'a> Section<'a> {
     /// Whether the file or an override gives `key`. Does not count as asking for it.
     pub fn contains(&self, key: &str) -> bool {
         self.entry(key).is_some()
+    }
+
+    /// Whether `key` is given, as a table. Does not count as asking for it.
+    pub fn is_table(&self, key: &str) -> bool {
+        self.entry(key).is_some_and(|entry| matches!(entry.value, Value::Table(_)))
     }
 
     /// The value of `key`, or `default` where it is not given.

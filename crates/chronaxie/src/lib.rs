@@ -21,5 +21,9 @@ pub mod registry;
 pub mod report;
 pub mod rng;
 pub mod simd_math;
+#[cfg(all(feature = "spiking", feature = "report"))]
+pub mod simulate;
+#[cfg(feature = "spiking")]
+pub mod spiking;
 #[cfg(feature = "train")]
 pub mod train;

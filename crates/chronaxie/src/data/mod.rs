@@ -11,6 +11,8 @@ use chronaxie_runtime::{Error, Result};
 
 mod batch;
 pub mod csv;
+#[cfg(feature = "spiking")]
+pub mod npz;
 mod source;
 pub mod uea;
 

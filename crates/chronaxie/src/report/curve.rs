@@ -6,16 +6,16 @@ use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 use std::sync::OnceLock;
 
-const FONT: &str = "DejaVu Sans";
+pub(super) const FONT: &str = "DejaVu Sans";
 const FONT_BYTES: &[u8] = include_bytes!("font/DejaVuSans-Latin.ttf");
 /// Sizes in pixels at which the picture is laid out; the PNG has twice as many.
 const WIDTH: u32 = 920;
 const HEIGHT: u32 = 400;
-const PNG_SCALE: u32 = 2;
+pub(super) const PNG_SCALE: u32 = 2;
 
-const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
-const FAINT: RGBColor = RGBColor(0x8c, 0x95, 0x9f);
-const GRID: RGBColor = RGBColor(0xea, 0xee, 0xf2);
+pub(super) const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
+pub(super) const FAINT: RGBColor = RGBColor(0x8c, 0x95, 0x9f);
+pub(super) const GRID: RGBColor = RGBColor(0xea, 0xee, 0xf2);
 /// Told apart by every common kind of colour vision (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0x00, 0x72, 0xb2), RGBColor(0xd5, 0x5e, 0x00), RGBColor(0x00, 0x9e, 0x73), RGBColor(0xcc, 0x79, 0xa7)];
@@ -53,12 +53,12 @@ pub struct Curve {
     pub panels: Vec<Panel>,
 }
 
-fn failed(e: impl std::fmt::Display) -> Error {
+pub(super) fn failed(e: impl std::fmt::Display) -> Error {
     Error::value(format!("the picture cannot be drawn: {e}"))
 }
 
 /// RGB bytes as a PNG file.
-fn encode(pixels: &[u8], width: u32, height: u32) -> Result<Vec<u8>> {
+pub(super) fn encode(pixels: &[u8], width: u32, height: u32) -> Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
     encoder.set_color(png::ColorType::Rgb);
@@ -68,7 +68,7 @@ fn encode(pixels: &[u8], width: u32, height: u32) -> Result<Vec<u8>> {
 }
 
 /// The font is registered once a process.
-fn font() -> Result<()> {
+pub(super) fn font() -> Result<()> {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     let ok = *REGISTERED.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_BYTES).is_ok());
     if ok { Ok(()) } else { Err(failed("its font is not a font")) }

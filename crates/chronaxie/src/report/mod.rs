@@ -1,6 +1,7 @@
 //! What a run leaves behind: its folder, a record of how it was made, and pictures.
 
 mod curve;
+pub mod figure;
 mod folder;
 mod record;
 

@@ -1,0 +1,84 @@
+//! `chronaxie simulate CONFIG`: a spiking network from its configuration to its folder.
+
+use crate::args::{Common, Simulate};
+use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
+use crate::progress::Terminal;
+use crate::{Outcome, provenance};
+use chronaxie::config::Config;
+use chronaxie::simulate::{Report, RunOptions, resolved, run as simulate};
+use chronaxie::train::default_out;
+use chronaxie::{Backend, Result};
+
+/// What the flags override, as `--set` spells it; a flag wins.
+fn overrides(args: &Simulate) -> Vec<String> {
+    let text = |key: &str, value: &Option<String>| value.as_ref().map(|v| format!("simulation.{key}=\"{v}\""));
+    // A bare number is in ms; with quotes it would be refused.
+    let time = |key: &str, value: &Option<String>| match value {
+        Some(v) if v.trim().parse::<f64>().is_ok() => Some(format!("simulation.{key}={}", v.trim())),
+        other => text(key, other),
+    };
+    let seed = args.seed.map(|seed| format!("simulation.seed={seed}"));
+    let scale = args.scale.map(|scale| format!("simulation.scale={scale:?}"));
+    let flags = [
+        time("duration", &args.duration),
+        seed,
+        scale,
+        text("record", &args.record),
+        time("checkpoint_every", &args.checkpoint_every),
+    ];
+    args.set.iter().cloned().chain(flags.into_iter().flatten()).collect()
+}
+
+fn config(args: &Simulate) -> Result<Config> {
+    let mut config = Config::read(&args.config)?;
+    overrides(args).iter().try_for_each(|assignment| config.set(assignment))?;
+    Ok(config)
+}
+
+pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
+    let json = args.json.json.as_deref();
+    json_can_be_written(json)?;
+    let config = config(args)?;
+    if args.print_config {
+        return out.bytes(resolved(&config)?.as_bytes());
+    }
+    let mut options = match &args.resume {
+        Some(path) => RunOptions::resume_from(path)?,
+        None => RunOptions::new(args.out.clone().unwrap_or_else(|| default_out(&args.config))),
+    };
+    options.backend = args.backend.parse::<Backend>()?;
+    options.arguments = std::env::args().collect();
+    options.provenance = provenance();
+    let report = simulate(&config, &options, &Terminal::new(common.quiet))?;
+    if !is_stdout(json) {
+        rows(&report).iter().for_each(|line| note(common.quiet, line));
+    }
+    match json {
+        // The object is what a run ends with; a file gets it besides.
+        None => write_json(Some("-".as_ref()), &report, out),
+        Some(_) => write_json(json, &report, out),
+    }
+}
+
+/// The statistics of each population, with what others measured beside them.
+fn rows(report: &Report) -> Vec<String> {
+    let number = |x: Option<f64>, digits: usize| x.map_or("-".to_owned(), |x| format!("{x:.digits$}"));
+    let rows: Vec<Vec<String>> = report
+        .populations
+        .iter()
+        .map(|p| {
+            vec![
+                p.name.clone(),
+                p.size.to_string(),
+                number(Some(p.rate_hz), 3),
+                number(p.reference_rate_hz, 3),
+                number(p.cv, 3),
+                number(p.reference_cv, 3),
+                number(p.correlation, 4),
+                number(p.reference_correlation, 4),
+            ]
+        })
+        .collect();
+    let headings = ["population", "cells", "rate Hz", "reference", "CV", "reference", "correlation", "reference"];
+    table(&headings, &rows, 1)
+}

@@ -1,0 +1,98 @@
+//! `chronaxie simulate` as a user meets it.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/microcircuit.toml");
+
+fn chronaxie(arguments: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_chronaxie"));
+    c.args(arguments).stdin(Stdio::null());
+    for name in ["CHRONAXIE_BACKEND", "CHRONAXIE_LOG", "CHRONAXIE_NUM_THREADS"] {
+        c.env_remove(name);
+    }
+    c.output().expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    path
+}
+
+fn refuses(arguments: &[&str], says: &str) {
+    let o = chronaxie(arguments);
+    let err = text(&o.stderr);
+    assert_eq!((o.status.code(), text(&o.stdout)), (Some(2), ""), "{arguments:?}: {err}");
+    assert!(err.contains(says), "{arguments:?}: {err}");
+}
+
+#[test]
+fn a_run_ends_with_the_promised_object_and_goes_on_from_its_checkpoint() {
+    let (a, b) = (scratch("whole"), scratch("parts"));
+    let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
+    let base =
+        ["simulate", EXAMPLE, "--scale", "0.03", "--set", "simulation.discard=50ms", "--seed", "7", "--backend", "cpu"];
+    let run = |more: &[&str]| {
+        let o = chronaxie(&[&base[..], more].concat());
+        assert!(o.status.success(), "{}", text(&o.stderr));
+        (serde_json::from_slice::<Value>(&o.stdout).unwrap(), text(&o.stderr).to_owned())
+    };
+    let (whole, said) = run(&["--duration", "400ms", "--out", a, "--threads", "2"]);
+    for field in
+        ["model_ms", "wall_ms", "real_time_factor", "spikes", "spikes_sha256", "build_ms", "backend", "rates_hz"]
+    {
+        assert!(!whole[field].is_null(), "{field}");
+    }
+    assert_eq!((whole["model_ms"].as_f64(), whole["seed"].as_u64()), (Some(400.0), Some(7)));
+    assert_eq!(whole["rates_hz"].as_object().unwrap().len(), 8);
+    assert!(said.contains("population") && said.contains("L6I"), "{said}");
+    // The same in two runs, the second longer than the first was meant to be.
+    run(&["--duration", "150", "--out", b, "--threads", "1", "--quiet"]);
+    let checkpoint = format!("{b}/checkpoint/state.bin");
+    let (parts, _) = run(&["--duration", "400", "--resume", &checkpoint, "--checkpoint-every", "100"]);
+    assert_eq!(parts["spikes_sha256"], whole["spikes_sha256"]);
+    assert_eq!(parts["rates_hz"], whole["rates_hz"]);
+    // Onto what is there already, only by --resume; and never from another network.
+    refuses(&[&base[..], &["--out", a]].concat(), "is not empty");
+    refuses(&["simulate", EXAMPLE, "--scale", "0.03", "--seed", "8", "--resume", a], "another network");
+    std::fs::write(&checkpoint, b"chrxspk1 and nothing more").unwrap();
+    refuses(&[&base[..], &["--resume", b]].concat(), "cut off");
+    for folder in [a, b] {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn the_resolved_configuration_has_the_flags_in_it() {
+    let o =
+        chronaxie(&["simulate", EXAMPLE, "--scale", "0.5", "--duration", "3s", "--record", "none", "--print-config"]);
+    let out = text(&o.stdout);
+    assert!(o.status.success(), "{}", text(&o.stderr));
+    for line in ["scale = 0.5", "duration = 3000.0", "record = \"none\"", "tau_syn_ex = 0.5", "rule = \"fixed_total\""]
+    {
+        assert!(out.contains(line), "{line}:\n{out}");
+    }
+}
+
+#[test]
+fn bad_input_is_a_sentence() {
+    refuses(&["simulate", "no-such-file.toml"], "cannot read no-such-file.toml");
+    refuses(&["simulate", EXAMPLE, "--scale", "0"], "a scale is above 0");
+    refuses(&["simulate", EXAMPLE, "--set", "simulation.variant=\"cd\""], "there are dc, poisson");
+    refuses(
+        &["simulate", EXAMPLE, "--set", "population.0.sise=1"],
+        "unknown key population[0].sise; did you mean size?",
+    );
+    refuses(&["simulate", EXAMPLE, "--backend", "cuda:0"], "no CUDA engine yet");
+    refuses(&["simulate", EXAMPLE, "--resume", "nowhere"], "no run");
+    refuses(&["simulate", EXAMPLE, "--gpus", "2"], "--gpus");
+    let a = scratch("zero");
+    refuses(&["simulate", EXAMPLE, "--set", "simulation.dt=0", "--out", a.to_str().unwrap()], "simulation.dt must be");
+    assert!(!a.exists(), "nothing is written for a configuration that is refused");
+}

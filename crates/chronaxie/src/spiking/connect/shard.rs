@@ -1,0 +1,98 @@
+//! A shard: some cells of every population, with the synapses onto them.
+//!
+//! Every population is cut alike, so that shards have equal work whatever the populations do. An input is a *slot*: one
+//! cell's port. A shard has at most 65,536, so that a synapse is four bytes: slot and weight, 16 bits each.
+
+use super::rows::Rows;
+use crate::spiking::plan::Plan;
+use crate::{Error, Result, pool};
+use std::sync::Mutex;
+
+/// The most slots of a shard.
+pub const MAX_SLOTS: usize = 65_536;
+
+/// The cells `low .. high` of a population.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The first.
+    pub low: u32,
+    /// The one after the last.
+    pub high: u32,
+    /// The slot of the first cell's first port; a port's slots lie together, `count` apart.
+    pub slot: u32,
+}
+
+impl Part {
+    /// How many cells it has.
+    pub fn count(&self) -> u32 {
+        self.high - self.low
+    }
+    /// The slots of a port.
+    pub fn slots(&self, port: usize) -> std::ops::Range<usize> {
+        let start = (self.slot + port as u32 * self.count()) as usize;
+        start..start + self.count() as usize
+    }
+}
+
+/// Some cells of every population, and the synapses onto them.
+#[derive(Debug)]
+pub struct Shard {
+    /// One a population.
+    pub parts: Vec<Part>,
+    /// How many slots there are.
+    pub slots: usize,
+    /// What the cells of every population send here.
+    pub rows: Rows,
+}
+
+/// How many shards `threads` threads share: a multiple of them, or as many as the slots ask for.
+pub fn shards_for(plan: &Plan, threads: usize) -> usize {
+    let slots: u64 = plan
+        .network
+        .populations
+        .iter()
+        .zip(&plan.models)
+        .map(|(p, m)| u64::from(p.size) * m.ports().len() as u64)
+        .sum();
+    // Each population's part may be one cell more than its share.
+    let spare = plan.models.iter().map(|m| m.ports().len()).sum::<usize>();
+    let room = (MAX_SLOTS - spare.min(MAX_SLOTS / 2)) as u64;
+    let threads = threads.max(1);
+    threads * (slots.div_ceil(room).max(1) as usize).div_ceil(threads)
+}
+
+/// The cells of shard `index` of `count`.
+pub fn parts(plan: &Plan, index: usize, count: usize) -> (Vec<Part>, usize) {
+    let mut slot = 0;
+    let parts = plan.network.populations.iter().zip(&plan.models).map(|(p, m)| {
+        let cut = |i: usize| (u64::from(p.size) * i as u64 / count as u64) as u32;
+        let part = Part { low: cut(index), high: cut(index + 1), slot };
+        slot += part.count() * m.ports().len() as u32;
+        part
+    });
+    let parts = parts.collect();
+    (parts, slot as usize)
+}
+
+/// Builds all shards, one a task of the pool; `built(n)` is told when n are done.
+///
+/// # Errors
+/// `Config`, where the inputs of a cell can add up beyond 32 bits; `Interrupted`.
+pub fn build(plan: &Plan, count: usize, built: &(dyn Fn(usize) + Sync)) -> Result<Vec<Shard>> {
+    let done = Mutex::new((0, Vec::new()));
+    pool::for_each(count, |index| {
+        let (parts, slots) = parts(plan, index, count);
+        let shard = if slots > MAX_SLOTS {
+            Err(Error::config(format!("network: {} populations are too many for a shard", parts.len())))
+        } else {
+            Rows::build(plan, &parts, slots).map(|rows| Shard { parts, slots, rows })
+        };
+        let mut done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        done.0 += 1;
+        built(done.0);
+        done.1.push((index, shard));
+    });
+    let mut shards = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).1;
+    shards.sort_by_key(|(index, _)| *index);
+    shards.into_iter().map(|(_, shard)| shard).collect()
+}

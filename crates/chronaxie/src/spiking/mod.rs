@@ -1,0 +1,18 @@
+//! Spiking networks: a description, synapses from it, and engines that run it with the same spikes everywhere.
+//!
+//! [`network`] describes, [`plan`] turns the description into whole numbers, [`connect`] builds the synapses, [`models`]
+//! holds the cells' equations, [`simulate`] runs them.
+
+pub mod connect;
+pub mod draws;
+pub mod math;
+pub mod metrics;
+pub mod models;
+pub mod network;
+pub mod plan;
+pub mod record;
+pub mod simulate;
+
+pub use network::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape};
+pub use plan::Plan;
+pub use simulate::{Engine, Spike};

@@ -1,0 +1,484 @@
+//! A network and how to run it, from a configuration.
+//!
+//! ```toml
+//! schema = 1
+//!
+//! [simulation]
+//! dt = 0.1                     # ms
+//! duration = "10s"
+//! discard = "500ms"            # left out of rates and statistics
+//! seed = 1
+//! scale = 1.0                  # a smaller network with the same statistics
+//! variant = "poisson"          # drives and projections of another variant are left out
+//!
+//! [[population]]
+//! name = "E"
+//! model = "lif_exp"
+//! size = 800                   # or box = { x = [0, 19], y = [0, 19], z = [0, 19], w = [0, 0] } and density = 0.1
+//! parameters = { tau_m = 20.0, I_e = { distribution = "normal", mean = 300.0, sd = 10.0 } }
+//! initial = { V = { distribution = "uniform", low = -65.0, high = -50.0 } }
+//! reference = { rate_hz = 5.0 }
+//!
+//! [[projection]]
+//! source = "E"                 # a name or a list; with lists a number may be a matrix, a row for each target
+//! target = "E"
+//! rule = "fixed_indegree"
+//! indegree = 80
+//! weight = 40.0                # constant, or { distribution = "normal", mean, sd, low, high, outside = "redraw" }
+//! delay = 1.5                  # ms; likewise, or { velocity = 2.0, offset = 0.1 }
+//!
+//! [[drive]]
+//! target = "E"
+//! kind = "poisson"
+//! rate = 8.0                   # Hz of a source
+//! sources = 1000
+//! weight = 40.0
+//! ```
+
+use super::place::Box4;
+use super::{Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule, Shape};
+use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote};
+use crate::spiking::models::{self, Kind};
+use crate::spiking::record::columns;
+use crate::{Error, Result};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A configuration, read.
+#[derive(Debug)]
+pub struct Settings {
+    /// What runs.
+    pub network: Network,
+    /// How long, ms.
+    pub duration_ms: f64,
+    /// Left out of statistics, ms.
+    pub discard_ms: f64,
+    /// Whether spikes are kept.
+    pub record: bool,
+    /// The time between checkpoints, ms.
+    pub checkpoint_every_ms: Option<f64>,
+    /// What a user should know.
+    pub notes: Vec<String>,
+}
+
+/// The most places of a population: a gigabyte.
+const MOST_PLACES: u64 = 1 << 26;
+
+/// A name, or a list of names.
+#[derive(Debug, Clone, PartialEq)]
+struct Words(Vec<String>, bool);
+
+impl Setting for Words {
+    fn expected() -> String {
+        "a name or a list of names".into()
+    }
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(word) => Some(Self(vec![word.clone()], false)),
+            _ => Vec::<String>::from_value(value).filter(|list| !list.is_empty()).map(|list| Self(list, true)),
+        }
+    }
+    fn to_value(&self) -> Value {
+        if self.1 { self.0.to_value() } else { self.0[0].to_value() }
+    }
+}
+
+/// A number, a list of numbers, or rows of them.
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    One(f64),
+    Row(Vec<f64>),
+    Rows(Vec<Vec<f64>>),
+}
+
+impl Setting for Numbers {
+    fn expected() -> String {
+        "a finite number, a list of them with one for each target, or a list of rows, one for each target with one number \
+         for each source"
+            .into()
+    }
+    fn from_value(value: &Value) -> Option<Self> {
+        f64::from_value(value)
+            .map(Self::One)
+            .or_else(|| Vec::from_value(value).map(Self::Row))
+            .or_else(|| Vec::from_value(value).map(Self::Rows))
+    }
+    fn to_value(&self) -> Value {
+        match self {
+            Self::One(x) => x.to_value(),
+            Self::Row(x) => x.to_value(),
+            Self::Rows(x) => x.to_value(),
+        }
+    }
+}
+
+impl Numbers {
+    fn at(&self, target: usize, source: usize) -> f64 {
+        match self {
+            Self::One(x) => *x,
+            Self::Row(x) => x[target],
+            Self::Rows(x) => x[target][source],
+        }
+    }
+    fn fits(&self, targets: usize, sources: usize) -> bool {
+        match self {
+            Self::One(_) => true,
+            Self::Row(x) => x.len() == targets,
+            Self::Rows(x) => x.len() == targets && x.iter().all(|row| row.len() == sources),
+        }
+    }
+}
+
+/// Reads all of `config`, and refuses what it does not know.
+///
+/// # Errors
+/// `Config` with the line and the field; `Data` and `Io` of the files it names.
+pub fn read(config: &Config) -> Result<Settings> {
+    let s = config.table("simulation")?;
+    let dt = ranged(&s, "dt", s.get("dt", Milliseconds(0.1))?.0, 1e-6, 1e3)?;
+    let seed = s.get("seed", 1u64)?;
+    let duration_ms = s.get("duration", Milliseconds(1000.0))?.0;
+    let discard_ms = s.get("discard", Milliseconds(0.0))?.0;
+    let scale = s.get("scale", 1.0)?;
+    let variant = s.get("variant", String::new())?;
+    let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
+    let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
+    if duration_ms / dt > 1e12 {
+        return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
+    }
+    let mut network = Network::new(dt, seed)?;
+    let folder = config.path().parent().unwrap_or(Path::new("")).to_path_buf();
+    for section in config.tables("population")? {
+        let p = population(&section, &network, &folder)?;
+        network.add(p);
+    }
+    if network.populations.is_empty() {
+        return Err(config.root().refuse("population", "is missing: a network has at least one [[population]]"));
+    }
+    let mut variants: Vec<String> = Vec::new();
+    let mut chosen = |section: &Section<'_>| -> Result<bool> {
+        let own: Option<String> = section.optional("variant")?;
+        let use_it = own.as_ref().is_none_or(|own| *own == variant);
+        variants.extend(own);
+        Ok(use_it)
+    };
+    for section in config.tables("projection")? {
+        let use_it = chosen(&section)?;
+        projections(&section, &mut network, &folder, use_it)?;
+    }
+    for section in config.tables("drive")? {
+        let use_it = chosen(&section)?;
+        drives(&section, &mut network, use_it)?;
+    }
+    if !variant.is_empty() && !variants.contains(&variant) {
+        variants.sort();
+        variants.dedup();
+        return Err(s.refuse("variant", &format!("is {}, but there are {}", quote(&variant), variants.join(", "))));
+    }
+    config.finish()?;
+    let notes = super::scale::scale(&mut network, scale)?;
+    Ok(Settings { network, duration_ms, discard_ms, record, checkpoint_every_ms, notes })
+}
+
+fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Result<f64> {
+    if (low..=high).contains(&x) {
+        return Ok(x);
+    }
+    Err(section.refuse(key, &format!("must be from {low} to {high}, but it is {x}")))
+}
+
+fn whole(section: &Section<'_>, key: &str, x: f64, most: f64) -> Result<f64> {
+    if x.fract() == 0.0 && (0.0..=most).contains(&x) {
+        return Ok(x);
+    }
+    Err(section.refuse(key, &format!("must be a whole number from 0 to {most}, but it is {x}")))
+}
+
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;
+
+/// The distribution under `key`: a number, or a table.
+fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>> {
+    if !section.is_table(key) {
+        return Ok(section.optional::<f64>(key)?.map(Distribution::from));
+    }
+    let t = section.table(key)?;
+    let shape = match t.choice("distribution", &["constant", "normal", "lognormal", "uniform"], "constant")? {
+        "normal" => Shape::Normal { mean: t.require("mean")?, sd: t.require("sd")? },
+        "lognormal" => {
+            let (mu, sigma) = (t.require("mu")?, t.require("sigma")?);
+            Shape::Lognormal { mu, sigma, negative: t.get("negative", false)? }
+        }
+        "uniform" => {
+            let (low, high) = (t.require("low")?, t.require("high")?);
+            let d = Distribution::uniform(low, high);
+            return match d.problem() {
+                Some(problem) => Err(section.refuse(key, &problem)),
+                None => Ok(Some(d)),
+            };
+        }
+        _ => Shape::Constant(t.require("value")?),
+    };
+    let low = t.optional("low")?.unwrap_or(f64::NEG_INFINITY);
+    let high = t.optional("high")?.unwrap_or(f64::INFINITY);
+    let outside = t.choice("outside", &["redraw", "clip"], "redraw")?;
+    let outside = if outside == "clip" { Outside::Clip } else { Outside::Redraw };
+    let d = Distribution::new(shape).within(low, high, outside);
+    match d.problem() {
+        Some(problem) => Err(section.refuse(key, &problem)),
+        None => Ok(Some(d)),
+    }
+}
+
+fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result<Population> {
+    let name: String = section.require("name")?;
+    if name.is_empty() || name.contains(['\n', '\r']) {
+        return Err(section.refuse("name", "must be a name on one line"));
+    }
+    if network.find(&name).is_some() {
+        return Err(section.refuse("name", &format!("is {}, which another population has", quote(&name))));
+    }
+    let model = models::find(&section.require::<String>("model")?).map_err(|e| section.refuse("model", &e))?;
+    let mut positions = None;
+    let size = if section.is_table("box") {
+        let place = section.table("box")?;
+        let mut b = Box4 { low: [0; 4], high: [0; 4] };
+        for (d, axis) in ["x", "y", "z", "w"].into_iter().enumerate() {
+            match place.get(axis, vec![0i32, 0])?[..] {
+                [low, high] if low <= high => (b.low[d], b.high[d]) = (low, high),
+                _ => return Err(place.refuse(axis, "must be two whole numbers, the first and the last site")),
+            }
+        }
+        if b.sites() > MOST_PLACES {
+            return Err(section.refuse("box", &format!("has {} sites, which is more than 2^26", b.sites())));
+        }
+        let index = network.populations.len() as u32;
+        let cells = match section.optional::<u32>("size")? {
+            Some(size) if u64::from(size) > MOST_PLACES => {
+                return Err(section.refuse("size", &format!("is {size}: more than 2^26 cells cannot have places")));
+            }
+            Some(size) => b.scatter(size, network.seed, index),
+            None => {
+                let density = ranged(section, "density", section.get("density", 1.0)?, 0.0, 1.0)?;
+                b.fill(density, network.seed, index)
+            }
+        };
+        let size = cells.len() as u32;
+        positions = Some(Arc::new(cells));
+        size
+    } else {
+        section.require("size")?
+    };
+    if size == 0 {
+        return Err(
+            section.refuse(if positions.is_some() { "box" } else { "size" }, "is 0 cells; leave the population out")
+        );
+    }
+    let mut p = Population::new(name, model, size);
+    p.positions = positions;
+    if !model.presets().is_empty() {
+        let names: Vec<&str> = model.presets().iter().map(|(name, _)| *name).collect();
+        let preset = section.choice("preset", &names, names[0])?;
+        for (name, values) in model.presets() {
+            for (i, x) in model.parameters().iter().enumerate().filter(|_| *name == preset) {
+                if let Some((_, value)) = values.iter().find(|(parameter, _)| *parameter == x.name) {
+                    p.parameters[i] = (*value).into();
+                }
+            }
+        }
+    }
+    let t = section.table("parameters")?;
+    for (x, value) in model.parameters().iter().zip(&mut p.parameters) {
+        if t.contains(x.name) {
+            *value = distribution(&t, x.name)?.unwrap_or(*value);
+        } else {
+            t.get(x.name, value.mean())?;
+        }
+    }
+    p.initial = p.default_initial();
+    let t = section.table("initial")?;
+    for (x, value) in model.variables().iter().zip(&mut p.initial) {
+        *value = distribution(&t, x.name)?.unwrap_or(*value);
+    }
+    let t = section.table("reference")?;
+    p.reference.rate_hz = t.optional("rate_hz")?;
+    p.reference.cv = t.optional("cv")?;
+    p.reference.correlation = t.optional("correlation")?;
+    if model.kind() == Kind::Replay {
+        let file: std::path::PathBuf = section.require("file")?;
+        p.replay = Some(Arc::new(columns::spikes(&folder.join(file), network.dt_ms, size)?));
+    }
+    Ok(p)
+}
+
+/// The indices of the populations that `key` names.
+fn named(section: &Section<'_>, key: &str, network: &Network) -> Result<Vec<usize>> {
+    let words: Words = section.require(key)?;
+    let names = || network.populations.iter().map(|p| p.name.as_str());
+    let index = |name: &String| {
+        network.find(name).ok_or_else(|| {
+            let hint = match nearest(name, names()) {
+                Some(near) => format!("did you mean {near:?}?"),
+                None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            section.refuse(key, &format!("names {}, which is no population; {hint}", quote(name)))
+        })
+    };
+    words.0.iter().map(index).collect()
+}
+
+fn numbers(section: &Section<'_>, key: &str, targets: usize, sources: usize) -> Result<Numbers> {
+    let numbers: Numbers = section.require(key)?;
+    if numbers.fits(targets, sources) {
+        return Ok(numbers);
+    }
+    Err(section.refuse(key, &format!("has another shape than {targets} targets (rows) by {sources} sources (columns)")))
+}
+
+const RULES: [&str; 8] = [
+    "all_to_all",
+    "one_to_one",
+    "fixed_probability",
+    "fixed_indegree",
+    "fixed_outdegree",
+    "fixed_total",
+    "distance",
+    "edges",
+];
+
+fn projections(section: &Section<'_>, network: &mut Network, folder: &Path, use_it: bool) -> Result<()> {
+    let (sources, targets) = (named(section, "source", network)?, named(section, "target", network)?);
+    let rule = section.choice("rule", &RULES, "all_to_all")?;
+    let autapses = section.get("autapses", true)?;
+    let (rows, columns) = (targets.len(), sources.len());
+    let count = u32::MAX.into();
+    let mut multapses = true;
+    if ["fixed_indegree", "fixed_outdegree", "fixed_total"].contains(&rule) {
+        multapses = section.get("multapses", true)?;
+    }
+    // One number of each pair, by rule.
+    let by_probability = rule == "fixed_probability" || rule == "fixed_total" && !section.contains("number");
+    let table = match rule {
+        "fixed_indegree" => Some(("indegree", numbers(section, "indegree", rows, columns)?)),
+        "fixed_outdegree" => Some(("outdegree", numbers(section, "outdegree", rows, columns)?)),
+        "distance" => Some(("peak", numbers(section, "peak", rows, columns)?)),
+        _ if by_probability => Some(("probability", numbers(section, "probability", rows, columns)?)),
+        "fixed_total" => Some(("number", numbers(section, "number", rows, columns)?)),
+        _ => None,
+    };
+    let reach: Option<(f64, f64)> = if rule == "distance" {
+        Some((section.require("length")?, section.optional("radius")?.unwrap_or(f64::INFINITY)))
+    } else {
+        None
+    };
+    let edges = if rule == "edges" {
+        let file: std::path::PathBuf = section.require("file")?;
+        Some(Arc::new(self::edges(&folder.join(file))?))
+    } else {
+        None
+    };
+    let (mut weight, mut delay) = (Distribution::from(0.0), Delay::Drawn(network.dt_ms.into()));
+    if edges.is_none() {
+        weight = match distribution(section, "weight")? {
+            Some(weight) => weight,
+            None => section.require::<f64>("weight")?.into(),
+        };
+        delay = read_delay(section)?;
+    } else if rows * columns != 1 {
+        return Err(section.refuse("file", "joins one population to one population; name one each"));
+    }
+    for (t, &target) in targets.iter().enumerate() {
+        for (s, &source) in sources.iter().enumerate() {
+            let number = table.as_ref().map_or(1.0, |(_, table)| table.at(t, s));
+            let key = table.as_ref().map_or("rule", |(key, _)| *key);
+            if number == 0.0 || !use_it {
+                continue;
+            }
+            let sizes = (network.populations[source].size, network.populations[target].size);
+            let rule = match rule {
+                "all_to_all" => Rule::AllToAll,
+                "one_to_one" => Rule::OneToOne,
+                "fixed_indegree" => Rule::InDegree { count: whole(section, key, number, count)? as u32, multapses },
+                "fixed_outdegree" => Rule::OutDegree { count: whole(section, key, number, count)? as u32, multapses },
+                "fixed_total" if !by_probability => {
+                    Rule::Total { count: whole(section, key, number, 1e15)? as u64, multapses }
+                }
+                "edges" => Rule::Edges(edges.clone().unwrap_or_default()),
+                "fixed_total" => {
+                    let p = ranged(section, key, number, 0.0, 0.999_999)?;
+                    Rule::Total { count: super::total_of_probability(p, sizes.0, sizes.1), multapses }
+                }
+                "distance" => {
+                    let (length, radius) = reach.unwrap_or_default();
+                    Rule::Distance { peak: ranged(section, key, number, 0.0, 1.0)?, length, radius }
+                }
+                _ => Rule::Probability(ranged(section, key, number, 0.0, 1.0)?),
+            };
+            network.projections.push(Projection { source, target, rule, weight, delay, autapses });
+        }
+    }
+    Ok(())
+}
+
+fn read_delay(section: &Section<'_>) -> Result<Delay> {
+    if section.is_table("delay") {
+        let t = section.table("delay")?;
+        if t.contains("velocity") {
+            return Ok(Delay::Distance { velocity: t.require("velocity")?, offset_ms: t.get("offset", 0.0)? });
+        }
+    }
+    Ok(Delay::Drawn(match distribution(section, "delay")? {
+        Some(delay) => delay,
+        None => section.require::<f64>("delay")?.into(),
+    }))
+}
+
+fn drives(section: &Section<'_>, network: &mut Network, use_it: bool) -> Result<()> {
+    let targets = named(section, "target", network)?;
+    let kind = section.choice("kind", &["poisson", "dc"], "poisson")?;
+    let mut push = |target: usize, kind: DriveKind| {
+        if use_it {
+            network.drives.push(Drive { target, kind });
+        }
+    };
+    if kind == "dc" {
+        let current = numbers(section, "current", targets.len(), 1)?;
+        targets.iter().enumerate().for_each(|(t, &target)| push(target, DriveKind::Dc { current: current.at(t, 0) }));
+        return Ok(());
+    }
+    let rate = numbers(section, "rate", targets.len(), 1)?;
+    let sources =
+        if section.contains("sources") { numbers(section, "sources", targets.len(), 1)? } else { Numbers::One(1.0) };
+    let weight = numbers(section, "weight", targets.len(), 1)?;
+    let start_ms = section.get("start", Milliseconds(0.0))?.0;
+    let stop_ms = section.optional::<Milliseconds>("stop")?.map_or(f64::INFINITY, |ms| ms.0);
+    for (t, &target) in targets.iter().enumerate() {
+        let rate_hz = rate.at(t, 0) * sources.at(t, 0);
+        if rate.at(t, 0) < 0.0 || sources.at(t, 0) < 0.0 {
+            return Err(section.refuse("rate", &format!("times sources is {rate_hz}, made of a negative number")));
+        }
+        push(target, DriveKind::Poisson { rate_hz, weight: weight.at(t, 0), start_ms, stop_ms });
+    }
+    Ok(())
+}
+
+/// A list of edges: columns source, target, weight, delay.
+fn edges(path: &Path) -> Result<Vec<Edge>> {
+    let [source, target, weight, delay] = columns::read(path, ["source", "target", "weight", "delay"])?;
+    let cell = |x: f64, row: usize, what: &str| {
+        if x.fract() == 0.0 && (0.0..f64::from(u32::MAX)).contains(&x) {
+            return Ok(x as u32);
+        }
+        Err(Error::data(path, None, format!("edge {row}: {what} is {x}, which is no cell's number")))
+    };
+    (0..source.len())
+        .map(|i| {
+            let (weight, delay_ms) = (weight[i] as f32, delay[i] as f32);
+            if !weight.is_finite() || !delay_ms.is_finite() {
+                return Err(Error::data(path, None, format!("edge {i} has weight {} and delay {}", weight, delay_ms)));
+            }
+            Ok(Edge { source: cell(source[i], i, "source")?, target: cell(target[i], i, "target")?, weight, delay_ms })
+        })
+        .collect()
+}

@@ -1,0 +1,220 @@
+//! Configurations of networks: what they say, and how they are refused.
+
+use super::*;
+use crate::spiking::Plan;
+
+fn settings(text: &str) -> Result<Settings> {
+    let config = Config::parse(text, "net.toml")?;
+    let settings = read(&config)?;
+    // What was resolved says the same.
+    let resolved = config.resolved();
+    let again = read(&Config::parse(&resolved, "resolved.toml")?).expect("what was resolved is a configuration");
+    assert_eq!(format!("{:?}", again.network), format!("{:?}", settings.network), "{resolved}");
+    Ok(settings)
+}
+
+const NETWORK: &str = r#"schema = 1
+[simulation]
+dt = 0.1
+duration = "2s"
+seed = 3
+[[population]]
+name = "E"
+model = "iaf_psc_exp"
+size = 80
+parameters = { tau_m = 20.0, I_e = { distribution = "normal", mean = 300.0, sd = 10.0 } }
+initial = { V = { distribution = "uniform", low = -65.0, high = -50.0 } }
+reference = { rate_hz = 5.0, cv = 0.9 }
+[[population]]
+name = "I"
+model = "izhikevich"
+preset = "fast_spiking"
+box = { x = [0, 3], y = [0, 4], z = [1, 1], w = [-1, 0] }
+density = 0.9
+[[projection]]
+source = ["E", "I"]
+target = ["I", "E"]
+rule = "fixed_indegree"
+indegree = [[8, 0], [4, 2]]
+multapses = false
+weight = { distribution = "lognormal", mu = 1.0, sigma = 0.3 }
+delay = { distribution = "normal", mean = 1.5, sd = 0.5, low = 0.1, high = 4.0, outside = "clip" }
+[[projection]]
+variant = "near"
+source = "I"
+target = "I"
+rule = "distance"
+peak = 0.8
+length = 1.5
+autapses = false
+weight = 0.25
+delay = { velocity = 2.0, offset = 0.1 }
+[[drive]]
+target = ["E", "I"]
+rate = 8.0
+sources = [100, 50]
+weight = 0.5
+start = "10ms"
+[[drive]]
+variant = "dc"
+target = "I"
+kind = "dc"
+current = 2.0
+"#;
+
+#[test]
+fn a_configuration_says_what_it_says() {
+    let s = settings(NETWORK).unwrap();
+    let n = &s.network;
+    assert_eq!((s.duration_ms, n.dt_ms, n.seed, n.populations.len()), (2000.0, 0.1, 3, 2));
+    assert_eq!((n.populations[0].reference.rate_hz, n.populations[0].reference.cv), (Some(5.0), Some(0.9)));
+    assert_eq!(n.populations[0].parameters[1].constant(), Some(20.0));
+    // fast_spiking: a = 0.1, d = 2.
+    assert_eq!((n.populations[1].parameters[0].mean(), n.populations[1].parameters[3].mean()), (0.1, 2.0));
+    let places = n.populations[1].positions.as_ref().unwrap();
+    assert!(places.len() > 25 && places.len() <= 40 && places.len() == n.populations[1].size as usize);
+    // The zero of the matrix makes no projection, and the variant is not chosen.
+    let pairs: Vec<_> = n.projections.iter().map(|p| (p.source, p.target)).collect();
+    assert_eq!(pairs, [(0, 1), (0, 0), (1, 0)]);
+    assert!(matches!(n.projections[1].rule, Rule::InDegree { count: 4, multapses: false }));
+    assert_eq!(n.drives.len(), 2);
+    assert!(
+        matches!(n.drives[1].kind, DriveKind::Poisson { rate_hz, start_ms, .. } if rate_hz == 400.0 && start_ms == 10.0)
+    );
+    Plan::new(s.network).unwrap();
+    let near = settings(&NETWORK.replace("seed = 3", "seed = 3\nvariant = \"near\"")).unwrap().network;
+    assert!(matches!(near.projections[3].rule, Rule::Distance { peak, .. } if peak == 0.8));
+    let plan = Plan::new(near).unwrap();
+    // sqrt(9 + 16 + 0 + 1) / 2 + 0.1 ms.
+    assert!(plan.max_delay >= 15 && plan.min_delay == 1, "{} {}", plan.min_delay, plan.max_delay);
+}
+
+#[test]
+fn json_says_the_same() {
+    let json = r#"{"schema": 1, "simulation": {"seed": 9}, "population": [{"name": "A", "model": "lif_delta", "size": 5}],
+        "projection": [{"source": "A", "target": "A", "rule": "one_to_one", "weight": 1, "delay": 1.0}]}"#;
+    let s = read(&Config::parse(json, "net.json").unwrap()).unwrap();
+    assert_eq!((s.network.seed, s.network.populations[0].size), (9, 5));
+    assert!(matches!(s.network.projections[0].rule, Rule::OneToOne));
+}
+
+#[test]
+fn refusals_name_the_field_the_line_and_the_nearest_word() {
+    for (from, to, says) in [
+        ("size = 80", "size = 0", "net.toml:9: population[0].size is 0 cells"),
+        ("size = 80", "size = -1", "net.toml:9: population[0].size must be a whole number"),
+        (
+            "tau_m = 20.0",
+            "tau_n = 20.0",
+            "net.toml:10: unknown key population[0].parameters.tau_n; did you mean tau_m?",
+        ),
+        ("tau_m = 20.0", "tau_m = nan", "net.toml:10: population[0].parameters.tau_m must be a finite number"),
+        ("sd = 10.0", "sd = -10.0", "net.toml:10: population[0].parameters.I_e has the spread -10"),
+        (
+            "\"izhikevich\"",
+            "\"izikevich\"",
+            "net.toml:15: population[1].model is \"izikevich\", which is no model; did you mean \"izhikevich\"?",
+        ),
+        ("fast_spiking", "fast_spikin", "did you mean \"fast_spiking\"?"),
+        ("name = \"I\"", "name = \"E\"", "net.toml:14: population[1].name is \"E\", which another population has"),
+        (
+            "[\"E\", \"I\"]\ntarget",
+            "[\"E\", \"J\"]\ntarget",
+            "net.toml:20: projection[0].source names \"J\", which is no population",
+        ),
+        (
+            "[[8, 0], [4, 2]]",
+            "[[8, 0]]",
+            "net.toml:23: projection[0].indegree has another shape than 2 targets (rows) by 2 sources",
+        ),
+        ("[[8, 0], [4, 2]]", "[[8.5, 0], [4, 2]]", "must be a whole number from 0"),
+        ("fixed_indegree", "fixed_indegre", "did you mean \"fixed_indegree\"?"),
+        ("outside = \"clip\"", "outside = \"cut\"", "must be one of \"redraw\", \"clip\""),
+        ("density = 0.9", "density = 1.9", "net.toml:18: population[1].density must be from 0 to 1, but it is 1.9"),
+        ("x = [0, 3]", "x = [3, 0]", "must be two whole numbers"),
+        ("x = [0, 3]", "x = [0, 300000000]", "sites, which is more than 2^26"),
+        (
+            "seed = 3",
+            "seed = 3\nvariant = \"nera\"",
+            "net.toml:6: simulation.variant is \"nera\", but there are dc, near",
+        ),
+        ("dt = 0.1", "dt = 0", "net.toml:3: simulation.dt must be from 0.000001"),
+        ("weight = 0.5", "wieght = 0.5", "lacks the required key weight"),
+        ("schema = 1", "schema = 2", "this version reads schema = 1"),
+    ] {
+        assert!(NETWORK.contains(from), "{from}");
+        let e = settings(&NETWORK.replacen(from, to, 1)).expect_err(to).to_string();
+        assert!(e.contains(says), "{to}: {e}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_its_values() {
+    for (from, to, says) in [
+        ("low = 0.1, ", "", "projection E -> I: delays come down to"),
+        (
+            "indegree = [[8, 0], [4, 2]]",
+            "indegree = [[81, 0], [4, 2]]",
+            "an in-degree of 81 without multapses is more than 80 sources",
+        ),
+        ("rate = 8.0", "rate = 1e9", "arrivals a step are more than 500"),
+        (
+            "parameters = { tau_m = 20.0,",
+            "parameters = { tau_m = 0.0,",
+            "population E: lif_exp has tau_m = 0 ms, which must be above 0",
+        ),
+        (
+            "parameters = { tau_m = 20.0,",
+            "parameters = { V_th = -70.0,",
+            "has V_reset = -65 mV at or above V_th = -70 mV",
+        ),
+        ("weight = { distribution = \"lognormal\", mu = 1.0, sigma = 0.3 }", "weight = 1e-9", "projection"),
+    ] {
+        assert!(NETWORK.contains(from), "{from}");
+        let e = settings(&NETWORK.replacen(from, to, 1)).and_then(|s| Plan::new(s.network)).expect_err(to).to_string();
+        assert!(e.contains(says), "{to}: {e}");
+    }
+    let big = "schema = 1\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 4000000000\n";
+    let plan = Plan::new(settings(big).unwrap().network).unwrap();
+    let e = crate::spiking::simulate::CpuEngine::new(&plan, &|_, _| ()).unwrap_err();
+    assert!(matches!(e.kind(), crate::ErrorKind::OutOfMemory { .. }) && e.to_string().contains("GB are free"), "{e}");
+}
+
+/// Whatever is changed in a configuration, reading and planning it end with a network or a sentence.
+#[test]
+fn no_configuration_makes_it_panic() {
+    let mut rng = crate::rng::Rng::new(12, 0);
+    let words = [
+        "0",
+        "-1",
+        "1e308",
+        "nan",
+        "inf",
+        "\"E\"",
+        "[]",
+        "{}",
+        "99999999999",
+        "0.5",
+        "true",
+        "[[1]]",
+        "\"\"",
+        "1e-300",
+    ];
+    let mut planned = 0;
+    for _ in 0..250 {
+        let mut text = NETWORK.to_owned();
+        for _ in 0..=rng.below(2) {
+            let values: Vec<usize> = text.match_indices("= ").map(|(at, _)| at + 2).collect();
+            let at = values[rng.below(values.len() as u64) as usize];
+            let len = text[at..].find([',', '\n', '}']).unwrap_or(0);
+            text.replace_range(at..at + len, words[rng.below(words.len() as u64) as usize]);
+        }
+        if rng.below(4) == 0 {
+            text.truncate(rng.below(text.len() as u64) as usize);
+        }
+        if let Ok(s) = Config::parse(&text, "net.toml").and_then(|c| read(&c)) {
+            planned += u32::from(Plan::new(s.network).is_ok());
+        }
+    }
+    assert!(planned > 8, "only {planned} were whole");
+}

@@ -1,0 +1,553 @@
+//! A network as whole numbers: weights in units, delays in steps, drives as tables. What is decided here is decided once,
+//! for every engine, so that all of them have the same spikes.
+
+use super::draws::{Purpose, Stream};
+use super::math;
+use super::models::{Kind, Model};
+use super::network::{Codes, Delay, Distribution, DriveKind, Network, Projection, Rule};
+use crate::{Error, ErrorKind, Result};
+
+/// The longest delay, in steps: a delay is stored in 16 bits.
+pub const MAX_DELAY: u32 = 65_535;
+
+/// A network that engines can run.
+#[derive(Debug)]
+pub struct Plan {
+    /// The description.
+    pub network: Network,
+    /// The number of each population's first cell.
+    pub first: Vec<u64>,
+    /// Each population's model, reduced where its parameters allow it.
+    pub models: Vec<&'static dyn Model>,
+    /// `[population][port]`: the value of a weight of 1; a power of two.
+    pub units: Vec<Vec<f64>>,
+    /// One a projection of the network.
+    pub efficacies: Vec<Efficacy>,
+    /// Tables of the Poisson drives.
+    pub poisson: Vec<PoissonTable>,
+    /// The shortest delay, in steps; 1 where there are no synapses.
+    pub min_delay: u32,
+    /// The longest delay, in steps.
+    pub max_delay: u32,
+}
+
+/// Weights and delays of a projection.
+#[derive(Debug, Clone)]
+pub struct Efficacy {
+    /// Multiples of the unit; `None` for lists of edges.
+    pub weight: Option<Codes>,
+    /// Steps; `None` where they follow from distances or a list.
+    pub delay: Option<Codes>,
+}
+
+/// Arrivals of a Poisson drive in a step: as many as there are thresholds that 32 uniform bits reach.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoissonTable {
+    /// Index of the population that receives it.
+    pub target: usize,
+    /// Index of the port.
+    pub port: usize,
+    /// `2^32 P(count <= k)`.
+    pub thresholds: Vec<u32>,
+    /// An arrival's weight, in units.
+    pub code: i32,
+    /// From this step.
+    pub start: u64,
+    /// Until before this step.
+    pub stop: u64,
+    /// Names its draws.
+    pub owner: u32,
+}
+
+/// What the quantisation of a projection's weights costs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantisation {
+    /// `source -> target`.
+    pub projection: String,
+    /// The value of a weight of 1.
+    pub unit: f64,
+    /// The largest error.
+    pub largest_error: f64,
+    /// The largest error over the mean weight's size.
+    pub relative_error: f64,
+}
+
+impl Plan {
+    /// Checks `network` and makes it whole numbers.
+    ///
+    /// # Errors
+    /// `Config`, in a sentence with the population or projection and the values, for everything that cannot be run.
+    pub fn new(network: Network) -> Result<Self> {
+        let models: Vec<&'static dyn Model> = network
+            .populations
+            .iter()
+            .map(|p| {
+                let constants: Vec<Option<f64>> = p.parameters.iter().map(Distribution::constant).collect();
+                p.model.reduced(&constants).unwrap_or(p.model)
+            })
+            .collect();
+        let mut plan = Self {
+            first: network.first_cells(),
+            units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
+            models,
+            efficacies: Vec::new(),
+            poisson: Vec::new(),
+            min_delay: MAX_DELAY,
+            max_delay: 1,
+            network,
+        };
+        plan.check_populations()?;
+        plan.choose_units()?;
+        for p in 0..plan.network.projections.len() {
+            let efficacy = plan.efficacy(p)?;
+            plan.efficacies.push(efficacy);
+        }
+        plan.min_delay = plan.min_delay.min(plan.max_delay);
+        plan.tabulate_drives()?;
+        Ok(plan)
+    }
+
+    /// How many cells there are.
+    pub fn cells(&self) -> u64 {
+        self.network.cells()
+    }
+
+    /// `source -> target` of a projection.
+    pub fn label(&self, projection: usize) -> String {
+        let p = &self.network.projections[projection];
+        let name = |i: usize| self.network.populations[i].name.as_str();
+        format!("{} -> {}", name(p.source), name(p.target))
+    }
+
+    fn check_populations(&self) -> Result<()> {
+        let n = &self.network;
+        if n.populations.is_empty() {
+            return Err(Error::config("network: there is no population"));
+        }
+        if self.cells() > u64::from(u32::MAX) {
+            return Err(Error::config(format!("network: {} cells are more than 2^32 - 1", self.cells())));
+        }
+        for (i, p) in n.populations.iter().enumerate() {
+            let refuse = |what: String| Err(Error::config(format!("population {}: {what}", p.name)));
+            if p.size == 0 {
+                return refuse("size is 0; leave the population out".into());
+            }
+            if n.populations[..i].iter().any(|q| q.name == p.name) {
+                return refuse("there is another of this name".into());
+            }
+            let named = p.model.parameters().iter().map(|x| x.name).zip(&p.parameters);
+            for (name, d) in named.chain(p.model.variables().iter().map(|x| x.name).zip(&p.initial)) {
+                if let Some(problem) = d.problem() {
+                    return refuse(format!("{name} {problem}"));
+                }
+            }
+            if let Some(problem) = p.model.problem(&means(&p.parameters), n.dt_ms) {
+                return refuse(format!("{} {problem}", p.model.name()));
+            }
+            if p.model.kind() == Kind::Replay && p.replay.is_none() {
+                return refuse("has no list of spikes to replay".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The port that a weight of this sign goes to.
+    pub fn port(&self, population: usize, negative: bool) -> usize {
+        if negative { self.models[population].ports().len() - 1 } else { 0 }
+    }
+
+    /// The finest power of two at which every weight into a port is an i16.
+    fn choose_units(&mut self) -> Result<()> {
+        let mut largest: Vec<Vec<f64>> = self.units.iter().map(|u| vec![0.0; u.len()]).collect();
+        let n = &self.network;
+        for (i, p) in n.projections.iter().enumerate() {
+            let label = self.label(i);
+            if self.models[p.target].ports().is_empty() {
+                let model = self.models[p.target].name();
+                return Err(Error::config(format!("projection {label}: cells of {model} take no synapses")));
+            }
+            let ends = match &p.rule {
+                Rule::Edges(edges) => edges.iter().fold((0f64, 0f64), |(low, high), e| {
+                    let w = f64::from(e.weight);
+                    (if w < low { w } else { low }, if w > high { w } else { high })
+                }),
+                _ => {
+                    if let Some(problem) = p.weight.problem() {
+                        return Err(Error::config(format!("projection {label}: weight {problem}")));
+                    }
+                    (p.weight.quantile(1e-10), p.weight.quantile(1.0 - 1e-10))
+                }
+            };
+            let most = &mut largest[p.target];
+            let last = most.len() - 1;
+            most[last] = most[last].max(-ends.0);
+            most[0] = most[0].max(ends.1);
+        }
+        for d in &n.drives {
+            if let DriveKind::Poisson { weight, .. } = d.kind {
+                let port = self.models[d.target].ports().len().saturating_sub(1) * usize::from(weight < 0.0);
+                match largest[d.target].get_mut(port) {
+                    Some(most) => *most = most.max(weight.abs()),
+                    None => {
+                        let p = &n.populations[d.target];
+                        return Err(Error::config(format!("drive of {}: its cells take no input", p.name)));
+                    }
+                }
+            }
+        }
+        for (units, largest) in self.units.iter_mut().zip(largest) {
+            for (unit, most) in units.iter_mut().zip(largest).filter(|(_, most)| *most > 0.0) {
+                if !(1e-30..1e30).contains(&most) {
+                    return Err(Error::config(format!("a weight of {most} is beyond what weights can be")));
+                }
+                *unit = 2f64.powi(-120);
+                while most / *unit > 32_767.0 {
+                    *unit *= 2.0;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the weights of each projection lose by being whole numbers.
+    pub fn quantisation(&self) -> Vec<Quantisation> {
+        (0..self.network.projections.len()).map(|i| self.quantisation_of(i)).collect()
+    }
+
+    fn quantisation_of(&self, i: usize) -> Quantisation {
+        let p = &self.network.projections[i];
+        let mean = match &p.rule {
+            Rule::Edges(edges) => edges.iter().map(|e| f64::from(e.weight)).sum::<f64>() / edges.len().max(1) as f64,
+            _ => p.weight.mean(),
+        };
+        let unit = self.units[p.target][self.port(p.target, mean < 0.0)];
+        let constant = p.weight.constant().filter(|_| !matches!(p.rule, Rule::Edges(_)));
+        let largest_error = constant.map_or(unit / 2.0, |w| ((w / unit).round() * unit - w).abs());
+        let relative_error = if mean != 0.0 { largest_error / mean.abs() } else { 0.0 };
+        Quantisation { projection: self.label(i), unit, largest_error, relative_error }
+    }
+
+    fn efficacy(&mut self, index: usize) -> Result<Efficacy> {
+        let label = self.label(index);
+        let fault = |what: String| Error::config(format!("projection {label}: {what}"));
+        let refuse = |what: String| Err(fault(what));
+        let p = &self.network.projections[index];
+        let (sources, targets) = (&self.network.populations[p.source], &self.network.populations[p.target]);
+        let dt = self.network.dt_ms;
+        let whole = |ms: f64| (ms / dt).round();
+        let mut longest = |steps: f64, shortest: f64| {
+            if !(shortest >= 1.0) {
+                return Err(fault(format!(
+                    "delays come down to {:.4} ms, which is less than the step of {dt} ms; give the delay a low bound of \
+                     at least half a step",
+                    shortest * dt
+                )));
+            }
+            if !(steps <= f64::from(MAX_DELAY)) {
+                return Err(fault(format!("delays of up to {steps} steps are more than {MAX_DELAY}")));
+            }
+            self.max_delay = self.max_delay.max(steps as u32);
+            self.min_delay = self.min_delay.min(shortest as u32);
+            Ok(())
+        };
+        if let Rule::Edges(edges) = &p.rule {
+            for (i, e) in edges.iter().enumerate() {
+                if e.source >= sources.size || e.target >= targets.size {
+                    return refuse(format!(
+                        "edge {i} joins cell {} of {} to cell {} of {}, but there are {} and {}",
+                        e.source, sources.name, e.target, targets.name, sources.size, targets.size
+                    ));
+                }
+                if !e.weight.is_finite() || !e.delay_ms.is_finite() {
+                    return refuse(format!("edge {i} has weight {} and delay {} ms", e.weight, e.delay_ms));
+                }
+                let steps = whole(e.delay_ms.into());
+                longest(steps, steps).map_err(|error| error.context(format!("edge {i}")))?;
+            }
+            return Ok(Efficacy { weight: None, delay: None });
+        }
+        // Many projections have the same delays, or weights; a table takes milliseconds.
+        let like = (0..index).find(|i| self.network.projections[*i].delay == p.delay);
+        let like = like.and_then(|i| self.efficacies[i].delay.clone());
+        let delay = match p.delay {
+            Delay::Drawn(_) if like.is_some() => like,
+            Delay::Drawn(d) => {
+                if let Some(problem) = d.problem() {
+                    return refuse(format!("delay {problem}"));
+                }
+                let ends = (whole(d.quantile(1e-10)), whole(d.quantile(1.0 - 1e-10)));
+                longest(ends.1, ends.0)?;
+                match Codes::new(&d, dt) {
+                    Some(codes) => {
+                        longest(codes.greatest().into(), codes.least().into())?;
+                        Some(codes)
+                    }
+                    None => return refuse(format!("delays from {} to {} steps are too many", ends.0, ends.1)),
+                }
+            }
+            Delay::Distance { velocity, offset_ms } => {
+                let (Some(a), Some(b)) = (&sources.positions, &targets.positions) else {
+                    return refuse("delays by distance need populations with places (box)".into());
+                };
+                if !(velocity > 0.0 && velocity.is_finite() && offset_ms >= 0.0 && offset_ms.is_finite()) {
+                    return refuse(format!("velocity = {velocity} and offset = {offset_ms} ms make no delays"));
+                }
+                longest(whole(offset_ms + span(a, b) / velocity).max(1.0), 1.0)?;
+                None
+            }
+        };
+        match p.rule {
+            Rule::Probability(x) | Rule::Distance { peak: x, .. } if !(0.0..=1.0).contains(&x) => {
+                return refuse(format!("probability {x} is not from 0 to 1"));
+            }
+            Rule::OneToOne if sources.size != targets.size => {
+                return refuse(format!("one_to_one needs equal sizes, not {} and {}", sources.size, targets.size));
+            }
+            Rule::Distance { length, radius, .. } => {
+                if sources.positions.is_none() || targets.positions.is_none() {
+                    return refuse("distance needs populations with places (box)".into());
+                }
+                if !(length > 0.0 && radius > 0.0) {
+                    return refuse(format!("length = {length} and radius = {radius} must be above 0"));
+                }
+            }
+            Rule::InDegree { count, multapses: false } if count > sources.size - u32::from(self_excluded(p)) => {
+                return refuse(format!(
+                    "an in-degree of {count} without multapses is more than {} sources",
+                    sources.size
+                ));
+            }
+            Rule::OutDegree { count, multapses: false } if count > targets.size - u32::from(self_excluded(p)) => {
+                return refuse(format!(
+                    "an out-degree of {count} without multapses is more than {} targets",
+                    targets.size
+                ));
+            }
+            Rule::Total { count, multapses: false }
+                if count > u64::from(sources.size) * u64::from(targets.size - u32::from(self_excluded(p))) =>
+            {
+                return refuse(format!("{count} synapses without multapses are more than there are pairs"));
+            }
+            Rule::InDegree { .. } | Rule::OutDegree { .. } | Rule::Total { .. }
+                if self_excluded(p) && sources.size == 1 =>
+            {
+                return refuse("one cell without autapses has nobody to connect to".into());
+            }
+            _ => {}
+        }
+        // Both signs of a weight may go to ports of different units: then the coarser one is that of both.
+        let unit = self.units[p.target][self.port(p.target, p.weight.mean() < 0.0)];
+        let same = |q: &Projection| q.weight == p.weight && self.units[q.target] == self.units[p.target];
+        let like = (0..index).find(|i| same(&self.network.projections[*i]));
+        let like = like.and_then(|i| self.efficacies[i].weight.clone());
+        let Some(weight) = like.or_else(|| Codes::new(&p.weight, unit)) else {
+            return refuse(format!("weights of {:?} do not fit in 16 bits of {unit}", p.weight.shape));
+        };
+        if weight.least() < 0 && weight.greatest() > 0 && self.units[p.target].len() > 1 {
+            return refuse("weights of both signs go to two ports; bound them on one side of 0".into());
+        }
+        let error = self.quantisation_of(index).relative_error;
+        if error > 0.01 {
+            return refuse(format!(
+                "weights of {:.4} in units of {unit} are wrong by up to {:.1} %, since the largest weight into the same port \
+                 sets the unit; make the weights of {} more alike",
+                p.weight.mean(),
+                100.0 * error,
+                targets.name
+            ));
+        }
+        Ok(Efficacy { weight: Some(weight), delay })
+    }
+
+    fn tabulate_drives(&mut self) -> Result<()> {
+        let dt = self.network.dt_ms;
+        for (owner, d) in self.network.drives.iter().enumerate() {
+            let name = &self.network.populations[d.target].name;
+            let refuse = |what: String| Err(Error::config(format!("drive of {name}: {what}")));
+            match d.kind {
+                DriveKind::Poisson { rate_hz, weight, start_ms, stop_ms } => {
+                    let mean = rate_hz * dt * 1e-3;
+                    if !(mean >= 0.0 && weight.is_finite()) {
+                        return refuse(format!("a rate of {rate_hz} Hz and a weight of {weight} make no drive"));
+                    }
+                    let port = self.port(d.target, weight < 0.0);
+                    let Some(thresholds) = poisson_thresholds(mean) else {
+                        return refuse(format!(
+                            "{mean} arrivals a step are more than 500; use a DC current for the mean"
+                        ));
+                    };
+                    let code = (weight / self.units[d.target][port]).round() as i32;
+                    let step = |ms: f64| if ms >= 1e15 { u64::MAX } else { (ms / dt).round().max(0.0) as u64 };
+                    let (start, stop, owner) = (step(start_ms), step(stop_ms), owner as u32);
+                    self.poisson.push(PoissonTable { target: d.target, port, thresholds, code, start, stop, owner });
+                }
+                DriveKind::Dc { current } => {
+                    if !current.is_finite() || self.models[d.target].current().is_none() {
+                        return refuse(format!("{} takes no current of {current}", self.models[d.target].name()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of each cell of `cells` of a population, with its DC drives: `[parameter][cell]`, or one cell for all
+    /// where all have the same.
+    ///
+    /// # Errors
+    /// `Config`, where a cell's own parameters cannot be run.
+    pub fn parameters(&self, population: usize, cells: std::ops::Range<u32>) -> Result<Vec<Vec<f64>>> {
+        let p = &self.network.populations[population];
+        let dc: f64 = self.network.drives.iter().filter(|d| d.target == population).fold(0.0, |sum, d| match d.kind {
+            DriveKind::Dc { current } => sum + current,
+            DriveKind::Poisson { .. } => sum,
+        });
+        let constants: Option<Vec<f64>> = p.parameters.iter().map(Distribution::constant).collect();
+        let count = if constants.is_some() { 1 } else { cells.len() };
+        let mut values: Vec<Vec<f64>> = Vec::with_capacity(p.parameters.len());
+        for (i, d) in p.parameters.iter().enumerate() {
+            let owner = owner_of(population, i);
+            values.push((0..count).map(|c| self.cell_value(d, owner, cells.start + c as u32)).collect());
+        }
+        if let Some(current) = p.model.current() {
+            values[current].iter_mut().for_each(|x| *x += dc);
+        }
+        if constants.is_none() {
+            for c in 0..count {
+                let own: Vec<f64> = values.iter().map(|v| v[c]).collect();
+                if let Some(problem) = p.model.problem(&own, self.network.dt_ms) {
+                    let cell = cells.start + c as u32;
+                    return Err(Error::config(format!("population {}: cell {cell} {problem}", p.name)));
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// The initial state of each cell of `cells`, as it is stepped: `[variable][cell]`.
+    ///
+    /// # Errors
+    /// As [`parameters`](Self::parameters).
+    pub fn initial(&self, population: usize, cells: std::ops::Range<u32>) -> Result<Vec<Vec<f64>>> {
+        let (p, model) = (&self.network.populations[population], self.models[population]);
+        let parameters = self.parameters(population, cells.clone())?;
+        let full = p.model.variables();
+        // A reduced model has some of the variables, by name; what it has of its own starts at 0.
+        let at: Vec<Option<usize>> =
+            model.variables().iter().map(|v| full.iter().position(|f| f.name == v.name)).collect();
+        let mut values = vec![vec![0.0; cells.len()]; at.len()];
+        for c in 0..cells.len() {
+            let own: Vec<f64> = parameters.iter().map(|v| v[if v.len() == 1 { 0 } else { c }]).collect();
+            let cell = cells.start + c as u32;
+            let draw = |i: usize| self.cell_value(&p.initial[i], owner_of(population, 32 + i), cell);
+            let mut state: Vec<f64> = at.iter().map(|i| i.map_or(0.0, draw)).collect();
+            model.enter(&own, &mut state);
+            values.iter_mut().zip(state).for_each(|(v, x)| v[c] = x);
+        }
+        Ok(values)
+    }
+
+    fn cell_value(&self, d: &Distribution, owner: u32, cell: u32) -> f64 {
+        // 2^16 draws for each cell: more than a distribution that was not refused redraws.
+        d.constant().unwrap_or_else(|| {
+            d.sample(&mut Stream::new(self.network.seed, Purpose::Cell, owner, u64::from(cell) << 16))
+        })
+    }
+
+    /// About how many synapses there will be.
+    pub fn expected_synapses(&self) -> f64 {
+        (0..self.network.projections.len()).map(|i| self.expected(i)).sum()
+    }
+
+    /// About how many synapses a projection will have.
+    pub fn expected(&self, projection: usize) -> f64 {
+        let p = &self.network.projections[projection];
+        let size = |i: usize| f64::from(self.network.populations[i].size);
+        let (s, t) = (size(p.source), size(p.target));
+        match &p.rule {
+            Rule::AllToAll => s * t,
+            Rule::OneToOne => s,
+            Rule::Probability(x) => x * s * t,
+            Rule::InDegree { count, .. } => f64::from(*count) * t,
+            Rule::OutDegree { count, .. } => f64::from(*count) * s,
+            Rule::Total { count, .. } => *count as f64,
+            // An upper bound, which places would have to be counted to better.
+            Rule::Distance { peak, .. } => peak * s * t,
+            Rule::Edges(edges) => edges.len() as f64,
+        }
+    }
+
+    /// Refuses what needs more memory than is free, where the system says how much that is.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn require_memory(&self) -> Result<()> {
+        // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
+        let asked = (6.0 * self.expected_synapses() + 64.0 * self.cells() as f64) as u64;
+        let Some(free) = free_memory().filter(|free| asked > *free) else { return Ok(()) };
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        Err(Error::new(
+            ErrorKind::OutOfMemory { asked, free },
+            format!(
+                "the network of {} cells and {:.3e} synapses needs {:.1} GB, but {:.1} GB are free; --scale makes it smaller",
+                self.cells(),
+                self.expected_synapses(),
+                gb(asked),
+                gb(free)
+            ),
+        ))
+    }
+}
+
+fn self_excluded(p: &super::network::Projection) -> bool {
+    p.source == p.target && !p.autapses
+}
+
+fn owner_of(population: usize, what: usize) -> u32 {
+    (population * 64 + what) as u32
+}
+
+fn means(distributions: &[Distribution]) -> Vec<f64> {
+    distributions.iter().map(Distribution::mean).collect()
+}
+
+/// The greatest distance between a cell of `a` and one of `b`, by their bounding box.
+fn span(a: &[[f32; 4]], b: &[[f32; 4]]) -> f64 {
+    let (mut low, mut high) = ([f32::INFINITY; 4], [f32::NEG_INFINITY; 4]);
+    for x in a.iter().chain(b) {
+        for d in 0..4 {
+            (low[d], high[d]) = (low[d].min(x[d]), high[d].max(x[d]));
+        }
+    }
+    if low[0] > high[0] { 0.0 } else { super::network::place::distance(&low, &high) }
+}
+
+/// `2^32 P(count <= k)` for k from 0 until the rest is below 2^-32; `None` for a mean above 500.
+pub fn poisson_thresholds(mean: f64) -> Option<Vec<u32>> {
+    if !(0.0..=500.0).contains(&mean) {
+        return None;
+    }
+    let (mut p, mut sum, mut k) = (math::exp(-mean), 0.0, 0.0);
+    let mut thresholds = Vec::new();
+    loop {
+        sum += p;
+        let t = (sum * 4_294_967_296.0).round();
+        if t >= 4_294_967_296.0 || k > mean + 60.0 * (mean + 1.0).sqrt() {
+            return Some(thresholds);
+        }
+        thresholds.push(t as u32);
+        k += 1.0;
+        p = p * mean / k;
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
+}
+#[cfg(not(target_os = "linux"))]
+fn free_memory() -> Option<u64> {
+    None
+}

@@ -1,0 +1,268 @@
+//! Spikes on their way to files: a hash of all of them, and a log that survives an interruption.
+
+use crate::data::npz;
+use crate::spiking::network::Network;
+use crate::spiking::simulate::Spike;
+use crate::{Error, Result};
+use sha2::digest::generic_array::GenericArray;
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+/// SHA-256 over u64 step then u64 cell, little-endian, of spikes sorted by both. Its state can be kept and gone on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpikeHash {
+    state: [u32; 8],
+    block: Vec<u8>,
+    bytes: u64,
+}
+
+impl Default for SpikeHash {
+    fn default() -> Self {
+        // FIPS 180-4, section 5.3.3.
+        let state =
+            [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+        Self { state, block: Vec::with_capacity(64), bytes: 0 }
+    }
+}
+
+impl SpikeHash {
+    /// Adds spikes, in order.
+    pub fn add(&mut self, spikes: &[Spike]) {
+        for spike in spikes {
+            self.block.extend(spike.step.to_le_bytes());
+            self.block.extend(u64::from(spike.cell).to_le_bytes());
+            self.bytes += 16;
+            self.flush();
+        }
+    }
+    fn flush(&mut self) {
+        if self.block.len() == 64 {
+            sha2::compress256(&mut self.state, &[*GenericArray::from_slice(&self.block)]);
+            self.block.clear();
+        }
+    }
+    /// How many spikes it has seen.
+    pub fn spikes(&self) -> u64 {
+        self.bytes / 16
+    }
+    /// The hash of what it has seen, in lower-case hexadecimal.
+    pub fn hex(&self) -> String {
+        let mut last = self.clone();
+        last.block.push(0x80);
+        while last.block.len() != 56 {
+            if last.block.len() == 64 {
+                last.flush();
+            } else {
+                last.block.push(0);
+            }
+        }
+        last.block.extend((self.bytes * 8).to_be_bytes());
+        last.flush();
+        last.state.iter().map(|word| format!("{word:08x}")).collect()
+    }
+    /// Its state: 32 bytes, the number of bytes seen, and what is not hashed yet.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words = self.state.iter().flat_map(|w| w.to_le_bytes());
+        words.chain(self.bytes.to_le_bytes()).chain(self.block.iter().copied()).collect()
+    }
+    /// The inverse of [`to_bytes`](Self::to_bytes).
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (head, block) = bytes.split_at_checked(40)?;
+        let word = |i: usize| u32::from_le_bytes(head[4 * i..4 * i + 4].try_into().expect("four bytes"));
+        let count = u64::from_le_bytes(head[32..40].try_into().expect("eight bytes"));
+        let fits = block.len() < 64 && block.len() as u64 == count % 64 && count % 16 == 0;
+        fits.then(|| Self { state: std::array::from_fn(word), block: block.to_vec(), bytes: count })
+    }
+}
+
+/// Bytes of a spike in the log: u64 step, u32 cell.
+const RECORD: u64 = 12;
+
+/// The spikes of a run as they come, in a file beside its checkpoint.
+#[derive(Debug)]
+pub struct SpikeLog {
+    path: PathBuf,
+    file: File,
+    count: u64,
+}
+
+impl SpikeLog {
+    /// Opens the log; what it holds beyond the first `keep` spikes is cut off.
+    ///
+    /// # Errors
+    /// `Io`; `Checkpoint`, where it holds fewer.
+    pub fn open(path: &Path, keep: u64) -> Result<Self> {
+        let fail = |e: &std::io::Error| Error::io("open", path, e);
+        let mut file =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).map_err(|e| fail(&e))?;
+        let held = file.metadata().map_err(|e| fail(&e))?.len() / RECORD;
+        if held < keep {
+            return Err(Error::checkpoint(format!(
+                "{} holds {held} spikes, not the {keep} of the checkpoint",
+                path.display()
+            )));
+        }
+        file.set_len(keep * RECORD).map_err(|e| fail(&e))?;
+        file.seek(std::io::SeekFrom::End(0)).map_err(|e| fail(&e))?;
+        Ok(Self { path: path.to_path_buf(), file, count: keep })
+    }
+    /// How many spikes it holds.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+    /// Adds spikes; where the disk is full, what was there before stays whole.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn add(&mut self, spikes: &[Spike]) -> Result<()> {
+        let bytes: Vec<u8> =
+            spikes.iter().flat_map(|s| s.step.to_le_bytes().into_iter().chain(s.cell.to_le_bytes())).collect();
+        if let Err(e) = self.file.write_all(&bytes) {
+            let _ = self.file.set_len(self.count * RECORD);
+            return Err(Error::io("write", &self.path, &e));
+        }
+        self.count += spikes.len() as u64;
+        Ok(())
+    }
+    /// Makes sure that the disk has it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(|e| Error::io("write", &self.path, &e))
+    }
+    /// Calls `with` for pieces of the log, in order.
+    ///
+    /// # Errors
+    /// `Io`, and what `with` returns.
+    pub fn read(&self, mut with: impl FnMut(&[Spike]) -> Result<()>) -> Result<()> {
+        let fail = |e: &std::io::Error| Error::io("read", &self.path, e);
+        let mut reader = BufReader::new(File::open(&self.path).map_err(|e| fail(&e))?);
+        let mut left = self.count;
+        while left > 0 {
+            let here = left.min(1 << 16);
+            let mut bytes = vec![0; (here * RECORD) as usize];
+            reader.read_exact(&mut bytes).map_err(|e| fail(&e))?;
+            let spikes: Vec<Spike> = bytes.chunks_exact(RECORD as usize).map(record).collect();
+            with(&spikes)?;
+            left -= here;
+        }
+        Ok(())
+    }
+    /// Writes the log as `.npz`: `time` (ms), `step`, `neuron` (the cell's number), `population` (an index into
+    /// `population_names`), `dt`.
+    ///
+    /// # Errors
+    /// `Io`; then no file of that name is left half-written.
+    pub fn export(&self, path: &Path, network: &Network) -> Result<()> {
+        let aside = path.with_extension("npz.tmp");
+        self.export_to(&aside, network).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
+            let _ = std::fs::remove_file(&aside);
+            Error::io("write", path, &e)
+        })
+    }
+
+    fn export_to(&self, path: &Path, network: &Network) -> std::io::Result<()> {
+        let firsts = network.first_cells();
+        let population = |cell: u32| (firsts.partition_point(|first| *first <= u64::from(cell)) - 1) as u16;
+        let dt = network.dt_ms;
+        let mut out = npz::Writer::new(BufWriter::new(File::create(path)?));
+        let n = [self.count as usize];
+        let column = |width: fn(&Spike, f64, u16) -> Vec<u8>| self.pieces(move |s| width(s, dt, population(s.cell)));
+        out.array("time", "<f8", &n, column(|s, dt, _| (s.step as f64 * dt).to_le_bytes().to_vec())?)?;
+        out.array("step", "<u8", &n, column(|s, _, _| s.step.to_le_bytes().to_vec())?)?;
+        out.array("neuron", "<u4", &n, column(|s, _, _| s.cell.to_le_bytes().to_vec())?)?;
+        out.array("population", "<u2", &n, column(|_, _, p| p.to_le_bytes().to_vec())?)?;
+        let names: Vec<Vec<u32>> =
+            network.populations.iter().map(|p| p.name.chars().map(u32::from).collect()).collect();
+        let width = names.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let text = names.iter().flat_map(|name| name.iter().copied().chain(std::iter::repeat(0)).take(width));
+        out.array(
+            "population_names",
+            &format!("<U{width}"),
+            &[names.len()],
+            [Ok(text.flat_map(u32::to_le_bytes).collect())],
+        )?;
+        out.array("dt", "<f8", &[], [Ok(dt.to_le_bytes().to_vec())])?;
+        out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        bytes: impl Fn(&Spike) -> Vec<u8> + 'a,
+    ) -> std::io::Result<impl Iterator<Item = std::io::Result<Vec<u8>>> + 'a> {
+        let mut reader = BufReader::new(File::open(&self.path)?);
+        let mut left = self.count;
+        Ok(std::iter::from_fn(move || {
+            let here = left.min(1 << 16);
+            left -= here;
+            (here > 0).then(|| {
+                let mut raw = vec![0; (here * RECORD) as usize];
+                reader.read_exact(&mut raw)?;
+                Ok(raw.chunks_exact(RECORD as usize).flat_map(|r| bytes(&record(r))).collect())
+            })
+        }))
+    }
+}
+
+fn record(bytes: &[u8]) -> Spike {
+    let step = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    Spike { step, cell: u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spikes(n: u32) -> Vec<Spike> {
+        (0..n).map(|i| Spike { step: u64::from(i / 3), cell: i % 3 * 1000 }).collect()
+    }
+
+    #[test]
+    fn the_hash_is_sha256_of_the_bytes_and_goes_on_from_its_state() {
+        for n in [0, 1, 2, 3, 4, 5, 7, 100, 1001] {
+            let all = spikes(n);
+            let bytes: Vec<u8> = all
+                .iter()
+                .flat_map(|s| s.step.to_le_bytes().into_iter().chain(u64::from(s.cell).to_le_bytes()))
+                .collect();
+            let mut hash = SpikeHash::default();
+            let (a, b) = all.split_at(all.len() / 3);
+            hash.add(a);
+            let mut hash = SpikeHash::from_bytes(&hash.to_bytes()).unwrap();
+            hash.add(b);
+            assert_eq!(hash.hex(), crate::data::sha256_hex(&bytes), "{n}");
+            assert_eq!(hash.spikes(), u64::from(n));
+        }
+        assert_eq!(SpikeHash::from_bytes(&[0; 39]), None);
+        assert_eq!(SpikeHash::from_bytes(&[0; 41]), None);
+    }
+
+    #[test]
+    fn a_log_is_cut_exported_and_read_again() {
+        let folder = std::env::temp_dir().join(format!("chronaxie-spikes-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("spikes.log");
+        let mut log = SpikeLog::open(&path, 0).unwrap();
+        log.add(&spikes(5000)).unwrap();
+        drop(log);
+        let mut log = SpikeLog::open(&path, 3000).unwrap();
+        log.add(&spikes(5000)[3000..]).unwrap();
+        let mut back = Vec::new();
+        log.read(|s| Ok(back.extend_from_slice(s))).unwrap();
+        assert_eq!(back, spikes(5000));
+        let model = crate::spiking::models::find("lif_exp").unwrap();
+        let mut network = Network::new(0.1, 1).unwrap();
+        network.add(crate::spiking::Population::new("a", model, 1500));
+        network.add(crate::spiking::Population::new("b\u{e9}", model, 1500));
+        let out = folder.join("spikes.npz");
+        log.export(&out, &network).unwrap();
+        // Text is not read back; the numbers are.
+        let e = npz::parse(&std::fs::read(&out).unwrap(), &out).unwrap_err().to_string();
+        assert!(e.contains("population_names") && e.contains("<U2"), "{e}");
+        drop(log);
+        assert!(SpikeLog::open(&path, 5001).unwrap_err().to_string().contains("holds 5000 spikes, not the 5001"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

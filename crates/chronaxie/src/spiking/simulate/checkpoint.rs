@@ -1,0 +1,202 @@
+//! Checkpoints: one file with everything the rest of a run follows from.
+//!
+//! ```text
+//! 8 bytes "chrxspk1" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
+//! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes) | spikes logged u64 |
+//!       spikes counted (u32, then u64 a population) |
+//!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell
+//! ```
+//! The fingerprint is that of the resolved configuration; connectivity is not stored, since it follows from that. Random
+//! numbers have no state. Inputs that are under way follow from the recent spikes.
+
+use super::{Spike, State};
+use crate::spiking::record::SpikeHash;
+use crate::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+const MAGIC: &[u8; 8] = b"chrxspk1";
+
+/// A run between two steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// SHA-256 of what the network was made from.
+    pub fingerprint: [u8; 32],
+    /// The engine's state.
+    pub state: State,
+    /// The hash of all spikes so far.
+    pub hash: SpikeHash,
+    /// How many spikes the log holds.
+    pub logged: u64,
+    /// Spikes of each population after the discarded time.
+    pub counts: Vec<u64>,
+}
+
+impl Checkpoint {
+    /// The file's bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut b = MAGIC.to_vec();
+        b.extend([0; 8]);
+        b.extend(self.fingerprint);
+        b.extend(self.state.step.to_le_bytes());
+        let hash = self.hash.to_bytes();
+        b.extend((hash.len() as u32).to_le_bytes());
+        b.extend(hash);
+        b.extend(self.logged.to_le_bytes());
+        b.extend((self.counts.len() as u32).to_le_bytes());
+        b.extend(self.counts.iter().flat_map(|n| n.to_le_bytes()));
+        b.extend((self.state.variables.len() as u32).to_le_bytes());
+        for population in &self.state.variables {
+            let cells = population.first().map_or(0, Vec::len);
+            b.extend((population.len() as u32).to_le_bytes());
+            b.extend((cells as u32).to_le_bytes());
+            b.extend(population.iter().flatten().flat_map(|x| x.to_le_bytes()));
+        }
+        b.extend((self.state.recent.len() as u64).to_le_bytes());
+        for spike in &self.state.recent {
+            b.extend(spike.step.to_le_bytes());
+            b.extend(spike.cell.to_le_bytes());
+        }
+        let len = (b.len() - 16) as u64;
+        b[8..16].copy_from_slice(&len.to_le_bytes());
+        let sum = Sha256::digest(&b);
+        b.extend(sum);
+        b
+    }
+
+    /// Reads a file; `path` is what messages call it.
+    ///
+    /// # Errors
+    /// `Checkpoint`, where the bytes are not a whole and undamaged checkpoint of this format.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
+        let refuse = |what: &str| Error::checkpoint(format!("{}: {what}", path.display()));
+        if !bytes.starts_with(MAGIC) {
+            let newer = bytes.starts_with(&MAGIC[..7]);
+            let what =
+                if newer { "it is a checkpoint of another version" } else { "it is no checkpoint of a simulation" };
+            return Err(refuse(what));
+        }
+        let told = bytes.get(8..16).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
+        let Some(body) = bytes.len().checked_sub(48).filter(|len| Some(*len as u64) == told) else {
+            return Err(refuse("it is cut off, or more than a checkpoint"));
+        };
+        let (content, sum) = bytes.split_at(16 + body);
+        if Sha256::digest(content).as_slice() != sum {
+            return Err(refuse("its checksum does not fit: it is damaged"));
+        }
+        let mut reader = Reader { bytes: &content[16..] };
+        reader.checkpoint().filter(|_| reader.bytes.is_empty()).ok_or_else(|| refuse("its parts do not fit together"))
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.bytes.split_at_checked(len)?;
+        self.bytes = rest;
+        Some(head)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+    fn checkpoint(&mut self) -> Option<Checkpoint> {
+        let fingerprint = self.take(32)?.try_into().ok()?;
+        let step = self.u64()?;
+        let len = self.u32()? as usize;
+        let hash = SpikeHash::from_bytes(self.take(len)?)?;
+        let logged = self.u64()?;
+        let mut counts = Vec::new();
+        for _ in 0..self.u32()? {
+            counts.push(self.u64()?);
+        }
+        let mut variables = Vec::new();
+        for _ in 0..self.u32()? {
+            let (count, cells) = (self.u32()? as usize, self.u32()? as usize);
+            // No model has as many; without cells, nothing else would bound the loop.
+            if count > 64 {
+                return None;
+            }
+            let mut population = Vec::new();
+            for _ in 0..count {
+                let raw = self.take(cells.checked_mul(4)?)?;
+                population.push(raw.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect());
+            }
+            variables.push(population);
+        }
+        let mut recent = Vec::new();
+        for _ in 0..self.u64()? {
+            recent.push(Spike { step: self.u64()?, cell: self.u32()? });
+        }
+        Some(Checkpoint { fingerprint, state: State { step, variables, recent }, hash, logged, counts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Checkpoint {
+        let mut hash = SpikeHash::default();
+        let recent = vec![Spike { step: 5, cell: 1 }, Spike { step: 6, cell: 0 }];
+        hash.add(&recent);
+        let variables = vec![vec![vec![1.5, -2.0], vec![0.0, f32::MIN]], vec![], vec![vec![3.0]]];
+        Checkpoint {
+            fingerprint: [7; 32],
+            state: State { step: 9, variables, recent },
+            hash,
+            logged: 2,
+            counts: vec![3, 4],
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_reads_back() {
+        let c = sample();
+        assert_eq!(Checkpoint::from_bytes(&c.to_bytes(), Path::new("c")).unwrap(), c);
+    }
+
+    #[test]
+    fn cut_damaged_and_foreign_files_are_refused() {
+        let good = sample().to_bytes();
+        for end in 0..good.len() {
+            let e = Checkpoint::from_bytes(&good[..end], Path::new("c")).unwrap_err();
+            assert_eq!(e.kind(), &crate::ErrorKind::Checkpoint);
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(Checkpoint::from_bytes(&bad, Path::new("c")).is_err(), "byte {at}");
+        }
+        let says = |bytes: &[u8]| Checkpoint::from_bytes(bytes, Path::new("c")).unwrap_err().to_string();
+        assert!(says(b"PNG").contains("no checkpoint"));
+        assert!(says(b"chrxspk2").contains("another version"));
+        assert!(says(&good[..good.len() - 1]).contains("cut off"));
+    }
+
+    /// Bytes whose checksum fits, so that the reader itself is attacked.
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let good = sample().to_bytes();
+        let mut rng = crate::rng::Rng::new(6, 0);
+        for _ in 0..20_000 {
+            let mut body = good[16..good.len() - 32].to_vec();
+            body.truncate(rng.below(body.len() as u64 + 1) as usize);
+            for _ in 0..rng.below(4).min(body.len() as u64) {
+                let at = rng.below(body.len() as u64) as usize;
+                body[at] = rng.next_u32() as u8;
+            }
+            let mut bytes = MAGIC.to_vec();
+            bytes.extend((body.len() as u64).to_le_bytes());
+            bytes.extend(body);
+            let sum = Sha256::digest(&bytes);
+            bytes.extend(sum);
+            let _ = Checkpoint::from_bytes(&bytes, Path::new("c"));
+        }
+    }
+}

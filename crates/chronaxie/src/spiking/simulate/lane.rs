@@ -1,0 +1,254 @@
+//! The moving part of a shard: states, sums, and what is under way.
+
+use super::Spike;
+use crate::spiking::connect::{Part, Shard};
+use crate::spiking::draws::{BATCH, Purpose, batch};
+use crate::spiking::math;
+use crate::spiking::models::{Block, Coefficients, Kind, Model, PAD};
+use crate::spiking::plan::{Plan, PoissonTable};
+use crate::{Error, Result};
+
+/// Cells that are advanced at a time: their inputs and states stay in the first cache.
+const CELLS: usize = BATCH;
+
+/// A shard in motion.
+pub(super) struct Lane<'a> {
+    plan: &'a Plan,
+    pub(super) shard: Shard,
+    cells: Vec<Cells>,
+    /// What arrives in the next step, by slot.
+    sums: Box<[i32; 65_536]>,
+    /// `calendar[step % len]`: groups of synapses that a spike reaches in that step, as `place << 16 | length`.
+    calendar: Vec<Vec<u64>>,
+    pub(super) events: u64,
+}
+
+/// The cells of one population in a shard.
+struct Cells {
+    model: &'static dyn Model,
+    part: Part,
+    first: u32,
+    units: Vec<f32>,
+    coefficients: Vec<f32>,
+    /// Cells that a row of `coefficients` holds; 0 where all cells have the same.
+    stride: usize,
+    /// `[variable][cell]`, padded.
+    states: Vec<Vec<f32>>,
+    drives: Vec<Arrivals>,
+    /// 2^32 P(a source fires in a step), by cell, or for all.
+    chances: Vec<u32>,
+    source: Option<Arrivals>,
+}
+
+/// Four steps of a drive's draws at a time, since a draw has four words.
+struct Arrivals {
+    table: usize,
+    quad: u64,
+    /// `[word][cell]`.
+    counts: [Vec<u16>; 4],
+}
+
+impl Arrivals {
+    fn new(table: usize, cells: usize) -> Self {
+        Self { table, quad: u64::MAX, counts: std::array::from_fn(|_| vec![0; cells]) }
+    }
+}
+
+impl<'a> Lane<'a> {
+    pub(super) fn new(plan: &'a Plan, shard: Shard, ring: usize) -> Result<Self> {
+        let cells = (0..plan.models.len()).map(|i| Cells::new(plan, i, &shard.parts[i])).collect::<Result<_>>()?;
+        let sums = vec![0i32; 65_536].into_boxed_slice().try_into().expect("as long as the array");
+        Ok(Self { plan, shard, cells, sums, calendar: vec![Vec::new(); ring], events: 0 })
+    }
+
+    /// Adds what arrives in `step`.
+    pub(super) fn deliver(&mut self, step: u64) {
+        let slot = (step & (self.calendar.len() as u64 - 1)) as usize;
+        let due = &mut self.calendar[slot];
+        super::cpu::add(due, &self.shard.rows.synapses, &mut self.sums);
+        due.clear();
+    }
+
+    /// Advances all cells by `step`, and lists those that fire, by rising number.
+    pub(super) fn update(&mut self, step: u64, spikes: &mut Vec<Spike>) {
+        for (population, cells) in self.cells.iter_mut().enumerate() {
+            match cells.model.kind() {
+                Kind::Dynamics => cells.advance(self.plan, step, &mut self.sums, spikes),
+                Kind::Poisson => cells.draw(self.plan, population, step, spikes),
+                Kind::Replay => {
+                    let list = self.plan.network.populations[population].replay.as_deref();
+                    let list = list.map_or(&[][..], Vec::as_slice);
+                    let from = list.partition_point(|(s, c)| (*s, *c) < (step, cells.part.low));
+                    let here = list[from..].iter().take_while(|(s, c)| *s == step && *c < cells.part.high);
+                    spikes.extend(here.map(|(_, c)| Spike { step, cell: cells.first + c }));
+                }
+            }
+        }
+    }
+
+    /// Notes when the synapses of a spike's row are reached; those before `now` have been.
+    pub(super) fn schedule(&mut self, spike: Spike, now: u64) {
+        let mask = self.calendar.len() as u64 - 1;
+        let row = &self.shard.rows;
+        let cell = spike.cell as usize;
+        let mut place = row.first[cell];
+        for group in &row.groups[row.first_group[cell] as usize..row.first_group[cell + 1] as usize] {
+            let when = spike.step + u64::from(group.delay);
+            if when >= now {
+                self.calendar[(when & mask) as usize].push(place << 16 | u64::from(group.len));
+                self.events += u64::from(group.len);
+            }
+            place += u64::from(group.len);
+        }
+    }
+
+    /// Forgets what is under way.
+    pub(super) fn clear(&mut self) {
+        self.calendar.iter_mut().for_each(Vec::clear);
+        self.sums.fill(0);
+    }
+
+    pub(super) fn states(&self, population: usize) -> (&Part, &[Vec<f32>]) {
+        (&self.cells[population].part, &self.cells[population].states)
+    }
+
+    pub(super) fn set_states(&mut self, population: usize, variables: &[Vec<f32>]) {
+        let cells = &mut self.cells[population];
+        let range = cells.part.low as usize..cells.part.high as usize;
+        for (own, all) in cells.states.iter_mut().zip(variables) {
+            own[..range.len()].copy_from_slice(&all[range.clone()]);
+        }
+        cells.drives.iter_mut().chain(&mut cells.source).for_each(|d| d.quad = u64::MAX);
+    }
+}
+
+impl Cells {
+    fn new(plan: &Plan, population: usize, part: &Part) -> Result<Self> {
+        let model = plan.models[population];
+        let count = part.count() as usize;
+        let padded = count.next_multiple_of(PAD);
+        let parameters = plan.parameters(population, part.low..part.high)?;
+        let each = parameters.first().is_some_and(|p| p.len() != 1) && count > 0;
+        let stride = if each { padded } else { 0 };
+        let terms = model.coefficient_count();
+        let mut coefficients = vec![0.0; terms * stride.max(1)];
+        let mut one = vec![0.0; terms];
+        for c in 0..if each { count } else { 1 } {
+            let own: Vec<f64> = parameters.iter().map(|p| p[c]).collect();
+            model.coefficients(&own, plan.network.dt_ms, &mut one);
+            one.iter().enumerate().for_each(|(k, x)| coefficients[k * stride.max(1) + c] = *x);
+        }
+        if let Some(x) = coefficients.iter().find(|x| !x.is_finite()) {
+            let name = &plan.network.populations[population].name;
+            return Err(Error::config(format!("population {name}: a constant of {} becomes {x}", model.name())));
+        }
+        let mut chances = Vec::new();
+        if model.kind() == Kind::Poisson {
+            let chance = |rate: &f64| -(math::exp(-rate * plan.network.dt_ms * 1e-3) - 1.0) * 4_294_967_296.0;
+            chances = parameters[0].iter().map(|rate| chance(rate).round().min(4_294_967_295.0) as u32).collect();
+        }
+        let initial = plan.initial(population, part.low..part.high)?;
+        let pad = |values: Vec<f64>| {
+            let mut values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+            values.resize(padded, 0.0);
+            values
+        };
+        let drives = plan.poisson.iter().enumerate().filter(|(_, d)| d.target == population);
+        Ok(Self {
+            model,
+            part: part.clone(),
+            first: plan.first[population] as u32,
+            units: plan.units[population].iter().map(|u| *u as f32).collect(),
+            coefficients,
+            stride,
+            states: initial.into_iter().map(pad).collect(),
+            drives: drives.map(|(i, _)| Arrivals::new(i, padded)).collect(),
+            source: (model.kind() == Kind::Poisson).then(|| Arrivals::new(0, padded)),
+            chances,
+        })
+    }
+
+    fn advance(&mut self, plan: &Plan, step: u64, sums: &mut [i32; 65_536], spikes: &mut Vec<Spike>) {
+        const PORTS: usize = 2;
+        let count = self.part.count() as usize;
+        let (quad, word) = (step / 4, (step % 4) as usize);
+        for d in &mut self.drives {
+            let table = &plan.poisson[d.table];
+            let active = (table.start..table.stop).contains(&step);
+            if active && d.quad != quad {
+                super::cpu::draw_arrivals(plan.network.seed, table, self.part.low, quad, count, &mut d.counts);
+                d.quad = quad;
+            }
+        }
+        let padded = count.next_multiple_of(PAD);
+        let mut inputs = [[0f32; CELLS]; PORTS];
+        let mut fired = [0u8; CELLS];
+        for at in (0..padded).step_by(CELLS) {
+            let real = (count - at).min(CELLS);
+            let len = (padded - at).min(CELLS);
+            for (port, unit) in self.units.iter().enumerate() {
+                let slots = self.part.slots(port);
+                let sums = &mut sums[slots][at..at + real];
+                for d in &self.drives {
+                    let table: &PoissonTable = &plan.poisson[d.table];
+                    if table.port == port && (table.start..table.stop).contains(&step) {
+                        super::cpu::add_arrivals(sums, &d.counts[word][at..at + real], table.code);
+                    }
+                }
+                super::cpu::convert(sums, *unit, &mut inputs[port][..real]);
+                inputs[port][real..].fill(0.0);
+            }
+            let mut states: [&mut [f32]; 8] = Default::default();
+            let used = self.states.len();
+            for (slot, values) in states.iter_mut().zip(&mut self.states) {
+                *slot = &mut values[at..at + len];
+            }
+            let lanes: [&[f32]; PORTS] = [&inputs[0][..len], &inputs[1][..len]];
+            let coefficients = match self.stride {
+                0 => Coefficients::Shared(&self.coefficients),
+                stride => Coefficients::Each { values: &self.coefficients, stride, offset: at },
+            };
+            self.model.step(&mut Block {
+                coefficients,
+                states: &mut states[..used],
+                inputs: &lanes[..self.units.len()],
+                spikes: &mut fired[..len],
+            });
+            list(&fired[..real], step, self.first + self.part.low + at as u32, spikes);
+        }
+    }
+
+    /// The spikes of Poisson sources.
+    fn draw(&mut self, plan: &Plan, population: usize, step: u64, spikes: &mut Vec<Spike>) {
+        let Some(source) = &mut self.source else { return };
+        let (quad, word) = (step / 4, (step % 4) as usize);
+        let count = self.part.count() as usize;
+        if source.quad != quad {
+            let mut words = [[0; BATCH]; 4];
+            for at in (0..count).step_by(BATCH) {
+                let first = quad << 32 | u64::from(self.part.low + at as u32);
+                batch(plan.network.seed, Purpose::Source as u32, population as u32, first, &mut words);
+                for i in 0..(count - at).min(BATCH) {
+                    let chance = self.chances[if self.chances.len() == 1 { 0 } else { at + i }];
+                    for w in 0..4 {
+                        source.counts[w][at + i] = u16::from(words[w][i] < chance);
+                    }
+                }
+            }
+            source.quad = quad;
+        }
+        let cells = self.first + self.part.low;
+        let fired = source.counts[word][..count].iter().enumerate().filter(|(_, c)| **c > 0);
+        spikes.extend(fired.map(|(i, _)| Spike { step, cell: cells + i as u32 }));
+    }
+}
+
+/// Lists the cells that fired; most words of eight flags are 0.
+fn list(fired: &[u8], step: u64, first: u32, spikes: &mut Vec<Spike>) {
+    for (i, eight) in fired.chunks(8).enumerate() {
+        if eight.iter().fold(0, |any, flag| any | flag) != 0 {
+            let cells = eight.iter().enumerate().filter(|(_, flag)| **flag != 0);
+            spikes.extend(cells.map(|(l, _)| Spike { step, cell: first + (i * 8 + l) as u32 }));
+        }
+    }
+}

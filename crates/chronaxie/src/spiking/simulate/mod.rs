@@ -1,0 +1,64 @@
+//! Engines: what runs a [`Plan`].
+//!
+//! One step, in every engine: what arrives at step n is summed as whole numbers and made f32 once; states advance; cells
+//! that fire are listed; what they send with delay d is summed into step n + d. Sums of whole numbers do not depend on
+//! their order, so spikes are the same for any number of threads and shards, and on a GPU.
+
+use crate::Result;
+
+mod barrier;
+pub mod checkpoint;
+pub mod cpu;
+mod lane;
+pub mod reference;
+
+#[cfg(test)]
+mod tests;
+
+pub use checkpoint::Checkpoint;
+pub use cpu::CpuEngine;
+pub use reference::Reference;
+
+/// A cell that fired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Spike {
+    /// In this step, from 0.
+    pub step: u64,
+    /// The cell's number in the network.
+    pub cell: u32,
+}
+
+/// All that the rest of a simulation follows from, beside the plan; the same for every engine, shard count and thread
+/// count.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    /// The next step.
+    pub step: u64,
+    /// `[population][variable][cell]`, as it is stepped.
+    pub variables: Vec<Vec<Vec<f32>>>,
+    /// The spikes that are still under way somewhere: those of the last [`Plan::max_delay`](super::Plan::max_delay)
+    /// steps, sorted.
+    pub recent: Vec<Spike>,
+}
+
+/// What runs a plan, some steps at a time.
+pub trait Engine: Send {
+    /// The next step.
+    fn step(&self) -> u64;
+    /// Runs `steps` steps, and adds their spikes to `spikes`, sorted by step and cell.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()>;
+    /// The state between two steps.
+    fn state(&self) -> State;
+    /// Goes to a state that an engine of the same plan was in.
+    ///
+    /// # Errors
+    /// `Checkpoint`, where the state is not one of this plan.
+    fn restore(&mut self, state: &State) -> Result<()>;
+    /// How many synapses there are.
+    fn synapses(&self) -> u64;
+    /// Spikes times the synapses that each went through, so far.
+    fn events(&self) -> u64;
+}
