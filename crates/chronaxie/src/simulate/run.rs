@@ -8,7 +8,7 @@ use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
-use crate::spiking::record::{SpikeHash, SpikeLog};
+use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
 use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
@@ -176,6 +176,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         folder: &folder,
         hash: SpikeHash::default(),
         log: None,
+        traces: Vec::new(),
         counts: vec![0; plan.network.populations.len()],
         wall: 0.0,
     };
@@ -193,6 +194,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
             ));
         }
         run.log = Some(SpikeLog::open(&folder.file(LOG), keep)?);
+    }
+    for (i, recorder) in settings.recorders.iter().enumerate() {
+        run.traces.push(TraceLog::open(&folder.file(&format!("checkpoint/traces-{i}.log")), recorder, engine.step())?);
     }
     folder.write("config.toml", &config_text)?;
     let mut record = RunRecord::new("simulate", options.arguments.clone(), &options.provenance, &Device::Cpu);
@@ -224,6 +228,7 @@ struct Run<'a> {
     folder: &'a RunFolder,
     hash: SpikeHash,
     log: Option<SpikeLog>,
+    traces: Vec<TraceLog>,
     counts: Vec<u64>,
     wall: f64,
 }
@@ -290,9 +295,14 @@ impl Run<'_> {
                 return Err(Error::new(ErrorKind::Interrupted, what));
             }
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
+            let until = self.traces.iter().map(|t| t.next(engine.step())).fold(until, u64::min);
             let since = Instant::now();
             spikes.clear();
-            engine.advance(chunk.min(until - engine.step()), &mut spikes)?;
+            let steps = chunk.min(until - engine.step());
+            engine.advance(steps, &mut spikes)?;
+            for trace in &mut self.traces {
+                trace.sample(self.plan, engine)?;
+            }
             self.hash.add(&spikes);
             for spike in spikes.iter().filter(|s| s.step >= discard) {
                 let p = self.plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
@@ -308,7 +318,7 @@ impl Run<'_> {
             let took = since.elapsed().as_secs_f64();
             self.wall += took;
             // About a fifth of a second between looks at the keyboard; the spikes do not depend on it.
-            chunk = if took < 0.1 {
+            chunk = if took < 0.1 && steps == chunk {
                 chunk * 2
             } else if took > 0.4 {
                 (chunk / 2).max(1)
@@ -343,6 +353,9 @@ impl Run<'_> {
     }
 
     fn export(&self) -> Result<()> {
+        if !self.traces.is_empty() {
+            traces::export(&self.traces, &self.folder.file("traces.npz"), self.plan)?;
+        }
         self.log.as_ref().map_or(Ok(()), |log| log.export(&self.folder.file("spikes.npz"), &self.plan.network))
     }
 

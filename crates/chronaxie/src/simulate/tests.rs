@@ -82,6 +82,34 @@ fn a_run_leaves_its_folder_and_resumes_to_the_same_spikes() {
     [whole, parts, silent].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }
 
+/// Potentials of two cells, once a ms, of a run and of one that was stopped and resumed: the same, and between reset and
+/// threshold.
+#[test]
+fn traces_are_recorded_and_go_on_after_a_stop() {
+    let traced = |name: &str, stop: Option<u32>| {
+        let out = scratch(name);
+        let record = "record=[{population=\"L4E\", variables=[\"V\", \"refractory\"], cells=[0, 9], every=1.0}]";
+        let set = ["simulation.scale=0.02", "simulation.duration=300", "simulation.discard=0", record];
+        if let Some(n) = stop {
+            assert!(run(&microcircuit(&set), &RunOptions::new(&out), &StopAt(AtomicU32::new(n))).is_err());
+            run(&microcircuit(&set), &RunOptions::resume_from(&out).unwrap(), &Silent).unwrap();
+        } else {
+            run(&microcircuit(&set), &RunOptions::new(&out), &Silent).unwrap();
+        }
+        let bytes = std::fs::read(out.join("traces.npz")).unwrap();
+        std::fs::remove_dir_all(&out).unwrap();
+        bytes
+    };
+    let whole = traced("traces", None);
+    assert_eq!(whole, traced("traces-parts", Some(100)));
+    let arrays = crate::data::npz::parse(&whole, Path::new("traces.npz")).unwrap();
+    let names: Vec<&str> = arrays.iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(names, ["L4E.time", "L4E.cells", "L4E.V", "L4E.refractory"]);
+    assert_eq!((arrays[0].1.values[299], &arrays[2].1.shape), (300.0, &vec![300, 2]));
+    let v = &arrays[2].1.values;
+    assert!(v.iter().all(|v| (-100.0..-50.0).contains(v)) && v.iter().any(|x| *x != v[0]), "{v:?}");
+}
+
 /// A tenth of the microcircuit for a second of model time: the rates that its float64 law (`Reference`, seed 55) has over
 /// 2.5 s, within a quarter and 0.15 Hz, which a second's own scatter stays below. They are lower than those
 /// of the full network where rates are low: with a tenth of the synapses, each three times as strong, inputs are less

@@ -151,8 +151,9 @@ impl Gatherer {
                 let mean = c.sum / n;
                 ((c.squares / n - mean * mean).max(0.0)).sqrt() / mean
             };
+            let total: u64 = cells.iter().map(|c| u64::from(c.spikes)).sum();
             all.push(Statistics {
-                rate_hz: mean(&rates_hz).unwrap_or(0.0),
+                rate_hz: total as f64 / f64::from(*size) / seconds,
                 cvs: many.map(cv).collect(),
                 correlations: self.pairs[p].correlations(bins),
                 rates_hz,
@@ -206,8 +207,8 @@ mod tests {
         assert_eq!(s[0].cvs.len(), 3);
         assert!(s[0].cvs[0].abs() < 1e-9);
         // Intervals 15 and 5: 99 of them, 50 of 15.
-        let mean = (50.0 * 15.0 + 49.0 * 5.0) / 99.0;
-        let sd = ((50.0 * 225.0 + 49.0 * 25.0) / 99.0 - mean * mean as f64).sqrt();
+        let mean: f64 = (50.0 * 15.0 + 49.0 * 5.0) / 99.0;
+        let sd = ((50.0 * 225.0 + 49.0 * 25.0) / 99.0 - mean * mean).sqrt();
         assert!((s[0].cvs[2] - sd / mean).abs() < 1e-9);
         assert_eq!(s[0].correlations.len(), 3);
         assert!((s[0].correlations[0] - 1.0).abs() < 1e-9);

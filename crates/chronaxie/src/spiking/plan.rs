@@ -236,14 +236,14 @@ impl Plan {
         let dt = self.network.dt_ms;
         let whole = |ms: f64| (ms / dt).round();
         let mut longest = |steps: f64, shortest: f64| {
-            if !(shortest >= 1.0) {
+            if shortest.is_nan() || shortest < 1.0 {
                 return Err(fault(format!(
                     "delays come down to {:.4} ms, which is less than the step of {dt} ms; give the delay a low bound of \
                      at least half a step",
                     shortest * dt
                 )));
             }
-            if !(steps <= f64::from(MAX_DELAY)) {
+            if steps.is_nan() || steps > f64::from(MAX_DELAY) {
                 return Err(fault(format!("delays of up to {steps} steps are more than {MAX_DELAY}")));
             }
             self.max_delay = self.max_delay.max(steps as u32);

@@ -35,8 +35,8 @@ impl Model for Poisson {
     }
     fn problem(&self, p: &[f64], dt_ms: f64) -> Option<String> {
         let mean = p[0] * dt_ms * 1e-3;
-        if !(mean >= 0.0) {
-            return Some(format!("has rate = {} Hz, which must not be negative", p[0]));
+        if mean.is_nan() || mean < 0.0 {
+            return Some(format!("has rate = {} Hz, which must be a number and not negative", p[0]));
         }
         (mean > 1.0).then(|| format!("has rate = {} Hz, which is more than one spike a step of {dt_ms} ms", p[0]))
     }

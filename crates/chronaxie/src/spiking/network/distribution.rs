@@ -144,7 +144,7 @@ impl Distribution {
         let step = |at: f64| f64::from(u8::from(x >= at));
         match self.shape {
             Shape::Constant(value) => step(value),
-            Shape::Normal { mean, sd } if sd == 0.0 => step(mean),
+            Shape::Normal { mean, sd: 0.0 } => step(mean),
             Shape::Normal { mean, sd } => normal_cdf((x - mean) / sd),
             Shape::Lognormal { mu, sigma, negative } => {
                 let below = |y: f64| {

@@ -33,13 +33,19 @@
 //! rate = 8.0                   # Hz of a source
 //! sources = 1000
 //! weight = 40.0
+//!
+//! [[record]]                   # state variables of chosen cells; spikes are recorded by simulation.record
+//! population = "E"
+//! variables = ["V"]
+//! cells = [0, 1]
+//! every = 1.0                  # ms
 //! ```
 
 use super::place::Box4;
 use super::{Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule, Shape};
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote};
 use crate::spiking::models::{self, Kind};
-use crate::spiking::record::columns;
+use crate::spiking::record::{Recorder, columns};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,6 +61,8 @@ pub struct Settings {
     pub discard_ms: f64,
     /// Whether spikes are kept.
     pub record: bool,
+    /// State variables that are kept.
+    pub recorders: Vec<Recorder>,
     /// The time between checkpoints, ms.
     pub checkpoint_every_ms: Option<f64>,
     /// What a user should know.
@@ -175,9 +183,18 @@ pub fn read(config: &Config) -> Result<Settings> {
         variants.dedup();
         return Err(s.refuse("variant", &format!("is {}, but there are {}", quote(&variant), variants.join(", "))));
     }
+    let recorders = config.tables("record")?.iter().map(|s| recorder(s, &network)).collect::<Result<Vec<_>>>()?;
     config.finish()?;
     let notes = super::scale::scale(&mut network, scale)?;
-    Ok(Settings { network, duration_ms, discard_ms, record, checkpoint_every_ms, notes })
+    for r in &recorders {
+        let p = &network.populations[r.population];
+        if let Some(cell) = r.cells.iter().find(|c| **c >= p.size) {
+            return Err(config
+                .root()
+                .refuse("record", &format!("wants cell {cell} of {}, which has {}", p.name, p.size)));
+        }
+    }
+    Ok(Settings { network, duration_ms, discard_ms, record, recorders, checkpoint_every_ms, notes })
 }
 
 fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Result<f64> {
@@ -310,6 +327,35 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
         p.replay = Some(Arc::new(columns::spikes(&folder.join(file), network.dt_ms, size)?));
     }
     Ok(p)
+}
+
+fn recorder(section: &Section<'_>, network: &Network) -> Result<Recorder> {
+    let of = named(section, "population", network)?;
+    let &[population] = of.as_slice() else {
+        return Err(section.refuse("population", "must be one population"));
+    };
+    let model = network.populations[population].model;
+    let known = || model.variables().iter().map(|v| v.name);
+    let index = |name: &String| {
+        known().position(|v| v == name).ok_or_else(|| {
+            let hint = match nearest(name, known()) {
+                Some(near) => format!("did you mean {near:?}?"),
+                None => format!("there are: {}", known().collect::<Vec<_>>().join(", ")),
+            };
+            section.refuse("variables", &format!("names {}, which {} has not; {hint}", quote(name), model.name()))
+        })
+    };
+    let variables: Vec<String> = section.get("variables", vec!["V".to_owned()])?;
+    let variables = variables.iter().map(index).collect::<Result<Vec<_>>>()?;
+    let cells: Vec<u32> = section.require("cells")?;
+    let every = section.get("every", Milliseconds(1.0))?.0 / network.dt_ms;
+    if cells.is_empty() || variables.is_empty() {
+        return Err(section.refuse("cells", "and variables must not be empty"));
+    }
+    if !(1.0..1e12).contains(&every.round()) {
+        return Err(section.refuse("every", &format!("must be at least the step of {} ms", network.dt_ms)));
+    }
+    Ok(Recorder { population, variables, cells, every: every.round() as u64 })
 }
 
 /// The indices of the populations that `key` names.

@@ -60,6 +60,11 @@ variant = "dc"
 target = "I"
 kind = "dc"
 current = 2.0
+[[record]]
+population = "I"
+variables = ["V", "u"]
+cells = [0, 7]
+every = "0.5ms"
 "#;
 
 #[test]
@@ -77,6 +82,8 @@ fn a_configuration_says_what_it_says() {
     let pairs: Vec<_> = n.projections.iter().map(|p| (p.source, p.target)).collect();
     assert_eq!(pairs, [(0, 1), (0, 0), (1, 0)]);
     assert!(matches!(n.projections[1].rule, Rule::InDegree { count: 4, multapses: false }));
+    let r = &s.recorders[0];
+    assert_eq!((r.population, &r.variables[..], &r.cells[..], r.every), (1, &[0, 1][..], &[0, 7][..], 5));
     assert_eq!(n.drives.len(), 2);
     assert!(
         matches!(n.drives[1].kind, DriveKind::Poisson { rate_hz, start_ms, .. } if rate_hz == 400.0 && start_ms == 10.0)
@@ -140,6 +147,13 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
         ),
         ("dt = 0.1", "dt = 0", "net.toml:3: simulation.dt must be from 0.000001"),
         ("weight = 0.5", "wieght = 0.5", "lacks the required key weight"),
+        (
+            "[\"V\", \"u\"]",
+            "[\"v\", \"u\"]",
+            "record[0].variables names \"v\", which izhikevich has not; did you mean \"V\"?",
+        ),
+        ("cells = [0, 7]", "cells = [0, 70]", "record wants cell 70 of I, which has"),
+        ("every = \"0.5ms\"", "every = 0", "record[0].every must be at least the step"),
         ("schema = 1", "schema = 2", "this version reads schema = 1"),
     ] {
         assert!(NETWORK.contains(from), "{from}");

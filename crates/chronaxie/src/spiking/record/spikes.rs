@@ -250,7 +250,11 @@ mod tests {
         let mut log = SpikeLog::open(&path, 3000).unwrap();
         log.add(&spikes(5000)[3000..]).unwrap();
         let mut back = Vec::new();
-        log.read(|s| Ok(back.extend_from_slice(s))).unwrap();
+        log.read(|s| {
+            back.extend_from_slice(s);
+            Ok(())
+        })
+        .unwrap();
         assert_eq!(back, spikes(5000));
         let model = crate::spiking::models::find("lif_exp").unwrap();
         let mut network = Network::new(0.1, 1).unwrap();

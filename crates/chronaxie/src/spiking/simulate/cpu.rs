@@ -167,6 +167,12 @@ impl Engine for CpuEngine<'_> {
         Ok(())
     }
 
+    fn cell(&self, population: usize, cell: u32) -> Vec<f32> {
+        let states = self.lanes.iter().map(|lane| lane.states(population));
+        let mut of = states.filter(|(part, _)| (part.low..part.high).contains(&cell));
+        of.next().map_or(Vec::new(), |(part, states)| states.iter().map(|s| s[(cell - part.low) as usize]).collect())
+    }
+
     fn synapses(&self) -> u64 {
         self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64).sum()
     }

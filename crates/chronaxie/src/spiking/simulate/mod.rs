@@ -57,6 +57,8 @@ pub trait Engine: Send {
     /// # Errors
     /// `Checkpoint`, where the state is not one of this plan.
     fn restore(&mut self, state: &State) -> Result<()>;
+    /// The state of a cell of a population, as it is stepped.
+    fn cell(&self, population: usize, cell: u32) -> Vec<f32>;
     /// How many synapses there are.
     fn synapses(&self) -> u64;
     /// Spikes times the synapses that each went through, so far.
