@@ -267,11 +267,12 @@ mod tests {
             assert!(Config::parse(&good[..end], "net.json").is_err());
         }
         let mut rng = crate::rng::Rng::new(3, 0);
+        let letters = b"{}[]\",:\\u0e.-+ \n\x00\xc3x19";
         for _ in 0..20_000 {
             let mut bytes = good.as_bytes().to_vec();
             for _ in 0..=rng.below(3) {
                 let at = rng.below(bytes.len() as u64) as usize;
-                bytes[at] = b"{}[]\",:\\u0e.-+ \n\x00\xc3x19"[rng.below(24) as usize];
+                bytes[at] = letters[rng.below(letters.len() as u64) as usize];
             }
             if let Ok(text) = std::str::from_utf8(&bytes) {
                 let _ = Config::parse(text, "net.json");
