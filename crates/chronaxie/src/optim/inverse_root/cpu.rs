@@ -5,7 +5,6 @@
 //! iterations) are 3.2 GFLOP, 4 x 1024^2 103 GFLOP; two AVX2 cores do about 150 GFLOP a second.
 #![allow(unsafe_code)]
 
-use super::op::NAME;
 use super::spec::{InverseRoot, MOST_ITERATIONS, Method, RECORD, Status, WORST_RESIDUAL};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::matrix::{self, Parts, packing, product};
@@ -41,7 +40,7 @@ impl CpuPlan {
 
 impl Plan for CpuPlan {
     fn entry(&self) -> &'static str {
-        NAME
+        self.problem.entry
     }
     fn place(&self) -> Place {
         Place::Cpu

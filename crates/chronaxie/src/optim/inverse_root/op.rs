@@ -1,6 +1,6 @@
 //! Inverse roots as entries of the registry: `inverse_root`, of any exponent, and `inverse_root4`, which is compared.
 
-use super::spec::{Defect, InverseRoot, MOST_ITERATIONS, Method};
+use super::spec::{Defect, FOURTH, InverseRoot, MOST_ITERATIONS, Method, NAME};
 use super::{cpu, cuda, reference};
 use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
@@ -8,11 +8,9 @@ use crate::real::Real;
 use crate::{Device, Result};
 use std::sync::Arc;
 
-pub(super) const NAME: &str = "inverse_root";
-
 impl Problem for InverseRoot {
     fn entry(&self) -> &'static str {
-        NAME
+        self.entry
     }
     fn signature(&self, pass: Pass) -> Result<Signature> {
         self.signature_of(pass)
@@ -71,7 +69,7 @@ pub struct InverseRootOp {
 
 impl Op for InverseRootOp {
     fn name(&self) -> &'static str {
-        if self.fourth { "inverse_root4" } else { NAME }
+        if self.fourth { FOURTH } else { NAME }
     }
     fn summary(&self) -> &'static str {
         if self.fourth {
@@ -122,6 +120,7 @@ impl Op for InverseRootOp {
             .exponent(case.get("q", 1)?, case.get("p", 4)?)
             .method(method)
             .damping(case.get("absolute", d.absolute)?, case.get("relative", d.relative)?);
+        p.entry = self.name();
         p.kappa = case.get("kappa", 0.0)?;
         p.defect = case.option("defect").map_or(Ok(Defect::None), str::parse)?;
         Ok(Arc::new(p.build()?))

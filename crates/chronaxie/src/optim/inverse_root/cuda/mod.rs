@@ -1,7 +1,6 @@
 //! Launches of inverse roots: one kernel for all sizes and exponents.
 #![allow(unsafe_code)]
 
-use super::op::NAME;
 use super::spec::{InverseRoot, Method};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
@@ -53,7 +52,7 @@ impl CudaPlan {
 
 impl Plan for CudaPlan {
     fn entry(&self) -> &'static str {
-        NAME
+        self.problem.entry
     }
     fn place(&self) -> Place {
         Place::Cuda(self.device.index())
