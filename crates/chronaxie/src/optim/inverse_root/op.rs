@@ -101,7 +101,7 @@ impl Op for InverseRootOp {
                 "2x20,q=2,p=3,kappa=1e2",
                 "2x24,q=3,p=2,kappa=1e2",
                 "3x16,defect=zero,absolute=1e-4",
-                "3x16,p=2,defect=rank1",
+                "3x16,p=2,defect=rank1,relative=1e-5",
                 "3x21,p=4,defect=rank1,relative=1e-4,method=newton",
                 "3x18,p=4,defect=indefinite,relative=1e-2",
                 "3x18,p=2,defect=indefinite,relative=1e-2,method=newton",
