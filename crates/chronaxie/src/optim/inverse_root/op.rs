@@ -89,7 +89,7 @@ impl Op for InverseRootOp {
             (CaseSet::Check, false) => &[
                 "0x5",
                 "3x0",
-                "4x1",
+                "40x1,method=eigen",
                 "5x2,p=2",
                 "3x3,p=1,method=newton",
                 "2x17,p=3,method=newton,kappa=1e2",

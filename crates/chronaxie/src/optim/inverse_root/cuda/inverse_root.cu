@@ -11,7 +11,8 @@
 // iterations, p = 4) are 3.2 GFLOP; at 60 TFLOP/s of f32 the floor is 0.05 ms, and at one block of 256 threads on each of 64
 // multiprocessors 0.11 ms. One block a matrix is not what 4 x 1024^2 and larger want (129 GFLOP each, on one multiprocessor of
 // 132): this is the kernel that is right for every size, the first of this family.
-// Workspace: 5 matrices a block in global memory (L2 up to n = 256).
+// Workspace: 5 matrices and 2 numbers a block in global memory (L2 up to n = 256): the residual's two vectors begin in the last
+// matrix, which does not hold both where n = 1.
 typedef long long i64;
 
 constexpr int kThreads = 256;
@@ -80,6 +81,11 @@ __device__ void product(float* c, const float* a, const float* b, int n, float (
     }
   }
   __syncthreads();
+}
+
+// Not inlined: its addresses would be live through the products, whose registers are all in use.
+__device__ __noinline__ void copy(float* to, const float* from, i64 size) {
+  for (i64 e = threadIdx.x; e < size; e += kThreads) to[e] = from[e];
 }
 
 // max |m - I|.
@@ -197,14 +203,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     inverse_root(const float* __restrict__ a,  // [N, n, n]
                  float* root,                  // [N, n, n]
                  float* record,                // [N, 4]
-                 float* work,                  // [blocks, 5, n, n]
+                 float* work,                  // [blocks, 5 n^2 + 2]
                  i64 count, int n, int numerator, int denominator, int by_newton, double absolute, double relative) {
   __shared__ __align__(16) float sa[kDepth][kPitch];
   __shared__ __align__(16) float sb[kDepth][kPitch];
   __shared__ double slots[kThreads / 32];
   __shared__ float2 turns[kMostPairs];
   const i64 size = (i64)n * n;
-  float* mean = work + blockIdx.x * 5 * size;
+  float* mean = work + blockIdx.x * (5 * size + 2);
   for (i64 nth = blockIdx.x; nth < count; nth += gridDim.x) {
     const float* from = a + nth * size;
     float* to = root + nth * size;
@@ -237,11 +243,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
       __syncthreads();
       error = distance(m, n, slots);
+      copy(to, x, size);
       while (iterations < kMostIterations) {
         for (i64 e = threadIdx.x; e < size; e += kThreads) t[e] = fmaf(slope, m[e], e / n == e % n ? on_diagonal : 0.f);
         __syncthreads();
-        // The root before is kept in `to` until the next residual is known.
-        for (i64 e = threadIdx.x; e < size; e += kThreads) to[e] = x[e];
         product(spare, x, t, n, sa, sb);
         float* other = x;
         x = spare, spare = other;
@@ -257,13 +262,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         }
         ++iterations;
         const float now = distance(m, n, slots);
-        // What no longer falls has come to what f32 can do; NaN ends it too.
+        // What no longer falls has come to what f32 can do; NaN ends it too. `to` keeps the root that was best at the end.
         const bool ends = now != now || (error < 0.5f && now >= 0.9f * error);
-        const bool better = !ends || now <= error;
-        if (better)
-          for (i64 e = threadIdx.x; e < size; e += kThreads) to[e] = x[e];
-        error = now != now ? now : min(error, now);
-        if (!ends) error = now;
+        if (!ends || now <= error) {
+          copy(to, x, size);
+          error = now;
+        }
         if (ends) break;
       }
       __syncthreads();
@@ -271,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     if (status == kFailed && norm < 1e300 && scale > 0) {
       m = mean + 2 * size, t = mean + 3 * size, spare = mean + 4 * size;
-      for (i64 e = threadIdx.x; e < size; e += kThreads) m[e] = mean[e];
+      copy(m, mean, size);
       __syncthreads();
       iterations = jacobi(m, t, n, norm, turns, slots);
       float least = __int_as_float(0x7f800000);

@@ -33,8 +33,8 @@ impl CudaPlan {
         let resident = device.props().sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
         let blocks = problem.count.min(resident);
         let mut layout = Layout::new(options.scratch_gap);
-        // Two vectors of the residual fit where a matrix of one element does not hold them.
-        let work = layout.push("work", Dtype::F32, blocks * MATRICES * problem.order * problem.order + 2)?;
+        // The residual's two vectors: a matrix of one element does not hold them.
+        let work = layout.push("work", Dtype::F32, blocks * (MATRICES * problem.order * problem.order + 2))?;
         Ok(Self {
             problem,
             device: device.clone(),
