@@ -20,6 +20,8 @@ pub mod registry;
 #[cfg(feature = "report")]
 pub mod report;
 pub mod rng;
+#[cfg(any(feature = "layers", feature = "optim", feature = "train"))]
+mod shared;
 pub mod simd_math;
 #[cfg(all(feature = "spiking", feature = "report"))]
 pub mod simulate;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::pool::for_each;
+use crate::shared::Shared;
 use crate::simd::{SimdLevel, level};
 
 /// Terms of a product that are packed at a time: a panel of each matrix stays in the first cache, all of them in the second.
@@ -9,25 +10,6 @@ const DEPTH: usize = 256;
 /// Rows and columns of a tile: what the registers of AVX-512 hold, and of AVX2 (and of less).
 const WIDE: (usize, usize) = (8, 32);
 const NARROW: (usize, usize) = (6, 16);
-
-/// Memory that tasks share, each its own part of it.
-#[derive(Clone, Copy)]
-pub(crate) struct Parts<T>(pub(crate) *mut T);
-
-// SAFETY: each task uses only its own part.
-unsafe impl<T> Send for Parts<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Parts<T> {}
-
-impl<T> Parts<T> {
-    /// # Safety
-    /// `start .. start + len` must lie inside the memory and be used by one task only.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}
 
 /// acc += a^T b of packed panels: `a [k, M]`, `b [k, N]`.
 #[inline(always)]
@@ -110,7 +92,7 @@ fn tiles<const M: usize, const N: usize>(
         let (pa, pb) = pack.split_at_mut(depth * rows * M);
         pack_panels::<M>(a, n, k0, depth, pa);
         pack_panels::<N>(b, n, k0, depth, &mut pb[..depth * columns * N]);
-        let (pa, pb, to) = (&*pa, &*pb, Parts(c.as_mut_ptr()));
+        let (pa, pb, to) = (&*pa, &*pb, Shared::new(c));
         let row = |i: usize| {
             let last = (i * M + M).min(n);
             // SAFETY: the rows of panel i belong to this task.

@@ -1,21 +1,10 @@
-//! Curves over epochs, drawn as SVG and PNG with a font of the library's own.
+//! Curves over epochs, drawn as SVG and PNG.
 
-use crate::{Error, Result};
+use super::canvas::{self, FAINT, FONT, GRID, INK, Picture, failed};
+use crate::Result;
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::{FontStyle, register_font};
-use std::sync::OnceLock;
 
-pub(super) const FONT: &str = "DejaVu Sans";
-const FONT_BYTES: &[u8] = include_bytes!("font/DejaVuSans-Latin.ttf");
-/// Sizes in pixels at which the picture is laid out; the PNG has twice as many.
-const WIDTH: u32 = 920;
-const HEIGHT: u32 = 400;
-pub(super) const PNG_SCALE: u32 = 2;
-
-pub(super) const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
-pub(super) const FAINT: RGBColor = RGBColor(0x8c, 0x95, 0x9f);
-pub(super) const GRID: RGBColor = RGBColor(0xea, 0xee, 0xf2);
 /// Told apart by every common kind of colour vision (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0x00, 0x72, 0xb2), RGBColor(0xd5, 0x5e, 0x00), RGBColor(0x00, 0x9e, 0x73), RGBColor(0xcc, 0x79, 0xa7)];
@@ -53,57 +42,25 @@ pub struct Curve {
     pub panels: Vec<Panel>,
 }
 
-pub(super) fn failed(e: impl std::fmt::Display) -> Error {
-    Error::value(format!("the picture cannot be drawn: {e}"))
-}
-
-/// RGB bytes as a PNG file.
-pub(super) fn encode(pixels: &[u8], width: u32, height: u32) -> Result<Vec<u8>> {
-    let mut file = Vec::new();
-    let mut encoder = png::Encoder::new(&mut file, width, height);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    encoder.write_header().and_then(|mut w| w.write_image_data(pixels)).map_err(failed)?;
-    Ok(file)
-}
-
-/// The font is registered once a process.
-pub(super) fn font() -> Result<()> {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    let ok = *REGISTERED.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_BYTES).is_ok());
-    if ok { Ok(()) } else { Err(failed("its font is not a font")) }
-}
-
 impl Curve {
     /// The picture as SVG.
     ///
     /// # Errors
     /// `Value`, where the drawing library refuses.
     pub fn svg(&self) -> Result<String> {
-        font()?;
-        let mut text = String::new();
-        {
-            let area = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-            self.draw(&area, 1)?;
-            area.present().map_err(failed)?;
-        }
-        Ok(text)
+        canvas::svg(self)
     }
     /// The picture as PNG, in RGB.
     ///
     /// # Errors
     /// As [`svg`](Self::svg).
     pub fn png(&self) -> Result<Vec<u8>> {
-        font()?;
-        let (width, height) = (WIDTH * PNG_SCALE, HEIGHT * PNG_SCALE);
-        let mut pixels = vec![0; width as usize * height as usize * 3];
-        {
-            let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-            self.draw(&area, PNG_SCALE)?;
-            area.present().map_err(failed)?;
-        }
-        encode(&pixels, width, height)
+        canvas::png(self)
     }
+}
+
+impl Picture for Curve {
+    const SIZE: (u32, u32) = (920, 400);
 
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>, scale: u32) -> Result<()> {
         let s = |n: u32| n * scale;
@@ -120,7 +77,9 @@ impl Curve {
         }
         Ok(())
     }
+}
 
+impl Curve {
     fn draw_panel<B: DrawingBackend>(
         &self,
         panel: &Panel,

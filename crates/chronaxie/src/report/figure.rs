@@ -1,12 +1,10 @@
 //! Pictures of points, bars and lines, drawn as SVG and PNG.
 
-use super::curve::{FAINT, FONT, GRID, INK, PNG_SCALE, encode, failed, font};
+use super::canvas::{self, FAINT, FONT, GRID, INK, Picture, failed};
 use crate::Result;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-const WIDTH: u32 = 1100;
-const HEIGHT: u32 = 460;
 /// Told apart by every common kind of colour vision (Okabe and Ito, 2008), each in two shades.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x72, 0xb2),
@@ -91,30 +89,19 @@ impl Figure {
     /// # Errors
     /// Where the drawing library fails.
     pub fn svg(&self) -> Result<String> {
-        font()?;
-        let mut text = String::new();
-        {
-            let area = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-            self.draw(&area, 1)?;
-            area.present().map_err(failed)?;
-        }
-        Ok(text)
+        canvas::svg(self)
     }
     /// The picture as PNG, in RGB.
     ///
     /// # Errors
     /// As [`svg`](Self::svg).
     pub fn png(&self) -> Result<Vec<u8>> {
-        font()?;
-        let (width, height) = (WIDTH * PNG_SCALE, HEIGHT * PNG_SCALE);
-        let mut pixels = vec![0; width as usize * height as usize * 3];
-        {
-            let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-            self.draw(&area, PNG_SCALE)?;
-            area.present().map_err(failed)?;
-        }
-        encode(&pixels, width, height)
+        canvas::png(self)
     }
+}
+
+impl Picture for Figure {
+    const SIZE: (u32, u32) = (1100, 460);
 
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>, scale: u32) -> Result<()> {
         let s = |n: u32| n * scale;

@@ -1,5 +1,6 @@
 //! What a run leaves behind: its folder, a record of how it was made, and pictures.
 
+mod canvas;
 mod curve;
 pub mod figure;
 mod folder;

@@ -23,8 +23,9 @@ mod units;
 
 use super::net::{Map, Net};
 use super::spec::{Cfc, MAX_CELLS};
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::shared::Shared;
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Chunk, Given, Gradients, JOB, Job, Sums};

@@ -42,8 +42,9 @@ mod places;
 mod tests;
 
 use super::spec::Ltc;
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::shared::Shared;
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Given, Gradients};

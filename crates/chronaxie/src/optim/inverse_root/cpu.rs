@@ -7,9 +7,10 @@
 
 use super::spec::{InverseRoot, MOST_ITERATIONS, Method, RECORD, Status, WORST_RESIDUAL};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::matrix::{self, Parts, packing, product};
+use crate::optim::matrix::{self, packing, product};
 use crate::pool::{for_each, num_threads};
 use crate::rng::Rng;
+use crate::shared::Shared;
 use crate::{Dtype, Error, Layout, Place, RegionId, Result};
 
 pub(super) struct CpuPlan {
@@ -66,10 +67,10 @@ impl Plan for CpuPlan {
         let [root, record] = &mut *args.outputs else {
             return Err(Error::shape("inverse root: two tensors are written"));
         };
-        let (root, record) = (Parts(root.as_mut_ptr::<f32>()?), Parts(record.as_mut_ptr::<f32>()?));
+        let (root, record) = (Shared::new(root.as_mut_slice::<f32>()?), Shared::new(record.as_mut_slice::<f32>()?));
         // SAFETY: the region is carved once in this call.
         let floats: &mut [f32] = unsafe { self.layout.carve(&args.scratch, self.floats)? };
-        let floats = Parts(floats.as_mut_ptr());
+        let floats = Shared::new(floats);
         let work = |task: usize, threads: bool| {
             // SAFETY: the part of this task.
             let floats = unsafe { floats.part(task * self.each, self.each) };

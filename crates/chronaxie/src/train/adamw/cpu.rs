@@ -5,6 +5,7 @@
 use super::spec::AdamW;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::pool::for_each;
+use crate::shared::Shared;
 use crate::{Dtype, Error, Layout, Place, RegionId, Result};
 
 const LANES: usize = 8;
@@ -14,25 +15,6 @@ pub(super) struct CpuPlan {
     signature: Signature,
     layout: Layout,
     partials: RegionId,
-}
-
-/// A vector that tasks share to write disjoint runs.
-#[derive(Clone, Copy)]
-struct Runs<T>(*mut T);
-
-// SAFETY: each task writes only its own run.
-unsafe impl<T> Send for Runs<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Runs<T> {}
-
-impl<T> Runs<T> {
-    /// # Safety
-    /// `start .. start + len` must lie inside the vector and be used by one task only.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
 }
 
 /// The numbers of one step that are the same for every element.
@@ -129,12 +111,12 @@ impl Plan for CpuPlan {
         *step = step.saturating_add(1);
         // SAFETY: the region is carved once in this call.
         let partials: &mut [f64] = unsafe { self.layout.carve(&args.scratch, self.partials)? };
-        let at = Runs(partials.as_mut_ptr());
+        let at = Shared::new(partials);
         let run = |r: usize| (r * p.run(), p.run().min(p.elements - r * p.run()));
         for_each(p.runs(), |r| {
             let (start, len) = run(r);
             // SAFETY: partial r belongs to this task.
-            squares(&grad[start..start + len], unsafe { &mut at.slice(r, 1)[0] });
+            squares(&grad[start..start + len], unsafe { &mut at.part(r, 1)[0] });
         });
         let norm = partials.iter().sum::<f64>().sqrt();
         grad_norm.as_mut_slice::<f32>()?[0] = norm as f32;
@@ -150,12 +132,15 @@ impl Plan for CpuPlan {
             epsilon: p.epsilon as f32,
             shrink: (rate * p.weight_decay) as f32,
         };
-        let (parameter, first, second) =
-            (Runs(parameter.as_mut_ptr::<f32>()?), Runs(first.as_mut_ptr::<f32>()?), Runs(second.as_mut_ptr::<f32>()?));
+        let (parameter, first, second) = (
+            Shared::new(parameter.as_mut_slice::<f32>()?),
+            Shared::new(first.as_mut_slice()?),
+            Shared::new(second.as_mut_slice()?),
+        );
         for_each(p.runs(), |r| {
             let (start, len) = run(r);
             // SAFETY: run r of each vector belongs to this task.
-            let (q, m, v) = unsafe { (parameter.slice(start, len), first.slice(start, len), second.slice(start, len)) };
+            let (q, m, v) = unsafe { (parameter.part(start, len), first.part(start, len), second.part(start, len)) };
             update(s, &grad[start..start + len], &decay[start..start + len], q, m, v);
         });
         Ok(())

@@ -5,6 +5,7 @@
 use super::spec::{CHUNK, LinearHead, Loss, Pooling};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::pool::for_each;
+use crate::shared::Shared;
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
 
 /// Partial sums of a dot product, added in one order at the end; enough for any vector width.
@@ -20,27 +21,8 @@ pub(super) struct CpuPlan {
     partial: RegionId,
 }
 
-/// A pointer that tasks share to write disjoint rows.
-#[derive(Clone, Copy)]
-struct Rows(*mut f32);
-
-// SAFETY: each task writes only the rows of its own index.
-unsafe impl Send for Rows {}
-// SAFETY: as above.
-unsafe impl Sync for Rows {}
-
-impl Rows {
-    /// # Safety
-    /// `start .. start + len` must lie inside the tensor and be used by one task only.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
-        // SAFETY: as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}
-
-fn rows(view: &mut ViewMut<'_>) -> Result<Rows> {
-    Ok(Rows(view.as_mut_ptr::<f32>()?))
+fn shared(view: &mut ViewMut<'_>) -> Result<Shared<f32>> {
+    Ok(Shared::new(view.as_mut_slice()?))
 }
 
 #[inline(always)]
@@ -104,21 +86,21 @@ impl CpuPlan {
         let valid_rows = (0..batch).filter(|&b| self.valid(lengths, b) > 0).count().max(1);
         // SAFETY: the region is carved once in this call.
         let row_loss: &mut [f32] = unsafe { self.forward_scratch.carve(&args.scratch, self.row_loss)? };
-        let row_loss_at = Rows(row_loss.as_mut_ptr());
+        let row_loss_at = Shared::new(row_loss);
         let readouts = self.problem.readouts();
         let (_, rest) = args.outputs.split_at_mut(1);
-        let logits = rows(&mut rest[0])?;
-        let delta = if backward { Some(rows(&mut rest[1])?) } else { None };
-        let pooled = if backward && pooling != Pooling::Every { Some(rows(&mut rest[2])?) } else { None };
+        let logits = shared(&mut rest[0])?;
+        let delta = if backward { Some(shared(&mut rest[1])?) } else { None };
+        let pooled = if backward && pooling != Pooling::Every { Some(shared(&mut rest[2])?) } else { None };
         for_each(batch, |b| {
             let len = self.valid(lengths, b);
             let state = |t: usize| &h[(b * steps + t) * features..][..features];
             // SAFETY: row b of each tensor belongs to this task.
-            let (y, loss) = unsafe { (logits.slice(b * classes, classes), row_loss_at.slice(b, 1)) };
+            let (y, loss) = unsafe { (logits.part(b * classes, classes), row_loss_at.part(b, 1)) };
             // SAFETY: as above.
-            let mut d = delta.as_ref().map(|d| unsafe { d.slice(b * readouts * classes, readouts * classes) });
+            let mut d = delta.as_ref().map(|d| unsafe { d.part(b * readouts * classes, readouts * classes) });
             // SAFETY: as above.
-            let p = pooled.as_ref().map(|p| unsafe { p.slice(b * features, features) });
+            let p = pooled.as_ref().map(|p| unsafe { p.part(b * features, features) });
             y.fill(0.0);
             loss[0] = 0.0;
             if let Some(d) = d.as_deref_mut() {
@@ -187,14 +169,14 @@ impl CpuPlan {
         };
         // SAFETY: the region is carved once in this call.
         let partial: &mut [f32] = unsafe { self.backward_scratch.carve(&args.scratch, self.partial)? };
-        let partial = Rows(partial.as_mut_ptr());
+        let partial = Shared::new(partial);
         let [grad_h, grad_weight, grad_bias] = args.outputs else {
             return Err(Error::shape("linear_head: three gradients are written"));
         };
-        let (grad_h, grad_weight, grad_bias) = (rows(grad_h)?, rows(grad_weight)?, rows(grad_bias)?);
+        let (grad_h, grad_weight, grad_bias) = (shared(grad_h)?, shared(grad_weight)?, shared(grad_bias)?);
         for_each(batch, |b| {
             // SAFETY: row b belongs to this task.
-            let g = unsafe { grad_h.slice(b * steps * features, steps * features) };
+            let g = unsafe { grad_h.part(b * steps * features, steps * features) };
             g.fill(0.0);
             let len = self.valid(lengths, b);
             let mut back = |t: usize, s: usize| {
@@ -218,9 +200,9 @@ impl CpuPlan {
         });
         for_each(classes, |c| {
             // SAFETY: class c belongs to this task.
-            let (gw, gb) = unsafe { (grad_weight.slice(c * features, features), grad_bias.slice(c, 1)) };
+            let (gw, gb) = unsafe { (grad_weight.part(c * features, features), grad_bias.part(c, 1)) };
             // SAFETY: as above.
-            let sums = unsafe { partial.slice(c * (features + 1), features + 1) };
+            let sums = unsafe { partial.part(c * (features + 1), features + 1) };
             let (pw, pb) = sums.split_at_mut(features);
             [&mut *gw, &mut *gb, &mut *pw, &mut *pb].into_iter().for_each(|g| g.fill(0.0));
             // One long sum loses what many short ones keep: the error goes with the square root of its length.

@@ -6,7 +6,8 @@ use super::gemm::{Rows, outer, product};
 use super::layout::{Buffers, GROUP, Group, Widths};
 use super::units;
 use crate::layers::cfc::net::{Map, Source};
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
+use crate::shared::Shared;
 
 /// What the forward pass gave and kept, and the gradients that arrive.
 pub(super) struct Given<'a> {

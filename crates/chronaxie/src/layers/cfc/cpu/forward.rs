@@ -5,7 +5,8 @@ use super::layout::{Buffers, Group, Widths};
 use super::units;
 use crate::layers::cfc::net::{Map, Net};
 use crate::layers::cfc::spec::{Cfc, MAX_CELLS, Mode};
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
+use crate::shared::Shared;
 
 /// What every group of a call reads.
 pub(super) struct Call<'a> {

@@ -10,8 +10,9 @@ use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
 use super::layout::{Buffers, Group, Sizes, Sums, stored};
 use super::lstm::{self, Kept};
 use crate::layers::ltc::spec::Mapping;
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
 use crate::pool;
+use crate::shared::Shared;
 use crate::simd_math::{Lanes, mul_add};
 
 /// What the backward pass reads beside the [`Call`].

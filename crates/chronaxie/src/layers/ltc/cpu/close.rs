@@ -2,8 +2,8 @@
 
 use super::fold::{PACK, Side, SideInputs, TARGETS};
 use crate::layers::ltc::spec::Constraint;
-use crate::layers::memory::Shared;
 use crate::pool;
+use crate::shared::Shared;
 use crate::simd_math::{Lanes, sigmoid};
 
 /// Sums of every task, `len` elements a task.

@@ -1,7 +1,7 @@
 //! What is made of the parameters before a pass: constants of each synapse, target by target, in packs of two.
 
 use crate::layers::ltc::spec::Constraint;
-use crate::layers::memory::Shared;
+use crate::shared::Shared;
 use crate::simd_math::{Lanes, softplus};
 use crate::{Error, Result, pool};
 

@@ -5,8 +5,9 @@ use super::gates::sums;
 use super::layout::{Buffers, Group, stored};
 use super::lstm::Lstm;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
-use crate::layers::memory::{Shared, Strided};
+use crate::layers::memory::Strided;
 use crate::pool;
+use crate::shared::Shared;
 use crate::simd_math::{Lanes, mul_add};
 
 /// What every group of a call reads.
