@@ -22,6 +22,11 @@ _LOCK = threading.Lock()
 _MAX_REBUILT = 32
 
 
+def _lasting(made: torch.Tensor) -> bool:
+    """Whether a tensor may be kept: what a tracer or a transform makes has no memory of its own, and ends with it."""
+    return type(made) is torch.Tensor and not torch._C._are_functorch_transforms_active()
+
+
 def _bytes(mask: torch.Tensor, what: str) -> bytes:
     host = mask.detach().to("cpu")
     if not bool(((host == 0) | (host == 1)).all()):
@@ -64,7 +69,9 @@ class Synapses:
         """All index lists behind each other, 32-bit integers on ``device``."""
         found = self._lists.get(device)
         if found is None:
-            found = self._lists[device] = next(iter(self._lists.values())).to(device)
+            found = next(iter(self._lists.values())).to(device)
+            if _lasting(found):
+                self._lists[device] = found
         return found
 
     def masks(self, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +86,9 @@ class Synapses:
                 mask = torch.frombuffer(bytearray(data), dtype=torch.uint8)
                 return mask.view(sources, hidden).to(device=device, dtype=dtype)
 
-            found = self._masks[device, dtype] = (dense(recurrent, hidden), dense(sensory, inputs))
+            found = dense(recurrent, hidden), dense(sensory, inputs)
+            if _lasting(found[0]):
+                self._masks[device, dtype] = found
         return found
 
     def layer(self, text: str) -> Layer:

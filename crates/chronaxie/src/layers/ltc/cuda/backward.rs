@@ -140,7 +140,7 @@ impl BackwardCall<'_> {
                 at(x, Some(s.gleak + 2)), at(x, Some(g.states)), e0, e1, e2, e3, at(x, Some(g.grad_out)),
                 stride(x, Some(g.grad_out), 0), stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2),
                 at(x, s.output_w), n0, n1, n2, start, v, den, Arg::I64(trace_b as i64), region(t.step_sums), changes,
-                region(t.gate_sums), region(t.cluster_sums), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
+                region(t.gate_sums), region(t.cluster_sums), region(t.common.carried), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
                 Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32),
                 Arg::I32(steps as i32), Arg::I32(k.adjoint.held.groups as i32), Arg::I32(i32::from(last)),
                 plan.constrained()

@@ -75,6 +75,27 @@ struct Exchange {
     }
   }
 
+  // The same of a plane of pairs (gate_sums.cuh) that starts `plane` bytes into a tile: this lane is the first-th of `lanes`
+  // that have it.
+  template <int kCount>
+  __device__ __forceinline__ void give_plane(int q, unsigned n, unsigned plane, int first, int lanes,
+                                             const float (&x)[kCount]) const {
+    const unsigned i = q * 2 + (n & 1), at = i * bytes + plane;
+#if __CUDA_ARCH__ >= 900
+    if (kCluster) {
+      const unsigned blocks = cluster_blocks(), to = shared_address(tiles) + at, barrier = shared_address(barriers) + i * 8;
+      if (first < (int)blocks) store_async(in_block(to, first), x, in_block(barrier, first));
+      for (unsigned block = first + lanes; block < blocks; block += lanes)
+        store_async(in_block(to, block), x, in_block(barrier, block));
+      return;
+    }
+#endif
+    if (first == 0) {
+#pragma unroll
+      for (int r = 0; r < kCount; r++) ((float*)(tiles + at))[r] = x[r];
+    }
+  }
+
   // Waits until the values of round n of group q are all here.
   __device__ __forceinline__ void take(int q, unsigned n) const {
 #if __CUDA_ARCH__ >= 900

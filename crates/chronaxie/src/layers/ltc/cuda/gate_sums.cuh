@@ -2,17 +2,21 @@
 #pragma once
 #include "held.cuh"
 
-// alpha of kRows rows, then beta of them.
-__device__ __forceinline__ void load_pairs(const char* tile, unsigned offset, float (&x)[2 * kRows]) {
-  if constexpr (kRows >= 2) {
-#pragma unroll
-    for (int i = 0; i < 2 * kRows; i += 4) {
-      float4 y = *(const float4*)(tile + offset + 4 * i);
-      x[i] = y.x, x[i + 1] = y.y, x[i + 2] = y.z, x[i + 3] = y.w;
-    }
-  } else {
-    float2 y = *(const float2*)(tile + offset);
+// Rows whose alpha and beta lie side by side: of four rows two and two, so that each load is of 16 bytes, and all banks are
+// read alike.
+constexpr int kPlane = kRows < 2 ? 1 : 2;
+
+// alpha and beta of the rows of plane p, in turn; planes are `plane` bytes apart.
+__device__ __forceinline__ void load_pairs(const char* tile, unsigned offset, unsigned plane, float (&x)[2 * kRows]) {
+  if constexpr (kRows == 1) {
+    const float2 y = *(const float2*)(tile + offset);
     x[0] = y.x, x[1] = y.y;
+  } else {
+#pragma unroll
+    for (int p = 0; p < kRows / 2; p++) {
+      const float4 y = *(const float4*)(tile + p * plane + offset);
+      x[4 * p] = y.x, x[4 * p + 1] = y.y, x[4 * p + 2] = y.z, x[4 * p + 3] = y.w;
+    }
   }
 }
 
@@ -20,39 +24,51 @@ struct Sums {
   float4 of[kSlots];
 };
 
-constexpr int kBatch = kRows == 1 ? 4 : kRows == 2 && kSlots <= 12 ? 4 : 2;
+constexpr int kBatch = kRows == 1 ? 4 : kRows == 2 ? 2 : 2;
+// Slots that are computed whether they are in use or not, as in held.cuh.
+constexpr int kAlwaysPairs = kSlots >= 16 ? kSlots * 4 / 5 : kSlots / 2;
+
+template <int kFirst, int kCount>
+__device__ __forceinline__ void adjoint_batch(const Held& held, Sums& sums, const char* tile, unsigned plane,
+                                              const float (&v)[kRows], float (&total)[kRows]) {
+  float x[kCount][2 * kRows], g[kCount][kRows];
+  float4 w[kCount];
+#pragma unroll
+  for (int h = 0; h < kCount; h++) {
+    w[h] = synapse_of(held, kFirst + h);
+    load_pairs(tile, source_of(held, kFirst + h), plane, x[h]);
+  }
+#pragma unroll
+  for (int h = 0; h < kCount; h++)
+#pragma unroll
+    for (int r = 0; r < kRows; r++) g[h][r] = gate_of(w[h].x, w[h].y, v[r]);
+#pragma unroll
+  for (int h = 0; h < kCount; h++) {
+    constexpr int i0 = kFirst;
+    float4& s = sums.of[i0 + h];
+#pragma unroll
+    for (int r = 0; r < kRows; r++) {
+      const float alpha = x[h][2 * r], beta = x[h][2 * r + 1], t = g[h][r];
+      const float rho = fmaf(alpha, w[h].w, beta * w[h].z);
+      // fast: twice dz, from halved p and q; and dz v.
+      const float dz = rho * (kFast ? fmaf(-t, t, 1.0f) : fmaf(-t, t, t));
+      s.x = fmaf(alpha, t, s.x);
+      s.y = fmaf(beta, t, s.y);
+      s.z += dz;
+      s.w = fmaf(dz, kFast ? v[r] : v[r] - w[h].y, s.w);
+      total[r] = fmaf(dz, w[h].x, total[r]);
+    }
+  }
+}
 
 template <int kFirst>
-__device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int used, const char* tile,
+__device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int used, const char* tile, unsigned plane,
                                               const float (&v)[kRows], float (&total)[kRows]) {
   if constexpr (kFirst < kSlots) {
-    if (kFirst >= used) return;
+    if (kFirst >= kAlwaysPairs && kFirst >= used) return;
     constexpr int kCount = kSlots - kFirst < kBatch ? kSlots - kFirst : kBatch;
-    float x[kCount][2 * kRows], g[kCount][kRows];
-#pragma unroll
-    for (int h = 0; h < kCount; h++) load_pairs(tile, source_of(held, kFirst + h), x[h]);
-#pragma unroll
-    for (int h = 0; h < kCount; h++)
-#pragma unroll
-      for (int r = 0; r < kRows; r++) g[h][r] = gate_of(held.a[kFirst + h], held.b[kFirst + h], v[r]);
-#pragma unroll
-    for (int h = 0; h < kCount; h++) {
-      constexpr int i0 = kFirst;
-      float4& s = sums.of[i0 + h];
-#pragma unroll
-      for (int r = 0; r < kRows; r++) {
-        float alpha = x[h][r], beta = x[h][kRows + r], t = g[h][r];
-        float rho = fmaf(alpha, held.q[i0 + h], beta * held.p[i0 + h]);
-        // fast: twice dz, from halved p and q; and dz v.
-        float dz = rho * (kFast ? fmaf(-t, t, 1.0f) : fmaf(-t, t, t));
-        s.x = fmaf(alpha, t, s.x);
-        s.y = fmaf(beta, t, s.y);
-        s.z += dz;
-        s.w = fmaf(dz, kFast ? v[r] : v[r] - held.b[i0 + h], s.w);
-        total[r] = fmaf(dz, held.a[i0 + h], total[r]);
-      }
-    }
-    adjoint_gates<kFirst + kCount>(held, sums, used, tile, v, total);
+    adjoint_batch<kFirst, kCount>(held, sums, tile, plane, v, total);
+    adjoint_gates<kFirst + kCount>(held, sums, used, tile, plane, v, total);
   }
 }
 

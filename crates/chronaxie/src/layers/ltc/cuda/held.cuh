@@ -27,24 +27,34 @@ constexpr bool kPacked =
 
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved, and their own sums are added once a target (`hold` gives this
 // lane's part); exact: r = 1 / (1 + 2^(a (v - b))).
+//
+// kShared (said by the kernel): a, b, p, q lie in shared memory, kPitch slots a thread, where a load serves so many rows that
+// it costs little and the registers are worth more. The pitch is odd, so that neighbours read different banks.
+constexpr int kPitch = kSlots | 1;
+
 struct Held {
-  float a[kSlots], b[kSlots], p[kSlots], q[kSlots];
+  float a[kShared ? 1 : kSlots], b[kShared ? 1 : kSlots], p[kShared ? 1 : kSlots], q[kShared ? 1 : kSlots];
+  const float4* shared;        // this thread's, if kShared
   unsigned from[kPacked ? kSlots / 2 : kSlots];  // byte offsets of sources, two in one where registers are short
 };
 
 // What ltc_fold_held made for this thread; p0 and q0 are this lane's parts.
-__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0) {
+__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0, float4* shared = nullptr) {
   Held held;
   p0 = q0 = 0.0f;
+  held.shared = shared + threadIdx.x * kPitch;
 #pragma unroll
   for (int i = 0; i < kSlots; i++) {
     float4 x = s.folded[(block * kSlots + i) * blockDim.x + threadIdx.x];
-    held.a[i] = x.x, held.b[i] = x.y, held.p[i] = x.z, held.q[i] = x.w;
+    if constexpr (kShared)
+      shared[threadIdx.x * kPitch + i] = x;
+    else
+      held.a[i] = x.x, held.b[i] = x.y, held.p[i] = x.z, held.q[i] = x.w;
     if (kFast) p0 += x.z, q0 += x.w;
   }
 #pragma unroll
   for (int i = 0; i < kSlots / 2; i++) {
-    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(kPairs ? 8 * kRows : 4 * kRows);
+    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(kPairs ? 8 * (kRows < 2 ? 1 : 2) : 4 * kRows);
     if constexpr (kPacked) {
       held.from[i] = pair;
     } else {
@@ -53,6 +63,12 @@ __device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p
     }
   }
   return held;
+}
+
+// a, b, p, q of a slot.
+__device__ __forceinline__ float4 synapse_of(const Held& held, int slot) {
+  if constexpr (kShared) return held.shared[slot];
+  return make_float4(held.a[slot], held.b[slot], held.p[slot], held.q[slot]);
 }
 
 // tanh or the sigmoid of one synapse, as Held says.
@@ -117,18 +133,22 @@ constexpr int kChunk = kThreads <= 256 ? (kRows == 1 ? 16 : kRows == 2 ? 8 : 4) 
 template <int kFirst, int kCount>
 __device__ __forceinline__ void add_gates(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
   float x[kCount][kRows];
+  float4 w[kCount];
 #pragma unroll
-  for (int h = 0; h < kCount; h++) load_rows(tile, source_of(held, kFirst + h), x[h]);
+  for (int h = 0; h < kCount; h++) {
+    w[h] = synapse_of(held, kFirst + h);
+    load_rows(tile, source_of(held, kFirst + h), x[h]);
+  }
 #pragma unroll
   for (int h = 0; h < kCount; h++)
 #pragma unroll
-    for (int r = 0; r < kRows; r++) x[h][r] = gate_of(held.a[kFirst + h], held.b[kFirst + h], x[h][r]);
+    for (int r = 0; r < kRows; r++) x[h][r] = gate_of(w[h].x, w[h].y, x[h][r]);
 #pragma unroll
   for (int h = 0; h < kCount; h++)
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
-      sum[r] = fmaf(held.q[kFirst + h], x[h][r], sum[r]);
-      sum[kRows + r] = fmaf(held.p[kFirst + h], x[h][r], sum[kRows + r]);
+      sum[r] = fmaf(w[h].w, x[h][r], sum[r]);
+      sum[kRows + r] = fmaf(w[h].z, x[h][r], sum[kRows + r]);
     }
 }
 
@@ -161,7 +181,7 @@ __device__ __forceinline__ void add_chunks(const Held& held, int used, const cha
 
 // Slots that are computed whether they are in use or not (they hold zeros), with no branch between them, so that the loads
 // of some overlap the gates of others. Lists are dealt to as few lanes as hold them: most slots are in use.
-constexpr int kAlways = kRows == 4 ? 0 : kSlots > 32 ? 24 : kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
+constexpr int kAlways = kRows == 4 && !kShared ? 0 : kSlots > 32 ? 24 : kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
 
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void add_always(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
@@ -223,16 +243,24 @@ __device__ __forceinline__ void both_sums(float& num, float& den) {
   }
 }
 
-// The same for two rows at most, in as few steps as possible: lane n of a target gets both sums of row n % kRows.
-// lanes >= kRows. The order of additions is fixed.
+// The same in as few steps as possible: lane n of a target gets both sums of row n % kRows. lanes >= kRows. The order of
+// additions is fixed.
 __device__ __forceinline__ void totals(const float (&sum)[2 * kRows], int lane, int lanes, float& num, float& den) {
-  if constexpr (kRows != 2) {
-    num = sum[0], den = sum[1];
-  } else {
-    const bool upper = lane & 1;
-    num = (upper ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, upper ? sum[0] : sum[1], 1);
-    den = (upper ? sum[3] : sum[2]) + __shfl_xor_sync(~0u, upper ? sum[2] : sum[3], 1);
+  float left[2 * kRows];
+#pragma unroll
+  for (int i = 0; i < 2 * kRows; i++) left[i] = sum[i];
+#pragma unroll
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    const bool upper = lane & half;
+#pragma unroll
+    for (int of = 0; of < 2 * kRows; of += kRows)
+#pragma unroll
+      for (int i = 0; i < half; i++) {
+        const float low = left[of + i], high = left[of + half + i];
+        left[of + i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, half);
+      }
   }
+  num = left[0], den = left[kRows];
   // One branch for the lane counts that are most frequent, not one a level.
   if (lanes == 8) {
     both_sums<8>(num, den);
@@ -247,13 +275,18 @@ __device__ __forceinline__ void totals(const float (&sum)[2 * kRows], int lane, 
   }
 }
 
-// All kRows values of a target, two at most, from the lanes that have one each.
+// All kRows values of a target from the lanes that have one each.
 __device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]) {
   x[0] = mine;
-  if constexpr (kRows == 2) {
-    float other = __shfl_xor_sync(~0u, mine, 1);
-    x[0] = lane & 1 ? other : mine;
-    x[1] = lane & 1 ? mine : other;
+#pragma unroll
+  for (int half = 1; half < kRows; half *= 2) {
+    const bool upper = lane & half;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float other = __shfl_xor_sync(~0u, x[i], half);
+      x[half + i] = upper ? x[i] : other;
+      x[i] = upper ? other : x[i];
+    }
   }
 }
 

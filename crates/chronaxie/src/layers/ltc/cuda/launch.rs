@@ -146,7 +146,8 @@ impl Traces {
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
         let lists = [held.is_none(), gates.is_none() || sensory == 0];
-        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory], 0)?;
+        let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
+        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory], cut)?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;

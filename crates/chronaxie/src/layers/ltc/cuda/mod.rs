@@ -34,6 +34,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
     ("held.cuh", include_str!("held.cuh")),
     ("exchange.cuh", include_str!("exchange.cuh")),
+    ("parts.cuh", include_str!("parts.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,

@@ -5,11 +5,6 @@
 // Within a cluster each block owns some targets (exchange.cuh). While the states of one group travel, the next group is
 // computed.
 //
-// Where there are more groups of rows than the device holds side by side, their steps, one group after the other, are cut
-// into as many equal parts as there are slots for groups; a group that is cut has its first steps at the beginning of the
-// later slot and the others at the end of the earlier one, which takes the states from global memory (McNaughton's rule).
-// Each slot then has the same work: 64 groups in 60 slots take 16/15 of one group's time, not twice that.
-//
 // Work: a gate is 1 load of kRows values for kRows gates, 1 + 2 fused multiply-adds, and 1 (fast: tanh) or 2 (exact:
 // ex2, rcp) operations of the special-function unit, 16 a clock and multiprocessor, which bind once there are enough
 // rows: floor (H200, 1.98 GHz, fast) 1.5 ms for B128 T256 H256 at density 0.5. With one group of rows the chain of an
@@ -17,44 +12,18 @@
 // Clocks of an unfold with 128 synapses a target and nothing else (H200, fast): in a cluster of 4, H 256, 512 threads, 2
 // rows, 1667 for one group, 1170 each of several (88 % of the special-function unit), 1 row 1090 and 785 (issue slots
 // bind); in a cluster of 8 with 256 threads, 1 row, 913 and 585; H 128 in a cluster of 4 576, of 2 651, in one block 900.
-// Tried: sums of one group finished among the gates of the next: 5 to 10 % slower.
+// Tried: sums of one group finished among the gates of the next: 5 to 10 % slower; four rows with synapses in shared memory:
+// a third fewer instructions, and as long (loads and special operations wait for the same queue); starting each kernel ahead
+// of the end of the one before it: clusters then find some multiprocessors taken and share others, 20 % slower.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the
 // states and denominators of its unfolds are written.
 // Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+constexpr bool kShared = false;
 #include "exchange.cuh"
-
-// What a slot does next: steps of a group of rows, and how many are left of this part and of the slot after it.
-struct alignas(16) Part {
-  int group, step, left, rest;
-};
-
-// The first part of a slot that begins `at` steps into all groups and has `length` of the `share` of a slot.
-__device__ __forceinline__ Part first_part(i64 at, int length, int steps, int share) {
-  const i64 group = at / steps, begin = group * steps;
-  const int offset = (int)(at - begin);
-  // What an earlier slot has of the group are its last steps.
-  const i64 earlier = offset ? offset : (begin / share + 1) * share - begin;
-  Part p = {(int)group, 0, steps, length};
-  if (offset)
-    p.left = steps - offset;
-  else if (earlier < steps)
-    p.step = steps - (int)earlier, p.left = (int)earlier;
-  p.rest -= p.left;
-  return p;
-}
-// The part after p: the next group, or its last steps, if a later slot has the first ones.
-__device__ __forceinline__ Part next_part(Part p, int steps) {
-  p.group++;
-  p.left = min(steps, p.rest), p.step = steps - p.left;
-  p.rest -= p.left;
-  return p;
-}
-
-// A state that another cluster makes is there once it is not this.
-constexpr unsigned kAwaited = 0xffffffffu;
+#include "parts.cuh"
 
 // Dynamic shared memory: for each group and thread what the next step adds and, where there are several groups, what
 // this step adds, 16 bytes each; for each thread 8 bytes; where there are several groups, 16 bytes for each and each warp;
@@ -114,20 +83,13 @@ ltc_recurrence(Schedule schedule,
     if (lane == 0) parts[q] = p;
     __syncwarp();
   };
-  // Slots share all steps of all groups equally; with a slot for each group, they take turns in clusters. A slot waits for
-  // the next one only, which must not be in a block that starts later.
   const int all_groups = (batch + kRows - 1) / kRows;
   {
-    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
-    const bool cut = all_groups > clusters * groups;
-    const i64 work = (i64)all_groups * steps;
-    const int share = cut ? (int)((work + clusters * groups - 1) / (clusters * groups)) : steps;
+    const bool idle = exchange.idle();
 #pragma unroll 1
     for (int q = 0; q < groups; q++) {
-      const i64 at = (i64)(cut ? (clusters - 1 - cluster) * groups + q : q * clusters + cluster) * share;
-      Part p = {0, 0, 0, 0};
-      if (at < work && !exchange.idle()) p = first_part(at, (int)(work - at < share ? work - at : share), steps, share);
-      keep_part(q, p);
+      const Part none = {0, 0, 0, 0};
+      keep_part(q, idle ? none : first_part(q, groups, blockIdx.x / blocks, gridDim.x / blocks, all_groups, steps));
     }
   }
   // Of the neuron: c (c dt where times are given), g vleak, g + epsilon. Before the synapses take the registers.
@@ -174,15 +136,7 @@ ltc_recurrence(Schedule schedule,
         else if (start)
           v = start[sequence * start_b + opaque(j) * start_h];
       } else if (p.step > 0) {
-        const volatile unsigned* from = carried + (b * hidden + opaque(j));
-        unsigned x = *from;
-        while (x == kAwaited) {
-#if __CUDA_ARCH__ >= 700
-          __nanosleep(32);
-#endif
-          x = *from;
-        }
-        v = __uint_as_float(x);
+        v = await_state(carried + (b * hidden + opaque(j)));
       } else if (start) {
         v = start[b * start_b + opaque(j) * start_h];
       }

@@ -7,6 +7,7 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+constexpr bool kShared = false;
 #include "held.cuh"
 
 // A lane writes those rows of its target that fall to it: with fewer lanes than sums, every lane has all of them.

@@ -8,9 +8,11 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+constexpr bool kShared = false;
 #include "gate_sums.cuh"
 
 constexpr int kTile = 8;  // the most rows of a tile
+static_assert(kRows <= 2, "one plane of pairs");
 
 // Dynamic shared memory: alpha and beta of a tile, [tile_rows / kRows, H, 2 kRows]; u of it, [tile_rows, D].
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -45,9 +47,7 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
 #pragma unroll
       for (int r = 0; r < kTile; r++) {
         if (r >= tile_rows) break;
-        float* to = pairs + ((i64)(r / kRows) * hidden + j) * 2 * kRows + r % kRows;
-        to[0] = x[r].x;
-        to[kRows] = x[r].y;
+        *(float2*)(pairs + (((i64)(r / kRows) * hidden + j) * kRows + r % kRows) * 2) = x[r];
       }
     }
 #pragma unroll 4
@@ -61,7 +61,7 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
         v[r] = d >= 0 ? inputs_of[(q * kRows + r) * inputs + d] : 0.0f;
         total[r] = 0.0f;
       }
-      adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + (i64)q * hidden * 2 * kRows), v, total);
+      adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + (i64)q * hidden * 2 * kRows), 0, v, total);
       const float sum = owner_sum(total, lane, shape.x);
       const int r = q * kRows + (lane & (kRows - 1));
       if (d >= 0 && sub < kRows && r < there) grad_u[(first + r) * inputs + d] = sum;

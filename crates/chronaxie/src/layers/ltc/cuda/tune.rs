@@ -65,6 +65,15 @@ pub struct Held {
     pub shared: u32,
 }
 
+/// Values of a node that one load brings: of four rows' pairs those of two.
+const fn width(rows: usize, pairs: bool) -> usize {
+    match (pairs, rows) {
+        (false, rows) => rows,
+        (true, 1) => 2,
+        (true, _) => 4,
+    }
+}
+
 impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
@@ -76,9 +85,9 @@ impl Held {
     pub(super) const fn many(&self) -> bool {
         self.groups > 1 || self.rebuild || (self.slots == 20 && self.max_threads == 512)
     }
-    /// Values of a node, side by side.
+    /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
-        if self.pairs { 2 * self.rows } else { self.rows }
+        width(self.rows, self.pairs)
     }
 }
 
@@ -192,7 +201,8 @@ pub(super) const fn rebuilds((_, _, threads): (usize, usize, usize)) -> bool {
     threads < 1024
 }
 /// The same for the adjoint, where a slot takes 9 registers: of a cluster, and of one block, which older GPUs run, too.
-pub(super) const ADJOINTS: [(usize, usize, usize); 4] = [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256)];
+pub(super) const ADJOINTS: [(usize, usize, usize); 5] =
+    [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256), (4, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
 /// The same for the adjoint of the sensory gates.
 pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 2] = [(2, 8, 512), (2, 20, 256)];
@@ -266,9 +276,10 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             wanted(s.0, wish.rows) && wanted(s.1, wish.slots) && (role != Role::Rebuild || rebuilds(**s))
         };
         for &(rows, slots, max_threads) in shapes.iter().filter(legal) {
-            // Values of a node, and lanes that an owner needs to end with one row each.
-            let width = if adjoint { 2 * rows } else { rows };
-            let Some(shape) = lists.shape(blocks, slots, width, rows).filter(|s| s.threads <= max_threads) else {
+            // An owner needs as many lanes as rows, to end with one row each.
+            let Some(shape) =
+                lists.shape(blocks, slots, width(rows, adjoint), rows).filter(|s| s.threads <= max_threads)
+            else {
                 continue;
             };
             // Blocks smaller than their kernel allows share a multiprocessor, and hide each other's waits.
@@ -278,15 +289,17 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
             let all_groups = batch.div_ceil(rows).max(1);
             // What the kernels' headers say of their shared memory.
+            let values = if adjoint { 2 * rows } else { rows };
+            let synapses = if adjoint && rows == 4 { shape.threads * (slots | 1) * 16 } else { 0 };
             let bytes = |groups: usize| {
                 let (of_group, once) = match role {
-                    Role::Adjoint => (shape.threads * 48, 0),
+                    Role::Adjoint => (shape.threads * 72 + shape.threads / 2, shape.threads * 32 + synapses),
                     Role::Recurrence if !(Held { groups, ..Held::of((rows, slots, max_threads)) }).many() => {
                         (shape.threads * 16, shape.threads * 8)
                     }
                     Role::Recurrence | Role::Rebuild => (shape.threads * 32 + shape.threads / 2, shape.threads * 8),
                 };
-                groups * (2 * p.hidden * width * 4 + 16 + of_group) + once
+                groups * (2 * p.hidden * values * 4 + 16 + of_group) + once
             };
             let warps = shape.threads / 32;
             // Special operations bind, or issue slots in the adjoint.
@@ -308,13 +321,16 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 // Several blocks of a multiprocessor share its units, where there are so many.
                 let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
                 let unfold = if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold };
-                let clocks = if adjoint {
-                    // Nothing hides what is beside the gates there, which is half as much again.
-                    let beside = shape.threads / 4 + if blocks == 1 { 1050 } else { 1350 + 15 * blocks };
-                    (gates + beside) * all_groups.div_ceil(clusters)
+                let unfold = if adjoint {
+                    // Of one group the whole chain counts. Others hide in it, but issue slots bind before all of it is
+                    // hidden (H200, measured).
+                    let chain = if blocks == 1 { 970 + shape.threads } else { 1150 + 40 * blocks + p.hidden };
+                    let each = gates * 19 / 10;
+                    (gates + chain + (groups - 1) * each * 3 / 4).max(groups * each)
                 } else {
-                    unfold * (clusters * groups).max(all_groups) / (clusters * groups)
+                    unfold
                 };
+                let clocks = unfold * (clusters * groups).max(all_groups) / (clusters * groups);
                 if best.is_none_or(|(least, _)| clocks < least) {
                     let held = Held {
                         blocks,
