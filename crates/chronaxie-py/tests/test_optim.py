@@ -11,6 +11,8 @@ import torch
 import chronaxie
 from chronaxie import optim
 
+MAKERS = [optim.Shampoo, optim.Muon]
+
 
 def normal(*shape, seed=0, device="cpu"):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
@@ -190,7 +192,7 @@ def train(net, optimizer, steps, seed=0):
         optimizer.step()
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
     net = model()
     optimizer = make(net.parameters(), lr=0.01)
@@ -209,7 +211,7 @@ def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_state_is_float32_beside_other_parameters(make):
     p = torch.nn.Parameter(normal(6, 4).bfloat16())
     optimizer = make([p], lr=torch.tensor(0.01))
@@ -230,7 +232,7 @@ def test_state_is_float32_beside_other_parameters(make):
     assert p.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_they_are_used_as_optimizers_are(make):
     w, v, none = (torch.nn.Parameter(normal(*s)) for s in ((3, 5), (5,), (2, 2)))
     optimizer = make([{"params": [w], "lr": 0.1}, {"params": [v, none]}], lr=0.0)
@@ -243,13 +245,13 @@ def test_they_are_used_as_optimizers_are(make):
         loss.backward()
         return loss
 
-    first = float(optimizer.step(closure))
+    first = optimizer.step(closure).item()
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
     if make is optim.Shampoo:
         assert torch.equal(v, before), "a learning rate of 0 changes nothing"
     assert none not in optimizer.state or not optimizer.state[none]
-    assert float(optimizer.step(closure)) < first
+    assert optimizer.step(closure).item() < first
     assert copy.deepcopy(optimizer).state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     w.grad = torch.ones(3, 5).to_sparse()
     with pytest.raises(chronaxie.DtypeError, match="sparse gradient"):
@@ -268,10 +270,97 @@ def test_shampoos_own_mistakes():
     ]:
         with pytest.raises(chronaxie.ConfigError, match=want):
             optim.Shampoo([p], **options)
-    shampoo = optim.Shampoo([p])
-    p.grad = torch.full((3, 2), float("inf"))
-    with pytest.raises(chronaxie.DataError, match="NaN or an infinity"):
-        shampoo.step()
+
+
+def same(a, b):
+    """Whether two states are the same bits, NaN like NaN."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a.nan_to_num(nan=7.25), b.nan_to_num(nan=7.25))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(make):
+    good, bad = torch.nn.Parameter(normal(3, 2)), torch.nn.Parameter(normal(4, 2, seed=1))
+    optimizer = make([good, bad])
+    for p in (good, bad):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for value, want in ((float("nan"), "1 of 8 elements are NaN or infinite"), (1e25, "sum of squares is infinite")):
+        before = copy.deepcopy(optimizer.state_dict()), good.detach().clone()
+        bad.grad = torch.ones(4, 2)
+        bad.grad[1, 1] = value
+        with pytest.raises(chronaxie.DataError, match=rf"shape \(4, 2\) is not finite: .*{want}"):
+            optimizer.step()
+        assert same(before[0]["state"], optimizer.state_dict()["state"]) and torch.equal(before[1], good)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", MAKERS)
+def test_on_a_gpu_such_a_gradient_counts_as_zeros_and_nothing_waits(cuda, make):
+    runs = []
+    for value in (0.0, float("nan")):
+        p = torch.nn.Parameter(normal(4, 2, device=cuda))
+        optimizer = make([p], lr=0.1)
+        for k in range(3):
+            p.grad = normal(4, 2, seed=k, device=cuda)
+            if k == 1:
+                p.grad = p.grad * 0 + value
+            optimizer.step()
+        runs.append(p.detach().clone())
+    assert torch.equal(*runs) and runs[0].isfinite().all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_parameters_are_on_one_device(make):
+    a, b = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2, device="meta"))
+    with pytest.raises(chronaxie.DeviceError, match="parameters are on cpu and meta; make an optimizer for each"):
+        make([a, b])
+    optimizer = make([a])
+    with pytest.raises(chronaxie.DeviceError, match="cpu and meta"):
+        optimizer.add_param_group({"params": [b]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_modes_of_weight_decay(make):
+    """Without gradients in the way: shrinks by what each mode says, also behind a schedule."""
+    for mode, first, second in (("decoupled", 0.9, 0.95), ("corrected", 0.9, 0.975), ("independent", 0.5, 0.75), ("l2", None, None)):
+        p = torch.nn.Parameter(torch.ones(2, 2))
+        optimizer = make([p], lr=0.2, weight_decay=0.5, weight_decay_mode=mode)
+        p.grad = torch.zeros(2, 2)
+        optimizer.step()
+        one = p.detach().clone()
+        optimizer.param_groups[0]["lr"] = 0.1
+        if first is None:
+            assert float(one.max()) < 1.0, "the decay is a gradient"
+            continue
+        optimizer.step()
+        torch.testing.assert_close(one, torch.full((2, 2), first))
+        torch.testing.assert_close(p.detach(), torch.full((2, 2), first * second))
+    with pytest.raises(chronaxie.ConfigError, match="weight_decay_mode = 'l1' is not one of decoupled, l2"):
+        make([p], weight_decay_mode="l1")
+
+
+def test_the_turn_is_the_place_whoever_has_gradients():
+    """A parameter without gradients moves no other's turn."""
+    at = []
+    for absent in (False, True):
+        params = [torch.nn.Parameter(normal(6, 4, seed=k)) for k in range(3)]
+        shampoo = optim.Shampoo(params, precondition_frequency=4)
+        made = []
+        for step in range(10):
+            for k, p in enumerate(params):
+                p.grad = None if absent and k == 0 else normal(6, 4, seed=10 * step + k)
+            before = [shampoo.state[p]["roots"][0][0].clone() if shampoo.state[p] else None for p in params[1:]]
+            shampoo.step()
+            made.append([b is None or not torch.equal(b, shampoo.state[p]["roots"][0][0]) for b, p in zip(before, params[1:])])
+        at.append(made)
+    assert at[0] == at[1] and any(any(row) for row in at[0][1:])
 
 
 def test_roots_come_in_turns():
