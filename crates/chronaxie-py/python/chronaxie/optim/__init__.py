@@ -12,15 +12,20 @@ from __future__ import annotations
 
 from ._matrix import Record, batched_matmul, inverse_root, kron, kron_apply, orthogonalize
 from ._muon import Muon
+from ._per_sample import Clipped, clip_per_sample, per_sample_gradients, per_sample_norms
 from ._shampoo import Shampoo
 
 __all__ = [
+    "Clipped",
     "Muon",
     "Record",
     "Shampoo",
     "batched_matmul",
+    "clip_per_sample",
     "inverse_root",
     "kron",
     "kron_apply",
     "orthogonalize",
+    "per_sample_gradients",
+    "per_sample_norms",
 ]
