@@ -11,7 +11,7 @@ import torch
 import chronaxie
 from chronaxie import optim
 
-MAKERS = [optim.Shampoo, optim.Muon]
+MAKERS = [optim.Shampoo, optim.SOAP, optim.Muon]
 
 
 def normal(*shape, seed=0, device="cpu"):

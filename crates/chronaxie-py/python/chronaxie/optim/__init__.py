@@ -13,14 +13,18 @@ from __future__ import annotations
 from ._matrix import Record, batched_matmul, inverse_root, kron, kron_apply, orthogonalize
 from ._muon import Muon
 from ._per_sample import Clipped, clip_per_sample, per_sample_gradients, per_sample_norms
+from ._qr import batched_qr
 from ._shampoo import Shampoo
+from ._soap import SOAP
 
 __all__ = [
     "Clipped",
     "Muon",
     "Record",
+    "SOAP",
     "Shampoo",
     "batched_matmul",
+    "batched_qr",
     "clip_per_sample",
     "inverse_root",
     "kron",

@@ -54,7 +54,7 @@ def unfolded(x: Tensor, axis: int) -> Tensor:
 
 
 def along(x: Tensor, m: Tensor, axis: int) -> Tensor:
-    """Every block times its symmetric matrix along an axis."""
+    """Every block times its matrix along an axis: ``y_i = sum_j m_ij x_j``."""
     y = torch.bmm(m, unfolded(x, axis))
     moved = x.movedim(axis + 1, 1).shape
     return y.reshape(moved).movedim(1, axis + 1)
@@ -68,8 +68,8 @@ def count(counts: list[int]) -> int:
     return n
 
 
-def grid_of(p: Tensor, most: int, vectors: bool) -> tuple[list[int], list[Any]]:
-    """The merged shape of a parameter and its regions; none where it has no matrix."""
-    shape = merged_shape(p.shape, most)
+def grid_of(p: Tensor, most: int, vectors: bool, merge: bool = True) -> tuple[list[int], list[Any]]:
+    """The shape of a parameter without ones, merged where that is asked for, and its regions; none where it has no matrix."""
+    shape = merged_shape(p.shape, most) if merge else [n for n in p.shape if n != 1]
     plain = p.numel() == 0 or not shape or (len(shape) == 1 and not vectors)
     return shape, [] if plain else blocks_of(shape, most)
