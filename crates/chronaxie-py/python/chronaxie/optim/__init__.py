@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+from ._kfac import KFAC
 from ._matrix import Record, batched_matmul, inverse_root, kron, kron_apply, orthogonalize
 from ._muon import Muon
+from ._natural import NaturalGradient
 from ._per_sample import Clipped, clip_per_sample, per_sample_gradients, per_sample_norms
 from ._qr import batched_qr
 from ._shampoo import Shampoo
@@ -19,7 +21,9 @@ from ._soap import SOAP
 
 __all__ = [
     "Clipped",
+    "KFAC",
     "Muon",
+    "NaturalGradient",
     "Record",
     "SOAP",
     "Shampoo",

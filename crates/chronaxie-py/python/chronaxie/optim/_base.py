@@ -29,6 +29,9 @@ def one_of(name: str, of: str, value: Any, choices: Sequence[str]) -> None:
 class Base(Optimizer):
     """State keeps its types whatever the parameters are, also where it is loaded: float32 beside half precision."""
 
+    # What gradients() found, while a step is made.
+    _given: list[list[tuple[int, Tensor, Tensor]]]
+
     def _check(self, group: dict[str, Any]) -> None:
         """Refuses the options of a group."""
 
@@ -63,8 +66,10 @@ class Base(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group, given in zip(self.param_groups, gradients(type(self).__name__, self.param_groups)):
+        self._given = gradients(type(self).__name__, self.param_groups)
+        for group, given in zip(self.param_groups, self._given):
             self._update(group, given)
+        self._given = []
         return loss
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -73,3 +73,19 @@ def grid_of(p: Tensor, most: int, vectors: bool, merge: bool = True) -> tuple[li
     shape = merged_shape(p.shape, most) if merge else [n for n in p.shape if n != 1]
     plain = p.numel() == 0 or not shape or (len(shape) == 1 and not vectors)
     return shape, [] if plain else blocks_of(shape, most)
+
+
+def together(function: Any, items: list[tuple[Tensor, ...]]) -> list[Any]:
+    """The function of each item, tensors ``[blocks, n, n]``; those of one n in one call."""
+    out: list[Any] = [None] * len(items)
+    for n in sorted({item[0].shape[-1] for item in items}):
+        at = [i for i, item in enumerate(items) if item[0].shape[-1] == n]
+        made = function(*(torch.cat(parts) for parts in zip(*(items[i] for i in at))))
+        counts = [items[i][0].shape[0] for i in at]
+        if isinstance(made, Tensor):
+            parts = made.split(counts)
+        else:
+            parts = list(zip(*(m.split(counts) for m in made)))  # type: ignore[assignment]
+        for i, part in zip(at, parts):
+            out[i] = part
+    return out

@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -25,6 +25,10 @@ _WHOLE = (
     *_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, ct.AUSSM, ct.Mamba, ct.S4D, ct.S5, ct.LRU, ct.RGLRU,
     nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
 )  # fmt: skip
+
+
+RECURRENT = (*_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, nn.RNNBase, nn.RNNCellBase)
+MAPS = (nn.Linear, nn.Embedding, *_CONVOLUTIONS)
 
 
 class Unit(NamedTuple):
@@ -51,8 +55,8 @@ def _trained(parameters: Any) -> list[nn.Parameter]:
     return [p for p in parameters if p.requires_grad]
 
 
-def units_of(model: nn.Module) -> list[Unit]:
-    """The units of a model.
+def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) -> list[Unit]:
+    """The units of a model; with ``mixing`` without the layers whose samples mix.
 
     Raises:
         ConfigError: a layer whose samples mix, or that drops at random where its call must be run again.
@@ -65,10 +69,12 @@ def units_of(model: nn.Module) -> list[Unit]:
             return
         seen.add(id(module))
         kind = type(module).__name__
-        if isinstance(module, _MIXING) and (module.training or not module.track_running_stats):
+        if isinstance(module, _MIXING) and (mixing or module.training or not module.track_running_stats):
+            if mixing:
+                return
             raise ConfigError(f"{name or kind}: {kind} mixes samples: none has a gradient of its own; use GroupNorm, or eval()")
         plain = isinstance(module, (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_NORMS)) and not parametrize.is_parametrized(module)
-        whole = isinstance(module, _WHOLE) or parametrize.is_parametrized(module)
+        whole = isinstance(module, whole_kinds) or parametrize.is_parametrized(module)
         if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.sparse):
             raise ConfigError(f"{name or kind}: an Embedding with sparse or scale_grad_by_freq has no gradients of single samples")
         fc = getattr(module, "fc", None) if isinstance(module, ct.CfC) else None
@@ -101,11 +107,13 @@ def _steady(name: str, module: nn.Module) -> None:
 
 
 class Recorder:
-    """Notes calls while it is entered, or from :meth:`attach` to :meth:`detach`."""
+    """Notes calls while it is entered, or from :meth:`attach` to :meth:`detach`: in ``calls``, or by ``note(call, tensors)`` with
+    the tensors whose gradients are those of the outputs."""
 
-    def __init__(self, units: Sequence[Unit], note: Callable[[Call], None] | None = None) -> None:
-        self.units, self.calls, self.paused = units, [], False
-        self._note: Callable[[Call], None] = self.calls.append if note is None else note
+    def __init__(self, units: Sequence[Unit], note: Callable[[Call, list[Tensor]], None] | None = None) -> None:
+        self.units, self.paused = units, False
+        self.calls: list[Call] = []
+        self._note = note
         self._handles: list[Any] = []
 
     def attach(self) -> None:
@@ -139,17 +147,19 @@ class Recorder:
                 return t
 
             output = tree_map(apart, output)
-            edges, places, shapes, seen = [], [], [], set()
+            edges, places, shapes, tensors, seen = [], [], [], [], set()
             for place, t in enumerate(tree_flatten(output)[0]):
                 if isinstance(t, Tensor) and t.requires_grad and id(t) not in seen:
                     seen.add(id(t))
-                    edges.append(get_gradient_edge(t if several else _whole(t)))
+                    tensors.append(t if several else _whole(t))
+                    edges.append(get_gradient_edge(tensors[-1]))
                     places.append(place)
                     shapes.append(t.shape)
             if edges:
                 given = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, (args, kwargs))
                 versions = [(t, t._version) for t in tree_flatten(given)[0] if isinstance(t, Tensor) and not t.is_inference()]
-                self._note(Call(unit, given, edges, places, shapes, versions))
+                call = Call(unit, given, edges, places, shapes, versions)
+                self.calls.append(call) if self._note is None else self._note(call, tensors)
             return output
 
         return hook
@@ -161,6 +171,15 @@ def _whole(t: Tensor) -> Tensor:
     base = t._base
     same = base is not None and base.requires_grad and base.numel() == t.numel() and base.storage_offset() == t.storage_offset()
     return base if same and base.is_contiguous() and t.is_contiguous() else t  # type: ignore[union-attr, return-value]
+
+
+def when_known(tensors: Sequence[Tensor], seen: Callable[[Sequence[Any]], None]) -> None:
+    """Calls ``seen`` with the gradients of all the tensors, None of those that have none, in every backward pass."""
+    if len(tensors) == 1:
+        # Also where the backward pass begins at it, which the other does not see.
+        tensors[0].register_hook(lambda g: seen((g,)))
+    else:
+        register_multi_grad_hook(tensors, seen)
 
 
 def _axis(module: nn.Module, kind: str, batch_axis: int) -> int:
@@ -186,6 +205,25 @@ def _part(t: Any, axis: int, samples: int, lo: int, hi: int) -> Any:
 def _input(call: Call) -> Tensor:
     args, kwargs = call.args
     return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
+
+
+def batch_of(call: Call, batch_axis: int) -> int:
+    """How many samples a call has; 0 of one without a batch, or with packed sequences."""
+    x, module = _input(call), call.unit.module
+    plain = isinstance(module, (*_CONVOLUTIONS, nn.GroupNorm))
+    axis = 0 if plain else _axis(module, "data", batch_axis)
+    least = len(module.kernel_size) + 2 if isinstance(module, _CONVOLUTIONS) else 2 if isinstance(module, nn.Linear) else 1
+    if isinstance(module, (nn.RNNBase, SequenceModule, ct.TrueLiquidTimeConstant)):
+        least = 3
+    return x.shape[axis] if isinstance(x, Tensor) and x.dim() >= max(least, axis + 1) else 0
+
+
+def positions_of(call: Call, use: Use) -> int:
+    """How many positions a use has, of all samples."""
+    if isinstance(use, Affine):
+        return use.samples * use.sizes[1]
+    x = _input(call)
+    return x.numel() if isinstance(use, Lookup) else x.numel() // max(x.shape[-1], 1)
 
 
 def _check_batch(call: Call, found: int, samples: int) -> None:

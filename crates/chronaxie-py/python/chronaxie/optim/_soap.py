@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._base import Base, adamw, apply, check_common, shrink, within
-from ._blocks import along, count, from_blocks, grid_of, to_blocks, unfolded
+from ._blocks import along, count, from_blocks, grid_of, to_blocks, together, unfolded
 from ._qr import batched_qr, cholesky_qr
 
 
@@ -146,7 +146,7 @@ class SOAP(Base):
                 if state["step"] > 1 and (state["step"] + turns[at] + k) % every == 0:
                     due.append((state, k, grid[k]))
             work.append((p, state, shape, grid, regions))
-        for (bases, axis, _), made in zip(first, _together(first_basis, [(f,) for _, _, f in first])):
+        for (bases, axis, _), made in zip(first, together(first_basis, [(f,) for _, _, f in first])):
             bases[axis] = made
         for p, state, shape, grid, regions in work:
             self._apply(group, p, state, shape, grid, regions, decay)
@@ -176,7 +176,7 @@ class SOAP(Base):
     def _turn(self, due: list[Any]) -> None:
         """New bases for the blocks whose turn it is, behind the step; second moments follow the order of the columns."""
         pairs = [(state["factors"][k][axis], q) for state, k, _ in due for axis, q in enumerate(state["bases"][k])]
-        made = iter(_together(next_basis, pairs))
+        made = iter(together(next_basis, pairs))
         for state, k, (where, counts, sizes) in due:
             v = to_blocks(state["exp_avg_sq"][where], counts, sizes)
             for axis in range(len(sizes)):
@@ -184,19 +184,3 @@ class SOAP(Base):
                 index = order.view(order.shape[0], *[-1 if a == axis else 1 for a in range(len(sizes))]).expand_as(v)
                 v = v.gather(axis + 1, index)
             state["exp_avg_sq"][where] = from_blocks(v, counts, sizes)
-
-
-def _together(function: Any, items: list[tuple[Tensor, ...]]) -> list[Any]:
-    """The function of each item, tensors ``[blocks, n, n]``; those of one n in one call."""
-    out: list[Any] = [None] * len(items)
-    for n in sorted({item[0].shape[-1] for item in items}):
-        at = [i for i, item in enumerate(items) if item[0].shape[-1] == n]
-        made = function(*(torch.cat(parts) for parts in zip(*(items[i] for i in at))))
-        counts = [items[i][0].shape[0] for i in at]
-        if isinstance(made, Tensor):
-            parts = made.split(counts)
-        else:
-            parts = list(zip(*(m.split(counts) for m in made)))  # type: ignore[assignment]
-        for i, part in zip(at, parts):
-            out[i] = part
-    return out
