@@ -2,10 +2,14 @@
 
 import copy
 import io
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -488,3 +492,44 @@ def test_natural_gradients_on_a_gpu(cuda):
             natural.step()
     for (n, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         assert distance(b, a) < 1e-4, n
+
+
+def rank_runs(rank, store):
+    """Three steps of one of two processes, each with half of every batch."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        model = mlp().double()
+        net = nn.parallel.DistributedDataParallel(model)
+        kfac = optim.KFAC(model, inverse_frequency=2)
+        for k in range(3):
+            x, y = double(8, 4, seed=k)[rank::2], double(8, 3, seed=k + 50)[rank::2]
+            kfac.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            kfac.step()
+        with pytest.raises(chronaxie.ConfigError, match="2 processes have 2 batches"):
+            optim.NaturalGradient(model).step()
+        gathered = [torch.zeros_like(model[0].weight) for _ in range(2)]
+        dist.all_gather(gathered, model[0].weight.detach())
+        assert torch.equal(*gathered), "both have the same bits"
+        return model.state_dict()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+    store = str(tmp_path / "store")
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_kfac; test_kfac.rank_runs(1, {store!r})"
+    other = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        ours = rank_runs(0, store)
+        assert other.wait(120) == 0
+    finally:
+        other.kill()
+    model = mlp().double()
+    kfac = optim.KFAC(model, inverse_frequency=2)
+    for k in range(3):
+        kfac.zero_grad()
+        F.mse_loss(model(double(8, 4, seed=k)), double(8, 3, seed=k + 50)).backward()
+        kfac.step()
+    for name, value in model.state_dict().items():
+        assert distance(ours[name], value) < 1e-10, name

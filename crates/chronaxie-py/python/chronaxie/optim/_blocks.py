@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def grid_of(p: Tensor, most: int, vectors: bool, merge: bool = True) -> tuple[li
     return shape, [] if plain else blocks_of(shape, most)
 
 
-def together(function: Any, items: list[tuple[Tensor, ...]]) -> list[Any]:
+def together(function: Any, items: Sequence[tuple[Tensor, ...]]) -> list[Any]:
     """The function of each item, tensors ``[blocks, n, n]``; those of one n in one call."""
     out: list[Any] = [None] * len(items)
     for n in sorted({item[0].shape[-1] for item in items}):

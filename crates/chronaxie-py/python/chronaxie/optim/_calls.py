@@ -316,7 +316,25 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
     return [normalisation(module, x, g)]
 
 
-def check_uses(loss: Tensor, calls: Sequence[Call], grads: Sequence[Sequence[Any]]) -> None:
+def uses_in_graph(loss: Tensor) -> dict[Any, int]:
+    """How often the graph of a loss takes each parameter."""
+    counts: dict[Any, int] = {}
+    stack: list[Any] = [loss.grad_fn]
+    seen = set(stack)
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is None:
+                continue
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                counts[variable] = counts.get(variable, 0) + 1
+            elif node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return counts
+
+
+def check_uses(counts: dict[Any, int], calls: Sequence[Call], grads: Sequence[Sequence[Any]]) -> None:
     """Refuses a parameter that the loss also reaches by another way than the calls whose outputs have gradients.
 
     Raises:
@@ -329,18 +347,6 @@ def check_uses(loss: Tensor, calls: Sequence[Call], grads: Sequence[Sequence[Any
             entry = known.setdefault(p, [call.unit.name, 0, True])
             entry[1] += live
             entry[2] &= call.unit.plain
-    counts: dict[Any, int] = {}
-    stack, seen = [loss.grad_fn], {loss.grad_fn}
-    while stack:
-        for node, _ in stack.pop().next_functions:  # type: ignore[union-attr]
-            if node is None:
-                continue
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                counts[variable] = counts.get(variable, 0) + 1
-            elif node not in seen:
-                seen.add(node)
-                stack.append(node)
     for p, (name, live, plain) in known.items():
         found = counts.get(p, 0)
         if found > live and (plain or live == 0):

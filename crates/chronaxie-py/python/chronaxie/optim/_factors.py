@@ -21,7 +21,7 @@ class Sums(NamedTuple):
     the eigenbases, where those are there."""
 
     a: Tensor
-    count: int
+    positions: int
     g: Tensor
     squares: Tensor | None
 
@@ -145,7 +145,7 @@ def balance(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor]:
 
 
 def wide_factor(s: Sums, weight: float, counted: int) -> tuple[Tensor, Tensor]:
-    """A and G from sums."""
-    if s.count == 0:
+    """A and G from sums over ``counted`` positions."""
+    if s.positions == 0:
         return wide(s.a) * weight, s.g / s.g.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(s.g.dtype).tiny)[:, None, None]
     return s.a / counted, s.g * weight

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -52,7 +53,8 @@ class KFAC(Base):
         ConfigError: an option out of range, or no layer, with its value.
         DeviceError: parameters on several devices.
 
-    :meth:`step` says what becomes of gradients that are not finite; factors that are not are left out.
+    :meth:`step` says what becomes of gradients that are not finite; factors that are not are left out. In a process group
+    (DistributedDataParallel) factors are averaged over its processes, whose batches must go through the same layers.
     """
 
     def __init__(
@@ -170,12 +172,14 @@ class KFAC(Base):
                 s = sums_of(use, p, self.sharing == "reduce", self._gates.get(p, 1), bases)
                 w = weight
                 if w is None:
-                    terms: Any = {"batch": samples, "positions": positions_of(call, use)}.get(self.terms, self.terms)  # type: ignore[call-overload]
+                    terms = self.terms
+                    if isinstance(terms, str):
+                        terms = samples if terms == "batch" else positions_of(call, use)
                     w = self.accumulation * terms if self.reduction == "mean" else 1.0
                 known = self._sums.setdefault(p, [0, 0, 0, None])
-                a = s.a * w if s.count == 0 else s.a
-                if count or s.count == 0:
-                    known[0], known[1] = known[0] + a, known[1] + s.count
+                a = s.a * w if s.positions == 0 else s.a
+                if count or s.positions == 0:
+                    known[0], known[1] = known[0] + a, known[1] + s.positions
                 known[2] = known[2] + s.g * w
                 if s.squares is not None:
                     known[3] = s.squares * w if known[3] is None else known[3] + s.squares * w
@@ -245,11 +249,13 @@ class KFAC(Base):
         state = self.state[p]
         observed = max(self._observed, 1)
         a, g = wide_factor(Sums(a, count, g, None), 1.0 / observed, max(count, 1))
+        squares = None if squares is None else squares / observed
+        _over_ranks([t for t in (a, g, squares) if t is not None])
         k = state.get("averaged", 0)
         keep = min(group["decay"], k / (k + 1))
         state["a"], state["g"] = moved(state.get("a"), a, keep), moved(state.get("g"), g, keep)
         if squares is not None and "squares" in state:
-            state["squares"] = moved(state["squares"], squares / observed, group["decay"])
+            state["squares"] = moved(state["squares"], squares, group["decay"])
         state["averaged"] = k + 1
 
     def _solvers(self, group: dict[str, Any], due: list[Tensor]) -> None:
@@ -340,6 +346,14 @@ class KFAC(Base):
                     state["momentum"] = torch.zeros_like(u)
                 u = state["momentum"].mul_(group["momentum"]).add_(u)
             apply(p, u, group["lr"], decay)
+
+
+def _over_ranks(tensors: list[Tensor]) -> None:
+    """Their means over the processes of the default group, where there are several, in place."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        for t in tensors:
+            dist.all_reduce(t)
+            t /= dist.get_world_size()
 
 
 def _structure(model: nn.Module, per_gate: bool) -> tuple[dict[Any, Any], dict[Any, int], dict[Any, Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._errors import ConfigError
@@ -196,6 +197,11 @@ class NaturalGradient(Base):
         self._batches = self._batches[-1:] if self._batches and not self._batches[-1].uses else []
 
     def step(self, closure: Any = None) -> Any:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ConfigError(
+                f"NaturalGradient: {dist.get_world_size()} processes have {dist.get_world_size()} batches, and their samples' products "
+                "with each other are not known; use KFAC"
+            )
         self._solved: dict[Tensor, Tensor] | None = None
         loss = super().step(closure)
         self._batches.clear()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
 from ._base import one_of, wide, within
-from ._calls import Recorder, check_uses, units_of, uses_of
+from ._calls import Recorder, check_uses, units_of, uses_in_graph, uses_of
 from ._uses import Affine, Use, spans
 
 
@@ -64,9 +64,10 @@ def _observe(
     calls = recorder.calls
     if not calls:
         raise ConfigError(f"{name}: the model has no layer with parameters that are trained")
-    found = iter(torch.autograd.grad(loss, [e for call in calls for e in call.edges], retain_graph=True, allow_unused=True))
+    counts = uses_in_graph(loss)
+    found = iter(torch.autograd.grad(loss, [e for call in calls for e in call.edges], allow_unused=True))
     grads = [[next(found) for _ in call.edges] for call in calls]
-    check_uses(loss, calls, grads)
+    check_uses(counts, calls, grads)
     uses: list[Use] = []
     with torch.no_grad():
         for call, of in zip(calls, grads):

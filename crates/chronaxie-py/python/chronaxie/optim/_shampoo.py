@@ -143,7 +143,7 @@ class Shampoo(Base):
         """Roots of the blocks whose turn it is, those of one exponent and size together."""
         b2, every, start = group["betas"][1], int(group["precondition_frequency"]), int(group["start_preconditioning_step"])
         due: dict[Fraction, list[tuple[list[Tensor], int, Tensor]]] = {}
-        for first, p, state, shape, grid in work:
+        for first, _, state, _, _ in work:
             step = state["step"]
             for turn, (factors, roots) in enumerate(zip(state["factors"], state["roots"]), first):
                 if step < start or (step > start and (step + turn) % every):
