@@ -338,6 +338,24 @@ def test_a_run_that_was_saved_goes_on_with_the_same_bits(options):
         assert torch.equal(a, b)
 
 
+def test_a_natural_gradient_that_was_saved_goes_on_with_the_same_bits():
+    net = mlp()
+    natural = optim.NaturalGradient(net, lr=0.05, momentum=0.9, kl_clip=1e-2)
+    run(net, natural, 4)
+    file = io.BytesIO()
+    torch.save({"model": net.state_dict(), "natural": natural.state_dict()}, file)
+    run(net, natural, 3, seed=100)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = mlp(seed=7)
+    other.load_state_dict(saved["model"])
+    again = optim.NaturalGradient(other, lr=0.5)
+    again.load_state_dict(saved["natural"])
+    run(other, again, 3, seed=100)
+    for a, b in zip(net.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
 def test_what_else_it_meets():
     """Batch norms, frozen and half-precision parameters, schedules, groups, closures, scaled losses."""
     torch.manual_seed(0)

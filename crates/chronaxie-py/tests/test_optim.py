@@ -260,6 +260,51 @@ def test_they_are_used_as_optimizers_are(make):
         make([torch.nn.Parameter(torch.ones(1))], lr=-1)
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_scaled_losses_and_batches_in_parts(make):
+    """A scaled loss takes the same steps, one that overflows takes none, and two halves of a batch are the whole."""
+    finals = []
+    for how in ("whole", "scaled", "halves"):
+        net = model()
+        optimizer = make(net.parameters(), lr=torch.tensor(0.01))
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=how == "scaled")
+        for k in range(3):
+            x = normal(4, 2, 6, 6, seed=k)
+            optimizer.zero_grad()
+            if how == "scaled" and k == 1:
+                scaler.scale(net(x).square().mean() * float("inf")).backward()
+                scaler.step(optimizer)
+                scaler.update(new_scale=64.0)
+                optimizer.zero_grad()
+            for part in x.split(2) if how == "halves" else (x,):
+                scaler.scale(net(part).square().mean() * (len(part) / 4)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        finals.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    # Powers of two scale without rounding.
+    assert torch.equal(finals[0], finals[1])
+    if make is optim.SOAP:
+        # Of the directions that the first gradients have not, rounding chooses the basis, and the steps follow the basis.
+        return
+    # A sum of two halves is rounded otherwise, and roots of the first factors, of few ranks, make that 30 times as large.
+    start = torch.cat([p.detach().flatten() for p in model().parameters()])
+    assert float((finals[2] - finals[0]).norm()) < 1e-2 * float((finals[0] - start).norm())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_layout_of_memory_changes_nothing(make):
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        p = torch.nn.Parameter(normal(5, 4, 3, 2).to(memory_format=layout))
+        optimizer = make([p], lr=0.1)
+        for k in range(3):
+            p.grad = normal(5, 4, 3, 2, seed=k + 1).to(memory_format=layout)
+            optimizer.step()
+        results.append(p.detach().contiguous())
+    # Of steps of 0.1; products of other strides are rounded otherwise.
+    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
 def test_shampoos_own_mistakes():
     p = torch.nn.Parameter(torch.ones(3, 2))
     for options, want in [

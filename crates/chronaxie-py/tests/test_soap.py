@@ -98,11 +98,15 @@ class Law:
                 self.l[at, k] = b2 * self.l.get((at, k), 0) + (1 - b2) * flat @ flat.T
                 if self.t == 1:
                     self.q[at, k] = np.linalg.eigh(self.l[at, k])[1][:, ::-1]
+            if self.t == 1:
+                update[place] = m / (1 - b1) / (np.abs(x) + o["eps"])
+                continue
             turned = [x, m]
             for k in axes:
                 turned = [np.moveaxis(np.tensordot(self.q[at, k].T, y, (1, k)), 0, k) for y in turned]
             self.v[at] = b2 * self.v.get(at, 0) + (1 - b2) * turned[0] ** 2
-            step = turned[1] / (1 - b1**self.t) / (np.sqrt(self.v[at] / (1 - b2**self.t)) + o["eps"])
+            root = np.sqrt(self.v[at] / (1 - b2 ** (self.t - 1)))
+            step = turned[1] / (1 - b1**self.t) / (root + o["eps"] + 2.0**-20 * root.max())
             for k in axes:
                 step = np.moveaxis(np.tensordot(self.q[at, k], step, (1, k)), 0, k)
             update[place] = step

@@ -36,13 +36,18 @@ def next_basis(factors: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(fine[:, None, None], made, kept), order
 
 
+# Second moments that are smaller than the largest of a block by this, squared, are rounding, where gradients have no such direction.
+_NOISE = 2.0**-20
+
+
 class SOAP(Base):
     """Adam in the eigenbases of Shampoo's factors.
 
     For a block G with factors ``L_k <- s L_k + (1 - s) G_(k) G_(k)^T`` and bases Q_k of their eigenvectors, the second moment is
-    kept of ``G' = G x_k Q_k^T``, the first one of G itself; the step is Adam's in the basis, turned back. A basis comes from
-    eigenvalues once, and then from one step of orthogonal iteration every ``precondition_frequency`` steps, each block at its
-    own turn, the factors of one size at once.
+    kept of ``G' = G x_k Q_k^T``, the first one of G itself; the step is Adam's in the basis, turned back. The basis comes from
+    the first gradient's eigenvectors, and then from one step of orthogonal iteration every ``precondition_frequency`` steps,
+    each block at its own turn, the factors of one size at once. The first step is Adam's own: its gradient has nothing to say of
+    most directions of a basis that it made itself.
 
     Args:
         params: tensors or groups; every option can be set by group.
@@ -156,18 +161,23 @@ class SOAP(Base):
         self, group: dict[str, Any], p: Tensor, state: dict[str, Any], shape: list[int], grid: list[Any], regions: Any, decay: Any
     ) -> None:
         b1, b2 = group["betas"]
-        step = state["step"]
-        c1, c2 = (1 - b1**step, 1 - b2**step) if group["correct_bias"] else (1.0, 1.0)
+        step, eps = state["step"], group["eps"]
+        # Second moments begin at the second step.
+        c1, c2 = (1 - b1**step, 1 - b2 ** max(step - 1, 1)) if group["correct_bias"] else (1.0, 1.0)
         mean, second = state["exp_avg"].reshape(shape), state["exp_avg_sq"]
         update = torch.empty(shape, device=mean.device)
         for (where, counts, sizes), x, bases in zip(grid, regions, state["bases"]):
-            m = to_blocks(mean[where], counts, sizes)
+            m = to_blocks(mean[where], counts, sizes) / c1
+            if step == 1:
+                update[where] = from_blocks(m / (x.abs() * (1.0 if group["correct_bias"] else (1 - b2) ** 0.5) + eps), counts, sizes)
+                continue
             for axis, q in enumerate(bases):
                 x, m = along(x, q.mT, axis), along(m, q.mT, axis)
             v = to_blocks(second[where], counts, sizes)
             v = v.mul(b2).addcmul_(x, x, value=1 - b2)
             second[where] = from_blocks(v, counts, sizes)
-            m = (m / c1) / ((v / c2).sqrt() + group["eps"])
+            root = (v / c2).sqrt()
+            m = m / (root + (eps + _NOISE * root.flatten(1).amax(1)).view(-1, *[1] * len(sizes)))
             for axis, q in enumerate(bases):
                 m = along(m, q, axis)
             update[where] = from_blocks(m, counts, sizes)
