@@ -257,6 +257,20 @@ def test_an_mlstm_block():
     check(Block(), mse, normal(3, 5, 32), bound=2 * NEAR)
 
 
+def test_attention_with_a_mask_as_long_as_the_batch():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x, src_mask=torch.ones(4, 4, dtype=torch.bool).triu(1))
+
+    check(Block(), mse, normal(4, 4, 8), bound=2 * NEAR)
+    with pytest.raises(chronaxie.ConfigError, match="layer.self_attn: MultiheadAttention drops at random with probability 0.1"):
+        optim.per_sample_norms(nn.ModuleDict({"layer": nn.TransformerEncoderLayer(8, 2)}), mse, normal(4, 4, 8))
+
+
 def test_a_loss_of_each_sample_and_sums():
     model, x, y = nn.Linear(4, 3), normal(5, 4), normal(5, 3, seed=1)
     law = loop(model, lambda o, t: (o - t).square().sum(), x, y)

@@ -21,10 +21,10 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MIXING = nn.modules.batchnorm._BatchNorm
 _CELLS = (ct.CfC, ct.CfCCell, ct.WiredCfCCell)
 # One unit with everything below them: they use the parameters of their children themselves.
-_WHOLE = (
-    *_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, ct.AUSSM, ct.Mamba, ct.S4D, ct.S5, ct.LRU, ct.RGLRU,
-    nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+_OURS = (
+    *_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, ct.AUSSM, ct.Mamba, ct.S4D, ct.S5, ct.LRU, ct.RGLRU
 )  # fmt: skip
+_WHOLE = (*_OURS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 RECURRENT = (*_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, nn.RNNBase, nn.RNNCellBase)
@@ -188,7 +188,7 @@ def _axis(module: nn.Module, kind: str, batch_axis: int) -> int:
         return 1 if kind == "state" else (0 if module.batch_first else 1)
     if isinstance(module, SequenceModule):
         return 0 if kind in ("state", "last") or module.batch_first else 1
-    if isinstance(module, (ct.LTCCell, ct.CfCCell, ct.WiredCfCCell, ct.TrueLiquidTimeConstant, nn.RNNCellBase)):
+    if isinstance(module, (*_OURS, nn.RNNCellBase)):
         return 0
     if isinstance(module, nn.MultiheadAttention):
         return 0 if module.batch_first else 1
@@ -235,7 +235,8 @@ def _check_batch(call: Call, found: int, samples: int) -> None:
 
 
 def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pause: Any) -> Replayed:
-    """The use of a call that is run again."""
+    """The use of a call that is run again. Of a module of unknown kind every tensor among the arguments whose ``batch_axis`` has as
+    many elements as there are samples is taken apart."""
     module, (args, kwargs) = call.unit.module, call.args
     data, state = _axis(module, "data", batch_axis), _axis(module, "state", batch_axis)
     last = _axis(module, "last", batch_axis) if not getattr(module, "return_sequences", True) else data
@@ -245,6 +246,11 @@ def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pa
     def run(lo: int, hi: int, c: Any) -> Sequence[Any]:
         def part(name: Any, value: Any) -> Any:
             axis = state if recurrent and name in (1, "hx") else data
+            if isinstance(module, nn.MultiheadAttention):
+                # A mask over positions has no samples.
+                if name not in (0, 1, 2, 3, "query", "key", "value", "key_padding_mask"):
+                    return value
+                axis = 0 if name in (3, "key_padding_mask") else data
             return tree_map(lambda t: _part(t, axis, samples, lo, hi), value)
 
         given = [part(k, v) for k, v in enumerate(args)]

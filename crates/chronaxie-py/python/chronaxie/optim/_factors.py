@@ -71,11 +71,12 @@ def lookup_sums(use: Lookup, bases: Any) -> Sums:
     """Of a table: A is how often each row is read."""
     rows, d = use.table.shape
     flat = use.g.reshape(-1, d)
-    counts = torch.bincount(use.ids.reshape(-1), minlength=rows).to(flat.dtype)
+    ones = torch.ones(*use.ids.shape, 1, dtype=flat.dtype, device=flat.device)
+    counts = use.summed(ones, use.ids, rows)[:, 0]
     squares = None
     if bases is not None:
         turned = (flat @ bases[1][0]).square()
-        squares = use._sum(turned.view(*use.ids.shape, d), use.ids, rows).mT[None]
+        squares = use.summed(turned.view(*use.ids.shape, d), use.ids, rows).mT[None]
     return Sums(counts[None], use.ids.numel(), (flat.mT @ flat)[None], squares)
 
 

@@ -121,17 +121,17 @@ class Lookup(Use):
         if padding is not None:
             self.g = self.g * (self.ids != padding)[..., None]
 
-    def _sum(self, g: Tensor, ids: Tensor, rows: int) -> Tensor:
-        # Sorts, so that the order of addition is fixed on a GPU too.
+    def summed(self, g: Tensor, ids: Tensor, rows: int) -> Tensor:
+        """``[rows, d]``: the sums of ``g`` ``[..., d]`` by ids; sorted, so that the order of addition is fixed on a GPU too."""
         return torch.ops.aten.embedding_dense_backward(g.contiguous(), ids.contiguous(), rows, -1, False)
 
     def grads(self, lo: int, hi: int, wanted: Any = None) -> Grads:
         rows = self.table.shape[0]
         ids = self.ids[lo:hi] + rows * torch.arange(hi - lo, device=self.ids.device)[:, None]
-        return {self.table: self._sum(self.g[lo:hi], ids, rows * (hi - lo)).view(hi - lo, *self.table.shape)}
+        return {self.table: self.summed(self.g[lo:hi], ids, rows * (hi - lo)).view(hi - lo, *self.table.shape)}
 
     def weighted(self, c: Tensor) -> Grads:
-        return {self.table: self._sum(self.g * c.to(self.g.dtype)[:, None, None], self.ids, self.table.shape[0])}
+        return {self.table: self.summed(self.g * c.to(self.g.dtype)[:, None, None], self.ids, self.table.shape[0])}
 
 
 class Scaled(Use):
