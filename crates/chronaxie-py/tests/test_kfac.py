@@ -2,19 +2,18 @@
 
 import copy
 import io
-import os
-import subprocess
-import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import chronaxie
 from chronaxie import optim
+from chronaxie.optim import _kfac, _natural
 from chronaxie.torch import LTC, CfC, Mamba, TrueLiquidTimeConstant, wirings
 
 from conftest import distance
@@ -235,6 +234,37 @@ def test_factors_are_what_layers_read_and_get():
             read = torch.cat([read.reshape(30, -1), torch.ones(30, 1)], 1).double()
             assert distance(kfac.factors(p)[0][0], read.mT @ read / 30) < 1e-5
             assert kfac.factors(p)[1].shape == (len(p) // 3, 3, 3)
+
+
+@pytest.mark.parametrize("options, factor", [(dict(terms="batch"), 5), (dict(terms="positions"), 30), (dict(terms=7), 7),
+                                             (dict(reduction="sum"), 1), (dict(accumulation=3), 15)])  # fmt: skip
+def test_a_mean_is_over_so_many_terms(options, factor):
+    layer, x = nn.Linear(4, 3), normal(5, 6, 4)
+    kfac = optim.KFAC(layer, lr=0.0, **options)
+    seed = normal(5, 6, 3, seed=1)
+    layer(x).backward(seed)
+    kfac.step()
+    a, g = kfac.factors(layer.weight)
+    flat, read = seed.reshape(30, 3).double(), torch.cat([x.reshape(30, 4), torch.ones(30, 1)], 1).double()
+    assert distance(g[0], factor * flat.mT @ flat) < 1e-6 and distance(a[0], read.mT @ read / 30) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_change_nothing(reentrant):
+    results = []
+    for checked in (False, True):
+        torch.manual_seed(0)
+        first, inner = nn.Linear(4, 5), nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+        model = nn.Sequential(first, inner)
+        kfac = optim.KFAC(model)
+        for k in range(2):
+            kfac.zero_grad()
+            h = first(normal(8, 4, seed=k))
+            out = checkpoint(inner, h, use_reentrant=reentrant) if checked else inner(h)
+            F.mse_loss(out, normal(8, 3, seed=k + 9)).backward()
+            kfac.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *results))
 
 
 def test_words_are_preconditioned_by_how_often_they_come():
@@ -512,42 +542,60 @@ def test_natural_gradients_on_a_gpu(cuda):
         assert distance(b, a) < 1e-4, n
 
 
-def rank_runs(rank, store):
-    """Three steps of one of two processes, each with half of every batch."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    try:
-        model = mlp().double()
-        net = nn.parallel.DistributedDataParallel(model)
-        kfac = optim.KFAC(model, inverse_frequency=2)
+class Group:
+    """torch.distributed for two threads: what both give is summed."""
+
+    def __init__(self):
+        self.barrier, self.slots, self.ranks = threading.Barrier(2, timeout=60), [None, None], threading.local()
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def get_world_size(self):
+        return 2
+
+    def all_reduce(self, t):
+        self.slots[self.ranks.rank] = t.clone()
+        self.barrier.wait()
+        total = self.slots[0] + self.slots[1]
+        self.barrier.wait()
+        t.copy_(total)
+
+
+def test_two_processes_take_the_steps_of_one(monkeypatch):
+    group, states = Group(), [None, None]
+    models = [mlp().double() for _ in range(3)]
+    optimizers = [optim.KFAC(m, inverse_frequency=2) for m in models]
+
+    def rank(at):
+        group.ranks.rank = at
+        model, kfac = models[at], optimizers[at]
         for k in range(3):
-            x, y = double(8, 4, seed=k)[rank::2], double(8, 3, seed=k + 50)[rank::2]
+            x, y = double(8, 4, seed=k)[at::2], double(8, 3, seed=k + 50)[at::2]
             kfac.zero_grad()
-            F.mse_loss(net(x), y).backward()
+            F.mse_loss(model(x), y).backward()
+            for p in model.parameters():
+                group.all_reduce(p.grad)
+                p.grad /= 2
             kfac.step()
+        states[at] = model.state_dict()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_kfac, "dist", group)
+        patch.setattr(_natural, "dist", group)
+        threads = [threading.Thread(target=rank, args=(at,)) for at in range(2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
         with pytest.raises(chronaxie.ConfigError, match="2 processes have 2 batches"):
-            optim.NaturalGradient(model).step()
-        gathered = [torch.zeros_like(model[0].weight) for _ in range(2)]
-        dist.all_gather(gathered, model[0].weight.detach())
-        assert torch.equal(*gathered), "both have the same bits"
-        return model.state_dict()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_two_processes_take_the_steps_of_one(tmp_path):
-    store = str(tmp_path / "store")
-    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_kfac; test_kfac.rank_runs(1, {store!r})"
-    other = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        ours = rank_runs(0, store)
-        assert other.wait(120) == 0
-    finally:
-        other.kill()
-    model = mlp().double()
-    kfac = optim.KFAC(model, inverse_frequency=2)
+            optim.NaturalGradient(mlp()).step()
     for k in range(3):
-        kfac.zero_grad()
-        F.mse_loss(model(double(8, 4, seed=k)), double(8, 3, seed=k + 50)).backward()
-        kfac.step()
-    for name, value in model.state_dict().items():
-        assert distance(ours[name], value) < 1e-10, name
+        optimizers[2].zero_grad()
+        F.mse_loss(models[2](double(8, 4, seed=k)), double(8, 3, seed=k + 50)).backward()
+        optimizers[2].step()
+    for name, value in models[2].state_dict().items():
+        assert torch.equal(states[0][name], states[1][name]), "both have the same bits"
+        assert distance(states[0][name], value) < 1e-10, name

@@ -10,6 +10,7 @@ import torch
 
 import chronaxie
 from chronaxie import optim
+from chronaxie.optim import _base
 
 MAKERS = [optim.Shampoo, optim.SOAP, optim.Muon]
 
@@ -342,6 +343,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make):
         with pytest.raises(chronaxie.DataError, match=rf"shape \(4, 2\) is not finite: .*{want}"):
             optimizer.step()
         assert same(before[0]["state"], optimizer.state_dict()["state"]) and torch.equal(before[1], good)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_flag_that_stays_on_the_device_makes_zeros_of_a_gradient(make, monkeypatch):
+    """What happens on a GPU, with the CPU's flags."""
+    monkeypatch.setattr(_base, "_finite", lambda name, given: [g.isfinite().all() for _, g in given])
+    runs = []
+    for value in (0.0, float("nan")):
+        p, q = (torch.nn.Parameter(normal(4, 2, seed=k)) for k in range(2))
+        optimizer = make([p, q], lr=0.1)
+        for k in range(3):
+            p.grad, q.grad = normal(4, 2, seed=k), normal(4, 2, seed=k + 5)
+            if k == 1:
+                p.grad = torch.zeros(4, 2)
+                p.grad[2, 1] = value
+            optimizer.step()
+        runs.append(torch.cat([p.detach(), q.detach()]))
+    assert torch.equal(*runs) and runs[0].isfinite().all()
 
 
 @pytest.mark.gpu

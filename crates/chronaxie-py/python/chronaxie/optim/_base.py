@@ -119,18 +119,34 @@ def gradients(name: str, groups: Sequence[dict[str, Any]]) -> list[list[tuple[in
                 raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} has a sparse gradient; make it dense")
             if g.is_complex():
                 raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} is complex; its real view is not")
-            g = wide(g)
-            # A sum of squares, because that is what factors and second moments hold.
-            finite = torch.linalg.vector_norm(g).square().isfinite()
-            if g.is_cpu:
-                if not bool(finite):
-                    bad = int((~g.isfinite()).sum())
-                    what = f"{bad} of {g.numel()} elements are NaN or infinite" if bad else "its sum of squares is infinite"
-                    raise DataError(f"{name}: the gradient of a parameter of shape {tuple(p.shape)} is not finite: {what}")
-            else:
-                g = torch.where(finite, g, torch.zeros_like(g))
-            found[-1].append((at, p, -g if group.get("maximize") else g))
-    return found
+            found[-1].append((at, p, wide(g)))
+    flags = iter(_finite(name, [(p, g) for given in found for _, p, g in given]))
+
+    def used(g: Tensor, climbs: bool) -> Tensor:
+        flag = next(flags)
+        g = g if flag is None else torch.where(flag, g, 0.0)
+        return -g if climbs else g
+
+    return [[(at, p, used(g, bool(o.get("maximize")))) for at, p, g in given] for o, given in zip(groups, found)]
+
+
+def _finite(name: str, given: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
+    """For each gradient on a GPU whether it is finite, a flag that stays there; on the CPU None, or a sentence is raised."""
+    flags: list[Any] = [None] * len(given)
+    for dtype in sorted({g.dtype for _, g in given}, key=str):
+        at = [k for k, (_, g) in enumerate(given) if g.dtype is dtype]
+        # Sums of squares, because that is what factors and second moments hold; one pass over all gradients.
+        norms = torch._foreach_norm([given[k][1] for k in at])
+        finite = torch.stack(list(norms)).square().isfinite()
+        if not finite.is_cpu:
+            for k, flag in zip(at, finite.unbind()):
+                flags[k] = flag
+        elif not bool(finite.all()):
+            p, g = given[at[int(finite.logical_not().nonzero()[0])]]
+            bad = int((~g.isfinite()).sum())
+            what = f"{bad} of {g.numel()} elements are NaN or infinite" if bad else "its sum of squares is infinite"
+            raise DataError(f"{name}: the gradient of a parameter of shape {tuple(p.shape)} is not finite: {what}")
+    return flags
 
 
 def shrink(group: dict[str, Any]) -> Any:
