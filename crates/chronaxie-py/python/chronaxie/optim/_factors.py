@@ -6,7 +6,7 @@ of rows, only its diagonal ``[1, d]``) and G ``[blocks, o, o]`` that of the grad
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,13 +92,25 @@ def sample_sums(grads: Tensor, bases: Any) -> Sums:
     return Sums((flat.mT @ flat)[None], 0, (side @ side.mT)[None], squares)
 
 
-def sums_of(use: Use, p: nn.Parameter, reduce: bool, gates: int, bases: Any) -> Sums:
-    """What a use adds to the factors of a parameter."""
-    if isinstance(use, Affine) and p is use.weight:
-        return affine_sums(use, reduce, gates, bases)
+def sums_of(use: Use, wanted: Sequence[nn.Parameter], reduce: bool, gates: Any, bases: Any) -> dict[nn.Parameter, Sums]:
+    """What a use adds to the factors of the parameters that are wanted; ``gates`` and ``bases`` are by parameter."""
+    if isinstance(use, Affine) and use.weight is not None and use.weight in set(wanted):
+        return {use.weight: affine_sums(use, reduce, gates.get(use.weight, 1), bases[use.weight])}
     if isinstance(use, Lookup):
-        return lookup_sums(use, bases)
-    return sample_sums(use.grads(0, use.samples, {p})[p], bases)
+        return {use.table: lookup_sums(use, bases[use.table])}
+    total: dict[nn.Parameter, Sums] = {}
+    own = set(wanted)
+    # Some samples at a time, all parameters of them together.
+    for lo, hi in spans(use.samples, sum(p.numel() for p in use.parameters)):
+        for p, g in use.grads(lo, hi, own).items():
+            if p not in own:
+                continue
+            s, t = sample_sums(g, bases[p]), total.get(p)
+            if t is not None:
+                squares = None if s.squares is None else s.squares + t.squares
+                s = Sums(s.a + t.a, 0, s.g + t.g, squares)
+            total[p] = s
+    return total
 
 
 def moved(old: Any, new: Tensor, keep: float) -> Tensor:

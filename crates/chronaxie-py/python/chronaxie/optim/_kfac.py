@@ -37,7 +37,8 @@ class KFAC(Base):
         decay: of the moving averages of the factors.
         factor_frequency, inverse_frequency: steps between two updates of factors, and of what is solved with them, which layers do
             at turns of their own.
-        kl_clip: the most of ``lr^2 sum U grad`` for all layers of a group together; None for no bound.
+        kl_clip: the most of ``lr^2 sum U grad`` for all layers of a group together, or longer steps are shortened; None for no bound.
+            Recurrent layers need one: factors know nothing of what steps in time have to do with each other.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         sharing: where positions share a weight, ``expand`` (each is a sample) or ``reduce`` (inputs averaged, gradients summed).
@@ -60,7 +61,7 @@ class KFAC(Base):
     def __init__(
         self,
         model: nn.Module,
-        lr: float | Tensor = 1e-2,
+        lr: float | Tensor = 1e-1,
         *,
         params: Any = None,
         momentum: float = 0.9,
@@ -70,7 +71,7 @@ class KFAC(Base):
         decay: float = 0.95,
         factor_frequency: int = 1,
         inverse_frequency: int = 10,
-        kl_clip: float | None = None,
+        kl_clip: float | None = 1e-2,
         weight_decay: float = 0.0,
         weight_decay_mode: str = "decoupled",
         adamw_lr: float | Tensor = 1e-3,
@@ -162,14 +163,9 @@ class KFAC(Base):
         if samples == 0:
             return
         for use in uses_of(call, grads, samples, self.batch_axis, self._recorder):
-            for p in use.parameters:
-                if p in self._taken_along:
-                    continue
-                state = self.state.get(p, {})
-                bases = None
-                if "squares" in state:
-                    bases = [None if state[n] is None or state[n].numel() == 0 else state[n] for n in ("basis_a", "basis_g")]
-                s = sums_of(use, p, self.sharing == "reduce", self._gates.get(p, 1), bases)
+            wanted = [p for p in use.parameters if p not in self._taken_along]
+            bases = {p: self._bases(p) for p in wanted}
+            for p, s in sums_of(use, wanted, self.sharing == "reduce", self._gates, bases).items():
                 w = weight
                 if w is None:
                     terms = self.terms
@@ -183,6 +179,13 @@ class KFAC(Base):
                 known[2] = known[2] + s.g * w
                 if s.squares is not None:
                     known[3] = s.squares * w if known[3] is None else known[3] + s.squares * w
+
+    def _bases(self, p: Tensor) -> list[Any] | None:
+        """The eigenbases of A (None of a diagonal one) and G, where second moments in them are kept."""
+        state = self.state.get(p, {})
+        if "squares" not in state:
+            return None
+        return [state[n] if state[n].numel() else None for n in ("basis_a", "basis_g")]
 
     def observe(self, output: Tensor, loss: str) -> None:
         """Makes the factors of the Fisher matrix of the model's own distribution, between the forward pass and the loss's
