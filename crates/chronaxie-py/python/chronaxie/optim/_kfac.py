@@ -222,9 +222,10 @@ class KFAC(Base):
     # What a step makes of it.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients, and what was seen since the last step."""
+        """Forgets gradients, and what backward passes said since the last step; what was observed stays until the step."""
         super().zero_grad(set_to_none)
-        self._forget()
+        if self.fisher == "empirical":
+            self._sums.clear()
 
     def _forget(self) -> None:
         self._sums.clear()
