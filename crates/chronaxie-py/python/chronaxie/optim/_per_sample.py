@@ -202,7 +202,7 @@ def per_sample_norms(
         if by_parameter:
             named = {n: p for n, p in model.named_parameters() if p.requires_grad}
             return {n: norms[p].sqrt() if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
-        return sum(norms.values()).sqrt()  # type: ignore[union-attr]
+        return sum(norms.values(), seen.loss.new_zeros(seen.samples)).sqrt()
 
 
 def clip_per_sample(
@@ -229,7 +229,7 @@ def clip_per_sample(
     within("clip_per_sample", "max_norm", max_norm, 0.0, float("inf"))
     seen = _observe("clip_per_sample", model, loss_fn, inputs, targets, reduction, batch_axis)
     with torch.no_grad():
-        norms = sum(squared_norms(seen.uses, seen.samples).values()).sqrt()  # type: ignore[union-attr]
+        norms = sum(squared_norms(seen.uses, seen.samples).values(), seen.loss.new_zeros(seen.samples)).sqrt()
         c = (max_norm / norms.clamp_min(1e-38)).clamp_max(1.0)
         c = c / seen.samples if reduction == "mean" else c
         for use in seen.uses:
