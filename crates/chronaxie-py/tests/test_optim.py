@@ -10,6 +10,9 @@ import torch
 
 import chronaxie
 from chronaxie import optim
+from chronaxie.optim import _base
+
+MAKERS = [optim.Shampoo, optim.SOAP, optim.Muon]
 
 
 def normal(*shape, seed=0, device="cpu"):
@@ -190,7 +193,7 @@ def train(net, optimizer, steps, seed=0):
         optimizer.step()
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
     net = model()
     optimizer = make(net.parameters(), lr=0.01)
@@ -209,7 +212,7 @@ def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_state_is_float32_beside_other_parameters(make):
     p = torch.nn.Parameter(normal(6, 4).bfloat16())
     optimizer = make([p], lr=torch.tensor(0.01))
@@ -230,7 +233,7 @@ def test_state_is_float32_beside_other_parameters(make):
     assert p.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("make", [optim.Shampoo, optim.Muon])
+@pytest.mark.parametrize("make", MAKERS)
 def test_they_are_used_as_optimizers_are(make):
     w, v, none = (torch.nn.Parameter(normal(*s)) for s in ((3, 5), (5,), (2, 2)))
     optimizer = make([{"params": [w], "lr": 0.1}, {"params": [v, none]}], lr=0.0)
@@ -243,19 +246,64 @@ def test_they_are_used_as_optimizers_are(make):
         loss.backward()
         return loss
 
-    first = float(optimizer.step(closure))
+    first = optimizer.step(closure).item()
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
     if make is optim.Shampoo:
         assert torch.equal(v, before), "a learning rate of 0 changes nothing"
     assert none not in optimizer.state or not optimizer.state[none]
-    assert float(optimizer.step(closure)) < first
+    assert optimizer.step(closure).item() < first
     assert copy.deepcopy(optimizer).state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     w.grad = torch.ones(3, 5).to_sparse()
     with pytest.raises(chronaxie.DtypeError, match="sparse gradient"):
         optimizer.step()
     with pytest.raises(chronaxie.ConfigError, match=r"lr = -1"):
         make([torch.nn.Parameter(torch.ones(1))], lr=-1)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_scaled_losses_and_batches_in_parts(make):
+    """A scaled loss takes the same steps, one that overflows takes none, and two halves of a batch are the whole."""
+    finals = []
+    for how in ("whole", "scaled", "halves"):
+        net = model()
+        optimizer = make(net.parameters(), lr=torch.tensor(0.01))
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=how == "scaled")
+        for k in range(3):
+            x = normal(4, 2, 6, 6, seed=k)
+            optimizer.zero_grad()
+            if how == "scaled" and k == 1:
+                scaler.scale(net(x).square().mean() * float("inf")).backward()
+                scaler.step(optimizer)
+                scaler.update(new_scale=64.0)
+                optimizer.zero_grad()
+            for part in x.split(2) if how == "halves" else (x,):
+                scaler.scale(net(part).square().mean() * (len(part) / 4)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        finals.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    # Powers of two scale without rounding.
+    assert torch.equal(finals[0], finals[1])
+    if make is optim.SOAP:
+        # Of the directions that the first gradients have not, rounding chooses the basis, and the steps follow the basis.
+        return
+    # A sum of two halves is rounded otherwise, and roots of the first factors, of few ranks, make that 30 times as large.
+    start = torch.cat([p.detach().flatten() for p in model().parameters()])
+    assert float((finals[2] - finals[0]).norm()) < 1e-2 * float((finals[0] - start).norm())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_layout_of_memory_changes_nothing(make):
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        p = torch.nn.Parameter(normal(5, 4, 3, 2).to(memory_format=layout))
+        optimizer = make([p], lr=0.1)
+        for k in range(3):
+            p.grad = normal(5, 4, 3, 2, seed=k + 1).to(memory_format=layout)
+            optimizer.step()
+        results.append(p.detach().contiguous())
+    # Of steps of 0.1; products of other strides are rounded otherwise.
+    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
 def test_shampoos_own_mistakes():
@@ -268,10 +316,115 @@ def test_shampoos_own_mistakes():
     ]:
         with pytest.raises(chronaxie.ConfigError, match=want):
             optim.Shampoo([p], **options)
-    shampoo = optim.Shampoo([p])
-    p.grad = torch.full((3, 2), float("inf"))
-    with pytest.raises(chronaxie.DataError, match="NaN or an infinity"):
-        shampoo.step()
+
+
+def same(a, b):
+    """Whether two states are the same bits, NaN like NaN."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a.nan_to_num(nan=7.25), b.nan_to_num(nan=7.25))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(make):
+    good, bad = torch.nn.Parameter(normal(3, 2)), torch.nn.Parameter(normal(4, 2, seed=1))
+    optimizer = make([good, bad])
+    for p in (good, bad):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for value, want in ((float("nan"), "1 of 8 elements are NaN or infinite"), (1e25, "sum of squares is infinite")):
+        before = copy.deepcopy(optimizer.state_dict()), good.detach().clone()
+        bad.grad = torch.ones(4, 2)
+        bad.grad[1, 1] = value
+        with pytest.raises(chronaxie.DataError, match=rf"shape \(4, 2\) is not finite: .*{want}"):
+            optimizer.step()
+        assert same(before[0]["state"], optimizer.state_dict()["state"]) and torch.equal(before[1], good)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_flag_that_stays_on_the_device_makes_zeros_of_a_gradient(make, monkeypatch):
+    """What happens on a GPU, with the CPU's flags."""
+    monkeypatch.setattr(_base, "_finite", lambda name, given: [g.isfinite().all() for _, g in given])
+    runs = []
+    for value in (0.0, float("nan")):
+        p, q = (torch.nn.Parameter(normal(4, 2, seed=k)) for k in range(2))
+        optimizer = make([p, q], lr=0.1)
+        for k in range(3):
+            p.grad, q.grad = normal(4, 2, seed=k), normal(4, 2, seed=k + 5)
+            if k == 1:
+                p.grad = torch.zeros(4, 2)
+                p.grad[2, 1] = value
+            optimizer.step()
+        runs.append(torch.cat([p.detach(), q.detach()]))
+    assert torch.equal(*runs) and runs[0].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", MAKERS)
+def test_on_a_gpu_such_a_gradient_counts_as_zeros_and_nothing_waits(cuda, make):
+    runs = []
+    for value in (0.0, float("nan")):
+        p = torch.nn.Parameter(normal(4, 2, device=cuda))
+        optimizer = make([p], lr=0.1)
+        for k in range(3):
+            p.grad = normal(4, 2, seed=k, device=cuda)
+            if k == 1:
+                p.grad = p.grad * 0 + value
+            optimizer.step()
+        runs.append(p.detach().clone())
+    assert torch.equal(*runs) and runs[0].isfinite().all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_parameters_are_on_one_device(make):
+    a, b = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2, device="meta"))
+    with pytest.raises(chronaxie.DeviceError, match="parameters are on cpu and meta; make an optimizer for each"):
+        make([a, b])
+    optimizer = make([a])
+    with pytest.raises(chronaxie.DeviceError, match="cpu and meta"):
+        optimizer.add_param_group({"params": [b]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_modes_of_weight_decay(make):
+    """Without gradients in the way: shrinks by what each mode says, also behind a schedule."""
+    for mode, first, second in (("decoupled", 0.9, 0.95), ("corrected", 0.9, 0.975), ("independent", 0.5, 0.75), ("l2", None, None)):
+        p = torch.nn.Parameter(torch.ones(2, 2))
+        optimizer = make([p], lr=0.2, weight_decay=0.5, weight_decay_mode=mode)
+        p.grad = torch.zeros(2, 2)
+        optimizer.step()
+        one = p.detach().clone()
+        optimizer.param_groups[0]["lr"] = 0.1
+        if first is None:
+            assert float(one.max()) < 1.0, "the decay is a gradient"
+            continue
+        optimizer.step()
+        torch.testing.assert_close(one, torch.full((2, 2), first))
+        torch.testing.assert_close(p.detach(), torch.full((2, 2), first * second))
+    with pytest.raises(chronaxie.ConfigError, match="weight_decay_mode = 'l1' is not one of decoupled, l2"):
+        make([p], weight_decay_mode="l1")
+
+
+def test_the_turn_is_the_place_whoever_has_gradients():
+    """A parameter without gradients moves no other's turn."""
+    at = []
+    for absent in (False, True):
+        params = [torch.nn.Parameter(normal(6, 4, seed=k)) for k in range(3)]
+        shampoo = optim.Shampoo(params, precondition_frequency=4)
+        made = []
+        for step in range(10):
+            for k, p in enumerate(params):
+                p.grad = None if absent and k == 0 else normal(6, 4, seed=10 * step + k)
+            before = [shampoo.state[p]["roots"][0][0].clone() if shampoo.state[p] else None for p in params[1:]]
+            shampoo.step()
+            made.append([b is None or not torch.equal(b, shampoo.state[p]["roots"][0][0]) for b, p in zip(before, params[1:])])
+        at.append(made)
+    assert at[0] == at[1] and any(any(row) for row in at[0][1:])
 
 
 def test_roots_come_in_turns():

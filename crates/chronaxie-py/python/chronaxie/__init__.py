@@ -7,9 +7,8 @@ launches kernels of your own.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 from . import _native
 from ._arrays import forward
@@ -25,6 +24,7 @@ from ._errors import (
     OutOfMemoryError,
     ShapeError,
 )
+from ._memory import MemoryInfo, memory_info
 
 __version__: str = _native.version()
 
@@ -54,35 +54,12 @@ __all__ = [
 ]
 
 
-class MemoryInfo(NamedTuple):
-    """Free and total memory, bytes."""
-
-    free: int
-    total: int
-
-
 def devices() -> dict[str, Any]:
     """What this machine can run on: ``cpu``, ``driver``, ``nvrtc``, ``cache_dir`` and the list ``cuda``.
 
     The same object as ``chronaxie devices --json``: what is missing says why under ``missing``.
     """
     return json.loads(_native.devices())
-
-
-def memory_info(device: str = "cuda:0") -> MemoryInfo:
-    """Free and total memory of ``cpu`` or ``cuda:N`` now, bytes.
-
-    Raises:
-        BackendUnavailableError: there is no CUDA driver.
-        DeviceError: there is no device of that index.
-    """
-    name, _, index = str(device).partition(":")
-    if name == "cpu" and not index:
-        page = os.sysconf("SC_PAGE_SIZE")
-        return MemoryInfo(page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES"))
-    if name != "cuda" or not (index or "0").isdecimal():
-        raise DeviceError(f"device `{device}` is not one of cpu, cuda, cuda:N (N an index from 0)")
-    return MemoryInfo(*_native.memory_info(int(index or 0)))
 
 
 def families() -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .._errors import ConfigError, DtypeError
+from .._errors import ConfigError, DataError, DeviceError, DtypeError
+
+WEIGHT_DECAY = ("decoupled", "l2", "corrected", "independent")
 
 
 def within(name: str, of: str, value: float, low: float, high: float, open_end: bool = False) -> None:
@@ -18,11 +20,57 @@ def within(name: str, of: str, value: float, low: float, high: float, open_end: 
         raise ConfigError(f"{name}: {of} = {value} is not within {low} .. {high}")
 
 
-class Base(Optimizer):
-    """State stays float32 whatever the parameters are, also where it is loaded."""
+def one_of(name: str, of: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuses a value that is none of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name}: {of} = {value!r} is not one of {', '.join(choices)}")
 
-    def _keeps(self, key: str) -> bool:
-        return True
+
+class Base(Optimizer):
+    """State keeps its types whatever the parameters are, also where it is loaded: float32 beside half precision."""
+
+    # What gradients() found, while a step is made.
+    _given: list[list[tuple[int, Tensor, Tensor]]]
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Refuses the options of a group."""
+
+    def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        """One step of a group: position in it, parameter and gradient of every parameter that has one."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, whose options are checked."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1])
+            one_device(type(self).__name__, self.param_groups)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """One step; with a closure, that computes the loss anew, whose value it returns.
+
+        Every gradient is looked at before anything is changed. On the CPU one with a NaN or an infinity, or so large that
+        its sum of squares is infinite, is refused. On a GPU nothing waits for an answer: there such a gradient counts as
+        zeros, for the whole of its parameter, which the device decides by itself.
+
+        Raises:
+            DataError: a gradient that is not finite, on the CPU; no state has changed.
+            DtypeError: sparse and complex gradients.
+            DeviceError: parameters on several devices.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._given = gradients(type(self).__name__, self.param_groups)
+        for group, given in zip(self.param_groups, self._given):
+            self._update(group, given)
+        self._given = []
+        return loss
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Loads what :meth:`state_dict` gave; tensors of state keep their own types."""
@@ -44,14 +92,109 @@ class Base(Optimizer):
                 self.state[p][key] = value if key == "step" else placed(value, p.device)
 
 
-def gradient(name: str, p: Tensor, maximize: bool) -> Tensor | None:
-    """The gradient in float32, or None where there is none."""
-    g = p.grad
-    if g is None:
-        return None
-    if g.is_sparse:
-        raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} has a sparse gradient; make it dense")
-    if g.is_complex():
-        raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} is complex; its real view is not")
-    g = g.to(torch.float32)
-    return -g if maximize else g
+def wide(t: Tensor) -> Tensor:
+    """float64 as it is, and everything else in float32."""
+    return t if t.dtype is torch.float64 else t.to(torch.float32)
+
+
+def one_device(name: str, groups: Sequence[dict[str, Any]]) -> None:
+    """Refuses parameters on several devices."""
+    devices = sorted({str(p.device) for group in groups for p in group["params"]})
+    if len(devices) > 1:
+        raise DeviceError(f"{name}: parameters are on {' and '.join(devices)}; make an optimizer for each device")
+
+
+def gradients(name: str, groups: Sequence[dict[str, Any]]) -> list[list[tuple[int, Tensor, Tensor]]]:
+    """For each group the position, parameter and gradient (float32, or float64 as it is) of every parameter that has one;
+    checked before any of them is used."""
+    one_device(name, groups)
+    found: list[list[tuple[int, Tensor, Tensor]]] = []
+    for group in groups:
+        found.append([])
+        for at, p in enumerate(group["params"]):
+            g = p.grad
+            if g is None:
+                continue
+            if g.layout is not torch.strided:
+                raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} has a sparse gradient; make it dense")
+            if g.is_complex():
+                raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} is complex; its real view is not")
+            found[-1].append((at, p, wide(g)))
+    flags = iter(_finite(name, [(p, g) for given in found for _, p, g in given]))
+
+    def used(g: Tensor, climbs: bool) -> Tensor:
+        flag = next(flags)
+        g = g if flag is None else torch.where(flag, g, 0.0)
+        return -g if climbs else g
+
+    return [[(at, p, used(g, bool(o.get("maximize")))) for at, p, g in given] for o, given in zip(groups, found)]
+
+
+def _finite(name: str, given: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
+    """For each gradient on a GPU whether it is finite, a flag that stays there; on the CPU None, or a sentence is raised."""
+    flags: list[Any] = [None] * len(given)
+    for dtype in sorted({g.dtype for _, g in given}, key=str):
+        at = [k for k, (_, g) in enumerate(given) if g.dtype is dtype]
+        # Sums of squares, because that is what factors and second moments hold; one pass over all gradients.
+        norms = torch._foreach_norm([given[k][1] for k in at])
+        finite = torch.stack(list(norms)).square().isfinite()
+        if not finite.is_cpu:
+            for k, flag in zip(at, finite.unbind()):
+                flags[k] = flag
+        elif not bool(finite.all()):
+            p, g = given[at[int(finite.logical_not().nonzero()[0])]]
+            bad = int((~g.isfinite()).sum())
+            what = f"{bad} of {g.numel()} elements are NaN or infinite" if bad else "its sum of squares is infinite"
+            raise DataError(f"{name}: the gradient of a parameter of shape {tuple(p.shape)} is not finite: {what}")
+    return flags
+
+
+def shrink(group: dict[str, Any]) -> Any:
+    """By what share of itself a parameter shrinks in this step, for the modes that are no part of the gradient.
+
+    ``decoupled``: lr d; ``corrected``: lr d lr / most; ``independent``: d lr / most, where most is the largest lr there was.
+    """
+    mode, lr, decay = group["weight_decay_mode"], group["lr"], group["weight_decay"]
+    if not decay or mode == "l2":
+        return 0.0
+    if mode == "decoupled":
+        return lr * decay
+    most = group.get("most_lr", lr)
+    if isinstance(lr, Tensor) or isinstance(most, Tensor):
+        most = torch.maximum(torch.as_tensor(most), torch.as_tensor(lr)).clone()
+    else:
+        most = max(most, lr)
+    group["most_lr"] = most
+    if not isinstance(most, Tensor) and most == 0:
+        return 0.0
+    return lr / most * decay * (lr if mode == "corrected" else 1.0)
+
+
+def check_common(name: str, group: dict[str, Any]) -> None:
+    """Refuses a learning rate or a weight decay out of range, and a mode of it that there is not."""
+    inf = float("inf")
+    if not isinstance(group["lr"], Tensor):
+        within(name, "lr", group["lr"], 0.0, inf)
+    within(name, "weight_decay", group["weight_decay"], 0.0, inf, True)
+    one_of(name, "weight_decay_mode", group["weight_decay_mode"], WEIGHT_DECAY)
+
+
+def apply(p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
+    """``p <- p (1 - decay) - lr update`` in the update's type, rounded once."""
+    w = p.to(update.dtype)
+    p.copy_(w - (update.reshape(p.shape) * lr + w * decay))
+
+
+def adamw(
+    p: Tensor, g: Tensor, state: dict[str, Any], *, lr: Any, betas: tuple[float, float], eps: float, decay: Any
+) -> None:
+    """AdamW's step (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019), for parameters that have no
+    matrix."""
+    if "exp_avg_sq" not in state:
+        state["step"] = 0
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+    b1, b2 = betas
+    state["step"] += 1
+    m = state["exp_avg"].lerp_(g, 1 - b1) / (1 - b1 ** state["step"])
+    v = state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2) / (1 - b2 ** state["step"])
+    apply(p, m / (v.sqrt() + eps), lr, decay)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +53,25 @@ def _options(
     return Options(text, cells, mode, layers, activation, masked, mixed, _HEADS[mode])
 
 
+# Who sees every map of a call, by thread, instead of the native path: see chronaxie.optim.
+_TAPES: dict[int, Any] = {}
+
+
+@contextmanager
+def taped(tape: Any) -> Iterator[None]:
+    """Calls of this thread go by PyTorch's operations, with every map shown to ``tape``, in the form of :class:`_eager.Plain`."""
+    _TAPES[get_ident()] = tape
+    try:
+        yield
+    finally:
+        del _TAPES[get_ident()]
+
+
 def _run(
     opts: Options, parameters: list[Tensor], x: Tensor, h: Any, c: Any, elapsed: Any, force_eager: bool = False
 ) -> tuple[Tensor, ...]:
+    if not is_compiling() and _TAPES and get_ident() in _TAPES:
+        return _eager.cfc((x, h, c, elapsed, *parameters), opts, by=_TAPES[get_ident()])
     layer = None if is_compiling() else _op.plain_layer("cfc", opts.text)
     tensors = (x, h, c, elapsed, *parameters)
     states = 3 if opts.mixed else 2

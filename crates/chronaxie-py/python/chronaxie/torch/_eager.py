@@ -15,10 +15,24 @@ from ._options import Options
 _NORM_EPSILON = 1e-5
 
 
-def lstm_step(x: Tensor, h: Tensor, c: Tensor, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+class Plain:
+    """Maps and vectors as they are; whoever must see them gives another."""
+
+    @staticmethod
+    def linear(z: Tensor, w: Tensor, b: Tensor | None = None, of: Any = None) -> Tensor:
+        """``z w^T + b``; ``of`` is the parameter behind w and its mask, where w is their product."""
+        return F.linear(z, w, b)
+
+    @staticmethod
+    def vector(t: Tensor, samples: int) -> Tensor:
+        """A parameter that is no map."""
+        return t
+
+
+def lstm_step(x: Tensor, h: Tensor, c: Tensor, maps: Sequence[Tensor], by: Any = Plain) -> tuple[Tensor, Tensor]:
     """The LSTM cell of ``mixed_memory``: the next ``(h, c)`` from inputs ``[B, D]``; ``maps`` are its weight, bias and
     recurrent weight."""
-    z = F.linear(x, maps[0], maps[1]) + F.linear(h, maps[2])
+    z = by.linear(x, maps[0], maps[1]) + by.linear(h, maps[2])
     new, take, keep, show = z.chunk(4, -1)
     c = c * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
     return torch.tanh(c) * torch.sigmoid(show), c
@@ -79,20 +93,21 @@ def _activation(name: str, x: Tensor) -> Tensor:
     return {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu, "silu": F.silu}[name](x)
 
 
-def cfc(tensors: tuple[Any, ...], opts: Any, dropout: float = 0.0) -> tuple[Tensor, ...]:
+def cfc(tensors: tuple[Any, ...], opts: Any, dropout: float = 0.0, by: Any = Plain) -> tuple[Tensor, ...]:
     """Outputs ``[B, T, M]``, the final state ``[B, H]`` and with mixed memory the LSTM's of x ``[B, T, D]``, in the dtype of
-    the parameters; ``tensors`` are x, h0, c0, elapsed, and the parameters in the order of the signature."""
+    the parameters; ``tensors`` are x, h0, c0, elapsed, and the parameters in the order of the signature. ``by`` takes the
+    place of :class:`Plain`."""
     x, h, c, elapsed, *rest = tensors
     parameters = iter(rest)
     cells = []
     for _ in opts.cells:
         backbone = [(next(parameters), next(parameters)) for _ in range(opts.layers)]
-        heads = [[next(parameters), next(parameters)] for _ in opts.heads]
-        pure = (next(parameters), next(parameters)) if opts.mode == "pure" else None
+        heads = [[next(parameters), next(parameters), None] for _ in opts.heads]
+        pure = tuple(by.vector(next(parameters), x.shape[0]) for _ in range(2)) if opts.mode == "pure" else None
         if opts.masked:
             mask = next(parameters)
             for head in heads[:2]:
-                head[0] = head[0] * mask
+                head[0], head[2] = head[0] * mask, (head[0], mask)
         cells.append((backbone, heads, pure))
     lstm = list(parameters)
     weight = cells[0][1][0][0]
@@ -102,15 +117,15 @@ def cfc(tensors: tuple[Any, ...], opts: Any, dropout: float = 0.0) -> tuple[Tens
     for t in range(x.shape[1]):
         ts = 1.0 if elapsed is None else elapsed[:, t, None]
         if opts.mixed:
-            state = list(lstm_step(x[:, t], state[0], state[1], lstm))
+            state = list(lstm_step(x[:, t], state[0], state[1], lstm, by))
         feed, made = x[:, t], []
         for (backbone, heads, pure), own in zip(cells, state[0].split(opts.cells, 1)):
             z = torch.cat([feed, own], 1)
             for at, (w, b) in enumerate(backbone):
-                z = _activation(opts.activation, F.linear(z, w, b))
+                z = _activation(opts.activation, by.linear(z, w, b))
                 if at and dropout > 0.0:
                     z = F.dropout(z, dropout)
-            ff1, *others = (F.linear(z, w, b) for w, b in heads)
+            ff1, *others = (by.linear(z, w, b, of) for w, b, of in heads)
             if pure is not None:
                 w_tau, a = pure
                 feed = a - a * torch.exp(-ts * (w_tau.abs() + ff1.abs())) * ff1

@@ -1,0 +1,362 @@
+"""Which layers a loss went through: forward hooks note each call's inputs and where its outputs stand in autograd's graph."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_flatten, tree_map
+
+from .. import torch as ct
+from .._errors import ConfigError, ShapeError
+from ..torch._sequence import SequenceModule
+from ._tape import cfc_tape, rnn_tape
+from ._uses import Affine, Lookup, Replayed, Use, convolution, normalisation
+
+_NORMS = tuple(getattr(nn, n) for n in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, n))
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MIXING = nn.modules.batchnorm._BatchNorm
+_CELLS = (ct.CfC, ct.CfCCell, ct.WiredCfCCell)
+# One unit with everything below them: they use the parameters of their children themselves.
+_OURS = (
+    *_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, ct.AUSSM, ct.Mamba, ct.S4D, ct.S5, ct.LRU, ct.RGLRU
+)  # fmt: skip
+_WHOLE = (*_OURS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+RECURRENT = (*_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, nn.RNNBase, nn.RNNCellBase)
+MAPS = (nn.Linear, nn.Embedding, *_CONVOLUTIONS)
+
+
+class Unit(NamedTuple):
+    """A module with parameters of its own; ``plain`` ones use each once a call."""
+
+    name: str
+    module: nn.Module
+    parameters: list[nn.Parameter]
+    plain: bool
+
+
+class Call(NamedTuple):
+    """One call of a unit: its arguments, and the edges of its different outputs with their places among all."""
+
+    unit: Unit
+    args: Any
+    edges: list[Any]
+    places: list[int]
+    shapes: list[Any]
+    versions: list[tuple[Tensor, int]]
+
+
+def _trained(parameters: Any) -> list[nn.Parameter]:
+    return [p for p in parameters if p.requires_grad]
+
+
+def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) -> list[Unit]:
+    """The units of a model; with ``mixing`` without the layers whose samples mix.
+
+    Raises:
+        ConfigError: a layer whose samples mix, or that drops at random where its call must be run again.
+    """
+    found: list[Unit] = []
+    seen: set[int] = set()
+
+    def walk(name: str, module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        kind = type(module).__name__
+        if isinstance(module, _MIXING) and (mixing or module.training or not module.track_running_stats):
+            if mixing:
+                return
+            raise ConfigError(f"{name or kind}: {kind} mixes samples: none has a gradient of its own; use GroupNorm, or eval()")
+        plain = isinstance(module, (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_NORMS)) and not parametrize.is_parametrized(module)
+        whole = isinstance(module, whole_kinds) or parametrize.is_parametrized(module)
+        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.sparse):
+            raise ConfigError(f"{name or kind}: an Embedding with sparse or scale_grad_by_freq has no gradients of single samples")
+        fc = getattr(module, "fc", None) if isinstance(module, ct.CfC) else None
+        if whole:
+            apart = set() if fc is None else set(fc.parameters())
+            own = [p for p in _trained(module.parameters()) if p not in apart]
+        else:
+            own = _trained(module.parameters(recurse=False))
+        if own:
+            if not plain:
+                _steady(name or kind, module)
+            found.append(Unit(name or kind, module, own, plain))
+        children = [("fc", fc)] if fc is not None else [] if whole else module.named_children()
+        for child, below in children:
+            walk(f"{name}.{child}" if name else child, below)
+
+    walk("", model)
+    return found
+
+
+def _steady(name: str, module: nn.Module) -> None:
+    """Refuses what would not do the same a second time."""
+    for m in module.modules():
+        p = m.p if isinstance(m, nn.modules.dropout._DropoutNd) else getattr(m, "dropout", 0.0)
+        p = getattr(m, "backbone_dropout", p) if isinstance(m, ct.CfCCell) else p
+        if m.training and isinstance(p, (int, float)) and p > 0:
+            raise ConfigError(
+                f"{name}: {type(m).__name__} drops at random with probability {p}, and its call must be run again; set it to 0"
+            )
+
+
+class Recorder:
+    """Notes calls while it is entered, or from :meth:`attach` to :meth:`detach`: in ``calls``, or by ``note(call, tensors)`` with
+    the tensors whose gradients are those of the outputs."""
+
+    def __init__(self, units: Sequence[Unit], note: Callable[[Call, list[Tensor]], None] | None = None) -> None:
+        self.units, self.paused = units, False
+        self.calls: list[Call] = []
+        self._note = note
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        for unit in self.units:
+            self._handles.append(unit.module.register_forward_hook(self._hook(unit), with_kwargs=True))
+
+    def detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def __enter__(self) -> Recorder:
+        self.attach()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.detach()
+
+    def _hook(self, unit: Unit) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if self.paused or not torch.is_grad_enabled():
+                return None
+            # Of several outputs one may stand in another's graph, as a last state does: each gets a node of its own.
+            several = len(tree_flatten(output)[0]) > 1
+            own: dict[int, Tensor] = {}
+
+            def apart(t: Any) -> Any:
+                if several and isinstance(t, Tensor) and t.requires_grad:
+                    # A state that is returned twice is one, with one gradient.
+                    own.setdefault(id(t), t.view_as(t))
+                    return own[id(t)]
+                return t
+
+            output = tree_map(apart, output)
+            edges, places, shapes, tensors, seen = [], [], [], [], set()
+            for place, t in enumerate(tree_flatten(output)[0]):
+                if isinstance(t, Tensor) and t.requires_grad and id(t) not in seen:
+                    seen.add(id(t))
+                    tensors.append(t if several else _whole(t))
+                    edges.append(get_gradient_edge(tensors[-1]))
+                    places.append(place)
+                    shapes.append(t.shape)
+            if edges:
+                given = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, (args, kwargs))
+                versions = [(t, t._version) for t in tree_flatten(given)[0] if isinstance(t, Tensor) and not t.is_inference()]
+                call = Call(unit, given, edges, places, shapes, versions)
+                self.calls.append(call) if self._note is None else self._note(call, tensors)
+            return output
+
+        return hook
+
+
+def _whole(t: Tensor) -> Tensor:
+    """The tensor of which t is but another shape, where there is one: a change of t in place takes its own node out of the graph,
+    but not that one's."""
+    base = t._base
+    same = base is not None and base.requires_grad and base.numel() == t.numel() and base.storage_offset() == t.storage_offset()
+    return base if same and base.is_contiguous() and t.is_contiguous() else t  # type: ignore[union-attr, return-value]
+
+
+def when_known(tensors: Sequence[Tensor], seen: Callable[[Sequence[Any]], None]) -> None:
+    """Calls ``seen`` with the gradients of all the tensors, None of those that have none, in every backward pass."""
+    if len(tensors) == 1:
+        # Also where the backward pass begins at it, which the other does not see.
+        tensors[0].register_hook(lambda g: seen((g,)))
+    else:
+        register_multi_grad_hook(tensors, seen)
+
+
+def _axis(module: nn.Module, kind: str, batch_axis: int) -> int:
+    """Where the samples lie: in a ``state``, a ``last`` output without time, or anything else."""
+    if isinstance(module, nn.RNNBase):
+        return 1 if kind == "state" else (0 if module.batch_first else 1)
+    if isinstance(module, SequenceModule):
+        return 0 if kind in ("state", "last") or module.batch_first else 1
+    if isinstance(module, (*_OURS, nn.RNNCellBase)):
+        return 0
+    if isinstance(module, nn.MultiheadAttention):
+        return 0 if module.batch_first else 1
+    return batch_axis
+
+
+def _part(t: Any, axis: int, samples: int, lo: int, hi: int) -> Any:
+    """A range of samples of an argument; what has none of them stays."""
+    if isinstance(t, Tensor) and t.dim() > axis and t.shape[axis] == samples:
+        return t.narrow(axis, lo, hi - lo)
+    return t
+
+
+def _input(call: Call) -> Tensor:
+    args, kwargs = call.args
+    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
+
+
+def batch_of(call: Call, batch_axis: int) -> int:
+    """How many samples a call has; 0 of one without a batch, or with packed sequences."""
+    x, module = _input(call), call.unit.module
+    plain = isinstance(module, (*_CONVOLUTIONS, nn.GroupNorm))
+    axis = 0 if plain else _axis(module, "data", batch_axis)
+    least = len(module.kernel_size) + 2 if isinstance(module, _CONVOLUTIONS) else 2 if isinstance(module, nn.Linear) else 1
+    if isinstance(module, (nn.RNNBase, SequenceModule, ct.TrueLiquidTimeConstant)):
+        least = 3
+    return x.shape[axis] if isinstance(x, Tensor) and x.dim() >= max(least, axis + 1) else 0
+
+
+def positions_of(call: Call, use: Use) -> int:
+    """How many positions a use has, of all samples."""
+    if isinstance(use, Affine):
+        return use.samples * use.sizes[1]
+    x = _input(call)
+    return x.numel() if isinstance(use, Lookup) else x.numel() // max(x.shape[-1], 1)
+
+
+def _check_batch(call: Call, found: int, samples: int) -> None:
+    if found != samples:
+        raise ShapeError(
+            f"{call.unit.name}: a call of shape {tuple(_input(call).shape)} has {found} samples where the batch has {samples}; "
+            "keep the samples on an axis of their own"
+        )
+
+
+def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pause: Any) -> Replayed:
+    """The use of a call that is run again. Of a module of unknown kind every tensor among the arguments whose ``batch_axis`` has as
+    many elements as there are samples is taken apart."""
+    module, (args, kwargs) = call.unit.module, call.args
+    data, state = _axis(module, "data", batch_axis), _axis(module, "state", batch_axis)
+    last = _axis(module, "last", batch_axis) if not getattr(module, "return_sequences", True) else data
+    recurrent = isinstance(module, (nn.RNNBase, SequenceModule))
+    _check_batch(call, _input(call).shape[data], samples)
+
+    def run(lo: int, hi: int, c: Any) -> Sequence[Any]:
+        def part(name: Any, value: Any) -> Any:
+            axis = state if recurrent and name in (1, "hx") else data
+            if isinstance(module, nn.MultiheadAttention):
+                # A mask over positions has no samples.
+                if name not in (0, 1, 2, 3, "query", "key", "value", "key_padding_mask"):
+                    return value
+                axis = 0 if name in (3, "key_padding_mask") else data
+            return tree_map(lambda t: _part(t, axis, samples, lo, hi), value)
+
+        given = [part(k, v) for k, v in enumerate(args)]
+        named = {k: part(k, v) for k, v in kwargs.items()}
+        was, pause.paused = pause.paused, True
+        try:
+            with torch.enable_grad():
+                made = tree_flatten(module.forward(*given, **named))[0]
+        finally:
+            pause.paused = was
+        outputs, seeds = [], []
+        for place, g in zip(call.places, grads):
+            if g is None:
+                continue
+            axis = (last if place == 0 else state) if recurrent else data
+            g = _part(g, axis, samples, lo, hi)
+            if c is not None:
+                g = g * c[lo:hi].to(g.dtype).view([-1 if k == axis else 1 for k in range(g.dim())])
+            outputs.append(made[place])
+            seeds.append(g)
+        if not outputs:
+            return [None] * len(call.unit.parameters)
+        return torch.autograd.grad(outputs, call.unit.parameters, seeds, allow_unused=True)
+
+    return Replayed(call.unit.parameters, samples, run)
+
+
+def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0, pause: Any = None) -> list[Use]:
+    """The uses of parameters in a call, from the gradients of its outputs; ``grads`` may hold None."""
+    if all(g is None for g in grads):
+        return []
+    unit, module = call.unit, call.unit.module
+    grads = [None if g is None else g.reshape(shape) for g, shape in zip(grads, call.shapes)]
+    for t, version in call.versions:
+        if t._version != version:
+            raise ConfigError(
+                f"{unit.name}: an input of shape {tuple(t.shape)} was changed in place behind the call; it is needed as it was"
+            )
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or isinstance(module, _CELLS):
+        axis = _axis(module, "data", batch_axis)
+        x = _input(call)
+        if not isinstance(x, Tensor) or x.dim() != (2 if isinstance(module, (nn.RNNCellBase, ct.CfCCell, ct.WiredCfCCell)) else 3):
+            raise ShapeError(f"{unit.name}: a call without a batch, or with packed sequences, has no samples to tell apart")
+        _check_batch(call, x.shape[axis], samples)
+        seeds: list[Any] = [None] * (max(call.places) + 1)
+        for place, g in zip(call.places, grads):
+            seeds[place] = g
+        tape = cfc_tape if isinstance(module, _CELLS) else rnn_tape
+        was, pause.paused = pause.paused, True
+        try:
+            return tape(module, call.args, seeds, unit.parameters)
+        finally:
+            pause.paused = was
+    if not unit.plain:
+        return [replayed(call, grads, samples, batch_axis, pause)]
+    x, g = _input(call), grads[0]
+    if isinstance(module, (*_CONVOLUTIONS, nn.GroupNorm)):
+        _check_batch(call, x.shape[0] if x.dim() == g.dim() and x.dim() > len(getattr(module, "kernel_size", ())) + 1 else 1, samples)
+    else:
+        _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
+        x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
+    if isinstance(module, nn.Linear):
+        weight, bias = (p if p is not None and p.requires_grad else None for p in (module.weight, module.bias))
+        return [Affine.of(weight, bias, x, g)]
+    if isinstance(module, nn.Embedding):
+        return [Lookup(module.weight, x, g, module.padding_idx)]
+    if isinstance(module, _CONVOLUTIONS):
+        return [convolution(module, x, g)]
+    return [normalisation(module, x, g)]
+
+
+def uses_in_graph(loss: Tensor) -> dict[Any, int]:
+    """How often the graph of a loss takes each parameter."""
+    counts: dict[Any, int] = {}
+    stack: list[Any] = [loss.grad_fn]
+    seen = set(stack)
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is None:
+                continue
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                counts[variable] = counts.get(variable, 0) + 1
+            elif node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return counts
+
+
+def check_uses(counts: dict[Any, int], calls: Sequence[Call], grads: Sequence[Sequence[Any]]) -> None:
+    """Refuses a parameter that the loss also reaches by another way than the calls whose outputs have gradients.
+
+    Raises:
+        ConfigError: its name, and how often it is used.
+    """
+    known: dict[nn.Parameter, list[Any]] = {}
+    for call, of in zip(calls, grads):
+        live = any(g is not None for g in of)
+        for p in call.unit.parameters:
+            entry = known.setdefault(p, [call.unit.name, 0, True])
+            entry[1] += live
+            entry[2] &= call.unit.plain
+    for p, (name, live, plain) in known.items():
+        found = counts.get(p, 0)
+        if found > live and (plain or live == 0):
+            raise ConfigError(
+                f"{name}: the loss uses its parameter of shape {tuple(p.shape)} {found} times, and {live} of them are calls whose "
+                "outputs can be seen; another module uses it, or an output that is a view was changed in place"
+            )

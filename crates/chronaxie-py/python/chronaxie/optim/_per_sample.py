@@ -1,0 +1,239 @@
+"""Gradients of single samples: whole, by their norms alone, and clipped.
+
+The norm of a sample's gradient needs no gradient: of a map with inputs x and output gradients g at R positions it is
+``sum_rs (x_r . x_s)(g_r . g_s)`` (Goodfellow, arXiv:1510.01799; Li et al., arXiv:2110.05679), and the clipped sum is one product
+of the inputs with the weighted g (Bu et al., "Automatic clipping", and "book-keeping", arXiv:2210.00038).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import ConfigError, ShapeError
+from ._base import one_of, wide, within
+from ._calls import Recorder, check_uses, units_of, uses_in_graph, uses_of
+from ._uses import Affine, Use, spans
+
+
+class Clipped(NamedTuple):
+    """``norms`` ``[B]`` of the gradients of single samples before they were clipped, and the ``loss``."""
+
+    norms: Tensor
+    loss: Tensor
+
+
+class _Seen(NamedTuple):
+    """One pass through a model: its samples, the uses of parameters, the loss, and the factor from the gradient of the loss
+    to that of a sample."""
+
+    samples: int
+    uses: list[Use]
+    loss: Tensor
+    scale: int
+
+
+def samples_of(name: str, inputs: Any, batch_axis: int) -> int:
+    """How many samples there are in a tensor, or in the first tensor of a tuple or a dict."""
+    all_ = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
+    for t in all_:
+        if isinstance(t, Tensor) and t.dim() > batch_axis:
+            return t.shape[batch_axis]
+    raise ShapeError(f"{name}: no input has an axis {batch_axis}, on which the samples lie")
+
+
+def _observe(
+    name: str, model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Any, targets: Any, reduction: str, batch_axis: int
+) -> _Seen:
+    one_of(name, "reduction", reduction, ("mean", "sum"))
+    samples = samples_of(name, inputs, batch_axis)
+    recorder = Recorder(units_of(model))
+    with torch.enable_grad(), recorder:
+        if isinstance(inputs, dict):
+            output = model(**inputs)
+        else:
+            output = model(*([inputs] if isinstance(inputs, Tensor) else inputs))
+        loss = loss_fn(output) if targets is None else loss_fn(output, targets)
+    if not isinstance(loss, Tensor) or tuple(loss.shape) not in ((), (1,), (samples,)):
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ShapeError(f"{name}: the loss is {shape}; it must be one number, or one for each of the {samples} samples")
+    scale = samples if reduction == "mean" and loss.numel() == 1 else 1
+    loss = loss.sum()
+    calls = recorder.calls
+    if not calls:
+        raise ConfigError(f"{name}: the model has no layer with parameters that are trained")
+    counts = uses_in_graph(loss)
+    found = iter(torch.autograd.grad(loss, [e for call in calls for e in call.edges], allow_unused=True))
+    grads = [[next(found) for _ in call.edges] for call in calls]
+    check_uses(counts, calls, grads)
+    uses: list[Use] = []
+    with torch.no_grad():
+        for call, of in zip(calls, grads):
+            uses += uses_of(call, [None if g is None else g * scale for g in of], samples, batch_axis, recorder)
+    return _Seen(samples, uses, loss.detach(), scale)
+
+
+def per_sample_gradients(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Any,
+    targets: Any = None,
+    *,
+    reduction: str = "mean",
+    batch_axis: int = 0,
+) -> dict[str, Tensor]:
+    """The gradient of each sample's loss, for every parameter that is trained.
+
+    Layers: Linear, Conv1d to Conv3d, Embedding, LayerNorm, GroupNorm and RMSNorm, LSTM, GRU and RNN and their cells, CfC and its
+    cells, by what hooks see; LTC, the scans' modules and any other module by running its call again, a sample at a time.
+    They may be called several times, and share parameters. ``.grad`` is not touched.
+
+    Args:
+        model: a module; its samples must not mix (no BatchNorm in training), and nothing may drop at random in layers that
+            are run again.
+        loss_fn: ``loss_fn(output, targets)``, or ``loss_fn(output)`` without targets; gives one number, or ``[B]``.
+        inputs: a tensor, a tuple of them or a dict of arguments; ``batch_axis`` is where the samples lie, in all layers.
+        reduction: what the loss is of the samples' losses where it is one number, ``mean`` or ``sum``. The loss of a sample is
+            its share, times B of a mean.
+
+    Returns:
+        By the names of ``model.named_parameters()``: ``[B, *p.shape]``, float32 (float64 of such parameters); zeros where the
+        loss uses none.
+
+    Raises:
+        ShapeError, ConfigError: a sentence with the values.
+    """
+    seen = _observe("per_sample_gradients", model, loss_fn, inputs, targets, reduction, batch_axis)
+    total: dict[nn.Parameter, Tensor] = {}
+    with torch.no_grad():
+        for use in seen.uses:
+            for p, g in use.grads(0, seen.samples).items():
+                total[p] = total[p] + g if p in total else g
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return {n: total[p] if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
+
+
+def _ghost(maps: Sequence[Affine], lo: int, hi: int) -> Tensor:
+    """Squared norms ``[hi - lo]`` of the gradients of one weight, from the positions of all its calls."""
+    x = torch.cat([m.x(lo, hi) for m in maps], 2) if len(maps) > 1 else maps[0].x(lo, hi)
+    g = torch.cat([m.g(lo, hi) for m in maps], 2) if len(maps) > 1 else maps[0].g(lo, hi)
+    if x.shape[2] == 1:
+        return (x.square().sum(-1) * g.square().sum(-1)).sum((1, 2))
+    return ((x @ x.mT) * (g @ g.mT)).sum((1, 2, 3)).clamp_min(0)
+
+
+def _cheaper_by_ghost(maps: Sequence[Affine]) -> bool:
+    _, _, d, o = maps[0].sizes
+    r = sum(m.sizes[1] for m in maps)
+    return r == 1 or r * (d + o) < d * o
+
+
+def squared_norms(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
+    """The squared norm of each sample's gradient, ``[n]`` for each parameter. What is made for it is some samples at a time,
+    within a budget (or for one sample, where one has more)."""
+    of: dict[nn.Parameter, list[Use]] = {}
+    for use in uses:
+        for p in use.parameters:
+            of.setdefault(p, []).append(use)
+    norms: dict[nn.Parameter, Tensor] = {}
+    rest: dict[nn.Parameter, list[Use]] = {}
+    for p, users in of.items():
+        maps = [m for m in (u.factors(p) for u in users) if m is not None]
+        if len(maps) < len(users) or not _cheaper_by_ghost(maps):
+            rest[p] = users
+            continue
+        groups, _, d, o = maps[0].sizes
+        r = sum(m.sizes[1] for m in maps)
+        parts = [_ghost(maps, lo, hi) for lo, hi in spans(samples, groups * r * (d + o + 2 * r))]
+        norms[p] = torch.cat(parts)
+    # Parameters that share a use are made together, each with every use that it has.
+    while rest:
+        together, users = [next(iter(rest))], []
+        for p in together:
+            for use in rest[p]:
+                if use not in users:
+                    users.append(use)
+                    known = set(together)
+                    together += [q for q in use.parameters if q in rest and q not in known]
+        each = sum(p.numel() for p in together)
+        known = set(together)
+        maps = [u for u in users if isinstance(u, Affine) and u.weight in known]
+        each += max((u.sizes[0] * u.sizes[1] * u.sizes[2] for u in maps), default=0)
+        parts_of: dict[nn.Parameter, list[Tensor]] = {p: [] for p in together}
+        for lo, hi in spans(samples, each):
+            total: dict[nn.Parameter, Tensor] = {}
+            for use in users:
+                for p, g in use.grads(lo, hi, parts_of).items():
+                    if p in parts_of:
+                        total[p] = total[p] + g if p in total else g
+            for p, g in total.items():
+                parts_of[p].append(g.flatten(1).square().sum(1))
+        for p, parts in parts_of.items():
+            norms[p] = torch.cat(parts)
+            del rest[p]
+    return norms
+
+
+def per_sample_norms(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Any,
+    targets: Any = None,
+    *,
+    reduction: str = "mean",
+    batch_axis: int = 0,
+    by_parameter: bool = False,
+) -> Any:
+    """The norm of each sample's gradient over all parameters, ``[B]``; no sample's gradient is kept.
+
+    Beside the activations, which any backward pass keeps, memory is bounded by a budget (16 MiB of float32), or by the
+    gradient of one sample of one layer where that is more: whatever B is.
+
+    Args:
+        by_parameter: whether a dict of norms by the names of the parameters comes instead.
+
+    The other arguments and the errors are those of :func:`per_sample_gradients`.
+    """
+    seen = _observe("per_sample_norms", model, loss_fn, inputs, targets, reduction, batch_axis)
+    with torch.no_grad():
+        norms = squared_norms(seen.uses, seen.samples)
+        if by_parameter:
+            named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+            return {n: norms[p].sqrt() if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
+        return sum(norms.values(), seen.loss.new_zeros(seen.samples)).sqrt()
+
+
+def clip_per_sample(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Any,
+    targets: Any = None,
+    *,
+    max_norm: float,
+    reduction: str = "mean",
+    batch_axis: int = 0,
+) -> Clipped:
+    """Adds to ``.grad`` the mean (or sum, with that reduction) of the samples' gradients, each shortened to ``max_norm``.
+
+    There is one backward pass, through layers' outputs only; weights get their gradients from weighted products, and what must
+    be run again is run again weighted.
+
+    Args:
+        max_norm: the longest that a sample's gradient over all parameters may be.
+
+    Returns:
+        The norms before, and the loss. The other arguments and the errors are those of :func:`per_sample_gradients`.
+    """
+    within("clip_per_sample", "max_norm", max_norm, 0.0, float("inf"))
+    seen = _observe("clip_per_sample", model, loss_fn, inputs, targets, reduction, batch_axis)
+    with torch.no_grad():
+        norms = sum(squared_norms(seen.uses, seen.samples).values(), seen.loss.new_zeros(seen.samples)).sqrt()
+        c = (max_norm / norms.clamp_min(1e-38)).clamp_max(1.0)
+        c = c / seen.samples if reduction == "mean" else c
+        for use in seen.uses:
+            for p, g in use.weighted(c).items():
+                g = g.to(p.dtype)
+                p.grad = g if p.grad is None else p.grad + g
+    return Clipped(norms, seen.loss)
