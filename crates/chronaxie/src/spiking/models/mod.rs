@@ -216,3 +216,16 @@ fn positive(list: &[Parameter], parameters: &[f64], names: &[&str]) -> Option<St
         format!("has {} = {x} {}, which {must}", p.name, p.unit)
     })
 }
+
+/// Refuses a reset at or above the threshold and a negative refractory time; `at` has the three's indices, in this order.
+fn reset_problem(list: &[Parameter], p: &[f64], at: [usize; 3]) -> Option<String> {
+    let name = at.map(|i| list[i].name);
+    let [reset, threshold, t_ref] = at.map(|i| p[i]);
+    if reset >= threshold {
+        return Some(format!(
+            "has {} = {reset} mV at or above {} = {threshold} mV, so that it never stops firing",
+            name[0], name[1]
+        ));
+    }
+    (t_ref < 0.0).then(|| format!("has {} = {t_ref} ms, which must not be negative", name[2]))
+}
