@@ -10,7 +10,8 @@
 //! it the cell fires whatever the rest of the step would be.
 
 use super::{
-    Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem, rk4,
+    Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem,
+    rk4,
 };
 use crate::simd_math::{Lanes, exp};
 use crate::spiking::math;
@@ -123,6 +124,9 @@ impl Model for AdEx {
             (state[0], state[1], state[4]) = (reset, state[1] + b, refractory_steps(t_ref, h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::AdEx
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::adex::step(block);

@@ -8,7 +8,7 @@
 //! `I' = P11 I + h P11 J`, `u' = P22 u + P32 I + P31 J + P20 I_e`.
 
 use super::lif_exp::{fire, propagator};
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps, reset_problem};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::Lanes;
 use crate::spiking::math;
 use std::f64::consts::E;
@@ -114,6 +114,9 @@ impl Model for LifAlpha {
             (state[0], state[5]) = (v_reset - e_l, refractory_steps(t_ref, h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifAlpha
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_alpha::step(block);

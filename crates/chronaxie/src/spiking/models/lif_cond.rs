@@ -8,7 +8,7 @@
 //! any conductance. `V' = V_inf + (V - V_inf) e^(-h G / C)`.
 
 use super::lif_exp::fire;
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps, reset_problem};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::{Lanes, exp};
 use crate::spiking::math;
 
@@ -99,6 +99,9 @@ impl Model for LifCond {
             (state[0], state[3]) = (p[4], refractory_steps(p[5], h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifCond
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_cond::step(block);

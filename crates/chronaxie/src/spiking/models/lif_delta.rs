@@ -7,7 +7,7 @@
 //! A step is exact: with u = V - E_L, `u' = P22 u + P20 I_e + arrivals`.
 
 use super::lif_exp::fire;
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps, reset_problem};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::Lanes;
 use crate::spiking::math;
 
@@ -76,6 +76,9 @@ impl Model for LifDelta {
             (state[0], state[1]) = (p[4] - p[2], refractory_steps(p[5], h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifDelta
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_delta::step(block);

@@ -10,7 +10,7 @@
 //! Where both currents have one time constant their sum obeys the same equation, and one variable holds it.
 
 use super::{
-    Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem,
+    Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem,
 };
 use crate::simd_math::Lanes;
 use crate::spiking::math;
@@ -118,6 +118,9 @@ impl Model for LifExp {
             state[1 + currents] = refractory_steps(t_ref, h);
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        if self.two { Twin::LifExp } else { Twin::LifExpOne }
     }
     fn step(&self, block: &mut Block<'_>) {
         if self.two { cpu::lif_exp2::step(block) } else { cpu::lif_exp::step(block) }

@@ -66,6 +66,30 @@ pub enum Kind {
     Replay,
 }
 
+/// The device twins of the bodies, each in the `.cuh` beside its model, by their numbers in `simulate/cuda/models.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum Twin {
+    LifExpOne,
+    LifExp,
+    LifDelta,
+    LifAlpha,
+    LifCond,
+    Izhikevich,
+    Poisson,
+    Replay,
+    AdEx,
+    HodgkinHuxley,
+}
+
+impl Twin {
+    /// Whether it needs more registers than 1024 threads leave to each.
+    pub fn is_heavy(self) -> bool {
+        matches!(self, Self::LifAlpha | Self::LifCond | Self::AdEx | Self::HodgkinHuxley)
+    }
+}
+
 /// A model; see the module.
 pub trait Model: Debug + Sync {
     /// Its name in configurations.
@@ -113,6 +137,8 @@ pub trait Model: Debug + Sync {
     fn law(&self, parameters: &[f64], dt_ms: f64, state: &mut [f64], input: &[f64]) -> bool;
     /// One step of the body for the cells of a block.
     fn step(&self, block: &mut Block<'_>);
+    /// Which twin of the body a GPU runs.
+    fn twin(&self) -> Twin;
     /// The mean current (or its like) that DC adds to, as an index of a parameter.
     fn current(&self) -> Option<usize> {
         self.parameters().iter().position(|p| p.name == "I_e")
