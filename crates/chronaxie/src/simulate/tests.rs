@@ -140,7 +140,7 @@ const PINNED: (u64, &str) = (3982, "586e1b915543ad8c71a18588a1ff2395aa16a902ae6b
 
 /// On a GPU: the pinned spikes, and those of a run that goes from the CPU to the GPU and back, which leaves the same files.
 #[test]
-fn on_a_gpu_runs_leave_what_the_cpu_leaves() {
+fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
     let Some(gpu) = crate::check::gpu::gpu() else { return };
     let on = |backend: Backend, options: RunOptions| RunOptions { backend, ..options };
     let emulated = gpu.device.name().starts_with("emulated");

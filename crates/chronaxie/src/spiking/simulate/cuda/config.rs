@@ -12,8 +12,8 @@ const CELLS_A_BLOCK: u64 = 256;
 const MOST_BLOCKS: usize = 512;
 /// The most spikes of a shard in a step: 20 bits of a header.
 const MOST_CELLS: usize = (1 << 20) - 1;
-/// Shared memory that the kernel has beside the ring.
-const STATIC_SHARED: usize = 256;
+/// Shared memory that the kernel has beside the ring: all headers, and some counters.
+const STATIC_SHARED: usize = 8 * 1024 + 256;
 /// The most steps of a launch: 12 bits of a header are the step's tag, from 1 on.
 pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.

@@ -15,7 +15,7 @@ use super::cpu::check_state;
 use super::{Engine, Spike, State};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
 use crate::spiking::plan::Plan;
-use crate::{Dtype, Error, Place, Result, Shape, View};
+use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
 use build::Synapses;
 pub use config::{Config, specialisations};
 use config::{MOST_STEPS, REPLICAS};
@@ -84,6 +84,7 @@ impl<'a> CudaEngine<'a> {
         if resident < config.shards as u32 {
             return Err(Error::value(format!("{} holds {resident} blocks at once: {config}", device.name())));
         }
+        require_memory(plan, device, &config)?;
         let cells = Cells::new(plan, &config, &memory)?;
         let synapses = Synapses::new(plan, &config, &cells, &memory, built)?;
         let net = synapses.net(plan, &config, &cells);
@@ -158,6 +159,33 @@ impl<'a> CudaEngine<'a> {
         spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
         Ok(())
     }
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
+    let synapse = if config.wide { 8.0 } else { 4.0 };
+    let heads = 8.0 * (config.shards as f64) * (plan.cells() as f64 + 1.0);
+    let ring = 4.0 * (config.shards * config.ring) as f64 * config.pitch as f64;
+    let asked = (synapse * plan.expected_synapses() + heads + ring + 128.0 * plan.cells() as f64) as u64;
+    if asked > device.memory_info()?.free {
+        device.release_cached_memory()?;
+    }
+    let free = device.memory_info()?.free;
+    if asked <= free {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(Error::new(
+        ErrorKind::OutOfMemory { asked, free },
+        format!(
+            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
+            plan.cells(),
+            plan.expected_synapses(),
+            gb(asked),
+            device.name(),
+            gb(free)
+        ),
+    ))
 }
 
 impl Engine for CudaEngine<'_> {

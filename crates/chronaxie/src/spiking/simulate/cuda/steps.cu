@@ -34,7 +34,8 @@ struct Run {
   unsigned steps, box;
 };
 
-constexpr int kWarps = kThreads / 32, kBatch = 4;
+// Spikes that a warp has on their way at once: fewer where a synapse may take two registers of 64.
+constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : 3;
 constexpr unsigned kTagBits = 12, kReplicas = 8;
 
 // A word that another block may be writing.
@@ -57,7 +58,8 @@ struct Block {
     atomicAdd(slots(step + s.delay) + s.slot, s.weight);
   }
 
-  // The synapses of the rows that the lanes in `mask` name.
+  // The synapses of the rows that the lanes in `mask` name. They are read once, and are not to push the offsets out of the
+  // second cache.
   template <class Word>
   __device__ __forceinline__ void rows(const Word* synapses, u64 step, unsigned mask, unsigned begin, unsigned length) const {
     const unsigned lane = threadIdx.x % 32;
@@ -75,7 +77,7 @@ struct Block {
 #pragma unroll
       for (int u = 0; u < 2 * kBatch; ++u) {
         const unsigned i = lane + u % 2 * 32;
-        held[u / 2][u % 2] = i < count[u / 2] ? __ldg(synapses + at[u / 2] + i) : 0;
+        held[u / 2][u % 2] = i < count[u / 2] ? __ldcs(synapses + at[u / 2] + i) : 0;
       }
 #pragma unroll
       for (int u = 0; u < 2 * kBatch; ++u)
@@ -83,40 +85,64 @@ struct Block {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
 #pragma unroll 2
-        for (unsigned i = lane + 64; i < count[u]; i += 32) add(step, __ldg(synapses + at[u] + i));
+        for (unsigned i = lane + 64; i < count[u]; i += 32) add(step, __ldcs(synapses + at[u] + i));
     }
   }
 
   // Waits for what fired in `step` and delivers it here; adds to `total` and `before` how much fired, and how much in the shards
-  // before this one.
-  __device__ __forceinline__ void deliver(u64 step, unsigned* total, unsigned* before) const {
+  // before this one. `heads` is room in shared memory for all headers.
+  __device__ __forceinline__ void deliver(u64 step, u64* heads, unsigned* total, unsigned* before) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = net.shards;
     const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
-    // Many shards: a header a lane. Few: warps share a header, and its spikes go round their lanes.
+    // Neighbours wait for neighbours: a warp polls 32 headers, two lines of memory.
+    if (threadIdx.x < shards) {
+      const u64* at = run.heads + (parity * kReplicas + blockIdx.x % kReplicas) * shards + threadIdx.x;
+      u64 head;
+      do head = peek(at);
+      while (((unsigned)head & ((1u << kTagBits) - 1)) != tag);
+      heads[threadIdx.x] = head;
+      const unsigned count = (unsigned)head >> kTagBits;
+      if (count > 0) {
+        atomicAdd(total, count);
+        if (threadIdx.x < blockIdx.x) atomicAdd(before, count);
+      }
+    }
+    __syncthreads();
+    // Many shards: a header a lane. Few: warps share a header. A warp's spikes, of all its headers, go round its lanes.
     const bool many = shards >= kWarps;
     const unsigned share = many ? 1 : kWarps / shards;
     const unsigned shard = many ? warp + lane * kWarps : warp % shards;
-    const unsigned start = many ? 0 : warp / shards + lane * share, stride = many ? 1 : share * 32;
-    const bool reads = many ? shard < shards : warp < share * shards;
-    const u64* heads = run.heads + (parity * kReplicas + blockIdx.x % kReplicas) * shards;
-    u64 head = 0;
-    for (bool waits = reads; __any_sync(~0u, waits);) {
-      if (waits) {
-        head = peek(heads + shard);
-        waits = ((unsigned)head & ((1u << kTagBits) - 1)) != tag;
-      }
-    }
+    const bool reads = many ? shard < shards : lane == 0 && warp < share * shards;
+    const u64 head = reads ? heads[shard] : 0;
     const unsigned count = (unsigned)head >> kTagBits;
-    if (count > 0 && start == 0) {
-      atomicAdd(total, count);
-      if (shard < blockIdx.x) atomicAdd(before, count);
-    }
-    const u64* box = run.boxes + ((u64)parity * shards + shard) * run.box;
-    for (unsigned i = start; __any_sync(~0u, i < count); i += stride) {
+    const unsigned fired = __ballot_sync(~0u, count > 0);
+    if (fired == 0) return;
+    unsigned end = count;  // of this header's spikes among the warp's
+    if (fired & (fired - 1))
+      for (unsigned reach = 1; reach < 32; reach *= 2) {
+        const unsigned x = __shfl_up_sync(~0u, end, reach);
+        if (lane >= reach) end += x;
+      }
+    const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
+    const u64* boxes = run.boxes + (u64)parity * shards * run.box;
+    for (unsigned i = many ? lane : warp / shards + lane * share; __any_sync(~0u, i < all); i += 32 * share) {
+      u64 word = 0;
+      const u64* at = nullptr;
+      for (unsigned left = fired; left != 0; left &= left - 1) {
+        const int from = __ffs((int)left) - 1;
+        const unsigned many_there = __shfl_sync(~0u, count, from), k = __shfl_sync(~0u, shard, from);
+        const unsigned there = i - (__shfl_sync(~0u, end, from) - many_there);
+        const u64 first_there = __shfl_sync(~0u, head, from);
+        if (there < many_there) {
+          word = first_there;
+          at = there > 0 ? boxes + (u64)k * run.box + there : nullptr;
+        }
+      }
       unsigned begin = 0, length = 0;
-      if (i < count) {
-        u64 word = head;
-        while (i > 0 && (unsigned)(word = peek(box + i)) != tag) {
+      if (i < all) {
+        if (at != nullptr) {
+          do word = peek(at);
+          while ((unsigned)word != tag);
         }
         const unsigned id = (unsigned)(word >> 32);
         begin = __ldg(first + id);
@@ -249,6 +275,7 @@ struct Block {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Net net, const Run run) {
   extern __shared__ int held[];
+  __shared__ u64 heads[kThreads];
   // By the step's parity: spikes here, the first of them, spikes everywhere and in the shards before this.
   __shared__ unsigned spikes[2], head[2], total[2], before[2], published[2];
   const u64 size = (u64)net.steps * net.pitch;
@@ -262,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
   u64 logged = 0, to = run.from + run.steps, at = 0;
   for (u64 step = run.from;; ++step) {
     const unsigned own = (unsigned)(step - run.from) % 2, last = 1 - own;
-    if (step > run.from) block.deliver(step - 1, total + last, before + last);
+    if (step > run.from) block.deliver(step - 1, heads, total + last, before + last);
     __syncthreads();
     if (step > run.from) {
       at = logged + before[last];

@@ -17,8 +17,8 @@ const ZOO: [(&str, f64, f64, f64); 8] = [
     ("izhikevich", 9.0, 2.0, 0.8),
     ("lif_alpha", 480.0, 60.0, 20.0),
     ("lif_cond", 250.0, 40.0, 0.8),
-    ("adex", 900.0, 80.0, 60.0),
-    ("hodgkin_huxley", 12.0, 2.0, 1.5),
+    ("adex", 1800.0, 80.0, 60.0),
+    ("hodgkin_huxley", 18.0, 2.0, 1.5),
 ];
 
 /// Cells of these models, a Poisson source and a list of spikes, each joined to each by one rule after the other; delays up to
@@ -138,21 +138,22 @@ fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &
 /// Every model, rule, port and source, at several steps and delays, in one block and in several, with the ring in shared and
 /// in global memory, synapses of four and of eight bytes, steps in one piece and in many.
 #[test]
-fn on_a_gpu_spikes_of_every_model_are_the_cpus() {
+fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
     let Some(gpu) = gpu() else { return };
     let light = [0, 1, 2, 3].as_slice();
     let all = [0, 1, 2, 3, 4, 5, 6, 7].as_slice();
-    for (which, dt, longest, blocks, shared) in [
-        (light, 0.1, 6.0, 3, true),
-        (light, 0.5, 20.0, 1, true),
-        (light, 0.1, 12.0, 2, false),
-        (all, 0.05, 4.0, 2, true),
-        (all, 0.02, 150.0, 3, false),
+    for (which, dt, longest, blocks, shared, few) in [
+        (light, 0.1, 6.0, 3, true, 260),
+        (light, 0.5, 20.0, 1, true, 260),
+        // More blocks than a block has warps.
+        (light, 0.1, 12.0, 33, false, 40),
+        (all, 0.05, 4.0, 17, true, 80),
+        (all, 0.02, 150.0, 3, false, 260),
     ] {
         let plan = Plan::new(zoo(which, dt, longest, 5)).unwrap();
-        let steps = steps(&gpu, 260, 20_000);
+        let steps = steps(&gpu, few, 20_000);
         let want = cpu(&plan, steps);
-        assert!(want.0.len() > if steps > 1000 { 10_000 } else { 300 }, "only {} spikes", want.0.len());
+        assert!(want.0.len() > if steps > 1000 { 10_000 } else { 100 }, "only {} spikes", want.0.len());
         for p in 0..plan.models.len() {
             let cells = plan.first[p]..plan.first[p] + u64::from(plan.network.populations[p].size);
             let name = &plan.network.populations[p].name;
@@ -166,14 +167,19 @@ fn on_a_gpu_spikes_of_every_model_are_the_cpus() {
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
         // The least log, which ends chunks early, and chunks of one step.
-        assert_same(&plan, &mut engine(&plan, &gpu, blocks + 1, shared, 0), &[1, 2, 97, steps - 100], &want);
+        assert_same(
+            &plan,
+            &mut engine(&plan, &gpu, blocks + 1, shared, 0),
+            &[1, 2, steps / 3, steps - 3 - steps / 3],
+            &want,
+        );
     }
 }
 
 /// A run that goes from the CPU to a GPU and back, through the bytes of checkpoints, ends as one that did not; and whatever
 /// an engine did before is forgotten.
 #[test]
-fn on_a_gpu_a_run_goes_on_from_the_cpu_and_back() {
+fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     let Some(gpu) = gpu() else { return };
     let plan = Plan::new(zoo(&[0, 1, 5], 0.1, 7.0, 6)).unwrap();
     let steps = steps(&gpu, 300, 12_000);
@@ -204,9 +210,9 @@ fn on_a_gpu_a_run_goes_on_from_the_cpu_and_back() {
     }
 }
 
-/// What the CPU refuses is refused here in the same words.
+/// What the CPU refuses is refused here in the same words, and what the device's memory does not hold.
 #[test]
-fn on_a_gpu_sums_beyond_32_bits_are_refused() {
+fn on_a_gpu_networks_that_do_not_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut n = zoo(&[0], 0.1, 3.0, 7);
     n.projections.truncate(1);
@@ -218,6 +224,13 @@ fn on_a_gpu_sums_beyond_32_bits_are_refused() {
     // Which cell is named differs.
     assert_eq!(got.split(" can ").next(), said.split(" can ").next());
     assert!(got.ends_with("more than 32 bits hold"), "{got}");
+
+    let mut n = zoo(&[0], 0.1, 3.0, 7);
+    n.projections.truncate(1);
+    n.projections[0].rule = Rule::Total { count: 1 << 45, multapses: true };
+    let plan = Plan::new(n).unwrap();
+    let e = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::OutOfMemory { asked, .. } if *asked > 1 << 47), "{e}");
 }
 
 /// The full microcircuit's and a larger network's choice on an H200 and on a smaller card.
