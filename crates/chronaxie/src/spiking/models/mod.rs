@@ -1,4 +1,4 @@
-//! Neuron models: one file each, with its law in f64 and its body in f32.
+//! Neuron models: one file each, with its law in f64 and its body in f32, and beside it a `.cuh` with the body's twin.
 //!
 //! A model has parameters, state variables and ports. At each step, in this order: the state advances by `dt` under the
 //! input that arrives in this step, then the cell fires or not. What a spike of step n sends with delay d is read in step
@@ -6,7 +6,8 @@
 //!
 //! The *law* is plain f64 with the library's functions. The *body* is f32 with every fused multiply-add written out and
 //! constants that [`Model::coefficients`] makes once in f64, so that it has the same bits in every vector width and,
-//! operation for operation, on a GPU. Neither shares arithmetic with the other.
+//! operation for operation, on a GPU. Neither shares arithmetic with the other. A new model is its two files, its line in
+//! [`all`], and its twin's name and number in [`Twin`] and `simulate/cuda/models.cuh`.
 
 use crate::simd_math::Lanes;
 use std::fmt::Debug;
