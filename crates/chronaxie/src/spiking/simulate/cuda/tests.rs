@@ -151,7 +151,7 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         (all, 0.02, 150.0, 3, false, 260),
     ] {
         let plan = Plan::new(zoo(which, dt, longest, 5)).unwrap();
-        let steps = steps(&gpu, few, 20_000);
+        let steps = steps(&gpu, few, 40_000);
         let want = cpu(&plan, steps);
         assert!(want.0.len() > if steps > 1000 { 10_000 } else { 100 }, "only {} spikes", want.0.len());
         for p in 0..plan.models.len() {
