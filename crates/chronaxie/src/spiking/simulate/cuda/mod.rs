@@ -1,6 +1,6 @@
 //! The CUDA engine: the same spikes as the CPU's, bit for bit.
 //!
-//! One kernel runs up to [`MOST_STEPS`] steps without the host (`steps.cu`): one block a shard, all resident. A chunk ends
+//! One kernel runs up to 4094 steps without the host (`steps.cu`): one block a shard, all resident. A chunk ends
 //! where the log of its spikes might not hold another step, and the host puts its spikes in order while the next one runs.
 //! Networks are made on the device (`build.cu`).
 #![allow(unsafe_code)]
