@@ -83,6 +83,7 @@ check: $(CHRONAXIE)
 emulated: $(CHRONAXIE)
 	scripts/emulated-check.sh $(TARGET)/conformance
 	CHRONAXIE_REQUIRE_GPU=1 scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --test gpu --test emulated
+	CHRONAXIE_REQUIRE_GPU=1 scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --lib on_a_gpu_networks
 
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance

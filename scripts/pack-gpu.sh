@@ -37,7 +37,8 @@ mkdir "$dir/python"
 git ls-files crates/chronaxie-py/python crates/chronaxie-py/tests | tar -cf - -T - | tar -xf - -C "$dir/python" --strip-components 2
 mv "$dir/python/python/chronaxie" "$dir/python/" && rmdir "$dir/python/python"
 cp "$target_dir/dist/libchronaxie_py.so" "$dir/python/chronaxie/_native.abi3.so"
-cp scripts/run-gpu.sh scripts/gpu-cases.txt "$dir/"
+cp scripts/run-gpu.sh scripts/gpu-cases.txt scripts/simulate-same.sh "$dir/"
+cp examples/microcircuit.toml "$dir/examples/"
 for file in examples/japanese-vowels.toml; do
     [ -e "$file" ] && cp "$file" "$dir/examples/" && cp -r examples/data "$dir/examples/"
 done

@@ -6,6 +6,7 @@
 #   tests      the runtime's and the kernels' own tests
 #   repeats    50 runs with equal bits, scratch and outputs poisoned, more blocks than fit at once
 #   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel
+#   simulate   the microcircuit: the CPU's spikes from a GPU and from a run that changes to it, and the full one timed
 #   examples   the programs under examples, a short training run and the profile of its step
 #   python     the Python package's tests, where python3 has PyTorch with CUDA, and pytest
 #   bench      every compared case, timed
@@ -21,7 +22,7 @@ chronaxie="$here/bin/chronaxie"
 export CHRONAXIE_REQUIRE_GPU=1 CHRONAXIE_BACKEND="${CHRONAXIE_BACKEND:-cuda}"
 unset CHRONAXIE_SYNC
 
-all="devices check tests repeats memcheck racecheck initcheck synccheck examples python bench"
+all="devices check tests repeats memcheck racecheck initcheck synccheck simulate examples python bench"
 [ $# -gt 0 ] || set -- $all
 table="$out/table.txt"
 : >"$table"
@@ -90,6 +91,12 @@ for name in "$@"; do
         done < <(cases wave)
         ;;
     memcheck | racecheck | initcheck | synccheck) sanitize "$name" ;;
+    simulate)
+        step simulate-same 200 ./simulate-same.sh "$chronaxie" "$out/simulate-same" scale=0.1,ms=1000
+        rm -rf "$out/simulate-full"
+        step simulate-full 120 "$chronaxie" simulate examples/microcircuit.toml --duration 10500 --record none \
+            --backend cuda --json "$out/simulate-full.json" --out "$out/simulate-full"
+        ;;
     examples)
         for example in examples/*; do
             [ -f "$example" ] && [ -x "$example" ] && step "example-$(basename "$example")" 60 "$example" cuda

@@ -216,7 +216,7 @@ pub(crate) struct Simulate {
     /// The configuration, TOML or JSON
     #[arg(value_name = "CONFIG.(toml|json)")]
     pub config: PathBuf,
-    /// auto or cpu; CUDA is refused so far
+    /// auto, cpu, cuda or cuda:N
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,
     /// Model time in ms, or with a unit as in 10s

@@ -4,12 +4,13 @@ use crate::args::{Common, Compile};
 use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
 use crate::progress::Terminal;
 use crate::version::dotted;
-use crate::{Outcome, Stop, select};
+use crate::{Outcome, Stop};
 use chronaxie::cuda::{
     COMPARED_ARCHS, CompileOptions, Cubin, Key, Nvrtc, Specialisation, emitted_source, nvrtc_for, set_nvrtc_path,
     write_pack,
 };
 use chronaxie::progress::Progress;
+use chronaxie::registry;
 use chronaxie::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -81,12 +82,17 @@ fn archs(args: &Compile, quiet: bool) -> Result<Vec<String>> {
 fn jobs(families: &[String], archs: &[String]) -> Result<Vec<Job>> {
     let mut seen = HashSet::new();
     let mut jobs = Vec::new();
-    for entry in select::families(families)? {
-        for spec in entry.specialisations() {
+    let all = registry::kernels();
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    if let Some(name) = families.iter().find(|f| !names.contains(&f.as_str())) {
+        return Err(registry::unknown(name, &names));
+    }
+    for (family, specs) in all.iter().filter(|(name, _)| families.is_empty() || families.iter().any(|f| f == name)) {
+        for spec in specs {
             for arch in archs.iter().filter(|a| spec.archs.contains(a)) {
                 let key = spec.key(arch, &CompileOptions::default());
                 if seen.insert(key) {
-                    jobs.push(Job { family: entry.name(), spec: spec.clone(), arch: arch.clone(), key });
+                    jobs.push(Job { family, spec: spec.clone(), arch: arch.clone(), key });
                 }
             }
         }

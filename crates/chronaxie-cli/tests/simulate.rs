@@ -89,7 +89,7 @@ fn bad_input_is_a_sentence() {
         &["simulate", EXAMPLE, "--set", "population.0.sise=1"],
         "unknown key population[0].sise; did you mean size?",
     );
-    refuses(&["simulate", EXAMPLE, "--backend", "cuda:0"], "no CUDA engine yet");
+    refuses(&["simulate", EXAMPLE, "--backend", "gpu"], "is not one of auto, cpu, cuda");
     refuses(&["simulate", EXAMPLE, "--resume", "nowhere"], "no run");
     refuses(&["simulate", EXAMPLE, "--gpus", "2"], "--gpus");
     let a = scratch("zero");

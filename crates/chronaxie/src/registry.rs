@@ -1,6 +1,7 @@
 //! The one list of entries. Tests, `check`, `bench`, `profile` and `compile` iterate it; a new operation is its folder
 //! and its line here.
 
+use crate::cuda::Specialisation;
 use crate::op::Op;
 use crate::{Error, Result};
 
@@ -38,12 +39,26 @@ pub fn entries() -> &'static [&'static dyn Op] {
     ]
 }
 
+/// What each family launches on a GPU, by its name; simulations, which are no operation, come last.
+pub fn kernels() -> Vec<(&'static str, Vec<Specialisation>)> {
+    let entries = entries().iter().map(|e| (e.name(), e.specialisations()));
+    entries
+        .chain([
+            #[cfg(feature = "spiking")]
+            ("simulate", crate::spiking::simulate::cuda::specialisations()),
+        ])
+        .collect()
+}
+
 /// The entry of that name, or an error with the names there are and the nearest of them.
 pub fn find(name: &str) -> Result<&'static dyn Op> {
-    entries().iter().copied().find(|e| e.name() == name).ok_or_else(|| {
-        let names: Vec<_> = entries().iter().map(|e| e.name()).collect();
-        let near = crate::config::nearest(name, names.iter().copied());
-        let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
-        Error::config(format!("family `{name}` is not one of {}{hint}", names.join(", ")))
-    })
+    let names: Vec<_> = entries().iter().map(|e| e.name()).collect();
+    entries().iter().copied().find(|e| e.name() == name).ok_or_else(|| unknown(name, &names))
+}
+
+/// That `name` is none of `names`, and which of them is the nearest.
+pub fn unknown(name: &str, names: &[&str]) -> Error {
+    let near = crate::config::nearest(name, names.iter().copied());
+    let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
+    Error::config(format!("family `{name}` is not one of {}{hint}", names.join(", ")))
 }

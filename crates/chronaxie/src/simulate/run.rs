@@ -9,7 +9,7 @@ use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
 use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, CudaEngine, Engine, Spike};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -79,8 +79,13 @@ pub struct Report {
     pub spikes_sha256: String,
     /// Wall time of making the network, ms.
     pub build_ms: f64,
-    /// `cpu`.
+    /// `cpu` or `cuda:N`.
     pub backend: String,
+    /// How the network was cut for it.
+    pub engine: String,
+    /// What the real-time factor cannot fall below on this device, by the bytes of the run's events and the trips between its
+    /// multiprocessors; nothing where that is not known.
+    pub floor_real_time_factor: Option<f64>,
     /// Mean rate of each population after `discard_ms`.
     pub rates_hz: BTreeMap<String, f64>,
     /// Left out of rates and statistics, ms.
@@ -145,11 +150,11 @@ pub fn resolved(config: &Config) -> Result<String> {
 pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Result<Report> {
     let settings = read(config)?;
     settings.notes.iter().for_each(|note| progress.log(note));
-    if let Backend::Cuda(_) = options.backend {
-        return Err(Error::unavailable(
-            "simulate has no CUDA engine yet; --backend cpu gives the spikes that it will give",
-        ));
+    let (device, why) = Device::open(options.backend)?;
+    if let Device::Cuda(d) = &device {
+        d.require_compiler()?;
     }
+    why.iter().for_each(|why| progress.log(why));
     let folder = RunFolder::open(&options.out, options.resume)?;
     let config_text = config.resolved();
     let plan = Plan::new(settings.network.clone())?;
@@ -158,15 +163,19 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     progress.start("build", 0);
     let note = format!("{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
     progress.advance(0, &note);
-    let mut engine =
-        CpuEngine::new(&plan, &|done, of| progress.advance(done as u64, &format!("{note}: {done} of {of} parts")))?;
+    let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
+    let mut engine: Box<dyn Engine + '_> = match &device {
+        Device::Cpu => Box::new(CpuEngine::new(&plan, &built)?),
+        Device::Cuda(device) => Box::new(CudaEngine::new(&plan, device, &built)?),
+    };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     progress.log(&format!(
-        "built {} cells and {} synapses in {:.1} s",
+        "built {} cells and {} synapses in {:.2} s; {}",
         plan.cells(),
         engine.synapses(),
-        build_ms / 1e3
+        build_ms / 1e3,
+        engine.config()
     ));
 
     folder.create()?;
@@ -199,13 +208,13 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         run.traces.push(TraceLog::open(&folder.file(&format!("checkpoint/traces-{i}.log")), recorder, engine.step())?);
     }
     folder.write("config.toml", &config_text)?;
-    let mut record = RunRecord::new("simulate", options.arguments.clone(), &options.provenance, &Device::Cpu);
+    let mut record = RunRecord::new("simulate", options.arguments.clone(), &options.provenance, &device);
     record.config_sha256 = sha256_hex(config_text.as_bytes());
     record.seed = plan.network.seed;
     record.start = utc(SystemTime::now());
     folder.write("run.json", record.to_json()?)?;
     let first = engine.step();
-    let result = run.all(&mut engine, progress).and_then(|()| run.finish(&engine, first, build_ms));
+    let result = run.all(&mut *engine, progress).and_then(|()| run.finish(&*engine, first, build_ms, &device));
     record.end = Some(utc(SystemTime::now()));
     match &result {
         Ok(report) => {
@@ -281,9 +290,10 @@ impl Run<'_> {
         let mut chunk = self.steps(10.0).max(1);
         let begun = engine.step();
         progress.start("simulate", self.settings.duration_ms.round() as u64);
-        let mut spikes: Vec<Spike> = Vec::new();
+        let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
         while engine.step() < end {
             if progress.interrupted() {
+                self.book(&mut waiting, discard)?;
                 self.save(engine)?;
                 self.export()?;
                 let at = engine.step() as f64 * dt;
@@ -297,23 +307,23 @@ impl Run<'_> {
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
             let until = self.traces.iter().map(|t| t.next(engine.step())).fold(until, u64::min);
             let since = Instant::now();
-            spikes.clear();
             let steps = chunk.min(until - engine.step());
-            engine.advance(steps, &mut spikes)?;
+            // The spikes of the chunk before are booked while this one runs.
+            let (ran, booked) = std::thread::scope(|scope| {
+                let books = scope.spawn(|| self.book(&mut waiting, discard));
+                let ran = engine.advance(steps, &mut spikes);
+                (ran, books.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            });
+            booked?;
+            ran?;
             for trace in &mut self.traces {
                 trace.sample(self.plan, engine)?;
             }
-            self.hash.add(&spikes);
-            for spike in spikes.iter().filter(|s| s.step >= discard) {
-                let p = self.plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
-                self.counts[p] += 1;
-            }
-            if let Some(log) = &mut self.log
-                && let Err(e) = log.add(&spikes)
-            {
-                // What was there before the chunk is whole; the checkpoint before it still fits.
-                let _ = self.export();
-                return Err(e);
+            let fired = spikes.len();
+            std::mem::swap(&mut spikes, &mut waiting);
+            let saves = every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end;
+            if saves || engine.step() >= end {
+                self.book(&mut waiting, discard)?;
             }
             let took = since.elapsed().as_secs_f64();
             self.wall += took;
@@ -327,15 +337,29 @@ impl Run<'_> {
             };
             let ms = engine.step() as f64 * dt;
             let done = (engine.step() - begun) as f64 * dt;
-            let note =
-                format!("real-time factor {:.2}, {:.0} spikes/s", self.wall * 1e3 / done, spikes.len() as f64 / took);
+            let note = format!("real-time factor {:.3}, {:.0} spikes/s", self.wall * 1e3 / done, fired as f64 / took);
             progress.advance(ms as u64, &note);
-            if every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end {
+            if saves {
                 self.save(engine)?;
             }
         }
         progress.finish();
         self.save(engine)
+    }
+
+    /// Hashes, counts and records spikes, in order, and forgets them.
+    fn book(&mut self, spikes: &mut Vec<Spike>, discard: u64) -> Result<()> {
+        self.hash.add(spikes);
+        for spike in spikes.iter().filter(|s| s.step >= discard) {
+            let p = self.plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
+            self.counts[p] += 1;
+        }
+        let logged = self.log.as_mut().map_or(Ok(()), |log| log.add(spikes));
+        spikes.clear();
+        // What was there before the chunk is whole; the checkpoint before it still fits.
+        logged.inspect_err(|_| {
+            let _ = self.export();
+        })
     }
 
     fn save(&self, engine: &dyn Engine) -> Result<()> {
@@ -344,7 +368,7 @@ impl Run<'_> {
         }
         let checkpoint = Checkpoint {
             fingerprint: fingerprint(&self.plan.network),
-            state: engine.state(),
+            state: engine.state()?,
             hash: self.hash.clone(),
             logged: self.log.as_ref().map_or(0, SpikeLog::count),
             counts: self.counts.clone(),
@@ -359,7 +383,7 @@ impl Run<'_> {
         self.log.as_ref().map_or(Ok(()), |log| log.export(&self.folder.file("spikes.npz"), &self.plan.network))
     }
 
-    fn finish(&self, engine: &CpuEngine<'_>, first: u64, build_ms: f64) -> Result<Report> {
+    fn finish(&self, engine: &dyn Engine, first: u64, build_ms: f64, device: &Device) -> Result<Report> {
         self.export()?;
         let n = &self.plan.network;
         let (end, discard) = (engine.step(), self.steps(self.settings.discard_ms));
@@ -405,7 +429,9 @@ impl Run<'_> {
             spikes: self.hash.spikes(),
             spikes_sha256: self.hash.hex(),
             build_ms,
-            backend: "cpu".into(),
+            backend: device.place().to_string(),
+            engine: engine.config(),
+            floor_real_time_factor: engine.floor_us().map(|us| us * 1e-3 / n.dt_ms),
             rates_hz: populations.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),
             discard_ms: self.settings.discard_ms,
             seed: n.seed,

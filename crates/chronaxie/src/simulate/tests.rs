@@ -76,9 +76,6 @@ fn a_run_leaves_its_folder_and_resumes_to_the_same_spikes() {
     assert_eq!((&got.spikes_sha256, &got.rates_hz), (&want.spikes_sha256, &want.rates_hz));
     assert!(!silent.join("spikes.npz").exists() && silent.join("checkpoint/state.bin").exists());
     assert!(RunOptions::resume_from(&scratch("nothing")).unwrap_err().to_string().contains("no run"));
-    let mut gpu = RunOptions::new(scratch("gpu"));
-    gpu.backend = Backend::Cuda(0);
-    assert!(run(&microcircuit(&SHORT), &gpu, &Silent).unwrap_err().to_string().contains("no CUDA engine yet"));
     [whole, parts, silent].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }
 
@@ -140,3 +137,36 @@ fn the_spikes_of_a_seed_are_pinned() {
 
 const LAW: [f64; 8] = [0.463, 2.113, 4.005, 5.034, 6.660, 7.761, 0.870, 7.005];
 const PINNED: (u64, &str) = (3982, "586e1b915543ad8c71a18588a1ff2395aa16a902ae6b9d60f3e6522115322933");
+
+/// On a GPU: the pinned spikes, and those of a run that goes from the CPU to the GPU and back, which leaves the same files.
+#[test]
+fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let on = |backend: Backend, options: RunOptions| RunOptions { backend, ..options };
+    let emulated = gpu.device.name().starts_with("emulated");
+    let (scale, ms) = if emulated { ("0.01", "6ms") } else { ("0.1", "200ms") };
+    let set = [&format!("simulation.scale={scale}"), &format!("simulation.duration=\"{ms}\""), "simulation.discard=0"];
+    let config = microcircuit(&set.map(|s| s as &str));
+    let (whole, parts) = (scratch("on-gpu"), scratch("on-both"));
+    pool::set_num_threads(2);
+    let want = run(&config, &on(Backend::Cpu, RunOptions::new(scratch("on-cpu"))), &Silent).unwrap();
+    let got = run(&config, &on(Backend::Cuda(0), RunOptions::new(&whole)), &Silent).unwrap();
+    assert_eq!((got.spikes, &got.spikes_sha256), (want.spikes, &want.spikes_sha256));
+    assert_eq!(
+        (got.synapses, got.events_per_step, &got.rates_hz),
+        (want.synapses, want.events_per_step, &want.rates_hz)
+    );
+    if !emulated {
+        assert_eq!((got.spikes, got.spikes_sha256.as_str()), PINNED);
+    }
+    assert!(got.backend == "cuda:0" && got.engine.starts_with("resident") && got.floor_real_time_factor.unwrap() > 0.0);
+    let mut left = RunOptions::new(&parts);
+    for (backend, stop) in [(Backend::Cpu, 2), (Backend::Cuda(0), 2), (Backend::Cpu, 100)] {
+        let result = run(&config, &on(backend, left), &StopAt(AtomicU32::new(stop)));
+        left = RunOptions::resume_from(&parts).unwrap();
+        assert!(result.is_err_and(|e| e.kind() == &ErrorKind::Interrupted) || stop == 100 || emulated);
+    }
+    let spikes = |f: &Path| std::fs::read(f.join("spikes.npz")).unwrap();
+    assert!(spikes(&whole) == spikes(&want.out) && spikes(&whole) == spikes(&parts));
+    [whole, parts, want.out].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
+}

@@ -11,6 +11,7 @@ use crate::spiking::network::place::distance;
 use crate::spiking::network::{Delay, Rule};
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// Synapses of one delay of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,11 +75,8 @@ impl Rows {
             load[parts[d.target].slots(d.port)].iter_mut().for_each(|x| *x = x.saturating_add(most));
         }
         if let Some(at) = load.iter().position(|x| *x > i32::MAX as u32) {
-            let owner = parts.iter().rposition(|p| p.slot as usize <= at).map_or("", |i| &n.populations[i].name);
-            return Err(Error::config(format!(
-                "population {owner}: the inputs of a cell can add up to {} units, which is more than 32 bits hold",
-                load[at]
-            )));
+            let owner = parts.iter().rposition(|p| p.slot as usize <= at).unwrap_or(0);
+            return Err(overflow(plan, owner, load[at].into()));
         }
         Ok(rows)
     }
@@ -93,7 +91,7 @@ impl Rows {
         let mut buckets: Vec<Vec<u64>> = (0..count).map(|_| Vec::with_capacity(room)).collect();
         for (i, p) in own() {
             let part = &parts[p.target];
-            let (unit, ports) = (&plan.units[p.target], plan.models[p.target].ports().len() as u32);
+            let ports = plan.models[p.target].ports().len() as u32;
             let mut put = |s: u32, t: u32, code: i32, delay: u16| {
                 let port = if code < 0 { ports - 1 } else { 0 };
                 let slot = part.slot + port * part.count() + (t - part.low);
@@ -102,31 +100,7 @@ impl Rows {
                 let load = &mut load[slot as usize];
                 *load = load.saturating_add(code.unsigned_abs());
             };
-            let range = part.low..part.high;
-            let efficacy = &plan.efficacies[i];
-            match (&efficacy.weight, &efficacy.delay, &p.rule) {
-                (Some(w), Some(d), _) => {
-                    visit(plan, i, range, &mut |s, t, wb, db| put(s, t, w.pick(wb), d.pick(db) as u16));
-                }
-                (Some(w), None, _) => {
-                    let (Some(a), Some(b)) = (&n.populations[p.source].positions, &n.populations[p.target].positions)
-                    else {
-                        continue;
-                    };
-                    let Delay::Distance { velocity, offset_ms } = p.delay else { continue };
-                    visit(plan, i, range, &mut |s, t, wb, _| {
-                        let ms = offset_ms + distance(&a[s as usize], &b[t as usize]) / velocity;
-                        put(s, t, w.pick(wb), (ms / n.dt_ms).round().max(1.0) as u16);
-                    });
-                }
-                (None, _, Rule::Edges(edges)) => visit(plan, i, range, &mut |s, t, edge, _| {
-                    let e = &edges[edge as usize];
-                    let unit = unit[plan.port(p.target, e.weight < 0.0)];
-                    let code = (f64::from(e.weight) / unit).round() as i32;
-                    put(s, t, code, (f64::from(e.delay_ms) / n.dt_ms).round() as u16);
-                }),
-                _ => {}
-            }
+            enumerate(plan, i, part.low..part.high, &mut put);
         }
         let mut sorter = Sorter { counts: vec![0; plan.max_delay as usize + 2], row: Vec::new() };
         let mut sorted = Vec::new();
@@ -156,7 +130,7 @@ impl Rows {
     }
 
     /// The groups of a cell's row, each with its synapses' place.
-    pub fn groups(&self, cell: u32) -> impl Iterator<Item = (u16, std::ops::Range<u64>)> + '_ {
+    pub fn groups(&self, cell: u32) -> impl Iterator<Item = (u16, Range<u64>)> + '_ {
         let cell = cell as usize;
         let mut at = self.first[cell];
         self.groups[self.first_group[cell] as usize..self.first_group[cell + 1] as usize].iter().map(move |g| {
@@ -164,6 +138,49 @@ impl Rows {
             at += u64::from(g.len);
             (g.delay, start..at)
         })
+    }
+}
+
+/// A cell of `population` at which so many units can arrive in one step.
+pub(in crate::spiking) fn overflow(plan: &Plan, population: usize, units: u64) -> Error {
+    Error::config(format!(
+        "population {}: the inputs of a cell can add up to {units} units, which is more than 32 bits hold",
+        plan.network.populations[population].name
+    ))
+}
+
+/// Calls `put(source, target, weight in units, delay in steps)` for every synapse of a projection onto the cells `targets`.
+#[inline]
+pub(in crate::spiking) fn enumerate(
+    plan: &Plan,
+    projection: usize,
+    targets: Range<u32>,
+    put: &mut impl FnMut(u32, u32, i32, u16),
+) {
+    let n = &plan.network;
+    let p = &n.projections[projection];
+    let efficacy = &plan.efficacies[projection];
+    match (&efficacy.weight, &efficacy.delay, &p.rule) {
+        (Some(w), Some(d), _) => {
+            visit(plan, projection, targets, &mut |s, t, wb, db| put(s, t, w.pick(wb), d.pick(db) as u16));
+        }
+        (Some(w), None, _) => {
+            let (Some(a), Some(b)) = (&n.populations[p.source].positions, &n.populations[p.target].positions) else {
+                return;
+            };
+            let Delay::Distance { velocity, offset_ms } = p.delay else { return };
+            visit(plan, projection, targets, &mut |s, t, wb, _| {
+                let ms = offset_ms + distance(&a[s as usize], &b[t as usize]) / velocity;
+                put(s, t, w.pick(wb), (ms / n.dt_ms).round().max(1.0) as u16);
+            });
+        }
+        (None, _, Rule::Edges(edges)) => visit(plan, projection, targets, &mut |s, t, edge, _| {
+            let e = &edges[edge as usize];
+            let unit = plan.units[p.target][plan.port(p.target, e.weight < 0.0)];
+            let code = (f64::from(e.weight) / unit).round() as i32;
+            put(s, t, code, (f64::from(e.delay_ms) / n.dt_ms).round() as u16);
+        }),
+        _ => {}
     }
 }
 

@@ -9,7 +9,10 @@
 //! Steps are those of Runge and Kutta, of order four between spikes. The potential in the exponent stops at V_peak: above
 //! it the cell fires whatever the rest of the step would be.
 
-use super::{Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, refractory_steps, rk4};
+use super::{
+    Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem,
+    rk4,
+};
 use crate::simd_math::{Lanes, exp};
 use crate::spiking::math;
 
@@ -65,22 +68,13 @@ impl Model for AdEx {
     }
     fn problem(&self, p: &[f64], _dt_ms: f64) -> Option<String> {
         let above_zero = ["C_m", "g_L", "Delta_T", "tau_w", "tau_syn_ex", "tau_syn_in"];
-        if let Some(problem) = positive(PARAMETERS, p, &above_zero) {
-            return Some(problem);
+        let problem = positive(PARAMETERS, p, &above_zero).or_else(|| reset_problem(PARAMETERS, p, [6, 5, 7]));
+        if problem.is_some() {
+            return problem;
         }
-        if p[6] >= p[5] {
-            return Some(format!(
-                "has V_reset = {} mV at or above V_peak = {} mV, so that it never stops firing",
-                p[6], p[5]
-            ));
-        }
-        if (p[5] - p[3]) / p[4] > 80.0 {
-            return Some(format!(
-                "has e^((V_peak - V_T) / Delta_T) = e^{:.0}, beyond what 32 bits hold",
-                (p[5] - p[3]) / p[4]
-            ));
-        }
-        (p[7] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[7]))
+        let exponent = (p[5] - p[3]) / p[4];
+        (exponent > 80.0)
+            .then(|| format!("has e^((V_peak - V_T) / Delta_T) = e^{exponent:.0}, beyond what 32 bits hold"))
     }
     fn coefficient_count(&self) -> usize {
         20
@@ -130,6 +124,9 @@ impl Model for AdEx {
             (state[0], state[1], state[4]) = (reset, state[1] + b, refractory_steps(t_ref, h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::AdEx
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::adex::step(block);

@@ -10,7 +10,7 @@
 //! All of a square centimetre: uF, mS, uA. A spike is V crossing V_th from below. Steps are those of Runge and Kutta, of
 //! order four; they are stable up to about 0.05 ms, and longer ones are refused.
 
-use super::{Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, rk4};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, rk4};
 use crate::simd_math::{Lanes, exp};
 use crate::spiking::math;
 
@@ -90,6 +90,9 @@ impl Model for HodgkinHuxley {
         [state[0], state[1], state[2], state[3]] = rk4::law([state[0], state[1], state[2], state[3]], h, f);
         state[4] = i_syn * (-h / p[8]).exp() + input[0];
         before < p[7] && state[0] >= p[7]
+    }
+    fn twin(&self) -> Twin {
+        Twin::HodgkinHuxley
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::hodgkin_huxley::step(block);

@@ -6,7 +6,7 @@
 //! ```
 //! Steps are those of Runge and Kutta, of order four between spikes; the original's are Euler's, of 1 ms.
 
-use super::{Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, rk4};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, rk4};
 use crate::simd_math::Lanes;
 
 const PARAMETERS: &[Parameter] = &[
@@ -84,6 +84,9 @@ impl Model for Izhikevich {
             (state[0], state[1]) = (p[2], state[1] + p[3]);
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::Izhikevich
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::izhikevich::step(block);

@@ -8,7 +8,7 @@
 //! `I' = P11 I + h P11 J`, `u' = P22 u + P32 I + P31 J + P20 I_e`.
 
 use super::lif_exp::{fire, propagator};
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::Lanes;
 use crate::spiking::math;
 use std::f64::consts::E;
@@ -60,16 +60,8 @@ impl Model for LifAlpha {
         "pA"
     }
     fn problem(&self, p: &[f64], _dt_ms: f64) -> Option<String> {
-        if let Some(problem) = positive(PARAMETERS, p, &["C_m", "tau_m", "tau_syn_ex", "tau_syn_in"]) {
-            return Some(problem);
-        }
-        if p[4] >= p[3] {
-            return Some(format!(
-                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
-                p[4], p[3]
-            ));
-        }
-        (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
+        positive(PARAMETERS, p, &["C_m", "tau_m", "tau_syn_ex", "tau_syn_in"])
+            .or_else(|| reset_problem(PARAMETERS, p, [4, 3, 5]))
     }
     fn enter(&self, p: &[f64], state: &mut [f64]) {
         state[0] -= p[2];
@@ -122,6 +114,9 @@ impl Model for LifAlpha {
             (state[0], state[5]) = (v_reset - e_l, refractory_steps(t_ref, h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifAlpha
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_alpha::step(block);

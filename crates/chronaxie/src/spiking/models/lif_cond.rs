@@ -8,7 +8,7 @@
 //! any conductance. `V' = V_inf + (V - V_inf) e^(-h G / C)`.
 
 use super::lif_exp::fire;
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::{Lanes, exp};
 use crate::spiking::math;
 
@@ -59,16 +59,8 @@ impl Model for LifCond {
         "nS"
     }
     fn problem(&self, p: &[f64], _dt_ms: f64) -> Option<String> {
-        if let Some(problem) = positive(PARAMETERS, p, &["C_m", "g_L", "tau_syn_ex", "tau_syn_in"]) {
-            return Some(problem);
-        }
-        if p[4] >= p[3] {
-            return Some(format!(
-                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
-                p[4], p[3]
-            ));
-        }
-        (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
+        positive(PARAMETERS, p, &["C_m", "g_L", "tau_syn_ex", "tau_syn_in"])
+            .or_else(|| reset_problem(PARAMETERS, p, [4, 3, 5]))
     }
     fn coefficient_count(&self) -> usize {
         12
@@ -107,6 +99,9 @@ impl Model for LifCond {
             (state[0], state[3]) = (p[4], refractory_steps(p[5], h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifCond
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_cond::step(block);

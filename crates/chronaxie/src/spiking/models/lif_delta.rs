@@ -7,7 +7,7 @@
 //! A step is exact: with u = V - E_L, `u' = P22 u + P20 I_e + arrivals`.
 
 use super::lif_exp::fire;
-use super::{Block, Initial, Model, Parameter, Variable, cpu, fma, positive, refractory_steps};
+use super::{Block, Initial, Model, Parameter, Twin, Variable, cpu, fma, positive, refractory_steps, reset_problem};
 use crate::simd_math::Lanes;
 use crate::spiking::math;
 
@@ -49,16 +49,7 @@ impl Model for LifDelta {
         "mV"
     }
     fn problem(&self, p: &[f64], _dt_ms: f64) -> Option<String> {
-        if let Some(problem) = positive(PARAMETERS, p, &["C_m", "tau_m"]) {
-            return Some(problem);
-        }
-        if p[4] >= p[3] {
-            return Some(format!(
-                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
-                p[4], p[3]
-            ));
-        }
-        (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
+        positive(PARAMETERS, p, &["C_m", "tau_m"]).or_else(|| reset_problem(PARAMETERS, p, [4, 3, 5]))
     }
     fn enter(&self, p: &[f64], state: &mut [f64]) {
         state[0] -= p[2];
@@ -85,6 +76,9 @@ impl Model for LifDelta {
             (state[0], state[1]) = (p[4] - p[2], refractory_steps(p[5], h));
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        Twin::LifDelta
     }
     fn step(&self, block: &mut Block<'_>) {
         cpu::lif_delta::step(block);

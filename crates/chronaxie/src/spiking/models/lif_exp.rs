@@ -9,7 +9,9 @@
 //! constants are close, the quotients are taken by expm1 (law) or by their series (body).
 //! Where both currents have one time constant their sum obeys the same equation, and one variable holds it.
 
-use super::{Block, Initial, Model, Parameter, Variable, at_least, cpu, fma, positive, refractory_steps};
+use super::{
+    Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, refractory_steps, reset_problem,
+};
 use crate::simd_math::Lanes;
 use crate::spiking::math;
 
@@ -70,16 +72,8 @@ impl Model for LifExp {
         (constants[6].is_some() && constants[6] == constants[7]).then_some(&LIF_EXP_ONE)
     }
     fn problem(&self, p: &[f64], _dt_ms: f64) -> Option<String> {
-        if let Some(problem) = positive(PARAMETERS, p, &["C_m", "tau_m", "tau_syn_ex", "tau_syn_in"]) {
-            return Some(problem);
-        }
-        if p[4] >= p[3] {
-            return Some(format!(
-                "has V_reset = {} mV at or above V_th = {} mV, so that it never stops firing",
-                p[4], p[3]
-            ));
-        }
-        (p[5] < 0.0).then(|| format!("has t_ref = {} ms, which must not be negative", p[5]))
+        positive(PARAMETERS, p, &["C_m", "tau_m", "tau_syn_ex", "tau_syn_in"])
+            .or_else(|| reset_problem(PARAMETERS, p, [4, 3, 5]))
     }
     fn enter(&self, p: &[f64], state: &mut [f64]) {
         state[0] -= p[2];
@@ -124,6 +118,9 @@ impl Model for LifExp {
             state[1 + currents] = refractory_steps(t_ref, h);
         }
         fires
+    }
+    fn twin(&self) -> Twin {
+        if self.two { Twin::LifExp } else { Twin::LifExpOne }
     }
     fn step(&self, block: &mut Block<'_>) {
         if self.two { cpu::lif_exp2::step(block) } else { cpu::lif_exp::step(block) }

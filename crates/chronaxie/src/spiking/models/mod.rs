@@ -1,4 +1,4 @@
-//! Neuron models: one file each, with its law in f64 and its body in f32.
+//! Neuron models: one file each, with its law in f64 and its body in f32, and beside it a `.cuh` with the body's twin.
 //!
 //! A model has parameters, state variables and ports. At each step, in this order: the state advances by `dt` under the
 //! input that arrives in this step, then the cell fires or not. What a spike of step n sends with delay d is read in step
@@ -6,7 +6,8 @@
 //!
 //! The *law* is plain f64 with the library's functions. The *body* is f32 with every fused multiply-add written out and
 //! constants that [`Model::coefficients`] makes once in f64, so that it has the same bits in every vector width and,
-//! operation for operation, on a GPU. Neither shares arithmetic with the other.
+//! operation for operation, on a GPU. Neither shares arithmetic with the other. A new model is its two files, its line in
+//! [`all`], and its twin's name and number in [`Twin`] and `simulate/cuda/models.cuh`.
 
 use crate::simd_math::Lanes;
 use std::fmt::Debug;
@@ -66,6 +67,30 @@ pub enum Kind {
     Replay,
 }
 
+/// The device twins of the bodies, each in the `.cuh` beside its model, by their numbers in `simulate/cuda/models.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum Twin {
+    LifExpOne,
+    LifExp,
+    LifDelta,
+    LifAlpha,
+    LifCond,
+    Izhikevich,
+    Poisson,
+    Replay,
+    AdEx,
+    HodgkinHuxley,
+}
+
+impl Twin {
+    /// Whether it needs more registers than 1024 threads leave to each.
+    pub fn is_heavy(self) -> bool {
+        matches!(self, Self::LifAlpha | Self::LifCond | Self::AdEx | Self::HodgkinHuxley)
+    }
+}
+
 /// A model; see the module.
 pub trait Model: Debug + Sync {
     /// Its name in configurations.
@@ -113,6 +138,8 @@ pub trait Model: Debug + Sync {
     fn law(&self, parameters: &[f64], dt_ms: f64, state: &mut [f64], input: &[f64]) -> bool;
     /// One step of the body for the cells of a block.
     fn step(&self, block: &mut Block<'_>);
+    /// Which twin of the body a GPU runs.
+    fn twin(&self) -> Twin;
     /// The mean current (or its like) that DC adds to, as an index of a parameter.
     fn current(&self) -> Option<usize> {
         self.parameters().iter().position(|p| p.name == "I_e")
@@ -215,4 +242,17 @@ fn positive(list: &[Parameter], parameters: &[f64], names: &[&str]) -> Option<St
         let must = if x.is_finite() { "must be above 0" } else { "must be finite" };
         format!("has {} = {x} {}, which {must}", p.name, p.unit)
     })
+}
+
+/// Refuses a reset at or above the threshold and a negative refractory time; `at` has the three's indices, in this order.
+fn reset_problem(list: &[Parameter], p: &[f64], at: [usize; 3]) -> Option<String> {
+    let name = at.map(|i| list[i].name);
+    let [reset, threshold, t_ref] = at.map(|i| p[i]);
+    if reset >= threshold {
+        return Some(format!(
+            "has {} = {reset} mV at or above {} = {threshold} mV, so that it never stops firing",
+            name[0], name[1]
+        ));
+    }
+    (t_ref < 0.0).then(|| format!("has {} = {t_ref} ms, which must not be negative", name[2]))
 }

@@ -1,6 +1,6 @@
 //! Cells without a state, which only send: Poisson sources, and spikes from a list.
 
-use super::{Block, Kind, Model, Parameter, Variable};
+use super::{Block, Kind, Model, Parameter, Twin, Variable};
 
 /// A Poisson source: fires in a step with probability `1 - e^(-rate dt)`, at most once.
 #[derive(Debug)]
@@ -47,6 +47,9 @@ impl Model for Poisson {
     fn law(&self, _: &[f64], _: f64, _: &mut [f64], _: &[f64]) -> bool {
         false
     }
+    fn twin(&self) -> Twin {
+        Twin::Poisson
+    }
     fn step(&self, _: &mut Block<'_>) {}
 }
 
@@ -78,6 +81,9 @@ impl Model for Replay {
     fn coefficients(&self, _: &[f64], _: f64, _: &mut [f32]) {}
     fn law(&self, _: &[f64], _: f64, _: &mut [f64], _: &[f64]) -> bool {
         false
+    }
+    fn twin(&self) -> Twin {
+        Twin::Replay
     }
     fn step(&self, _: &mut Block<'_>) {}
 }

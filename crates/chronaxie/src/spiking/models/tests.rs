@@ -212,3 +212,24 @@ fn names_are_found_or_suggested() {
         assert_eq!(model.problem(&bad, 0.05).is_some(), !bad.is_empty(), "{}", model.name());
     }
 }
+
+/// Every model with a reset and a refractory time says the same of both.
+#[test]
+fn resets_and_refractory_times_are_checked_alike() {
+    let mut checked = 0;
+    for model in all() {
+        let list = model.parameters();
+        let at = |name: &str| list.iter().position(|p| p.name == name);
+        let (Some(reset), Some(t_ref)) = (at("V_reset"), at("t_ref")) else { continue };
+        let threshold = at("V_peak").or_else(|| at("V_th")).unwrap();
+        let mut p: Vec<f64> = list.iter().map(|p| p.default).collect();
+        p[reset] = p[threshold];
+        let said = model.problem(&p, 0.1).unwrap();
+        let want = format!("at or above {} = {} mV, so that it never stops firing", list[threshold].name, p[threshold]);
+        assert!(said.starts_with("has V_reset = ") && said.ends_with(&want), "{}: {said}", model.name());
+        (p[reset], p[t_ref]) = (list[reset].default, -1.0);
+        assert_eq!(model.problem(&p, 0.1).unwrap(), "has t_ref = -1 ms, which must not be negative");
+        checked += 1;
+    }
+    assert_eq!(checked, 5);
+}

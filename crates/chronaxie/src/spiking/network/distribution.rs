@@ -290,6 +290,10 @@ impl Codes {
         }
         self.first + i as i32
     }
+    /// `2^32 P(code <= least + i)`, rising.
+    pub fn thresholds(&self) -> &[u32] {
+        &self.thresholds
+    }
     /// The least code.
     pub fn least(&self) -> i32 {
         self.first

@@ -64,7 +64,7 @@ impl TraceLog {
         let (described, stepped) = (plan.network.populations[r.population].model, plan.models[r.population]);
         let mut values = vec![Vec::with_capacity(r.cells.len()); r.variables.len()];
         for &cell in &r.cells {
-            let mut state: Vec<f64> = engine.cell(r.population, cell).into_iter().map(f64::from).collect();
+            let mut state: Vec<f64> = engine.cell(r.population, cell)?.into_iter().map(f64::from).collect();
             let parameters: Vec<f64> = plan.parameters(r.population, cell..cell + 1)?.iter().map(|p| p[0]).collect();
             stepped.leave(&parameters, &mut state);
             for (v, values) in r.variables.iter().zip(&mut values) {

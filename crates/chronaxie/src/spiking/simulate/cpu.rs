@@ -17,7 +17,7 @@
 use super::barrier::Barrier;
 use super::lane::Lane;
 use super::{Engine, Spike, State};
-use crate::spiking::connect::{rows, shard, shards_for};
+use crate::spiking::connect::{Part, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch};
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
@@ -140,7 +140,7 @@ impl Engine for CpuEngine<'_> {
         Ok(())
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> Result<State> {
         let variables = self.plan.models.iter().enumerate().map(|(p, model)| {
             let size = self.plan.network.populations[p].size as usize;
             let mut values = vec![vec![0.0; size]; model.variables().len()];
@@ -152,7 +152,7 @@ impl Engine for CpuEngine<'_> {
             }
             values
         });
-        State { step: self.step, variables: variables.collect(), recent: self.recent.clone() }
+        Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone() })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
@@ -167,10 +167,11 @@ impl Engine for CpuEngine<'_> {
         Ok(())
     }
 
-    fn cell(&self, population: usize, cell: u32) -> Vec<f32> {
+    fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
         let states = self.lanes.iter().map(|lane| lane.states(population));
         let mut of = states.filter(|(part, _)| (part.low..part.high).contains(&cell));
-        of.next().map_or(Vec::new(), |(part, states)| states.iter().map(|s| s[(cell - part.low) as usize]).collect())
+        let own = |(part, states): (&Part, &[Vec<f32>])| states.iter().map(|s| s[(cell - part.low) as usize]).collect();
+        Ok(of.next().map_or(Vec::new(), own))
     }
 
     fn synapses(&self) -> u64 {
@@ -179,6 +180,10 @@ impl Engine for CpuEngine<'_> {
 
     fn events(&self) -> u64 {
         self.lanes.iter().map(|l| l.events).sum()
+    }
+
+    fn config(&self) -> String {
+        format!("{} shards on {} threads", self.lanes.len(), pool::num_threads().clamp(1, self.lanes.len()))
     }
 }
 

@@ -7,6 +7,7 @@ use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Kind, Model, PAD};
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// Cells that are advanced at a time: their inputs and states stay in the first cache.
 const CELLS: usize = BATCH;
@@ -122,12 +123,27 @@ impl<'a> Lane<'a> {
     }
 }
 
-impl Cells {
-    fn new(plan: &Plan, population: usize, part: &Part) -> Result<Self> {
+/// What some cells of a population begin with.
+pub(super) struct Constants {
+    /// `[coefficient][stride]`, or `[coefficient]` where all cells have the same.
+    pub coefficients: Vec<f32>,
+    /// Cells that a row of `coefficients` holds; 0 where all cells have the same.
+    pub stride: usize,
+    /// 2^32 P(a source fires in a step), by cell, or for all.
+    pub chances: Vec<u32>,
+    /// `[variable][padded]`.
+    pub states: Vec<Vec<f32>>,
+}
+
+impl Constants {
+    /// Those of `cells` of a population, in rows of `padded` numbers.
+    ///
+    /// # Errors
+    /// `Config`, where a cell's own parameters cannot be run.
+    pub fn new(plan: &Plan, population: usize, cells: Range<u32>, padded: usize) -> Result<Self> {
         let model = plan.models[population];
-        let count = part.count() as usize;
-        let padded = count.next_multiple_of(PAD);
-        let parameters = plan.parameters(population, part.low..part.high)?;
+        let count = cells.len();
+        let parameters = plan.parameters(population, cells.clone())?;
         let each = parameters.first().is_some_and(|p| p.len() != 1) && count > 0;
         let stride = if each { padded } else { 0 };
         let terms = model.coefficient_count();
@@ -147,12 +163,22 @@ impl Cells {
             let chance = |rate: &f64| -(math::exp(-rate * plan.network.dt_ms * 1e-3) - 1.0) * 4_294_967_296.0;
             chances = parameters[0].iter().map(|rate| chance(rate).round().min(4_294_967_295.0) as u32).collect();
         }
-        let initial = plan.initial(population, part.low..part.high)?;
         let pad = |values: Vec<f64>| {
             let mut values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
             values.resize(padded, 0.0);
             values
         };
+        let states = plan.initial(population, cells)?.into_iter().map(pad).collect();
+        Ok(Self { coefficients, stride, chances, states })
+    }
+}
+
+impl Cells {
+    fn new(plan: &Plan, population: usize, part: &Part) -> Result<Self> {
+        let model = plan.models[population];
+        let padded = (part.count() as usize).next_multiple_of(PAD);
+        let Constants { coefficients, stride, chances, states } =
+            Constants::new(plan, population, part.low..part.high, padded)?;
         let drives = plan.poisson.iter().enumerate().filter(|(_, d)| d.target == population);
         Ok(Self {
             model,
@@ -161,7 +187,7 @@ impl Cells {
             units: plan.units[population].iter().map(|u| *u as f32).collect(),
             coefficients,
             stride,
-            states: initial.into_iter().map(pad).collect(),
+            states,
             drives: drives.map(|(i, _)| Arrivals::new(i, padded)).collect(),
             source: (model.kind() == Kind::Poisson).then(|| Arrivals::new(0, padded)),
             chances,

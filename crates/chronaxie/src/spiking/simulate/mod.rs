@@ -9,6 +9,7 @@ use crate::Result;
 mod barrier;
 pub mod checkpoint;
 pub mod cpu;
+pub mod cuda;
 mod lane;
 pub mod reference;
 
@@ -17,6 +18,7 @@ mod tests;
 
 pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
+pub use cuda::CudaEngine;
 pub use reference::Reference;
 
 /// A cell that fired.
@@ -51,16 +53,28 @@ pub trait Engine: Send {
     /// What the device refuses.
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()>;
     /// The state between two steps.
-    fn state(&self) -> State;
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn state(&self) -> Result<State>;
     /// Goes to a state that an engine of the same plan was in.
     ///
     /// # Errors
     /// `Checkpoint`, where the state is not one of this plan.
     fn restore(&mut self, state: &State) -> Result<()>;
     /// The state of a cell of a population, as it is stepped.
-    fn cell(&self, population: usize, cell: u32) -> Vec<f32>;
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>>;
     /// How many synapses there are.
     fn synapses(&self) -> u64;
     /// Spikes times the synapses that each went through, so far.
     fn events(&self) -> u64;
+    /// How the network is cut, as people read it.
+    fn config(&self) -> String;
+    /// The least time that a step of the run so far can take, us, where that is known.
+    fn floor_us(&self) -> Option<f64> {
+        None
+    }
 }

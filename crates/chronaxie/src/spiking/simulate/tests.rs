@@ -87,7 +87,7 @@ fn a_resumed_run_has_the_same_bits() {
         let mut got = run(&mut first, &[cut]);
         let checkpoint = super::Checkpoint {
             fingerprint: [0; 32],
-            state: first.state(),
+            state: first.state().unwrap(),
             hash: Default::default(),
             logged: 0,
             counts: vec![],
@@ -99,9 +99,9 @@ fn a_resumed_run_has_the_same_bits() {
         second.restore(&read.state).unwrap();
         got.extend(run(&mut second, &[12_000 - cut]));
         assert!(got == want, "cut at {cut}");
-        assert_eq!(second.state(), whole.state());
+        assert_eq!(second.state().unwrap(), whole.state().unwrap());
     }
-    let mut wrong = whole.state();
+    let mut wrong = whole.state().unwrap();
     wrong.variables[0][0].pop();
     assert!(whole.restore(&wrong).unwrap_err().to_string().contains("not one of this network"));
 }
@@ -207,7 +207,7 @@ fn every_spike_is_delivered_once_at_the_right_step() {
         for (step, want) in want.iter().enumerate().take(steps as usize) {
             let mut spikes = Vec::new();
             engine.advance(1, &mut spikes).unwrap();
-            let current = &engine.state().variables[1][1];
+            let current = &engine.state().unwrap().variables[1][1];
             for (t, want) in want.iter().enumerate() {
                 let got = f64::from(current[t]) / plan.units[1][0];
                 assert!((got - *want as f64).abs() < 1e-3, "case {case}, step {step}, cell {t}: {got}, not {want}");

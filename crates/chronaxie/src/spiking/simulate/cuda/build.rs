@@ -1,0 +1,258 @@
+//! Synapses on the device: from the draws themselves where the rule is one of draws alone, else from lists of the host's.
+
+use super::config::{self, Config};
+use super::memory::{Cells, Fields, Memory};
+use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
+use crate::spiking::connect::{rows, shard};
+use crate::spiking::network::Rule;
+use crate::spiking::plan::Plan;
+use crate::{Error, Result};
+
+/// Synapses of a list that are on their way at a time: 256 MiB.
+const LIST: usize = 1 << 24;
+/// Threads a block of every kernel of `build.cu` but the scan.
+const THREADS: u32 = 256;
+
+/// The synapses of a network, and the ring that they act on.
+pub(super) struct Synapses {
+    pub base: DeviceBuffer,
+    pub first: DeviceBuffer,
+    pub synapses: DeviceBuffer,
+    pub ring: DeviceBuffer,
+    /// By cell.
+    pub degrees: Vec<u32>,
+    pub count: u64,
+    restore: Kernel,
+}
+
+/// `Net` of `network.cuh`.
+pub(super) fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 4]) -> Vec<u8> {
+    let [base, first, synapses, ring] = at;
+    Fields::default()
+        .u64(cells.parts.address())
+        .u64(cells.drives.address())
+        .u64(cells.tasks.address())
+        .u64(cells.first_task.address())
+        .u64(base)
+        .u64(first)
+        .u64(synapses)
+        .u64(ring)
+        .u64(plan.network.seed)
+        .u32(plan.cells() as u32)
+        .u32(config.shards as u32)
+        .u32(plan.network.populations.len() as u32)
+        .u32(config.pitch as u32)
+        .u32(config.ring as u32)
+        .u32(config.slot_bits)
+        .u32(u32::from(config.wide))
+        .padded()
+        .0
+}
+
+/// The rule's number in `build.cu`, its degree, and how many synapses it draws; `None` for rules that the host enumerates.
+fn drawn(plan: &Plan, projection: usize) -> Option<(u32, u32, u64)> {
+    let p = &plan.network.projections[projection];
+    let e = &plan.efficacies[projection];
+    if e.weight.is_none() || e.delay.is_none() {
+        return None;
+    }
+    let size = |i: usize| u64::from(plan.network.populations[i].size);
+    match p.rule {
+        Rule::Total { count, multapses: true } => Some((1, 1, count)),
+        Rule::InDegree { count, multapses: true } => Some((2, count, u64::from(count) * size(p.target))),
+        Rule::OutDegree { count, multapses: true } => Some((3, count, u64::from(count) * size(p.source))),
+        _ => None,
+    }
+}
+
+struct Builder<'a> {
+    plan: &'a Plan,
+    memory: &'a Memory,
+    kernel: Kernel,
+    blocks: u32,
+    done: f64,
+    built: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+impl Builder<'_> {
+    /// One pass over all projections.
+    fn pass(&mut self, net: &[u8], build: &[u8]) -> Result<()> {
+        for i in 0..self.plan.network.projections.len() {
+            match drawn(self.plan, i) {
+                Some((rule, degree, count)) => self.draw(i, rule, degree, count, net, build)?,
+                None => self.list(i, net, build)?,
+            }
+            self.done += self.plan.expected(i);
+            let all = 2.0 * self.plan.expected_synapses().max(1.0);
+            (self.built)((100.0 * self.done / all).min(100.0) as usize, 100);
+        }
+        Ok(())
+    }
+
+    fn draw(&self, index: usize, rule: u32, degree: u32, count: u64, net: &[u8], build: &[u8]) -> Result<()> {
+        let e = &self.plan.efficacies[index];
+        let (Some(weight), Some(delay)) = (&e.weight, &e.delay) else { return Ok(()) };
+        let tables = [weight, delay].map(|codes| (self.memory.upload(codes.thresholds()), codes));
+        let mut codes = Fields::default();
+        let mut held = Vec::new();
+        for (table, of) in tables {
+            let table = table?;
+            codes = codes.u64(table.address()).u32(of.thresholds().len() as u32).u32(of.least() as u32);
+            held.push(table);
+        }
+        self.launch(index, 0, &codes, count, [rule, degree], net, build)
+    }
+
+    /// The host enumerates the synapses; so many targets at a time that their list has about [`LIST`] entries.
+    fn list(&self, index: usize, net: &[u8], build: &[u8]) -> Result<()> {
+        let p = &self.plan.network.projections[index];
+        let size = self.plan.network.populations[p.target].size;
+        let pieces = (self.plan.expected(index) / LIST as f64).ceil().clamp(1.0, f64::from(size)) as u64;
+        let cut = |i: u64| (u64::from(size) * i / pieces) as u32;
+        for piece in 0..pieces {
+            let mut list: Vec<[u32; 4]> = Vec::new();
+            rows::enumerate(self.plan, index, cut(piece)..cut(piece + 1), &mut |s, t, code, delay| {
+                list.push([s, t, code as u32, delay.into()]);
+            });
+            let buffer = self.memory.upload(&list)?;
+            let none = Fields::default().u64(0).u64(0).u64(0).u64(0);
+            self.launch(index, buffer.address(), &none, list.len() as u64, [0, 1], net, build)?;
+            // It is freed on the stream, after the launch.
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn launch(
+        &self,
+        index: usize,
+        list: u64,
+        codes: &Fields,
+        count: u64,
+        [rule, degree]: [u32; 2],
+        net: &[u8],
+        build: &[u8],
+    ) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let n = &self.plan.network;
+        let p = &n.projections[index];
+        let mut source = Fields::default().u64(list);
+        source.0.extend(&codes.0);
+        let source = source
+            .u64(count)
+            .u32(rule)
+            .u32(degree)
+            .u32(index as u32)
+            .u32(n.populations[p.source].size)
+            .u32(n.populations[p.target].size)
+            .u32(u32::from(p.source == p.target && !p.autapses))
+            .u32(self.plan.first[p.source] as u32)
+            .u32(p.target as u32)
+            .u32(self.plan.models[p.target].ports().len() as u32)
+            .padded();
+        let blocks = count.div_ceil(THREADS.into()).min(self.blocks.into()) as u32;
+        let config = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
+        let args = [Arg::Bytes(net), Arg::Bytes(&source.0), Arg::Bytes(build)];
+        // SAFETY: the structs are those of network.cuh and build.cu, whose sizes the launch checks; what they point to lives
+        // until the stream has passed the launch, and nobody else writes it meanwhile.
+        unsafe { self.kernel.launch(self.memory.stream, &config, &args) }
+    }
+}
+
+impl Synapses {
+    /// Makes the synapses of `plan`; `built(percent, 100)` is told how far it is.
+    ///
+    /// # Errors
+    /// `Config`, where inputs can add up beyond 32 bits; `OutOfMemory`; what the driver refuses.
+    pub fn new(
+        plan: &Plan,
+        config: &Config,
+        cells: &Cells,
+        memory: &Memory,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        let device = &memory.device;
+        let spec = config::build();
+        let kernel = |name| device.kernel(&spec, name);
+        let (k, heads) = (config.shards, plan.cells() as usize + 1);
+        let counts = memory.zeros(4 * k * heads)?;
+        let load = memory.zeros(8 * k * config.pitch)?;
+        let first = memory.room(4 * k * heads)?;
+        let mut base = memory.zeros(8 * k)?;
+        let blocks = device.props().sm_count * 16;
+        let mut builder = Builder { plan, memory, kernel: kernel("spiking_build")?, blocks, done: 0.0, built };
+        let build = |synapses: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(synapses).0;
+        builder.pass(&net(plan, config, cells, [base.address(), first.address(), 0, 0]), &build(0))?;
+        refuse_overflow(plan, config, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
+
+        let args = [counts.address(), first.address(), base.address()].map(Arg::U64);
+        let args = [args[0], args[1], args[2], Arg::U32(plan.cells() as u32)];
+        let scan = LaunchConfig::new((k as u32, 1, 1), (1024, 1, 1));
+        // SAFETY: counts and first hold [shards, cells + 1] numbers and base one a shard, all on this stream.
+        unsafe { kernel("spiking_scan")?.launch(memory.stream, &scan, &args) }?;
+        // Each shard's number of synapses becomes where it begins.
+        let totals = memory.download::<u64>(&base, 0, k)?;
+        if let Some(most) = totals.iter().find(|n| **n > u64::from(u32::MAX)) {
+            return Err(Error::config(format!("network: {most} synapses of a multiprocessor are more than 2^32 - 1")));
+        }
+        let mut count = 0u64;
+        let mut starts = Vec::with_capacity(k);
+        for total in totals {
+            starts.push(count);
+            count += total;
+        }
+        memory.write(&mut base, &starts)?;
+        let synapses = memory.room(count as usize * if config.wide { 8 } else { 4 })?;
+        let at = [base.address(), first.address(), synapses.address(), 0];
+        builder.pass(&net(plan, config, cells, at), &build(synapses.address()))?;
+        drop((counts, load));
+
+        let degrees = memory.room(4 * (heads - 1))?;
+        let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
+        let bytes = net(plan, config, cells, at);
+        // SAFETY: `first` is filled by the scan ahead on this stream, and degrees holds one number a cell.
+        unsafe {
+            kernel("spiking_degrees")?.launch(memory.stream, &plain, &[Arg::Bytes(&bytes), Arg::U64(degrees.address())])
+        }?;
+        let degrees = memory.download::<u32>(&degrees, 0, heads - 1)?;
+        let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
+        Ok(Self { base, first, synapses, ring, degrees, count, restore: kernel("spiking_restore")? })
+    }
+
+    /// `Net` of `network.cuh`.
+    pub fn net(&self, plan: &Plan, config: &Config, cells: &Cells) -> Vec<u8> {
+        let at = [&self.base, &self.first, &self.synapses, &self.ring].map(DeviceBuffer::address);
+        net(plan, config, cells, at)
+    }
+
+    /// Clears the ring and puts back what `recent` (step << 32 | cell) sends to step `now` and later.
+    pub fn restore(&mut self, memory: &Memory, net: &[u8], shards: usize, recent: &[u64], now: u64) -> Result<()> {
+        memory.clear(&mut self.ring)?;
+        let list = memory.upload(recent)?;
+        let args = [Arg::Bytes(net), Arg::U64(list.address()), Arg::U64(recent.len() as u64), Arg::U64(now)];
+        let config = LaunchConfig::new((shards as u32, 1, 1), (THREADS, 1, 1));
+        // SAFETY: the network and the list live on this stream until it has passed the launch.
+        unsafe { self.restore.launch(memory.stream, &config, &args) }
+    }
+}
+
+/// Refuses inputs that can add up beyond 32 bits; `load` is `[shard, slot]`.
+fn refuse_overflow(plan: &Plan, config: &Config, load: &[u64]) -> Result<()> {
+    for (k, load) in load.chunks(config.pitch).enumerate() {
+        let (parts, _) = shard::parts(plan, k, config.shards);
+        for (p, part) in parts.iter().enumerate() {
+            for port in 0..plan.models[p].ports().len() {
+                let driven = plan.poisson.iter().filter(|d| d.target == p && d.port == port);
+                let driven: u64 =
+                    driven.map(|d| (d.thresholds.len() as u64 + 1) * u64::from(d.code.unsigned_abs())).sum();
+                let most = load[part.slots(port)].iter().max().map_or(0, |most| most + driven);
+                if most > i32::MAX as u64 {
+                    return Err(rows::overflow(plan, p, most));
+                }
+            }
+        }
+    }
+    Ok(())
+}

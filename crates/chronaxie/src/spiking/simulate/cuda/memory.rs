@@ -1,0 +1,200 @@
+//! What of a plan lies on the device, in the layout of `network.cuh`.
+
+use super::super::lane::Constants;
+use super::config::Config;
+use crate::cuda::{CudaDevice, DeviceBuffer, StreamRef, copy_to_device, copy_to_host, fill_bytes};
+use crate::spiking::connect::shard;
+use crate::spiking::plan::Plan;
+use crate::{Dtype, Place, Result, Shape, View, ViewMut};
+use std::sync::Arc;
+
+/// A struct of `network.cuh`, field after field.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Fields(pub Vec<u8>);
+
+impl Fields {
+    pub fn u64(mut self, x: u64) -> Self {
+        self.0.extend(x.to_ne_bytes());
+        self
+    }
+    pub fn u32(mut self, x: u32) -> Self {
+        self.0.extend(x.to_ne_bytes());
+        self
+    }
+    pub fn f32(mut self, x: f32) -> Self {
+        self.0.extend(x.to_ne_bytes());
+        self
+    }
+    /// Up to a multiple of eight bytes, as structs that hold pointers are padded.
+    pub fn padded(mut self) -> Self {
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+        self
+    }
+}
+
+/// Numbers that are nothing but their bytes.
+pub(super) trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for f32 {}
+impl Plain for [u32; 2] {}
+impl Plain for [u32; 4] {}
+
+fn bytes<T: Plain>(data: &[T]) -> &[u8] {
+    // SAFETY: numbers without padding, seen as their bytes for as long as they are borrowed.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+fn bytes_mut<T: Plain>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, exclusively borrowed; all bytes are numbers.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
+}
+
+/// Memory on the device's stream of an engine.
+#[derive(Clone)]
+pub(super) struct Memory {
+    pub device: Arc<CudaDevice>,
+    pub stream: StreamRef,
+}
+
+impl Memory {
+    pub fn room(&self, bytes: usize) -> Result<DeviceBuffer> {
+        // An address of its own also for what is empty.
+        DeviceBuffer::alloc(&self.device, self.stream, bytes.max(16))
+    }
+    pub fn zeros(&self, bytes: usize) -> Result<DeviceBuffer> {
+        let mut buffer = self.room(bytes)?;
+        self.clear(&mut buffer)?;
+        Ok(buffer)
+    }
+    pub fn clear(&self, buffer: &mut DeviceBuffer) -> Result<()> {
+        fill_bytes(&mut buffer.bytes_view_mut(), 0, self.stream)
+    }
+    pub fn upload<T: Plain>(&self, data: &[T]) -> Result<DeviceBuffer> {
+        let mut buffer = self.room(size_of_val(data))?;
+        self.write(&mut buffer, data)?;
+        Ok(buffer)
+    }
+    /// Into the first bytes of `buffer`.
+    pub fn write<T: Plain>(&self, buffer: &mut DeviceBuffer, data: &[T]) -> Result<()> {
+        let data = bytes(data);
+        copy_to_device(
+            &mut buffer.view_mut(Dtype::U8, [data.len()])?,
+            &View::from_slice(data, [data.len()])?,
+            self.stream,
+        )
+    }
+    /// `count` numbers from byte `offset` on.
+    pub fn download<T: Plain + Default>(&self, buffer: &DeviceBuffer, offset: usize, count: usize) -> Result<Vec<T>> {
+        let mut data = vec![T::default(); count];
+        let len = count * size_of::<T>();
+        assert!(offset + len <= buffer.bytes(), "{len} bytes at {offset} of {}", buffer.bytes());
+        let shape = Shape::from([len]);
+        let place = Place::Cuda(self.device.index());
+        let at = buffer.address() + offset as u64;
+        // SAFETY: the bytes lie within the buffer, which is borrowed, as was just asserted.
+        let from = unsafe { View::from_raw(at as *const u8, Dtype::U8, shape, &[1], place) };
+        copy_to_host(&mut ViewMut::from_slice(bytes_mut(&mut data), [len])?, &from, self.stream)?;
+        Ok(data)
+    }
+}
+
+/// The cells: parts, drives, states.
+pub(super) struct Cells {
+    pub parts: DeviceBuffer,
+    pub drives: DeviceBuffer,
+    pub tasks: DeviceBuffer,
+    pub first_task: DeviceBuffer,
+    pub states: DeviceBuffer,
+    /// Where each population's states begin in `states`, in numbers.
+    pub first_state: Vec<usize>,
+    /// What the parts and drives point to.
+    _held: Vec<DeviceBuffer>,
+}
+
+impl Cells {
+    pub fn new(plan: &Plan, config: &Config, memory: &Memory) -> Result<Self> {
+        let n = &plan.network;
+        let mut held = Vec::new();
+        let (mut coefficients, mut states, mut chances, mut replays) = (vec![], vec![], vec![], vec![]);
+        // Of each population: where its numbers begin.
+        let (mut first, mut first_state) = (Vec::new(), Vec::new());
+        for (p, population) in n.populations.iter().enumerate() {
+            let own = Constants::new(plan, p, 0..population.size, population.size as usize)?;
+            first.push((coefficients.len(), own.stride, chances.len(), own.chances.len(), replays.len()));
+            first_state.push(states.len());
+            coefficients.extend(own.coefficients);
+            chances.extend(own.chances);
+            states.extend(own.states.into_iter().flatten());
+            let list = population.replay.as_deref().map_or(&[][..], Vec::as_slice);
+            // Steps beyond 2^32 are refused before they come.
+            replays.extend(
+                list.iter().filter(|(step, _)| *step < 1 << 32).map(|(step, cell)| step << 32 | u64::from(*cell)),
+            );
+        }
+        let ends: Vec<usize> = (1..=first.len()).map(|p| first.get(p).map_or(replays.len(), |f| f.4)).collect();
+        let states = memory.upload(&states)?;
+        let (coefficients, chances, replays) =
+            (memory.upload(&coefficients)?, memory.upload(&chances)?, memory.upload(&replays)?);
+        let mut drives = Fields::default();
+        let mut ranges = vec![(0, 0); n.populations.len()];
+        let mut count = 0;
+        for (p, range) in ranges.iter_mut().enumerate() {
+            let start = count;
+            for table in plan.poisson.iter().filter(|t| t.target == p) {
+                let thresholds = memory.upload(&table.thresholds)?;
+                drives = drives
+                    .u64(thresholds.address())
+                    .u64(table.start)
+                    .u64(table.stop)
+                    .u32(table.thresholds.len() as u32)
+                    .u32(table.owner)
+                    .u32(table.port as u32)
+                    .u32(table.code as u32);
+                held.push(thresholds);
+                count += 1;
+            }
+            *range = (start, count - start);
+        }
+        let (mut parts, mut tasks, mut first_task) = (Fields::default(), Vec::<[u32; 2]>::new(), vec![0u32]);
+        for k in 0..config.shards {
+            for (p, part) in shard::parts(plan, k, config.shards).0.iter().enumerate() {
+                let (coefficient, stride, chance, chances_here, replay) = first[p];
+                let low = part.low as usize;
+                let each = usize::from(stride > 0);
+                let unit = |port: usize| plan.units[p].get(port).copied().unwrap_or(0.0) as f32;
+                tasks.extend((0..part.count()).step_by(32).map(|i| [(k * n.populations.len() + p) as u32, i]));
+                parts = parts
+                    .u64(states.address() + 4 * (first_state[p] + low) as u64)
+                    .u64(coefficients.address() + 4 * (coefficient + each * low) as u64)
+                    .u64(chances.address() + 4 * (chance + usize::from(chances_here > 1) * low) as u64)
+                    .u64(replays.address() + 8 * replay as u64)
+                    .u32((ends[p] - replay) as u32)
+                    .u32(plan.models[p].twin() as u32)
+                    .u32(part.count())
+                    .u32(part.low)
+                    .u32(plan.first[p] as u32 + part.low)
+                    .u32(part.slot)
+                    .u32(n.populations[p].size)
+                    .u32(stride as u32)
+                    .u32(u32::from(chances_here > 1))
+                    .u32(p as u32)
+                    .u32(ranges[p].0)
+                    .u32(ranges[p].1)
+                    .f32(unit(0))
+                    .f32(unit(1));
+            }
+            first_task.push(tasks.len() as u32);
+        }
+        held.extend([coefficients, chances, replays]);
+        Ok(Self {
+            parts: memory.upload(&parts.0)?,
+            drives: memory.upload(&drives.0)?,
+            tasks: memory.upload(&tasks)?,
+            first_task: memory.upload(&first_task)?,
+            states,
+            first_state,
+            _held: held,
+        })
+    }
+}

@@ -1,0 +1,282 @@
+//! The CUDA engine: the same spikes as the CPU's, bit for bit.
+//!
+//! One kernel runs up to 4094 steps without the host (`steps.cu`): one block a shard, all resident. A chunk ends
+//! where the log of its spikes might not hold another step, and the host puts its spikes in order while the next one runs.
+//! Networks are made on the device (`build.cu`).
+#![allow(unsafe_code)]
+
+mod build;
+mod config;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use super::cpu::check_state;
+use super::{Engine, Spike, State};
+use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::spiking::plan::Plan;
+use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
+use build::Synapses;
+pub use config::{Config, specialisations};
+use config::{MOST_STEPS, REPLICAS};
+use memory::{Cells, Fields, Memory};
+use std::sync::Arc;
+
+/// Spikes that a log has room for beside those of four steps in which every cell fires.
+const LOG: usize = 1 << 18;
+/// Spikes that are copied at a time.
+const COPY: usize = 1 << 20;
+
+/// Runs a plan on a CUDA device.
+pub struct CudaEngine<'a> {
+    plan: &'a Plan,
+    config: Config,
+    memory: Memory,
+    kernel: Kernel,
+    cells: Cells,
+    synapses: Synapses,
+    net: Vec<u8>,
+    /// Headers and boxes of the spikes that blocks tell each other.
+    mail: DeviceBuffer,
+    /// Two, so that one is read while the other is written.
+    logs: [DeviceBuffer; 2],
+    capacity: usize,
+    result: DeviceBuffer,
+    told: PinnedBuffer,
+    copied: PinnedBuffer,
+    stream: Stream,
+    copies: Stream,
+    step: u64,
+    recent: Vec<Spike>,
+    /// Of the steps that this engine ran: deliveries, and how many steps.
+    events: u64,
+    run: u64,
+}
+
+impl std::fmt::Debug for CudaEngine<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CudaEngine(step {}, {}, {} synapses)", self.step, self.config, self.synapses.count)
+    }
+}
+
+impl<'a> CudaEngine<'a> {
+    /// Makes the network on `device`; `built(percent, 100)` is told how far it is.
+    ///
+    /// # Errors
+    /// `Config` for a network that cannot be cut for the device or whose inputs can overflow, `OutOfMemory`, and what the
+    /// driver or the compiler refuses.
+    pub fn new(plan: &'a Plan, device: &Arc<CudaDevice>, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        Self::with(plan, device, Config::choose(plan, device.props())?, 4 * plan.cells() as usize + LOG, built)
+    }
+
+    fn with(
+        plan: &'a Plan,
+        device: &Arc<CudaDevice>,
+        config: Config,
+        capacity: usize,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        let (stream, copies) = (device.new_stream()?, device.new_stream()?);
+        let memory = Memory { device: device.clone(), stream: stream.as_ref() };
+        let kernel = device.kernel(&config.steps(), "spiking_steps")?;
+        kernel.set_max_dynamic_shared(config.shared_bytes())?;
+        let resident = device.props().sm_count * kernel.max_active_blocks(config.threads, config.shared_bytes())?;
+        if resident < config.shards as u32 {
+            return Err(Error::value(format!("{} holds {resident} blocks at once: {config}", device.name())));
+        }
+        require_memory(plan, device, &config)?;
+        let cells = Cells::new(plan, &config, &memory)?;
+        let synapses = Synapses::new(plan, &config, &cells, &memory, built)?;
+        let net = synapses.net(plan, &config, &cells);
+        let mail = memory.room(8 * 2 * config.shards * (REPLICAS + config.cells))?;
+        let logs = [memory.room(8 * capacity)?, memory.room(8 * capacity)?];
+        let result = memory.zeros(16)?;
+        let told = PinnedBuffer::alloc(device, 16)?;
+        let copied = PinnedBuffer::alloc(device, 8 * capacity.min(COPY))?;
+        stream.synchronize()?;
+        Ok(Self {
+            plan,
+            config,
+            memory,
+            kernel,
+            cells,
+            synapses,
+            net,
+            mail,
+            logs,
+            capacity,
+            result,
+            told,
+            copied,
+            stream,
+            copies,
+            step: 0,
+            recent: Vec::new(),
+            events: 0,
+            run: 0,
+        })
+    }
+
+    /// Puts up to `steps` steps from the present one on the stream, with the log of this `turn`.
+    fn launch(&mut self, from: u64, steps: u64, turn: usize) -> Result<()> {
+        self.memory.clear(&mut self.mail)?;
+        let heads = self.mail.address();
+        let run = Fields::default()
+            .u64(heads)
+            .u64(heads + (8 * 2 * REPLICAS * self.config.shards) as u64)
+            .u64(self.logs[turn].address())
+            .u64(self.result.address())
+            .u64(from)
+            .u64(self.capacity as u64)
+            .u32(steps.min(MOST_STEPS) as u32)
+            .u32(self.config.cells as u32);
+        let config = LaunchConfig {
+            cooperative: true,
+            shared_bytes: self.config.shared_bytes(),
+            ..LaunchConfig::new((self.config.shards as u32, 1, 1), (self.config.threads, 1, 1))
+        };
+        let args = [Arg::Bytes(&self.net), Arg::Bytes(&run.0)];
+        // SAFETY: the structs are those of network.cuh and steps.cu, whose sizes the launch checks; all that they point to
+        // belongs to this engine and is used on this stream alone, but for the other turn's log.
+        unsafe { self.kernel.launch(&self.stream, &config, &args) }?;
+        self.told.receive(&self.result.view(Dtype::I64, [2])?, &self.stream)
+    }
+
+    /// The spikes of a chunk from step `from` on, in order.
+    fn collect(&mut self, turn: usize, count: usize, from: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+        let mut list: Vec<u64> = Vec::with_capacity(count);
+        while list.len() < count {
+            let here = (count - list.len()).min(COPY);
+            let at = self.logs[turn].address() + 8 * list.len() as u64;
+            let place = Place::Cuda(self.memory.device.index());
+            // SAFETY: the kernel has logged `count` spikes here, and it has ended.
+            let view = unsafe { View::from_raw(at as *const u8, Dtype::I64, Shape::from([here]), &[1], place) };
+            self.copied.receive(&view, &self.copies)?;
+            list.extend(self.copied.as_slice::<i64>()?[..here].iter().map(|x| *x as u64));
+        }
+        // By step and cell: within a step they come shard by shard.
+        list.sort_unstable();
+        spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
+        Ok(())
+    }
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
+    let synapse = if config.wide { 8.0 } else { 4.0 };
+    let heads = 8.0 * (config.shards as f64) * (plan.cells() as f64 + 1.0);
+    let ring = 4.0 * (config.shards * config.ring) as f64 * config.pitch as f64;
+    let asked = (synapse * plan.expected_synapses() + heads + ring + 128.0 * plan.cells() as f64) as u64;
+    if asked > device.memory_info()?.free {
+        device.release_cached_memory()?;
+    }
+    let free = device.memory_info()?.free;
+    if asked <= free {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(Error::new(
+        ErrorKind::OutOfMemory { asked, free },
+        format!(
+            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
+            plan.cells(),
+            plan.expected_synapses(),
+            gb(asked),
+            device.name(),
+            gb(free)
+        ),
+    ))
+}
+
+impl Engine for CudaEngine<'_> {
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+        let to = self.step + steps;
+        if to >= 1 << 32 {
+            return Err(Error::value(format!("step {to} is beyond the 2^32 that a run on a GPU has")));
+        }
+        let begun = spikes.len();
+        // What has run and is not collected: turn, spikes, first step.
+        let mut waiting: Option<(usize, usize, u64)> = None;
+        let mut turn = 0;
+        while self.step < to {
+            let from = self.step;
+            self.launch(from, to - from, turn)?;
+            if let Some((turn, count, from)) = waiting.take() {
+                self.collect(turn, count, from, spikes)?;
+            }
+            // Waits for the chunk.
+            let told = self.told.as_slice::<i64>()?;
+            let (done, count) = (told[0] as u64, told[1] as usize);
+            if done == 0 || done > to - from || count > self.capacity {
+                return Err(Error::value(format!("a chunk of {} steps says that it ran {done}", to - from)));
+            }
+            self.step = from + done;
+            self.run += done;
+            waiting = Some((turn, count, from));
+            turn = 1 - turn;
+        }
+        if let Some((turn, count, from)) = waiting {
+            self.collect(turn, count, from, spikes)?;
+        }
+        let found = &spikes[begun..];
+        self.events += found.iter().map(|s| u64::from(self.synapses.degrees[s.cell as usize])).sum::<u64>();
+        let oldest = self.step.saturating_sub(self.plan.max_delay.into());
+        self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
+        self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State> {
+        let mut variables = Vec::new();
+        for (p, model) in self.plan.models.iter().enumerate() {
+            let (size, count) = (self.plan.network.populations[p].size as usize, model.variables().len());
+            let values: Vec<f32> =
+                self.memory.download(&self.cells.states, 4 * self.cells.first_state[p], size * count)?;
+            variables.push((0..count).map(|v| values[v * size..(v + 1) * size].to_vec()).collect());
+        }
+        Ok(State { step: self.step, variables, recent: self.recent.clone() })
+    }
+
+    fn restore(&mut self, state: &State) -> Result<()> {
+        check_state(self.plan, state)?;
+        let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
+        self.memory.write(&mut self.cells.states, &values)?;
+        let recent: Vec<u64> = state.recent.iter().map(|s| s.step << 32 | u64::from(s.cell)).collect();
+        self.synapses.restore(&self.memory, &self.net, self.config.shards, &recent, state.step)?;
+        self.step = state.step;
+        self.recent.clone_from(&state.recent);
+        Ok(())
+    }
+
+    fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
+        let size = self.plan.network.populations[population].size as usize;
+        let first = self.cells.first_state[population] + cell as usize;
+        let variables = 0..self.plan.models[population].variables().len();
+        let one = |v: usize| self.memory.download::<f32>(&self.cells.states, 4 * (first + v * size), 1);
+        variables.map(|v| one(v).map(|x| x[0])).collect()
+    }
+
+    fn synapses(&self) -> u64 {
+        self.synapses.count
+    }
+
+    fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn config(&self) -> String {
+        self.config.to_string()
+    }
+
+    /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us), and the bytes of rows at the
+    /// memory's bandwidth.
+    fn floor_us(&self) -> Option<f64> {
+        let bytes = self.events as f64 / self.run.max(1) as f64 * if self.config.wide { 8.0 } else { 4.0 };
+        let exchange = if self.config.shards > 1 { 0.7 } else { 0.0 };
+        Some(exchange + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
+    }
+}

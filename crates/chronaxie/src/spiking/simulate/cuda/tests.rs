@@ -1,0 +1,260 @@
+//! The CUDA engine against the CPU's: the same spikes and states, bit for bit.
+
+use super::*;
+use crate::check::gpu::{Gpu, gpu};
+use crate::spiking::models;
+use crate::spiking::network::{
+    Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule,
+};
+use crate::spiking::simulate::{Checkpoint, CpuEngine};
+use crate::{DeviceProps, pool};
+
+/// Model, mean of I_e and its spread, weight of an excitatory synapse, in the model's units.
+const ZOO: [(&str, f64, f64, f64); 8] = [
+    ("lif_exp", 520.0, 60.0, 40.0),
+    ("lif_exp", 480.0, 60.0, 40.0),
+    ("lif_delta", 500.0, 50.0, 0.6),
+    ("izhikevich", 9.0, 2.0, 0.8),
+    ("lif_alpha", 480.0, 60.0, 20.0),
+    ("lif_cond", 250.0, 40.0, 0.8),
+    ("adex", 1800.0, 80.0, 60.0),
+    ("hodgkin_huxley", 18.0, 2.0, 1.5),
+];
+
+/// Cells of these models, a Poisson source and a list of spikes, each joined to each by one rule after the other; delays up to
+/// `longest_ms`.
+fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Network {
+    let mut n = Network::new(dt_ms, seed).unwrap();
+    for &i in which {
+        let (model, mean, spread, _) = ZOO[i];
+        let name = format!("{model}{i}");
+        let mut p = Population::new(name, models::find(model).unwrap(), 33 + 7 * i as u32);
+        // Every other population has cells of their own kind.
+        let current = if i % 2 == 0 { Distribution::normal(mean, spread) } else { mean.into() };
+        p = p.parameter("I_e", current).unwrap();
+        if i == 1 {
+            // Two currents.
+            p = p.parameter("tau_syn_in", 1.5).unwrap();
+        }
+        let low = p.initial[0].mean();
+        p.initial[0] = Distribution::uniform(low - 2.0, low + 18.0);
+        n.add(p);
+    }
+    let dynamic = n.populations.len();
+    n.add(Population::new("noise", models::find("poisson").unwrap(), 70).parameter("rate", 150.0).unwrap());
+    let rates = Distribution::uniform(20.0, 300.0);
+    n.add(Population::new("mixed", models::find("poisson").unwrap(), 9).parameter("rate", rates).unwrap());
+    let mut list = Population::new("list", models::find("spikes").unwrap(), 40);
+    let spikes: Vec<(u64, u32)> = (0..2000u64).map(|k| (k * 7 / 3, (k * 11 % 40) as u32)).collect();
+    list.replay = Some(Arc::new(spikes));
+    n.add(list);
+    let mut k = 0;
+    for source in 0..n.populations.len() {
+        for target in 0..dynamic {
+            let (from, to) = (n.populations[source].size, n.populations[target].size);
+            let sign = if source % 3 == 1 { -1.0 } else { 1.0 };
+            let mean = sign * ZOO[which[target]].3;
+            let weight = Distribution::normal(mean, 0.2 * mean.abs());
+            let weight = if sign > 0.0 {
+                weight.within(0.0, f64::INFINITY, Outside::Redraw)
+            } else {
+                weight.within(f64::NEG_INFINITY, 0.0, Outside::Clip)
+            };
+            let edge = |e: u32| Edge {
+                source: e * 5 % from,
+                target: e * 3 % to,
+                weight: mean as f32,
+                delay_ms: (dt_ms * f64::from(1 + e % 9)) as f32,
+            };
+            let rule = match k % 9 {
+                0 => Rule::Total { count: 300, multapses: true },
+                1 => Rule::InDegree { count: 4, multapses: true },
+                2 => Rule::OutDegree { count: 5, multapses: true },
+                3 => Rule::Probability(0.1),
+                4 => Rule::InDegree { count: 3, multapses: false },
+                5 => Rule::OutDegree { count: 3, multapses: false },
+                6 => Rule::Total { count: 200, multapses: false },
+                7 => Rule::Edges(Arc::new((0..100).map(edge).collect())),
+                _ => Rule::AllToAll,
+            };
+            let delay = Delay::Drawn(Distribution::uniform(dt_ms, longest_ms));
+            n.projections.push(Projection { source, target, rule, weight, delay, autapses: k % 2 == 0 });
+            k += 1;
+        }
+    }
+    for target in 0..dynamic {
+        for (sign, start_ms, stop_ms) in [(1.0, 0.0, f64::INFINITY), (-1.0, 3.0, 9.0)] {
+            let weight = sign * ZOO[which[target]].3;
+            let kind = DriveKind::Poisson { rate_hz: 2500.0 - 300.0 * target as f64, weight, start_ms, stop_ms };
+            n.drives.push(Drive { target, kind });
+        }
+    }
+    n
+}
+
+/// Few steps where threads are fibers of the host.
+fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
+    if gpu.device.name().starts_with("emulated") { few } else { many }
+}
+
+fn run(engine: &mut dyn Engine, pieces: &[u64]) -> Vec<Spike> {
+    let mut spikes = Vec::new();
+    pieces.iter().for_each(|steps| engine.advance(*steps, &mut spikes).unwrap());
+    spikes
+}
+
+fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
+    pool::set_num_threads(2);
+    let mut engine = CpuEngine::with_shards(plan, 2, &|_, _| ()).unwrap();
+    let spikes = run(&mut engine, &[steps]);
+    let state = engine.state().unwrap();
+    (spikes, state)
+}
+
+/// As [`CudaEngine::new`], with this many blocks, this much shared memory, and a log of as few spikes as there can be.
+fn engine<'a>(plan: &'a Plan, gpu: &Gpu, blocks: usize, shared: bool, log: usize) -> CudaEngine<'a> {
+    let mut props = *gpu.device.props();
+    if !shared {
+        props.shared_per_block_optin = 0;
+    }
+    let config = Config::with_blocks(plan, &props, blocks).unwrap();
+    assert!(shared || !config.shared);
+    CudaEngine::with(plan, &gpu.device, config, 3 * plan.cells() as usize + log, &|_, _| ()).unwrap()
+}
+
+fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &(Vec<Spike>, State)) {
+    let got = run(engine, pieces);
+    let what = format!("{engine:?}, pieces {pieces:?}");
+    let common = got.iter().zip(&want.0).take_while(|(a, b)| a == b).count();
+    assert!(got == want.0, "{what}: {} spikes, not {}; the first {common} are alike", got.len(), want.0.len());
+    assert_eq!(engine.state().unwrap(), want.1, "{what}");
+    for (p, values) in want.1.variables.iter().enumerate() {
+        let last = plan.network.populations[p].size - 1;
+        let own: Vec<f32> = values.iter().map(|v| v[last as usize]).collect();
+        assert_eq!(engine.cell(p, last).unwrap(), own, "{what}");
+    }
+}
+
+/// Every model, rule, port and source, at several steps and delays, in one block and in several, with the ring in shared and
+/// in global memory, synapses of four and of eight bytes, steps in one piece and in many.
+#[test]
+fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
+    let Some(gpu) = gpu() else { return };
+    let light = [0, 1, 2, 3].as_slice();
+    let all = [0, 1, 2, 3, 4, 5, 6, 7].as_slice();
+    for (which, dt, longest, blocks, shared, few) in [
+        (light, 0.1, 6.0, 3, true, 260),
+        (light, 0.5, 20.0, 1, true, 260),
+        // More blocks than a block has warps.
+        (light, 0.1, 12.0, 33, false, 40),
+        (all, 0.05, 4.0, 17, true, 80),
+        (all, 0.02, 150.0, 3, false, 260),
+    ] {
+        let plan = Plan::new(zoo(which, dt, longest, 5)).unwrap();
+        let steps = steps(&gpu, few, 40_000);
+        let want = cpu(&plan, steps);
+        assert!(want.0.len() > if steps > 1000 { 10_000 } else { 100 }, "only {} spikes", want.0.len());
+        for p in 0..plan.models.len() {
+            let cells = plan.first[p]..plan.first[p] + u64::from(plan.network.populations[p].size);
+            let name = &plan.network.populations[p].name;
+            assert!(want.0.iter().any(|s| cells.contains(&s.cell.into())), "{name} is silent at dt = {dt}");
+        }
+        let mut first = engine(&plan, &gpu, blocks, shared, 4000);
+        assert_eq!((first.config.shared, first.config.wide), (shared, longest > 100.0), "{}", first.config);
+        assert_same(&plan, &mut first, &[steps], &want);
+        let mut events = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+        assert_eq!(first.synapses(), events.synapses());
+        run(&mut events, &[steps]);
+        assert_eq!(first.events(), events.events());
+        // The least log, which ends chunks early, and chunks of one step.
+        assert_same(
+            &plan,
+            &mut engine(&plan, &gpu, blocks + 1, shared, 0),
+            &[1, 2, steps / 3, steps - 3 - steps / 3],
+            &want,
+        );
+    }
+}
+
+/// A run that goes from the CPU to a GPU and back, through the bytes of checkpoints, ends as one that did not; and whatever
+/// an engine did before is forgotten.
+#[test]
+fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
+    let Some(gpu) = gpu() else { return };
+    let plan = Plan::new(zoo(&[0, 1, 5], 0.1, 7.0, 6)).unwrap();
+    let steps = steps(&gpu, 300, 12_000);
+    let want = cpu(&plan, steps);
+    let through = |state: State| {
+        let c = Checkpoint { fingerprint: [0; 32], state, hash: Default::default(), logged: 0, counts: vec![] };
+        Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
+    };
+    for (cuts, shared) in [([1, 80], true), ([77, 201], false)] {
+        let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
+        let mut got = run(&mut first, &[cuts[0]]);
+        let mut second = engine(&plan, &gpu, 3, shared, 0);
+        run(&mut second, &[90]);
+        second.restore(&through(first.state().unwrap())).unwrap();
+        got.extend(run(&mut second, &[cuts[1] - cuts[0]]));
+        let mut third = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+        third.restore(&through(second.state().unwrap())).unwrap();
+        let half = steps / 2 - cuts[1] / 2;
+        got.extend(run(&mut third, &[half]));
+        let mut fourth = engine(&plan, &gpu, 2, shared, 100);
+        fourth.restore(&through(third.state().unwrap())).unwrap();
+        got.extend(run(&mut fourth, &[steps - cuts[1] - half]));
+        assert!(got == want.0, "cut at {cuts:?}");
+        assert_eq!(fourth.state().unwrap(), want.1);
+        let mut wrong = want.1.clone();
+        wrong.variables[0].pop();
+        assert!(fourth.restore(&wrong).unwrap_err().to_string().contains("not one of this network"));
+    }
+}
+
+/// What the CPU refuses is refused here in the same words, and what the device's memory does not hold.
+#[test]
+fn on_a_gpu_networks_that_do_not_fit_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut n = zoo(&[0], 0.1, 3.0, 7);
+    n.projections.truncate(1);
+    n.projections[0].rule = Rule::InDegree { count: 300_000, multapses: true };
+    let plan = Plan::new(n).unwrap();
+    let said = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap_err().to_string();
+    assert!(said.contains("more than 32 bits hold"), "{said}");
+    let got = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
+    // Which cell is named differs.
+    assert_eq!(got.split(" can ").next(), said.split(" can ").next());
+    assert!(got.ends_with("more than 32 bits hold"), "{got}");
+
+    let mut n = zoo(&[0], 0.1, 3.0, 7);
+    n.projections.truncate(1);
+    n.projections[0].rule = Rule::Total { count: 1 << 45, multapses: true };
+    let plan = Plan::new(n).unwrap();
+    let e = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::OutOfMemory { asked, .. } if *asked > 1 << 47), "{e}");
+}
+
+/// The full microcircuit's and a larger network's choice on an H200 and on a smaller card.
+#[test]
+fn the_choice_is_a_function_of_plan_and_device() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/microcircuit.toml");
+    let settings = crate::spiking::network::read::read(&crate::config::Config::read(path).unwrap()).unwrap();
+    let plan = Plan::new(settings.network).unwrap();
+    let says = |device: &DeviceProps| Config::choose(&plan, device).unwrap().to_string();
+    assert_eq!(
+        says(&DeviceProps::SM_90),
+        "resident: 132 blocks of 1024 threads, ring of 64 steps in shared memory (147 KiB a block), 4 bytes a synapse"
+    );
+    assert_eq!(
+        says(&DeviceProps::SM_75),
+        "resident: 40 blocks of 1024 threads, ring of 64 steps in global memory (483 KiB a block), 8 bytes a synapse"
+    );
+    for device in DeviceProps::FIXTURES {
+        for blocks in [1, 7, 132, 10_000] {
+            let c = Config::with_blocks(&plan, &device, blocks).unwrap();
+            assert!(c.shared_bytes() <= device.shared_per_block_optin && c.shards <= 512);
+            // What lies in shared memory is always narrow: the kernel relies on it.
+            assert!(!(c.shared && c.wide) && c.pitch <= 1 << c.slot_bits, "{c}");
+            assert!(c.wide || c.slot_bits + c.ring.trailing_zeros() <= 16);
+        }
+    }
+}

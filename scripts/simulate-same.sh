@@ -1,0 +1,42 @@
+#!/bin/bash
+# scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
+# from its checkpoint: the spikes must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of [simulation]; a COMMAND
+# precedes what needs the GPU. The last line is: 1 passed, 0 failed, 0 skipped.
+set -eu
+here="$(cd "$(dirname "$0")" && pwd)"
+chronaxie="$1" folder="$2" case="$3"
+shift 3
+network="$here/examples/microcircuit.toml"
+[ -e "$network" ] || network="$here/../examples/microcircuit.toml"
+
+scale=0.01 ms=10 set=(--set simulation.discard=0)
+for s in ${case//,/ }; do
+    case "$s" in
+    scale=*) scale="${s#*=}" ;;
+    ms=*) ms="${s#*=}" ;;
+    *) set+=(--set "simulation.$s") ;;
+    esac
+done
+rm -rf "$folder"
+mkdir -p "$folder"
+run() { # NAME ARGUMENTS ...: the report to FOLDER/NAME.json
+    local name="$1"
+    shift
+    "$@" simulate "$network" --scale "$scale" "${set[@]}" --record none --quiet --json "$folder/$name.json" "${how[@]}"
+}
+how=(--backend cpu --duration "$ms" --out "$folder/whole")
+run whole "$chronaxie"
+how=(--backend cpu --duration "$((ms / 2))" --out "$folder/parts")
+run half "$chronaxie"
+how=(--backend cuda --duration "$ms" --resume "$folder/parts")
+run parts "$@" "$chronaxie"
+value() { sed -n -E "s/^ *\"$2\": \"?([^\"]*[^\",])\"?,?\$/\1/p" "$folder/$1.json" | head -n 1; }
+echo "$(value whole spikes) spikes; on the GPU: $(value parts engine), real-time factor $(value parts real_time_factor)"
+if [ "$(value whole spikes)" -gt 0 ] && [ "$(value whole spikes_sha256)" = "$(value parts spikes_sha256)" ] &&
+    [ "$(value parts backend)" = cuda:0 ]; then
+    echo "1 passed, 0 failed, 0 skipped"
+else
+    echo "the spikes differ: $(value whole spikes_sha256) on the CPU, $(value parts spikes_sha256) on the GPU"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
