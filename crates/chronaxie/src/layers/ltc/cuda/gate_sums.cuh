@@ -24,7 +24,7 @@ struct Sums {
   float4 of[kSlots];
 };
 
-constexpr int kBatch = kRows == 1 ? 4 : kRows == 2 ? 2 : 2;
+constexpr int kBatch = kRows == 1 ? (kFast ? 4 : 2) : kRows == 2 && !kFast ? 1 : 2;
 // Slots that are computed whether they are in use or not, as in held.cuh.
 constexpr int kAlwaysPairs = kSlots >= 16 ? kSlots * 4 / 5 : kSlots / 2;
 
