@@ -322,11 +322,11 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
                 let unfold = if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold };
                 let unfold = if adjoint {
-                    // Of one group the whole chain counts. Others hide in it, but issue slots bind before all of it is
-                    // hidden (H200, measured).
-                    let chain = if blocks == 1 { 970 + shape.threads } else { 1150 + 40 * blocks + p.hidden };
-                    let each = gates * 19 / 10;
-                    (gates + chain + (groups - 1) * each * 3 / 4).max(groups * each)
+                    // H200, measured: gates take their issue slots and a third more; of one group the whole chain counts,
+                    // of several what their warps do beside the gates.
+                    let busy = gates * 13 / 10;
+                    let one = busy + if blocks == 1 { 850 + 35 * warps } else { 1050 + 25 * warps };
+                    if groups == 1 { one } else { one.max(groups * (busy + 300 + 100 * warps)) }
                 } else {
                     unfold
                 };
