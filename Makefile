@@ -1,6 +1,6 @@
 # make test        everything that needs no GPU; what CI runs
 # make test-gpu    everything that needs one
-# make audit       fuzzing and AddressSanitizer; minutes
+# make audit       fuzzing and AddressSanitizer, and every kernel for every architecture; minutes
 # make wheel       the Python package for any Linux with glibc 2.28, optimised, into TARGET/wheels
 # make STEP        one step of `make test`, by its name below
 SHELL := /bin/sh
@@ -19,7 +19,7 @@ NVRTC13 = $(SITE)/cu13/lib
 NVRTC12 = $(SITE)/cuda_nvrtc/lib
 FEATURES = layers spiking optim train report
 
-.PHONY: help test test-gpu pack-gpu wheel audit fuzz asan fmt figures $(STEPS)
+.PHONY: help test test-gpu pack-gpu wheel audit fuzz asan fmt figures kernels-all $(STEPS)
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -63,10 +63,15 @@ $(CHRONAXIE): FORCE
 	@cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
 FORCE:
 
-# Every kernel, by the oldest compiler that is supported and by the one that knows all architectures.
+# Every kernel, by the compiler that knows all architectures and by the oldest that is supported, for what differs: sm_89 is as
+# sm_80, and the old compiler's oldest and newest stand for those between. `make kernels-all` leaves none out.
+ARCHS13 = sm_75,sm_80,sm_90a,sm_100a,sm_120
+ARCHS12 = sm_75,sm_90a
 kernels: $(CHRONAXIE)
-	$(CHRONAXIE) compile --nvrtc $(NVRTC13) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120
-	$(CHRONAXIE) compile --nvrtc $(NVRTC12) --report --deny-spills --arch sm_75,sm_80,sm_89,sm_90a
+	$(CHRONAXIE) compile --nvrtc $(NVRTC13) --report --deny-spills --arch $(ARCHS13)
+	$(CHRONAXIE) compile --nvrtc $(NVRTC12) --report --deny-spills --arch $(ARCHS12)
+kernels-all:
+	$(MAKE) --no-print-directory kernels ARCHS13=sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120 ARCHS12=sm_75,sm_80,sm_89,sm_90a
 
 # Then: every family that there is has its cases for the sanitizers and the repeats on a GPU.
 check: $(CHRONAXIE)
@@ -107,7 +112,7 @@ pack-gpu:
 test-gpu: pack-gpu
 	$(GPU_DIR)/run-gpu.sh
 
-audit: fuzz asan
+audit: fuzz asan kernels-all
 
 fuzz:
 	fuzz/run.sh
