@@ -377,3 +377,21 @@ class Changing(nn.Module):
         y = self.lin(x.detach())
         x.add_(1.0)
         return y
+
+
+def test_a_class_that_computes_something_else_is_run_again_and_hooked_weights_are_refused():
+    class Standardised(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight - self.weight.mean(), self.bias)
+
+    torch.manual_seed(4)
+    net, x = Standardised(5, 3).double(), torch.randn(6, 5, dtype=torch.float64)
+    got = optim.per_sample_gradients(net, lambda y: y.square().sum(1), x)
+    for i in range(6):
+        (want,) = torch.autograd.grad(net(x[i : i + 1]).square().sum(), [net.weight])
+        assert float((got["weight"][i] - want).abs().max()) < 1e-6
+    hooked = torch.nn.utils.weight_norm(torch.nn.Linear(5, 3))
+    with pytest.raises(chronaxie.ConfigError, match="its weight is made by a hook"):
+        optim.per_sample_norms(hooked, lambda y: y.square().sum(1), x.float())
+    with pytest.raises(chronaxie.ConfigError, match="depends on no parameter"):
+        optim.per_sample_norms(net, lambda y: x.sum(1), x)

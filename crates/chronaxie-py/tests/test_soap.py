@@ -184,3 +184,11 @@ def test_soaps_own_mistakes():
     ]:
         with pytest.raises(chronaxie.ConfigError, match=want):
             optim.SOAP([p], **options)
+
+
+def test_a_learning_rate_of_zero_changes_nothing():
+    for mode in ("decoupled", "corrected", "independent"):
+        p = torch.nn.Parameter(torch.ones(3, 2))
+        p.grad = torch.ones(3, 2)
+        optim.SOAP([p], lr=torch.tensor(0.0), weight_decay=0.1, weight_decay_mode=mode).step()
+        assert torch.equal(p.detach(), torch.ones(3, 2)), mode

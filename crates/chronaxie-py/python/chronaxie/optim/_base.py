@@ -167,6 +167,8 @@ def shrink(group: dict[str, Any]) -> Any:
     group["most_lr"] = most
     if not isinstance(most, Tensor) and most == 0:
         return 0.0
+    if isinstance(most, Tensor):
+        most = most.clamp_min(torch.finfo(most.dtype).tiny)
     return lr / most * decay * (lr if mode == "corrected" else 1.0)
 
 

@@ -29,6 +29,7 @@ _WHOLE = (*_OURS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 RECURRENT = (*_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, nn.RNNBase, nn.RNNCellBase)
 MAPS = (nn.Linear, nn.Embedding, *_CONVOLUTIONS)
+_FORWARDS = {kind.forward for kind in (*MAPS, *_NORMS)}
 
 
 class Unit(NamedTuple):
@@ -73,7 +74,14 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
             if mixing:
                 return
             raise ConfigError(f"{name or kind}: {kind} mixes samples: none has a gradient of its own; use GroupNorm, or eval()")
-        plain = isinstance(module, (nn.Linear, nn.Embedding, *_CONVOLUTIONS, *_NORMS)) and not parametrize.is_parametrized(module)
+        plain = isinstance(module, (*MAPS, *_NORMS)) and not parametrize.is_parametrized(module)
+        if plain and not isinstance(module.weight, (nn.Parameter, type(None))):
+            raise ConfigError(
+                f"{name or kind}: its weight is made by a hook (torch.nn.utils.weight_norm or spectral_norm), which hides what "
+                "its gradient is; use torch.nn.utils.parametrizations"
+            )
+        # A class of one's own that computes something else is run again like any other module.
+        plain = plain and type(module).forward in _FORWARDS
         whole = isinstance(module, whole_kinds) or parametrize.is_parametrized(module)
         if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.sparse):
             raise ConfigError(f"{name or kind}: an Embedding with sparse or scale_grad_by_freq has no gradients of single samples")
@@ -289,7 +297,8 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
             raise ConfigError(
                 f"{unit.name}: an input of shape {tuple(t.shape)} was changed in place behind the call; it is needed as it was"
             )
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or isinstance(module, _CELLS):
+    taped = isinstance(module, (nn.RNNBase, nn.RNNCellBase, *_CELLS))
+    if taped and not any(parametrize.is_parametrized(m) for m in module.modules()):
         axis = _axis(module, "data", batch_axis)
         x = _input(call)
         if not isinstance(x, Tensor) or x.dim() != (2 if isinstance(module, (nn.RNNCellBase, ct.CfCCell, ct.WiredCfCCell)) else 3):

@@ -29,7 +29,7 @@ class KFAC(Base):
     Args:
         model: whose layers are watched, in training mode.
         lr: the learning rate, a number or a tensor.
-        params: tensors or groups (every option but the last five can be set by group); all of the model's by default.
+        params: tensors or groups (lr to the options of AdamW can be set by group; how often factors and inverses are made is the first group's); all of the model's by default.
         momentum: decay of the sum of steps.
         damping: l, added to the curvature.
         damping_mode: ``exact`` (to the products of eigenvalues) or ``factored`` (``A + pi sqrt(l) I``, ``G + sqrt(l)/pi I``).

@@ -184,6 +184,8 @@ class _Stream:
     def __init__(self, plan: MatmulPlan, how: _Layout, a: Tensor, b: Tensor, out: Tensor) -> None:
         self.plan, self.how, self.a, self.b, self.out = plan, how, a, b, out
         self.gpu = plan.device.type == "cuda"
+        # A stream of its own, and waiting for it, only where something lies on the host.
+        self.staged = self.gpu and (how.host_a or how.host_b)
         depth = 2 if self.gpu else 1
         self.slots = {
             "a": [_Slot(plan.rows * plan.inner, a, plan.device, how.host_a) for _ in range(depth)] if how.a else [],
@@ -192,7 +194,9 @@ class _Stream:
         self.result = torch.empty(plan.rows * plan.columns, dtype=a.dtype, device=plan.device) if how.out else None
         self.pinned = torch.empty(plan.rows * plan.columns, dtype=a.dtype, pin_memory=True) if how.host_out else None
         if self.gpu:
-            self.main, self.side = torch.cuda.current_stream(plan.device), torch.cuda.Stream(plan.device)
+            self.main = torch.cuda.current_stream(plan.device)
+        if self.staged:
+            self.side = torch.cuda.Stream(plan.device)
             # Buffers come from the main stream's allocator, and operands may be its work.
             self.side.wait_stream(self.main)
 
@@ -239,6 +243,6 @@ class _Stream:
                     place.copy_(staged)
                 elif self.result is not None:
                     place.copy_(into)
-        if self.gpu:
+        if self.staged:
             # The pinned buffers go back to their allocator, which knows nothing of the side stream.
             self.side.synchronize()

@@ -211,9 +211,9 @@ class NaturalGradient(Base):
 
     def _solve(self) -> dict[Tensor, Tensor]:
         """Natural gradients of all parameters that have uses, from their ``.grad``, over all groups."""
-        climbs = {p: g["maximize"] for g in self.param_groups for p in g["params"]}
+        every = [p for g in self.param_groups for p in g["params"]]
         batches = [b for b in self._batches if b.uses]
-        parameters = [p for p in climbs if p.grad is not None and any(p in b.uses for b in batches)]
+        parameters = [p for p in every if p.grad is not None and any(p in b.uses for b in batches)]
         if not parameters:
             return {}
         grads: dict[Any, Tensor] = {}
@@ -231,8 +231,9 @@ class NaturalGradient(Base):
         k.diagonal().add_(damping)
         low, info = torch.linalg.cholesky_ex(k)
         c = torch.cholesky_solve(right[:, None], low)[:, 0]
-        # Without a factor (only where K is not finite) the step is the gradient's.
-        c = torch.where((info == 0) & c.isfinite().all(), c, torch.zeros_like(c))
+        # Without a factor (only where K is not finite) the step is the gradient's, of which nothing that is not finite is left.
+        sound = (info == 0) & c.isfinite().all()
+        c = torch.where(sound, c, torch.zeros_like(c))
         made, at = {p: grads[p].clone() for p in parameters}, 0
         for b in batches:
             part = c[at : at + b.samples]
@@ -241,7 +242,7 @@ class NaturalGradient(Base):
                 for p, g in use.weighted(part).items():
                     if p in made:
                         made[p] -= g.to(made[p].dtype)
-        return {p: u / damping for p, u in made.items()}
+        return {p: torch.where(sound, u, grads[p]) / damping for p, u in made.items()}
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         if self._solved is None:

@@ -59,6 +59,8 @@ def _observe(
     if not isinstance(loss, Tensor) or tuple(loss.shape) not in ((), (1,), (samples,)):
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ShapeError(f"{name}: the loss is {shape}; it must be one number, or one for each of the {samples} samples")
+    if not loss.requires_grad:
+        raise ConfigError(f"{name}: the loss depends on no parameter that requires a gradient")
     scale = samples if reduction == "mean" and loss.numel() == 1 else 1
     loss = loss.sum()
     calls = recorder.calls

@@ -95,7 +95,10 @@ class Shampoo(Base):
         for of in ("max_preconditioner_dim", "precondition_frequency", "start_preconditioning_step"):
             within("Shampoo", of, g[of], 1, 1 << 15)
         one_of("Shampoo", "grafting", g["grafting"], _GRAFTING)
-        if g["exponent"] is not None and not (isinstance(g["exponent"], Fraction) and g["exponent"] > 0):
+        if isinstance(g["exponent"], Fraction):
+            # What torch.load takes back.
+            g["exponent"] = g["exponent"].as_integer_ratio()
+        if g["exponent"] is not None and not (isinstance(g["exponent"], tuple) and g["exponent"][0] > 0):
             raise ConfigError(f"Shampoo: exponent = {g['exponent']!r} is not a positive fractions.Fraction, such as 1/4")
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
@@ -148,7 +151,7 @@ class Shampoo(Base):
             for turn, (factors, roots) in enumerate(zip(state["factors"], state["roots"]), first):
                 if step < start or (step > start and (step + turn) % every):
                     continue
-                power = group["exponent"] or Fraction(1, 2 * len(factors))
+                power = Fraction(*(group["exponent"] or (1, 2 * len(factors))))
                 scale = 1.0 if b2 == 1 else 1 / (1 - b2**step)
                 for axis, factor in enumerate(factors):
                     due.setdefault(power, []).append((roots, axis, factor * scale))
