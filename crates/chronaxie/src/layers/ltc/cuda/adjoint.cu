@@ -13,7 +13,8 @@
 // Work: a gate is 1 special operation (exact: 2) and 10 (12) others, so issue slots bind: 11.5 / 4 clocks of a
 // multiprocessor for 32 gates. Floor (H200, 1.98 GHz): 2.2 ms for B128 T256 H256 at density 0.5. What is beside the gates is
 // about 100 instructions a warp, group of rows and unfold, whatever kRows: four rows a group make it small.
-// Clocks of an unfold and group (H200, fast, 256 sources at density 0.5 in a cluster of 8): 1660 for one row, 2200 for two,
+// Clocks of an unfold and group (H200, fast, 256 sources at density 0.5 in a cluster of 8; reckoned from the time of the whole
+// pass, less that of its other kernels): 1660 for one row, 2200 for two,
 // 3390 for four, of which a row takes 550; several groups in turn hide nothing of that where there are 8 warps. With one
 // group of one row: 128 sources in a cluster of 3 1780. Tried: 16 lanes a source and 512 threads 15 % slower; clusters of 6
 // and 7, on more multiprocessors, 10 % slower.
@@ -42,12 +43,12 @@ struct alignas(16) Kept {
 };
 constexpr int kAhead = 4;  // unfolds that have room, of which two are on their way
 
-// All copies but those of the last commit are there.
 __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
+// All copies but those of the last commit are there.
 __device__ __forceinline__ void earlier_copies_here() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group 1;" ::: "memory");

@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_chunks(const Held& held, int used, const cha
 
 // Slots that are computed whether they are in use or not (they hold zeros), with no branch between them, so that the loads
 // of some overlap the gates of others. Lists are dealt to as few lanes as hold them: most slots are in use.
-constexpr int kAlways = kRows == 4 && !kShared ? 0 : kSlots > 32 ? 24 : kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
+constexpr int kAlways = kRows == 4 ? 0 : kSlots > 32 ? 24 : kSlots >= 16 ? kSlots * 2 / 5 * 2 : (kSlots * 2 + 2) / 3 / 2 * 2;
 
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void add_always(const Held& held, const char* tile, float (&sum)[2 * kRows]) {
