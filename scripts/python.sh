@@ -22,7 +22,7 @@ scripts/check-wheel.sh "$target"/wheels/python/*.whl
 # The script that the wheel installs, outside of the clone, where no other package of that name is.
 export PYTHONPATH="$target/python"
 (cd "$target" && "$venv/bin/python" "$target/python/bin/chronaxie" --version)
-"$venv/bin/python" -m pytest -p no:cacheprovider "$@"
+"$venv/bin/python" -m pytest -p no:cacheprovider -n 2 "$@"
 if [ $# -eq 0 ]; then
     out="$(mktemp -d)"
     trap 'rm -rf "$out"' EXIT
