@@ -199,7 +199,7 @@ impl Wish {
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
 /// Slots and threads of the recurrence that has one row in one block at a time.
-pub(super) const ROW_SHAPES: [(usize, usize); 3] = [(24, 256), (44, 256), (22, 512)];
+pub(super) const ROW_SHAPES: [(usize, usize); 2] = [(44, 256), (22, 512)];
 /// Neurons that its tiles hold, as in row.cu.
 const ROW_NEURONS: usize = 512;
 /// Whether a shape of those rebuilds states too: with 64 registers a thread, NVRTC 12 spills there.
@@ -231,17 +231,19 @@ const fn always(slots: usize) -> usize {
 /// exchange, and the more of the sums and divisions the longer their gates are.
 const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usize) -> usize {
     // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
-    let chain = threads / 4 + if blocks == 1 { 690 } else { 800 + 40 * blocks };
+    let chain = threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
     let one = gates + chain;
     let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
     if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 
-/// Clocks of an unfold of row.cu: the special-function unit of the busiest scheduler, and the chain beside it.
+/// Clocks of an unfold of row.cu: the special-function unit of the busiest scheduler, and the chain beside it (H200, measured:
+/// 675 with 64 neurons at density 0.5, 1060 with 128).
 fn row_clocks(shape: &Shape, slots: usize, fast: bool) -> usize {
     let warps = shape.threads / 32;
     let busy = shape.warp_slots.div_ceil(warps).max(slots / 2);
-    warps.div_ceil(4) * busy * if fast { 8 } else { 16 } + 230 + 8 * warps
+    let (gate, chain) = if fast { (8, 470) } else { (16, 800) };
+    warps.div_ceil(4) * busy * gate + chain
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
