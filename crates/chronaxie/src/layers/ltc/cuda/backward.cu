@@ -372,28 +372,3 @@ ltc_close_synapses(const Synapse* __restrict__ by_target, const int* __restrict_
   grad_sigma[at] = sum.w;
   grad_erev[at] = syn.p * sum.x;
 }
-
-extern "C" __global__ void __launch_bounds__(256)
-ltc_close_neurons(const float4* __restrict__ sums, const float* __restrict__ gleak, const float* __restrict__ vleak,
-                  const Neuron* __restrict__ neurons, float* __restrict__ grad_gleak, float* __restrict__ grad_vleak,
-                  float* __restrict__ grad_cm, int hidden, int constrained) {
-  int j = blockIdx.x * blockDim.x + threadIdx.x;
-  if (j >= hidden) return;
-  float4 sum = sums[j];
-  grad_gleak[j] = positive_slope(gleak[j], constrained) * fmaf(vleak[j], sum.x, sum.y);
-  grad_vleak[j] = neurons[j].g * sum.x;
-  grad_cm[j] = neurons[j].cm_slope * sum.z;
-}
-
-// Up to four columns of sums to up to four vectors.
-extern "C" __global__ void __launch_bounds__(256)
-ltc_close_columns(const float4* __restrict__ sums, float* __restrict__ x, float* __restrict__ y, float* __restrict__ z,
-                  float* __restrict__ w, int columns) {
-  int c = blockIdx.x * blockDim.x + threadIdx.x;
-  if (c >= columns) return;
-  float4 sum = sums[c];
-  if (x) x[c] = sum.x;
-  if (y) y[c] = sum.y;
-  if (z) z[c] = sum.z;
-  if (w) w[c] = sum.w;
-}

@@ -1,7 +1,7 @@
 //! The backward pass: chunks of steps, last first.
 
 use super::GradSlots;
-use super::held::{HeldBackward, HeldKernel, Rebuild};
+use super::held::{HeldBackward, HeldKernel, Rebuild, pack};
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
@@ -49,11 +49,6 @@ impl BackwardCall<'_> {
             }
         }
         self.plan.fold(args.inputs, &t.common, base, stream, true)?;
-        if let Some(held) = &self.plan.held_backward {
-            let side = Some((&held.adjoint, t.common.layout.address(base, t.adjoint_folded)));
-            let sensory = held.sensory.as_ref().map(|k| (k, t.common.layout.address(base, t.sensory_folded)));
-            self.plan.fold_held(&self.plan.fold, args.inputs, [side, sensory], (0, 0), stream)?;
-        }
         let mut end = p.steps;
         loop {
             let steps = self.plan.config.backward_chunk.min(end);
@@ -163,47 +158,21 @@ impl BackwardCall<'_> {
         )
     }
 
-    /// From the clusters' sums to the gradients of the recurrent synapses, and to the sums of the neurons.
-    fn close_held(&self, k: &HeldBackward, args: &mut Args<'_, '_>, base: u64) -> Result<()> {
-        let (p, x, plan, t, s) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots);
-        let region = |id| Arg::U64(t.common.layout.address(base, id));
-        let clusters = Arg::I32(k.adjoint.clusters() as i32);
-        let h = Arg::I32(p.hidden as i32);
-        launch(
-            &k.add_neurons,
-            args.stream,
-            ((p.hidden as u64).div_ceil(256), 1),
-            (THREADS, 1),
-            0,
-            &[region(t.cluster_sums), region(t.neurons), clusters, h],
-        )?;
-        let sides = [
-            (Some(&k.adjoint), t.gate_sums, s.w, self.g.w),
-            (k.sensory.as_ref(), t.sensory_sums, s.sensory_w, self.g.sensory_w),
-        ];
-        for (held, sums, w, grad) in sides {
-            let (Some(held), Some(grad)) = (held, grad) else { continue };
-            // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
-            if p.steps == 0 {
-                continue;
-            }
-            let slots = held.schedule.slots();
-            launch(
-                &k.close,
-                args.stream,
-                ((slots as u64).div_ceil(256), 1),
-                (THREADS, 1),
-                0,
-                args! {
-                    held.schedule.at(), region(sums), region(t.neurons), at(x, Some(w)), at(x, Some(w + 1)),
-                    at(x, Some(w + 2)), at(x, Some(w + 3)), out(args.outputs, Some(grad)),
-                    out(args.outputs, Some(grad + 1)), out(args.outputs, Some(grad + 2)),
-                    out(args.outputs, Some(grad + 3)), Arg::I64(slots as i64), Arg::I32(held.clusters() as i32), h,
-                    plan.constrained()
-                },
-            )?;
-        }
-        Ok(())
+    /// What ltc_close reads of a side of held synapses: its sums, in `sums`, and where the gradients from `grad` on lie.
+    fn close_side(
+        &self,
+        args: &Args<'_, '_>,
+        base: u64,
+        held: &HeldKernel,
+        sums: RegionId,
+        (w, grad): (usize, usize),
+    ) -> [u8; 96] {
+        let sums = self.traces.common.layout.address(base, sums);
+        let (parameter, gradient) =
+            (|i: usize| args.inputs[w + i].address(), |i: usize| args.outputs[grad + i].address());
+        let slots = held.schedule.slots() as u64;
+        let (w, g) = ([0, 1, 2, 3].map(parameter), [0, 1, 2, 3].map(gradient));
+        pack([held.schedule.at(), sums, w[0], w[1], w[2], w[3], g[0], g[1], g[2], g[3], slots, held.clusters() as u64])
     }
 
     /// The kernel of the sensory gates' adjoint, where it holds its synapses.
@@ -444,8 +413,28 @@ impl BackwardCall<'_> {
         let region = |id| Arg::U64(t.common.layout.address(base, id));
         let (s, g) = (&plan.slots, self.g);
         let c = &p.connectivity;
+        let (mut sides, mut threads) = ([[0u8; 96]; 2], 0u64);
         if let Some(k) = &plan.held_backward {
-            self.close_held(k, args, base)?;
+            launch(
+                &k.add_neurons,
+                stream,
+                ((p.hidden as u64).div_ceil(256), 1),
+                (THREADS, 1),
+                0,
+                args! {
+                    region(t.cluster_sums), region(t.neurons), Arg::I32(k.adjoint.clusters() as i32),
+                    Arg::I32(p.hidden as i32)
+                },
+            )?;
+            // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
+            if let (Some(grad), true) = (g.w, p.steps > 0) {
+                sides[0] = self.close_side(args, base, &k.adjoint, t.gate_sums, (s.w, grad));
+                threads += k.adjoint.schedule.slots() as u64;
+            }
+            if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
+                sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));
+                threads += held.schedule.slots() as u64;
+            }
         }
         for (slot, w, list, ids, sums, synapses) in [
             (g.w, s.w, s.recurrent, t.common.recurrent, t.recurrent, c.recurrent.len()),
@@ -469,20 +458,6 @@ impl BackwardCall<'_> {
                 },
             )?;
         }
-        if let Some(grad) = g.gleak {
-            launch(
-                &self.k.close_neurons,
-                stream,
-                ((p.hidden as u64).div_ceil(256), 1),
-                (THREADS, 1),
-                0,
-                args! {
-                    region(t.neurons), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
-                    region(t.common.neurons), out(args.outputs, Some(grad)), out(args.outputs, Some(grad + 1)),
-                    out(args.outputs, Some(grad + 2)), Arg::I32(p.hidden as i32), plan.constrained()
-                },
-            )?;
-        }
         if g.output_w.is_some() && p.batch * p.steps > 0 {
             let rows = p.batch * p.steps;
             let blocks = p.outputs.div_ceil(32);
@@ -503,13 +478,32 @@ impl BackwardCall<'_> {
             )?;
             self.add(base, stream, t.outputs, p.outputs, slices)?;
         }
-        let columns = |sums, to: [Option<usize>; 4], count: usize| {
-            let [a, b, c, d] = to.map(|slot| out(args.outputs, slot));
-            let grid = if to.iter().all(Option::is_none) { 0 } else { (count as u64).div_ceil(256) };
-            let list = [region(sums), a, b, c, d, Arg::I32(count as i32)];
-            launch(&self.k.close_columns, stream, (grid, 1), (THREADS, 1), 0, &list)
+        let address = |id| t.common.layout.address(base, id);
+        let gradient = |slot: Option<usize>| slot.map_or(0, |i| args.outputs[i].address());
+        let neurons: [u8; 64] = g.gleak.map_or([0; 64], |grad| {
+            threads += p.hidden as u64;
+            let of = |i: usize| args.outputs[grad + i].address();
+            let (gleak, vleak) = (x[s.gleak].address(), x[s.gleak + 1].address());
+            pack([address(t.neurons), gleak, vleak, address(t.common.neurons), of(0), of(1), of(2), p.hidden as u64])
+        });
+        let mut columns = |sums, to: [Option<usize>; 4], count: usize| -> [u8; 48] {
+            let count = if to.iter().all(Option::is_none) { 0 } else { count as u64 };
+            threads += count;
+            let [a, b, c, d] = to.map(gradient);
+            pack([address(sums), a, b, c, d, count])
         };
-        columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs)?;
-        columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs)
+        let inputs = columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs);
+        let outputs = columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs);
+        launch(
+            &self.k.close,
+            stream,
+            (threads.div_ceil(256), 1),
+            (THREADS, 1),
+            0,
+            args! {
+                Arg::Bytes(&sides[0]), Arg::Bytes(&sides[1]), Arg::Bytes(&neurons), Arg::Bytes(&inputs),
+                Arg::Bytes(&outputs), Arg::I32(p.hidden as i32), plan.constrained()
+            },
+        )
     }
 }

@@ -1,4 +1,4 @@
-// LTC: from the sums that ltc_adjoint_held left to gradients. Clusters are added in order.
+// LTC: from sums to gradients. Those of clusters are added in order.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -32,32 +32,77 @@ ltc_add_neurons(const float4* __restrict__ partial, float4* __restrict__ sums, i
   sums[j] = total;
 }
 
-// One thread a slot; the matrices [H, H] are zero elsewhere. In the tanh form r = (1 + t) / 2 the sums are of alpha t,
-// beta t, 2 dz, 2 dz v; otherwise of alpha r, beta r, dz, dz (v - mu).
-extern "C" __global__ void __launch_bounds__(256)
-ltc_close_held(const unsigned* __restrict__ at_slot, const float4* __restrict__ partial,
-               const float4* __restrict__ neurons, const float* __restrict__ w, const float* __restrict__ mu,
-               const float* __restrict__ sigma, const float* __restrict__ erev, float* __restrict__ grad_w,
-               float* __restrict__ grad_mu, float* __restrict__ grad_sigma, float* __restrict__ grad_erev, i64 slots,
-               int clusters, int hidden, int constrained) {
-  i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (s >= slots) return;
-  unsigned at = at_slot[s];
+// Held synapses of one side, and the sums that the clusters left.
+struct CloseSide {
+  const unsigned* at;  // [slots]: source H + target, or all ones
+  const float4* partial;  // [clusters, slots]
+  const float *w, *mu, *sigma, *erev;
+  float *grad_w, *grad_mu, *grad_sigma, *grad_erev;
+  i64 slots, clusters;
+};
+struct CloseNeurons {
+  const float4* sums;  // alpha, beta, alpha (v - v') K / dt
+  const float *gleak, *vleak;
+  const Neuron* folded;
+  float *grad_gleak, *grad_vleak, *grad_cm;
+  i64 neurons;  // 0: not asked for
+};
+// Up to four columns of sums to up to four vectors.
+struct CloseColumns {
+  const float4* sums;
+  float* to[4];  // or null
+  i64 columns;
+};
+
+// The matrices [H, H] are zero elsewhere. In the tanh form r = (1 + t) / 2 the sums are of alpha t, beta t, 2 dz, 2 dz v;
+// otherwise of alpha r, beta r, dz, dz (v - mu).
+__device__ __forceinline__ void close_synapse(const CloseSide& side, const float4* neurons, i64 s, int hidden,
+                                              int constrained) {
+  const unsigned at = side.at[s];
   if (at == ~0u) return;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  for (int c = 0; c < clusters; c++) {
-    float4 p = partial[c * slots + s];
+  for (i64 c = 0; c < side.clusters; c++) {
+    const float4 p = side.partial[c * side.slots + s];
     sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
   }
   if (kFast) {
-    float4 n = neurons[at % (unsigned)hidden];
+    const float4 n = neurons[at % (unsigned)hidden];
     sum = make_float4(0.5f * (n.x + sum.x), 0.5f * (n.y + sum.y), 0.5f * sum.z, 0.5f * sum.w);
-    sum.w = fmaf(-mu[at], sum.z, sum.w);
+    sum.w = fmaf(-side.mu[at], sum.z, sum.w);
   }
-  grad_w[at] = positive_slope(w[at], constrained) * fmaf(erev[at], sum.x, sum.y);
-  grad_mu[at] = -sigma[at] * sum.z;
-  grad_sigma[at] = sum.w;
-  grad_erev[at] = positive(w[at], constrained) * sum.x;
+  side.grad_w[at] = positive_slope(side.w[at], constrained) * fmaf(side.erev[at], sum.x, sum.y);
+  side.grad_mu[at] = -side.sigma[at] * sum.z;
+  side.grad_sigma[at] = sum.w;
+  side.grad_erev[at] = positive(side.w[at], constrained) * sum.x;
+}
+__device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
+  const float4 sum = of.sums[c];
+  if (of.to[0]) of.to[0][c] = sum.x;
+  if (of.to[1]) of.to[1][c] = sum.y;
+  if (of.to[2]) of.to[2][c] = sum.z;
+  if (of.to[3]) of.to[3][c] = sum.w;
+}
+
+// From sums to gradients: of two sides of held synapses, of the neurons, of the inputs and the outputs, one thread for each.
+extern "C" __global__ void __launch_bounds__(256)
+ltc_close(CloseSide recurrent, CloseSide sensory, CloseNeurons n, CloseColumns inputs, CloseColumns outputs, int hidden,
+          int constrained) {
+  i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (s < recurrent.slots) return close_synapse(recurrent, n.sums, s, hidden, constrained);
+  s -= recurrent.slots;
+  if (s < sensory.slots) return close_synapse(sensory, n.sums, s, hidden, constrained);
+  s -= sensory.slots;
+  if (s < n.neurons) {
+    const float4 sum = n.sums[s];
+    n.grad_gleak[s] = positive_slope(n.gleak[s], constrained) * fmaf(n.vleak[s], sum.x, sum.y);
+    n.grad_vleak[s] = n.folded[s].g * sum.x;
+    n.grad_cm[s] = n.folded[s].cm_slope * sum.z;
+    return;
+  }
+  s -= n.neurons;
+  if (s < inputs.columns) return close_column(inputs, s);
+  s -= inputs.columns;
+  if (s < outputs.columns) close_column(outputs, s);
 }
 
 // dL/d elapsed[b, t] from the sums of alpha (v - v') over the unfolds of a step. One warp for each (b, r).

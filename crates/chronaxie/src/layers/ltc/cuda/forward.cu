@@ -41,15 +41,6 @@ ltc_fold(const float* __restrict__ w, const float* __restrict__ mu, const float*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-ltc_fold_neurons(const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
-                 Neuron* __restrict__ neurons, int hidden, float unfolds, int constrained) {
-  int j = blockIdx.x * blockDim.x + threadIdx.x;
-  if (j >= hidden) return;
-  float g = positive(gleak[j], constrained);
-  neurons[j] = {positive(cm[j], constrained) * unfolds, g, g * vleak[j], positive_slope(cm[j], constrained)};
-}
-
 // u = (LayerNorm(x)) * input_w + input_b for the rows (b, t0 + r), r < rows_per_batch. One warp a row.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_inputs(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,  // [B, T, D], any strides

@@ -3,13 +3,13 @@
 use super::launch::{args, at, launch_as, out, stride};
 use super::schedule::{Lists, Schedule};
 use super::tune::{self, Config, Held, Residency};
-use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, SENSORY, SENSORY_ADJOINT};
+use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT};
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::cuda::{DeviceBuffer, copy_to_device};
 use crate::layers::ltc::Synapses;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::op::{Args, LaunchReport};
-use crate::{Dtype, Error, Place, Result, Shape, View};
+use crate::{DeviceProps, Dtype, Error, Place, Result, Shape, View};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -71,7 +71,8 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
     [
-        one(&RECURRENCE, "ltc_recurrence", &c.recurrence),
+        one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row)),
+        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row)),
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
         one(&ADJOINT, "ltc_adjoint_held", &c.adjoint),
@@ -117,8 +118,8 @@ impl DeviceSchedule {
         let [at, from, owner, warps] = offsets.map(|o| buffer.address() + o);
         Ok(Self { buffer: ManuallyDrop::new(buffer), at, slots: s.at.len(), from, owner, warps })
     }
-    pub(super) fn at(&self) -> Arg<'static> {
-        Arg::U64(self.at)
+    pub(super) fn at(&self) -> u64 {
+        self.at
     }
     pub(super) fn slots(&self) -> usize {
         self.slots
@@ -141,12 +142,19 @@ impl Drop for DeviceSchedule {
 }
 
 /// Words as a struct of pointers and 64-bit integers lies in memory.
-fn pack<const N: usize, const M: usize>(words: [u64; N]) -> [u8; M] {
+pub(super) fn pack<const N: usize, const M: usize>(words: [u64; N]) -> [u8; M] {
     let mut bytes = [0; M];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&word.to_ne_bytes());
     }
     bytes
+}
+
+/// Which synapses a kernel holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Recurrent,
+    Sensory,
 }
 
 /// One kernel with its schedule and its launch.
@@ -155,6 +163,8 @@ pub(super) struct HeldKernel {
     pub(super) schedule: DeviceSchedule,
     pub(super) held: Held,
     pub(super) launch: LaunchConfig,
+    /// Blocks of it that the device holds at once.
+    resident: usize,
 }
 
 impl HeldKernel {
@@ -167,7 +177,11 @@ impl HeldKernel {
         fast: bool,
     ) -> Result<Self> {
         let cluster = h.blocks > 1;
-        let (source, entry) = if h.pairs { (&ADJOINT, "ltc_adjoint_held") } else { (&RECURRENCE, "ltc_recurrence") };
+        let (source, entry) = match h {
+            Held { row: true, .. } => (&ROW, "ltc_row"),
+            Held { pairs: true, .. } => (&ADJOINT, "ltc_adjoint_held"),
+            _ => (&RECURRENCE, "ltc_recurrence"),
+        };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
@@ -184,18 +198,26 @@ impl HeldKernel {
             )));
         }
         launch.grid.0 = (h.blocks * resident.min(batch.div_ceil(h.rows).max(1))) as u32;
-        Self::new(device, s, kernel, h, launch, h.rows, true)
+        Self::new(device, s, kernel, h, launch, h.rows, true, h.blocks * resident)
     }
 
-    /// The sensory sums of `rows` rows.
-    pub(super) fn sensory(device: &Arc<CudaDevice>, s: &Synapses, rows: usize, h: Held, fast: bool) -> Result<Self> {
+    /// The sensory sums.
+    pub(super) fn sensory(device: &Arc<CudaDevice>, s: &Synapses, h: Held, fast: bool) -> Result<Self> {
         let kernel =
             device.kernel(&specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false), "ltc_sensory_sums")?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
-        let workers = (resident / h.blocks).clamp(1, rows.div_ceil(h.groups).max(1));
-        let grid = ((h.blocks * workers) as u32, 1, 1);
-        Self::new(device, s, kernel, h, LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared), 1, false)
+        let launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
+        Self::new(device, s, kernel, h, launch, 1, false, resident)
+    }
+
+    /// Rows of a tile, and the launch, of the sensory sums of `rows` rows. A chunk of steps has fewer rows than the whole
+    /// sequence: smaller tiles, for as many blocks.
+    fn sensory_launch(&self, rows: usize, inputs: usize, props: &DeviceProps) -> (usize, LaunchConfig) {
+        let parts = self.held.blocks;
+        let tile = tune::sensory_tile(rows, inputs, parts, props).min(self.held.groups);
+        let workers = (self.resident / parts).clamp(1, rows.div_ceil(tile).max(1));
+        (tile, LaunchConfig { grid: ((parts * workers) as u32, 1, 1), ..self.launch })
     }
 
     /// The adjoint of the sensory gates of `rows` rows; the sums of its blocks take no more than `budget` bytes, if that
@@ -216,9 +238,10 @@ impl HeldKernel {
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
         let launch = LaunchConfig::new(grid, (h.threads as u32, 1, 1)).shared(h.shared);
-        Self::new(device, s, kernel, h, launch, h.rows, false)
+        Self::new(device, s, kernel, h, launch, h.rows, false, resident)
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn new(
         device: &Arc<CudaDevice>,
         s: &Synapses,
@@ -227,11 +250,12 @@ impl HeldKernel {
         launch: LaunchConfig,
         least_lanes: usize,
         exchanged: bool,
+        resident: usize,
     ) -> Result<Self> {
         let schedule = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }
             .ok_or_else(|| Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned()))?
             .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?;
-        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch })
+        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
     }
 
     /// Floats of scratch that the folded synapses take.
@@ -241,12 +265,24 @@ impl HeldKernel {
 
     /// Whether a recurrence over `batch` rows has more groups of rows than slots for them, so that some are cut in two.
     pub(super) fn cuts(&self, batch: usize) -> bool {
-        batch.div_ceil(self.held.rows) > self.clusters() * self.held.groups
+        !self.held.row && batch.div_ceil(self.held.rows) > self.clusters() * self.held.groups
     }
 
     /// How many clusters a launch has.
     pub(super) fn clusters(&self) -> usize {
         self.launch.grid.0 as usize / self.held.blocks
+    }
+
+    /// The same of the sensory sums of `rows` rows.
+    pub(super) fn report_sensory(
+        &self,
+        launches: usize,
+        rows: usize,
+        inputs: usize,
+        props: &DeviceProps,
+    ) -> Result<LaunchReport> {
+        let launch = self.sensory_launch(rows, inputs, props).1;
+        LaunchReport::new(&self.kernel, launches, launch.grid, launch.block, launch.shared_bytes)
     }
 
     pub(super) fn report(&self, launches: usize) -> Result<LaunchReport> {
@@ -259,6 +295,11 @@ pub(super) fn fold_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel
     device.kernel(&fold_specialisation(fast), "ltc_fold_held")
 }
 
+/// The kernel that makes gradients of all sums.
+pub(super) fn close_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel> {
+    device.kernel(&close_specialisation(fast), "ltc_close")
+}
+
 pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     Specialisation {
         headers: HELD_HEADERS,
@@ -267,7 +308,7 @@ pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     }
 }
 
-pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_clear", "ltc_add_neurons", "ltc_close_held", "ltc_close_elapsed"];
+pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_clear", "ltc_add_neurons", "ltc_close", "ltc_close_elapsed"];
 
 pub(super) fn close_specialisation(fast: bool) -> Specialisation {
     Specialisation {
@@ -285,7 +326,6 @@ pub(super) struct HeldBackward {
     pub(super) sensory: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
-    pub(super) close: Kernel,
     pub(super) close_elapsed: Kernel,
 }
 
@@ -303,7 +343,6 @@ impl HeldBackward {
             rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
             clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
-            close: close("ltc_close_held")?,
             close_elapsed: close("ltc_close_elapsed")?,
         }))
     }
@@ -367,34 +406,43 @@ impl CudaPlan {
         )
     }
 
-    /// Folds the synapses that `sides` hold (recurrent, sensory), to the addresses given with them, and makes the states
-    /// that wait for another cluster unknown: `carried`, so many words.
+    /// Folds the synapses that `sides` hold, those of the recurrent parameters first or not as `sensory` says, to the addresses
+    /// given with them; makes the states that wait for another cluster unknown: `carried`, so many words; and folds the
+    /// neurons to an address, unless it is 0.
     pub(super) fn fold_held(
         &self,
-        fold: &Kernel,
         x: &[View<'_>],
-        sides: [Option<(&HeldKernel, u64)>; 2],
+        sides: &[(Side, &HeldKernel, u64)],
         (carried, words): (u64, usize),
+        neurons: u64,
         stream: StreamRef,
     ) -> Result<()> {
-        let mut slots = words;
-        let packed: [[u8; 56]; 2] = std::array::from_fn(|n| {
-            let Some((k, folded)) = sides[n] else { return [0; 56] };
-            let w = [self.slots.w, self.slots.sensory_w][n];
+        debug_assert!(sides.len() <= 4);
+        let n = if neurons == 0 { 0 } else { self.p.hidden };
+        let mut threads = words + n;
+        let mut packed = [[0u8; 56]; 4];
+        for (to, &(side, k, folded)) in packed.iter_mut().zip(sides) {
+            let w = match side {
+                Side::Recurrent => self.slots.w,
+                Side::Sensory => self.slots.sensory_w,
+            };
             let tensor = |i: usize| x[w + i].address();
-            slots += k.schedule.slots;
-            pack([k.schedule.at, tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots as u64])
-        });
-        if slots == 0 {
+            threads += k.schedule.slots;
+            *to = pack([k.schedule.at, tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots as u64]);
+        }
+        if threads == 0 {
             return Ok(());
         }
-        let config = LaunchConfig::linear(slots, 256);
+        let g = self.slots.gleak;
+        let of = |i: usize| x[g + i].address();
+        let folded_neurons: [u8; 40] = pack([of(0), of(1), of(2), neurons, n as u64]);
         launch_as(
-            fold,
+            &self.fold,
             stream,
-            &config,
+            &LaunchConfig::linear(threads, 256),
             args! {
-                Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::U64(carried), Arg::I64(words as i64),
+                Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::Bytes(&packed[2]), Arg::Bytes(&packed[3]),
+                Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),
                 self.constrained()
             },
         )
@@ -411,16 +459,18 @@ impl CudaPlan {
         (t0, steps): (usize, usize),
     ) -> Result<()> {
         let (p, s) = (&self.p, &self.slots);
+        let rows = p.batch * steps;
+        let (tile, config) = k.sensory_launch(rows, p.inputs, self.device.props());
         launch_as(
             &k.kernel,
             stream,
-            &k.launch,
+            &config,
             args! {
                 Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.x)), stride(x, Some(s.x), 0),
                 stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)),
-                at(x, s.input_w), at(x, s.input_b), sums, Arg::I64((p.batch * steps) as i64), Arg::I64(steps as i64),
+                at(x, s.input_w), at(x, s.input_b), sums, Arg::I64(rows as i64), Arg::I64(steps as i64),
                 Arg::I64(t0 as i64), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32),
-                Arg::I32(k.held.blocks as i32), Arg::I32(k.held.groups as i32), Arg::F32(NORM_EPSILON as f32)
+                Arg::I32(k.held.blocks as i32), Arg::I32(tile as i32), Arg::F32(NORM_EPSILON as f32)
             },
         )
     }
@@ -440,18 +490,41 @@ impl CudaPlan {
         let (p, s, x) = (&self.p, &self.slots, args.inputs);
         let [e0, e1, e2, e3] = self.elapsed_args(x);
         let [s0, s1, s2] = start;
-        launch_as(
-            &k.kernel,
-            args.stream,
-            &k.launch,
-            args! {
-                Arg::Bytes(&k.schedule.bytes(folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
-                at(x, Some(s.gleak + 2)), sums, s0, s1, s2, e0, e1, e2, e3, at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
-                out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
-                Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
-                Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
-                Arg::I32(k.held.groups as i32), self.constrained(), Arg::F32(p.epsilon as f32), Arg::U64(0), Arg::I32(1), carried
-            },
-        )
+        let schedule = k.schedule.bytes(folded);
+        let common = [
+            Arg::Bytes(&schedule),
+            at(x, Some(s.gleak)),
+            at(x, Some(s.gleak + 1)),
+            at(x, Some(s.gleak + 2)),
+            sums,
+            s0,
+            s1,
+            s2,
+            e0,
+            e1,
+            e2,
+            e3,
+            at(x, s.output_w),
+            at(x, s.output_b),
+            out(args.outputs, Some(0)),
+            out(args.outputs, states),
+            out(args.outputs, Some(1)),
+            out(args.outputs, stored),
+            out(args.outputs, stored.map(|s| s + 1)),
+            Arg::I32(p.batch as i32),
+            Arg::I32(p.hidden as i32),
+            Arg::I32(p.outputs as i32),
+            Arg::I32(p.unfolds as i32),
+            Arg::I32(p.steps as i32),
+            Arg::I32(t0 as i32),
+            Arg::I32(steps as i32),
+        ];
+        let (constrained, epsilon) = (self.constrained(), Arg::F32(p.epsilon as f32));
+        let own: &[Arg<'_>] = if k.held.row {
+            &[constrained, epsilon]
+        } else {
+            &[Arg::I32(k.held.groups as i32), constrained, epsilon, Arg::U64(0), Arg::I32(1), carried]
+        };
+        launch_as(&k.kernel, args.stream, &k.launch, &[&common, own].concat())
     }
 }

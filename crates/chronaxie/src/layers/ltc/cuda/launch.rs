@@ -1,7 +1,7 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
-use super::held::{HeldBackward, HeldKernel};
+use super::held::{HeldBackward, HeldKernel, Side};
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
@@ -28,7 +28,6 @@ impl Kernels {
 /// One kernel a field, so that a launch looks nothing up.
 pub(super) struct Forward {
     pub(super) fold: Kernel,
-    pub(super) fold_neurons: Kernel,
     pub(super) inputs: Kernel,
     pub(super) sensory: Kernel,
     pub(super) forward: Kernel,
@@ -45,8 +44,7 @@ pub(super) struct Backward {
     pub(super) input_sums: Kernel,
     pub(super) output_sums: Kernel,
     pub(super) close_synapses: Kernel,
-    pub(super) close_neurons: Kernel,
-    pub(super) close_columns: Kernel,
+    pub(super) close: Kernel,
 }
 
 /// Scratch regions that both passes have.
@@ -260,7 +258,6 @@ impl CudaPlan {
         let mut k = Kernels::load(device, true, config.lanes, &config)?;
         let forward = Forward {
             fold: k.take("ltc_fold"),
-            fold_neurons: k.take("ltc_fold_neurons"),
             inputs: k.take("ltc_inputs"),
             sensory: Kernels::load(device, true, config.sensory_lanes, &config)?.take("ltc_sensory"),
             forward: k.take("ltc_forward"),
@@ -281,8 +278,7 @@ impl CudaPlan {
                 input_sums: k.take("ltc_input_sums"),
                 output_sums: k.take("ltc_output_sums"),
                 close_synapses: k.take("ltc_close_synapses"),
-                close_neurons: k.take("ltc_close_neurons"),
-                close_columns: k.take("ltc_close_columns"),
+                close: super::held::close_kernel(device, config.fast)?,
             };
             b.adjoint.set_max_dynamic_shared(config.adjoint_shared)?;
             Some(b)
@@ -295,10 +291,8 @@ impl CudaPlan {
             .recurrence
             .map(|h| HeldKernel::recurrence(device, &synapses.recurrent, p.batch, h, config.fast))
             .transpose()?;
-        let sensory = config
-            .sensory
-            .map(|h| HeldKernel::sensory(device, &synapses.sensory, p.batch * config.forward_chunk, h, config.fast))
-            .transpose()?;
+        let sensory =
+            config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
         Ok(Self {
@@ -346,13 +340,20 @@ impl CudaPlan {
             (None, true) => &none,
             (_, false) => &self.recurrence,
         };
-        let side = |k: &'_ Option<HeldKernel>, id| {
-            k.as_ref().filter(|_| c.layout.region(id).len > 0).map(|_| c.layout.address(base, id))
-        };
-        let folded = [side(recurrent, c.folded[0]), side(&self.sensory, c.folded[1])];
-        let held = [recurrent.as_ref().zip(folded[0]), self.sensory.as_ref().zip(folded[1])];
+        let address = |id| c.layout.address(base, id);
+        let mut sides = Vec::with_capacity(4);
+        for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
+            if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
+                sides.push((side, k, address(id)));
+            }
+        }
+        if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
+            sides.push((Side::Recurrent, &held.adjoint, address(t.adjoint_folded)));
+            sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k, address(t.sensory_folded))));
+        }
         let carried = c.layout.region(c.carried).len / 4;
-        self.fold_held(&self.fold, x, held, (c.layout.address(base, c.carried), carried), stream)?;
+        let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
+        self.fold_held(x, &sides, (address(c.carried), carried), neurons, stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
             (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
@@ -376,21 +377,7 @@ impl CudaPlan {
                 },
             )?;
         }
-        if c.layout.region(c.neurons).len == 0 {
-            return Ok(());
-        }
-        let g = self.slots.gleak;
-        launch(
-            &self.forward.fold_neurons,
-            stream,
-            ((p.hidden as u64).div_ceil(256), 1),
-            (THREADS, 1),
-            0,
-            args! {
-                at(x, Some(g)), at(x, Some(g + 1)), at(x, Some(g + 2)), region(c.neurons),
-                Arg::I32(p.hidden as i32), Arg::F32(p.unfolds as f32), self.constrained()
-            },
-        )
+        Ok(())
     }
 
     /// u, and Ns and Ds, of the steps `t0 .. t0 + steps`.

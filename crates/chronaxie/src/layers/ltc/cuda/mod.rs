@@ -28,6 +28,7 @@ const SENSORY_ADJOINT: KernelSource =
 const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
+const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
 const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
 
 const HELD_HEADERS: &[(&str, &str)] = &[
@@ -40,7 +41,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     kernels::CLUSTER,
 ];
 
-const FORWARD_ENTRIES: &[&str] = &["ltc_fold", "ltc_fold_neurons", "ltc_inputs", "ltc_sensory", "ltc_forward"];
+const FORWARD_ENTRIES: &[&str] = &["ltc_fold", "ltc_inputs", "ltc_sensory", "ltc_forward"];
 const BACKWARD_ENTRIES: &[&str] = &[
     "ltc_adjoint",
     "ltc_gate_sums",
@@ -52,8 +53,6 @@ const BACKWARD_ENTRIES: &[&str] = &[
     "ltc_input_sums",
     "ltc_output_sums",
     "ltc_close_synapses",
-    "ltc_close_neurons",
-    "ltc_close_columns",
 ];
 
 fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, fast: bool) -> Specialisation {
@@ -79,6 +78,10 @@ pub fn specialisations() -> Vec<Specialisation> {
         for (slots, threads) in tune::SENSORY_SHAPES {
             let h = Held::of((tune::SENSORY_ROWS, slots, threads));
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
+        }
+        for (slots, threads) in tune::ROW_SHAPES {
+            let h = Held { row: true, ..Held::of((1, slots, threads)) };
+            all.push(held::specialisation(&ROW, &["ltc_row"], &h, fast, false));
         }
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);

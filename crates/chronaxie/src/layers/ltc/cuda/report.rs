@@ -26,7 +26,7 @@ impl CudaPlan {
             let slots = (r.folded() + self.sensory.as_ref().map_or(0, HeldKernel::folded)) / 4;
             let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
             if let Some(k) = &self.sensory {
-                list.push(k.report(chunks)?);
+                list.push(k.report_sensory(chunks, rows, d, self.device.props())?);
             } else {
                 list.push(LaunchReport::new(&f.fold, 1, fold, flat, 0)?);
                 list.push(LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
@@ -38,7 +38,7 @@ impl CudaPlan {
         }
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
-            LaunchReport::new(&f.fold_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,
+            LaunchReport::new(&self.fold, 1, grid(h.div_ceil(256), 1), flat, 0)?,
             LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?,
             LaunchReport::new(
                 &self.forward.sensory,
@@ -56,9 +56,12 @@ impl CudaPlan {
         let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
         if let Some(held) = &self.held_backward {
-            list[0] = LaunchReport::new(&self.fold, 2, fold, flat, 0)?;
+            let kernels = [held.rebuild.as_ref(), self.sensory.as_ref(), Some(&held.adjoint), held.sensory.as_ref()];
+            let slots = kernels.into_iter().flatten().map(|k| k.folded() / 4).sum::<usize>();
+            list[0] = LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?;
+            list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
-                list[3] = k.report(chunks)?;
+                list[3] = k.report_sensory(chunks, rows, d, self.device.props())?;
             }
             if let Some(k) = &held.rebuild {
                 list.push(k.report(chunks)?);
@@ -70,7 +73,7 @@ impl CudaPlan {
                 list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
             }
             list.push(LaunchReport::new(&k.add_slices, 2 * chunks, grid(ss.div_ceil(256), 1), flat, 0)?);
-            list.push(LaunchReport::new(&held.close, 2, grid(s.div_ceil(256), 1), flat, 0)?);
+            list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
         } else {
             list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
             list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
@@ -87,9 +90,14 @@ impl CudaPlan {
         if p.output_mapping != Mapping::None {
             list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
         }
-        list.push(LaunchReport::new(&k.close_synapses, sides, grid(s.div_ceil(256), 1), flat, 0)?);
-        list.push(LaunchReport::new(&k.close_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
-        list.push(LaunchReport::new(&k.close_columns, 2, grid(d.div_ceil(256), 1), flat, 0)?);
+        // Held synapses are closed with the neurons and the columns.
+        let closed =
+            [(self.held_backward.is_some(), s), (self.held_backward.as_ref().is_some_and(|h| h.sensory.is_some()), ss)];
+        for (_, synapses) in closed.into_iter().filter(|&(held, n)| !held && n > 0) {
+            list.push(LaunchReport::new(&k.close_synapses, 1, grid(synapses.div_ceil(256), 1), flat, 0)?);
+        }
+        let together = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
+        list.push(LaunchReport::new(&k.close, 1, grid(together.div_ceil(256), 1), flat, 0)?);
         Ok(list)
     }
 }

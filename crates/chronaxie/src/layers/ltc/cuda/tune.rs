@@ -59,6 +59,8 @@ pub struct Held {
     pub groups: usize,
     /// Whether each step is a row of its own.
     pub rebuild: bool,
+    /// Whether the kernel is the one for a block and a row at a time, with the shortest chain.
+    pub row: bool,
     /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
     pub pairs: bool,
     /// Dynamic shared memory of a block.
@@ -78,12 +80,12 @@ impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
-        Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, pairs: false, shared: 0 }
+        Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, row: false, pairs: false, shared: 0 }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
     pub(super) const fn many(&self) -> bool {
-        self.groups > 1 || self.rebuild || (self.slots == 20 && self.max_threads == 512)
+        self.groups > 1 || self.rebuild || (!self.row && self.slots == 20 && self.max_threads == 512)
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
@@ -196,6 +198,10 @@ impl Wish {
 /// (four rows, 12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
+/// Slots and threads of the recurrence that has one row in one block at a time.
+pub(super) const ROW_SHAPES: [(usize, usize); 2] = [(44, 256), (22, 512)];
+/// Neurons that its tiles hold, as in row.cu.
+const ROW_NEURONS: usize = 512;
 /// Whether a shape of those rebuilds states too: with 64 registers a thread, NVRTC 12 spills there.
 pub(super) const fn rebuilds((_, _, threads): (usize, usize, usize)) -> bool {
     threads < 1024
@@ -225,10 +231,19 @@ const fn always(slots: usize) -> usize {
 /// exchange, and the more of the sums and divisions the longer their gates are.
 const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usize) -> usize {
     // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
-    let chain = threads / 4 + if blocks == 1 { 690 } else { 800 + 40 * blocks };
+    let chain = threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
     let one = gates + chain;
     let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
     if groups <= 1 || groups * each < one { one } else { groups * each }
+}
+
+/// Clocks of an unfold of row.cu: the special-function unit of the busiest scheduler, and the chain beside it (H200, measured:
+/// 675 with 64 neurons at density 0.5, 1060 with 128).
+fn row_clocks(shape: &Shape, slots: usize, fast: bool) -> usize {
+    let warps = shape.threads / 32;
+    let busy = shape.warp_slots.div_ceil(warps).max(slots / 2);
+    let (gate, chain) = if fast { (8, 470) } else { (16, 800) };
+    warps.div_ceil(4) * busy * gate + chain
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
@@ -266,6 +281,17 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
+    if role == Role::Recurrence && p.hidden <= ROW_NEURONS && resident[1] > 0 {
+        let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups);
+        for (slots, max_threads) in ROW_SHAPES.into_iter().filter(|s| alone && wanted(s.0, wish.slots)) {
+            let Some(shape) = lists.shape(1, slots, 1, 1).filter(|s| s.threads <= max_threads) else { continue };
+            let clocks = row_clocks(&shape, slots, fast) * batch.max(resident[1]) / resident[1];
+            if best.is_none_or(|(least, _)| clocks < least) {
+                let threads = shape.threads;
+                best = Some((clocks, Held { threads, row: true, ..Held::of((1, slots, max_threads)) }));
+            }
+        }
+    }
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
         let shapes: &[_] = match (adjoint, blocks) {
             (true, 1) => &BLOCK_ADJOINTS,
@@ -317,18 +343,17 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 if bytes(groups) > limit {
                     continue;
                 }
-                let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
-                // Several blocks of a multiprocessor share its units, where there are so many.
-                let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
-                let unfold = if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold };
                 let unfold = if adjoint {
                     // H200, measured: gates take their issue slots and a third more; of one group the whole chain counts,
                     // of several what their warps do beside the gates.
                     let busy = gates * 13 / 10;
-                    let one = busy + if blocks == 1 { 850 + 35 * warps } else { 1050 + 25 * warps };
+                    let one = busy + if blocks == 1 { 850 + 35 * warps } else { 1050 + 25 * warps + 200 * (rows - 1) };
                     if groups == 1 { one } else { one.max(groups * (busy + 300 + 100 * warps)) }
                 } else {
-                    unfold
+                    let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
+                    // Several blocks of a multiprocessor share its units, where there are so many.
+                    let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
+                    if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold }
                 };
                 let clocks = unfold * (clusters * groups).max(all_groups) / (clusters * groups);
                 if best.is_none_or(|(least, _)| clocks < least) {
@@ -349,37 +374,48 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     best.map(|(_, held)| held)
 }
 
-/// How the sensory sums are held: as few parts of the targets as possible.
+/// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
 fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
     if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
         return None;
     }
     let lists = Lists::by_target(&p.connectivity.sensory)?;
     let rows = SENSORY_ROWS;
-    let limit = props.shared_per_block_optin as usize;
+    let mut best: Option<(usize, Held)> = None;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
         for (slots, max_threads) in SENSORY_SHAPES {
             let Some(shape) = lists.shape(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
                 continue;
             };
-            // Tiles so large that reading them is short beside their gates, but that every multiprocessor has some.
-            let share = (p.batch * p.steps * blocks).div_ceil(props.sm_count as usize);
-            let fit = limit / (p.inputs * 4 + 8) / rows * rows;
-            let tile = share.next_multiple_of(rows).min(32).min(fit);
-            if tile == 0 {
-                return None;
+            let warps = shape.threads / 32;
+            let busy = shape.warp_slots.div_ceil(warps).max(always(slots));
+            // Beside its gates a warp adds the sums of its lanes.
+            let clocks = blocks * warps.div_ceil(4) * (busy * rows * 8 + 150);
+            let tile = sensory_tile(p.batch * p.steps, p.inputs, blocks, props);
+            if tile == 0 || best.is_some_and(|(least, _)| least <= clocks) {
+                continue;
             }
             let shared = (tile * (p.inputs * 4 + 8)) as u32;
             let threads = shape.threads;
-            return Some(Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) });
+            best =
+                Some((clocks, Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) }));
         }
     }
-    None
+    best.map(|(_, held)| held)
 }
 
-/// Bytes that the sums of the sensory gates may take, block by block.
+/// Rows of a tile of the sensory sums of `rows` rows: so many that reading them is short beside their gates, but that every
+/// multiprocessor has some; none if a few do not fit shared memory.
+pub(super) fn sensory_tile(rows: usize, inputs: usize, parts: usize, props: &DeviceProps) -> usize {
+    let share = (rows * parts).div_ceil(props.sm_count as usize).max(1);
+    let fit = props.shared_per_block_optin as usize / (inputs * 4 + 8) / SENSORY_ROWS * SENSORY_ROWS;
+    share.next_multiple_of(SENSORY_ROWS).min(32).min(fit)
+}
+
+/// Bytes that the sums of the sensory gates may take, block by block: where the inputs and outputs are not small, as much as
+/// the portable kernels would take instead.
 pub(super) fn sensory_budget(p: &Ltc) -> usize {
-    backward_budget(p) / 3
+    (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
 }
 
 /// How the adjoint of the sensory gates is held for chunks of `rows` rows: in as few parts of the inputs as possible, and
@@ -396,7 +432,7 @@ fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option
             let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
             let (Some(Shape { threads, .. }), true) = (shape, rows * of_row <= limit) else { continue };
             let workers = sensory_budget(p) / (16 * blocks * slots * threads);
-            if 2 * workers * blocks < props.sm_count as usize && 16 * workers < rows_of_chunk {
+            if 2 * workers * blocks < props.sm_count as usize && 48 * workers < rows_of_chunk {
                 return None;
             }
             let tile = (limit / of_row / rows * rows).min(8);
@@ -475,7 +511,12 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
 
 /// Scratch of the backward pass for what is not as long as the sequence: about as much as its inputs and outputs.
 pub(super) fn backward_budget(p: &Ltc) -> usize {
-    (p.batch * p.steps * (p.inputs + p.hidden) * 8).clamp(4 << 20, 32 << 20)
+    io_bytes(p).clamp(4 << 20, 32 << 20)
+}
+
+/// About what the inputs and outputs of the backward pass take.
+fn io_bytes(p: &Ltc) -> usize {
+    p.batch * p.steps * (p.inputs + p.hidden) * 8
 }
 
 /// Rows a slice of a sum over `rows` rows has, when each slice keeps `blocks` blocks busy: enough slices to fill a GPU,
