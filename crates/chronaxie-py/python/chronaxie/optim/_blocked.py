@@ -70,7 +70,8 @@ class Blocked(Base):
         """The pools of all parameters of ``work`` (their places, themselves and their states), by kind (a function of the order of a
         block and its size) and size."""
         pools = self.__dict__.setdefault("_pools", {})
-        key = tuple(id(state) for _, _, state in work)
+        every = int(group["precondition_frequency"])
+        key = (every, *(id(state) for _, _, state in work))
         if fresh or id(group) not in pools or pools[id(group)][0] != key:
             places: dict[Any, list[Place]] = {}
             spread = self._spread(group)
@@ -79,7 +80,6 @@ class Blocked(Base):
                     for axis in range(len(factors)):
                         of = kind(len(sizes)), sizes[axis]
                         places.setdefault(of, []).append(Place(state, k, axis, spread.turns[at][k]))
-            every = int(group["precondition_frequency"])
             pools[id(group)] = key, [(of, Pool(some, self._made, every)) for of, some in places.items()]
         return pools[id(group)][1]  # type: ignore[no-any-return]
 
