@@ -3,7 +3,9 @@
 
     PYTHONPATH=... "$(scripts/venv.sh scripts/requirements-bench.txt)/bin/python" benchmarks/call_overhead.py [--device cuda]
 
-The layer is the smallest there is (B = T = 1, D = H = 2, K = 6), so that what is left is the call, native work included.
+The layer is the smallest there is (B = T = 1, D = H = 2, K = 6; --width for other D = H), so that what is left is the call,
+native work included: on a GPU the launches, but not what waits for the kernels, for a round is so short that the queue of
+launches does not fill, and is awaited before the next.
 "empty" returns new outputs and no gradients; "least" also saves its inputs and returns a new tensor as the gradient of
 each, which any function with these gradients does. Contenders take turns, round by round, so that what else the machine does
 hits all alike; the figure is the median over the rounds of a round's mean, and the least round stands beside it. The parts
@@ -46,7 +48,7 @@ class Least(torch.autograd.Function):
         return (None, *map(torch.empty_like, ctx.saved_tensors))
 
 
-def measure(calls, rounds, count, clock):
+def measure(calls, rounds, count, clock, wait):
     """Microseconds a call of each, a list over rounds."""
     times = {name: [] for name in calls}
     for call in calls.values():
@@ -54,6 +56,7 @@ def measure(calls, rounds, count, clock):
             call()
     for _ in range(rounds):
         for name, call in calls.items():
+            wait()
             began = clock()
             for _ in range(count):
                 call()
@@ -85,7 +88,7 @@ def parts(layer, x, seed):
         keep = (tensors, block)
         return lambda keep=keep: plan.run(name, addresses, [], base, stream)
 
-    zero = torch.zeros(1, 2, device=x.device)
+    zero = torch.zeros(1, x.shape[2], device=x.device)
     return {
         "forward": {
             "the library's pass, at addresses": raw("forward", [x, *sources, out, final]),
@@ -102,8 +105,9 @@ def parts(layer, x, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--rounds", type=int, help="40, or 300 on a GPU")
+    parser.add_argument("--calls", type=int, help="of a round: 300, or 20 on a GPU, whose queue holds some hundred launches")
+    parser.add_argument("--width", type=int, default=2, help="D and H")
     parser.add_argument("--clock", choices=["wall", "thread"], default="wall", help="thread: this thread's own time, for "
                         "the CPU on a machine that is not idle")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -115,9 +119,12 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device(args.device)
-    layer = TrueLiquidTimeConstant(2, 2).to(device)
-    x = torch.randn(1, 1, 2, device=device, requires_grad=True)
-    params, shapes, seed = list(layer.parameters()), ((1, 1, 2), (1, 2)), torch.ones(1, 1, 2, device=device)
+    gpu, width = device.type == "cuda", args.width
+    args.rounds, args.calls = args.rounds or (300 if gpu else 40), args.calls or (20 if gpu else 300)
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    layer = TrueLiquidTimeConstant(width, width).to(device)
+    x = torch.randn(1, 1, width, device=device, requires_grad=True)
+    params, shapes, seed = list(layer.parameters()), ((1, 1, width), (1, width)), torch.ones(1, 1, width, device=device)
     contenders = {
         "empty": lambda: Empty.apply(shapes, x, *params),
         "least": lambda: Least.apply(shapes, x, *params),
@@ -133,14 +140,14 @@ def main():
 
         return run
 
-    print(f"{len(params) + 1} tensors that need gradients, on {device}, PyTorch {torch.__version__}; us a call")
+    print(f"{len(params) + 1} tensors that need gradients, D = H = {width}, on {device}, PyTorch {torch.__version__}; us a call")
     print(f"{'':<52}{'median':>8}{'least':>8}{'above empty':>13}")
     pieces, records = parts(layer, x, seed), []
     for title, wrap in (("forward", lambda call: call), ("forward and backward", both)):
         calls = {f"{title}: {name}": wrap(call) for name, call in contenders.items()}
         inner = pieces["forward" if title == "forward" else "backward"]
         calls |= {f"  {'' if title == 'forward' else 'backward: '}{name}": call for name, call in inner.items()}
-        times = measure(calls, args.rounds, args.calls, clock)
+        times = measure(calls, args.rounds, args.calls, clock, wait)
         empty = times[f"{title}: empty"]
         for name, rounds in times.items():
             # Round by round, against the empty one of the same round.

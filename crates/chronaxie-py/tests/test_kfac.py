@@ -1,7 +1,6 @@
 """K-FAC: exact where theory says so, against float64, and as optimizers are used."""
 
 import copy
-import io
 import threading
 
 import numpy as np
@@ -16,7 +15,7 @@ from chronaxie import optim
 from chronaxie.optim import _kfac, _natural
 from chronaxie.torch import LTC, CfC, Mamba, TrueLiquidTimeConstant, wirings
 
-from conftest import distance
+from conftest import distance, goes_on_with_the_same_bits
 from test_per_sample import Words, mse, normal
 
 D = torch.float64
@@ -391,21 +390,10 @@ def run(model, optimizer, steps, seed=0):
 
 @pytest.mark.parametrize("options", [{}, dict(ekfac=True), dict(damping_mode="factored")], ids=["exact", "ekfac", "factored"])
 def test_a_run_that_was_saved_goes_on_with_the_same_bits(options):
-    model = mlp()
-    kfac = optim.KFAC(model, inverse_frequency=3, factor_frequency=2, **options)
-    run(model, kfac, 5)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "kfac": kfac.state_dict()}, file)
-    run(model, kfac, 7, seed=100)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    other = mlp(seed=7)
-    other.load_state_dict(saved["model"])
-    again = optim.KFAC(other, lr=0.5, **options)
-    again.load_state_dict(saved["kfac"])
-    run(other, again, 7, seed=100)
-    for a, b in zip(model.parameters(), other.parameters()):
-        assert torch.equal(a, b)
+    def optimize(model, first):
+        return optim.KFAC(model, **(dict(inverse_frequency=3, factor_frequency=2) if first else dict(lr=0.5)), **options)
+
+    goes_on_with_the_same_bits(mlp, optimize, lambda model, kfac, part: run(model, kfac, (5, 7)[part], seed=100 * part))
 
 
 def test_what_else_it_meets():
@@ -461,6 +449,24 @@ def test_what_else_it_meets():
     assert distance(finals[1], finals[0]) < 1e-5
 
 
+def test_a_first_update_that_is_not_finite_does_not_count():
+    """The next one is then the first: whole, and not averaged with nothing."""
+    model, x, y = mlp(), normal(8, 4), normal(8, 3, seed=1)
+    kfac = optim.KFAC(model)
+    F.mse_loss(model(x), y).backward()
+    a, count, g, _ = kfac._sums[model[0].weight]
+    want = [a.clone() / count, g.clone()]
+    kfac._sums[model[0].weight][2] = g * float("inf")
+    kfac.step()
+    assert int(kfac.state[model[0].weight]["averaged"]) == 0
+    assert not any(f.any() for f in kfac.factors(model[0].weight)) and model[0].weight.isfinite().all()
+    kfac._sums[model[0].weight] = [a, count, g, None]
+    kfac.step()
+    for made, right in zip(kfac.factors(model[0].weight), want):
+        assert distance(made[0], right[0]) < 1e-6
+    assert int(kfac.state[model[0].weight]["averaged"]) == 1
+
+
 def test_kfacs_own_mistakes():
     model = mlp()
     for options, want in [
@@ -470,7 +476,7 @@ def test_kfacs_own_mistakes():
         (dict(terms="all"), "terms = 'all' is not one of batch, positions"),
         (dict(ekfac=True, damping_mode="factored"), "ekfac = True needs damping_mode = 'exact'"),
         (dict(inverse_frequency=0), "inverse_frequency = 0"),
-        (dict(lr=-1.0), "lr = -1.0"),
+        (dict(decay=1.0), "decay = 1.0"),
     ]:
         with pytest.raises(chronaxie.ConfigError, match=want):
             optim.KFAC(model, **options)
@@ -491,8 +497,26 @@ def test_kfacs_own_mistakes():
     with pytest.raises(chronaxie.DataError, match=r"shape \(5, 4\) is not finite"):
         kfac.step()
     assert torch.equal(before, model[2].weight)
-    with pytest.raises(chronaxie.ConfigError, match="damping = -1 is not positive"):
-        optim.NaturalGradient(model, damping=-1)
+
+
+@pytest.mark.parametrize("make", [optim.KFAC, optim.NaturalGradient])
+def test_what_both_refuse(make):
+    for options, want in [
+        (dict(lr=-1.0), "lr = -1.0"),
+        (dict(lr=torch.ones(2)), r"lr.shape = \(2,\) is not one number"),
+        (dict(damping=-1), "damping = -1 is not positive"),
+        (dict(momentum=1.0), "momentum = 1.0"),
+        (dict(kl_clip=-1e-3), "kl_clip = -0.001"),
+        (dict(weight_decay=-0.1), "weight_decay = -0.1"),
+        (dict(adamw_lr=-2.0), "adamw_lr = -2.0"),
+        (dict(adamw_betas=(0.9, 1.0)), r"adamw_betas\[1\] = 1.0"),
+        (dict(adamw_betas=0.9), "adamw_betas = 0.9 is not a pair"),
+        (dict(adamw_eps=-1e-8), "adamw_eps = -1e-08"),
+    ]:
+        model = mlp()
+        with pytest.raises(chronaxie.ConfigError, match=want):
+            make(model, **options)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 @pytest.mark.gpu

@@ -1,5 +1,8 @@
 """Products with a bounded workspace, what memory there is, and the names of the original."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,8 @@ def test_memory_is_what_the_system_says():
 
 @pytest.mark.gpu
 def test_memory_of_a_gpu(cuda):
+    # PyTorch's share is known once it has begun there, which a question does not make it do.
+    torch.zeros(1, device=cuda)
     before = chronaxie.memory_info("cuda:0")
     held = torch.empty(1 << 28, dtype=torch.uint8, device=cuda)
     after = chronaxie.memory_info("cuda:0")
@@ -33,6 +38,23 @@ def test_memory_of_a_gpu(cuda):
     assert after.torch_reserved >= after.torch_allocated and 0 < after.free <= before.free < after.total
     # In a container NVML may not know this process.
     assert after.process is None or after.process >= after.torch_reserved
+
+
+ASK = """
+import ctypes
+from chronaxie import _memory
+free, driver, flags, active = _memory.free_memory(0), ctypes.CDLL("libcuda.so.1"), ctypes.c_uint(), ctypes.c_int()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)) == 0
+print(free, active.value)
+"""
+
+
+@pytest.mark.gpu
+def test_free_memory_is_known_without_a_context(cuda):
+    free, active = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
+    assert active == "0"
+    assert free == "None" or 0 < int(free) <= chronaxie.memory_info("cuda:0").total
+    assert optim.compat.get_optimal_device().type == "cuda"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -145,3 +167,15 @@ def test_the_originals_names():
     assert set(info) == keys and info["available"] is there is compat.is_cuda_available()
     assert (info["total_memory"] > 0) is there and compat.get_cuda_device_count() == torch.cuda.device_count()
     assert compat.get_optimal_device().type == ("cuda" if there else "cpu")
+
+
+def test_the_device_with_the_most_free_memory(monkeypatch):
+    compat = optim.compat
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(compat, "free_memory", [5, 9, 7].__getitem__)
+    assert compat.get_optimal_device() == torch.device("cuda", 1)
+    # Without NVML the driver is asked.
+    monkeypatch.setattr(compat, "free_memory", lambda index: None)
+    monkeypatch.setattr(compat, "memory_info", lambda name: chronaxie.MemoryInfo([5, 6, 7][int(name[-1])], 9))
+    assert compat.get_optimal_device() == torch.device("cuda", 2)

@@ -1,7 +1,6 @@
 """Natural gradients by the samples of a batch, against the whole matrix in float64."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -10,29 +9,18 @@ from torch import nn
 from chronaxie import optim
 from chronaxie.torch import LTC
 
-from conftest import distance
+from conftest import distance, goes_on_with_the_same_bits
 from test_kfac import mlp, run
-from test_per_sample import loop, mse
+from test_per_sample import loop, mse, normal
 
 D = torch.float64
 
 
 def test_a_natural_gradient_that_was_saved_goes_on_with_the_same_bits():
-    net = mlp()
-    natural = optim.NaturalGradient(net, lr=0.05, momentum=0.9, kl_clip=1e-2)
-    run(net, natural, 4)
-    file = io.BytesIO()
-    torch.save({"model": net.state_dict(), "natural": natural.state_dict()}, file)
-    run(net, natural, 3, seed=100)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    other = mlp(seed=7)
-    other.load_state_dict(saved["model"])
-    again = optim.NaturalGradient(other, lr=0.5)
-    again.load_state_dict(saved["natural"])
-    run(other, again, 3, seed=100)
-    for a, b in zip(net.parameters(), other.parameters()):
-        assert torch.equal(a, b)
+    def optimize(net, first):
+        return optim.NaturalGradient(net, **(dict(lr=0.05, momentum=0.9, kl_clip=1e-2) if first else dict(lr=0.5)))
+
+    goes_on_with_the_same_bits(mlp, optimize, lambda net, natural, part: run(net, natural, (4, 3)[part], seed=100 * part))
 
 
 class Mixed(nn.Module):
@@ -68,6 +56,57 @@ def test_natural_gradients_are_those_of_the_whole_matrix(parts):
     assert distance(ours, want) < 1e-8
     natural.close()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_of_no_samples_is_no_step(reduction):
+    """Alone it changes nothing (a mean's gradient is 0 too), and beside another it is not there."""
+
+    def loss(model, ids):
+        y = model(ids).square()
+        return y.mean() if reduction == "mean" else y.sum()
+
+    torch.manual_seed(0)
+    models = [Mixed() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = torch.randint(0, 7, (6, 5), generator=torch.Generator().manual_seed(1))
+    naturals = [optim.NaturalGradient(m, damping=1e-1, reduction=reduction) for m in models]
+    before = copy.deepcopy(models[0].state_dict())
+    loss(models[0], ids[:0]).backward()
+    naturals[0].step()
+    for name, p in models[0].state_dict().items():
+        assert torch.equal(p, before[name]), name
+    assert naturals[0]._solved is None and not naturals[0]._batches
+    for k, (model, natural) in enumerate(zip(models, naturals)):
+        natural.zero_grad()
+        loss(model, ids).backward()
+        if k == 0:
+            model(ids[:0]).sum().backward()
+        natural.step()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
+        assert torch.equal(a, b), name
+
+
+def test_a_scaled_loss_takes_the_same_steps():
+    finals = []
+    for scaled in (False, True):
+        net = mlp()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        natural = optim.NaturalGradient(net, damping=1e-1, grad_scaler=scaler if scaled else None)
+        for k in range(3):
+            x = normal(8, 4, seed=k)
+            natural.zero_grad()
+            if scaled and k == 1:
+                scaler.scale(mse(net(x)) * float("inf")).backward()
+                scaler.step(natural)
+                scaler.update(new_scale=512.0)
+                natural.zero_grad()
+            scaler.scale(mse(net(x))).backward()
+            scaler.step(natural)
+            scaler.update()
+        finals.append([p.detach().clone() for p in net.parameters()])
+    for a, b in zip(*finals):
+        assert torch.equal(a, b), "powers of two scale without rounding"
 
 
 @pytest.mark.gpu

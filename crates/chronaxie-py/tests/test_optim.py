@@ -1,7 +1,6 @@
 """chronaxie.optim against independent float64 NumPy, and as optimizers are used."""
 
 import copy
-import io
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +10,8 @@ import torch
 import chronaxie
 from chronaxie import optim
 from chronaxie.optim import _base
+
+from conftest import goes_on_with_the_same_bits
 
 MAKERS = [optim.Shampoo, optim.SOAP, optim.Muon]
 
@@ -180,8 +181,8 @@ def test_shampoo_helps_where_conditions_are_bad():
     assert ours < 0.5 * adam, (ours, adam)
 
 
-def model():
-    torch.manual_seed(0)
+def model(seed=0):
+    torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(48, 5))
 
 
@@ -195,21 +196,10 @@ def train(net, optimizer, steps, seed=0):
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_run_that_was_saved_goes_on_with_the_same_bits(make):
-    net = model()
-    optimizer = make(net.parameters(), lr=0.01)
-    train(net, optimizer, 7)
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    train(net, optimizer, 13, seed=100)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    other = model()
-    other.load_state_dict(saved["net"])
-    again = make(other.parameters(), lr=0.5)
-    again.load_state_dict(saved["optimizer"])
-    train(other, again, 13, seed=100)
-    for a, b in zip(net.parameters(), other.parameters()):
-        assert torch.equal(a, b)
+    def optimize(net, first):
+        return make(net.parameters(), lr=0.01 if first else 0.5)
+
+    goes_on_with_the_same_bits(model, optimize, lambda net, o, part: train(net, o, (7, 13)[part], seed=100 * part))
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -395,3 +395,44 @@ def test_a_class_that_computes_something_else_is_run_again_and_hooked_weights_ar
         optim.per_sample_norms(hooked, lambda y: y.square().sum(1), x.float())
     with pytest.raises(chronaxie.ConfigError, match="depends on no parameter"):
         optim.per_sample_norms(net, lambda y: x.sum(1), x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_of_no_samples_there_are_no_gradients(reduction):
+    """As sampling with a probability gives such batches: nothing is run, and .grad is there for what is added to it."""
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(12, 4), nn.LayerNorm(4))
+    for model, x in ((model, normal(0, 2, 5)), (nn.Embedding(5, 2), torch.zeros(0, 3, dtype=torch.long)), (LTC(3, 2), normal(0, 4, 3))):
+        got = optim.per_sample_gradients(model, mse, x, reduction=reduction)
+        for name, p in model.named_parameters():
+            assert not p.requires_grad or got[name].shape == (0, *p.shape), name
+        assert optim.per_sample_norms(model, mse, x, reduction=reduction).shape == (0,)
+        norms = optim.per_sample_norms(model, mse, x, reduction=reduction, by_parameter=True)
+        assert norms.keys() == got.keys() and all(n.shape == (0,) for n in norms.values())
+        first = next(p for p in model.parameters() if p.requires_grad)
+        first.grad = torch.ones_like(first)
+        norms, loss = optim.clip_per_sample(model, mse, x, max_norm=1.0, reduction=reduction)
+        assert norms.shape == (0,) and float(loss) == 0.0 and torch.equal(first.grad, torch.ones_like(first))
+        assert not any(p.grad.any() for p in model.parameters() if p.requires_grad and p is not first)
+    with pytest.raises(chronaxie.ConfigError, match="no layer with parameters"):
+        optim.per_sample_norms(nn.Tanh(), mse, normal(0, 2))
+
+
+def test_layers_without_positions_or_inputs():
+    """T = 0, and a map that reads nothing: what autograd says of them."""
+
+    def total(y, _=None):
+        return y.square().sum()
+
+    with pytest.warns(UserWarning, match="zero-element"):
+        empty = nn.Linear(0, 2)
+    empty.bias.data.fill_(0.5)
+    for model, x in ((nn.Linear(3, 2), normal(4, 0, 3)), (nn.Embedding(5, 2), torch.zeros(4, 0, dtype=torch.long)), (empty, normal(4, 3, 0))):
+        law = loop(model, total, x, None)
+        got = optim.per_sample_gradients(model, total, x, reduction="sum")
+        for name, want in law.items():
+            assert got[name].shape == want.shape and distance(got[name], want) <= NEAR, name
+        squares = sum(g.flatten(1).square().sum(1) for g in law.values())
+        norms, _ = optim.clip_per_sample(model, total, x, max_norm=1e6, reduction="sum")
+        assert distance(norms, squares.sqrt()) <= NEAR
+        for name, p in model.named_parameters():
+            assert distance(p.grad, law[name].sum(0)) <= NEAR, name

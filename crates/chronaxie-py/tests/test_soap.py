@@ -60,11 +60,11 @@ def test_bases_come_to_eigenvectors():
     a = g @ g.mT
     basis = torch.linalg.qr(normal(3, 12, 12, seed=1))[0]
     for _ in range(60):
-        basis, order = next_basis(a, basis)
+        before, basis = basis, next_basis(a, basis)
+    assert float((before * basis).sum(-2).abs().min()) > 1 - 1e-5, "columns stay in their places"
     inside = basis.mT @ a @ basis
     off = inside - torch.diag_embed(inside.diagonal(dim1=-2, dim2=-1))
     assert float(off.norm() / inside.norm()) < 1e-4
-    assert torch.equal(order, torch.arange(12).expand(3, 12))
 
 
 class Law:
@@ -89,7 +89,7 @@ class Law:
         self.m = b1 * self.m + (1 - b1) * g
         shape, places = self.regions()
         update = np.empty(shape)
-        for place in places:
+        for turn, place in enumerate(places):
             at = str(place)
             x, m = g.reshape(shape)[place], self.m.reshape(shape)[place]
             axes = range(x.ndim)
@@ -110,7 +110,7 @@ class Law:
             for k in axes:
                 step = np.moveaxis(np.tensordot(self.q[at, k], step, (1, k)), 0, k)
             update[place] = step
-            if self.t > 1 and self.t % o["every"] == 0:
+            if self.t > 1 and (self.t + turn) % o["every"] == 0:
                 for k in axes:
                     s = self.l[at, k] @ self.q[at, k]
                     order = np.argsort(-(self.q[at, k] * s).sum(0), kind="stable")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from . import _native
 from ._errors import DeviceError
@@ -55,26 +54,56 @@ class _Process(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _nvml(index: int) -> int | None:
-    """What NVML says that this process holds on a device, or None."""
+class _Memory(ctypes.Structure):
+    # nvmlMemory_t.
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _pci_address(index: int) -> bytes | None:
+    """Where a CUDA device sits, as the driver says without a context on it."""
+    driver, device, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(32)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    return None if driver.cuDeviceGetPCIBusId(address, len(address), device) else address.value
+
+
+def _nvml(index: int, ask: Callable[[Any, Any], int | None]) -> int | None:
+    """What NVML answers about a CUDA device, or None; no context is made on it."""
     try:
         lib = ctypes.CDLL("libnvidia-ml.so.1")
         if lib.nvmlInit_v2() != 0:
             return None
         try:
-            pci = json.loads(_native.devices())["cuda"][index]["pci_id"]
-            handle, count = ctypes.c_void_p(), ctypes.c_uint(256)
-            found = (_Process * count.value)()
-            if lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(handle)) != 0:
+            address, handle = _pci_address(index), ctypes.c_void_p()
+            if address is None or lib.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)) != 0:
                 return None
-            if lib.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found) != 0:
-                return None
-            mine = [p.used for p in found[: count.value] if p.pid == os.getpid() and p.used != ctypes.c_ulonglong(-1).value]
-            return int(mine[0]) if mine else None
+            return ask(lib, handle)
         finally:
             lib.nvmlShutdown()
-    except (OSError, AttributeError, KeyError, IndexError):
+    except (OSError, AttributeError):
         return None
+
+
+def _held(lib: Any, handle: Any) -> int | None:
+    """Bytes that this process holds."""
+    count = ctypes.c_uint(256)
+    found = (_Process * count.value)()
+    if lib.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found) != 0:
+        return None
+    mine = [p.used for p in found[: count.value] if p.pid == os.getpid() and p.used != ctypes.c_ulonglong(-1).value]
+    return int(mine[0]) if mine else None
+
+
+def _free(lib: Any, handle: Any) -> int | None:
+    """Bytes that nobody holds."""
+    memory = _Memory()
+    return None if lib.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0 else int(memory.free)
+
+
+def free_memory(index: int) -> int | None:
+    """Free bytes of a CUDA device without a context on it, which takes hundreds of megabytes there; None where NVML does not
+    say."""
+    return _nvml(index, _free)
 
 
 def _of_torch(index: int) -> tuple[Any, Any]:
@@ -105,4 +134,4 @@ def memory_info(device: str = "cuda:0") -> MemoryInfo:
     if name != "cuda" or not (index or "0").isdecimal():
         raise DeviceError(f"device `{device}` is not one of cpu, cuda, cuda:N (N an index from 0)")
     at = int(index or 0)
-    return MemoryInfo(*_native.memory_info(at), _nvml(at), *_of_torch(at))
+    return MemoryInfo(*_native.memory_info(at), _nvml(at, _held), *_of_torch(at))

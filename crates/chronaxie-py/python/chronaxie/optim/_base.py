@@ -63,6 +63,7 @@ class Base(Optimizer):
             DeviceError: parameters on several devices.
         """
         loss = None
+        self._check_capture()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -72,13 +73,31 @@ class Base(Optimizer):
         self._given = []
         return loss
 
+    def _check_capture(self) -> None:
+        """Refuses to be captured in a CUDA graph where that cannot be right."""
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return
+        name = type(self).__name__
+        for group in self.param_groups:
+            if not group.get("capturable"):
+                how = "needs capturable=True" if "capturable" in self.defaults else "waits for the GPU, and is not there"
+                raise ConfigError(f"{name}: a step in a CUDA graph {how}")
+            for p in group["params"]:
+                if p.grad is not None and p.numel() and not self.state.get(p):
+                    raise ConfigError(f"{name}: a parameter of shape {tuple(p.shape)} has no state; take a step before the graph")
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Loads what :meth:`state_dict` gave; tensors of state keep their own types."""
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            # Options that an earlier version did not know.
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
         # Optimizer casts floating-point state to the type of the parameter: taken again from what was given.
         groups = state_dict["param_groups"]
         ids = [i for g in groups for i in g["params"]]
         parameters = [p for g in self.param_groups for p in g["params"]]
+        counted = {p: counter(g, p) for g in self.param_groups for p in g["params"]}
 
         def placed(value: Any, device: Any) -> Any:
             if isinstance(value, Tensor):
@@ -89,7 +108,12 @@ class Base(Optimizer):
 
         for i, p in zip(ids, parameters):
             for key, value in state_dict["state"].get(i, {}).items():
-                self.state[p][key] = value if key == "step" else placed(value, p.device)
+                self.state[p][key] = counted[p] + int(value) if key == "step" else placed(value, p.device)
+
+
+def counter(group: dict[str, Any], p: Tensor) -> Any:
+    """No steps yet: a number, or with ``capturable`` one that the parameter's device counts."""
+    return torch.zeros((), dtype=torch.float64, device=p.device) if group.get("capturable") else 0
 
 
 def wide(t: Tensor) -> Tensor:
@@ -160,10 +184,12 @@ def shrink(group: dict[str, Any]) -> Any:
     if mode == "decoupled":
         return lr * decay
     most = group.get("most_lr", lr)
-    if isinstance(lr, Tensor) or isinstance(most, Tensor):
-        most = torch.maximum(torch.as_tensor(most), torch.as_tensor(lr)).clone()
+    if isinstance(lr, Tensor):
+        # In place, so that a graph's next run finds what its last one left.
+        most = most if isinstance(most, Tensor) and most is not lr else torch.as_tensor(most).to(lr, copy=True)
+        most.copy_(torch.maximum(most, lr))
     else:
-        most = max(most, lr)
+        most = max(float(most), lr)
     group["most_lr"] = most
     if not isinstance(most, Tensor) and most == 0:
         return 0.0
@@ -172,13 +198,46 @@ def shrink(group: dict[str, Any]) -> Any:
     return lr / most * decay * (lr if mode == "corrected" else 1.0)
 
 
+def _check_rate(name: str, of: str, rate: Any) -> None:
+    """Refuses a learning rate out of range; one in a tensor may lie on a GPU, which is not asked."""
+    if isinstance(rate, Tensor):
+        if rate.numel() != 1:
+            raise ConfigError(f"{name}: {of}.shape = {tuple(rate.shape)} is not one number")
+    else:
+        within(name, of, rate, 0.0, float("inf"))
+
+
+def check_pair(name: str, of: str, pair: Any, second_open: bool = True) -> None:
+    """Refuses decays that are not two numbers of 0 .. 1; the first below 1, and the second unless it may sum."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ConfigError(f"{name}: {of} = {pair!r} is not a pair of numbers")
+    within(name, f"{of}[0]", pair[0], 0.0, 1.0, True)
+    within(name, f"{of}[1]", pair[1], 0.0, 1.0, second_open)
+
+
 def check_common(name: str, group: dict[str, Any]) -> None:
     """Refuses a learning rate or a weight decay out of range, and a mode of it that there is not."""
-    inf = float("inf")
-    if not isinstance(group["lr"], Tensor):
-        within(name, "lr", group["lr"], 0.0, inf)
-    within(name, "weight_decay", group["weight_decay"], 0.0, inf, True)
+    _check_rate(name, "lr", group["lr"])
+    within(name, "weight_decay", group["weight_decay"], 0.0, float("inf"), True)
     one_of(name, "weight_decay_mode", group["weight_decay_mode"], WEIGHT_DECAY)
+
+
+def check_adamw(name: str, group: dict[str, Any]) -> None:
+    """Refuses the options of the parameters that take AdamW's step."""
+    _check_rate(name, "adamw_lr", group["adamw_lr"])
+    check_pair(name, "adamw_betas", group["adamw_betas"])
+    within(name, "adamw_eps", group["adamw_eps"], 0.0, float("inf"), True)
+
+
+def check_curved(name: str, group: dict[str, Any]) -> None:
+    """Refuses options that the steps along a Fisher matrix's inverse share, lr to kl_clip and those of AdamW."""
+    check_common(name, group)
+    check_adamw(name, group)
+    within(name, "momentum", group["momentum"], 0.0, 1.0, True)
+    if not 0.0 < group["damping"] < float("inf"):
+        raise ConfigError(f"{name}: damping = {group['damping']} is not positive")
+    if group["kl_clip"] is not None:
+        within(name, "kl_clip", group["kl_clip"], 0.0, float("inf"))
 
 
 def apply(p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
@@ -188,12 +247,12 @@ def apply(p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
 
 
 def adamw(
-    p: Tensor, g: Tensor, state: dict[str, Any], *, lr: Any, betas: tuple[float, float], eps: float, decay: Any
+    p: Tensor, g: Tensor, state: dict[str, Any], *, lr: Any, betas: tuple[float, float], eps: float, decay: Any, start: Any = 0
 ) -> None:
     """AdamW's step (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019), for parameters that have no
-    matrix."""
+    matrix; ``start`` is what counts their steps."""
     if "exp_avg_sq" not in state:
-        state["step"] = 0
+        state["step"] = start
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
     b1, b2 = betas
     state["step"] += 1

@@ -55,7 +55,7 @@ def affine_sums(use: Affine, reduce: bool, gates: int, bases: Any) -> Sums:
         x, g = use.x(lo, hi), use.g(lo, hi)
         if reduce:
             x, g = x.mean(2, keepdim=True), g.sum(2, keepdim=True)
-        x, g = (t.transpose(0, 1).reshape(groups, -1, t.shape[-1]) for t in (x, g))
+        x, g = (t.transpose(0, 1).flatten(1, 2) for t in (x, g))
         if joined:
             x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
         if gates > 1:
@@ -113,13 +113,10 @@ def sums_of(use: Use, wanted: Sequence[nn.Parameter], reduce: bool, gates: Any, 
     return total
 
 
-def moved(old: Any, new: Tensor, keep: float) -> Tensor:
-    """The moving average; what is not finite leaves it as it is."""
-    if old is None:
-        old = torch.zeros_like(new)
-        keep = 0.0
-    made = old * keep + new * (1 - keep)
-    return torch.where(new.isfinite().all(), made, old)
+def moved(old: Any, new: Tensor, keep: Any, fine: Tensor) -> Tensor:
+    """The moving average, zeros before its first update; what is not ``fine`` leaves it as it is."""
+    old = torch.zeros_like(new) if old is None else old
+    return torch.where(fine, old * keep + new * (1 - keep), old)
 
 
 def eigenbases(factors: list[Tensor]) -> list[tuple[Tensor, Any]]:

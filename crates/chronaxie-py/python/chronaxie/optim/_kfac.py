@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
-from ._base import Base, adamw, apply, check_common, one_of, shrink, wide, within
+from ._base import Base, adamw, apply, check_curved, one_of, shrink, wide, within
 from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 
@@ -122,20 +122,13 @@ class KFAC(Base):
         self._recorder.detach()
 
     def _check(self, g: dict[str, Any]) -> None:
-        check_common("KFAC", g)
-        inf = float("inf")
-        for of in ("momentum", "decay"):
-            within("KFAC", of, g[of], 0.0, 1.0, True)
-        if not 0.0 < g["damping"] < inf:
-            raise ConfigError(f"KFAC: damping = {g['damping']} is not positive")
+        check_curved("KFAC", g)
+        within("KFAC", "decay", g["decay"], 0.0, 1.0, True)
         one_of("KFAC", "damping_mode", g["damping_mode"], ("exact", "factored"))
         if g["ekfac"] and g["damping_mode"] != "exact":
             raise ConfigError("KFAC: ekfac = True needs damping_mode = 'exact', which has eigenbases")
         for of in ("factor_frequency", "inverse_frequency"):
             within("KFAC", of, g[of], 1, 1 << 15)
-        if g["kl_clip"] is not None:
-            within("KFAC", "kl_clip", g["kl_clip"], 0.0, inf)
-        within("KFAC", "adamw_eps", g["adamw_eps"], 0.0, inf, True)
 
     # What the hooks see.
 
@@ -255,12 +248,14 @@ class KFAC(Base):
         a, g = wide_factor(Sums(a, count, g, None), 1.0 / observed, max(count, 1))
         squares = None if squares is None else squares / observed
         _over_ranks([t for t in (a, g, squares) if t is not None])
-        k = state.get("averaged", 0)
-        keep = min(group["decay"], k / (k + 1))
-        state["a"], state["g"] = moved(state.get("a"), a, keep), moved(state.get("g"), g, keep)
+        # How many updates there were, where the factors are: whether one is finite is decided there.
+        k = torch.as_tensor(state.get("averaged", 0), dtype=a.dtype, device=a.device)
+        keep = (k / (k + 1)).clamp_max(group["decay"])
+        fine = a.isfinite().all() & g.isfinite().all()
+        state["a"], state["g"] = moved(state.get("a"), a, keep, fine), moved(state.get("g"), g, keep, fine)
         if squares is not None and "squares" in state:
-            state["squares"] = moved(state["squares"], squares, group["decay"])
-        state["averaged"] = k + 1
+            state["squares"] = moved(state["squares"], squares, group["decay"], squares.isfinite().all())
+        state["averaged"] = k + fine
 
     def _solvers(self, group: dict[str, Any], due: list[Tensor]) -> None:
         """Eigenbases or inverses of the parameters whose turn it is."""

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import Base, adamw, apply, check_common, shrink, within
+from ._base import Base, adamw, apply, check_adamw, check_common, counter, shrink, within
 from ._matrix import orthogonalize
+from ._owners import Ranks
 
 
 class Muon(Base):
@@ -26,6 +27,11 @@ class Muon(Base):
         weight_decay, weight_decay_mode: as for :class:`Shampoo`; the other parameters' is decoupled, by ``adamw_lr``.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         maximize: climbs.
+        capturable: counts AdamW's steps on the device, so that a step can be captured in a CUDA graph once one was taken; lr, where
+            it changes, must be a tensor.
+        process_group: spreads the matrices over the processes of that group of torch.distributed (True: of all), each of which makes
+            its own orthogonal and gets the others' by one all-gather a step; momentum is everywhere. All must have the same
+            parameters and gradients, as under DistributedDataParallel.
 
     Raises:
         ConfigError: an option out of range, with its value.
@@ -46,6 +52,8 @@ class Muon(Base):
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         maximize: bool = False,
+        capturable: bool = False,
+        process_group: Any = None,
     ) -> None:
         defaults = dict(
             lr=lr,
@@ -58,22 +66,24 @@ class Muon(Base):
             adamw_betas=adamw_betas,
             adamw_eps=adamw_eps,
             maximize=maximize,
+            capturable=capturable,
         )
+        self._ranks = Ranks("Muon", process_group)
         super().__init__(params, defaults)
+
+    _ranks = Ranks("Muon", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks": self._ranks}
 
     def _check(self, g: dict[str, Any]) -> None:
         check_common("Muon", g)
-        inf = float("inf")
-        if not isinstance(g["adamw_lr"], Tensor):
-            within("Muon", "adamw_lr", g["adamw_lr"], 0.0, inf)
+        check_adamw("Muon", g)
         within("Muon", "momentum", g["momentum"], 0.0, 1.0, True)
         within("Muon", "steps", g["steps"], 1, 100)
-        within("Muon", "adamw_eps", g["adamw_eps"], 0.0, inf, True)
-        for k in range(2):
-            within("Muon", f"adamw_betas[{k}]", g["adamw_betas"][k], 0.0, 1.0, True)
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        by_shape: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        matrices: list[tuple[Tensor, Tensor]] = []
         lr, decay = group["lr"], shrink(group)
         for _, p, g in given:
             g = g.to(torch.float32)
@@ -83,7 +93,8 @@ class Muon(Base):
             if p.dim() < 2:
                 rate = group["adamw_lr"]
                 betas, eps = group["adamw_betas"], group["adamw_eps"]
-                adamw(p, g, state, lr=rate, betas=betas, eps=eps, decay=rate * group["weight_decay"])
+                start = 0 if state else counter(group, p)
+                adamw(p, g, state, lr=rate, betas=betas, eps=eps, decay=rate * group["weight_decay"], start=start)
                 continue
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
@@ -91,10 +102,20 @@ class Muon(Base):
                 state["momentum"] = torch.zeros_like(g)
             m = state["momentum"].mul_(group["momentum"]).add_(g)
             along = g + group["momentum"] * m if group["nesterov"] else m
-            matrix = along.reshape(p.shape[0], -1)
-            by_shape.setdefault(matrix.shape, []).append((p, matrix))
+            matrices.append((p, along.reshape(p.shape[0], -1)))
+        if not matrices:
+            return
+        # Products of Newton-Schulz: of the smaller side's squares with the whole.
+        owners = self._ranks.shares([m.numel() * min(m.shape) for _, m in matrices])
+        by_shape: dict[Any, list[int]] = {}
+        for i, ((_, m), owner) in enumerate(zip(matrices, owners)):
+            if owner == self._ranks.own:
+                by_shape.setdefault(m.shape, []).append(i)
+        made: list[Any] = [None] * len(matrices)
         # Matrices of one shape are made orthogonal together.
-        for shape, items in by_shape.items():
-            scale = max(1.0, shape[0] / shape[1]) ** 0.5
-            for (p, _), x in zip(items, orthogonalize(torch.stack([m for _, m in items]), int(group["steps"]))):
-                apply(p, x, lr * scale, decay)
+        for at in by_shape.values():
+            for i, x in zip(at, orthogonalize(torch.stack([matrices[i][1] for i in at]), int(group["steps"]))):
+                made[i] = x
+        made = self._ranks.exchange(made, [m.shape for _, m in matrices], owners, matrices[0][1])
+        for (p, m), x in zip(matrices, made):
+            apply(p, x, lr * max(1.0, m.shape[0] / m.shape[1]) ** 0.5, decay)

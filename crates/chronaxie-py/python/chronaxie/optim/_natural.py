@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._errors import ConfigError
-from ._base import Base, adamw, apply, check_common, one_of, shrink, within
+from ._base import Base, adamw, apply, check_curved, one_of, shrink, within
 from ._calls import Call, Recorder, units_of, uses_of, when_known
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
@@ -116,6 +116,7 @@ class NaturalGradient(Base):
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         reduction: what the loss is of the samples' losses, ``mean`` or ``sum``.
         accumulation: backward passes a step, whose losses were divided by it.
+        grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; asking it for its scale waits for the GPU.
         batch_axis: where samples lie, in all layers.
 
     Raises:
@@ -142,6 +143,7 @@ class NaturalGradient(Base):
         maximize: bool = False,
         reduction: str = "mean",
         accumulation: int = 1,
+        grad_scaler: Any = None,
         batch_axis: int = 0,
     ) -> None:
         defaults = dict(
@@ -151,6 +153,8 @@ class NaturalGradient(Base):
         one_of("NaturalGradient", "reduction", reduction, ("mean", "sum"))
         within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)
         self.model, self.reduction, self.accumulation, self.batch_axis = model, reduction, accumulation, batch_axis
+        self.grad_scaler = grad_scaler
+        self._solved: dict[Tensor, Tensor] | None = None
         self._batches: list[_Batch] = []
         self._recorder = Recorder(units_of(model, mixing=True), self._note)
         super().__init__(list(model.parameters()) if params is None else params, defaults)
@@ -163,13 +167,7 @@ class NaturalGradient(Base):
         self._handle.remove()
 
     def _check(self, g: dict[str, Any]) -> None:
-        check_common("NaturalGradient", g)
-        inf = float("inf")
-        if not 0.0 < g["damping"] < inf:
-            raise ConfigError(f"NaturalGradient: damping = {g['damping']} is not positive")
-        within("NaturalGradient", "momentum", g["momentum"], 0.0, 1.0, True)
-        if g["kl_clip"] is not None:
-            within("NaturalGradient", "kl_clip", g["kl_clip"], 0.0, inf)
+        check_curved("NaturalGradient", g)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.model.training and torch.is_grad_enabled() and not self._recorder.paused:
@@ -182,8 +180,14 @@ class NaturalGradient(Base):
         scale = self.accumulation * batch.samples if self.reduction == "mean" else 1
 
         def seen(grads: Any) -> None:
+            if batch.samples == 0:
+                # They have no gradients of samples, and are no parameters of AdamW's.
+                for p in call.unit.parameters:
+                    batch.uses.setdefault(p, [])
+                return
+            by = scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
             with torch.no_grad():
-                scaled = [None if g is None else g * scale for g in grads]
+                scaled = [None if g is None else g * by for g in grads]
                 for use in uses_of(call, scaled, batch.samples, self.batch_axis, self._recorder):
                     for p in use.parameters:
                         batch.uses.setdefault(p, []).append(use)
@@ -202,8 +206,10 @@ class NaturalGradient(Base):
                 f"NaturalGradient: {dist.get_world_size()} processes have {dist.get_world_size()} batches, and their samples' products "
                 "with each other are not known; use KFAC"
             )
-        self._solved: dict[Tensor, Tensor] | None = None
-        loss = super().step(closure)
+        try:
+            loss = super().step(closure)
+        finally:
+            self._solved = None
         self._batches.clear()
         return loss
 
@@ -220,11 +226,15 @@ class NaturalGradient(Base):
         for group, given in zip(self.param_groups, self._given):
             l2 = group["weight_decay"] if group["weight_decay_mode"] == "l2" else 0.0
             grads |= {p: g + l2 * p.to(g.dtype) if l2 else g for _, p, g in given}
+        damping = self.param_groups[0]["damping"]
+        batches = [b for b in batches if b.samples]
+        if not batches:
+            # The Fisher matrix of no samples is 0.
+            return {p: grads[p] / damping for p in parameters}
         inside = set(parameters)
         for b in batches:
             b.uses = {p: users for p, users in b.uses.items() if p in inside}
         count = sum(b.samples for b in batches) if self.reduction == "mean" else 1
-        damping = self.param_groups[0]["damping"]
         k = products(batches, parameters)
         right = torch.cat([along(b, grads) for b in batches]).to(k.dtype) / count
         k = k / count

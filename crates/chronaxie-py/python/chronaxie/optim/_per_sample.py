@@ -50,6 +50,12 @@ def _observe(
     one_of(name, "reduction", reduction, ("mean", "sum"))
     samples = samples_of(name, inputs, batch_axis)
     recorder = Recorder(units_of(model))
+    if samples == 0:
+        # Nothing that a loss of no samples would say is anybody's; a mean's is NaN.
+        first = next((p for p in model.parameters() if p.requires_grad), None)
+        if first is None:
+            raise ConfigError(f"{name}: the model has no layer with parameters that are trained")
+        return _Seen(0, [], wide(first.detach()).new_zeros(()), 1)
     with torch.enable_grad(), recorder:
         if isinstance(inputs, dict):
             output = model(**inputs)
@@ -90,7 +96,8 @@ def per_sample_gradients(
 
     Layers: Linear, Conv1d to Conv3d, Embedding, LayerNorm, GroupNorm and RMSNorm, LSTM, GRU and RNN and their cells, CfC and its
     cells, by what hooks see; LTC, the scans' modules and any other module by running its call again, a sample at a time.
-    They may be called several times, and share parameters. ``.grad`` is not touched.
+    They may be called several times, and share parameters. ``.grad`` is not touched. A batch of no samples is not run: there are no
+    gradients, and the loss counts as 0.
 
     Args:
         model: a module; its samples must not mix (no BatchNorm in training), and nothing may drop at random in layers that
@@ -233,7 +240,11 @@ def clip_per_sample(
     with torch.no_grad():
         norms = sum(squared_norms(seen.uses, seen.samples).values(), seen.loss.new_zeros(seen.samples)).sqrt()
         c = (max_norm / norms.clamp_min(1e-38)).clamp_max(1.0)
-        c = c / seen.samples if reduction == "mean" else c
+        c = c / max(seen.samples, 1) if reduction == "mean" else c
+        if seen.samples == 0:
+            for p in model.parameters():
+                if p.requires_grad and p.grad is None:
+                    p.grad = torch.zeros_like(p)
         for use in seen.uses:
             for p, g in use.weighted(c).items():
                 g = g.to(p.dtype)

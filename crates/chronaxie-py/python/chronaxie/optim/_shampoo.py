@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import Base, apply, check_common, one_of, shrink, within
-from ._blocks import along, count, from_blocks, grid_of, to_blocks, unfolded
-from ._matrix import FAILED, roots_of
+from ._base import apply, check_common, check_pair, counter, one_of, shrink, within
+from ._blocked import Blocked
+from ._blocks import along, count, from_blocks, to_blocks, unfolded
+from ._matrix import FAILED, inverse_root, roots_of
+from ._owners import Ranks
+from ._packed import add_gram, packed_size, unpack
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
 
 
-class Shampoo(Base):
+class Shampoo(Blocked):
     """Every axis of every block of a parameter has a matrix that whitens gradients along it.
 
     For a block G of order o, with the moments at step t, ``L_k <- b2 L_k + (1 - b2) G_(k) G_(k)^T`` and
@@ -41,6 +44,12 @@ class Shampoo(Base):
         precondition_vectors: whether parameters of one axis have a matrix too; otherwise they take the grafting's step.
         exponent: instead of 1/2o, for every order.
         maximize: climbs.
+        capturable: counts steps on the device, so that a step can be captured in a CUDA graph once one was taken. Then there are
+            roots of each block from the first step on, at its turns also before ``start_preconditioning_step``, and every step makes
+            as many; lr, where it changes, must be a tensor.
+        process_group: spreads blocks over the processes of that group of torch.distributed (True: of all). Each keeps factors and
+            roots of its own blocks alone, and gets the steps of the others' by one all-gather a step. All must have the same
+            parameters and gradients, as under DistributedDataParallel. :meth:`consolidated_state_dict` is what to save.
 
     Raises:
         ConfigError: an option out of range, with its value.
@@ -67,6 +76,8 @@ class Shampoo(Base):
         precondition_vectors: bool = True,
         exponent: Optional[Fraction] = None,
         maximize: bool = False,
+        capturable: bool = False,
+        process_group: Any = None,
     ) -> None:
         defaults = dict(
             lr=lr,
@@ -83,13 +94,18 @@ class Shampoo(Base):
             precondition_vectors=precondition_vectors,
             exponent=exponent,
             maximize=maximize,
+            capturable=capturable,
         )
+        self._ranks = Ranks("Shampoo", process_group)
         super().__init__(params, defaults)
+
+    _made = "roots"
+    # Twenty iterations of Newton.
+    _work = 80
 
     def _check(self, g: dict[str, Any]) -> None:
         check_common("Shampoo", g)
-        within("Shampoo", "betas[0]", g["betas"][0], 0.0, 1.0, True)
-        within("Shampoo", "betas[1]", g["betas"][1], 0.0, 1.0)
+        check_pair("Shampoo", "betas", g["betas"], False)
         for of in ("absolute", "relative", "grafting_eps"):
             within("Shampoo", of, g[of], 0.0, float("inf"), True)
         for of in ("max_preconditioner_dim", "precondition_frequency", "start_preconditioning_step"):
@@ -103,24 +119,13 @@ class Shampoo(Base):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         b1, b2 = group["betas"]
-        most, vectors = int(group["max_preconditioner_dim"]), group["precondition_vectors"]
-        # The turn of a block is its place in the group, whichever parameters have gradients now.
-        turns, turn = [], 0
-        for p in group["params"]:
-            turns.append(turn)
-            turn += len(grid_of(p, most, vectors)[1])
-        work = []
+        spread, work, fresh = self._spread(group), [], False
         for at, p, g in given:
             g = g.to(torch.float32)
-            state = self.state[p]
-            shape, grid = grid_of(p, most, vectors)
+            state, (shape, grid) = self.state[p], spread.grids[at]
             if not state:
-                state["step"] = 0
-                state["exp_avg"] = torch.zeros_like(g)
-                if group["grafting"] in ("adam", "rmsprop", "adagrad"):
-                    state["exp_avg_sq"] = torch.zeros_like(g)
-                state["factors"] = [[g.new_zeros(count(c), n, n) for n in sizes] for _, c, sizes in grid]
-                state["roots"] = [[torch.eye(n, device=g.device).repeat(count(c), 1, 1) for n in sizes] for _, c, sizes in grid]
+                self._begin(group, p, g, grid, spread.owners[at])
+                fresh = True
             state["step"] += 1
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
@@ -132,58 +137,115 @@ class Shampoo(Base):
                     state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2)
             blocks = g.reshape(shape)
             for (where, counts, sizes), factors in zip(grid, state["factors"]):
-                x = to_blocks(blocks[where], counts, sizes)
+                x = to_blocks(blocks[where], counts, sizes) if factors else None
                 for axis, factor in enumerate(factors):
-                    m = unfolded(x, axis)
-                    factor.baddbmm_(m, m.mT, beta=b2, alpha=1.0 if b2 == 1 else 1 - b2)
-            work.append((turns[at], p, state, shape, grid))
-        self._make_roots(group, work)
-        decay = shrink(group)
-        for _, p, state, shape, grid in work:
-            self._apply(group, p, state, shape, grid, decay)
+                    add_gram(factor, unfolded(x, axis), b2, 1.0 if b2 == 1 else 1 - b2)  # type: ignore[arg-type]
+            work.append((at, p, state))
+        if group["capturable"]:
+            self._take_turns(group, work, fresh)
+        else:
+            self._make_roots(group, work)
+        self._apply(group, work)
+
+    def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, grid: list[Any], owners: list[int]) -> None:
+        state = self.state[p]
+        state["step"] = counter(group, p)
+        state["exp_avg"] = torch.zeros_like(g)
+        if group["grafting"] in ("adam", "rmsprop", "adagrad"):
+            state["exp_avg_sq"] = torch.zeros_like(g)
+        state["factors"], state["roots"] = [], []
+        for (_, counts, sizes), owner in zip(grid, owners):
+            own = self._own(sizes, owner)
+            state["factors"].append([g.new_zeros(count(counts), packed_size(n)) for n in own])
+            state["roots"].append([torch.eye(n, device=g.device).repeat(count(counts), 1, 1) for n in own])
+
+    def _power(self, group: dict[str, Any], order: int) -> Fraction:
+        return Fraction(*(group["exponent"] or (1, 2 * order)))
 
     def _make_roots(self, group: dict[str, Any], work: list[Any]) -> None:
         """Roots of the blocks whose turn it is, those of one exponent and size together."""
         b2, every, start = group["betas"][1], int(group["precondition_frequency"]), int(group["start_preconditioning_step"])
-        due: dict[Fraction, list[tuple[list[Tensor], int, Tensor]]] = {}
-        for first, _, state, _, _ in work:
+        due: dict[Fraction, list[tuple[Tensor, Tensor]]] = {}
+        spread = self._spread(group)
+        for at, _, state in work:
             step = state["step"]
-            for turn, (factors, roots) in enumerate(zip(state["factors"], state["roots"]), first):
-                if step < start or (step > start and (step + turn) % every):
-                    continue
-                power = Fraction(*(group["exponent"] or (1, 2 * len(factors))))
-                scale = 1.0 if b2 == 1 else 1 / (1 - b2**step)
-                for axis, factor in enumerate(factors):
-                    due.setdefault(power, []).append((roots, axis, factor * scale))
+            if step < start:
+                continue
+            scale = 1.0 if b2 == 1 else 1 / (1 - b2**step)
+            for first, (_, _, sizes), factors, roots in zip(spread.turns[at], spread.grids[at][1], state["factors"], state["roots"]):
+                mine = slice(None) if step == start else slice(-(step + first) % every, None, every)
+                for n, factor, root in zip(sizes, factors, roots):
+                    if len(root[mine]):
+                        due.setdefault(self._power(group, len(sizes)), []).append((root[mine], unpack(factor[mine], n) * scale))
         for power, items in due.items():
-            made = roots_of([f for _, _, f in items], 1 / power, group["absolute"], group["relative"])
-            for (roots, axis, _), (x, status) in zip(items, made):
+            made = roots_of([f for _, f in items], 1 / power, group["absolute"], group["relative"])
+            for (root, _), (x, status) in zip(items, made):
                 # What has no root keeps the one before.
-                roots[axis] = torch.where((status != FAILED)[:, None, None], x, roots[axis])
+                root.copy_(torch.where((status != FAILED)[:, None, None], x, root))
 
-    def _apply(
-        self, group: dict[str, Any], p: Tensor, state: dict[str, Any], shape: list[int], grid: list[Any], decay: Any
-    ) -> None:
+    def _take_turns(self, group: dict[str, Any], work: list[Any], fresh: bool) -> None:
+        """The same where the device counts; new parameters have roots at once."""
+        b2 = group["betas"][1]
+        options = dict(absolute=group["absolute"], relative=group["relative"], record=True, check=False)
+        for (power, n), pool in self._pooled(group, work, fresh, lambda order: self._power(group, order)):
+            for every in (True, False) if fresh else (False,):
+                at, steps, counts = pool.due(every)
+                factors = unpack(pool.factors.index_select(0, at), n)
+                if b2 != 1:
+                    factors = factors * (1 / (1 - b2**steps)).to(factors.dtype)[:, None, None]
+                made, record = inverse_root(factors, 1 / power, **options)  # type: ignore[arg-type]
+                pool.take(at, made, (record.status != FAILED)[:, None, None] & counts)  # type: ignore[arg-type, attr-defined]
+
+    def _moments(self, group: dict[str, Any], state: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The first moment, and the grafting's step."""
         b1, b2 = group["betas"]
-        step, name = state["step"], group["grafting"]
-        first = state["exp_avg"] / (1 - b1**step)
-        graft = first
-        if "exp_avg_sq" in state:
-            second = state["exp_avg_sq"]
-            if name == "adam" and b2 < 1:
-                second = second / (1 - b2**step)
-            graft = first / (second.sqrt() + group["grafting_eps"])
-        update = graft
-        if grid and step >= group["start_preconditioning_step"]:
-            update = torch.empty_like(first).reshape(shape)
-            first, graft = first.reshape(shape), graft.reshape(shape)
-            for (where, counts, sizes), roots in zip(grid, state["roots"]):
-                x = to_blocks(first[where], counts, sizes)
-                for axis, root in enumerate(roots):
-                    x = along(x, root, axis)
-                if name != "none":
-                    want = to_blocks(graft[where], counts, sizes).flatten(1).norm(dim=1)
-                    have = x.flatten(1).norm(dim=1)
-                    x = x * (want / (have + 1e-16)).view(-1, *[1] * len(sizes))
-                update[where] = from_blocks(x, counts, sizes)
-        apply(p, update, group["lr"], decay)
+        first = state["exp_avg"] / (1 - b1 ** state["step"])
+        if "exp_avg_sq" not in state:
+            return first, first
+        second = state["exp_avg_sq"]
+        if group["grafting"] == "adam" and b2 < 1:
+            second = second / (1 - b2 ** state["step"])
+        return first, first / (second.sqrt() + group["grafting_eps"])
+
+    def _directions(self, group: dict[str, Any], item: Any, first: Tensor, graft: Tensor) -> list[Any]:
+        """The steps of the blocks that this process owns, region by region, and None of others."""
+        at, _, state = item
+        shape, grid = self._spread(group).grids[at]
+        made: list[Any] = []
+        for (where, counts, sizes), roots in zip(grid, state["roots"]):
+            if not roots:
+                made.append(None)
+                continue
+            x = to_blocks(first.reshape(shape)[where], counts, sizes)
+            for axis, root in enumerate(roots):
+                x = along(x, root, axis)
+            if group["grafting"] != "none":
+                want = to_blocks(graft.reshape(shape)[where], counts, sizes).flatten(1).norm(dim=1)
+                have = x.flatten(1).norm(dim=1)
+                x = x * (want / (have + 1e-16)).view(-1, *[1] * len(sizes))
+            made.append(x)
+        return made
+
+    def _apply(self, group: dict[str, Any], work: list[Any]) -> None:
+        start, decay, counted = group["start_preconditioning_step"], shrink(group), group["capturable"]
+        spread = self._spread(group)
+        # Before the first root, and without blocks, a step is the grafting's.
+        plain = [item for item in work if not item[2]["factors"] or not (counted or item[2]["step"] >= start)]
+        for _, p, state in plain:
+            apply(p, self._moments(group, state)[1], group["lr"], decay)
+        known = {id(item[2]) for item in plain}
+        blocked = [item for item in work if id(item[2]) not in known]
+        # One parameter after the other, where none waits for what another process made.
+        for some in [blocked] if self._ranks.count > 1 else [[item] for item in blocked]:
+            moments = [self._moments(group, state) for _, _, state in some]
+            own = [self._directions(group, item, *m) for item, m in zip(some, moments)]
+            if not some:
+                continue
+            for (at, p, state), (_, graft), made in zip(some, moments, self._exchanged(group, some, own, moments[0][1])):
+                shape, grid = spread.grids[at]
+                update = torch.empty_like(graft).reshape(shape)
+                for (where, counts, sizes), x in zip(grid, made):
+                    update[where] = from_blocks(x, counts, sizes)
+                if counted and start > 1:
+                    update = torch.where(state["step"] >= start, update, graft.reshape(shape))
+                apply(p, update, group["lr"], decay)

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import Base, adamw, apply, check_common, shrink, within
-from ._blocks import along, count, from_blocks, grid_of, to_blocks, together, unfolded
+from ._base import adamw, apply, check_common, check_pair, counter, shrink, within
+from ._blocked import Blocked
+from ._blocks import along, count, from_blocks, to_blocks, together, unfolded
+from ._owners import Ranks
+from ._packed import add_gram, packed_size, unpack
 from ._qr import batched_qr, cholesky_qr
 
 
@@ -16,31 +19,33 @@ def first_basis(factors: Tensor) -> Tensor:
     """Eigenvectors ``[blocks, n, n]``, those of the largest eigenvalues first; I where a factor is not finite."""
     eye = torch.eye(factors.shape[-1], dtype=factors.dtype, device=factors.device)
     good = factors.isfinite().all(-1).all(-1)[:, None, None]
-    return torch.linalg.eigh(torch.where(good, factors, eye))[1].flip(-1)
+    # In one order in memory, whichever way it came here: products round by it.
+    return torch.linalg.eigh(torch.where(good, factors, eye))[1].flip(-1).contiguous()
 
 
-def next_basis(factors: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of orthogonal iteration from ``basis``, and the order ``[blocks, n]`` in which its columns were taken: by falling
-    estimates of their eigenvalues. Where it fails, the basis stays."""
+def next_basis(factors: Tensor, basis: Tensor) -> Tensor:
+    """One step of orthogonal iteration from ``basis``, whose columns are taken by falling estimates of their eigenvalues and stay in
+    their places. Where it fails, the basis stays."""
     stretched = factors @ basis
     values = (basis * stretched).sum(-2)
     order = values.argsort(dim=-1, descending=True, stable=True)
     picked = order[:, None, :].expand_as(basis)
-    stretched, kept = stretched.gather(-1, picked), basis.gather(-1, picked)
+    stretched = stretched.gather(-1, picked)
     if factors.is_cuda:
         # Nothing waits: what products and triangular solves cannot do keeps its basis until its next turn.
         made, _, fine = cholesky_qr(stretched)
     else:
         made, _ = batched_qr(stretched, method="householder")
         fine = made.isfinite().all(-1).all(-1)
-    return torch.where(fine[:, None, None], made, kept), order
+    made = torch.empty_like(basis).scatter_(-1, picked, made)
+    return torch.where(fine[:, None, None], made, basis)
 
 
 # Second moments that are smaller than the largest of a block by this, squared, are rounding, where gradients have no such direction.
 _NOISE = 2.0**-20
 
 
-class SOAP(Base):
+class SOAP(Blocked):
     """Adam in the eigenbases of Shampoo's factors.
 
     For a block G with factors ``L_k <- s L_k + (1 - s) G_(k) G_(k)^T`` and bases Q_k of their eigenvectors, the second moment is
@@ -62,6 +67,7 @@ class SOAP(Base):
         precondition_vectors: whether parameters of one axis have a basis too; otherwise they take Adam's step.
         correct_bias: divides the moments by what they lack at first.
         maximize: climbs.
+        capturable, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in the graph.
 
     Raises:
         ConfigError: an option out of range, with its value.
@@ -86,6 +92,8 @@ class SOAP(Base):
         precondition_vectors: bool = False,
         correct_bias: bool = True,
         maximize: bool = False,
+        capturable: bool = False,
+        process_group: Any = None,
     ) -> None:
         defaults = dict(
             lr=lr,
@@ -100,76 +108,123 @@ class SOAP(Base):
             precondition_vectors=precondition_vectors,
             correct_bias=correct_bias,
             maximize=maximize,
+            capturable=capturable,
         )
+        self._ranks = Ranks("SOAP", process_group)
         super().__init__(params, defaults)
+
+    _made = "bases"
+    # Three passes of Cholesky's QR, and two products.
+    _work = 12
 
     def _check(self, g: dict[str, Any]) -> None:
         check_common("SOAP", g)
-        for k in range(2):
-            within("SOAP", f"betas[{k}]", g["betas"][k], 0.0, 1.0, True)
+        check_pair("SOAP", "betas", g["betas"])
         if g["shampoo_beta"] is not None:
             within("SOAP", "shampoo_beta", g["shampoo_beta"], 0.0, 1.0, True)
         within("SOAP", "eps", g["eps"], 0.0, float("inf"), True)
         for of in ("max_preconditioner_dim", "precondition_frequency"):
             within("SOAP", of, g[of], 1, 1 << 15)
 
+    def _how(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return int(group["max_preconditioner_dim"]), bool(group["precondition_vectors"]), bool(group["merge_dims"])
+
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        how = int(group["max_preconditioner_dim"]), group["precondition_vectors"], group["merge_dims"]
-        every = int(group["precondition_frequency"])
-        (b1, b2), decay = group["betas"], shrink(group)
+        (b1, b2), decay, spread = group["betas"], shrink(group), self._spread(group)
         keep = b2 if group["shampoo_beta"] is None else group["shampoo_beta"]
-        turns, turn = [], 0
-        for p in group["params"]:
-            turns.append(turn)
-            turn += len(grid_of(p, *how)[1])
-        work, first, due = [], [], []
+        work: list[Any] = []
+        fresh: set[Tensor] = set()
+        blocks: dict[Tensor, list[Any]] = {}
         for at, p, g in given:
             g = g.to(torch.float32)
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
-            state = self.state[p]
-            shape, grid = grid_of(p, *how)
+            state, (shape, grid) = self.state[p], spread.grids[at]
             if not grid:
-                adamw(p, g, state, lr=group["lr"], betas=(b1, b2), eps=group["eps"], decay=decay)
+                start = 0 if state else counter(group, p)
+                adamw(p, g, state, lr=group["lr"], betas=(b1, b2), eps=group["eps"], decay=decay, start=start)
                 continue
             if not state:
-                state["step"] = 0
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros(shape, device=g.device)
-                state["factors"] = [[g.new_zeros(count(c), n, n) for n in sizes] for _, c, sizes in grid]
-                state["bases"] = [[g.new_zeros(count(c), n, n) for n in sizes] for _, c, sizes in grid]
+                self._begin(group, p, g, shape, grid, spread.owners[at])
+                fresh.add(p)
             state["step"] += 1
             state["exp_avg"].lerp_(g, 1 - b1)
-            regions = []
-            for k, (where, counts, sizes) in enumerate(grid):
-                x = to_blocks(g.reshape(shape)[where], counts, sizes)
-                regions.append(x)
-                for axis, factor in enumerate(state["factors"][k]):
-                    m = unfolded(x, axis)
-                    factor.baddbmm_(m, m.mT, beta=keep, alpha=1 - keep)
-                    if state["step"] == 1:
-                        first.append((state["bases"][k], axis, factor))
-                if state["step"] > 1 and (state["step"] + turns[at] + k) % every == 0:
-                    due.append((state, k, grid[k]))
-            work.append((p, state, shape, grid, regions))
-        for (bases, axis, _), made in zip(first, together(first_basis, [(f,) for _, _, f in first])):
-            bases[axis] = made
-        for p, state, shape, grid, regions in work:
-            self._apply(group, p, state, shape, grid, regions, decay)
-        self._turn(due)
+            blocks[p] = []
+            for (where, counts, sizes), factors in zip(grid, state["factors"]):
+                x = to_blocks(g.reshape(shape)[where], counts, sizes) if factors else None
+                blocks[p].append(x)
+                for axis, factor in enumerate(factors):
+                    add_gram(factor, unfolded(x, axis), keep, 1 - keep)  # type: ignore[arg-type]
+            work.append((at, p, state))
+        self._first(work, fresh)
+        # One parameter after the other, where none waits for what another process made.
+        for some in [work] if self._ranks.count > 1 else [[item] for item in work]:
+            own = [self._directions(group, item, blocks[item[1]], item[1] in fresh) for item in some]
+            like = some[0][2]["exp_avg"] if some else None
+            for (at, p, _), made in zip(some, self._exchanged(group, some, own, like)):  # type: ignore[arg-type]
+                shape, grid = spread.grids[at]
+                update = torch.empty(shape, device=p.device)
+                for (where, counts, sizes), x in zip(grid, made):
+                    update[where] = from_blocks(x, counts, sizes)
+                apply(p, update, group["lr"], decay)
+        if group["capturable"]:
+            for _, pool in self._pooled(group, work, bool(fresh), lambda order: None):
+                due, _, counts = pool.due()
+                bases = pool.made.index_select(0, due)
+                made = next_basis(unpack(pool.factors.index_select(0, due), bases.shape[-1]), bases)
+                # Behind the first step no basis turns; what it calls is then loaded, which a graph could not do.
+                if not fresh:
+                    pool.take(due, made, counts)
+        else:
+            self._turn(group, [item for item in work if item[1] not in fresh])
 
-    def _apply(
-        self, group: dict[str, Any], p: Tensor, state: dict[str, Any], shape: list[int], grid: list[Any], regions: Any, decay: Any
+    def _begin(
+        self, group: dict[str, Any], p: Tensor, g: Tensor, shape: list[int], grid: list[Any], owners: list[int]
     ) -> None:
+        state = self.state[p]
+        state["step"] = counter(group, p)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros(shape, device=g.device)
+        state["factors"], state["bases"] = [], []
+        for (_, counts, sizes), owner in zip(grid, owners):
+            own = self._own(sizes, owner)
+            state["factors"].append([g.new_zeros(count(counts), packed_size(n)) for n in own])
+            state["bases"].append([g.new_zeros(count(counts), n, n) for n in own])
+
+    def _first(self, work: list[Any], fresh: set[Tensor]) -> None:
+        """The bases of parameters that had none."""
+        items = [
+            (state["bases"][k], axis, unpack(factor, state["bases"][k][axis].shape[-1]))
+            for _, p, state in work
+            if p in fresh
+            for k, factors in enumerate(state["factors"])
+            for axis, factor in enumerate(factors)
+        ]
+        for (bases, axis, _), made in zip(items, together(first_basis, [(f,) for _, _, f in items])):
+            # In memory of its own: a part of many would keep them all.
+            bases[axis] = made.clone()
+
+    def _directions(self, group: dict[str, Any], item: Any, blocks: list[Any], begins: bool) -> list[Any]:
+        """The steps of the blocks that this process owns, region by region, and None of others."""
+        at, _, state = item
         b1, b2 = group["betas"]
         step, eps = state["step"], group["eps"]
-        # Second moments begin at the second step.
-        c1, c2 = (1 - b1**step, 1 - b2 ** max(step - 1, 1)) if group["correct_bias"] else (1.0, 1.0)
+        shape, grid = self._spread(group).grids[at]
+        c1 = c2 = one = 1.0
+        if group["correct_bias"]:
+            # Second moments begin at the second step.
+            after = (step - 1).clamp_min(1) if isinstance(step, Tensor) else max(step - 1, 1)
+            c1, c2 = 1 - b1**step, 1 - b2**after
+        else:
+            one = (1 - b2) ** 0.5
         mean, second = state["exp_avg"].reshape(shape), state["exp_avg_sq"]
-        update = torch.empty(shape, device=mean.device)
-        for (where, counts, sizes), x, bases in zip(grid, regions, state["bases"]):
+        made: list[Any] = []
+        for (where, counts, sizes), x, bases in zip(grid, blocks, state["bases"]):
+            if not bases:
+                made.append(None)
+                continue
             m = to_blocks(mean[where], counts, sizes) / c1
-            if step == 1:
-                update[where] = from_blocks(m / (x.abs() * (1.0 if group["correct_bias"] else (1 - b2) ** 0.5) + eps), counts, sizes)
+            if begins:
+                made.append(m / (x.abs() * one + eps))
                 continue
             for axis, q in enumerate(bases):
                 x, m = along(x, q.mT, axis), along(m, q.mT, axis)
@@ -180,17 +235,19 @@ class SOAP(Base):
             m = m / (root + (eps + _NOISE * root.flatten(1).amax(1)).view(-1, *[1] * len(sizes)))
             for axis, q in enumerate(bases):
                 m = along(m, q, axis)
-            update[where] = from_blocks(m, counts, sizes)
-        apply(p, update, group["lr"], decay)
+            made.append(m)
+        return made
 
-    def _turn(self, due: list[Any]) -> None:
-        """New bases for the blocks whose turn it is, behind the step; second moments follow the order of the columns."""
-        pairs = [(state["factors"][k][axis], q) for state, k, _ in due for axis, q in enumerate(state["bases"][k])]
-        made = iter(together(next_basis, pairs))
-        for state, k, (where, counts, sizes) in due:
-            v = to_blocks(state["exp_avg_sq"][where], counts, sizes)
-            for axis in range(len(sizes)):
-                state["bases"][k][axis], order = next(made)
-                index = order.view(order.shape[0], *[-1 if a == axis else 1 for a in range(len(sizes))]).expand_as(v)
-                v = v.gather(axis + 1, index)
-            state["exp_avg_sq"][where] = from_blocks(v, counts, sizes)
+    def _turn(self, group: dict[str, Any], work: list[Any]) -> None:
+        """New bases for the blocks whose turn it is, behind the step."""
+        every, spread = int(group["precondition_frequency"]), self._spread(group)
+        pairs, places = [], []
+        for at, _, state in work:
+            for first, factors, bases in zip(spread.turns[at], state["factors"], state["bases"]):
+                mine = slice(-(state["step"] + first) % every, None, every)
+                for factor, basis in zip(factors, bases):
+                    if len(basis[mine]):
+                        places.append(basis[mine])
+                        pairs.append((unpack(factor[mine], basis.shape[-1]), basis[mine]))
+        for basis, made in zip(places, together(next_basis, pairs)):
+            basis.copy_(made)

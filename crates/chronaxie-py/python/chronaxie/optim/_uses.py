@@ -76,7 +76,8 @@ class Affine(Use):
     def of(cls, weight: Any, bias: Any, x: Tensor, g: Tensor, mask: Tensor | None = None) -> Affine:
         """From ``x`` ``[n, ..., d]`` and ``g`` ``[n, ..., o]``."""
         n, d, o = x.shape[0], x.shape[-1], g.shape[-1]
-        r = x[0].numel() // d if n and d else 1
+        # Of a map without inputs its outputs tell.
+        r = x[0].numel() // d if n and d else g[0].numel() // o if n and o else 1
         x, g = wide(x).reshape(n, 1, r, d), wide(g).reshape(n, 1, r, o)
         return cls(weight, bias, n, (1, r, d, o), lambda lo, hi: x[lo:hi], lambda lo, hi: g[lo:hi], mask)
 
@@ -98,8 +99,8 @@ class Affine(Use):
             g = g * c[lo:hi].to(g.dtype).view(-1, 1, 1, 1)
             parts: Grads = {}
             if self.weight is not None:
-                x = self.x(lo, hi).transpose(0, 1).reshape(groups, -1, d)
-                whole = (g.transpose(0, 1).reshape(groups, -1, o).mT @ x).reshape(self.weight.shape)
+                x = self.x(lo, hi).transpose(0, 1).flatten(1, 2)
+                whole = (g.transpose(0, 1).flatten(1, 2).mT @ x).reshape(self.weight.shape)
                 parts[self.weight] = whole if self.mask is None else whole * self.mask
             if self.bias is not None:
                 parts[self.bias] = g.sum((0, 2)).reshape(self.bias.shape)

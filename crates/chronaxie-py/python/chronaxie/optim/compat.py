@@ -11,7 +11,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor, nn
 
-from .._memory import memory_info
+from .._memory import free_memory, memory_info
 from ._matmul import matmul
 from ._matrix import batched_matmul, inverse_root, kron
 from ._per_sample import per_sample_gradients
@@ -91,11 +91,15 @@ def get_cuda_device_count() -> int:
 
 
 def get_optimal_device() -> torch.device:
-    """The CUDA device with the most free memory, as the driver says, or the CPU."""
+    """The CUDA device with the most free memory, as NVML says, or the CPU. No context is made on any device (where NVML is missing
+    and there are several devices, the driver must be asked, which makes one on each)."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
-    return torch.device("cuda", free.index(max(free)))
+    count = torch.cuda.device_count()
+    free = [free_memory(i) for i in range(count)] if count > 1 else [0]
+    if None in free:
+        free = [memory_info(f"cuda:{i}").free for i in range(count)]
+    return torch.device("cuda", max(range(count), key=lambda i: free[i] or 0))
 
 
 def cuda_memory_info() -> dict[str, Any]:
