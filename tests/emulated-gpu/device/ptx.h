@@ -268,8 +268,6 @@ inline void griddepcontrol_launch_dependents() {}
 inline void createpolicy_fractional_L2_evict_last_b64(u64& d, float) { d = 0; }
 inline void createpolicy_fractional_L2_evict_first_b64(u64& d, float) { d = 0; }
 inline void nanosleep_u32(u32) { machine->yield("nanosleep"); }
-inline void prefetch_global_L1(u64) {}
-inline void prefetch_global_L2(u64) {}
 inline void trap() { machine->fail("the kernel executed a trap"); }
 inline void setmaxnreg_inc_sync_aligned_u32(u32) {}
 inline void setmaxnreg_dec_sync_aligned_u32(u32) {}

@@ -23,38 +23,21 @@ constexpr int kRun = 16, kPitch = kRun + 4;
 constexpr int kTile = kLanes * kRun, kRow = kLanes * kPitch;
 constexpr int kAcross = 32 / kLanes, kChannels = kThreads / kLanes;
 
+// States that are at work at a time: where few warps share a multiprocessor each must have more to do while it waits.
+constexpr int kTogether = kLanes == 32 ? 2 : 1;
 // Threads that are to be on a multiprocessor at once: 512 leave 128 registers each, which suffices from sm_90 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kAtOnce = kThreads == 128 ? 384 : 256;
 #else
-#ifndef AT
-#define AT (kStored == 2 ? (kThreads == 128 ? 384 : 256) : 512)
+constexpr int kAtOnce = kThreads == 256 ? 256 : kStored == 2 ? 384 : 512;
 #endif
-constexpr int kAtOnce = AT;
-#endif
-#ifndef TG
-#define TG 1
-#endif
-constexpr int kTogether = TG;
-
-// Asks for what comes next, 32 bytes of it, so that it lies near when it is loaded.
-constexpr int kSector = 32 / sizeof(Stored);
-__device__ __forceinline__ void ask_for(const Stored* row, i64 t, i64 steps) {
-#ifndef PF
-#define PF 1
-#endif
-#if PF == 1
-  if (t < steps) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + t));
-#elif PF == 2
-  if (t < steps) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + t));
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selective_lanes_forward(Tensors p) {
   extern __shared__ __align__(16) float shared[];
   const int states = static_cast<int>(p.states), padded = (states + kTogether - 1) / kTogether * kTogether;
+  const int pitch = padded + 1;  // so that the channels of a warp meet different banks
   float *tile_b = shared, *tile_c = tile_b + padded * kRow;
-  float2* rates = reinterpret_cast<float2*>(tile_c + padded * kRow);  // [kChannels, N]: a rate, and the state before the tile
+  float2* rates = reinterpret_cast<float2*>(tile_c + padded * kRow);  // [kChannels, pitch]: a rate, and the state before the tile
 
   const int seg = threadIdx.x % 32 / kAcross, mine = threadIdx.x / 32 * kAcross + threadIdx.x % kAcross;
   const i64 width = p.channels / p.groups, slices = (width + kChannels - 1) / kChannels;
@@ -67,10 +50,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
 
   for (int i = threadIdx.x; i < kChannels * padded; i += kThreads) {
     const i64 c = first + min(i / padded, here - 1), n = i % padded;
-    rates[i] = make_float2(0.0f, 0.0f);
+    float2& to = rates[i / padded * pitch + n];
+    to = make_float2(0.0f, 0.0f);
     if (n >= states) continue;
     const float h = p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
-    rates[i] = make_float2(kLog2e * load_float(p.a, offset(p.a, c, n)), h);
+    to = make_float2(kLog2e * load_float(p.a, offset(p.a, c, n)), h);
   }
   const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
   const bool gated = p.z.base != nullptr;
@@ -83,12 +67,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
     const i64 t = tile + seg * kRun;
     float delta[kRun], du[kRun], y[kRun], total = 0.0f;
     const Raw<kRun> raw_u = fetch_run<kRun>(u_row, t, steps, aligned), raw_delta = fetch_run<kRun>(delta_row, t, steps, aligned);
-#pragma unroll
-    for (int k = 0; k < kRun; k += kSector) {
-      if (gated) ask_for(z_row, t + k, steps);
-      ask_for(u_row, t + kTile + k, steps);
-      ask_for(delta_row, t + kTile + k, steps);
-    }
     __syncthreads();  // everybody is done with the last tile
     fill_weights<kLanes, kRun, kPitch>(tile_b, tile_c, padded, states, p.b, p.c, row, group, tile, steps, aligned);
     widen_run(du, raw_u);
@@ -104,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
     __syncthreads();
     const bool saves = active && t < steps && t % kChunk == 0;
     float *saved_here = saved + t / kChunk * p.chunks.s[1], *at = tile_b + seg * kPitch;
-    float2* of_state = rates + mine * padded;
+    float2* of_state = rates + mine * pitch;
 #pragma unroll 1
     for (int n = 0; n < padded; n += kTogether, at += kTogether * kRow, of_state += kTogether, saved_here += kTogether) {
       float a[kTogether][kRun], x[kTogether][kRun], h[kTogether], product[kTogether], carry[kTogether], weight[kRun];
@@ -158,6 +136,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   }
   __syncthreads();
   for (int i = threadIdx.x; i < here * states; i += kThreads) {
-    store_float(p.last, offset(p.last, row, first + i / states, i % states), rates[i / states * padded + i % states].y);
+    store_float(p.last, offset(p.last, row, first + i / states, i % states), rates[i / states * pitch + i % states].y);
   }
 }

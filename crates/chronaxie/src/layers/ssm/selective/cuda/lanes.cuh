@@ -47,10 +47,15 @@ __device__ __forceinline__ Raw<kRun> fetch_run(const Stored* row, i64 t, i64 ste
   constexpr int kWords = kRun * sizeof(Stored) / 4;
   Raw<kRun> raw;
   if (aligned && t + kRun <= steps) {
+    constexpr int kWide = kWords < 4 ? kWords : 4;
+    struct alignas(4 * kWide) Wide {
+      unsigned words[kWide];
+    };
 #pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 v = *reinterpret_cast<const uint4*>(row + t + i * (4 / sizeof(Stored)));
-      raw.words[i] = v.x, raw.words[i + 1] = v.y, raw.words[i + 2] = v.z, raw.words[i + 3] = v.w;
+    for (int i = 0; i < kWords; i += kWide) {
+      const Wide v = *reinterpret_cast<const Wide*>(row + t + i * (4 / sizeof(Stored)));
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) raw.words[i + k] = v.words[k];
     }
   } else {
     constexpr int kOfWord = 4 / sizeof(Stored);

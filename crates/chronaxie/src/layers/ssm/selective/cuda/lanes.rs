@@ -28,17 +28,19 @@ const BACK_WARPS: usize = BACK_THREADS as usize / 32;
 /// Steps of a lane forward.
 const RUN: usize = 16;
 /// Words backward of the tiles of B and C, of a warp, and of a channel of a warp (`kOfWarp`, `kOfChannel`).
-const BACK_TILES: usize = 2 * MOST_STATES * CHUNK;
-const BACK_WARP: usize = 17 * CHUNK + 4 * 8 * MOST_STATES;
+const BACK_TILES: usize = 2 * MOST_STATES * (CHUNK + 4);
+const BACK_WARP: usize = 5 * CHUNK + 12 * (CHUNK + 4) + 16 * (4 * 8 + 4);
 const BACK_CHANNEL: usize = 6 * 32 + 2 * MOST_STATES + 4 + 16;
 /// Threads of a multiprocessor that run at once forward, as `lanes.cu` bounds its registers.
 const AT_ONCE: usize = 512;
 
-/// Of `many.cu`: channels of a warp, words of the tiles of B and C and of a warp, warps that keep a multiprocessor busy.
-const MANY_CHANNELS: usize = 16;
+/// Of `many.cu`: threads of a block, channels of a warp, words of the tiles of B and C and of a warp, warps that keep a
+/// multiprocessor busy.
+const MANY_THREADS: u32 = 128;
+const MANY_CHANNELS: usize = 8;
 const MANY_TILES: usize = 2 * 32 * 2 * MOST_STATES;
 const MANY_WARP: usize = 32 * 2 * MANY_CHANNELS + 4 * MANY_CHANNELS * 32;
-const MANY_WARPS: usize = 8;
+const MANY_WARPS: usize = 12;
 
 /// How a problem is cut. Everything follows from the problem and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,12 +106,11 @@ impl Lanes {
         Some(lanes)
     }
 
-    /// The same with `many.cu` forward, where it has room for the states: of both sizes of a block that which ends first.
+    /// The same with `many.cu` forward, where it has room for the states.
     pub(super) fn many(self, p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
-        let fits = |w: &Self| w.forward_bytes(p.states()) <= device.shared_per_block_optin as usize;
-        let ways = [128, 64].map(|threads| Self { many: true, threads, ..self }).into_iter().filter(fits);
-        let ways = ways.filter(|_| p.states() <= MOST_STATES);
-        ways.min_by(|a, b| a.forward_cost(p, device).total_cmp(&b.forward_cost(p, device)))
+        let many = Self { many: true, threads: MANY_THREADS, ..self };
+        let fits = many.forward_bytes(p.states()) <= device.shared_per_block_optin as usize;
+        (fits && p.states() <= MOST_STATES).then_some(many)
     }
 
     /// How many channels a warp takes, and in how many parts time.
@@ -138,13 +139,13 @@ impl Lanes {
     /// and steps of a round. A scan over 32 lanes costs a tenth more than one over 8.
     fn forward_cost(&self, p: &SelectiveScan, device: &DeviceProps) -> f64 {
         if self.many {
-            // A multiprocessor's blocks run side by side, but four warps or fewer wait for each other's results.
+            // A multiprocessor's blocks run side by side; few warps wait for their own results.
             let blocks = self.blocks(Pass::Forward, p.batch()).div_ceil(device.sm_count as usize);
             let warps = blocks * self.threads as usize / 32;
             let channels = (warps.max(MANY_WARPS) * MANY_CHANNELS) as f64;
             return 0.6 * channels * p.steps().next_multiple_of(32).max(32) as f64;
         }
-        let at_once = AT_ONCE / self.threads as usize;
+        let at_once = if self.lanes == 32 { 1 } else { AT_ONCE / self.threads as usize };
         let rounds = self.blocks(Pass::Forward, p.batch()).div_ceil(at_once * device.sm_count as usize);
         let tile = self.lanes as usize * RUN;
         let scan = if self.lanes == 8 { 1.0 } else { 1.1 };
@@ -159,7 +160,9 @@ impl Lanes {
         if self.many {
             return 4 * (MANY_TILES + self.threads as usize / 32 * MANY_WARP);
         }
-        4 * states * 2 * (self.lanes as usize * (RUN + 4) + self.channels())
+        // 32 lanes have two states at work at a time.
+        let states = if self.lanes == 32 { states.next_multiple_of(2) } else { states };
+        4 * 2 * (states * self.lanes as usize * (RUN + 4) + self.channels() * (states + 1))
     }
     /// The same backward.
     pub(super) fn backward_bytes(&self, channels: usize) -> usize {
@@ -202,11 +205,11 @@ pub(super) fn forward_specialisation(dtype: Dtype, lanes: u32, threads: u32) -> 
     spec.constants.extend([("kThreads", (threads as i32).into()), ("kLanes", (lanes as i32).into())]);
     spec
 }
-pub(super) fn many_specialisation(dtype: Dtype, threads: u32) -> Specialisation {
+pub(super) fn many_specialisation(dtype: Dtype) -> Specialisation {
     let mut spec = Specialisation::new(MANY, &ENTRIES[3..]);
     spec.headers = LANES_HEADERS;
     spec.constants = constants(dtype, false);
-    spec.constants.push(("kThreads", (threads as i32).into()));
+    spec.constants.push(("kThreads", (MANY_THREADS as i32).into()));
     spec
 }
 pub(super) fn backward_specialisation(dtype: Dtype) -> Specialisation {
@@ -221,8 +224,8 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     vec![
         forward_specialisation(Dtype::Bf16, 8, 128),
         forward_specialisation(Dtype::F32, 32, 256),
-        many_specialisation(Dtype::Bf16, 64),
-        many_specialisation(Dtype::F32, 128),
+        many_specialisation(Dtype::Bf16),
+        many_specialisation(Dtype::F32),
         backward_specialisation(Dtype::Bf16),
         backward_specialisation(Dtype::F32),
     ]
@@ -267,12 +270,12 @@ mod tests {
     fn long_sequences_of_few_channels_are_cut_in_time() {
         let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
         let long = Lanes::choose(&mamba(1, 1024, 65536, 16), &h200).unwrap();
-        assert_eq!((long.lanes, long.channels_a_warp), (32, 16), "{long}");
+        assert_eq!((long.many, long.lanes, long.channels_a_warp), (false, 32, 16), "{long}");
         assert!(long.segments >= 4 && long.blocks(Pass::Backward, 1) <= 264, "{long}");
         let many = Lanes::choose(&mamba(8, 2048, 2048, 16), &h200).unwrap();
-        assert_eq!((many.lanes, many.channels_a_warp, many.segments), (8, 16, 1), "{many}");
+        assert_eq!((many.many, many.channels_a_warp, many.segments), (true, 16, 1), "{many}");
         // 768 blocks of sixteen channels would be a round and a half.
         let uneven = Lanes::choose(&mamba(8, 1536, 8192, 16), &h200).unwrap();
-        assert_eq!((uneven.lanes, uneven.channels_a_warp, uneven.segments), (32, 12, 1), "{uneven}");
+        assert_eq!((uneven.many, uneven.channels_a_warp, uneven.segments), (true, 12, 1), "{uneven}");
     }
 }

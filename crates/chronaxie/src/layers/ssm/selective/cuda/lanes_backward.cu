@@ -6,7 +6,7 @@
 //   grad_delta = sum_n A p + u sum_n lambda B    grad_u = delta sum_n lambda B + D dy    grad_A = sum_t delta p
 //   grad_B = sum_d lambda delta u                grad_C = sum_d dy h
 //
-// A warp takes tiles of 64 steps against time, and in each tile its channels one after the other: lane 4 j + i has the
+// A warp takes tiles of 64 steps against time, and in each tile its channels one after the other: lane (i, j) has the
 // states i, i + 4, i + 8 and i + 12 over steps 8 j to 8 j + 7. So what sums over channels (grad_B, grad_C: 64 numbers a lane)
 // stays in registers while the channels pass by, and what sums over states (y, sum A p, sum lambda B) goes through shared
 // memory, 24 words a lane and channel.
@@ -33,26 +33,16 @@
 constexpr int kLanesOfTime = 8, kRun = 8, kRow = kLanesOfTime * kRun;
 constexpr int kStates = 16, kPer = 4, kParts = kStates / kPer, kWarps = kThreads / 32;
 static_assert(kRow == kChunk, "a tile starts from a saved state");
+// Four words lie between the rows that lanes of different states use at once, and between the ends of one s and the next:
+// the lanes of a quarter of a warp, of four runs and two rows, meet eight different groups of banks.
+constexpr int kPitch = kRow + 4, kEndsPitch = kParts * kLanesOfTime + 4;
 // Words of a warp: five rows of what belongs to the channel's steps and (3 x 4 rows) what each part of the states adds up,
 // or, at the end of a tile, 16 rows of sums over channels; the ends of the runs and their gates, forward and backward. Then,
 // for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu; its D and bias; where its rows begin, which
 // would take sixteen registers or as many multiplications.
-constexpr int kShares = 5, kStage = (kShares + 3 * kParts) * kRow, kEnds = kStates * kLanesOfTime;
+constexpr int kShares = 5 * kRow, kStage = kShares + 3 * kParts * kPitch, kEnds = kPer * kEndsPitch;
 constexpr int kOfWarp = kStage + 4 * kEnds, kRows = 8, kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows;
-
-// Rows whose four words number q lie at q ^ fold(row): then the lanes of a quarter of a warp, of two runs and four rows, meet
-// eight different groups of banks.
-__device__ __forceinline__ int fold(int row) { return (row & 1) | (row & 2) << 1; }
-
-// Eight words of a row, of which the first four lie at `at`.
-__device__ __forceinline__ void load_folded(float (&to)[kRun], const float* row, int at) {
-  const float4 v = *reinterpret_cast<const float4*>(row + at), w = *reinterpret_cast<const float4*>(row + (at ^ 4));
-  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w, to[4] = w.x, to[5] = w.y, to[6] = w.z, to[7] = w.w;
-}
-__device__ __forceinline__ void store_folded(float* row, int at, const float (&from)[kRun]) {
-  *reinterpret_cast<float4*>(row + at) = make_float4(from[0], from[1], from[2], from[3]);
-  *reinterpret_cast<float4*>(row + (at ^ 4)) = make_float4(from[4], from[5], from[6], from[7]);
-}
+static_assert(kStage >= kStates * kPitch, "the stage holds the sums over channels");
 
 // A thread's share of a tile of weights, [kStates][64], as it is stored: the same four steps of some states. What lies
 // outside is 0.
@@ -86,7 +76,7 @@ __device__ __forceinline__ void keep_tile(float* to, const Quad (&from)[kShareOf
   for (int i = 0; i < kShareOfTile; ++i) {
     const int n = first + i * (kThreads / kQuads);
     const float x[4] = {widen(from[i].x[0]), widen(from[i].x[1]), widen(from[i].x[2]), widen(from[i].x[3])};
-    store_words(to + n * kRow + (q ^ fold(n)) * 4, x);
+    store_words(to + n * kPitch + q * 4, x);
   }
 }
 
@@ -114,26 +104,42 @@ struct Fetched {
   float start;
 };
 
-// Of how many of a lane's four states the weights C stay in registers while channels pass by.
-#ifndef HOLD
-#define HOLD 3
+// Whether a channel's loads start while the one before it is at work; but for sm_90 and later there are no registers left
+// for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kAhead = true;
+#else
+constexpr bool kAhead = false;
 #endif
-constexpr int kHold = HOLD;
+// Of how many of a lane's four states the weights C stay in registers while channels pass by.
+constexpr int kHold = 4;
+// Whether the gates stay in registers between the two runs; from sm_100 on compilers need the registers for other things.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kKeep = false;
+#else
+constexpr bool kKeep = true;
+#endif
+
+// The lane of a run and a part of the states. Its neighbours by bits 0 and 3 have the same run, and so read the same words
+// of the channel, which costs one trip to shared memory.
+__device__ __forceinline__ int lane_of(int run, int part) {
+  return (part & 1) | (run & 3) << 1 | (part & 2) << 2 | (run & 4) << 2;
+}
 
 template <bool kCarry>
 __device__ __forceinline__ void walk(const Tensors& p) {
   extern __shared__ __align__(16) float shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = lane / kParts, part_of_n = lane % kParts;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = (lane >> 1 & 3) | (lane >> 2 & 4);
+  const int part_of_n = (lane & 1) | (lane >> 2 & 2);
   const int most = static_cast<int>(p.channels_a_warp), states = static_cast<int>(p.states);
-  float *tile_b = shared, *tile_c = tile_b + kStates * kRow, *stages = tile_c + kStates * kRow;
+  float *tile_b = shared, *tile_c = tile_b + kStates * kPitch, *stages = tile_c + kStates * kPitch;
   float *stage = stages + warp * kOfWarp, *of_channels = stages + kWarps * kOfWarp + warp * most * kOfChannel;
   float *sums_a = of_channels, *sums_d = sums_a + most * 128, *rates = sums_d + most * 64, *mus = rates + most * kStates;
   float2* vectors = reinterpret_cast<float2*>(mus + most * kStates);
-  // Where a lane's eight words lie in rows that are folded by its part; and its run's ends, h's and (from behind) mu's, of
-  // states s of even number; those of odd number lie at ^ 4.
-  const int at_run = (2 * seg ^ fold(part_of_n)) * 4;
-  float* ends = stage + kStage;
-  const int at_h = part_of_n * kLanesOfTime + seg, at_mu = kEnds + part_of_n * kLanesOfTime + (kLanesOfTime - 1 - seg);
+  // Where a lane's eight words lie in rows of its part of the states, and its run's ends, h's and (from behind) mu's.
+  const int at_run = part_of_n * kPitch + seg * kRun;
+  float *ends = stage + kStage, *my_h = ends + part_of_n * kLanesOfTime + seg;
+  float* my_mu = ends + kEnds + part_of_n * kLanesOfTime + (kLanesOfTime - 1 - seg);
 
   const i64 width = p.channels / p.groups, steps = p.marks.steps, batch = p.batch;
   // Blocks: [row, segment, group, slice]; a carry of the first segment is nobody's.
@@ -212,7 +218,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       return r;
     };
     Fetched next = {};
-    if (mine > 0) next = fetch(0);
+    if (kAhead && mine > 0) next = fetch(0);
     Quad quads_b[kShareOfTile], quads_c[kShareOfTile];
     if (!kCarry) load_tile(quads_b, p.b, row, group, states, from, steps, aligned);
     load_tile(quads_c, p.c, row, group, states, from, steps, aligned);
@@ -226,13 +232,13 @@ __device__ __forceinline__ void walk(const Tensors& p) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k) of_b[s][k] = of_c[s][k] = 0.0f;
     }
-    const float *my_b = tile_b + part_of_n * kRow, *my_c = tile_c + part_of_n * kRow;
+    const float *my_b = tile_b + at_run, *my_c = tile_c + at_run;
     float held_c[kPer][kRun];
 #pragma unroll
-    for (int s = 0; s < kHold; ++s) load_folded(held_c[s], my_c + s * kParts * kRow, at_run);
+    for (int s = 0; s < kHold; ++s) load_words(held_c[s], my_c + s * kParts * kPitch);
 #pragma unroll 1
     for (int j = 0; j < mine; ++j) {
-      const Fetched raw = next;
+      const Fetched raw = kAhead ? next : fetch(j);
       const int pair = 2 * lane;
       {
         const float bias = vectors[j].y;
@@ -242,21 +248,26 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         widen_pair(dy, raw.grad);
         widen_pair(z, raw.z);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          x[k] += bias;
-          delta[k] = x[k], slope[k] = 1.0f;
-          if (p.softplus) {
+        for (int k = 0; k < 2; ++k) delta[k] = x[k] += bias, slope[k] = 1.0f, of_gate[k] = 0.0f;
+        if (p.softplus) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
             const float e = ex2(-fabsf(x[k]) * kLog2e), r = rcp(1.0f + e);
             delta[k] = fmaxf(x[k], 0.0f) + log_one_plus(e);
             slope[k] = x[k] < 0.0f ? e * r : r;
           }
-          if (k >= left) delta[k] = 0.0f, slope[k] = 0.0f;
-          of_gate[k] = 0.0f;
-          if (gated) {
+        }
+        if (gated) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
             const float s = sigmoid_of(z[k]), silu = z[k] * s;
             of_gate[k] = dy[k] * fmaf(silu, 1.0f - s, s);
             dy[k] *= silu;
           }
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (k >= left) delta[k] = 0.0f, slope[k] = 0.0f;
           du[k] = delta[k] * u[k];
         }
         *reinterpret_cast<float2*>(stage + pair) = make_float2(delta[0], delta[1]);
@@ -267,7 +278,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
           *reinterpret_cast<float2*>(stage + 4 * kRow + pair) = make_float2(of_gate[0], of_gate[1]);
         }
       }
-      if (j + 1 < mine) next = fetch(j + 1);
+      if (kAhead && j + 1 < mine) next = fetch(j + 1);
       __syncwarp();
       float delta[kRun], dy[kRun], du[kRun], total = 0.0f;
       load_words(delta, stage + seg * kRun);
@@ -286,40 +297,38 @@ __device__ __forceinline__ void walk(const Tensors& p) {
 #pragma unroll
           for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
         } else {
-          load_folded(c, my_c + s * kParts * kRow, at_run);
+          load_words(c, my_c + s * kParts * kPitch);
         }
 #pragma unroll
         for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
-        const int flip = s % 2 * 4;
-        float* to = ends + s * kParts * kLanesOfTime;
         if (!kCarry) {
-          load_folded(b, my_b + s * kParts * kRow, at_run);
+          load_words(b, my_b + s * kParts * kPitch);
           float h = b[0] * du[0];
 #pragma unroll
           for (int k = 1; k < kRun; ++k) h = fmaf(a[s][k], h, b[k] * du[k]);
-          to[at_h ^ flip] = h;
-          to[2 * kEnds + (at_h ^ flip)] = product;
+          my_h[s * kEndsPitch] = h;
+          my_h[s * kEndsPitch + 2 * kEnds] = product;
         }
         float mu = 0.0f;
 #pragma unroll
         for (int k = kRun - 1; k >= 0; --k) mu = a[s][k] * fmaf(c[k], dy[k], mu);
-        to[at_mu ^ flip] = mu;
-        to[2 * kEnds + (at_mu ^ flip)] = product;
+        my_mu[s * kEndsPitch] = mu;
+        my_mu[s * kEndsPitch + 2 * kEnds] = product;
       }
       __syncwarp();
       {
-        const int n = lane % kStates, backward = lane / kStates, flip = (n & 4);
-        float* my_ends = ends + backward * kEnds + n * kLanesOfTime;
+        const int n = lane % kStates, backward = lane / kStates;
+        float* my_ends = ends + backward * kEnds + n / kParts * kEndsPitch + n % kParts * kLanesOfTime;
         float carry = backward ? mus[j * kStates + n] : raw.start;
         float x[kRun], gate[kRun];
-        load_folded(x, my_ends, flip);
-        load_folded(gate, my_ends + 2 * kEnds, flip);
+        load_words(x, my_ends);
+        load_words(gate, my_ends + 2 * kEnds);
 #pragma unroll
         for (int k = 0; k < kRun; ++k) {
           const float after = fmaf(gate[k], carry, x[k]);
           x[k] = carry, carry = after;
         }
-        if (!kCarry) store_folded(my_ends, flip, x);
+        if (!kCarry) store_words(my_ends, x);
         if (backward) mus[j * kStates + n] = carry;
       }
       if (kCarry) {
@@ -334,16 +343,20 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       for (int k = 0; k < kRun; ++k) y[k] = of_rate[k] = of_drive[k] = 0.0f;
 #pragma unroll
       for (int s = 0; s < kPer; ++s) {
-        const float* starts_of = ends + s * kParts * kLanesOfTime;
-        float h = starts_of[at_h ^ (s % 2 * 4)], mu = starts_of[at_mu ^ (s % 2 * 4)];
+        float h = my_h[s * kEndsPitch], mu = my_mu[s * kEndsPitch];
         float b[kRun], c[kRun], q[kRun];
+        if (!kKeep) {
+          rate[s] = rates[j * kStates + s * kParts + part_of_n];
+#pragma unroll
+          for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
+        }
         if (s < kHold) {
 #pragma unroll
           for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
         } else {
-          load_folded(c, my_c + s * kParts * kRow, at_run);
+          load_words(c, my_c + s * kParts * kPitch);
         }
-        load_folded(b, my_b + s * kParts * kRow, at_run);
+        load_words(b, my_b + s * kParts * kPitch);
 #pragma unroll
         for (int k = 0; k < kRun; ++k) {
           q[k] = a[s][k] * h;
@@ -362,10 +375,10 @@ __device__ __forceinline__ void walk(const Tensors& p) {
           mu = a[s][k] * lambda;
         }
       }
-      float* shares = stage + (kShares + part_of_n) * kRow;
-      store_folded(shares, at_run, y);
-      store_folded(shares + kParts * kRow, at_run, of_rate);
-      store_folded(shares + 2 * kParts * kRow, at_run, of_drive);
+      float* shares = stage + kShares + at_run;
+      store_words(shares, y);
+      store_words(shares + kParts * kPitch, of_rate);
+      store_words(shares + 2 * kParts * kPitch, of_drive);
       float kept[kPer];
       load_words(kept, sums_a + j * 128 + lane * kPer);
 #pragma unroll
@@ -378,8 +391,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         sum[i][0] = sum[i][1] = 0.0f;
 #pragma unroll
         for (int s = 0; s < kParts; ++s) {
-          const float* from_part = stage + (kShares + kParts * i + s) * kRow;
-          const float2 v = *reinterpret_cast<const float2*>(from_part + (pair ^ fold(s) * 4));
+          const float2 v = *reinterpret_cast<const float2*>(stage + kShares + (kParts * i + s) * kPitch + pair);
           sum[i][0] += v.x, sum[i][1] += v.y;
         }
       }
@@ -399,9 +411,16 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         g_z[k] = of_gate[k] * fmaf(skip, u[k], sum[0][k]);
         g_skip = fmaf(dys[k], u[k], g_skip), g_bias += g_delta[k];
       }
-      store_run(row_at(j, 5), 0, left, whole, g_u);
-      store_run(row_at(j, 6), 0, left, whole, g_delta);
-      if (gated) store_run(row_at(j, 7), 0, left, whole, g_z);
+      Stored *to_u = row_at(j, 5), *to_delta = row_at(j, 6), *to_z = row_at(j, 7);
+      if (whole) {
+        store_run(to_u, 0, 2, true, g_u);
+        store_run(to_delta, 0, 2, true, g_delta);
+        if (gated) store_run(to_z, 0, 2, true, g_z);
+      } else {
+        store_run(to_u, 0, left, false, g_u);
+        store_run(to_delta, 0, left, false, g_delta);
+        if (gated) store_run(to_z, 0, left, false, g_z);
+      }
       float2* others = reinterpret_cast<float2*>(sums_d) + j * 32 + lane;
       *others = make_float2(others->x + g_skip, others->y + g_bias);
       __syncwarp();  // the stage is written again
@@ -413,7 +432,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         __syncthreads();
 #pragma unroll
         for (int s = 0; s < kPer; ++s) {
-          store_folded(stage + (s * kParts + part_of_n) * kRow, at_run, which ? of_c[s] : of_b[s]);
+          store_words(stage + s * kParts * kPitch + at_run, which ? of_c[s] : of_b[s]);
         }
         __syncthreads();
         float* to = reinterpret_cast<float*>(which ? p.part_c : p.part_b);
@@ -423,7 +442,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
           const int n = i / kChunk, k = i % kChunk;
           float sum = 0.0f;
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) sum += stages[w * kOfWarp + n * kRow + (k ^ fold(n) * 4)];
+          for (int w = 0; w < kWarps; ++w) sum += stages[w * kOfWarp + n * kPitch + k];
           if (from + k < steps) to[n * steps + k] = sum;
         }
       }
@@ -445,7 +464,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       const int j = i / states, n = i % states;
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < kLanesOfTime; ++k) sum += sums_a[j * 128 + (k * kParts + n % kParts) * kPer + n / kParts];
+      for (int k = 0; k < kLanesOfTime; ++k) sum += sums_a[j * 128 + lane_of(k, n % kParts) * kPer + n / kParts];
       reinterpret_cast<float*>(p.part_a)[(part * p.channels + first + j) * states + n] = sum;
       if (p.g_h0.base && segment == 0) store_float(p.g_h0, offset(p.g_h0, row, first + j, n), mus[j * kStates + n]);
     }

@@ -3,12 +3,13 @@
 //
 //   as in lanes.cu
 //
-// A thread holds four states of two channels and takes them through time, step after step: no scan, and nothing is computed
-// twice. A warp has 16 channels of one sequence: lane bits 0, 2 and 4 say which pair of channels, bits 1 and 3 which four
-// states. (So a lane's neighbour by bit 0 reads the same weights and that by bit 1 the same channels: equal words of such
-// neighbours cost one trip to shared memory.) Tiles are 32 steps: the warp's lanes first make delta and delta u of all steps
-// of its channels, half a row each, then take the states through them, each leaving its share of y in shared memory, and at
-// last add up the shares, half a row each. What the next tile reads is loaded while the states go through this one.
+// A thread holds four states of a channel and takes them through time, step after step: no scan, and nothing is computed
+// twice. A warp has 8 channels of one sequence: lane bits 0, 2 and 4 say which channel, bits 1 and 3 which four states. (So a
+// lane's neighbour by bit 0 reads the same weights and that by bit 1 the same channel: equal words of such neighbours cost one
+// trip to shared memory.) Tiles are 32 steps: the warp's lanes first make delta and delta u of all steps of its channels, a
+// quarter of a row each, then take the states through them, each leaving its share of y in shared memory, and at last add up
+// the shares, a quarter of a row each. What the next tile reads is loaded while the states go through this one. (With two
+// channels a thread shared memory is asked for a third less, but eight warps a multiprocessor wait for their own results.)
 //
 // What binds on an H200 (132 multiprocessors, 1.755 GHz), B8 D2048 T2048 N16, 537 M steps of states: memory 0.062 ms (bf16)
 // or 0.125 ms (f32); exponentials, 16 a clock, 19/16 a step of a state with softplus and gate, 0.172 ms; instructions, of
@@ -19,31 +20,28 @@
 #endif
 #include "lanes.cuh"
 
-constexpr int kStates = 16, kPer = 4, kParts = kStates / kPer, kEach = 2, kOfWarp = 16, kWarps = kThreads / 32;
-constexpr int kSteps = 32, kRun = kSteps / 2, kRow = 2 * kStates;
+constexpr int kStates = 16, kPer = 4, kParts = kStates / kPer, kOfWarp = 8, kWarps = kThreads / 32;
+constexpr int kSteps = 32, kRun = kSteps * kOfWarp / 32, kRow = 2 * kStates;
 constexpr int kChannels = kWarps * kOfWarp;
 // Words of a tile of B and C, of delta and delta u of a warp's channels, and of its shares of y.
 constexpr int kTile = kSteps * kRow, kDrive = kSteps * 2 * kOfWarp, kShares = kParts * kOfWarp * kSteps;
 static_assert(kChunk % kSteps == 0, "tiles start where states are saved");
 
-// Four steps of a weight, as they are stored.
-struct alignas(4 * sizeof(Stored)) Quad {
-  Stored x[4];
-};
+// How many times four steps of weights a thread loads for a tile.
 constexpr int kQuads = 2 * kStates * kSteps / 4 / kThreads;
 
-#ifndef AT
-#define AT 384
-#endif
-extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_many_forward(Tensors p) {
+// Threads that are to be on a multiprocessor at once.
+constexpr int kAtOnce = 512;
+
+extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selective_many_forward(Tensors p) {
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, states = static_cast<int>(p.states);
   float* drive = shared + 2 * kTile + warp * (kDrive + kShares);  // after two tiles of weights, [steps][B, C]
   float* shares = drive + kDrive;
-  // Of the walk through time: which channels, and which states.
-  const int pair = (lane & 1) | (lane >> 1 & 2) | (lane >> 2 & 4), part = (lane >> 1 & 1) | (lane >> 2 & 2);
-  // Of what belongs to a channel's step: which channel, and which half of the tile's steps.
-  const int own = lane / 2, half = lane % 2;
+  // Of the walk through time: which channel, and which states.
+  const int channel = (lane & 1) | (lane >> 1 & 2) | (lane >> 2 & 4), part = (lane >> 1 & 1) | (lane >> 2 & 2);
+  // Of what belongs to a channel's step: which channel, and which quarter of the tile's steps.
+  const int own = lane / 4, quarter = lane % 4;
 
   const i64 width = p.channels / p.groups, slices = (width + kChannels - 1) / kChannels;
   const i64 row = blockIdx.x / (p.groups * slices), group = blockIdx.x / slices % p.groups, steps = p.marks.steps;
@@ -55,27 +53,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   const float bias = p.bias.base ? load_float(p.bias, d * p.bias.s[0]) : 0.0f;
 
-  float rate[kEach][kPer], h[kEach][kPer];
+  float rate[kPer], h[kPer];
+  const i64 walked = begin + channel;
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const i64 c = first + min(begin + kEach * pair + e, width - 1);
+  for (int s = 0; s < kPer; ++s) {
+    const i64 c = first + min(walked, width - 1);
+    const int n = part * kPer + s;
+    const bool known = n < states;
+    rate[s] = known ? kLog2e * load_float(p.a, offset(p.a, c, n)) : 0.0f;
+    h[s] = known && p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
+  }
+  // Each of the thread's states that there are.
+  auto give = [&](auto to) {
+    if (walked >= width) return;
 #pragma unroll
     for (int s = 0; s < kPer; ++s) {
-      const int n = part * kPer + s;
-      const bool known = n < states;
-      rate[e][s] = known ? kLog2e * load_float(p.a, offset(p.a, c, n)) : 0.0f;
-      h[e][s] = known && p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
-    }
-  }
-  // Each state of each of the thread's channels that there are.
-  auto give = [&](auto to) {
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      if (begin + kEach * pair + e >= width) continue;
-#pragma unroll
-      for (int s = 0; s < kPer; ++s) {
-        if (part * kPer + s < states) to(first + begin + kEach * pair + e, part * kPer + s, h[e][s]);
-      }
+      if (part * kPer + s < states) to(first + walked, part * kPer + s, h[s]);
     }
   };
 
@@ -83,38 +76,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_
   const int which = threadIdx.x / kStates % 2, of_n = threadIdx.x % kStates, of_q = threadIdx.x / kRow;
   const i64 of_b = offset(p.b, row, group, of_n), of_c = offset(p.c, row, group, of_n);
   const Stored* w_row = reinterpret_cast<const Stored*>(which ? p.c.base : p.b.base) + (which ? of_c : of_b);
-  Quad quads[kQuads];
+  Raw<4> quads[kQuads];
   auto fetch_weights = [&](i64 tile) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const i64 t = tile + 4 * (of_q + i * (kThreads / kRow));
-      quads[i] = Quad{};
-      if (of_n >= states) continue;
-      if (aligned && t + 4 <= steps) {
-        quads[i] = *reinterpret_cast<const Quad*>(w_row + t);
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (t + k < steps) quads[i].x[k] = w_row[t + k];
-        }
-      }
+      quads[i] = fetch_run<4>(w_row, t, of_n < states ? steps : 0, aligned);
     }
   };
   auto keep_weights = [&](float* to) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
+      float x[4];
+      widen_run(x, quads[i]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        to[(4 * (of_q + i * (kThreads / kRow)) + k) * kRow + which * kStates + of_n] = widen(quads[i].x[k]);
-      }
+      for (int k = 0; k < 4; ++k) to[(4 * (of_q + i * (kThreads / kRow)) + k) * kRow + which * kStates + of_n] = x[k];
     }
   };
-  Raw<kRun> next_u, next_delta, next_z;
+  Raw<kRun> next_u, next_delta;
   auto fetch_channel = [&](i64 tile) {
-    const i64 t = tile + half * kRun;
+    const i64 t = tile + quarter * kRun;
     next_u = fetch_run<kRun>(u_row, t, steps, aligned);
     next_delta = fetch_run<kRun>(delta_row, t, steps, aligned);
-    if (gated) next_z = fetch_run<kRun>(z_row, t, steps, aligned);
   };
   fetch_weights(0);
   fetch_channel(0);
@@ -123,19 +106,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_
 
   int turn = 0;
   for (i64 tile = 0; tile < steps; tile += kSteps, turn ^= 1) {
-    const i64 t = tile + half * kRun;
-    const Raw<kRun> raw_u = next_u, raw_z = next_z;
+    const i64 t = tile + quarter * kRun;
+    const Raw<kRun> raw_u = next_u;
     {
       float u[kRun], delta[kRun];
       widen_run(u, raw_u);
       widen_run(delta, next_delta);
-      // A step's words lie in groups of four, a pair of channels each, folded by the half of the tile.
-      float* to = drive + half * kRun * 2 * kOfWarp + (own / 2 ^ half * 4) * 4 + own % 2 * 2;
+      // Two steps of a channel are four words, folded by the quarter: eight lanes meet eight groups of banks.
+      float* to = drive + quarter * kRun * 2 * kOfWarp + (own ^ 2 * quarter) * 4;
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
         const float raw = delta[k] + bias, wide = p.softplus ? softplus_of(raw) : raw;
-        const float some = t + k < steps ? wide : 0.0f;  // a step that is none changes nothing
-        *reinterpret_cast<float2*>(to + k * 2 * kOfWarp) = make_float2(some, some * u[k]);
+        delta[k] = t + k < steps ? wide : 0.0f;  // a step that is none changes nothing
+        u[k] *= delta[k];
+      }
+#pragma unroll
+      for (int k = 0; k < kRun; k += 2) {
+        *reinterpret_cast<float4*>(to + k * 2 * kOfWarp) = make_float4(delta[k], u[k], delta[k + 1], u[k + 1]);
       }
     }
     __syncwarp();
@@ -147,33 +134,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_
     const bool more = tile + kSteps < steps;
     if (more) fetch_weights(tile + kSteps);
     if (more) fetch_channel(tile + kSteps);
+    const Raw<kRun> raw_z = fetch_run<kRun>(z_row, t, steps, aligned);  // of u where there is no z
     const float *now = shared + turn * kTile + part * kPer;
-    float* share = shares + (part * kOfWarp + kEach * pair) * kSteps;
+    float* share = shares + (part * kOfWarp + channel) * kSteps;
 #pragma unroll 2
     for (int step = 0; step < kSteps; step += 4) {
-      float y[kEach][4];
+      float y[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float4 b = *reinterpret_cast<const float4*>(now + (step + k) * kRow);
-        const float4 c = *reinterpret_cast<const float4*>(now + (step + k) * kRow + kStates);
-        const int fold = (step / kRun * 4 ^ pair) * 4;
-        const float4 of_step = *reinterpret_cast<const float4*>(drive + (step + k) * 2 * kOfWarp + fold);
-        const float bs[kPer] = {b.x, b.y, b.z, b.w}, cs[kPer] = {c.x, c.y, c.z, c.w};
+      for (int two = 0; two < 4; two += 2) {
+        const float* from = drive + (step + two) * 2 * kOfWarp + (channel ^ step / kRun * 2) * 4;
+        const float4 of_steps = *reinterpret_cast<const float4*>(from);
 #pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          const float delta = e ? of_step.z : of_step.x, du = e ? of_step.w : of_step.y;
+        for (int k = two; k < two + 2; ++k) {
+          const float4 b = *reinterpret_cast<const float4*>(now + (step + k) * kRow);
+          const float4 c = *reinterpret_cast<const float4*>(now + (step + k) * kRow + kStates);
+          const float bs[kPer] = {b.x, b.y, b.z, b.w}, cs[kPer] = {c.x, c.y, c.z, c.w};
+          const float delta = k > two ? of_steps.z : of_steps.x, du = k > two ? of_steps.w : of_steps.y;
 #pragma unroll
           for (int s = 0; s < kPer; ++s) {
-            h[e][s] = fmaf(ex2(rate[e][s] * delta), h[e][s], bs[s] * du);
-            y[e][k] = s ? fmaf(cs[s], h[e][s], y[e][k]) : cs[s] * h[e][s];
+            h[s] = fmaf(ex2(rate[s] * delta), h[s], bs[s] * du);
+            y[k] = s ? fmaf(cs[s], h[s], y[k]) : cs[s] * h[s];
           }
         }
       }
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        *reinterpret_cast<float4*>(share + e * kSteps + ((step / 4 ^ (lane & 7) ^ e * 2) * 4)) =
-            make_float4(y[e][0], y[e][1], y[e][2], y[e][3]);
-      }
+      *reinterpret_cast<float4*>(share + (step / 4 ^ (lane & 7)) * 4) = make_float4(y[0], y[1], y[2], y[3]);
     }
     __syncwarp();
     float y[kRun], u[kRun];
@@ -182,12 +166,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, AT / kThreads) selective_
     for (int k = 0; k < kRun; ++k) y[k] = skip * u[k];
 #pragma unroll
     for (int s = 0; s < kParts; ++s) {
-      // The lane that left it: by its bits 0 to 2, of the pair and of the part.
-      const int by = own / 2, left_by = (by & 1) | (s & 1) << 1 | (by & 2) << 1;
+      // The lane that left it, by its bits 0 to 2.
+      const int left_by = (own & 1) | (s & 1) << 1 | (own & 2) << 1;
       const float* from = shares + (s * kOfWarp + own) * kSteps;
 #pragma unroll
       for (int q = 0; q < kRun / 4; ++q) {
-        const float4 v = *reinterpret_cast<const float4*>(from + ((half * 4 + q) ^ left_by ^ own % 2 * 2) * 4);
+        const float4 v = *reinterpret_cast<const float4*>(from + ((quarter * (kRun / 4) + q) ^ left_by) * 4);
         y[4 * q] += v.x, y[4 * q + 1] += v.y, y[4 * q + 2] += v.z, y[4 * q + 3] += v.w;
       }
     }

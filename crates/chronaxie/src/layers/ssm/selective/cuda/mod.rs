@@ -98,7 +98,7 @@ impl Fast {
         };
         let forward = || {
             let (spec, name) = match lanes.many {
-                true => (lanes::many_specialisation(scan.dtype(), lanes.threads), lanes::ENTRIES[3]),
+                true => (lanes::many_specialisation(scan.dtype()), lanes::ENTRIES[3]),
                 false => (lanes::forward_specialisation(scan.dtype(), lanes.lanes, lanes.threads), lanes::ENTRIES[0]),
             };
             kernel(&spec, name, lanes.forward_bytes(scan.states()))
