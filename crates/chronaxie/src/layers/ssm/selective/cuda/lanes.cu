@@ -3,7 +3,8 @@
 //   u, delta, z, out [B, D, T] f32, bf16 or f16; A [D, N] f32; B, C [B, G, N, T]; D, delta_bias [D] f32;
 //   h0, last [B, D, N] f32; chunk_states [B, ceil(T/64), D, N] f32
 //
-// A lane holds kRun steps of one channel in registers, kLanes lanes a stretch of kTile steps, 32 / kLanes channels a warp;
+// A lane holds kRun steps of one channel in registers, kLanes lanes a stretch of kTile steps, 32 / kLanes channels a warp,
+// whose lanes of the same steps lie side by side (they read the same weights, and neighbours' equal words cost one trip);
 // a block takes kChannels channels of one sequence through time, tile after tile, and shares the tiles of B and C. For one
 // state after the other a lane runs its steps from zero, the ends are scanned over the lanes by shuffles (the product of
 // gates over a run is one exponential of the sum of its deltas), and the run is done again from its true start.
@@ -22,20 +23,23 @@ constexpr int kRun = 16, kPitch = kRun + 4;
 constexpr int kTile = kLanes * kRun, kRow = kLanes * kPitch;
 constexpr int kAcross = 32 / kLanes, kChannels = kThreads / kLanes;
 
+// States that are at work at a time: where few warps share a multiprocessor each must have more to do while it waits.
+constexpr int kTogether = kLanes == 32 ? 2 : 1;
 // Threads that are to be on a multiprocessor at once: 512 leave 128 registers each, which suffices from sm_90 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kAtOnce = kThreads == 128 ? 384 : 256;
 #else
-constexpr int kAtOnce = kStored == 2 ? (kThreads == 128 ? 384 : 256) : 512;
+constexpr int kAtOnce = kThreads == 256 ? 256 : kStored == 2 ? 384 : 512;
 #endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selective_lanes_forward(Tensors p) {
   extern __shared__ __align__(16) float shared[];
-  const int states = static_cast<int>(p.states);
-  float *tile_b = shared, *tile_c = tile_b + states * kRow;
-  float2* rates = reinterpret_cast<float2*>(tile_c + states * kRow);  // [kChannels, N]: a rate, and the state before the tile
+  const int states = static_cast<int>(p.states), padded = (states + kTogether - 1) / kTogether * kTogether;
+  const int pitch = padded + 1;  // so that the channels of a warp meet different banks
+  float *tile_b = shared, *tile_c = tile_b + padded * kRow;
+  float2* rates = reinterpret_cast<float2*>(tile_c + padded * kRow);  // [kChannels, pitch]: a rate, and the state before the tile
 
-  const int seg = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
+  const int seg = threadIdx.x % 32 / kAcross, mine = threadIdx.x / 32 * kAcross + threadIdx.x % kAcross;
   const i64 width = p.channels / p.groups, slices = (width + kChannels - 1) / kChannels;
   const i64 row = blockIdx.x / (p.groups * slices), group = blockIdx.x / slices % p.groups;
   const i64 begin = blockIdx.x % slices * kChannels, steps = p.marks.steps;
@@ -44,12 +48,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   const i64 first = group * width + begin, d = first + min(mine, here - 1);
   const bool aligned = p.aligned != 0;
 
-  for (int i = threadIdx.x; i < kChannels * states; i += kThreads) {
-    const i64 c = first + min(i / states, here - 1), n = i % states;
+  for (int i = threadIdx.x; i < kChannels * padded; i += kThreads) {
+    const i64 c = first + min(i / padded, here - 1), n = i % padded;
+    float2& to = rates[i / padded * pitch + n];
+    to = make_float2(0.0f, 0.0f);
+    if (n >= states) continue;
     const float h = p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
-    rates[i] = make_float2(kLog2e * load_float(p.a, offset(p.a, c, n)), h);
+    to = make_float2(kLog2e * load_float(p.a, offset(p.a, c, n)), h);
   }
   const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
+  const bool gated = p.z.base != nullptr;
+  const Stored* z_row = gated ? row_of(p.z, row, d) : u_row;
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   const float bias = p.bias.base ? load_float(p.bias, d * p.bias.s[0]) : 0.0f;
   float* saved = reinterpret_cast<float*>(p.chunks.base) + row * p.chunks.s[0] + d * p.chunks.s[2];
@@ -57,11 +66,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   for (i64 tile = 0; tile < steps; tile += kTile) {
     const i64 t = tile + seg * kRun;
     float delta[kRun], du[kRun], y[kRun], total = 0.0f;
-    load_run(du, u_row, t, steps, aligned);
-    load_run(delta, delta_row, t, steps, aligned);
+    const Raw<kRun> raw_u = fetch_run<kRun>(u_row, t, steps, aligned), raw_delta = fetch_run<kRun>(delta_row, t, steps, aligned);
     __syncthreads();  // everybody is done with the last tile
-    fill_weights<kLanes, kRun, kPitch>(tile_b, states, p.b, row, group, states, tile, steps, aligned);
-    fill_weights<kLanes, kRun, kPitch>(tile_c, states, p.c, row, group, states, tile, steps, aligned);
+    fill_weights<kLanes, kRun, kPitch>(tile_b, tile_c, padded, states, p.b, p.c, row, group, tile, steps, aligned);
+    widen_run(du, raw_u);
+    widen_run(delta, raw_delta);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const float raw = delta[k] + bias, wide = p.softplus ? softplus_of(raw) : raw;
@@ -73,39 +82,53 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
     __syncthreads();
     const bool saves = active && t < steps && t % kChunk == 0;
     float *saved_here = saved + t / kChunk * p.chunks.s[1], *at = tile_b + seg * kPitch;
-    float2* of_state = rates + mine * states;
+    float2* of_state = rates + mine * pitch;
 #pragma unroll 1
-    for (int n = 0; n < states; ++n, at += kRow, ++of_state, ++saved_here) {
-      const float rate = of_state->x, carry = seg == 0 ? of_state->y : 0.0f;
-      float a[kRun], x[kRun], weight[kRun];
-      load_words(weight, at);
-      float h = carry, product = ex2(rate * total);
+    for (int n = 0; n < padded; n += kTogether, at += kTogether * kRow, of_state += kTogether, saved_here += kTogether) {
+      float a[kTogether][kRun], x[kTogether][kRun], h[kTogether], product[kTogether], carry[kTogether], weight[kRun];
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) {
-        a[k] = ex2(rate * delta[k]);
-        x[k] = weight[k] * du[k];
-        h = fmaf(a[k], h, x[k]);
+      for (int i = 0; i < kTogether; ++i) {
+        const float2 state = of_state[i];
+        const float rate = state.x;
+        load_words(weight, at + i * kRow);
+        h[i] = carry[i] = seg == 0 ? state.y : 0.0f, product[i] = ex2(rate * total);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          a[i][k] = ex2(rate * delta[k]);
+          x[i][k] = weight[k] * du[k];
+          h[i] = fmaf(a[i][k], h[i], x[i][k]);
+        }
       }
-      load_words(weight, at + states * kRow);
 #pragma unroll
       for (int by = 1; by < kLanes; by *= 2) {
-        const float h_before = __shfl_up_sync(~0u, h, by, kLanes);
-        const float before = __shfl_up_sync(~0u, product, by, kLanes);
-        if (seg >= by) h = fmaf(product, h_before, h), product *= before;
-      }
-      if (seg == kLanes - 1) of_state->y = h;
-      h = __shfl_up_sync(~0u, h, 1, kLanes);
-      if (seg == 0) h = carry;
-      if (saves) *saved_here = h;
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) {
-        h = fmaf(a[k], h, x[k]);
-        y[k] = fmaf(weight[k], h, y[k]);
+        for (int i = 0; i < kTogether; ++i) {
+          const float h_before = __shfl_up_sync(~0u, h[i], by * kAcross);
+          const float before = __shfl_up_sync(~0u, product[i], by * kAcross);
+          if (seg >= by) h[i] = fmaf(product[i], h_before, h[i]), product[i] *= before;
+        }
+      }
+      __syncwarp();  // the first lanes have read the carry
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (seg == kLanes - 1) of_state[i].y = h[i];
+        h[i] = __shfl_up_sync(~0u, h[i], kAcross);
+        if (seg == 0) h[i] = carry[i];
+        if (saves && (kTogether == 1 || n + i < states)) saved_here[i] = h[i];
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        load_words(weight, at + (padded + i) * kRow);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          h[i] = fmaf(a[i][k], h[i], x[i][k]);
+          y[k] = fmaf(weight[k], h[i], y[k]);
+        }
       }
     }
-    if (p.z.base) {
+    if (gated) {
       float z[kRun];
-      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+      widen_run(z, fetch_run<kRun>(z_row, t, steps, aligned));
 #pragma unroll
       for (int k = 0; k < kRun; ++k) y[k] *= z[k] * sigmoid_of(z[k]);
     }
@@ -113,6 +136,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   }
   __syncthreads();
   for (int i = threadIdx.x; i < here * states; i += kThreads) {
-    store_float(p.last, offset(p.last, row, first + i / states, i % states), rates[i].y);
+    store_float(p.last, offset(p.last, row, first + i / states, i % states), rates[i / states * pitch + i % states].y);
   }
 }

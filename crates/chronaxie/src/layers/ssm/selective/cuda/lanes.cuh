@@ -34,30 +34,83 @@ __device__ __forceinline__ float softplus_of(float x) {
 }
 __device__ __forceinline__ float sigmoid_of(float x) { return rcp(1.0f + ex2(-x * kLog2e)); }
 
-// Fills a tile of weights, [kStates][kRuns][kRun] with kPitch words from run to run, from `t` on: every thread of the block
+__device__ __forceinline__ unsigned bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ unsigned bits_of(unsigned short x) { return x; }
+
+// A run as it is stored: made wide where it is used, so that nobody waits for it before.
+template <int kRun>
+struct Raw {
+  unsigned words[kRun * sizeof(Stored) / 4];
+};
+template <int kRun>
+__device__ __forceinline__ Raw<kRun> fetch_run(const Stored* row, i64 t, i64 steps, bool aligned) {
+  constexpr int kWords = kRun * sizeof(Stored) / 4;
+  Raw<kRun> raw;
+  if (aligned && t + kRun <= steps) {
+    constexpr int kWide = kWords < 4 ? kWords : 4;
+    struct alignas(4 * kWide) Wide {
+      unsigned words[kWide];
+    };
+#pragma unroll
+    for (int i = 0; i < kWords; i += kWide) {
+      const Wide v = *reinterpret_cast<const Wide*>(row + t + i * (4 / sizeof(Stored)));
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) raw.words[i + k] = v.words[k];
+    }
+  } else {
+    constexpr int kOfWord = 4 / sizeof(Stored);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      raw.words[i] = 0;
+#pragma unroll
+      for (int k = 0; k < kOfWord; ++k) {
+        const i64 at = t + i * kOfWord + k;
+        if (at < steps) raw.words[i] |= bits_of(row[at]) << 16 * k;
+      }
+    }
+  }
+  return raw;
+}
+template <int kRun>
+__device__ __forceinline__ void widen_run(float (&to)[kRun], const Raw<kRun>& raw) {
+  constexpr int kWords = kRun * sizeof(Stored) / 4;
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    if (kStored == 0) to[k] = __uint_as_float(raw.words[k % kWords]);
+    else if (kStored == 1 && k % 2) to[k] = __uint_as_float(raw.words[k / 2] & 0xffff0000u);
+    else to[k] = widen(static_cast<unsigned short>(raw.words[k / 2] >> k % 2 * 16));
+  }
+}
+
+// Fills tiles of B and C, [kStates][kRuns][kRun] with kPitch words from run to run, from `t` on: every thread of the block
 // takes part, with the same four steps of some states. What lies outside is 0.
 template <int kRuns, int kRun, int kPitch>
-__device__ __forceinline__ void fill_weights(float* to, int states, const Array& from, i64 row, i64 group, int known, i64 t,
-                                             i64 steps, bool aligned) {
+__device__ __forceinline__ void fill_weights(float* to_b, float* to_c, int states, int known, const Array& b, const Array& c,
+                                             i64 row, i64 group, i64 t, i64 steps, bool aligned) {
   constexpr int kQuads = kRuns * kRun / 4, kAtOnce = kThreads / kQuads;
   static_assert(kThreads % kQuads == 0, "a thread keeps to its steps");
   const int q = threadIdx.x % kQuads * 4;
-  const i64 left = steps - t - q, stride = kAtOnce * from.s[2];
+  const i64 left = steps - t - q, of_b = kAtOnce * b.s[2], of_c = kAtOnce * c.s[2];
   int n = threadIdx.x / kQuads;
-  const Stored* at = reinterpret_cast<const Stored*>(from.base) + row * from.s[0] + group * from.s[1] + n * from.s[2] + t + q;
-  to += (n * kRuns + q / kRun) * kPitch + q % kRun;
+  const Stored* from_b = reinterpret_cast<const Stored*>(b.base) + row * b.s[0] + group * b.s[1] + n * b.s[2] + t + q;
+  const Stored* from_c = reinterpret_cast<const Stored*>(c.base) + row * c.s[0] + group * c.s[1] + n * c.s[2] + t + q;
+  int to = (n * kRuns + q / kRun) * kPitch + q % kRun;
   if (aligned && left >= 4 && states == known) {
 #pragma unroll 4
-    for (; n < states; n += kAtOnce, at += stride, to += kAtOnce * kRuns * kPitch) {
-      float x[4];
-      load_run(x, at, 0, 4, true);
-      store_words(to, x);
+    for (; n < states; n += kAtOnce, from_b += of_b, from_c += of_c, to += kAtOnce * kRuns * kPitch) {
+      float x[4], y[4];
+      load_run(x, from_b, 0, 4, true);
+      load_run(y, from_c, 0, 4, true);
+      store_words(to_b + to, x);
+      store_words(to_c + to, y);
     }
   } else {
-    for (; n < states; n += kAtOnce, at += stride, to += kAtOnce * kRuns * kPitch) {
-      float x[4];
-      load_run(x, at, 0, n < known ? left : 0, false);
-      store_words(to, x);
+    for (; n < states; n += kAtOnce, from_b += of_b, from_c += of_c, to += kAtOnce * kRuns * kPitch) {
+      float x[4], y[4];
+      load_run(x, from_b, 0, n < known ? left : 0, false);
+      load_run(y, from_c, 0, n < known ? left : 0, false);
+      store_words(to_b + to, x);
+      store_words(to_c + to, y);
     }
   }
 }

@@ -1,4 +1,4 @@
-//! The fast way, `lanes.cu` and `lanes_backward.cu`: for which problems and strides, and how the work is cut.
+//! The fast way, `lanes.cu` or `many.cu`, and `lanes_backward.cu`: for which problems and strides, and how the work is cut.
 
 use super::super::spec::{CHUNK, Discretisation, SelectiveScan, Weights};
 use super::{HEADERS, SHARED_HEADERS};
@@ -10,29 +10,44 @@ use chronaxie_runtime::cuda::{Header, KernelSource, Specialisation};
 use std::fmt;
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/lanes.cu", include_str!("lanes.cu"));
+const MANY: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/many.cu", include_str!("many.cu"));
 const BACKWARD: KernelSource =
     KernelSource::embedded("layers/ssm/selective/cuda/lanes_backward.cu", include_str!("lanes_backward.cu"));
 const LANES_HEADERS: &[Header] =
     &[HEADERS[0], HEADERS[1], RUNS, SHARED_HEADERS[0], ("lanes.cuh", include_str!("lanes.cuh"))];
-/// The kernels: forward, backward, and what segments hand on.
-pub(super) const ENTRIES: [&str; 3] = ["selective_lanes_forward", "selective_lanes_backward", "selective_lanes_carry"];
+/// The kernels: forward, backward, what segments hand on, and forward where there are many channels.
+pub(super) const ENTRIES: [&str; 4] =
+    ["selective_lanes_forward", "selective_lanes_backward", "selective_lanes_carry", "selective_many_forward"];
 
-/// States of a channel that the backward pass has room for.
+/// States of a channel that the backward pass, and forward many channels, have room for.
 const MOST_STATES: usize = 16;
 /// Threads of a block of the backward pass, and blocks a multiprocessor.
 pub(super) const BACK_THREADS: u32 = 128;
 const BACK_BLOCKS: usize = 2;
 const BACK_WARPS: usize = BACK_THREADS as usize / 32;
-/// Steps of a lane forward, and of a saved stretch; words of a tile's row of eight lanes backward.
+/// Steps of a lane forward.
 const RUN: usize = 16;
-const BACK_ROW: usize = 96;
+/// Words backward of the tiles of B and C, of a warp, and of a channel of a warp (`kOfWarp`, `kOfChannel`).
+const BACK_TILES: usize = 2 * MOST_STATES * (CHUNK + 4);
+const BACK_WARP: usize = 5 * CHUNK + 12 * (CHUNK + 4) + 16 * (4 * 8 + 4);
+const BACK_CHANNEL: usize = 6 * 32 + 2 * MOST_STATES + 4 + 16;
 /// Threads of a multiprocessor that run at once forward, as `lanes.cu` bounds its registers.
 const AT_ONCE: usize = 512;
+
+/// Of `many.cu`: threads of a block, channels of a warp, words of the tiles of B and C and of a warp, warps that keep a
+/// multiprocessor busy.
+const MANY_THREADS: u32 = 128;
+const MANY_CHANNELS: usize = 8;
+const MANY_TILES: usize = 2 * 32 * 2 * MOST_STATES;
+const MANY_WARP: usize = 32 * 2 * MANY_CHANNELS + 4 * MANY_CHANNELS * 32;
+const MANY_WARPS: usize = 12;
 
 /// How a problem is cut. Everything follows from the problem and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lanes {
-    /// Lanes of a warp that share a channel's time, forward.
+    /// Whether forward is that of `many.cu`.
+    pub(super) many: bool,
+    /// Lanes of a warp that share a channel's time, forward, if not.
     pub(super) lanes: u32,
     /// Threads a block, forward.
     pub(super) threads: u32,
@@ -53,6 +68,13 @@ pub(super) struct Lanes {
 impl Lanes {
     /// The way for `p`, if it has one on `device`.
     pub(super) fn choose(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
+        let lanes = Self::lanes(p, device)?;
+        let cost = |w: &Self| w.forward_cost(p, device);
+        Some(lanes.many(p, device).filter(|many| cost(many) < cost(&lanes)).unwrap_or(lanes))
+    }
+
+    /// The same with `lanes.cu` forward.
+    pub(super) fn lanes(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
         let (Weights::Varying(groups), Weights::Varying(_)) = (p.b(), p.c()) else { return None };
         let plain = !p.is_complex() && p.discretisation() == Discretisation::Exp && p.packing() == Packing::Whole;
         let width = p.channels() / groups;
@@ -60,6 +82,7 @@ impl Lanes {
             return None;
         }
         let mut lanes = Self {
+            many: false,
             lanes: 8,
             threads: 128,
             groups,
@@ -81,6 +104,13 @@ impl Lanes {
             lanes.cut(p, device);
         }
         Some(lanes)
+    }
+
+    /// The same with `many.cu` forward, where it has room for the states.
+    pub(super) fn many(self, p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
+        let many = Self { many: true, threads: MANY_THREADS, ..self };
+        let fits = many.forward_bytes(p.states()) <= device.shared_per_block_optin as usize;
+        (fits && p.states() <= MOST_STATES).then_some(many)
     }
 
     /// How many channels a warp takes, and in how many parts time.
@@ -108,7 +138,14 @@ impl Lanes {
     /// How long a forward pass takes, in some unit: the rounds of the blocks that are resident at once, times the channels
     /// and steps of a round. A scan over 32 lanes costs a tenth more than one over 8.
     fn forward_cost(&self, p: &SelectiveScan, device: &DeviceProps) -> f64 {
-        let at_once = AT_ONCE / self.threads as usize;
+        if self.many {
+            // A multiprocessor's blocks run side by side; few warps wait for their own results.
+            let blocks = self.blocks(Pass::Forward, p.batch()).div_ceil(device.sm_count as usize);
+            let warps = blocks * self.threads as usize / 32;
+            let channels = (warps.max(MANY_WARPS) * MANY_CHANNELS) as f64;
+            return 0.6 * channels * p.steps().next_multiple_of(32).max(32) as f64;
+        }
+        let at_once = if self.lanes == 32 { 1 } else { AT_ONCE / self.threads as usize };
         let rounds = self.blocks(Pass::Forward, p.batch()).div_ceil(at_once * device.sm_count as usize);
         let tile = self.lanes as usize * RUN;
         let scan = if self.lanes == 8 { 1.0 } else { 1.1 };
@@ -116,15 +153,20 @@ impl Lanes {
     }
     /// Channels of a block, forward.
     fn channels(&self) -> usize {
-        (self.threads / self.lanes) as usize
+        if self.many { self.threads as usize / 32 * MANY_CHANNELS } else { (self.threads / self.lanes) as usize }
     }
     /// Bytes of shared memory of a block.
     pub(super) fn forward_bytes(&self, states: usize) -> usize {
-        4 * states * 2 * (self.lanes as usize * (RUN + 4) + self.channels())
+        if self.many {
+            return 4 * (MANY_TILES + self.threads as usize / 32 * MANY_WARP);
+        }
+        // 32 lanes have two states at work at a time.
+        let states = if self.lanes == 32 { states.next_multiple_of(2) } else { states };
+        4 * 2 * (states * self.lanes as usize * (RUN + 4) + self.channels() * (states + 1))
     }
     /// The same backward.
     pub(super) fn backward_bytes(&self, channels: usize) -> usize {
-        4 * (2 * 16 * BACK_ROW + BACK_WARPS * (17 * BACK_ROW + channels * (6 * 32 + 52)))
+        4 * (BACK_TILES + BACK_WARPS * (BACK_WARP + channels * BACK_CHANNEL))
     }
     /// Blocks of a pass; those of the pass before where time is cut.
     pub(super) fn blocks(&self, pass: Pass, batch: usize) -> usize {
@@ -144,7 +186,10 @@ impl Lanes {
 
 impl fmt::Display for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lanes={} threads={}", self.lanes, self.threads)?;
+        match self.many {
+            true => write!(f, "many threads={}", self.threads)?,
+            false => write!(f, "lanes={} threads={}", self.lanes, self.threads)?,
+        }
         if self.backward {
             let (c, s, r) = (self.channels_a_warp, self.slices, self.segments);
             write!(f, "; backward channels_a_warp={c} slices={s} segments={r}")?;
@@ -160,19 +205,29 @@ pub(super) fn forward_specialisation(dtype: Dtype, lanes: u32, threads: u32) -> 
     spec.constants.extend([("kThreads", (threads as i32).into()), ("kLanes", (lanes as i32).into())]);
     spec
 }
+pub(super) fn many_specialisation(dtype: Dtype) -> Specialisation {
+    let mut spec = Specialisation::new(MANY, &ENTRIES[3..]);
+    spec.headers = LANES_HEADERS;
+    spec.constants = constants(dtype, false);
+    spec.constants.push(("kThreads", (MANY_THREADS as i32).into()));
+    spec
+}
 pub(super) fn backward_specialisation(dtype: Dtype) -> Specialisation {
-    let mut spec = Specialisation::new(BACKWARD, &ENTRIES[1..]);
+    let mut spec = Specialisation::new(BACKWARD, &ENTRIES[1..3]);
     spec.headers = LANES_HEADERS;
     spec.constants = constants(dtype, false);
     spec.constants.push(("kThreads", (BACK_THREADS as i32).into()));
     spec
 }
-/// Each kernel and each mapping once; f32 and bf16 differ in loads and stores alone.
+/// Each kernel and each mapping; f32 holds more registers between a load and its use.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     vec![
         forward_specialisation(Dtype::Bf16, 8, 128),
         forward_specialisation(Dtype::F32, 32, 256),
+        many_specialisation(Dtype::Bf16),
+        many_specialisation(Dtype::F32),
         backward_specialisation(Dtype::Bf16),
+        backward_specialisation(Dtype::F32),
     ]
 }
 
@@ -215,12 +270,12 @@ mod tests {
     fn long_sequences_of_few_channels_are_cut_in_time() {
         let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
         let long = Lanes::choose(&mamba(1, 1024, 65536, 16), &h200).unwrap();
-        assert_eq!((long.lanes, long.channels_a_warp), (32, 16), "{long}");
+        assert_eq!((long.many, long.lanes, long.channels_a_warp), (false, 32, 16), "{long}");
         assert!(long.segments >= 4 && long.blocks(Pass::Backward, 1) <= 264, "{long}");
         let many = Lanes::choose(&mamba(8, 2048, 2048, 16), &h200).unwrap();
-        assert_eq!((many.lanes, many.channels_a_warp, many.segments), (8, 16, 1), "{many}");
+        assert_eq!((many.many, many.channels_a_warp, many.segments), (true, 16, 1), "{many}");
         // 768 blocks of sixteen channels would be a round and a half.
         let uneven = Lanes::choose(&mamba(8, 1536, 8192, 16), &h200).unwrap();
-        assert_eq!((uneven.lanes, uneven.channels_a_warp, uneven.segments), (32, 12, 1), "{uneven}");
+        assert_eq!((uneven.many, uneven.channels_a_warp, uneven.segments), (true, 12, 1), "{uneven}");
     }
 }

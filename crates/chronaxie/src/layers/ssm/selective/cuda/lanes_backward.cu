@@ -6,70 +6,140 @@
 //   grad_delta = sum_n A p + u sum_n lambda B    grad_u = delta sum_n lambda B + D dy    grad_A = sum_t delta p
 //   grad_B = sum_d lambda delta u                grad_C = sum_d dy h
 //
-// A warp takes tiles of 64 steps against time, and in each tile its channels one after the other: lane 8 i + j has the
-// states 4 i to 4 i + 3 over steps 8 j to 8 j + 7. So what sums over channels (grad_B, grad_C: 64 numbers a lane) stays in
-// registers while the channels pass by, and what sums over states (y, sum A p, sum lambda B) goes through shared memory,
-// 24 words a lane and channel. h comes from the saved states, one each tile, then a scan over eight lanes each way; mu waits
-// in shared memory for the warp's next tile. The four warps of a block share the tiles of B and C and add up grad_B and
-// grad_C at the end of each; the blocks' shares lie in scratch and are summed in one order by selective_fold_slices.
+// A warp takes tiles of 64 steps against time, and in each tile its channels one after the other: lane (i, j) has the
+// states i, i + 4, i + 8 and i + 12 over steps 8 j to 8 j + 7. So what sums over channels (grad_B, grad_C: 64 numbers a lane)
+// stays in registers while the channels pass by, and what sums over states (y, sum A p, sum lambda B) goes through shared
+// memory, 24 words a lane and channel.
+//
+// Both scans are done at once: each lane runs its steps from zero, h forward and mu backward, and puts the ends into shared
+// memory; then lane n strings together the eight runs of h of state n from the saved state, and lane 16 + n those of mu from
+// what the tile behind has left; and the lanes run their steps again from where they truly start. (By shuffles a scan took
+// three rounds a state, one after the other: 4.5 instructions a step of a state where this takes 1.2, and their latency.)
+// The four warps of a block share the tiles of B and C and add up grad_B and grad_C at the end of each; the blocks' shares
+// lie in scratch and are summed in one order by selective_fold_slices.
 //
 // Where there are too few channels for the machine, time is cut into segments: selective_lanes_carry, the same walk with
 // nothing but mu, from 0, says what mu each segment would hand to the one before, and its sum of delta; a block then folds
 // those of the later segments in their order.
 //
 // What binds on an H200, B8 D2048 T2048 N16: memory 0.11 (bf16) or 0.22 ms (f32); instructions, of which 4 warps issue a
-// clock: 17 a step of a state, 3.2 for two scans, 1.6 for shared memory, 4 for what a channel's step costs, 26: 0.47 ms;
-// shared memory and shuffles 5 words a lane: 0.36 ms; exponentials 0.18 ms. The segments of T65536 cost 0.35 ms more.
+// clock: 13 a step of a state, 4 for the runs from zero, 1.2 for both scans, 2 for shared memory, 4 for what a channel's step
+// costs, 24: 0.44 ms; shared memory 8 words a lane: 0.59 ms; exponentials 0.16 ms. The segments of T65536 cost 0.35 ms more.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
 #include "lanes.cuh"
 
-constexpr int kLanesOfTime = 8, kRun = 8, kPitch = kRun + 4, kRow = kLanesOfTime * kPitch;
-constexpr int kStates = 16, kPer = 4, kWarps = kThreads / 32;
-static_assert(kLanesOfTime * kRun == kChunk, "a tile starts from a saved state");
-// Words of a warp: three rows of what all states read, (3 x 4 rows) what each group of four adds up, and two that wait for
-// them; or, at the end of a tile, 16 rows of sums over channels. Then, for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu; its
-// D and bias; where its rows begin, which would take sixteen registers or as many multiplications.
-constexpr int kStage = 17 * kRow, kRows = 8, kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows;
+constexpr int kLanesOfTime = 8, kRun = 8, kRow = kLanesOfTime * kRun;
+constexpr int kStates = 16, kPer = 4, kParts = kStates / kPer, kWarps = kThreads / 32;
+static_assert(kRow == kChunk, "a tile starts from a saved state");
+// Four words lie between the rows that lanes of different states use at once, and between the ends of one s and the next:
+// the lanes of a quarter of a warp, of four runs and two rows, meet eight different groups of banks.
+constexpr int kPitch = kRow + 4, kEndsPitch = kParts * kLanesOfTime + 4;
+// Words of a warp: five rows of what belongs to the channel's steps and (3 x 4 rows) what each part of the states adds up,
+// or, at the end of a tile, 16 rows of sums over channels; the ends of the runs and their gates, forward and backward. Then,
+// for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu; its D and bias; where its rows begin, which
+// would take sixteen registers or as many multiplications.
+constexpr int kShares = 5 * kRow, kStage = kShares + 3 * kParts * kPitch, kEnds = kPer * kEndsPitch;
+constexpr int kOfWarp = kStage + 4 * kEnds, kRows = 8, kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows;
+static_assert(kStage >= kStates * kPitch, "the stage holds the sums over channels");
 
-// The inclusive scan of affine maps h -> product h + x over eight lanes, from lane 0 on or from lane 7 on; gives what comes
-// before this lane, and `edge` where nothing does.
-template <bool kUp>
-__device__ __forceinline__ float scan_before(float product, float& x, float edge) {
-  const int seg = threadIdx.x % kLanesOfTime;
+// A thread's share of a tile of weights, [kStates][64], as it is stored: the same four steps of some states. What lies
+// outside is 0.
+constexpr int kQuads = kRow / 4, kShareOfTile = kStates * kQuads / kThreads;
+struct alignas(4 * sizeof(Stored)) Quad {
+  Stored x[4];
+};
+__device__ __forceinline__ void load_tile(Quad (&to)[kShareOfTile], const Array& from, i64 row, i64 group, int states, i64 t,
+                                          i64 steps, bool aligned) {
+  const int q = threadIdx.x % kQuads, first = threadIdx.x / kQuads;
+  const i64 left = steps - t - 4 * q;
+  const Stored* at = reinterpret_cast<const Stored*>(from.base) + row * from.s[0] + group * from.s[1] + t + 4 * q;
 #pragma unroll
-  for (int by = 1; by < kLanesOfTime; by *= 2) {
-    const float x_before = kUp ? __shfl_up_sync(~0u, x, by, kLanesOfTime) : __shfl_down_sync(~0u, x, by, kLanesOfTime);
-    const float before =
-        kUp ? __shfl_up_sync(~0u, product, by, kLanesOfTime) : __shfl_down_sync(~0u, product, by, kLanesOfTime);
-    if (kUp ? seg >= by : seg + by < kLanesOfTime) x = fmaf(product, x_before, x), product *= before;
+  for (int i = 0; i < kShareOfTile; ++i) {
+    const int n = first + i * (kThreads / kQuads);
+    to[i] = Quad{};
+    if (n >= states) continue;
+    if (aligned && left >= 4) {
+      to[i] = *reinterpret_cast<const Quad*>(at + n * from.s[2]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (k < left) to[i].x[k] = at[n * from.s[2] + k];
+      }
+    }
   }
-  const float before = kUp ? __shfl_up_sync(~0u, x, 1, kLanesOfTime) : __shfl_down_sync(~0u, x, 1, kLanesOfTime);
-  return seg == (kUp ? 0 : kLanesOfTime - 1) ? edge : before;
+}
+__device__ __forceinline__ void keep_tile(float* to, const Quad (&from)[kShareOfTile]) {
+  const int q = threadIdx.x % kQuads, first = threadIdx.x / kQuads;
+#pragma unroll
+  for (int i = 0; i < kShareOfTile; ++i) {
+    const int n = first + i * (kThreads / kQuads);
+    const float x[4] = {widen(from[i].x[0]), widen(from[i].x[1]), widen(from[i].x[2]), widen(from[i].x[3])};
+    store_words(to + n * kPitch + q * 4, x);
+  }
 }
 
-// Whether a channel's loads start while the one before it is at work; sm_120's compiler has no registers left for them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr bool kAhead = false;
-#else
+// Two steps of a row as they are stored: made wide where they are used, so that nobody waits for them before.
+template <int kType>
+struct PairOf {
+  typedef unsigned type;
+};
+template <>
+struct PairOf<0> {
+  typedef float2 type;
+};
+typedef PairOf<kStored>::type Pair;
+__device__ __forceinline__ void pair_of(float2& to, float a, float b) { to = make_float2(a, b); }
+__device__ __forceinline__ void pair_of(unsigned& to, unsigned short a, unsigned short b) { to = a | b << 16; }
+__device__ __forceinline__ void widen_pair(float (&to)[2], float2 x) { to[0] = x.x, to[1] = x.y; }
+__device__ __forceinline__ void widen_pair(float (&to)[2], unsigned x) {
+  to[0] = widen(static_cast<unsigned short>(x));
+  to[1] = kStored == 1 ? __uint_as_float(x & 0xffff0000u) : widen(static_cast<unsigned short>(x >> 16));
+}
+
+// What a lane loads for a channel: two steps, and (lane n below 16) the state n before the tile.
+struct Fetched {
+  Pair u, delta, z, grad;
+  float start;
+};
+
+// Whether a channel's loads start while the one before it is at work; but for sm_90 and later there are no registers left
+// for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAhead = true;
+#else
+constexpr bool kAhead = false;
+#endif
+// Of how many of a lane's four states the weights C stay in registers while channels pass by.
+constexpr int kHold = 4;
+// Whether the gates stay in registers between the two runs; from sm_100 on compilers need the registers for other things.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kKeep = false;
+#else
+constexpr bool kKeep = true;
 #endif
 
-// Two steps of a channel as they are loaded, and the states that a lane of the tile's first run starts from.
-struct Raw {
-  float u[2], delta[2], z[2], grad[2], start[kPer];
-};
+// The lane of a run and a part of the states. Its neighbours by bits 0 and 3 have the same run, and so read the same words
+// of the channel, which costs one trip to shared memory.
+__device__ __forceinline__ int lane_of(int run, int part) {
+  return (part & 1) | (run & 3) << 1 | (part & 2) << 2 | (run & 4) << 2;
+}
 
 template <bool kCarry>
 __device__ __forceinline__ void walk(const Tensors& p) {
   extern __shared__ __align__(16) float shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = lane % kLanesOfTime, part_of_n = lane / kLanesOfTime;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = (lane >> 1 & 3) | (lane >> 2 & 4);
+  const int part_of_n = (lane & 1) | (lane >> 2 & 2);
   const int most = static_cast<int>(p.channels_a_warp), states = static_cast<int>(p.states);
-  float *tile_b = shared, *tile_c = tile_b + kStates * kRow, *stages = tile_c + kStates * kRow;
-  float *stage = stages + warp * kStage, *of_channels = stages + kWarps * kStage + warp * most * kOfChannel;
+  float *tile_b = shared, *tile_c = tile_b + kStates * kPitch, *stages = tile_c + kStates * kPitch;
+  float *stage = stages + warp * kOfWarp, *of_channels = stages + kWarps * kOfWarp + warp * most * kOfChannel;
   float *sums_a = of_channels, *sums_d = sums_a + most * 128, *rates = sums_d + most * 64, *mus = rates + most * kStates;
   float2* vectors = reinterpret_cast<float2*>(mus + most * kStates);
+  // Where a lane's eight words lie in rows of its part of the states, and its run's ends, h's and (from behind) mu's.
+  const int at_run = part_of_n * kPitch + seg * kRun;
+  float *ends = stage + kStage, *my_h = ends + part_of_n * kLanesOfTime + seg;
+  float* my_mu = ends + kEnds + part_of_n * kLanesOfTime + (kLanesOfTime - 1 - seg);
 
   const i64 width = p.channels / p.groups, steps = p.marks.steps, batch = p.batch;
   // Blocks: [row, segment, group, slice]; a carry of the first segment is nobody's.
@@ -119,13 +189,42 @@ __device__ __forceinline__ void walk(const Tensors& p) {
   __syncwarp();
 
   for (i64 tile = end_tile - 1; tile >= first_tile; --tile) {
-    const i64 from = tile * kChunk, t = from + 2 * lane, left = steps - t;
-    const bool whole = aligned && left >= 2;
+    const i64 from = tile * kChunk, t = from + 2 * lane;
+    const int left = static_cast<int>(max(0ll, min(steps - t, 2ll)));
+    const bool whole = aligned && left == 2;
+    const bool starts = !kCarry && lane < states && lane < kStates && (tile > 0 || p.h0.base);
+    auto row_at = [&](int j, int r) { return reinterpret_cast<Stored*>(rows_of[j * kRows + r]) + t; };
+    auto fetch = [&](int j) {
+      Fetched r = {};
+      const Stored *delta = row_at(j, 1), *grad = row_at(j, 3), *z = row_at(j, 2), *u = row_at(j, 0);
+      if (whole) {
+        r.delta = *reinterpret_cast<const Pair*>(delta), r.grad = *reinterpret_cast<const Pair*>(grad);
+        if (gated) r.z = *reinterpret_cast<const Pair*>(z);
+        if (!kCarry) r.u = *reinterpret_cast<const Pair*>(u);
+      } else {
+        auto some = [&](const Stored* x) {
+          Pair v;
+          pair_of(v, left > 0 ? x[0] : Stored(0), left > 1 ? x[1] : Stored(0));
+          return v;
+        };
+        r.delta = some(delta), r.grad = some(grad);
+        if (gated) r.z = some(z);
+        if (!kCarry) r.u = some(u);
+      }
+      if (!starts) return r;
+      const float* cell = reinterpret_cast<const float*>(rows_of[j * kRows + 4]) + tile * p.chunks.s[1] + lane;
+      if (tile == 0) cell = reinterpret_cast<const float*>(p.h0.base) + offset(p.h0, row, first + j, lane);
+      r.start = *cell;
+      return r;
+    };
+    Fetched next = {};
+    if (kAhead && mine > 0) next = fetch(0);
+    Quad quads_b[kShareOfTile], quads_c[kShareOfTile];
+    if (!kCarry) load_tile(quads_b, p.b, row, group, states, from, steps, aligned);
+    load_tile(quads_c, p.c, row, group, states, from, steps, aligned);
     __syncthreads();  // everybody is done with the last tile
-    if (!kCarry) {
-      fill_weights<kLanesOfTime, kRun, kPitch>(tile_b, kStates, p.b, row, group, states, from, steps, aligned);
-    }
-    fill_weights<kLanesOfTime, kRun, kPitch>(tile_c, kStates, p.c, row, group, states, from, steps, aligned);
+    if (!kCarry) keep_tile(tile_b, quads_b);
+    keep_tile(tile_c, quads_c);
     __syncthreads();
     float of_b[kPer][kRun], of_c[kPer][kRun];
 #pragma unroll
@@ -133,118 +232,104 @@ __device__ __forceinline__ void walk(const Tensors& p) {
 #pragma unroll
       for (int k = 0; k < kRun; ++k) of_b[s][k] = of_c[s][k] = 0.0f;
     }
-    const bool starts = !kCarry && seg == 0 && (tile > 0 || p.h0.base);
-    auto row_at = [&](int j, int r) { return reinterpret_cast<Stored*>(rows_of[j * kRows + r]) + t; };
-    auto fetch = [&](int j) {
-      Raw r = {};
-      load_run(r.delta, row_at(j, 1), 0, left, whole);
-      load_run(r.grad, row_at(j, 3), 0, left, whole);
-      if (gated) load_run(r.z, row_at(j, 2), 0, left, whole);
-      if (kCarry) return r;
-      load_run(r.u, row_at(j, 0), 0, left, whole);
-      if (!starts) return r;
-      const float* cell = reinterpret_cast<const float*>(rows_of[j * kRows + 4]) + tile * p.chunks.s[1];
-      i64 step = 1;
-      if (tile == 0) {
-        cell = reinterpret_cast<const float*>(p.h0.base) + offset(p.h0, row, first + j);
-        step = p.h0.s[2];
-      }
+    const float *my_b = tile_b + at_run, *my_c = tile_c + at_run;
+    float held_c[kPer][kRun];
 #pragma unroll
-      for (int s = 0; s < kPer; ++s) {
-        const int n = part_of_n * kPer + s;
-        if (n < states) r.start[s] = cell[n * step];
-      }
-      return r;
-    };
-    Raw next = {};
-    if (kAhead && mine > 0) next = fetch(0);
+    for (int s = 0; s < kHold; ++s) load_words(held_c[s], my_c + s * kParts * kPitch);
 #pragma unroll 1
     for (int j = 0; j < mine; ++j) {
-      const Raw raw = kAhead ? next : fetch(j);
-      if (kAhead && j + 1 < mine) next = fetch(j + 1);
-      const float2 of_j = vectors[j];
-      const float skip = of_j.x, bias = of_j.y;
-      // A pair of steps lies in one run.
-      const int pair = lane / 4 * kPitch + lane % 4 * 2;
+      const Fetched raw = kAhead ? next : fetch(j);
+      const int pair = 2 * lane;
       {
-        float delta[2], du[2], dy[2], slope[2], of_gate[2];  // of softplus, and of the output by z but for y
+        const float bias = vectors[j].y;
+        float u[2], delta[2], du[2], dy[2], slope[2], of_gate[2], x[2], z[2];  // of softplus, and of the output by z but for y
+        widen_pair(u, raw.u);
+        widen_pair(x, raw.delta);
+        widen_pair(dy, raw.grad);
+        widen_pair(z, raw.z);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const float x = raw.delta[k] + bias;
-          delta[k] = x, slope[k] = 1.0f;
-          if (p.softplus) {
-            const float e = ex2(-fabsf(x) * kLog2e), r = rcp(1.0f + e);
-            delta[k] = fmaxf(x, 0.0f) + log_one_plus(e);
-            slope[k] = x < 0.0f ? e * r : r;
+        for (int k = 0; k < 2; ++k) delta[k] = x[k] += bias, slope[k] = 1.0f, of_gate[k] = 0.0f;
+        if (p.softplus) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const float e = ex2(-fabsf(x[k]) * kLog2e), r = rcp(1.0f + e);
+            delta[k] = fmaxf(x[k], 0.0f) + log_one_plus(e);
+            slope[k] = x[k] < 0.0f ? e * r : r;
           }
-          if (t + k >= steps) delta[k] = 0.0f, slope[k] = 0.0f;
-          dy[k] = raw.grad[k], of_gate[k] = 0.0f;
-          if (gated) {
-            const float s = sigmoid_of(raw.z[k]), silu = raw.z[k] * s;
+        }
+        if (gated) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const float s = sigmoid_of(z[k]), silu = z[k] * s;
             of_gate[k] = dy[k] * fmaf(silu, 1.0f - s, s);
             dy[k] *= silu;
           }
-          du[k] = delta[k] * raw.u[k];
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (k >= left) delta[k] = 0.0f, slope[k] = 0.0f;
+          du[k] = delta[k] * u[k];
         }
         *reinterpret_cast<float2*>(stage + pair) = make_float2(delta[0], delta[1]);
         *reinterpret_cast<float2*>(stage + kRow + pair) = make_float2(dy[0], dy[1]);
         if (!kCarry) {
           *reinterpret_cast<float2*>(stage + 2 * kRow + pair) = make_float2(du[0], du[1]);
-          *reinterpret_cast<float2*>(stage + 15 * kRow + pair) = make_float2(slope[0], slope[1]);
-          *reinterpret_cast<float2*>(stage + 16 * kRow + pair) = make_float2(of_gate[0], of_gate[1]);
+          *reinterpret_cast<float2*>(stage + 3 * kRow + pair) = make_float2(slope[0], slope[1]);
+          *reinterpret_cast<float2*>(stage + 4 * kRow + pair) = make_float2(of_gate[0], of_gate[1]);
         }
       }
+      if (kAhead && j + 1 < mine) next = fetch(j + 1);
       __syncwarp();
       float delta[kRun], dy[kRun], du[kRun], total = 0.0f;
-      load_words(delta, stage + seg * kPitch);
-      load_words(dy, stage + kRow + seg * kPitch);
-      if (!kCarry) load_words(du, stage + 2 * kRow + seg * kPitch);
+      load_words(delta, stage + seg * kRun);
+      load_words(dy, stage + kRow + seg * kRun);
+      if (!kCarry) load_words(du, stage + 2 * kRow + seg * kRun);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) total += delta[k];
-      float y[kRun], of_rate[kRun], of_drive[kRun], of_a[kPer];
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) y[k] = of_rate[k] = of_drive[k] = 0.0f;
+      // The runs from zero.
+      float a[kPer][kRun], rate[kPer];
 #pragma unroll
       for (int s = 0; s < kPer; ++s) {
-        const int n = part_of_n * kPer + s;
-        const float rate = rates[j * kStates + n], product = ex2(rate * total);
-        float a[kRun], b[kRun], c[kRun], q[kRun];
-        load_words(c, tile_c + n * kRow + seg * kPitch);
+        rate[s] = rates[j * kStates + s * kParts + part_of_n];
+        const float product = ex2(rate[s] * total);
+        float b[kRun], c[kRun];
+        if (s < kHold) {
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) a[k] = ex2(rate * delta[k]);
-        if (!kCarry) {
-          load_words(b, tile_b + n * kRow + seg * kPitch);
-          const float start = raw.start[s];
-          float h = start;
-#pragma unroll
-          for (int k = 0; k < kRun; ++k) h = fmaf(a[k], h, b[k] * du[k]);
-          h = scan_before<true>(product, h, start);
-#pragma unroll
-          for (int k = 0; k < kRun; ++k) {
-            q[k] = a[k] * h;
-            h = fmaf(b[k], du[k], q[k]);
-            y[k] = fmaf(c[k], h, y[k]);
-            of_c[s][k] = fmaf(dy[k], h, of_c[s][k]);
-          }
+          for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
+        } else {
+          load_words(c, my_c + s * kParts * kPitch);
         }
-        const float edge = seg == kLanesOfTime - 1 ? mus[j * kStates + n] : 0.0f;
-        float mu = edge;
 #pragma unroll
-        for (int k = kRun - 1; k >= 0; --k) mu = a[k] * fmaf(c[k], dy[k], mu);
-        const float before = scan_before<false>(product, mu, edge);
-        if (seg == 0) mus[j * kStates + n] = mu;
+        for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
         if (!kCarry) {
-          mu = before, of_a[s] = 0.0f;
+          load_words(b, my_b + s * kParts * kPitch);
+          float h = b[0] * du[0];
 #pragma unroll
-          for (int k = kRun - 1; k >= 0; --k) {
-            const float lambda = fmaf(c[k], dy[k], mu), product_q = lambda * q[k];
-            of_rate[k] = fmaf(rate, product_q, of_rate[k]);
-            of_a[s] = fmaf(delta[k], product_q, of_a[s]);
-            of_drive[k] = fmaf(b[k], lambda, of_drive[k]);
-            of_b[s][k] = fmaf(du[k], lambda, of_b[s][k]);
-            mu = a[k] * lambda;
-          }
+          for (int k = 1; k < kRun; ++k) h = fmaf(a[s][k], h, b[k] * du[k]);
+          my_h[s * kEndsPitch] = h;
+          my_h[s * kEndsPitch + 2 * kEnds] = product;
         }
+        float mu = 0.0f;
+#pragma unroll
+        for (int k = kRun - 1; k >= 0; --k) mu = a[s][k] * fmaf(c[k], dy[k], mu);
+        my_mu[s * kEndsPitch] = mu;
+        my_mu[s * kEndsPitch + 2 * kEnds] = product;
+      }
+      __syncwarp();
+      {
+        const int n = lane % kStates, backward = lane / kStates;
+        float* my_ends = ends + backward * kEnds + n / kParts * kEndsPitch + n % kParts * kLanesOfTime;
+        float carry = backward ? mus[j * kStates + n] : raw.start;
+        float x[kRun], gate[kRun];
+        load_words(x, my_ends);
+        load_words(gate, my_ends + 2 * kEnds);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          const float after = fmaf(gate[k], carry, x[k]);
+          x[k] = carry, carry = after;
+        }
+        if (!kCarry) store_words(my_ends, x);
+        if (backward) mus[j * kStates + n] = carry;
       }
       if (kCarry) {
         // Each step is in four lanes.
@@ -252,10 +337,48 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         __syncwarp();
         continue;
       }
-      float* shares = stage + (3 + part_of_n) * kRow + seg * kPitch;
+      __syncwarp();
+      float y[kRun], of_rate[kRun], of_drive[kRun], of_a[kPer];
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) y[k] = of_rate[k] = of_drive[k] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kPer; ++s) {
+        float h = my_h[s * kEndsPitch], mu = my_mu[s * kEndsPitch];
+        float b[kRun], c[kRun], q[kRun];
+        if (!kKeep) {
+          rate[s] = rates[j * kStates + s * kParts + part_of_n];
+#pragma unroll
+          for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
+        }
+        if (s < kHold) {
+#pragma unroll
+          for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
+        } else {
+          load_words(c, my_c + s * kParts * kPitch);
+        }
+        load_words(b, my_b + s * kParts * kPitch);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          q[k] = a[s][k] * h;
+          h = fmaf(b[k], du[k], q[k]);
+          y[k] = fmaf(c[k], h, y[k]);
+          of_c[s][k] = fmaf(dy[k], h, of_c[s][k]);
+        }
+        of_a[s] = 0.0f;
+#pragma unroll
+        for (int k = kRun - 1; k >= 0; --k) {
+          const float lambda = fmaf(c[k], dy[k], mu), product_q = lambda * q[k];
+          of_rate[k] = fmaf(rate[s], product_q, of_rate[k]);
+          of_a[s] = fmaf(delta[k], product_q, of_a[s]);
+          of_drive[k] = fmaf(b[k], lambda, of_drive[k]);
+          of_b[s][k] = fmaf(du[k], lambda, of_b[s][k]);
+          mu = a[s][k] * lambda;
+        }
+      }
+      float* shares = stage + kShares + at_run;
       store_words(shares, y);
-      store_words(shares + 4 * kRow, of_rate);
-      store_words(shares + 8 * kRow, of_drive);
+      store_words(shares + kParts * kPitch, of_rate);
+      store_words(shares + 2 * kParts * kPitch, of_drive);
       float kept[kPer];
       load_words(kept, sums_a + j * 128 + lane * kPer);
 #pragma unroll
@@ -267,28 +390,37 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       for (int i = 0; i < 3; ++i) {
         sum[i][0] = sum[i][1] = 0.0f;
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const float2 v = *reinterpret_cast<const float2*>(stage + (3 + 4 * i + s) * kRow + pair);
+        for (int s = 0; s < kParts; ++s) {
+          const float2 v = *reinterpret_cast<const float2*>(stage + kShares + (kParts * i + s) * kPitch + pair);
           sum[i][0] += v.x, sum[i][1] += v.y;
         }
       }
       const float2 of_pair = *reinterpret_cast<const float2*>(stage + pair);
       const float2 dy_pair = *reinterpret_cast<const float2*>(stage + kRow + pair);
-      const float2 slopes = *reinterpret_cast<const float2*>(stage + 15 * kRow + pair);
-      const float2 gates = *reinterpret_cast<const float2*>(stage + 16 * kRow + pair);
+      const float2 slopes = *reinterpret_cast<const float2*>(stage + 3 * kRow + pair);
+      const float2 gates = *reinterpret_cast<const float2*>(stage + 4 * kRow + pair);
       const float slope[2] = {slopes.x, slopes.y}, of_gate[2] = {gates.x, gates.y};
       const float deltas[2] = {of_pair.x, of_pair.y}, dys[2] = {dy_pair.x, dy_pair.y};
-      float g_u[2], g_delta[2], g_z[2], g_skip = 0.0f, g_bias = 0.0f;
+      const float skip = vectors[j].x;
+      float u[2], g_u[2], g_delta[2], g_z[2], g_skip = 0.0f, g_bias = 0.0f;
+      widen_pair(u, raw.u);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         g_u[k] = fmaf(deltas[k], sum[2][k], skip * dys[k]);
-        g_delta[k] = fmaf(kLn2, sum[1][k], raw.u[k] * sum[2][k]) * slope[k];
-        g_z[k] = of_gate[k] * fmaf(skip, raw.u[k], sum[0][k]);
-        g_skip = fmaf(dys[k], raw.u[k], g_skip), g_bias += t + k < steps ? g_delta[k] : 0.0f;
+        g_delta[k] = fmaf(kLn2, sum[1][k], u[k] * sum[2][k]) * slope[k];
+        g_z[k] = of_gate[k] * fmaf(skip, u[k], sum[0][k]);
+        g_skip = fmaf(dys[k], u[k], g_skip), g_bias += g_delta[k];
       }
-      store_run(row_at(j, 5), 0, left, whole, g_u);
-      store_run(row_at(j, 6), 0, left, whole, g_delta);
-      if (gated) store_run(row_at(j, 7), 0, left, whole, g_z);
+      Stored *to_u = row_at(j, 5), *to_delta = row_at(j, 6), *to_z = row_at(j, 7);
+      if (whole) {
+        store_run(to_u, 0, 2, true, g_u);
+        store_run(to_delta, 0, 2, true, g_delta);
+        if (gated) store_run(to_z, 0, 2, true, g_z);
+      } else {
+        store_run(to_u, 0, left, false, g_u);
+        store_run(to_delta, 0, left, false, g_delta);
+        if (gated) store_run(to_z, 0, left, false, g_z);
+      }
       float2* others = reinterpret_cast<float2*>(sums_d) + j * 32 + lane;
       *others = make_float2(others->x + g_skip, others->y + g_bias);
       __syncwarp();  // the stage is written again
@@ -300,7 +432,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         __syncthreads();
 #pragma unroll
         for (int s = 0; s < kPer; ++s) {
-          store_words(stage + (part_of_n * kPer + s) * kRow + seg * kPitch, which ? of_c[s] : of_b[s]);
+          store_words(stage + s * kParts * kPitch + at_run, which ? of_c[s] : of_b[s]);
         }
         __syncthreads();
         float* to = reinterpret_cast<float*>(which ? p.part_c : p.part_b);
@@ -310,7 +442,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
           const int n = i / kChunk, k = i % kChunk;
           float sum = 0.0f;
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) sum += stages[w * kStage + n * kRow + k / kRun * kPitch + k % kRun];
+          for (int w = 0; w < kWarps; ++w) sum += stages[w * kOfWarp + n * kPitch + k];
           if (from + k < steps) to[n * steps + k] = sum;
         }
       }
@@ -332,9 +464,7 @@ __device__ __forceinline__ void walk(const Tensors& p) {
       const int j = i / states, n = i % states;
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < kLanesOfTime; ++k) {
-        sum += sums_a[j * 128 + (n / kPer * kLanesOfTime + k) * kPer + n % kPer];
-      }
+      for (int k = 0; k < kLanesOfTime; ++k) sum += sums_a[j * 128 + lane_of(k, n % kParts) * kPer + n / kParts];
       reinterpret_cast<float*>(p.part_a)[(part * p.channels + first + j) * states + n] = sum;
       if (p.g_h0.base && segment == 0) store_float(p.g_h0, offset(p.g_h0, row, first + j, n), mus[j * kStates + n]);
     }

@@ -97,8 +97,11 @@ impl Fast {
             Ok::<_, Error>(kernel)
         };
         let forward = || {
-            let spec = lanes::forward_specialisation(scan.dtype(), lanes.lanes, lanes.threads);
-            kernel(&spec, lanes::ENTRIES[0], lanes.forward_bytes(scan.states()))
+            let (spec, name) = match lanes.many {
+                true => (lanes::many_specialisation(scan.dtype()), lanes::ENTRIES[3]),
+                false => (lanes::forward_specialisation(scan.dtype(), lanes.lanes, lanes.threads), lanes::ENTRIES[0]),
+            };
+            kernel(&spec, name, lanes.forward_bytes(scan.states()))
         };
         let backward = || {
             let spec = lanes::backward_specialisation(scan.dtype());
@@ -151,12 +154,18 @@ impl CudaPlan {
     ) -> Result<Self> {
         let name = step.map_or(super::spec::NAME, |_| super::step::NAME);
         let way = if step.is_some() { None } else { Lanes::choose(&scan, device.props()) };
+        let many = way.and_then(|w| w.many(&scan, device.props()));
         let way = match options.variant.as_deref() {
             Some("serial") => None,
             None => way,
-            Some("lanes") if way.is_some() => way,
+            Some("lanes") if way.is_some() => Lanes::lanes(&scan, device.props()),
+            Some("many") if many.is_some() => many,
             Some(v) => {
-                let ways = if way.is_some() { "serial, lanes" } else { "serial, the only way for this problem" };
+                let ways = match (way, many) {
+                    (_, Some(_)) => "serial, lanes, many",
+                    (Some(_), None) => "serial, lanes",
+                    (None, None) => "serial, the only way for this problem",
+                };
                 return Err(Error::config(format!("{name}: variant `{v}` is not one of {ways} on CUDA devices")));
             }
         };
@@ -326,7 +335,11 @@ impl Plan for CudaPlan {
         self.fast.as_ref().map_or(serial.clone(), |f| format!("{}, or {serial}", f.lanes))
     }
     fn variant(&self) -> &'static str {
-        if self.fast.is_some() { "lanes" } else { "serial" }
+        match &self.fast {
+            Some(f) if f.lanes.many => "many",
+            Some(_) => "lanes",
+            None => "serial",
+        }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
         if pass == Pass::Backward { &self.scratch } else { &self.none }
