@@ -252,6 +252,70 @@ inline void shared_store(u32 address, T x, const char* what, int i = 0) {
   }
 EMU_SHARED(shared) EMU_SHARED(shared_cta) EMU_SHARED(shared_cluster)
 
+// --- wgmma: a warp makes its rows at once, though a GPU makes those of four later. Warp w of the four has of d rows 16 w + g and
+// 16 w + g + 8, columns 8 n + 2p and 8 n + 2p + 1, and of a in registers what mma has.
+inline void wgmma_fence_sync_aligned() {}
+inline void wgmma_commit_group_sync_aligned() {}
+inline void wgmma_wait_group_sync_aligned(u32) {}
+struct WgmmaOperands {
+  float* d[128];
+  u32 a[4] = {};
+  u64 tiles[2];
+  int numbers[5];
+  int sums = 0, registers = 0, descriptors = 0, count = 0;
+  void take(float& x) { d[sums++] = &x; }
+  void take(u32 x) { a[registers++] = x; }
+  void take(u64 x) { tiles[descriptors++] = x; }
+  void take(int x) { numbers[count++] = x; }
+};
+// An element of a tile whose rows of 128 bytes are swizzled: by its own rows, or by rows of terms, 64 of its own a block.
+// A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
+inline u16 wgmma_element(u32 base, u64 tile, bool by_terms, int own, int term) {
+  if (tile >> 62 != 1) machine->fail("wgmma of a tile that is not swizzled by 128 bytes, which is not emulated");
+  const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4, stride = (u32)(tile >> 32 & 0x3fff) << 4;
+  u32 at = by_terms ? start + own / 64 * leading + term / 8 * stride + term % 8 * 128 + own % 64 * 2
+                    : start + own / 8 * stride + own % 8 * 128 + term * 2;
+  at ^= (at >> 7 & 7) << 4;
+  return shared_load<u16>(base + ((at - base) & 0x3ffff), "wgmma");
+}
+template <int columns, float (*value)(u16)>
+inline void wgmma(WgmmaOperands& mine) {
+  const bool of_registers = mine.registers == 4;
+  if (mine.sums != columns / 2 || mine.descriptors != (of_registers ? 1 : 2) || mine.count != (of_registers ? 4 : 5))
+    machine->fail("wgmma with operands that are not emulated");
+  if (mine.numbers[1] != 1 || mine.numbers[2] != 1) machine->fail("wgmma with a sign is not emulated");
+  machine->warp(~0u, "wgmma", &mine, [](void** lanes, unsigned) {
+    const WgmmaOperands& o = *(WgmmaOperands*)lanes[0];
+    const u32 base = machine->shared_address(machine->shared_dynamic(16)), first = emu::self->warp % 4 * 16;
+    static float a[16][16], b[16][columns];
+    for (int k = 0; k < 16; k++) {
+      for (int n = 0; n < columns; n++)
+        b[k][n] = value(wgmma_element(base, o.tiles[o.descriptors - 1], o.numbers[o.count - 1], n, k));
+      for (int m = 0; m < 16 && !o.registers; m++) a[m][k] = value(wgmma_element(base, o.tiles[0], o.numbers[3], first + m, k));
+    }
+    for (int lane = 0; lane < 32 && o.registers; lane++)
+      for (int e = 0; e < 8; e++)
+        a[lane / 4 + e / 2 % 2 * 8][lane % 4 * 2 + e / 4 * 8 + e % 2] =
+            value((u16)(((WgmmaOperands*)lanes[lane])->a[e / 2] >> e % 2 * 16));
+    for (int lane = 0; lane < 32; lane++)
+      for (int e = 0; e < columns / 2; e++) {
+        float& d = *((WgmmaOperands*)lanes[lane])->d[e];
+        if (!o.numbers[0]) d = 0;
+        const int m = lane / 4 + e / 2 % 2 * 8, n = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 16; k++) d += a[m][k] * b[k][n];
+      }
+  });
+}
+#define EMU_WGMMA(columns, type, value)                                                             \
+  template <class... X>                                                                             \
+  inline void wgmma_mma_async_sync_aligned_m64n##columns##k16_f32_##type##_##type(X&&... x) {       \
+    WgmmaOperands o;                                                                                \
+    (o.take(x), ...);                                                                               \
+    wgmma<columns, value>(o);                                                                       \
+  }
+EMU_WGMMA(64, bf16, of_bf16) EMU_WGMMA(64, f16, of_half)
+EMU_WGMMA(128, bf16, of_bf16) EMU_WGMMA(256, bf16, of_bf16) EMU_WGMMA(128, f16, of_half) EMU_WGMMA(256, f16, of_half)
+
 // --- fences order what is in order here already
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async() {}

@@ -10,5 +10,7 @@ pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
 pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
+/// Products of tiles on Hopper's tensor cores.
+pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, MMA, SCAN];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, MMA, SCAN, WGMMA];

@@ -19,13 +19,24 @@ const TENSOR_FORWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/tensor_forward.cu", include_str!("tensor_forward.cu"));
 const TENSOR_BACKWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/tensor_backward.cu", include_str!("tensor_backward.cu"));
+const HOPPER_FORWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_forward.cu", include_str!("hopper_forward.cu"));
+const HOPPER_BACKWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_backward.cu", include_str!("hopper_backward.cu"));
 const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
 const HEADERS: &[Header] = &[SHARED];
-const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, ("tensor.cuh", include_str!("tensor.cuh"))];
+const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
+const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, TENSOR];
+const HOPPER_HEADERS: &[Header] =
+    &[SHARED, kernels::MMA, TENSOR, kernels::WGMMA, ("hopper.cuh", include_str!("hopper.cuh"))];
 const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
 const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
 const TENSOR_FORWARD_ENTRIES: [&str; 4] = ["gate_scan", "gate_carry", "tensor_states", "tensor_outputs"];
 const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states", "tensor_gradients", "gate_grads"];
+
+/// What stands for the last two of `TENSOR_FORWARD_ENTRIES`, and the second and third of `TENSOR_BACKWARD_ENTRIES`.
+const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
+const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
 
 /// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
@@ -58,6 +69,14 @@ fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: us
     spec
 }
 
+/// The kernels by wgmma, whose blocks have a chunk of up to 128 tokens, or 128 rows of a state.
+fn hopper(source: KernelSource, entries: &[&'static str], dtype: Dtype, columns: usize) -> Specialisation {
+    let mut spec = tensor(source, entries, dtype, 128, columns);
+    spec.headers = HOPPER_HEADERS;
+    spec.archs = Archs::Only(&["sm_90a"]);
+    spec
+}
+
 /// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
 /// those on tensor cores in the forms that are chosen by themselves.
 pub(super) fn specialisations() -> Vec<Specialisation> {
@@ -69,6 +88,10 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let mut list: Vec<_> = portable.collect();
     list.extend([forward(bf16, 64, 64), forward(bf16, 128, 128), forward(f16, 64, 64)]);
     list.extend([backward(bf16, 64, 64), backward(bf16, 128, 128)]);
+    for columns in [128, 256] {
+        list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
+        list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
+    }
     list
 }
 
@@ -173,7 +196,7 @@ pub(super) struct CudaPlan {
 fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Arc<CudaDevice>) -> Result<Vec<Kernel>> {
     let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
     let mut list = Vec::new();
-    let Some(Tiles { edge, columns, state_edge, .. }) = config.tiles else {
+    let Some(tiles) = config.tiles else {
         for entry in FORWARD_ENTRIES {
             list.push(device.kernel(&forward, entry)?);
         }
@@ -185,22 +208,41 @@ fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Arc<CudaDevic
         }
         return Ok(list);
     };
-    let states = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, state_edge, state_edge);
-    let outputs = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, edge, columns);
-    for (entry, spec) in TENSOR_FORWARD_ENTRIES.iter().zip([&states, &states, &states, &outputs]) {
-        // The last one is of the forward pass alone.
-        if !backward || *entry != "tensor_outputs" {
-            list.push(device.kernel(spec, entry)?);
-        }
+    let Tiles { edge, columns, state_edge, .. } = tiles;
+    let small = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
+    let by_wgmma = |source, entries, columns| hopper(source, entries, p.dtype, columns);
+    list.push(device.kernel(&small, "gate_scan")?);
+    list.push(device.kernel(&small, "gate_carry")?);
+    if tiles.hopper_states() {
+        let spec = by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, state_edge);
+        list.push(device.kernel(&spec, "hopper_states")?);
+    } else {
+        list.push(device.kernel(&small, "tensor_states")?);
     }
-    if backward {
-        let states = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, state_edge, state_edge);
-        let gradients = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, edge, columns);
-        for (entry, spec) in TENSOR_BACKWARD_ENTRIES.iter().zip([&states, &states, &gradients, &states]) {
-            list.push(device.kernel(spec, entry)?);
-        }
-        list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
+    if !backward {
+        list.push(if tiles.hopper {
+            device.kernel(&by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, columns), "hopper_outputs")?
+        } else {
+            let spec = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, edge, columns);
+            device.kernel(&spec, "tensor_outputs")?
+        });
+        return Ok(list);
     }
+    let small = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
+    list.push(device.kernel(&small, "tensor_tokens")?);
+    list.push(if tiles.hopper_states() {
+        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, state_edge), "hopper_grad_states")?
+    } else {
+        device.kernel(&small, "tensor_grad_states")?
+    });
+    list.push(if tiles.hopper {
+        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, columns), "hopper_gradients")?
+    } else {
+        let spec = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, edge, columns);
+        device.kernel(&spec, "tensor_gradients")?
+    });
+    list.push(device.kernel(&small, "gate_grads")?);
+    list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
     Ok(list)
 }
 
@@ -369,7 +411,7 @@ impl PassPlan {
         let by_state = |kernel, window: usize, mode: Option<i32>| {
             let mut numbers = Numbers::new(&[]);
             mode.into_iter().chain([t.state_stages as i32]).for_each(|n| numbers.push(n));
-            let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), 2 * t.state_edge as u32);
+            let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), t.state_threads());
             Launch { kernel, grid, threads, shared: t.state_shared().0 as u32, window: Some(window), numbers }
         };
         let by_chunk = |kernel, window: usize| {
@@ -488,7 +530,11 @@ impl Plan for CudaPlan {
         }
     }
     fn variant(&self) -> &'static str {
-        if self.forward.config.tiles.is_some() { "mma" } else { "simt" }
+        match self.forward.config.tiles {
+            None => "simt",
+            Some(t) if t.hopper => "wgmma",
+            Some(_) => "mma",
+        }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
         self.pass(pass).map_or(&self.empty, |p| &p.layout)

@@ -25,8 +25,8 @@ constexpr int kArch = 900;
 #endif
 // Blocks that make outputs on a multiprocessor: two with squares of 128 fit its shared memory on sm_90 and sm_100 only.
 constexpr int kTogether = kColumns > kEdge || (kEdge == 128 && (kArch < 900 || kArch >= 1200)) ? 1 : 256 / kEdge;
-// Blocks that scan states: but for sm_90 the compiler spills where it must keep to 128 registers.
-constexpr int kScans = kEdge == 128 && (kArch < 900 || kArch >= 1000) ? 1 : 256 / kEdge;
+// Blocks that scan states: of 128 registers for a square of 128 the compiler spills.
+constexpr int kScans = kEdge == 128 ? 1 : 256 / kEdge;
 // Where the tile of b begins in a place of the ring, and the bytes of a place.
 constexpr int kPlaceB = kEdge * kDeepPitch;
 constexpr int kPlace = kPlaceB + (kColumns * kDeepPitch > kStep * kWidePitch ? kColumns * kDeepPitch : kStep * kWidePitch);
@@ -186,20 +186,47 @@ struct Raw {
   float a, b, c;
 };
 
-// The state of one chain through the chunks of a window, a tile [kEdge of K, kEdge of V] a block, in registers: that behind
-// each chunk is written, rounded; or its gradient against time, that behind each chunk too.
+// How a block of the scan multiplies by mma.sync: tiles of kEdge columns, 32 tokens at a time.
+struct ByMma {
+  static constexpr int kWide = kEdge, kSteps = kStep, kPart = kStep * kPairPitch;
+  template <typename Issue>
+  using Queue = Ring<2 * kPart, Issue>;
+  float acc[kMT][kPairNT][4];
+
+  __device__ __forceinline__ void clear() { ::clear(acc); }
+  template <typename F>
+  __device__ __forceinline__ void pairs(F f) { each_pair(acc, f); }
+  template <typename F>
+  __device__ __forceinline__ void pieces(F f) { each_piece(acc, f); }
+  __device__ __forceinline__ static void bring(char* to, const Source& k, const Source& v) {
+    fetch<kStep, kEdge>(to, k);
+    fetch<kStep, kEdge>(to + kPart, v);
+  }
+  // Where k of a token is in a place.
+  __device__ __forceinline__ static int at(int t, int k) { return t * kPairPitch + 2 * k; }
+  __device__ __forceinline__ void begin(char* place, const unsigned* weights) {
+    const int warp = threadIdx.x / 32;
+    multiply<kBf16, kStep, true, kPairPitch, true, kPairPitch, true>(
+        acc, shared_at(place) + warp / kWarpsN * (kEdge / kWarpsM) * 2,
+        shared_at(place) + kPart + warp % kWarpsN * (8 * kPairNT) * 2, weights);
+  }
+  __device__ __forceinline__ void end() {}
+};
+
+// The state of one chain through the chunks of a window, a tile [kEdge of K, Form::kWide of V] a block, in registers: that
+// behind each chunk is written, rounded; or its gradient against time, that behind each chunk too. `Form` has the product.
 //   mode 1: begin where an earlier scan kept the window's start       mode 2: write no state
-template <bool kBack>
+template <bool kBack, typename Form>
 __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int stages, char* memory) {
   __shared__ unsigned weigh[2][kLongest / 2];
   __shared__ float weigh_n[2][kLongest], left[2], parts[4][kEdge];
-  constexpr int kPart = kStep * kPairPitch;
+  constexpr int kSteps = Form::kSteps;
   const Chain chain = chain_of(x, blockIdx.y);
   const i64 first = window * x.window, last = min(chain.chunks, first + x.window), count = last - first;
   if (chain.chunks < first || (chain.chunks == first && window > 0)) return;
-  const i64 across = (x.dv + kEdge - 1) / kEdge, size = x.dk * x.dv;
-  const i64 k0 = blockIdx.x / across * kEdge, v0 = blockIdx.x % across * kEdge;
-  const int thread = threadIdx.x, warp = thread / 32;
+  const i64 across = (x.dv + Form::kWide - 1) / Form::kWide, size = x.dk * x.dv;
+  const i64 k0 = blockIdx.x / across * kEdge, v0 = blockIdx.x % across * Form::kWide;
+  const int thread = threadIdx.x;
   int group = thread / (kEdge / 2), pair = thread % (kEdge / 2);
   const i64 own = k0 + thread;
   // n belongs to the blocks of the first columns of c; four groups of threads have every fourth token each.
@@ -215,10 +242,10 @@ __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int st
     from_n = window == 0 ? x.n_initial : mode & 1 ? x.start_n : x.ahead_n;
     if (window > 0 && mode & 1) at = chain.nth * x.windows + window;
   }
-  float acc[kMT][kPairNT][4];
-  clear(acc);
+  Form form;
+  form.clear();
   if (from)
-    each_pair(acc, [&](int k, int v, float& y, float& z) {
+    form.pairs([&](int k, int v, float& y, float& z) {
       if (k0 + k >= x.dk || v0 + v >= x.dv) return;
       const float* c = from + at * size + (k0 + k) * x.dv + v0 + v;
       y = c[0];
@@ -245,13 +272,13 @@ __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int st
   };
   auto write = [&](float* c, i64 to) {
     char* data = reinterpret_cast<char*>(c) + 2 * to * size;
-    each_piece(acc, [&](int k, int v, uint4 piece) {
+    form.pieces([&](int k, int v, uint4 piece) {
       if (k0 + k < x.dk && v0 + v < x.dv) *reinterpret_cast<uint4*>(data + 2 * ((k0 + k) * x.dv + v0 + v)) = piece;
     });
   };
   auto write_exactly = [&](float* c, float* to_n, i64 to) {
     if (c)
-      each_pair(acc, [&](int k, int v, float& y, float& z) {
+      form.pairs([&](int k, int v, float& y, float& z) {
         if (k0 + k >= x.dk || v0 + v >= x.dv) return;
         float* data = c + to * size + (k0 + k) * x.dv + v0 + v;
         data[0] = y;
@@ -303,15 +330,14 @@ __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int st
     return {s.data + t * s.stride, s.stride, s.step, s.rows - t, s.columns, s.plain};
   };
   // The first token of the step that is fetched next.
-  int done = kBack ? (tokens + kStep - 1) / kStep * kStep : -kStep;
+  int done = kBack ? (tokens + kSteps - 1) / kSteps * kSteps : -kSteps;
   auto issue = [&](char* to) {
-    done += kBack ? -kStep : kStep;
+    done += kBack ? -kSteps : kSteps;
     if (kBack ? done < 0 : done >= tokens) return;
-    fetch<kStep, kEdge>(to, moved(start_k, done));
-    fetch<kStep, kEdge>(to + kPart, moved(start_v, done));
+    Form::bring(to, moved(start_k, done), moved(start_v, done));
   };
   if (chunks > 0) put(load_raw(kBack ? chunks - 1 : 0), kBack ? chunks - 1 : 0, 0);
-  Ring<2 * kPart, decltype(issue)> ring(memory, stages, issue);
+  typename Form::template Queue<decltype(issue)> ring(memory, stages, issue);
   for (int i = 0; i < chunks; ++i) {
     const int now = i & 1, c = kBack ? chunks - 1 - i : i, next = kBack ? c - 1 : c + 1;
     Raw raw = {};
@@ -320,33 +346,32 @@ __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int st
       write(x.grad_c, chain.nth * x.window + c);
       write_n(x.grad_n, chain.nth * x.window + c);
     }
-    const int steps = (min(length, tokens - c * length) + kStep - 1) / kStep;
+    const int steps = (min(length, tokens - c * length) + kSteps - 1) / kSteps;
     for (int step = 0; step < steps; ++step) {
       const int j = kBack ? steps - 1 - step : step;
       char* tile = ring.pull();
       if (step == 0) {
         const float rest = left[now];
-        each_pair(acc, [&](int, int, float& y, float& z) {
+        form.pairs([&](int, int, float& y, float& z) {
           y *= rest;
           z *= rest;
         });
         n.x *= rest;
         n.y *= rest;
       }
-      multiply<kBf16, kStep, true, kPairPitch, true, kPairPitch, true>(
-          acc, shared_at(tile) + warp / kWarpsN * (kEdge / kWarpsM) * 2, shared_at(tile) + kPart + warp % kWarpsN * (8 * kPairNT) * 2,
-          weigh[now] + j * (kStep / 2));
+      form.begin(tile, weigh[now] + j * (kSteps / 2));
       if (has_n) {
         // Addresses are made here, and not kept.
         asm volatile("" : "+r"(group), "+r"(pair));
 #pragma unroll
-        for (int t = 0; t < kStep; t += 4) {
-          const float w = weigh_n[now][j * kStep + t + group];
-          const float2 y = unpack<kBf16>(*reinterpret_cast<const unsigned*>(tile + (t + group) * kPairPitch + 4 * pair));
+        for (int t = 0; t < kSteps; t += 4) {
+          const float w = weigh_n[now][j * kSteps + t + group];
+          const float2 y = unpack<kBf16>(*reinterpret_cast<const unsigned*>(tile + Form::at(t + group, 2 * pair)));
           n.x = fmaf(w, y.x, n.x);
           n.y = fmaf(w, y.y, n.y);
         }
       }
+      form.end();
     }
     settle();
     if (!kBack && !(mode & 2)) {

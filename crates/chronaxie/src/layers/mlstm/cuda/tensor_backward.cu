@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) tensor_tokens(const Call 
 extern "C" __global__ void __launch_bounds__(kBlock, kScans)
     tensor_grad_states(const Call x, i64 window, int stages) {
   extern __shared__ __align__(16) char memory[];
-  scan<true>(x, window, 0, stages, memory);
+  scan<true, ByMma>(x, window, 0, stages, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 2)

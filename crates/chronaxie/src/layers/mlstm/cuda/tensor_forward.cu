@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_carry(const Call x) 
 extern "C" __global__ void __launch_bounds__(kBlock, kScans)
     tensor_states(const Call x, i64 window, int mode, int stages) {
   extern __shared__ __align__(16) char memory[];
-  scan<false>(x, window, mode, stages, memory);
+  scan<false, ByMma>(x, window, mode, stages, memory);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, kTogether) tensor_outputs(const Call x, i64 window, int stages) {

@@ -21,13 +21,15 @@ const SEGMENT: usize = 1;
 /// The tiles of the kernels on tensor cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
+    /// By wgmma, and not by mma.sync.
+    pub hopper: bool,
     /// Tokens of a chunk at most, and rows of a tile.
     pub edge: usize,
     /// Columns of a tile of h or a gradient.
     pub columns: usize,
     /// Places of the ring of tiles.
     pub stages: usize,
-    /// Rows and columns of a tile of the states.
+    /// Rows and columns of a tile of the states; by wgmma, which has 128 rows, columns alone. Tiles of 64 are by mma.sync.
     pub state_edge: usize,
     /// Places of its ring.
     pub state_stages: usize,
@@ -51,7 +53,11 @@ impl fmt::Display for Config {
         let (length, window) = (self.length, self.window);
         match self.tiles {
             None => write!(f, "simt chunk={length} window={window} threads=256"),
-            Some(Tiles { edge, columns, stages, state_edge, state_stages }) => write!(
+            Some(Tiles { hopper: true, columns, stages, state_edge, state_stages, .. }) => write!(
+                f,
+                "wgmma:c{columns}g{stages}s{state_edge}r{state_stages} chunk={length} window={window} threads=256"
+            ),
+            Some(Tiles { edge, columns, stages, state_edge, state_stages, .. }) => write!(
                 f,
                 "mma:e{edge}c{columns}g{stages}s{state_edge}r{state_stages} chunk={length} window={window} threads={}",
                 2 * edge
@@ -60,10 +66,19 @@ impl fmt::Display for Config {
     }
 }
 
-/// What a user may ask for by name: `simt`, `simt:w3`, or `mma` with any of the numbers that the configuration prints.
+/// Which kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Path {
+    Simt,
+    Mma,
+    Wgmma,
+}
+
+/// What a user may ask for by name: `simt`, `simt:w3`, or `mma` or `wgmma` with any of the numbers that the configuration
+/// prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Wish {
-    path: Option<bool>,
+    path: Option<Path>,
     edge: Option<usize>,
     columns: Option<usize>,
     stages: Option<usize>,
@@ -78,13 +93,14 @@ impl Wish {
         let Some(name) = name else { return Ok(wish) };
         let bad = || {
             Error::config(format!(
-                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, or mma:e128c256g3s64r4wN with any of its numbers, on CUDA"
+                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, mma:e128c256g3s64r4wN with any of its numbers, wgmma, or wgmma:c256g3s64r4wN with any of its numbers, on CUDA"
             ))
         };
         let (path, mut rest) = name.split_once(':').unwrap_or((name, ""));
         wish.path = Some(match path {
-            "simt" => false,
-            "mma" => true,
+            "simt" => Path::Simt,
+            "mma" => Path::Mma,
+            "wgmma" => Path::Wgmma,
             _ => return Err(bad()),
         });
         if name.ends_with(':') {
@@ -98,9 +114,11 @@ impl Wish {
                 ('w', _) => (&mut wish.window, number > 0),
                 ('e', "mma") => (&mut wish.edge, matches!(number, 64 | 128)),
                 ('c', "mma") => (&mut wish.columns, matches!(number, 64 | 128 | 256)),
-                ('g', "mma") => (&mut wish.stages, (2..=4).contains(&number)),
+                ('c', "wgmma") => (&mut wish.columns, matches!(number, 128 | 256)),
+                ('g', "mma" | "wgmma") => (&mut wish.stages, (2..=4).contains(&number)),
                 ('s', "mma") => (&mut wish.state_edge, matches!(number, 64 | 128)),
-                ('r', "mma") => (&mut wish.state_stages, (2..=4).contains(&number)),
+                ('s', "wgmma") => (&mut wish.state_edge, matches!(number, 64 | 128 | 256)),
+                ('r', "mma" | "wgmma") => (&mut wish.state_stages, (2..=4).contains(&number)),
                 _ => return Err(bad()),
             };
             if !legal || field.is_some() {
@@ -121,14 +139,34 @@ impl Tiles {
     /// Dynamic and static shared memory of a block that makes outputs, or gradients.
     pub(super) fn shared(&self, backward: bool) -> (usize, usize) {
         let (edge, columns) = (self.edge, self.columns);
+        if self.hopper {
+            let (squares, rows) = if backward { (2, 6) } else { (1, 5) };
+            let tiles = self.stages * 128 * (edge + columns) + squares * 2 * edge * edge;
+            return (1024 + tiles, squares * 2048 + 4 * edge * rows + 64);
+        }
         let deep = columns * pitch(32);
         let place = edge * pitch(32) + deep.max(32 * pitch(columns));
         let squares = if backward { 2 } else { 1 };
         let rows = edge / 32 + if backward { 6 } else { 5 };
         (self.stages * place + squares * edge * pitch(edge), squares * 2048 + 4 * edge * rows)
     }
+    /// Whether states are scanned by wgmma.
+    pub(super) fn hopper_states(&self) -> bool {
+        self.hopper && self.state_edge > 64
+    }
+    /// Threads of a block that scans states.
+    pub(super) fn state_threads(&self) -> u32 {
+        if self.hopper_states() { 256 } else { 2 * self.state_edge as u32 }
+    }
+    /// The tiles by mma.sync of the cubin that gates' kernels are taken from, and states' where they are by it.
+    pub(super) fn gate_edge(&self) -> usize {
+        if self.hopper_states() { 64 } else { self.state_edge }
+    }
     /// The same of a block that scans states.
     pub(super) fn state_shared(&self) -> (usize, usize) {
+        if self.hopper_states() {
+            return (1024 + self.state_stages * 128 * (128 + self.state_edge), 1608 + 16 * 128 + 64);
+        }
         (self.state_stages * 2 * 32 * pitch(self.state_edge), 1608 + 16 * self.state_edge + self.state_edge / 2)
     }
 }
@@ -153,13 +191,23 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
         let fills = p.dqk.min(p.dv) > 64 && blocks >= props.sm_count as usize;
         if fills { 128 } else { 64 }
     });
-    let edges: &[usize] = if p.dqk.max(p.dv) > 64 || p.chunk.is_some_and(|c| c > 64) { &[128, 64] } else { &[64] };
-    for &edge in edges.iter().chain(&[64, 128]).filter(|e| wish.edge.is_none_or(|w| w == **e)) {
-        let columns = wish.columns.unwrap_or(edge);
+    let long = p.dqk.max(p.dv) > 64 || p.chunk.is_some_and(|c| c > 64);
+    let hopper = props.compute_capability == (9, 0)
+        && (wish.path == Some(Path::Wgmma) || (wish.path.is_none() && long && p.chunk.is_none_or(|c| c > 64)));
+    let edges: &[usize] = match (hopper, long) {
+        (true, _) => &[128],
+        (_, true) => &[128, 64],
+        _ => &[64, 128],
+    };
+    for &edge in edges.iter().filter(|e| wish.edge.is_none_or(|w| w == **e)) {
+        // Columns of h, or of gradients of q and k.
+        let width = if backward { p.dqk } else { p.dv };
+        let wide = if width > 128 { 256 } else { 128 };
+        let columns = wish.columns.unwrap_or(if hopper { wide } else { edge });
         if columns < edge {
             continue;
         }
-        let base = Tiles { edge, columns, stages: 2, state_edge, state_stages: 2 };
+        let base = Tiles { hopper, edge, columns, stages: 2, state_edge, state_stages: 2 };
         // As many blocks as registers allow, then as many places as fit beside them.
         let best = |count: Option<usize>, at_most: usize, shared: &dyn Fn(usize) -> (usize, usize)| {
             let most = blocks(shared(2), props).min(at_most);
@@ -168,10 +216,10 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
         };
         // What the kernels' launch bounds ask of registers (kTogether and kScans in tensor.cuh).
         let cc = props.compute_capability;
-        let alone = columns > edge || (edge == 128 && (backward || !((9, 0)..(12, 0)).contains(&cc)));
+        let alone = hopper || columns > edge || (edge == 128 && (backward || !((9, 0)..(12, 0)).contains(&cc)));
         let rows = if backward { 128 } else { 256 };
         let by_registers = if alone { 1 } else { rows / edge };
-        let scans = if state_edge == 128 && !((9, 0)..(10, 0)).contains(&cc) { 1 } else { 256 / state_edge };
+        let scans = if state_edge == 128 && !hopper { 1 } else { 256 / state_edge };
         let stages = best(wish.stages, by_registers, &|stages| Tiles { stages, ..base }.shared(backward));
         let state_stages =
             best(wish.state_stages, scans, &|state_stages| Tiles { state_stages, ..base }.state_shared());
@@ -186,11 +234,17 @@ impl Config {
     /// The configuration of a pass.
     pub(super) fn choose(p: &Mlstm, pass: Pass, props: &DeviceProps, wish: &Wish) -> Result<Self> {
         let (entry, backward) = (p.gate.entry(), pass == Pass::Backward);
-        let asked = wish.path == Some(true);
+        let by_wgmma = wish.path == Some(Path::Wgmma);
+        let (asked, name) = (by_wgmma || wish.path == Some(Path::Mma), if by_wgmma { "wgmma" } else { "mma" });
         if asked && p.dtype == Dtype::F32 {
-            return Err(Error::config(format!("{entry}: variant mma takes f16 and bf16, not {}", p.dtype)));
+            return Err(Error::config(format!("{entry}: variant {name} takes f16 and bf16, not {}", p.dtype)));
         }
         let (major, minor) = props.compute_capability;
+        if by_wgmma && (major, minor) != (9, 0) {
+            return Err(Error::config(format!(
+                "{entry}: variant wgmma needs compute capability 9.0, not {major}.{minor}"
+            )));
+        }
         if asked && major < 8 {
             return Err(Error::config(format!(
                 "{entry}: variant mma needs compute capability 8.0, not {major}.{minor}"
@@ -199,7 +253,7 @@ impl Config {
         // Heads of 16 are left to f32: their sums are so short that roundings of operands do not average out (gradients of
         // forget gates at 16 x 16 in bf16 were off by 1.3e-2, in f32 arithmetic by 4.8e-3). Tokens are counted in 32 bits.
         let able =
-            p.dtype != Dtype::F32 && major >= 8 && wish.path != Some(false) && p.steps < i32::MAX as usize - STEP;
+            p.dtype != Dtype::F32 && major >= 8 && wish.path != Some(Path::Simt) && p.steps < i32::MAX as usize - STEP;
         let able = able && (asked || p.dqk.min(p.dv) > 16);
         let tiles = if able { tiles(p, backward, props, wish) } else { None };
         if asked && tiles.is_none() {
@@ -208,7 +262,7 @@ impl Config {
         }
         let length = match tiles {
             None => p.chunk_length().min(TILE),
-            Some(t) => p.chunk.unwrap_or(t.edge).next_multiple_of(STEP).min(t.edge),
+            Some(t) => p.chunk.unwrap_or(t.edge).next_multiple_of(if t.hopper { 64 } else { STEP }).min(t.edge),
         };
         let chunks = p.steps.div_ceil(length).max(1);
         let (room, size) = match tiles {
@@ -233,8 +287,9 @@ impl Config {
     }
     /// Tiles of a state.
     pub(super) fn state_tiles(&self, p: &Mlstm) -> usize {
-        let edge = self.tiles.map_or(TILE, |t| t.state_edge);
-        p.dqk.div_ceil(edge) * p.dv.div_ceil(edge)
+        let columns = self.tiles.map_or(TILE, |t| t.state_edge);
+        let rows = if self.tiles.is_some_and(|t| t.hopper_states()) { 128 } else { columns };
+        p.dqk.div_ceil(rows) * p.dv.div_ceil(columns)
     }
 }
 
@@ -276,8 +331,8 @@ mod tests {
         }
         let of = |pass, props| choose(large, Dtype::Bf16, pass, props, None).unwrap();
         let (forward, backward) = (Pass::Forward, Pass::Backward);
-        assert_eq!(of(forward, &DeviceProps::SM_90), "mma:e128c128g3s128r4 chunk=128 window=32 threads=256");
-        assert_eq!(of(backward, &DeviceProps::SM_90), "mma:e128c128g4s128r4 chunk=128 window=22 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_90), "wgmma:c256g3s128r3 chunk=128 window=32 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_90), "wgmma:c256g3s128r3 chunk=128 window=22 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r4 chunk=64 window=26 threads=128");
@@ -290,9 +345,19 @@ mod tests {
         let some = |v| choose([1, 2, 500, 32, 32], Dtype::Bf16, Pass::Forward, &DeviceProps::SM_90, Some(v));
         assert_eq!(some("mma:e128c256g2s64r3w2").unwrap(), "mma:e128c256g2s64r3 chunk=128 window=2 threads=256");
         assert!(some("simt:w3").unwrap().starts_with("simt chunk=64 window=3"));
-        for bad in
-            ["wgmma", "mma:", "mma:x3", "mma:e96", "mma:e64e64", "simt:w0", "simt:e64", "mma:w", "mma:é3", "mma:g9"]
-        {
+        for bad in [
+            "wgmma:",
+            "wgmma:e128",
+            "mma:",
+            "mma:x3",
+            "mma:e96",
+            "mma:e64e64",
+            "simt:w0",
+            "simt:e64",
+            "mma:w",
+            "mma:é3",
+            "mma:g9",
+        ] {
             let e = some(bad).unwrap_err().to_string();
             assert!(e.contains(&format!("variant `{bad}` is not one of simt, simt:wN, mma")), "{e}");
         }
@@ -300,6 +365,9 @@ mod tests {
         assert!(e.to_string().contains("mlstm_exp: variant mma takes f16 and bf16, not f32"), "{e}");
         let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Forward, &DeviceProps::SM_75, Some("mma")).unwrap_err();
         assert!(e.to_string().contains("needs compute capability 8.0, not 7.5"), "{e}");
+        assert_eq!(some("wgmma").unwrap(), "wgmma:c128g4s64r4 chunk=128 window=4 threads=256");
+        let e = choose([1, 1, 9, 64, 64], Dtype::F16, Pass::Forward, &DeviceProps::SM_80, Some("wgmma")).unwrap_err();
+        assert!(e.to_string().contains("variant wgmma needs compute capability 9.0, not 8.0"), "{e}");
         let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Backward, &DeviceProps::SM_89, Some("mma:e128c256"))
             .unwrap_err();
         assert!(e.to_string().contains("no tiles of that variant fit"), "{e}");

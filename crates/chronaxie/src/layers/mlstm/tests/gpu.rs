@@ -37,7 +37,10 @@ fn on_a_gpu_every_tile_is_right() {
         (p.dtype, p.sequences) = (Dtype::Bf16, Some(3));
         let mut inputs = sample(&p, 4);
         inputs.insert("cu_seqlens", Values::new([4], vec![0.0, 131.0, 131.0, 300.0]).unwrap());
-        for variant in ["mma:e64s64", "mma:e64c128s128g2", "mma:e128c128r2", "mma:e128c256g2"] {
+        let by_mma = ["mma:e64s64", "mma:e64c128s128g2", "mma:e128c128r2", "mma:e128c256g2"];
+        let by_wgmma = ["wgmma:c128s128g2", "wgmma:c256s256r2", "wgmma:c128s64"];
+        let hopper = gpu.device.props().compute_capability == (9, 0);
+        for variant in by_mma.into_iter().chain(by_wgmma.into_iter().filter(|_| hopper)) {
             let run = |v: &str| run_on(&device, &p, &BOTH, &inputs, Some(v));
             let whole = match run(variant) {
                 Ok(outputs) => outputs,
