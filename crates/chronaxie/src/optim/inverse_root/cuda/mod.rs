@@ -74,7 +74,6 @@ struct Tensor {
     groups: Groups,
     clear: Kernel,
     kernel: Kernel,
-    buffers: RegionId,
     sums: RegionId,
     counters: RegionId,
 }
@@ -117,12 +116,12 @@ impl CudaPlan {
         let groups = match options.variant.as_deref() {
             None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
             Some("simt") => None,
-            Some("tensor") => Some(
-                takes(&problem, props).map_err(|e| Error::config(format!("{}: variant tensor {e}", problem.entry)))?,
+            Some("mma") => Some(
+                takes(&problem, props).map_err(|e| Error::config(format!("{}: variant mma {e}", problem.entry)))?,
             ),
             Some(other) => {
                 let entry = problem.entry;
-                return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, tensor, on CUDA")));
+                return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, mma, on CUDA")));
             }
         };
         let n = problem.order;
@@ -130,8 +129,10 @@ impl CudaPlan {
         let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
         let blocks = problem.count.min(resident);
         let mut layout = Layout::new(options.scratch_gap);
-        // The residual's two vectors: a matrix of one element does not hold them.
-        let work = layout.push("work", Dtype::F32, blocks * (MATRICES * n * n + 2))?;
+        // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
+        let portable = blocks * (MATRICES * n * n + 2);
+        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n * n.next_multiple_of(8));
+        let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
         let tensor = match groups {
             None => None,
             Some(g) => {
@@ -141,7 +142,6 @@ impl CudaPlan {
                     groups: g,
                     clear: device.kernel(&tensor(), "clear")?,
                     kernel,
-                    buffers: layout.push("buffers", Dtype::F32, g.groups * BUFFERS * n * n.next_multiple_of(8))?,
                     sums: layout.push("sums", Dtype::F64, g.groups * 2 * g.tiles)?,
                     counters: layout.push("counters", Dtype::I32, 16 * g.groups)?,
                 })
@@ -173,7 +173,7 @@ impl Plan for CudaPlan {
     fn config(&self) -> String {
         if let Some(Tensor { groups: g, .. }) = &self.tensor {
             return format!(
-                "inverse_root tensor: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages",
+                "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages",
                 g.groups, g.blocks, g.tiles, g.stages
             );
         }
@@ -181,7 +181,7 @@ impl Plan for CudaPlan {
         format!("inverse_root simt: {method}, {} blocks of {THREADS} threads, a matrix each", self.blocks)
     }
     fn variant(&self) -> &'static str {
-        if self.tensor.is_some() { "tensor" } else { "simt" }
+        if self.tensor.is_some() { "mma" } else { "simt" }
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
@@ -228,7 +228,7 @@ impl CudaPlan {
                 a,
                 root,
                 record,
-                region(t.buffers),
+                region(self.work),
                 region(t.sums),
                 region(t.counters),
                 Arg::I64(p.count as i64),
@@ -264,5 +264,42 @@ impl CudaPlan {
         // SAFETY: the arguments are those of the kernel's signature in inverse_root.cu; the views were checked against the
         // signature and the scratch holds the layout.
         unsafe { self.kernel.launch(args.stream, &config, &list) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(count: usize, n: usize, props: &DeviceProps) -> Groups {
+        takes(&InverseRoot::new(count, n, 4), props).unwrap()
+    }
+
+    /// The compared cases on an H200: as many blocks as there are multiprocessors, but where there are too few tiles.
+    #[test]
+    fn groups_fill_the_device() {
+        for (count, n, want) in
+            [(64, 128, (64, 1)), (16, 512, (16, 8)), (4, 1024, (4, 33)), (1, 2048, (1, 132)), (1, 4096, (1, 132))]
+        {
+            let g = groups(count, n, &DeviceProps::SM_90);
+            assert_eq!((g.groups, g.blocks, g.stages), (want.0, want.1, 4), "{count} x {n}");
+        }
+        for props in DeviceProps::FIXTURES.iter().filter(|d| d.compute_capability.0 >= 8) {
+            for (count, n) in [(1, 1), (1, 33), (1000, 128), (3, 300), (1, 32768), (100_000, 200)] {
+                let g = groups(count, n, props);
+                assert!(g.groups * g.blocks <= props.sm_count as usize && g.groups <= count, "{count} x {n}: {g:?}");
+                assert!(g.blocks <= 2 * g.tiles && g.shared() < props.shared_per_block_optin, "{count} x {n}: {g:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_for_tensor_cores_is_said() {
+        let why = |p: InverseRoot, props| takes(&p, props).unwrap_err();
+        let p = InverseRoot::new(2, 64, 4);
+        assert_eq!(why(p, &DeviceProps::SM_75), "needs compute capability 8.0, not 7.5");
+        assert_eq!(why(p.method(Method::Eigen), &DeviceProps::SM_90), "takes exponents -1/p and method newton");
+        assert_eq!(why(p.exponent(2, 3), &DeviceProps::SM_90), "takes exponents -1/p and method newton");
+        assert_eq!(why(InverseRoot::new(0, 64, 4), &DeviceProps::SM_90), "takes no empty batch");
     }
 }
