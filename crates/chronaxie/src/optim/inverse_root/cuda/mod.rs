@@ -14,7 +14,9 @@ const THREADS: u32 = 256;
 const MATRICES: usize = 5;
 /// `kTile`, `kStage` and `kBuffers` of newton.cu.
 const TILE: usize = 128;
-const STAGE: u32 = 4 * 128 * 80;
+const STAGE: u32 = 4 * 2 * 128 * 32;
+/// Static shared memory of newton.cu, at most.
+const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
 /// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
 const LEAST: usize = 33;
@@ -55,7 +57,7 @@ impl Groups {
     fn choose(p: &InverseRoot, props: &DeviceProps) -> Option<Self> {
         let side = p.order.div_ceil(TILE);
         let tiles = side * (side + 1) / 2;
-        let room = props.shared_per_block_optin.saturating_sub(1024);
+        let room = props.shared_per_block_optin.saturating_sub(STATIC);
         let stages = (room / STAGE).min(4);
         let sms = props.sm_count as usize;
         // Four of the six products at p = 4 are alone between barriers, two go together.
@@ -102,7 +104,7 @@ fn takes(p: &InverseRoot, props: &DeviceProps) -> std::result::Result<Groups, St
         return Err("takes no empty batch".to_owned());
     }
     Groups::choose(p, props).ok_or_else(|| {
-        format!("needs {} bytes of shared memory, of which there are {}", 2 * STAGE, props.shared_per_block_optin)
+        format!("needs {} bytes of shared memory, of which there are {}", 2 * STAGE + STATIC, props.shared_per_block_optin)
     })
 }
 
@@ -131,7 +133,7 @@ impl CudaPlan {
         let mut layout = Layout::new(options.scratch_gap);
         // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
         let portable = blocks * (MATRICES * n * n + 2);
-        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n * n.next_multiple_of(8));
+        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32));
         let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
         let tensor = match groups {
             None => None,
@@ -288,7 +290,7 @@ mod tests {
             for (count, n) in [(1, 1), (1, 33), (1000, 128), (3, 300), (1, 32768), (100_000, 200)] {
                 let g = groups(count, n, props);
                 assert!(g.groups * g.blocks <= props.sm_count as usize && g.groups <= count, "{count} x {n}: {g:?}");
-                assert!(g.blocks <= 2 * g.tiles && g.shared() < props.shared_per_block_optin, "{count} x {n}: {g:?}");
+                assert!(g.blocks <= 2 * g.tiles && g.shared() + STATIC <= props.shared_per_block_optin, "{count} x {n}: {g:?}");
             }
         }
     }

@@ -27,9 +27,11 @@ typedef long long i64;
 typedef unsigned short u16;
 
 constexpr int kThreads = 256, kTile = 128, kTerms = 32;
-constexpr int kPitch = pitch_of(kTerms);              // of a tile's rows in shared memory, bytes
-constexpr int kOperand = kTile * kPitch, kStage = 4 * kOperand;
+constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
+constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
+constexpr int kMostPhases = 16;              // between barriers, of an iteration: p is at most 64
 constexpr int kBuffers = 7, kMostIterations = 24;
+constexpr int kDeep = 1024;                  // beyond, another squaring of A pays: it saves an iteration
 constexpr float kScale = 2048.f, kFirstScale = 32768.f;  // s of all but Y, entries of at most 31; of A / ||A||_F
 constexpr float kLargest = 60000.f;
 constexpr float kEnough = 2e-8f;                      // of the root, relative: a third of an f32's rounding
@@ -45,10 +47,17 @@ struct Task {
   int flat_pitch;
 };
 
+// Buffers lie in blocks as shared memory has them: [n / 128][n / 32][hi, lo][128][32], and of each row the four pieces of 16 bytes
+// are exchanged so that the eight rows of an ldmatrix lie in eight different banks.
 struct Shape {
   int n, pitch, tiles, rank, blocks, stages;
-  i64 plane;  // elements from a buffer's hi to its lo
+  int chunks;  // of terms: n / 32, rounded up
+  i64 buffer;  // halves
 };
+__device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
+  return ((i64)(row / kTile) * s.chunks + column / kTerms) * (2 * kPlane) + row % kTile * kTerms +
+         ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
+}
 
 __device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -94,60 +103,58 @@ __device__ __forceinline__ int at(int row, int column) {
   return row * kTile + (column ^ (row & 31) ^ (row & 3) << 3);
 }
 
-__device__ __forceinline__ void copy_terms(const Shape& s, unsigned to, const u16* a, const u16* b, int2 tile, int term) {
-  const int piece = threadIdx.x % 4, k = term + 8 * piece;
+// Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
+__device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
 #pragma unroll
-  for (int q = 0; q < 8; ++q) {
-    const int operand = q / 2, r = q % 2 * (kTile / 2) + threadIdx.x / 4;
-    const int row = (operand < 2 ? tile.x : tile.y) * kTile + r;
-    const u16* from = (operand < 2 ? a : b) + (operand % 2 ? s.plane : 0);
-    const bool there = row < s.n && k < s.pitch;
-    copy_ahead(to + operand * kOperand + r * kPitch + 16 * piece, there ? from + (i64)row * s.pitch + k : from, there);
+  for (int q = 0; q < 4; ++q) {
+    copy_ahead(to + 4096 * q, a + 2048 * q, true);
+    copy_ahead(to + 4096 * (4 + q), b + 2048 * q, true);
   }
 }
 
 // sum[i][j] of this warp's 64 x 32 elements of a tile.
 __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
                                               float (&sum)[4][4][4]) {
-  const int chunks = (s.n + kTerms - 1) / kTerms, warp = threadIdx.x / 32;
-  const u16 *a = task.a, *b = task.b;
+  const int chunks = s.chunks, stages = s.stages, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u16* a = task.a + (i64)tile.x * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const u16* b = task.b + (i64)tile.y * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const unsigned to = shared + 16 * threadIdx.x;
+  const unsigned fa = shared + (warp / 4 * 64 + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
+  const unsigned fb = shared + 4 * kPlane + (warp % 4 * 32 + lane % 8 + lane / 16 * 8) * 64 + (lane / 8 % 2 ^ lane / 2 % 4) * 16;
 #pragma unroll
   for (int e = 0; e < 64; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
-  for (int c = 0; c + 1 < s.stages; ++c) {
-    if (c < chunks) copy_terms(s, shared + c * kStage, a, b, tile, c * kTerms);
+  for (int c = 0; c + 1 < stages; ++c) {
+    if (c < chunks) copy_blocks(to + c * kStage, a, b);
+    a += 2 * kPlane, b += 2 * kPlane;
     copy_commit();
   }
-  int stage = 0;
+  int stage = 0, ahead = stages - 1;
   for (int c = 0; c < chunks; ++c) {
-    copy_wait(s.stages - 2);
+    copy_wait(stages - 2);
     __syncthreads();
-    const int ahead = c + s.stages - 1;
-    int free = stage - 1;
-    if (free < 0) free += s.stages;
-    if (ahead < chunks) copy_terms(s, shared + free * kStage, a, b, tile, ahead * kTerms);
+    if (c + stages - 1 < chunks) copy_blocks(to + ahead * kStage, a, b);
+    a += 2 * kPlane, b += 2 * kPlane;
     copy_commit();
     if (works) {
-      const unsigned from = shared + stage * kStage;
-      const unsigned fa = from + warp / 4 * 64 * kPitch + lane_down<kPitch>();
-      const unsigned fb = from + 2 * kOperand + warp % 4 * 32 * kPitch + lane_across<kPitch>();
       float part[4][4][4];
 #pragma unroll
       for (int e = 0; e < 64; ++e) part[e / 16][e / 4 % 4][e % 4] = 0.f;
-#pragma unroll 1
+#pragma unroll
       for (int k = 0; k < kTerms / 16; ++k) {
+        const unsigned xa = (fa + stage * kStage) ^ 32 * k, yb = (fb + stage * kStage) ^ 32 * k;
         unsigned y[2][2][4];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          load_matrices<false>(y[0][j], fb + j * 16 * kPitch + 32 * k);
-          load_matrices<false>(y[1][j], fb + kOperand + j * 16 * kPitch + 32 * k);
+          load_matrices<false>(y[0][j], yb + j * 1024);
+          load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
         }
 #pragma unroll
         for (int i0 = 0; i0 < 4; i0 += 2) {
           unsigned x[2][2][4];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            load_matrices<false>(x[0][i], fa + (i0 + i) * 16 * kPitch + 32 * k);
-            load_matrices<false>(x[1][i], fa + kOperand + (i0 + i) * 16 * kPitch + 32 * k);
+            load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
+            load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
           }
           // lo hi, hi lo, hi hi: the large one last.
 #pragma unroll
@@ -162,51 +169,84 @@ __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, 
 #pragma unroll
       for (int e = 0; e < 64; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
     }
-    if (++stage == s.stages) stage = 0;
+    if (++stage == stages) stage = 0;
+    if (++ahead == stages) ahead = 0;
   }
   copy_wait(0);
   __syncthreads();
 }
 
 // Four elements of a buffer.
-__device__ __forceinline__ float4 load4(const u16* from, i64 plane, i64 place) {
-  const uint2 hi = __ldcg((const uint2*)(from + place)), lo = __ldcg((const uint2*)(from + plane + place));
-  const float2 h0 = unpack<false>(hi.x), h1 = unpack<false>(hi.y), l0 = unpack<false>(lo.x), l1 = unpack<false>(lo.y);
+struct Four {
+  uint2 hi, lo;
+};
+__device__ __forceinline__ void load4(Four& x, const u16* from, i64 place) {
+  x.hi = __ldcg((const uint2*)(from + place)), x.lo = __ldcg((const uint2*)(from + kPlane + place));
+}
+__device__ __forceinline__ float4 value4(const Four& x) {
+  const float2 h0 = unpack<false>(x.hi.x), h1 = unpack<false>(x.hi.y), l0 = unpack<false>(x.lo.x), l1 = unpack<false>(x.lo.y);
   return make_float4(h0.x + l0.x, h0.y + l0.y, h1.x + l1.x, h1.y + l1.y);
 }
-__device__ __forceinline__ void store4(u16* to, i64 plane, i64 place, float scale, float4 v) {
-  const float x = v.x * scale, y = v.y * scale, z = v.z * scale, w = v.w * scale;
+__device__ __forceinline__ void store4(u16* to, i64 place, float scale, const float (&v)[4]) {
+  const float x = v[0] * scale, y = v[1] * scale, z = v[2] * scale, w = v[3] * scale;
   const uint2 hi = make_uint2(pack<false>(x, y), pack<false>(z, w));
   const float2 h0 = unpack<false>(hi.x), h1 = unpack<false>(hi.y);
   const uint2 lo = make_uint2(pack<false>(x - h0.x, y - h0.y), pack<false>(z - h1.x, w - h1.y));
   *(uint2*)(to + place) = hi;
-  *(uint2*)(to + plane + place) = lo;
+  *(uint2*)(to + kPlane + place) = lo;
 }
 
-// What becomes of elements (row, column .. column + 3) of a product; gives the sum of the squares that are asked for.
-__device__ __forceinline__ float emit(const Shape& s, const Task& t, int row, int column, const float (&c)[4]) {
-  if (row >= s.n || column >= s.pitch) return 0.f;
-  const i64 place = (i64)row * s.pitch + column;
-  float4 x = make_float4(0.f, 0.f, 0.f, 0.f), y = x;
-  if (t.x) x = load4(t.x, s.plane, place);
-  if (t.y) y = load4(t.y, s.plane, place);
-  const float xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-  float v[4], w[4], squares = 0.f;
+// What becomes of a tile of a product, or of its mirror image, eight times four elements a thread at a time so that their loads
+// are under way together; gives the sum of the squares that are asked for.
+template <bool kMirror>
+__device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 tile, const float* c) {
+  constexpr int kBatch = 8;
+  // Copies: what is stored below could lie in shared memory for all that the compiler knows.
+  const Shape s = shape;
+  const Task t = task;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool diagonal = tile.x == tile.y;
+  const int row0 = (kMirror ? tile.y : tile.x) * kTile, column0 = (kMirror ? tile.x : tile.y) * kTile;
+  float squares = 0.f;
+#pragma unroll 1
+  for (int batch = 0; batch < kTile / 8; batch += kBatch) {
+    Four xs[kBatch], ys[kBatch];
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const bool there = column + e < s.n;
-    v[e] = there ? fmaf(t.beta, c[e], fmaf(t.first, xs[e], t.second * ys[e])) : 0.f;
-    w[e] = there ? fmaf(t.beta2, c[e], fmaf(t.first2, xs[e], row == column + e ? t.delta : 0.f)) : 0.f;
-    squares += t.also ? w[e] * w[e] : v[e] * v[e];
-  }
-  if (t.flat) {
+    for (int u = 0; u < kBatch; ++u) {
+      const int q = batch + u, row = row0 + q / 4 * 32 + warp * 4 + lane / 8, column = column0 + q % 4 * 32 + lane % 8 * 4;
+      const bool there = row < s.n && column < s.pitch;
+      const i64 place = place_of(s, row, column);
+      xs[u].hi = xs[u].lo = ys[u].hi = ys[u].lo = make_uint2(0, 0);
+      if (t.x && there) load4(xs[u], t.x, place);
+      if (t.y && there) load4(ys[u], t.y, place);
+    }
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (column + e < s.n) t.flat[(i64)row * t.flat_pitch + column + e] = t.gamma * v[e];
-  } else {
-    store4(t.out, s.plane, place, t.out_scale, make_float4(v[0], v[1], v[2], v[3]));
+    for (int u = 0; u < kBatch; ++u) {
+      const int q = batch + u, r = q / 4 * 32 + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
+      const int row = row0 + r, column = column0 + k;
+      if (row >= s.n || column >= s.pitch) continue;
+      const i64 place = place_of(s, row, column);
+      const float4 x4 = value4(xs[u]), y4 = value4(ys[u]);
+      const float x[4] = {x4.x, x4.y, x4.z, x4.w}, y[4] = {y4.x, y4.y, y4.z, y4.w};
+      float v[4], w[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool there = column + e < s.n, other = kMirror || (diagonal && k + e > r);
+        const float sum = c[other ? at(k + e, r) : at(r, k + e)];
+        v[e] = there ? fmaf(t.beta, sum, fmaf(t.first, x[e], t.second * y[e])) : 0.f;
+        w[e] = there ? fmaf(t.beta2, sum, fmaf(t.first2, x[e], row == column + e ? t.delta : 0.f)) : 0.f;
+        squares += t.also ? w[e] * w[e] : v[e] * v[e];
+      }
+      if (t.flat) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e < s.n) t.flat[(i64)row * t.flat_pitch + column + e] = t.gamma * v[e];
+      } else {
+        store4(t.out, place, t.out_scale, v);
+      }
+      if (t.also) store4(t.also, place, t.also_scale, w);
+    }
   }
-  if (t.also) store4(t.also, s.plane, place, t.also_scale, make_float4(w[0], w[1], w[2], w[3]));
   return squares;
 }
 
@@ -233,25 +273,8 @@ __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int coun
       }
     }
     __syncthreads();
-    float squares = 0.f;
-#pragma unroll 2
-    for (int q = 0; q < kTile / 8; ++q) {
-      const int r = q / 4 * 32 + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
-      float v[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) v[e] = tile_f32[diagonal && k + e > r ? at(k + e, r) : at(r, k + e)];
-      squares += emit(s, t, tile.x * kTile + r, tile.y * kTile + k, v);
-    }
-    if (!diagonal) {
-#pragma unroll 2
-      for (int q = 0; q < kTile / 8; ++q) {
-        const int r = q / 4 * 32 + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
-        float v[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = tile_f32[at(k + e, r)];
-        emit(s, t, tile.y * kTile + r, tile.x * kTile + k, v);
-      }
-    }
+    float squares = emit<false>(s, t, tile, tile_f32);
+    if (!diagonal) emit<true>(s, t, tile, tile_f32);
     if (t.sums) {
       const double all = block_sum(squares, slots);
       if (threadIdx.x == 0) t.sums[nth % s.tiles] = diagonal ? all : 2 * all;
@@ -298,16 +321,16 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
   }
 }
 
-// What the blocks of a group do next; every one of them comes to the same by itself.
-enum Step { kSquareA, kStart, kSquareE, kFactor, kPower, kEnd };
+// What the blocks of a group do; every one of them comes to the same by itself.
 struct Control {
-  u16 *buffers, *e, *m, *one, *two, *f, *y, *next_y, *r;
+  u16 *buffers, *e, *m, *one, *two, *f, *y, *next_y;
   float *root, *squared;
   double *sums_e, *sums_y;
   double zeta, size;  // of A / size
   float c[6], within[3], growth;  // (1 - e)^(-1/p) = sum c_i e^i; norms of E below which 1, 2 and 4 of its terms are enough
-  float norm_e, y_scale, next_scale, residual;
-  int n, p, step, terms, last, bit, again, count, status, iterations;
+  float norm_e, y_scale, residual;
+  int n, p, status, iterations;
+  int phases, count[kMostPhases];
 };
 
 __device__ void begin(Control& k, int p) {
@@ -317,141 +340,126 @@ __device__ void begin(Control& k, int p) {
   k.growth = 1.f + k.c[1] + k.c[2] + k.c[3] + k.c[4];
 }
 
-// The next step of one thread, from the sums of squares of A A, or of E and Y where an iteration begins.
-__device__ __noinline__ void plan(Control& k, const Shape& s, Task* tasks, double total_e, double total_y) {
+// The phases of the next iteration, by one thread, from the sums of squares of E and Y; none if there is none.
+__device__ __noinline__ void plan(Control& k, const Shape& s, Task (*tasks)[2], double total_e, double total_y) {
   constexpr float unit = 1.f / (kScale * kScale);
   const float* c = k.c;
-  auto buffer = [&](int i) { return k.buffers + 2 * i * s.plane; };
-  k.count = 1;
-  Task t = {};
-  if (k.step == kSquareA) {
-    t.a = t.b = buffer(0), t.beta = 1.f / (kFirstScale * kFirstScale), t.gamma = 1.f;
-    t.flat = k.squared, t.flat_pitch = s.pitch, t.sums = k.sums_y;
-    tasks[0] = t;
-    return;
+  const bool begins = k.iterations == 0;
+  k.phases = 0;
+  if (!begins) {
+    const float now = (float)sqrt(total_e);
+    // Only an eigenvalue below 0, or roundings of one that is as good as 0, takes E further from 0; NaN ends it too.
+    if (k.status == kNewton || !(now <= min(1.001f * k.norm_e, 1e4f)) || k.iterations == kMostIterations) return;
+    k.norm_e = now;
   }
-  if (k.step == kStart) {
-    // ||A||_2 <= ||A A||_F^(1/2); a product's roundings are far less than the margin.
-    k.zeta = 1.75 / (1.0001 * sqrt(sqrt(total_y)));
-    k.e = buffer(0), k.one = buffer(1), k.two = buffer(2), k.f = buffer(3), k.y = buffer(4), k.next_y = buffer(5), k.m = buffer(6);
-    k.y_scale = kScale, k.norm_e = __int_as_float(0x7f800000);
-    return;
+  const int terms = k.norm_e <= k.within[0] ? 1 : k.norm_e <= k.within[1] ? 2 : 4;
+  const bool last = k.norm_e <= k.within[2];
+  ++k.iterations;
+  int phase = 0;
+  auto add = [&](const Task& t, bool ends) {
+    const int nth = k.count[phase]++;
+    tasks[phase][nth] = t;
+    if (ends) k.count[++phase] = 0;
+  };
+  k.count[0] = 0;
+  if (!begins && terms > 1) {
+    Task t = {};
+    t.a = t.b = t.x = k.e;
+    if (terms == 2)
+      t.out = k.f, t.beta = c[2] * unit, t.first = c[1] / kScale, t.out_scale = kScale;
+    else
+      t.out = k.one, t.beta = unit, t.out_scale = kScale, t.also = k.two, t.beta2 = c[4] * unit,
+      t.first2 = c[3] / kScale, t.delta = c[2], t.also_scale = kScale;
+    add(t, true);
   }
-  if (k.step == kSquareE) {
-    // An iteration begins. How many terms of T does it take, and is it the last?
-    if (k.iterations > 0) {
-      const float now = (float)sqrt(total_e);
-      // Only an eigenvalue below 0, or roundings of one that is as good as 0, takes E further from 0; NaN ends it too.
-      if (!(now <= min(1.001f * k.norm_e, 1e4f)) || k.iterations == kMostIterations) {
-        k.count = 0;
-        return;
-      }
-      k.norm_e = now;
-    }
-    k.terms = k.norm_e <= k.within[0] ? 1 : k.norm_e <= k.within[1] ? 2 : 4;
-    k.last = k.norm_e <= k.within[2];
-    k.next_scale = kScale;
-    if (k.iterations > 0)
-      for (const float most = (float)sqrt(total_y) * k.growth; k.next_scale * most > kLargest;) k.next_scale *= 0.5f;
-    if (k.iterations == 0) {
-      k.step = kFactor;
-    } else if (k.terms == 1) {
-      k.step = kPower;
-    } else {
-      t.a = t.b = t.x = k.e;
-      if (k.terms == 2)
-        t.out = k.f, t.beta = c[2] * unit, t.first = c[1] / kScale, t.out_scale = kScale;
-      else
-        t.out = k.one, t.beta = unit, t.out_scale = kScale, t.also = k.two, t.beta2 = c[4] * unit,
-        t.first2 = c[3] / kScale, t.delta = c[2], t.also_scale = kScale;
-      tasks[0] = t;
-      return;
-    }
-  }
-  if (k.step == kFactor) {
+  if (terms == 4) {
+    Task t = {};
     t.a = k.one, t.b = k.two, t.x = k.e, t.beta = unit, t.first = c[1] / kScale, t.out = k.f, t.out_scale = kScale;
-    if (k.iterations == 0)
+    if (begins)
       t.also = k.y, t.beta2 = unit, t.first2 = c[1] / kScale, t.delta = 1.f, t.also_scale = kScale, t.sums = k.sums_y;
-    tasks[0] = t;
-    return;
+    add(t, true);
   }
-  // From here on: products of powers r of T, the first of them together with Y + Y F.
-  k.count = 0;
-  if (k.r == nullptr) {
-    k.r = k.f, k.bit = 30 - __clz(k.p), k.again = 0;
-    if (k.iterations > 0) {
-      t.a = t.x = k.y, t.b = k.terms == 1 ? k.e : k.f;
-      t.beta = (k.terms == 1 ? c[1] : 1.f) / (kScale * k.y_scale), t.first = 1.f / k.y_scale, t.sums = k.sums_y;
-      if (k.last)
-        t.flat = k.root, t.flat_pitch = k.n, t.gamma = (float)pow(k.zeta / k.size, 1. / k.p);
-      else
-        t.out = k.next_y, t.out_scale = k.next_scale;
-      tasks[k.count++] = t;
-    }
-    if (k.last) {
+  // Y + Y F, together with the first product of the next power or of M.
+  if (!begins) {
+    float next_scale = kScale;
+    for (const float most = (float)sqrt(total_y) * k.growth; next_scale * most > kLargest;) next_scale *= 0.5f;
+    Task t = {};
+    t.a = t.x = k.y, t.b = terms == 1 ? k.e : k.f;
+    t.beta = (terms == 1 ? c[1] : 1.f) / (kScale * k.y_scale), t.first = 1.f / k.y_scale;
+    if (last) {
+      t.flat = k.root, t.flat_pitch = k.n, t.gamma = (float)pow(k.zeta / k.size, 1. / k.p);
+      add(t, true);
       const float d = k.norm_e, d2 = d * d;
-      k.residual = k.p * (k.terms == 1 ? c[2] * d2 : k.terms == 2 ? c[3] * d2 * d : c[5] * d2 * d2 * d);
-      k.status = kNewton, k.step = kEnd, ++k.iterations;
+      k.residual = k.p * (terms == 1 ? c[2] * d2 : terms == 2 ? c[3] * d2 * d : c[5] * d2 * d2 * d);
+      k.status = kNewton, k.phases = phase;
       return;
     }
+    t.out = k.next_y, t.out_scale = next_scale, t.sums = k.sums_y;
+    add(t, false);
+    u16* other = k.y;
+    k.y = k.next_y, k.next_y = other, k.y_scale = next_scale;
   }
-  t = {};
-  u16* out = k.r == k.one ? k.two : k.one;
-  t.a = k.r, t.out = out, t.beta = unit, t.out_scale = kScale;
-  if (k.bit >= 0) {
-    // T^p - I = r, by the bits of p: 2 r + r r, and r + f + r f.
-    t.x = k.r;
-    if (k.again)
-      t.b = t.y = k.f, t.first = t.second = 1.f / kScale;
-    else
-      t.b = k.r, t.first = 2.f / kScale;
-    if (!k.again && (k.p >> k.bit & 1))
-      k.again = 1;
-    else
-      k.again = 0, --k.bit;
-    k.r = out;
-    tasks[k.count++] = t;
-    return;
+  // T^p - I = r, by the bits of p: 2 r + r r, and r + f + r f.
+  u16* r = k.f;
+  for (int bit = 30 - __clz(k.p); bit >= 0; --bit) {
+    for (int times = 0; times <= (k.p >> bit & 1); ++times) {
+      Task t = {};
+      t.a = t.x = r, t.beta = unit, t.out = r == k.one ? k.two : k.one, t.out_scale = kScale;
+      if (times)
+        t.b = t.y = k.f, t.first = t.second = 1.f / kScale;
+      else
+        t.b = r, t.first = 2.f / kScale;
+      add(t, true);
+      r = t.out;
+    }
   }
   // M <- M + r M and E = I - M. M's own buffer takes the place of the one that it is in then.
-  t.b = t.x = k.m, t.first = 1.f / kScale, t.sums = k.sums_e;
+  u16* out = r == k.one ? k.two : k.one;
+  Task t = {};
+  t.a = r, t.b = t.x = k.m, t.beta = unit, t.first = 1.f / kScale, t.out = out, t.out_scale = kScale, t.sums = k.sums_e;
   t.also = k.e, t.beta2 = -unit, t.first2 = -1.f / kScale, t.delta = 1.f, t.also_scale = kScale;
-  tasks[k.count++] = t;
+  add(t, true);
   if (out == k.one) k.one = k.m; else k.two = k.m;
-  k.m = out, k.r = nullptr;
-  if (k.iterations++ > 0) {
-    u16* other = k.y;
-    k.y = k.next_y, k.next_y = other, k.y_scale = k.next_scale;
-  }
-  k.step = kSquareE;
+  k.m = out, k.phases = phase;
 }
 
-// Four elements of by (A + eps I), by in f64; gives the row less the column of the first.
-__device__ __forceinline__ int damped(const Shape& s, const float* mean, i64 quad, double by, double eps, float (&v)[4]) {
+// Four elements of by (A + eps I), by in f64, and where they are; gives the row less the column of the first.
+__device__ __forceinline__ int damped(const Shape& s, const float* mean, unsigned quad, double by, double eps, float (&v)[4],
+                                      i64& place, int& column) {
   const float4 x = __ldcg((const float4*)mean + quad);
-  const int below = (int)(4 * quad / s.pitch) - (int)(4 * quad % s.pitch);
+  const int row = (int)(quad / (s.pitch / 4));
+  column = (int)(quad % (s.pitch / 4)) * 4;
+  place = place_of(s, row, column);
   const float xs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-  for (int e = 0; e < 4; ++e) v[e] = (float)(by * (below == e ? xs[e] + eps : (double)xs[e]));
-  return below;
+  for (int e = 0; e < 4; ++e) v[e] = (float)(by * (row == column + e ? xs[e] + eps : (double)xs[e]));
+  return row - column;
 }
 
 __device__ __noinline__ void scale(const Shape& s, const float* mean, double by, double eps, u16* to) {
-  for (i64 q = (i64)s.rank * kThreads + threadIdx.x; q < s.plane / 4; q += (i64)s.blocks * kThreads) {
+  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
+#pragma unroll 4
+  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
     float v[4];
-    damped(s, mean, q, by, eps, v);
-    store4(to, s.plane, 4 * q, kFirstScale, make_float4(v[0], v[1], v[2], v[3]));
+    i64 place;
+    int column;
+    damped(s, mean, q, by, eps, v, place, column);
+    store4(to, place, kFirstScale, v);
   }
 }
 
 // M, E, E E and c2 I + c3 E + c4 E E, from A and A A.
 __device__ __noinline__ void start(const Shape& s, const Control& k, const float* mean, double eps) {
-  const float by = (float)(k.zeta * k.zeta);
+  const float by = (float)(k.zeta * k.zeta), c2 = k.c[2], c3 = k.c[3], c4 = k.c[4];
   const double z = k.zeta / k.size;
-  for (i64 q = (i64)s.rank * kThreads + threadIdx.x; q < s.plane / 4; q += (i64)s.blocks * kThreads) {
+  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
+#pragma unroll 2
+  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
     float v[4], e1[4], e2[4], w[4];
-    const int below = damped(s, mean, q, z, eps, v), column = (int)(4 * q % s.pitch);
+    i64 place;
+    int column;
     const float4 x = __ldcg((const float4*)k.squared + q);
+    const int below = damped(s, mean, q, z, eps, v, place, column);
     const float xs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -459,13 +467,19 @@ __device__ __noinline__ void start(const Shape& s, const Control& k, const float
       const bool there = column + e < s.n;
       e1[e] = there ? one - v[e] : 0.f;
       e2[e] = there ? fmaf(by, xs[e], one - 2.f * v[e]) : 0.f;
-      w[e] = there ? fmaf(k.c[2], one, fmaf(k.c[3], e1[e], k.c[4] * e2[e])) : 0.f;
+      w[e] = there ? fmaf(c2, one, fmaf(c3, e1[e], c4 * e2[e])) : 0.f;
     }
-    store4(k.m, s.plane, 4 * q, kScale, make_float4(v[0], v[1], v[2], v[3]));
-    store4(k.e, s.plane, 4 * q, kScale, make_float4(e1[0], e1[1], e1[2], e1[3]));
-    store4(k.one, s.plane, 4 * q, kScale, make_float4(e2[0], e2[1], e2[2], e2[3]));
-    store4(k.two, s.plane, 4 * q, kScale, make_float4(w[0], w[1], w[2], w[3]));
+    store4(k.m, place, kScale, v);
+    store4(k.e, place, kScale, e1);
+    store4(k.one, place, kScale, e2);
+    store4(k.two, place, kScale, w);
   }
+}
+
+// The greatest of n numbers of that sum and sum of squares can be no greater (Samuelson, 1968).
+__device__ __forceinline__ double greatest(double sum, double squares, int n) {
+  const double mean = sum / n;
+  return mean + sqrt((n - 1) * max(0., squares / n - mean * mean));
 }
 
 extern "C" __global__ void clear(unsigned* counters, int groups) {
@@ -477,70 +491,78 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     newton_roots(const float* __restrict__ a,  // [N, n, n]
                  float* root,                  // [N, n, n]
                  float* record,                // [N, 4]
-                 u16* work,                    // [groups, 7, 2, n, pitch]
+                 u16* work,                    // [groups, 7, buffer]
                  double* sums,                 // [groups, 2, tiles]
                  unsigned* counters,           // [groups, 16]
                  i64 count, int n, int p, int blocks, int stages, double absolute, double relative) {
-  extern __shared__ __align__(16) float tile_f32[];
+  extern __shared__ __align__(128) float tile_f32[];
   __shared__ double slots[kThreads / 32];
-  __shared__ Task tasks[2];
+  __shared__ Task tasks[kMostPhases][2];
   __shared__ Control k;
   __shared__ Shape s;
   const int group = blockIdx.x / blocks, groups = gridDim.x / blocks;
   unsigned* counter = counters + 16 * group;
   unsigned round = 0;
-  const bool first = threadIdx.x == 0;
+  const bool first = threadIdx.x == 0, deep = n > kDeep;
   if (first) {
     const int side = (n + kTile - 1) / kTile;
-    s.n = n, s.pitch = (n + 7) / 8 * 8, s.blocks = blocks, s.stages = stages, s.plane = (i64)n * s.pitch;
-    s.tiles = side * (side + 1) / 2, s.rank = blockIdx.x % blocks;
+    s.n = n, s.chunks = (n + kTerms - 1) / kTerms, s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
+    s.tiles = side * (side + 1) / 2, s.rank = blockIdx.x % blocks, s.buffer = (i64)side * s.chunks * (2 * kPlane);
     begin(k, p);
-    k.n = n, k.buffers = work + (i64)group * kBuffers * 2 * s.plane;
+    k.n = n, k.buffers = work + group * kBuffers * s.buffer;
     k.sums_e = sums + (i64)group * 2 * s.tiles, k.sums_y = k.sums_e + s.tiles;
-    k.squared = (float*)(k.buffers + 10 * s.plane);
+    k.squared = (float*)(k.buffers + 5 * s.buffer);
   }
   __syncthreads();
+  float* mean = (float*)(k.buffers + 4 * s.buffer);
   for (i64 nth = group; nth < count; nth += groups) {
-    float* mean = (float*)(k.buffers + 8 * s.plane);
     symmetric_part(s, a + nth * n * n, mean, k.sums_e, tile_f32, slots);
     group_sync(counter, round, blocks);
     const double norm = sqrt(total(k.sums_e, s.tiles, slots)), eps = max(absolute, relative * norm), size = norm + eps;
     // Beyond, squares of f32 are no numbers.
     const bool there = norm < 1e300 && size > 0;
     if (first) {
-      k.status = kFailed, k.iterations = 0, k.residual = __int_as_float(0x7fffffff);
-      k.step = there ? kSquareA : kEnd, k.size = size, k.r = nullptr, k.root = root + nth * n * n;
+      k.status = kFailed, k.iterations = 0, k.residual = __int_as_float(0x7fffffff), k.phases = 0;
+      k.size = size, k.root = root + nth * n * n, k.y_scale = kScale, k.norm_e = __int_as_float(0x7f800000);
+      auto buffer = [&](int i) { return k.buffers + i * s.buffer; };
+      k.e = buffer(0), k.one = buffer(1), k.two = buffer(2), k.f = buffer(3);
+      k.y = buffer(4), k.next_y = buffer(5), k.m = buffer(6);
+      Task t = {};
+      t.a = t.b = buffer(0), t.beta = 1.f / (kFirstScale * kFirstScale), t.gamma = 1.f;
+      t.flat = k.squared, t.flat_pitch = s.pitch, t.sums = k.sums_y;
+      if (deep) t.also = k.one, t.beta2 = t.beta, t.also_scale = kFirstScale;
+      tasks[0][0] = t, k.count[0] = 1, k.phases = there ? 1 + deep : 0;
+      t = {};
+      t.a = t.b = k.one, t.beta = 1.f / (kFirstScale * kFirstScale), t.out = k.two, t.out_scale = 1.f, t.sums = k.sums_e;
+      tasks[1][0] = t, k.count[1] = 1;
     }
     if (there) scale(s, mean, 1 / size, eps, k.buffers);
     group_sync(counter, round, blocks);
-    for (;;) {
-      const int step = k.step;
-      if (step == kEnd) break;
-      double total_e = 0, total_y = 0;
-      if (step == kStart || step == kSquareE) {
-        total_y = total(k.sums_y, s.tiles, slots);
-        if (step == kSquareE && k.iterations > 0) total_e = total(k.sums_e, s.tiles, slots);
+    // The first round makes A A, each of the others is an iteration.
+    for (bool squares = true; k.phases > 0; squares = false) {
+      const int phases = k.phases;
+      for (int phase = 0; phase < phases; ++phase) {
+        make(s, tasks[phase], k.count[phase], tile_f32, slots);
+        group_sync(counter, round, blocks);
+      }
+      const double total_y = total(k.sums_y, s.tiles, slots);
+      double total_e = 0;
+      if (squares) {
+        double x = 0;
+        for (int i = threadIdx.x; i < n; i += kThreads) x += __ldcg(k.squared + (i64)i * (s.pitch + 1));
+        const double trace = block_sum(x, slots), fourth = deep ? total(k.sums_e, s.tiles, slots) : 0;
+        if (first) {
+          const double most = deep ? sqrt(greatest(total_y, fourth, n)) : greatest(trace, total_y, n);
+          k.zeta = 1.75 / (1.0001 * sqrt(most));
+        }
+        __syncthreads();
+        start(s, k, mean, eps);
+        group_sync(counter, round, blocks);
+      } else {
+        total_e = total(k.sums_e, s.tiles, slots);
       }
       __syncthreads();
       if (first) plan(k, s, tasks, total_e, total_y);
-      __syncthreads();
-      if (k.count == 0) break;
-      if (step == kStart)
-        start(s, k, mean, eps);
-      else
-        make(s, tasks, k.count, tile_f32, slots);
-      group_sync(counter, round, blocks);
-      // What follows these is always the same; the others' next step is in the plan.
-      if (first) {
-        if (step == kSquareA)
-          k.step = kStart;
-        else if (step == kStart)
-          k.step = kSquareE;
-        else if (k.step == kSquareE && step == kSquareE)
-          k.step = k.terms == 2 ? kPower : kFactor;
-        else if (k.step == kFactor)
-          k.step = kPower;
-      }
       __syncthreads();
     }
     if (first && s.rank == 0) {
