@@ -6,6 +6,7 @@ use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Sp
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// Threads a block, as `kThreads` in both kernels.
@@ -52,8 +53,8 @@ struct Groups {
 }
 
 impl Groups {
-    /// As many blocks a group as make an iteration of all matrices shortest, one block a multiprocessor; none where two
-    /// stages do not fit.
+    /// As many blocks a group as make an iteration of all matrices shortest, and of such numbers the largest; one block a
+    /// multiprocessor. None where two stages do not fit.
     fn choose(p: &InverseRoot, props: &DeviceProps) -> Option<Self> {
         let side = p.order.div_ceil(TILE);
         let tiles = side * (side + 1) / 2;
@@ -63,7 +64,7 @@ impl Groups {
         // Four of the six products at p = 4 are alone between barriers, two go together.
         let rounds = |c: usize| 4 * tiles.div_ceil(c) + (2 * tiles).div_ceil(c);
         let time = |c: usize| p.count.div_ceil(sms / c) * rounds(c);
-        let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), c))?;
+        let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), Reverse(c)))?;
         (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, tiles })
     }
     const fn shared(&self) -> u32 {
@@ -104,7 +105,11 @@ fn takes(p: &InverseRoot, props: &DeviceProps) -> std::result::Result<Groups, St
         return Err("takes no empty batch".to_owned());
     }
     Groups::choose(p, props).ok_or_else(|| {
-        format!("needs {} bytes of shared memory, of which there are {}", 2 * STAGE + STATIC, props.shared_per_block_optin)
+        format!(
+            "needs {} bytes of shared memory, of which there are {}",
+            2 * STAGE + STATIC,
+            props.shared_per_block_optin
+        )
     })
 }
 
@@ -118,9 +123,9 @@ impl CudaPlan {
         let groups = match options.variant.as_deref() {
             None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
             Some("simt") => None,
-            Some("mma") => Some(
-                takes(&problem, props).map_err(|e| Error::config(format!("{}: variant mma {e}", problem.entry)))?,
-            ),
+            Some("mma") => {
+                Some(takes(&problem, props).map_err(|e| Error::config(format!("{}: variant mma {e}", problem.entry)))?)
+            }
             Some(other) => {
                 let entry = problem.entry;
                 return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, mma, on CUDA")));
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn groups_fill_the_device() {
         for (count, n, want) in
-            [(64, 128, (64, 1)), (16, 512, (16, 8)), (4, 1024, (4, 33)), (1, 2048, (1, 132)), (1, 4096, (1, 132))]
+            [(64, 128, (64, 2)), (16, 512, (16, 8)), (4, 1024, (4, 33)), (1, 2048, (1, 132)), (1, 4096, (1, 132))]
         {
             let g = groups(count, n, &DeviceProps::SM_90);
             assert_eq!((g.groups, g.blocks, g.stages), (want.0, want.1, 4), "{count} x {n}");
@@ -290,7 +295,10 @@ mod tests {
             for (count, n) in [(1, 1), (1, 33), (1000, 128), (3, 300), (1, 32768), (100_000, 200)] {
                 let g = groups(count, n, props);
                 assert!(g.groups * g.blocks <= props.sm_count as usize && g.groups <= count, "{count} x {n}: {g:?}");
-                assert!(g.blocks <= 2 * g.tiles && g.shared() + STATIC <= props.shared_per_block_optin, "{count} x {n}: {g:?}");
+                assert!(
+                    g.blocks <= 2 * g.tiles && g.shared() + STATIC <= props.shared_per_block_optin,
+                    "{count} x {n}: {g:?}"
+                );
             }
         }
     }
