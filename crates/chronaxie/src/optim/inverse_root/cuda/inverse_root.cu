@@ -10,7 +10,8 @@
 // A product is n^3 multiply-adds of half the tiles, 2 + log2 p of them an iteration: 64 x 128^2 at a condition number of 34 (6
 // iterations, p = 4) are 3.2 GFLOP; at 60 TFLOP/s of f32 the floor is 0.05 ms, and at one block of 256 threads on each of 64
 // multiprocessors 0.11 ms. One block a matrix is not what 4 x 1024^2 and larger want (129 GFLOP each, on one multiprocessor of
-// 132): this is the kernel that is right for every size, the first of this family.
+// 132): this is the kernel that is right for every size and architecture; newton.cu is faster from n = 33 on where there are tensor
+// cores for halves, and leaves to this one what it does not solve (`only_failed`).
 // Workspace: 5 matrices and 2 numbers a block in global memory (L2 up to n = 256): the residual's two vectors begin in the last
 // matrix, which does not hold both where n = 1.
 typedef long long i64;
@@ -204,7 +205,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                  float* root,                  // [N, n, n]
                  float* record,                // [N, 4]
                  float* work,                  // [blocks, 5 n^2 + 2]
-                 i64 count, int n, int numerator, int denominator, int by_newton, double absolute, double relative) {
+                 i64 count, int n, int numerator, int denominator, int by_newton, int only_failed, double absolute,
+                 double relative) {
   __shared__ __align__(16) float sa[kDepth][kPitch];
   __shared__ __align__(16) float sb[kDepth][kPitch];
   __shared__ double slots[kThreads / 32];
@@ -212,6 +214,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const i64 size = (i64)n * n;
   float* mean = work + blockIdx.x * (5 * size + 2);
   for (i64 nth = blockIdx.x; nth < count; nth += gridDim.x) {
+    // What newton.cu has done stays.
+    if (only_failed && record[nth * 4] != (float)kFailed) continue;
     const float* from = a + nth * size;
     float* to = root + nth * size;
     float *x = mean + size, *m = mean + 2 * size, *t = mean + 3 * size, *spare = mean + 4 * size;

@@ -1,20 +1,84 @@
-//! Launches of inverse roots: one kernel for all sizes and exponents.
+//! Launches of inverse roots: one kernel for all sizes, exponents and architectures, and one on tensor cores for Newton's method.
 #![allow(unsafe_code)]
 
 use super::spec::{InverseRoot, Method};
-use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::{Dtype, Layout, Place, RegionId, Result};
+use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
+use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// Threads a block, as `kThreads`.
+/// Threads a block, as `kThreads` in both kernels.
 const THREADS: u32 = 256;
-/// Matrices of the workspace of a block.
+/// Matrices of the workspace of a block of the portable kernel.
 const MATRICES: usize = 5;
+/// `kTile`, `kStage` and `kBuffers` of newton.cu.
+const TILE: usize = 128;
+const STAGE: u32 = 4 * 2 * 128 * 32;
+/// Static shared memory of newton.cu, at most.
+const STATIC: u32 = 6 << 10;
+const BUFFERS: usize = 7;
+/// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
+const LEAST: usize = 33;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
+    vec![portable(), tensor()]
+}
+
+fn portable() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/inverse_root.cu", include_str!("inverse_root.cu"));
-    vec![Specialisation::new(source, &["inverse_root"])]
+    Specialisation::new(source, &["inverse_root"])
+}
+
+fn tensor() -> Specialisation {
+    let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
+    let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
+    spec.headers = &[kernels::MMA];
+    spec.archs = Archs::AtLeast(80);
+    spec
+}
+
+/// How the batch is spread over a device by newton.cu: a function of the problem and the device alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Groups {
+    /// Groups of blocks, a matrix each at a time.
+    groups: usize,
+    /// Blocks of a group.
+    blocks: usize,
+    /// Stages of operands in shared memory.
+    stages: u32,
+    /// Tiles of a product.
+    tiles: usize,
+}
+
+impl Groups {
+    /// As many blocks a group as make an iteration of all matrices shortest, and of such numbers the largest; one block a
+    /// multiprocessor. None where two stages do not fit.
+    fn choose(p: &InverseRoot, props: &DeviceProps) -> Option<Self> {
+        let side = p.order.div_ceil(TILE);
+        let tiles = side * (side + 1) / 2;
+        let room = props.shared_per_block_optin.saturating_sub(STATIC);
+        let stages = (room / STAGE).min(4);
+        let sms = props.sm_count as usize;
+        // Four of the six products at p = 4 are alone between barriers, two go together.
+        let rounds = |c: usize| 4 * tiles.div_ceil(c) + (2 * tiles).div_ceil(c);
+        let time = |c: usize| p.count.div_ceil(sms / c) * rounds(c);
+        let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), Reverse(c)))?;
+        (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, tiles })
+    }
+    const fn shared(&self) -> u32 {
+        self.stages * STAGE
+    }
+}
+
+/// The kernels of newton.cu, and its memory.
+struct Tensor {
+    groups: Groups,
+    clear: Kernel,
+    kernel: Kernel,
+    sums: RegionId,
+    counters: RegionId,
 }
 
 pub(super) struct CudaPlan {
@@ -25,16 +89,71 @@ pub(super) struct CudaPlan {
     layout: Layout,
     work: RegionId,
     blocks: u32,
+    tensor: Option<Tensor>,
+}
+
+/// Whether newton.cu takes this problem on this device, or why not.
+fn takes(p: &InverseRoot, props: &DeviceProps) -> std::result::Result<Groups, String> {
+    let (major, minor) = props.compute_capability;
+    if major < 8 {
+        return Err(format!("needs compute capability 8.0, not {major}.{minor}"));
+    }
+    if !by_newton(p) {
+        return Err("takes exponents -1/p and method newton".to_owned());
+    }
+    if p.count == 0 || p.order == 0 {
+        return Err("takes no empty batch".to_owned());
+    }
+    Groups::choose(p, props).ok_or_else(|| {
+        format!(
+            "needs {} bytes of shared memory, of which there are {}",
+            2 * STAGE + STATIC,
+            props.shared_per_block_optin
+        )
+    })
+}
+
+fn by_newton(p: &InverseRoot) -> bool {
+    p.numerator == 1 && p.method != Method::Eigen
 }
 
 impl CudaPlan {
     pub(super) fn new(problem: InverseRoot, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        let kernel = device.kernel(&specialisations()[0], "inverse_root")?;
-        let resident = device.props().sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
+        let props = device.props();
+        let groups = match options.variant.as_deref() {
+            None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
+            Some("simt") => None,
+            Some("mma") => {
+                Some(takes(&problem, props).map_err(|e| Error::config(format!("{}: variant mma {e}", problem.entry)))?)
+            }
+            Some(other) => {
+                let entry = problem.entry;
+                return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, mma, on CUDA")));
+            }
+        };
+        let n = problem.order;
+        let kernel = device.kernel(&portable(), "inverse_root")?;
+        let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
         let blocks = problem.count.min(resident);
         let mut layout = Layout::new(options.scratch_gap);
-        // The residual's two vectors: a matrix of one element does not hold them.
-        let work = layout.push("work", Dtype::F32, blocks * (MATRICES * problem.order * problem.order + 2))?;
+        // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
+        let portable = blocks * (MATRICES * n * n + 2);
+        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32));
+        let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
+        let tensor = match groups {
+            None => None,
+            Some(g) => {
+                let kernel = device.kernel(&tensor(), "newton_roots")?;
+                kernel.set_max_dynamic_shared(g.shared())?;
+                Some(Tensor {
+                    groups: g,
+                    clear: device.kernel(&tensor(), "clear")?,
+                    kernel,
+                    sums: layout.push("sums", Dtype::F64, g.groups * 2 * g.tiles)?,
+                    counters: layout.push("counters", Dtype::I32, 16 * g.groups)?,
+                })
+            }
+        };
         Ok(Self {
             problem,
             device: device.clone(),
@@ -43,10 +162,8 @@ impl CudaPlan {
             layout,
             work,
             blocks: blocks as u32,
+            tensor,
         })
-    }
-    fn newton(&self) -> bool {
-        self.problem.numerator == 1 && self.problem.method != Method::Eigen
     }
 }
 
@@ -61,11 +178,17 @@ impl Plan for CudaPlan {
         (pass == Pass::Forward).then_some(&self.signature)
     }
     fn config(&self) -> String {
-        let method = if self.newton() { "newton" } else { "eigen" };
+        if let Some(Tensor { groups: g, .. }) = &self.tensor {
+            return format!(
+                "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages",
+                g.groups, g.blocks, g.tiles, g.stages
+            );
+        }
+        let method = if by_newton(&self.problem) { "newton" } else { "eigen" };
         format!("inverse_root simt: {method}, {} blocks of {THREADS} threads, a matrix each", self.blocks)
     }
     fn variant(&self) -> &'static str {
-        "simt"
+        if self.tensor.is_some() { "mma" } else { "simt" }
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
@@ -75,23 +198,72 @@ impl Plan for CudaPlan {
         if self.blocks == 0 { Ok(()) } else { self.launch(args) }
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(vec![LaunchReport::new(&self.kernel, 1, (self.blocks, 1, 1), (THREADS, 1, 1), 0)?])
+        let threads = (THREADS, 1, 1);
+        let mut list = Vec::new();
+        if let Some(t) = &self.tensor {
+            let config = t.config();
+            list.push(LaunchReport::new(&t.clear, 1, t.clear_grid(), threads, 0)?);
+            list.push(LaunchReport::new(&t.kernel, 1, config.grid, threads, config.shared_bytes)?);
+        }
+        list.push(LaunchReport::new(&self.kernel, 1, (self.blocks, 1, 1), threads, 0)?);
+        Ok(list)
+    }
+}
+
+impl Tensor {
+    fn config(&self) -> LaunchConfig {
+        let g = self.groups;
+        let grid = ((g.groups * g.blocks) as u32, 1, 1);
+        // Blocks of a group wait for each other.
+        LaunchConfig { cooperative: g.blocks > 1, ..LaunchConfig::new(grid, (THREADS, 1, 1)).shared(g.shared()) }
+    }
+    fn clear_grid(&self) -> (u32, u32, u32) {
+        ((self.groups.groups as u32).div_ceil(THREADS), 1, 1)
     }
 }
 
 impl CudaPlan {
     fn launch(&self, args: &Args<'_, '_>) -> Result<()> {
         let p = self.problem;
+        let region = |id| Arg::U64(self.layout.address(args.scratch.address(), id));
+        let tensors = [args.inputs[0].address(), args.outputs[0].address(), args.outputs[1].address()].map(Arg::U64);
+        let [a, root, record] = tensors;
+        if let Some(t) = &self.tensor {
+            let g = t.groups;
+            let clear = LaunchConfig::new(t.clear_grid(), (THREADS, 1, 1));
+            let list = [
+                a,
+                root,
+                record,
+                region(self.work),
+                region(t.sums),
+                region(t.counters),
+                Arg::I64(p.count as i64),
+                Arg::I32(p.order as i32),
+                Arg::I32(p.denominator as i32),
+                Arg::I32(g.blocks as i32),
+                Arg::I32(g.stages as i32),
+                Arg::F64(p.absolute),
+                Arg::F64(p.relative),
+            ];
+            // SAFETY: the arguments are those of the kernels' signatures in newton.cu; the views were checked against the
+            // signature and the scratch holds the layout.
+            unsafe {
+                t.clear.launch(args.stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32)])?;
+                t.kernel.launch(args.stream, &t.config(), &list)?;
+            }
+        }
         let list = [
-            Arg::U64(args.inputs[0].address()),
-            Arg::U64(args.outputs[0].address()),
-            Arg::U64(args.outputs[1].address()),
-            Arg::U64(self.layout.address(args.scratch.address(), self.work)),
+            a,
+            root,
+            record,
+            region(self.work),
             Arg::I64(p.count as i64),
             Arg::I32(p.order as i32),
             Arg::I32(p.numerator as i32),
             Arg::I32(p.denominator as i32),
-            Arg::I32(i32::from(self.newton())),
+            Arg::I32(i32::from(by_newton(&p) && self.tensor.is_none())),
+            Arg::I32(i32::from(self.tensor.is_some())),
             Arg::F64(p.absolute),
             Arg::F64(p.relative),
         ];
@@ -99,5 +271,45 @@ impl CudaPlan {
         // SAFETY: the arguments are those of the kernel's signature in inverse_root.cu; the views were checked against the
         // signature and the scratch holds the layout.
         unsafe { self.kernel.launch(args.stream, &config, &list) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(count: usize, n: usize, props: &DeviceProps) -> Groups {
+        takes(&InverseRoot::new(count, n, 4), props).unwrap()
+    }
+
+    /// The compared cases on an H200: as many blocks as there are multiprocessors, but where there are too few tiles.
+    #[test]
+    fn groups_fill_the_device() {
+        for (count, n, want) in
+            [(64, 128, (64, 2)), (16, 512, (16, 8)), (4, 1024, (4, 33)), (1, 2048, (1, 132)), (1, 4096, (1, 132))]
+        {
+            let g = groups(count, n, &DeviceProps::SM_90);
+            assert_eq!((g.groups, g.blocks, g.stages), (want.0, want.1, 4), "{count} x {n}");
+        }
+        for props in DeviceProps::FIXTURES.iter().filter(|d| d.compute_capability.0 >= 8) {
+            for (count, n) in [(1, 1), (1, 33), (1000, 128), (3, 300), (1, 32768), (100_000, 200)] {
+                let g = groups(count, n, props);
+                assert!(g.groups * g.blocks <= props.sm_count as usize && g.groups <= count, "{count} x {n}: {g:?}");
+                assert!(
+                    g.blocks <= 2 * g.tiles && g.shared() + STATIC <= props.shared_per_block_optin,
+                    "{count} x {n}: {g:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_for_tensor_cores_is_said() {
+        let why = |p: InverseRoot, props| takes(&p, props).unwrap_err();
+        let p = InverseRoot::new(2, 64, 4);
+        assert_eq!(why(p, &DeviceProps::SM_75), "needs compute capability 8.0, not 7.5");
+        assert_eq!(why(p.method(Method::Eigen), &DeviceProps::SM_90), "takes exponents -1/p and method newton");
+        assert_eq!(why(p.exponent(2, 3), &DeviceProps::SM_90), "takes exponents -1/p and method newton");
+        assert_eq!(why(InverseRoot::new(0, 64, 4), &DeviceProps::SM_90), "takes no empty batch");
     }
 }
