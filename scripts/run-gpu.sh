@@ -5,7 +5,7 @@
 #   check      every implementation against its float64 reference
 #   tests      the runtime's and the kernels' own tests
 #   repeats    50 runs with equal bits, scratch and outputs poisoned, more blocks than fit at once
-#   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel
+#   memcheck racecheck initcheck synccheck    compute-sanitizer on a small case of every kernel, and two small networks
 #   simulate   the microcircuit: the CPU's spikes from a GPU and from a run that changes to it, and the full one timed
 #   examples   the programs under examples, a short training run and the profile of its step
 #   python     the Python package's tests, where python3 has PyTorch with CUDA, and pytest
@@ -70,6 +70,13 @@ sanitize() {
             "$chronaxie" check "$family" --case "$case" --repeats 2 --quiet &
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
     done < <(cases small)
+    # Spiking networks: what is under way in shared memory, and, with ten times as many steps of delay, in a calendar.
+    for dt in 0.1 0.01; do
+        rm -rf "$out/$tool-simulate-$dt"
+        step "$tool-simulate-$dt" 90 "$sanitizer" --tool "$tool" $options --error-exitcode 9 --print-limit 5 \
+            "$chronaxie" simulate examples/microcircuit.toml --scale 0.01 --duration 2 --set simulation.discard=0 \
+            --set "simulation.dt=$dt" --record none --quiet --backend cuda --out "$out/$tool-simulate-$dt" &
+    done
     wait
 }
 
@@ -93,6 +100,8 @@ for name in "$@"; do
     memcheck | racecheck | initcheck | synccheck) sanitize "$name" ;;
     simulate)
         step simulate-same 200 ./simulate-same.sh "$chronaxie" "$out/simulate-same" scale=0.1,ms=1000
+        # Longer delays than shared memory holds: the calendar.
+        step simulate-same-calendar 200 ./simulate-same.sh "$chronaxie" "$out/simulate-same" scale=0.1,ms=200,dt=0.02
         rm -rf "$out/simulate-full"
         step simulate-full 120 "$chronaxie" simulate examples/microcircuit.toml --duration 10500 --record none \
             --backend cuda --json "$out/simulate-full.json" --out "$out/simulate-full"

@@ -287,7 +287,8 @@ impl Run<'_> {
                 self.settings.duration_ms
             )));
         }
-        let mut chunk = self.steps(10.0).max(1);
+        let least = self.steps(10.0).max(1);
+        let mut chunk = least;
         let begun = engine.step();
         progress.start("simulate", self.settings.duration_ms.round() as u64);
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
@@ -307,7 +308,9 @@ impl Run<'_> {
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
             let until = self.traces.iter().map(|t| t.next(engine.step())).fold(until, u64::min);
             let since = Instant::now();
-            let steps = chunk.min(until - engine.step());
+            // The spikes of the last chunk are booked while nothing runs, so that one is short.
+            let left = until - engine.step();
+            let steps = chunk.min(if until == end { (left / 2).max(least) } else { left }).min(left);
             // The spikes of the chunk before are booked while this one runs.
             let (ran, booked) = std::thread::scope(|scope| {
                 let books = scope.spawn(|| self.book(&mut waiting, discard));

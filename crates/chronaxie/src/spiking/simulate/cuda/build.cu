@@ -1,7 +1,8 @@
 // Networks made on the device, from the draws that the host would make, and spikes under way put back into the ring.
 //
-// Two passes over the synapses: the first counts those of each row of each shard, a scan makes the counts places, the second puts
-// each synapse where it belongs. Which of a row's places a synapse gets depends on the order of threads, and nothing else does.
+// Two passes over the synapses: the first counts those of each row of each shard, a scan makes what segments do not hold places,
+// the second puts each synapse where it belongs. Which of a row's places a synapse gets depends on the order of threads, and
+// nothing else does.
 //
 // Full microcircuit (2.99e8 synapses) on an H200: each pass is 2.99e8 draws of 100 instructions (0.02 ms a million: 6 ms in
 // all) and as many additions to 41 MB of counts, which the second cache holds; the second writes 2.99e8 words of 4 bytes, each
@@ -27,15 +28,14 @@ struct Source {
   u64 count;
   unsigned rule, degree, owner;
   unsigned n_source, n_target, no_self;
-  unsigned source;      // the network's number of the first source
-  unsigned population;  // of the targets
+  unsigned home, population;  // of the sources, of the targets
   unsigned ports;
 };
 
 struct Build {
-  unsigned* counts;  // [shards, cells + 1]
+  unsigned* counts;  // [shards, shards * rows + 1]
   u64* load;         // [shards, pitch] the largest sum that can arrive at a slot at once
-  void* synapses;    // null in the first pass
+  u64 fills;         // whether this is the second pass
 };
 
 // Another cell than `own` where a cell is not joined to itself.
@@ -43,6 +43,27 @@ __device__ __forceinline__ unsigned other(const Source& s, unsigned bits, unsign
   if (!s.no_self) return below(bits, count);
   const unsigned x = below(bits, count - 1);
   return x + (x >= own);
+}
+
+__device__ __forceinline__ u64 shard_of(const Net& net, unsigned cell, unsigned size) {
+  return (((u64)cell + 1) * net.shards - 1) / size;
+}
+
+// The synapse that is number k of a row.
+template <class Word>
+__device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned k, unsigned slot, unsigned delay, int weight) {
+  Word word;
+  pack(net, slot, delay, weight, word);
+  const u64 rows = (u64)net.shards * net.rows;
+  Word* segment = (Word*)net.segments + (shard * rows + row) * net.segment;
+  const unsigned* first = net.first + shard * (rows + 1) + row;
+  const unsigned held = first[1] == first[0] ? net.segment : net.segment == 0 ? 0 : net.segment - 1;
+  if (k < held) {
+    segment[k] = word;
+    return;
+  }
+  if (k == held && held > 0) segment[k] = marker(net, Word());
+  ((Word*)net.rest)[net.base[shard] + first[0] + (k - held)] = word;
 }
 
 extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, const Source s, const Build build) {
@@ -67,37 +88,37 @@ extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, c
       weight = pick(s.weight, d.w[2]);
       delay = (unsigned)pick(s.delay, d.w[3]);
     }
-    source += s.source;
     // The shard whose part of the population has the target: floor(size k / shards) <= target.
-    const u64 shard = (((u64)target + 1) * net.shards - 1) / s.n_target;
+    const u64 rows = (u64)net.shards * net.rows, shard = shard_of(net, target, s.n_target);
     const Part& part = net.parts[shard * net.populations + s.population];
     const unsigned port = weight < 0 ? s.ports - 1 : 0;
     const unsigned slot = part.slot + port * part.count + (target - part.low);
-    unsigned* count = build.counts + shard * (net.cells + 1) + source;
-    if (build.synapses == nullptr) {
+    const u64 home = shard_of(net, source, s.n_source);
+    const Part& own = net.parts[home * net.populations + s.home];
+    const u64 row = home * net.rows + own.local + (source - own.low);
+    unsigned* count = build.counts + shard * (rows + 1) + row;
+    if (!build.fills) {
       atomicAdd(count, 1u);
       atomicAdd(build.load + shard * net.pitch + slot, (u64)(weight < 0 ? -weight : weight));
-      continue;
+    } else if (net.wide) {
+      put<u64>(net, shard, row, atomicSub(count, 1u) - 1, slot, delay, weight);
+    } else {
+      put<unsigned>(net, shard, row, atomicSub(count, 1u) - 1, slot, delay, weight);
     }
-    const u64 at = net.base[shard] + net.first[shard * (net.cells + 1) + source] + (atomicSub(count, 1u) - 1);
-    if (net.wide)
-      ((u64*)build.synapses)[at] = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
-    else
-      ((unsigned*)build.synapses)[at] = (unsigned)weight << 16 | delay << net.slot_bits | slot;
   }
 }
 
-// One block a shard: first[k] = counts[0] + .. + counts[k - 1] for k up to cells, and the whole in totals. Each thread
-// sums a run of its own.
+// One block a shard: first[k] = b(counts[0]) + .. + b(counts[k - 1]) for k up to the number of rows, where b(n) are beyond the
+// segment; the whole in totals. Tiles of 1024, so that neighbours read neighbours.
 extern "C" __global__ void __launch_bounds__(1024)
-    spiking_scan(const unsigned* counts, unsigned* first, u64* totals, unsigned cells) {
+    spiking_scan(const Net net, const unsigned* counts, unsigned* first, u64* totals) {
   __shared__ u64 sums[1024];
-  counts += (u64)blockIdx.x * (cells + 1), first += (u64)blockIdx.x * (cells + 1);
-  // Tiles of 1024, so that neighbours read neighbours.
+  const u64 rows = (u64)net.shards * net.rows;
+  counts += blockIdx.x * (rows + 1), first += blockIdx.x * (rows + 1);
   u64 before = 0;
-  for (u64 tile = 0; tile <= cells; tile += 1024) {
+  for (u64 tile = 0; tile <= rows; tile += 1024) {
     const u64 i = tile + threadIdx.x;
-    const u64 own = i < cells ? counts[i] : 0;
+    const u64 own = i < rows ? beyond(net, counts[i]) : 0;
     sums[threadIdx.x] = own;
     __syncthreads();
     for (unsigned reach = 1; reach < 1024; reach *= 2) {
@@ -106,39 +127,50 @@ extern "C" __global__ void __launch_bounds__(1024)
       sums[threadIdx.x] += x;
       __syncthreads();
     }
-    if (i <= cells) first[i] = (unsigned)(before + sums[threadIdx.x] - own);
+    if (i <= rows) first[i] = (unsigned)(before + sums[threadIdx.x] - own);
     before += sums[1023];
     __syncthreads();
   }
   if (threadIdx.x == 0) totals[blockIdx.x] = before;
 }
 
-// How many synapses each cell has in all shards.
-extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net, unsigned* degrees) {
-  for (u64 cell = (u64)blockIdx.x * 256 + threadIdx.x; cell < net.cells; cell += (u64)gridDim.x * 256) {
+// How many synapses each row has in all shards.
+extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net, const unsigned* counts, unsigned* degrees) {
+  const u64 rows = (u64)net.shards * net.rows;
+  for (u64 row = (u64)blockIdx.x * 256 + threadIdx.x; row < rows; row += (u64)gridDim.x * 256) {
     unsigned sum = 0;
-    for (unsigned k = 0; k < net.shards; ++k) {
-      const unsigned* first = net.first + (u64)k * (net.cells + 1) + cell;
-      sum += first[1] - first[0];
-    }
-    degrees[cell] = sum;
+    for (unsigned k = 0; k < net.shards; ++k) sum += counts[k * (rows + 1) + row];
+    degrees[row] = sum;
   }
 }
 
-// Puts what recent spikes send to step `now` and later into the ring. One block a shard, a warp a spike (step << 32 | cell).
+// Adds the synapses from..to of a list that recent spikes reach at step `now` and later.
+template <class Word>
+__device__ __forceinline__ void put_back(const Net& net, int* ring, const Word* words, u64 count, u64 step, u64 now) {
+  for (u64 k = threadIdx.x % 32; k < count; k += 32) {
+    const Synapse s = unpack(net, words[k]);
+    const u64 when = step + s.delay;
+    if (s.weight != 0 && when >= now) atomicAdd(ring + ((unsigned)when & (net.steps - 1)) * (u64)net.pitch + s.slot, s.weight);
+  }
+}
+
+// Puts what recent spikes (step << 32 | row) send to step `now` and later into the ring. One block a shard, a warp a spike.
 extern "C" __global__ void __launch_bounds__(256)
     spiking_restore(const Net net, const u64* recent, u64 count, u64 now) {
-  const unsigned* first = net.first + (u64)blockIdx.x * (net.cells + 1);
-  int* ring = net.ring + (u64)blockIdx.x * net.steps * net.pitch;
-  const u64 base = net.base[blockIdx.x];
+  const u64 rows = (u64)net.shards * net.rows, shard = blockIdx.x;
+  const unsigned* first = net.first + shard * (rows + 1);
+  int* ring = net.ring + shard * net.steps * net.pitch;
+  for (unsigned k = threadIdx.x; k < (net.room > 0 ? net.steps : 0); k += 256) net.noted[shard * net.steps + k] = kSpilt;
   for (u64 i = threadIdx.x / 32; i < count; i += 8) {
-    const u64 step = recent[i] >> 32;
-    const unsigned cell = (unsigned)recent[i];
-    for (unsigned k = first[cell] + threadIdx.x % 32; k < first[cell + 1]; k += 32) {
-      const Synapse s = net.wide ? unpack(net, ((const u64*)net.synapses)[base + k])
-                                 : unpack(net, ((const unsigned*)net.synapses)[base + k]);
-      const u64 when = step + s.delay;
-      if (when >= now) atomicAdd(ring + ((unsigned)when & (net.steps - 1)) * (u64)net.pitch + s.slot, s.weight);
+    const u64 step = recent[i] >> 32, row = (unsigned)recent[i];
+    const u64 segment = (shard * rows + row) * net.segment, from = net.base[shard] + first[row];
+    const unsigned beyond = first[row + 1] - first[row];
+    if (net.wide) {
+      put_back(net, ring, (const u64*)net.segments + segment, net.segment, step, now);
+      put_back(net, ring, (const u64*)net.rest + from, beyond, step, now);
+    } else {
+      put_back(net, ring, (const unsigned*)net.segments + segment, net.segment, step, now);
+      put_back(net, ring, (const unsigned*)net.rest + from, beyond, step, now);
     }
   }
 }

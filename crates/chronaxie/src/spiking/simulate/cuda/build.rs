@@ -15,36 +15,40 @@ const THREADS: u32 = 256;
 
 /// The synapses of a network, and the ring that they act on.
 pub(super) struct Synapses {
-    pub base: DeviceBuffer,
-    pub first: DeviceBuffer,
-    pub synapses: DeviceBuffer,
-    pub ring: DeviceBuffer,
-    /// By cell.
+    base: DeviceBuffer,
+    first: DeviceBuffer,
+    segments: DeviceBuffer,
+    rest: DeviceBuffer,
+    ring: DeviceBuffer,
+    calendar: DeviceBuffer,
+    noted: DeviceBuffer,
+    /// By row.
     pub degrees: Vec<u32>,
     pub count: u64,
     restore: Kernel,
 }
 
-/// `Net` of `network.cuh`.
-pub(super) fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 4]) -> Vec<u8> {
-    let [base, first, synapses, ring] = at;
-    Fields::default()
-        .u64(cells.parts.address())
-        .u64(cells.drives.address())
-        .u64(cells.tasks.address())
-        .u64(cells.first_task.address())
-        .u64(base)
-        .u64(first)
-        .u64(synapses)
-        .u64(ring)
-        .u64(plan.network.seed)
+/// `Net` of `network.cuh`, with the addresses of base, first, segments, rest, ring, calendar and noted.
+fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
+    let (id_bits, ids) = config.header();
+    let lead = [&cells.parts, &cells.drives, &cells.tasks, &cells.first_task].map(DeviceBuffer::address);
+    lead.into_iter()
+        .chain(at)
+        .chain([plan.network.seed])
+        .fold(Fields::default(), Fields::u64)
         .u32(plan.cells() as u32)
         .u32(config.shards as u32)
         .u32(plan.network.populations.len() as u32)
+        .u32(config.cells as u32)
         .u32(config.pitch as u32)
         .u32(config.ring as u32)
         .u32(config.slot_bits)
         .u32(u32::from(config.wide))
+        .u32(config.segment as u32)
+        .u32((config.segment.max(2) / 2).trailing_zeros())
+        .u32(config.room as u32)
+        .u32(id_bits)
+        .u32(ids)
         .padded()
         .0
 }
@@ -148,7 +152,7 @@ impl Builder<'_> {
             .u32(n.populations[p.source].size)
             .u32(n.populations[p.target].size)
             .u32(u32::from(p.source == p.target && !p.autapses))
-            .u32(self.plan.first[p.source] as u32)
+            .u32(p.source as u32)
             .u32(p.target as u32)
             .u32(self.plan.models[p.target].ports().len() as u32)
             .padded();
@@ -176,58 +180,63 @@ impl Synapses {
         let device = &memory.device;
         let spec = config::build();
         let kernel = |name| device.kernel(&spec, name);
-        let (k, heads) = (config.shards, plan.cells() as usize + 1);
-        let counts = memory.zeros(4 * k * heads)?;
+        let k = config.shards;
+        let rows = k * config.cells;
+        let counts = memory.zeros(4 * k * (rows + 1))?;
         let load = memory.zeros(8 * k * config.pitch)?;
-        let first = memory.room(4 * k * heads)?;
+        let first = memory.room(4 * k * (rows + 1))?;
         let mut base = memory.zeros(8 * k)?;
         let blocks = device.props().sm_count * 16;
         let mut builder = Builder { plan, memory, kernel: kernel("spiking_build")?, blocks, done: 0.0, built };
-        let build = |synapses: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(synapses).0;
-        builder.pass(&net(plan, config, cells, [base.address(), first.address(), 0, 0]), &build(0))?;
+        let build = |fills: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(fills).0;
+        let bytes = net(plan, config, cells, [base.address(), first.address(), 0, 0, 0, 0, 0]);
+        builder.pass(&bytes, &build(0))?;
         refuse_overflow(plan, config, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
 
+        let degrees = memory.room(4 * rows)?;
+        let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
+        let args = [counts.address(), degrees.address()].map(Arg::U64);
+        // SAFETY: counts holds [shards, rows + 1] numbers and degrees one a row, on this stream.
+        unsafe { kernel("spiking_degrees")?.launch(memory.stream, &plain, &[Arg::Bytes(&bytes), args[0], args[1]]) }?;
+        let degrees = memory.download::<u32>(&degrees, 0, rows)?;
+        let count = degrees.iter().map(|n| u64::from(*n)).sum();
+
         let args = [counts.address(), first.address(), base.address()].map(Arg::U64);
-        let args = [args[0], args[1], args[2], Arg::U32(plan.cells() as u32)];
         let scan = LaunchConfig::new((k as u32, 1, 1), (1024, 1, 1));
-        // SAFETY: counts and first hold [shards, cells + 1] numbers and base one a shard, all on this stream.
-        unsafe { kernel("spiking_scan")?.launch(memory.stream, &scan, &args) }?;
-        // Each shard's number of synapses becomes where it begins.
+        // SAFETY: counts and first hold [shards, rows + 1] numbers and base one a shard, all on this stream.
+        unsafe { kernel("spiking_scan")?.launch(memory.stream, &scan, &[Arg::Bytes(&bytes), args[0], args[1], args[2]]) }?;
+        // Each shard's number of synapses beyond its segments becomes where they begin.
         let totals = memory.download::<u64>(&base, 0, k)?;
         if let Some(most) = totals.iter().find(|n| **n > u64::from(u32::MAX)) {
             return Err(Error::config(format!("network: {most} synapses of a multiprocessor are more than 2^32 - 1")));
         }
-        let mut count = 0u64;
+        let mut beyond = 0u64;
         let mut starts = Vec::with_capacity(k);
         for total in totals {
-            starts.push(count);
-            count += total;
+            starts.push(beyond);
+            beyond += total;
         }
         memory.write(&mut base, &starts)?;
-        let synapses = memory.room(count as usize * if config.wide { 8 } else { 4 })?;
-        let at = [base.address(), first.address(), synapses.address(), 0];
-        builder.pass(&net(plan, config, cells, at), &build(synapses.address()))?;
+        let synapse = if config.wide { 8 } else { 4 };
+        let segments = memory.zeros(k * rows * config.segment * synapse)?;
+        let rest = memory.room(beyond as usize * synapse)?;
+        let at = [&base, &first, &segments, &rest].map(DeviceBuffer::address);
+        builder.pass(&net(plan, config, cells, [at[0], at[1], at[2], at[3], 0, 0, 0]), &build(1))?;
         drop((counts, load));
-
-        let degrees = memory.room(4 * (heads - 1))?;
-        let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
-        let bytes = net(plan, config, cells, at);
-        // SAFETY: `first` is filled by the scan ahead on this stream, and degrees holds one number a cell.
-        unsafe {
-            kernel("spiking_degrees")?.launch(memory.stream, &plain, &[Arg::Bytes(&bytes), Arg::U64(degrees.address())])
-        }?;
-        let degrees = memory.download::<u32>(&degrees, 0, heads - 1)?;
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
-        Ok(Self { base, first, synapses, ring, degrees, count, restore: kernel("spiking_restore")? })
+        let calendar = memory.room(4 * k * config.ring * config.room)?;
+        let noted = memory.zeros(4 * k * config.ring)?;
+        let restore = kernel("spiking_restore")?;
+        Ok(Self { base, first, segments, rest, ring, calendar, noted, degrees, count, restore })
     }
 
     /// `Net` of `network.cuh`.
     pub fn net(&self, plan: &Plan, config: &Config, cells: &Cells) -> Vec<u8> {
-        let at = [&self.base, &self.first, &self.synapses, &self.ring].map(DeviceBuffer::address);
-        net(plan, config, cells, at)
+        let held = [&self.base, &self.first, &self.segments, &self.rest, &self.ring, &self.calendar, &self.noted];
+        net(plan, config, cells, held.map(DeviceBuffer::address))
     }
 
-    /// Clears the ring and puts back what `recent` (step << 32 | cell) sends to step `now` and later.
+    /// Clears the ring and puts back what `recent` (step << 32 | row) sends to step `now` and later.
     pub fn restore(&mut self, memory: &Memory, net: &[u8], shards: usize, recent: &[u64], now: u64) -> Result<()> {
         memory.clear(&mut self.ring)?;
         let list = memory.upload(recent)?;

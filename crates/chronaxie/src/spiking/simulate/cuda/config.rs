@@ -10,10 +10,21 @@ use std::fmt;
 const CELLS_A_BLOCK: u64 = 256;
 /// The most blocks: one header a thread.
 const MOST_BLOCKS: usize = 512;
-/// The most spikes of a shard in a step: 20 bits of a header.
+/// The most cells of a shard: a header has 51 bits for a count of its spikes and one of them.
 const MOST_CELLS: usize = (1 << 20) - 1;
-/// Shared memory that the kernel has beside the ring: all headers, and some counters.
-const STATIC_SHARED: usize = 8 * 1024 + 256;
+/// Shared memory that the kernel has beside what it asks for: a part a warp, and some counters.
+const STATIC_SHARED: usize = 4 * 1024;
+/// The most slots of a shard with a calendar: 16 bits of its entries.
+const CALENDAR_SLOTS: usize = 1 << 16;
+/// The most steps of a calendar.
+const CALENDAR_STEPS: usize = 1 << 12;
+/// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
+const CALENDAR_HZ: f64 = 12.0;
+/// The most arrivals of a drive in a step that the kernel keeps in a byte, as `kMostArrivals`.
+const MOST_ARRIVALS: usize = 255;
+/// Bits of a header before its ids, and the most ids in it, as `kTagBits + 1` and `kMostIds`.
+const HEAD_BITS: u32 = 13;
+const MOST_IDS: u32 = 4;
 /// The most steps of a launch: 12 bits of a header are the step's tag, from 1 on.
 pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
@@ -33,6 +44,17 @@ const HEADERS: &[Header] = &[
     ("lif_exp.cuh", include_str!("../../models/lif_exp.cuh")),
 ];
 
+/// Where what is under way lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Sums by step and slot, in shared memory.
+    Shared,
+    /// Lists by step, in global memory.
+    Calendar,
+    /// Sums by step and slot, in global memory.
+    Global,
+}
+
 /// How a plan runs on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
@@ -42,8 +64,10 @@ pub struct Config {
     pub threads: u32,
     /// Whether some model's twin needs the registers of 512 threads.
     pub heavy: bool,
-    /// Whether the ring of future inputs lies in shared memory.
-    pub shared: bool,
+    /// Where future inputs lie.
+    pub place: Place,
+    /// Whether the state of cells stays in registers: where a thread has one at most, of a light model, with one drive at most.
+    pub held: bool,
     /// Steps of the ring.
     pub ring: usize,
     /// Slots of the largest shard.
@@ -54,11 +78,16 @@ pub struct Config {
     pub slot_bits: u32,
     /// Whether a synapse takes eight bytes instead of four.
     pub wide: bool,
+    /// Synapses of a row that lie at a fixed place; with 0 none does.
+    pub segment: usize,
+    /// Entries of a step of the calendar.
+    pub room: usize,
 }
 
 impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells; the ring in shared memory where a shard's
-    /// fits there; four bytes a synapse where slot and delay fit in 16 bits.
+    /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
+    /// synapse where slot and delay fit in 16 bits; segments that hold the mean row and three deviations, up to 64.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
@@ -74,11 +103,12 @@ impl Config {
     pub fn with_blocks(plan: &Plan, device: &DeviceProps, shards: usize) -> Result<Self> {
         let shards = shards.clamp(1, MOST_BLOCKS);
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
-        let (mut pitch, mut cells) = (1, 1);
+        let (mut pitch, mut cells, mut warps) = (1, 1, 0);
         for k in 0..shards {
             let (parts, slots) = shard::parts(plan, k, shards);
             pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
+            warps = warps.max(parts.iter().map(|p| p.count().div_ceil(32)).sum());
         }
         if cells > MOST_CELLS {
             return Err(Error::config(format!(
@@ -86,53 +116,101 @@ impl Config {
                 plan.cells()
             )));
         }
-        let slot_bits = usize::BITS - (pitch - 1).leading_zeros();
+        // One slot more than there are, which marks rows that are not all in their segments.
+        let slot_bits = usize::BITS - pitch.leading_zeros();
         let room = (device.shared_per_block_optin as usize).saturating_sub(STATIC_SHARED);
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
+        let threads = if heavy { 512 } else { 1024 };
+        let place = if 4 * ring * pitch <= room {
+            Place::Shared
+        } else if pitch <= CALENDAR_SLOTS && ring <= CALENDAR_STEPS && 4 * (pitch + ring) <= room {
+            Place::Calendar
+        } else {
+            Place::Global
+        };
+        let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
+        let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
+            && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
+        let synapses = plan.expected_synapses();
+        let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
+        let segment = [8, 16, 32].into_iter().find(|words| row + 3.0 * row.sqrt() <= f64::from(*words)).unwrap_or(64);
+        let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
+        let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
         Ok(Self {
             shards,
-            threads: if heavy { 512 } else { 1024 },
+            threads,
             heavy,
-            shared: 4 * ring * pitch <= room,
+            place,
+            held: place == Place::Shared && !heavy && few && 32 * warps <= threads,
             ring,
             pitch,
             cells,
             slot_bits,
             wide: slot_bits + ring.trailing_zeros() > 16,
+            segment: if row < 1.0 { 0 } else { segment as usize },
+            room: if place == Place::Calendar { entries } else { 0 },
         })
     }
 
-    /// Bytes of the ring of a block in shared memory.
+    /// How many bits the number of a cell in its shard has in a header, and how many numbers.
+    pub(super) fn header(&self) -> (u32, u32) {
+        let bits = usize::BITS - self.cells.leading_zeros();
+        (bits, ((64 - HEAD_BITS - bits) / bits).min(MOST_IDS))
+    }
+
+    /// Bytes of global memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
+    pub(super) fn bytes(&self, plan: &Plan) -> f64 {
+        let rows = (self.shards * self.cells) as f64;
+        let held = self.shards as f64 * rows * self.segment as f64;
+        let synapses = plan.expected_synapses();
+        let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
+        let under_way = (self.shards * self.ring) as f64 * (self.pitch + self.room) as f64;
+        (if self.wide { 8.0 } else { 4.0 }) * (held + beyond) + 8.0 * self.shards as f64 * rows + 4.0 * under_way
+    }
+
+    /// Bytes that a block has in shared memory for what is under way.
     pub fn shared_bytes(&self) -> u32 {
-        if self.shared { (4 * self.ring * self.pitch) as u32 } else { 0 }
+        match self.place {
+            Place::Shared => (4 * self.ring * self.pitch) as u32,
+            Place::Calendar => (4 * (self.ring + self.pitch)) as u32,
+            Place::Global => 0,
+        }
     }
 
     pub(super) fn steps(&self) -> Specialisation {
-        steps(self.shared, self.heavy)
+        steps(self.place, self.heavy, self.held)
     }
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, kib) = match self.place {
+            Place::Shared => ("ring", 4 * self.ring * self.pitch / 1024),
+            Place::Calendar => ("calendar", 4 * self.ring * (self.pitch + self.room) / 1024),
+            Place::Global => ("ring", 4 * self.ring * self.pitch / 1024),
+        };
         write!(
             f,
-            "resident: {} blocks of {} threads, ring of {} steps in {} memory ({} KiB a block), {} bytes a synapse",
+            "resident: {} blocks of {} threads{}, {what} of {} steps in {} memory ({kib} KiB a block), {} bytes a synapse, \
+             segments of {}",
             self.shards,
             self.threads,
+            if self.held { " with a cell each" } else { "" },
             self.ring,
-            if self.shared { "shared" } else { "global" },
-            4 * self.ring * self.pitch / 1024,
-            if self.wide { 8 } else { 4 }
+            if self.place == Place::Shared { "shared" } else { "global" },
+            if self.wide { 8 } else { 4 },
+            self.segment
         )
     }
 }
 
-fn steps(shared: bool, heavy: bool) -> Specialisation {
+fn steps(place: Place, heavy: bool, held: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let threads = if heavy { 512 } else { 1024 };
     let constants = vec![
-        ("kShared", Constant::Bool(shared)),
+        ("kPlace", Constant::Int(place as i32)),
         ("kHeavy", Constant::Bool(heavy)),
+        ("kHeld", Constant::Bool(held)),
         ("kThreads", Constant::Int(threads)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
@@ -147,6 +225,8 @@ pub(super) fn build() -> Specialisation {
 
 /// Everything that a simulation may launch.
 pub fn specialisations() -> Vec<Specialisation> {
-    let kinds = [(true, false), (true, true), (false, false), (false, true)];
-    kinds.into_iter().map(|(shared, heavy)| steps(shared, heavy)).chain([build()]).collect()
+    let places = [Place::Shared, Place::Calendar, Place::Global];
+    let kinds = places.into_iter().flat_map(|place| [(place, false, false), (place, true, false)]);
+    let kinds = kinds.chain([(Place::Shared, false, true)]);
+    kinds.map(|(place, heavy, held)| steps(place, heavy, held)).chain([build()]).collect()
 }

@@ -157,7 +157,12 @@ impl Cells {
             *range = (start, count - start);
         }
         let (mut parts, mut tasks, mut first_task) = (Fields::default(), Vec::<[u32; 2]>::new(), vec![0u32]);
+        // Two words a cell and drive.
+        let words: usize = n.populations.iter().zip(&ranges).map(|(p, (_, drives))| 2 * p.size as usize * *drives as usize).sum();
+        let arrivals = memory.room(4 * words)?;
+        let mut words = 0;
         for k in 0..config.shards {
+            let mut local = 0;
             for (p, part) in shard::parts(plan, k, config.shards).0.iter().enumerate() {
                 let (coefficient, stride, chance, chances_here, replay) = first[p];
                 let low = part.low as usize;
@@ -169,11 +174,12 @@ impl Cells {
                     .u64(coefficients.address() + 4 * (coefficient + each * low) as u64)
                     .u64(chances.address() + 4 * (chance + usize::from(chances_here > 1) * low) as u64)
                     .u64(replays.address() + 8 * replay as u64)
+                    .u64(arrivals.address() + 4 * words as u64)
                     .u32((ends[p] - replay) as u32)
                     .u32(plan.models[p].twin() as u32)
                     .u32(part.count())
                     .u32(part.low)
-                    .u32(plan.first[p] as u32 + part.low)
+                    .u32(local)
                     .u32(part.slot)
                     .u32(n.populations[p].size)
                     .u32(stride as u32)
@@ -183,10 +189,12 @@ impl Cells {
                     .u32(ranges[p].1)
                     .f32(unit(0))
                     .f32(unit(1));
+                local += part.count();
+                words += 2 * part.count() as usize * ranges[p].1 as usize;
             }
             first_task.push(tasks.len() as u32);
         }
-        held.extend([coefficients, chances, replays]);
+        held.extend([coefficients, chances, replays, arrivals]);
         Ok(Self {
             parts: memory.upload(&parts.0)?,
             drives: memory.upload(&drives.0)?,

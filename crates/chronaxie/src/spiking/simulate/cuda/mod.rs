@@ -14,6 +14,7 @@ mod tests;
 use super::cpu::check_state;
 use super::{Engine, Spike, State};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::spiking::connect::shard;
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
 use build::Synapses;
@@ -46,8 +47,13 @@ pub struct CudaEngine<'a> {
     copied: PinnedBuffer,
     stream: Stream,
     copies: Stream,
+    /// Which cell each row is, and which row each cell.
+    cell_of: Vec<u32>,
+    row_of: Vec<u32>,
     step: u64,
     recent: Vec<Spike>,
+    /// Why the state is not that of `step`.
+    failed: Option<String>,
     /// Of the steps that this engine ran: deliveries, and how many steps.
     events: u64,
     run: u64,
@@ -88,6 +94,7 @@ impl<'a> CudaEngine<'a> {
         let cells = Cells::new(plan, &config, &memory)?;
         let synapses = Synapses::new(plan, &config, &cells, &memory, built)?;
         let net = synapses.net(plan, &config, &cells);
+        let (cell_of, row_of) = rows(plan, &config);
         let mail = memory.room(8 * 2 * config.shards * (REPLICAS + config.cells))?;
         let logs = [memory.room(8 * capacity)?, memory.room(8 * capacity)?];
         let result = memory.zeros(16)?;
@@ -110,8 +117,11 @@ impl<'a> CudaEngine<'a> {
             copied,
             stream,
             copies,
+            cell_of,
+            row_of,
             step: 0,
             recent: Vec::new(),
+            failed: None,
             events: 0,
             run: 0,
         })
@@ -120,6 +130,7 @@ impl<'a> CudaEngine<'a> {
     /// Puts up to `steps` steps from the present one on the stream, with the log of this `turn`.
     fn launch(&mut self, from: u64, steps: u64, turn: usize) -> Result<()> {
         self.memory.clear(&mut self.mail)?;
+        self.memory.clear(&mut self.result)?;
         let heads = self.mail.address();
         let run = Fields::default()
             .u64(heads)
@@ -128,8 +139,7 @@ impl<'a> CudaEngine<'a> {
             .u64(self.result.address())
             .u64(from)
             .u64(self.capacity as u64)
-            .u32(steps.min(MOST_STEPS) as u32)
-            .u32(self.config.cells as u32);
+            .u64(steps.min(MOST_STEPS));
         let config = LaunchConfig {
             cooperative: true,
             shared_bytes: self.config.shared_bytes(),
@@ -142,8 +152,8 @@ impl<'a> CudaEngine<'a> {
         self.told.receive(&self.result.view(Dtype::I64, [2])?, &self.stream)
     }
 
-    /// The spikes of a chunk from step `from` on, in order.
-    fn collect(&mut self, turn: usize, count: usize, from: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+    /// The spikes of a chunk of `steps` steps from step `from` on, in order; counts what they deliver.
+    fn collect(&mut self, turn: usize, count: usize, from: u64, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         let mut list: Vec<u64> = Vec::with_capacity(count);
         while list.len() < count {
             let here = (count - list.len()).min(COPY);
@@ -154,19 +164,84 @@ impl<'a> CudaEngine<'a> {
             self.copied.receive(&view, &self.copies)?;
             list.extend(self.copied.as_slice::<i64>()?[..here].iter().map(|x| *x as u64));
         }
-        // By step and cell: within a step they come shard by shard.
-        list.sort_unstable();
-        spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
+        // They come nearly by step: each step's are counted and put in their place, and then ordered by cell.
+        let mut ends = vec![0usize; steps as usize + 1];
+        for x in &list {
+            let (step, row) = ((x >> 32) as usize, *x as u32 as usize);
+            let (Some(end), Some(degree)) = (ends.get_mut(step + 1), self.synapses.degrees.get(row)) else {
+                return Err(Error::value(format!("a chunk of {steps} steps logs a spike of row {row} in step {step}")));
+            };
+            *end += 1;
+            self.events += u64::from(*degree);
+        }
+        (0..steps as usize).for_each(|step| ends[step + 1] += ends[step]);
+        let mut cells = vec![0u32; count];
+        for x in &list {
+            let at = &mut ends[(x >> 32) as usize];
+            cells[*at] = self.cell_of[*x as u32 as usize];
+            *at += 1;
+        }
+        let mut begin = 0;
+        for (step, end) in ends[..steps as usize].iter().enumerate() {
+            let here = &mut cells[begin..*end];
+            here.sort_unstable();
+            spikes.extend(here.iter().map(|cell| Spike { step: from + step as u64, cell: *cell }));
+            begin = *end;
+        }
         Ok(())
     }
+
+    fn run(&mut self, to: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+        // What has run and is not collected: turn, spikes, first step, steps.
+        let mut waiting: Option<(usize, usize, u64, u64)> = None;
+        let mut turn = 0;
+        while self.step < to {
+            let from = self.step;
+            self.launch(from, to - from, turn)?;
+            if let Some((turn, count, from, steps)) = waiting.take() {
+                self.collect(turn, count, from, steps, spikes)?;
+            }
+            // Waits for the chunk.
+            let told = self.told.as_slice::<i64>()?;
+            let (done, count) = (told[0] as u64, told[1] as usize);
+            if done == 0 || done > to - from || count > self.capacity {
+                return Err(Error::value(format!("a chunk of {} steps says that it ran {done}", to - from)));
+            }
+            self.step = from + done;
+            self.run += done;
+            waiting = Some((turn, count, from, done));
+            turn = 1 - turn;
+        }
+        waiting.map_or(Ok(()), |(turn, count, from, steps)| self.collect(turn, count, from, steps, spikes))
+    }
+
+    /// Refuses what a step that failed has left behind.
+    fn whole(&self) -> Result<()> {
+        let Some(why) = &self.failed else { return Ok(()) };
+        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.memory.device.name())))
+    }
+}
+
+/// Which cell each row is, and which row each cell.
+fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
+    let (mut cell_of, mut row_of) = (vec![0; config.shards * config.cells], vec![0; plan.cells() as usize]);
+    for k in 0..config.shards {
+        let mut row = k * config.cells;
+        for (part, first) in shard::parts(plan, k, config.shards).0.iter().zip(&plan.first) {
+            for cell in part.low..part.high {
+                let cell = *first as u32 + cell;
+                cell_of[row] = cell;
+                row_of[cell as usize] = row as u32;
+                row += 1;
+            }
+        }
+    }
+    (cell_of, row_of)
 }
 
 /// Refuses what needs more memory than the device has free, before anything is allocated.
 fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
-    let synapse = if config.wide { 8.0 } else { 4.0 };
-    let heads = 8.0 * (config.shards as f64) * (plan.cells() as f64 + 1.0);
-    let ring = 4.0 * (config.shards * config.ring) as f64 * config.pitch as f64;
-    let asked = (synapse * plan.expected_synapses() + heads + ring + 128.0 * plan.cells() as f64) as u64;
+    let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64) as u64;
     if asked > device.memory_info()?.free {
         device.release_cached_memory()?;
     }
@@ -198,32 +273,13 @@ impl Engine for CudaEngine<'_> {
         if to >= 1 << 32 {
             return Err(Error::value(format!("step {to} is beyond the 2^32 that a run on a GPU has")));
         }
+        self.whole()?;
         let begun = spikes.len();
-        // What has run and is not collected: turn, spikes, first step.
-        let mut waiting: Option<(usize, usize, u64)> = None;
-        let mut turn = 0;
-        while self.step < to {
-            let from = self.step;
-            self.launch(from, to - from, turn)?;
-            if let Some((turn, count, from)) = waiting.take() {
-                self.collect(turn, count, from, spikes)?;
-            }
-            // Waits for the chunk.
-            let told = self.told.as_slice::<i64>()?;
-            let (done, count) = (told[0] as u64, told[1] as usize);
-            if done == 0 || done > to - from || count > self.capacity {
-                return Err(Error::value(format!("a chunk of {} steps says that it ran {done}", to - from)));
-            }
-            self.step = from + done;
-            self.run += done;
-            waiting = Some((turn, count, from));
-            turn = 1 - turn;
-        }
-        if let Some((turn, count, from)) = waiting {
-            self.collect(turn, count, from, spikes)?;
+        if let Err(e) = self.run(to, spikes) {
+            self.failed = Some(e.to_string());
+            return Err(e);
         }
         let found = &spikes[begun..];
-        self.events += found.iter().map(|s| u64::from(self.synapses.degrees[s.cell as usize])).sum::<u64>();
         let oldest = self.step.saturating_sub(self.plan.max_delay.into());
         self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
         self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
@@ -231,6 +287,7 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn state(&self) -> Result<State> {
+        self.whole()?;
         let mut variables = Vec::new();
         for (p, model) in self.plan.models.iter().enumerate() {
             let (size, count) = (self.plan.network.populations[p].size as usize, model.variables().len());
@@ -245,14 +302,17 @@ impl Engine for CudaEngine<'_> {
         check_state(self.plan, state)?;
         let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
         self.memory.write(&mut self.cells.states, &values)?;
-        let recent: Vec<u64> = state.recent.iter().map(|s| s.step << 32 | u64::from(s.cell)).collect();
+        let row = |s: &Spike| s.step << 32 | u64::from(self.row_of[s.cell as usize]);
+        let recent: Vec<u64> = state.recent.iter().map(row).collect();
         self.synapses.restore(&self.memory, &self.net, self.config.shards, &recent, state.step)?;
         self.step = state.step;
         self.recent.clone_from(&state.recent);
+        self.failed = None;
         Ok(())
     }
 
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
+        self.whole()?;
         let size = self.plan.network.populations[population].size as usize;
         let first = self.cells.first_state[population] + cell as usize;
         let variables = 0..self.plan.models[population].variables().len();
@@ -275,7 +335,8 @@ impl Engine for CudaEngine<'_> {
     /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us), and the bytes of rows at the
     /// memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
-        let bytes = self.events as f64 / self.run.max(1) as f64 * if self.config.wide { 8.0 } else { 4.0 };
+        let events = self.events as f64 / self.run.max(1) as f64;
+        let bytes = events * if self.config.wide { 8.0 } else { 4.0 };
         let exchange = if self.config.shards > 1 { 0.7 } else { 0.0 };
         Some(exchange + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
     }

@@ -1,8 +1,9 @@
-// A network on a device: what mod.rs lays out as it is written here, and how synapses and the ring of future inputs are read.
+// A network on a device: what mod.rs lays out as it is written here, and how synapses are read.
 //
-// The cells of every population are cut alike into shards, one a block. An input is a slot: one cell's port. Shard k holds the
-// synapses onto its own cells alone, those of source s side by side from base[k] + first[k][s] on, in any order: what they add
-// are whole numbers, whose sum does not depend on it.
+// The cells of every population are cut alike into shards, one a block. An input is a slot: one cell's port. A cell that sends is
+// a row: shard * rows + its number in its shard. Shard k holds the synapses onto its own cells alone, in any order: what they
+// add are whole numbers, whose sum does not depend on it. The first of each row lie at a fixed place, its segment, so that they
+// come in one trip to memory; where more follow, the segment's last word says so, and they lie from base[k] + first[k][row] on.
 #pragma once
 #include "draws.cuh"
 
@@ -12,8 +13,9 @@ struct Part {
   const float* coefficients;  // [coefficient, stride], at the first cell; with stride 0 [coefficient], the same for all
   const unsigned* chances;    // [count] or, with chance_stride 0, one: 2^32 P(a source fires in a step)
   const u64* replay;          // [replays] rising step << 32 | cell of the population
+  unsigned* arrivals;         // [2, drives, count] of the drives, by the parity of step / 4: a byte a step
   unsigned replays, model, count, low;
-  unsigned cell;                         // the network's number of the first cell
+  unsigned local;                        // the shard's number of the first cell
   unsigned slot;                         // of the first cell's first port; a port's slots lie together, count apart
   unsigned size, stride, chance_stride;  // cells of the population
   unsigned owner;                        // the population: names a source's draws
@@ -34,16 +36,27 @@ struct Net {
   const uint2* tasks;          // part and first cell in it of what a warp advances
   const unsigned* first_task;  // [shards + 1]
   const u64* base;             // [shards]
-  const unsigned* first;       // [shards, cells + 1]
-  const void* synapses;
-  int* ring;  // [shards, steps, pitch]
+  const unsigned* first;       // [shards, shards * rows + 1]
+  void* segments;              // [shards, shards * rows, segment]
+  void* rest;
+  int* ring;           // [shards, steps, pitch]
+  unsigned* calendar;  // [shards, steps, room]
+  unsigned* noted;     // [shards, steps] how many of them there are, or kSpilt
   u64 seed;
   unsigned cells, shards, populations;
-  unsigned pitch, steps;      // slots of the largest shard; a power of two above every delay
-  unsigned slot_bits, wide;   // how a synapse is packed
+  unsigned rows;             // cells of the largest shard
+  unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay
+  unsigned slot_bits, wide;  // how a synapse is packed
+  unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits; or 0: all synapses are in the rest
+  unsigned room;                // entries of a step of the calendar
+  unsigned id_bits, ids;        // how a header is packed
 };
 
+// A step's place in the ring holds something: what its place in the calendar had no room for.
+constexpr unsigned kSpilt = 1u << 31;
+
 // Four bytes: slot, then delay in the lower 16 bits, weight in the upper. Eight: slot in 32 bits, delay and weight in 16 each.
+// No slot has all bits set. Zeros add nothing.
 struct Synapse {
   unsigned slot, delay;
   int weight;
@@ -53,4 +66,18 @@ __device__ __forceinline__ Synapse unpack(const Net& net, unsigned s) {
 }
 __device__ __forceinline__ Synapse unpack(const Net&, u64 s) {
   return {(unsigned)s, (unsigned)(s >> 32) & 0xFFFFu, (int)((long long)s >> 48)};
+}
+__device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned delay, int weight, unsigned& s) {
+  s = (unsigned)weight << 16 | delay << net.slot_bits | slot;
+}
+__device__ __forceinline__ void pack(const Net&, unsigned slot, unsigned delay, int weight, u64& s) {
+  s = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
+}
+// The last word of a segment that is not all of its row: no weight, and a slot that there is not.
+__device__ __forceinline__ unsigned marker(const Net& net, unsigned) { return (1u << net.slot_bits) - 1; }
+__device__ __forceinline__ u64 marker(const Net&, u64) { return 0xFFFFFFFFu; }
+
+// How many of a row's synapses are not in its segment.
+__device__ __forceinline__ unsigned beyond(const Net& net, unsigned length) {
+  return net.segment == 0 ? length : length > net.segment ? length - (net.segment - 1) : 0;
 }

@@ -1,120 +1,159 @@
 // Steps of a spiking network, all of a chunk in one launch: one block a shard, all of them resident at once.
 //
-//   step n:  1. every block learns what fired in step n - 1 and adds the synapses onto its own cells to its ring of future inputs
-//            2. its cells advance under slot n of the ring and fire or not
-//            3. it tells the others, logs what fired, and draws the drives' arrivals of step n + 1 while that travels
+//   step n:  1. every warp learns what some other shards fired in step n - 1 and adds those synapses onto its own block's cells
+//            2. its cells advance under what arrives at step n and fire or not
+//            3. one warp tells the others and logs what fired; the rest draws arrivals to come while that travels
 //
-// Who computes what: a lane advances a cell; a warp delivers a spike's synapses, 64 at a time of four spikes at once. The ring
-// is [steps, pitch] of i32, in shared memory where it fits (kShared), else in global memory. State stays in global memory, and
-// thereby in the first cache: nobody else touches it.
+// Who computes what: a lane advances a cell; where a warp has 32 cells at most (kHeld), their state stays in registers. A warp polls the headers of some shards and delivers their spikes; 2^lane_bits lanes take a spike's segment, two
+// words each, so that one trip to memory brings it.
+// What is to arrive lies, by kPlace, in a ring [steps, pitch] of i32 in shared memory; or, for larger shards, in a calendar in
+// global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
+// each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
+// a ring in global memory what a list has no room for; or, for what has more slots than that, in the ring in global memory alone.
 //
-// Blocks meet once a step, and the meeting carries the spikes: a block's header is one 64-bit word {id of its first spike: 32,
-// count: 20, tag: 12}, its further spikes are words {id: 32, tag: 32}. A word is whole whenever its tag is right, so nothing is fenced and nothing
-// is counted; there is no memory but these words that two blocks share. They lie in two sets by the step's parity: a block that
-// writes those of step n + 2 has seen all headers of step n + 1, and whoever wrote one had read those of step n.
-// kReplicas copies of the headers keep the blocks that poll from queueing at one slice of the second cache.
+// Blocks meet once a step, and the meeting carries the spikes: a block's header is one 64-bit word {tag: 12, ends: 1, count:
+// id_bits, id: id_bits, ..} with as many of its spikes as it holds, further ones are words {id: 32, tag: 32} in its box. A word
+// is whole whenever its tag is right, so nothing is fenced and nothing is counted; there is no memory but these words that two
+// blocks share. They lie in two sets by the step's parity: a block that writes those of step n + 2 has seen all headers of step
+// n + 1, and whoever wrote one had read those of step n. kReplicas copies of the headers keep the blocks that poll from queueing
+// at one slice of the second cache.
 //
 // Full microcircuit (77,169 cells, 2.99e8 synapses, 25 spikes and 97,000 events a step) on an H200:
-//   bytes   25 rows of 15.5 KB = 0.39 MB a step out of memory: 0.09 us at 4.3 TB/s; offsets 132 x 25 sectors, 0.02 us
-//   work    735 additions in shared memory a block, 0.1 us; 585 cells a block, one a thread: 80 instructions of the cell and,
-//           off the path, 150 of its Poisson draw; 0.15 us
-//   path    exchange 0.7 (two trips to the second cache), offsets 0.4, rows 0.7, addition 0.1, cells 0.3: 2.2 us a step, a
-//           real-time factor of 0.022. Latency is the bound, not bandwidth. Measured: 5.4 us, a real-time factor of 0.054.
+//   bytes   25 x 132 segments of 256 bytes = 0.84 MB a step out of memory: 0.2 us at 4.3 TB/s
+//   work    735 additions in shared memory a block, 0.1 us; 585 cells a block, one a thread: 60 instructions of the cell and,
+//           off the path, 60 of its Poisson draw (four steps at a time); 0.1 us
+//   path    exchange 0.7 (two trips to the second cache), segments 0.5, additions 0.1, cells 0.2: 1.5 us a step, a real-time
+//           factor of 0.015. Latency is the bound, not bandwidth.
+// A million cells with a thousand synapses each (dt 0.1 ms, 540 spikes and 540,000 events a step):
+//   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
+//   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
+//           in turn = 3.7 us; 4,100 additions and as many appended, 0.5 us. 7 us a step, a real-time factor of 0.07.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
 
 struct Run {
   u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
-  u64* boxes;   // [2, shards, box]
-  u64* log;     // [capacity] (step - from) << 32 | cell
-  u64* result;  // [2] steps done, spikes logged
+  u64* boxes;   // [2, shards, rows]
+  u64* log;     // [capacity] (step - from) << 32 | row
+  u64* result;  // [2] steps done, spikes logged; zeros
   u64 from;
   u64 capacity;  // at least three times the cells
-  unsigned steps, box;
+  u64 steps;
 };
 
-// Spikes that a warp has on their way at once: fewer where a synapse may take two registers of 64.
+constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
+// Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
 constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : 3;
-constexpr unsigned kTagBits = 12, kReplicas = 8;
+constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
+// What the models of kHeld have at most.
+constexpr int kMostVariables = 4;
+// Counts of arrivals that fit in a byte.
+constexpr unsigned kMostArrivals = 255;
 
 // A word that another block may be writing.
 __device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
 __device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
 
+// What a lane keeps of its only cell over all steps.
+struct Own {
+  float s[kHeld ? kMostVariables : 1];
+  unsigned even, odd;  // arrivals, by the parity of step / 4
+  int code;            // what an arrival weighs
+  unsigned port;
+};
+
 struct Block {
   const Net& net;
   const Run& run;
   int* ring;
+  int* sums;             // [pitch] of kCalendar: what arrives in the step to come
+  unsigned* noted;       // [steps] of kCalendar
+  unsigned* calendar;    // [steps, room]
   const unsigned* first;
 
-  __device__ __forceinline__ int* slots(u64 step) const {
-    return ring + (u64)((unsigned)step & (net.steps - 1)) * net.pitch;
-  }
+  __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
+  __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
 
   template <class Word>
   __device__ __forceinline__ void add(u64 step, Word word) const {
     const Synapse s = unpack(net, word);
-    atomicAdd(slots(step + s.delay) + s.slot, s.weight);
+    if (s.weight == 0) return;
+    const unsigned when = place(step + s.delay);
+    if constexpr (kCalendar) {
+      if (s.delay == 1) {
+        atomicAdd(sums + s.slot, s.weight);
+        return;
+      }
+      const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
+      if (at < net.room) {
+        __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
+        return;
+      }
+    }
+    if constexpr (kShared)
+      atomicAdd(ring + when * net.pitch + s.slot, s.weight);
+    else
+      atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
   }
 
-  // The synapses of the rows that the lanes in `mask` name. They are read once, and are not to push the offsets out of the
-  // second cache.
+  // Adds the first n lanes' rows. Segments are read once, and are not to push anything out of the second cache.
   template <class Word>
-  __device__ __forceinline__ void rows(const Word* synapses, u64 step, unsigned mask, unsigned begin, unsigned length) const {
-    const unsigned lane = threadIdx.x % 32;
-    while (mask) {
-      unsigned at[kBatch], count[kBatch];
+  __device__ __forceinline__ void deliver(u64 step, unsigned n, unsigned row) const {
+    const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
+    const u64 rows = (u64)net.shards * net.rows;
+    unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
+    if (net.segment > 0) {
+      over = 0;
+      const Word* segments = (const Word*)net.segments + (blockIdx.x * rows << (bits + 1)) + (lane & (per - 1));
+      for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kBatch) {
+        Word held[kBatch][2];
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        const int from = mask ? __ffs(mask) - 1 : 0;
-        const unsigned whole = __shfl_sync(~0u, length, from);
-        at[u] = __shfl_sync(~0u, begin, from);
-        count[u] = mask ? whole : 0;
-        mask &= mask - 1;
+        for (int u = 0; u < kBatch; ++u) {
+          const unsigned k = j + u * groups, here = __shfl_sync(~0u, row, k % 32);
+          const Word* at = segments + ((u64)here << (bits + 1));
+          held[u][0] = k < n ? __ldcs(at) : 0;
+          held[u][1] = k < n ? __ldcs(at + per) : 0;
+        }
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+          add(step, held[u][0]);
+          add(step, held[u][1]);
+          for (unsigned marks = __ballot_sync(~0u, held[u][1] == marker(net, Word())); marks != 0; marks &= marks - 1)
+            over |= 1u << (__shfl_sync(~0u, j, __ffs((int)marks) - 1) + u * groups);
+        }
       }
-      Word held[kBatch][2];
-#pragma unroll
-      for (int u = 0; u < 2 * kBatch; ++u) {
-        const unsigned i = lane + u % 2 * 32;
-        held[u / 2][u % 2] = i < count[u / 2] ? __ldcs(synapses + at[u / 2] + i) : 0;
-      }
-#pragma unroll
-      for (int u = 0; u < 2 * kBatch; ++u)
-        if (lane + u % 2 * 32 < count[u / 2]) add(step, held[u / 2][u % 2]);
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u)
+    }
+    if (over == 0) return;
+    const bool own = over >> lane & 1;
+    const unsigned begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
+    const Word* rest = (const Word*)net.rest + net.base[blockIdx.x];
+    for (; over != 0; over &= over - 1) {
+      const int from = __ffs((int)over) - 1;
+      const unsigned last = __shfl_sync(~0u, end, from);
 #pragma unroll 2
-        for (unsigned i = lane + 64; i < count[u]; i += 32) add(step, __ldcs(synapses + at[u] + i));
+      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(step, __ldcs(rest + i));
     }
   }
 
-  // Waits for what fired in `step` and delivers it here; adds to `total` and `before` how much fired, and how much in the shards
-  // before this one. `heads` is room in shared memory for all headers.
-  __device__ __forceinline__ void deliver(u64 step, u64* heads, unsigned* total, unsigned* before) const {
+  // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
+  __device__ __forceinline__ void meet(u64 step, unsigned* ends) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = net.shards;
     const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
-    // Neighbours wait for neighbours: a warp polls 32 headers, two lines of memory.
-    if (threadIdx.x < shards) {
-      const u64* at = run.heads + (parity * kReplicas + blockIdx.x % kReplicas) * shards + threadIdx.x;
-      u64 head;
+    // Many shards: some headers a warp, one a lane. Few: warps share a header.
+    const bool many = shards >= kWarps;
+    const unsigned share = many ? 1 : kWarps / shards, each = (shards + kWarps - 1) / kWarps;
+    const unsigned shard = many ? warp * each + lane : warp % shards;
+    const bool reads = many ? lane < each && shard < shards : lane == 0 && warp < share * shards;
+    u64 head = 0;
+    if (reads) {
+      const u64* at = run.heads + (parity * kReplicas + blockIdx.x % kReplicas) * shards + shard;
       do head = peek(at);
       while (((unsigned)head & ((1u << kTagBits) - 1)) != tag);
-      heads[threadIdx.x] = head;
-      const unsigned count = (unsigned)head >> kTagBits;
-      if (count > 0) {
-        atomicAdd(total, count);
-        if (threadIdx.x < blockIdx.x) atomicAdd(before, count);
-      }
+      if ((unsigned)head >> kTagBits & 1) atomicOr(ends, 1u);
     }
-    __syncthreads();
-    // Many shards: a header a lane. Few: warps share a header. A warp's spikes, of all its headers, go round its lanes.
-    const bool many = shards >= kWarps;
-    const unsigned share = many ? 1 : kWarps / shards;
-    const unsigned shard = many ? warp + lane * kWarps : warp % shards;
-    const bool reads = many ? shard < shards : lane == 0 && warp < share * shards;
-    const u64 head = reads ? heads[shard] : 0;
-    const unsigned count = (unsigned)head >> kTagBits;
+    __syncwarp();
+    const unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1);
     const unsigned fired = __ballot_sync(~0u, count > 0);
     if (fired == 0) return;
     unsigned end = count;  // of this header's spikes among the warp's
@@ -124,55 +163,53 @@ struct Block {
         if (lane >= reach) end += x;
       }
     const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
-    const u64* boxes = run.boxes + (u64)parity * shards * run.box;
+    const u64* boxes = run.boxes + (u64)parity * shards * net.rows;
     for (unsigned i = many ? lane : warp / shards + lane * share; __any_sync(~0u, i < all); i += 32 * share) {
-      u64 word = 0;
+      unsigned row = 0;
       const u64* at = nullptr;
       for (unsigned left = fired; left != 0; left &= left - 1) {
         const int from = __ffs((int)left) - 1;
-        const unsigned many_there = __shfl_sync(~0u, count, from), k = __shfl_sync(~0u, shard, from);
+        const unsigned many_there = __shfl_sync(~0u, count, from), k = __shfl_sync(~0u, shard, from) * net.rows;
         const unsigned there = i - (__shfl_sync(~0u, end, from) - many_there);
-        const u64 first_there = __shfl_sync(~0u, head, from);
+        const u64 head_there = __shfl_sync(~0u, head, from);
         if (there < many_there) {
-          word = first_there;
-          at = there > 0 ? boxes + (u64)k * run.box + there : nullptr;
+          row = k;
+          if (there < net.ids)
+            row += (unsigned)(head_there >> (kTagBits + 1 + (there + 1) * net.id_bits)) & ((1u << net.id_bits) - 1);
+          else
+            at = boxes + k + there;
         }
       }
-      unsigned begin = 0, length = 0;
-      if (i < all) {
-        if (at != nullptr) {
-          do word = peek(at);
-          while ((unsigned)word != tag);
-        }
-        const unsigned id = (unsigned)(word >> 32);
-        begin = __ldg(first + id);
-        length = __ldg(first + id + 1) - begin;
+      if (at != nullptr) {
+        u64 word;
+        do word = peek(at);
+        while ((unsigned)word != tag);
+        row += (unsigned)(word >> 32);
       }
-      const unsigned mask = __ballot_sync(~0u, length > 0);
+      const unsigned n = __popc(__ballot_sync(~0u, i < all));
       if (!kShared && net.wide)
-        rows((const u64*)net.synapses + net.base[blockIdx.x], step, mask, begin, length);
+        deliver<u64>(step, n, row);
       else
-        rows((const unsigned*)net.synapses + net.base[blockIdx.x], step, mask, begin, length);
+        deliver<unsigned>(step, n, row);
     }
   }
 
-  __device__ __forceinline__ uint2 task(unsigned i) const { return __ldg(net.tasks + i); }
-
-  // Adds the arrivals of the drives in `step`.
-  __device__ __forceinline__ void draw_arrivals(u64 step) const {
-    const unsigned last = net.first_task[blockIdx.x + 1];
-    for (unsigned t = net.first_task[blockIdx.x] + threadIdx.x / 32; t < last; t += kWarps) {
-      const uint2 task = this->task(t);
-      const Part& part = net.parts[task.x];
-      const unsigned i = task.y + threadIdx.x % 32;
-      if (i >= part.count) continue;
-      for (unsigned d = part.drive; d < part.drive + part.drives; ++d) {
-        const Drive& drive = net.drives[d];
-        if (step < drive.start || step >= drive.stop) continue;
-        const unsigned bits = draw_word(kDrive, drive.owner, step, part.low + i);
-        const int arrivals = reached(bits, drive.thresholds, drive.count);
-        if (arrivals > 0)
-          atomicAdd(slots(step) + part.slot + drive.port * part.count + i, (int)((unsigned)arrivals * (unsigned)drive.code));
+  // Adds what the calendar has for `step`, which nobody adds to any more.
+  __device__ __forceinline__ void gather(u64 step) const {
+    const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
+    const unsigned* from = calendar + (u64)place(step) * net.room;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < count; i += kThreads) {
+      const unsigned entry = __ldcg(from + i);
+      atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16);
+    }
+    if (here > net.room) {
+      int* spilt = ring + (u64)place(step) * net.pitch;
+      for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) {
+        const int sum = __ldcg(spilt + i);
+        if (sum == 0) continue;
+        atomicAdd(sums + i, sum);
+        __stcg(spilt + i, 0);
       }
     }
   }
@@ -184,33 +221,98 @@ struct Block {
     return k < 2 ? (k == 0 ? words.w[0] : words.w[1]) : (k == 2 ? words.w[2] : words.w[3]);
   }
 
+  // Arrivals at a cell in the four steps from 4 quad on, a byte each.
+  __device__ __forceinline__ unsigned arrivals(const Drive& drive, unsigned cell, u64 quad) const {
+    const Words words = draw(net.seed, kDrive, drive.owner, quad << 32 | cell);
+    unsigned all = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const u64 step = 4 * quad + k;
+      if (step >= drive.start && step < drive.stop)
+        all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
+    }
+    return all;
+  }
+
+  // Draws the arrivals of four steps, at the cells of a part from `i` on.
+  __device__ __forceinline__ void refill(const Part& part, unsigned i, u64 quad, Own& own) const {
+    if (i >= part.count) return;
+    if constexpr (kHeld) {
+      if (part.drives == 0) return;
+      const unsigned four = arrivals(net.drives[part.drive], part.low + i, quad);
+      (quad % 2 == 0 ? own.even : own.odd) = four;
+    } else {
+      for (unsigned d = 0; d < part.drives; ++d) {
+        const Drive& drive = net.drives[part.drive + d];
+        if (drive.count <= kMostArrivals)
+          part.arrivals[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, part.low + i, quad);
+      }
+    }
+  }
+
   // What arrives at a cell's port; the slot becomes 0. The first cache knows nothing of additions in global memory.
-  __device__ __forceinline__ float arrived(int* now, const Part& part, int port, unsigned i) const {
+  __device__ __forceinline__ float arrived(int* now, const Part& part, u64 step, int port, unsigned i, const Own& own) const {
     int* at = now + part.slot + port * part.count + i;
     int sum;
-    if constexpr (kShared) {
+    if constexpr (kShared || kCalendar) {
       sum = *at;
       if (sum != 0) *at = 0;
     } else {
       sum = __ldcg(at);
       if (sum != 0) __stcg(at, 0);
     }
-    return (float)sum * part.unit[port];
+    const unsigned shift = (unsigned)step % 4 * 8, quad = (unsigned)step / 4;
+    unsigned more = 0;
+    if constexpr (kHeld) {
+      const unsigned four = quad % 2 == 0 ? own.even : own.odd;
+      if (own.port == (unsigned)port) more = (four >> shift & 0xFFu) * (unsigned)own.code;
+    } else {
+      for (unsigned d = 0; d < part.drives; ++d) {
+        const Drive& drive = net.drives[part.drive + d];
+        if (drive.port != (unsigned)port) continue;
+        unsigned count = 0;
+        if (drive.count <= kMostArrivals)
+          count = part.arrivals[(quad % 2 * part.drives + d) * part.count + i] >> shift & 0xFFu;
+        else if (step >= drive.start && step < drive.stop)
+          count = (unsigned)reached(draw_word(kDrive, drive.owner, step, part.low + i), drive.thresholds, drive.count);
+        more += count * (unsigned)drive.code;
+      }
+    }
+    return (float)(int)((unsigned)sum + more) * part.unit[port];
+  }
+
+  template <class M, int kVariables>
+  __device__ __forceinline__ void load(const Part& part, unsigned i, float (&s)[kVariables]) const {
+#pragma unroll
+    for (int k = 0; k < M::kVariables; ++k) s[k] = part.state[(u64)k * part.size + i];
+  }
+  template <class M, int kVariables>
+  __device__ __forceinline__ void store(const Part& part, unsigned i, const float (&s)[kVariables]) const {
+#pragma unroll
+    for (int k = 0; k < M::kVariables; ++k) part.state[(u64)k * part.size + i] = s[k];
   }
 
   template <class M>
-  __device__ __forceinline__ bool dynamics(int* now, const Part& part, unsigned i) const {
+  __device__ __forceinline__ bool dynamics(int* now, const Part& part, u64 step, unsigned i, Own& own) const {
     float input[M::kPorts], c[M::kCoefficients], s[M::kVariables];
-#pragma unroll
-    for (int k = 0; k < M::kVariables; ++k) s[k] = part.state[(u64)k * part.size + i];
     const unsigned each = part.stride > 0;
 #pragma unroll
     for (int k = 0; k < M::kCoefficients; ++k) c[k] = part.coefficients[each ? (u64)k * part.stride + i : k];
+    if constexpr (kHeld) {
 #pragma unroll
-    for (int k = 0; k < M::kPorts; ++k) input[k] = arrived(now, part, k, i);
+      for (int k = 0; k < M::kVariables; ++k) s[k] = own.s[k];
+    } else {
+      load<M>(part, i, s);
+    }
+#pragma unroll
+    for (int k = 0; k < M::kPorts; ++k) input[k] = arrived(now, part, step, k, i, own);
     const bool fires = M::step(c, s, input);
+    if constexpr (kHeld) {
 #pragma unroll
-    for (int k = 0; k < M::kVariables; ++k) part.state[(u64)k * part.size + i] = s[k];
+      for (int k = 0; k < M::kVariables; ++k) own.s[k] = s[k];
+    } else {
+      store<M>(part, i, s);
+    }
     return fires;
   }
 
@@ -225,97 +327,167 @@ struct Block {
     return low < part.replays && __ldg(part.replay + low) == key;
   }
 
-  __device__ __forceinline__ bool fires(int* now, const Part& part, u64 step, unsigned i) const {
+  __device__ __forceinline__ bool fires(int* now, const Part& part, u64 step, unsigned i, Own& own) const {
     switch (part.model) {
-      case kLifExpOne: return dynamics<LifExpOne>(now, part, i);
-      case kLifExp: return dynamics<LifExp>(now, part, i);
-      case kLifDelta: return dynamics<LifDelta>(now, part, i);
-      case kIzhikevich: return dynamics<Izhikevich>(now, part, i);
+      case kLifExpOne: return dynamics<LifExpOne>(now, part, step, i, own);
+      case kLifExp: return dynamics<LifExp>(now, part, step, i, own);
+      case kLifDelta: return dynamics<LifDelta>(now, part, step, i, own);
+      case kIzhikevich: return dynamics<Izhikevich>(now, part, step, i, own);
       case kPoisson:
         return draw_word(kSource, part.owner, step, part.low + i) < __ldg(part.chances + i * part.chance_stride);
       case kReplay: return replayed(part, step << 32 | (part.low + i));
     }
     if constexpr (kHeavy) {
-      if (part.model == kLifAlpha) return dynamics<LifAlpha>(now, part, i);
-      if (part.model == kLifCond) return dynamics<LifCond>(now, part, i);
-      if (part.model == kAdEx) return dynamics<AdEx>(now, part, i);
-      if (part.model == kHodgkinHuxley) return dynamics<HodgkinHuxley>(now, part, i);
+      if (part.model == kLifAlpha) return dynamics<LifAlpha>(now, part, step, i, own);
+      if (part.model == kLifCond) return dynamics<LifCond>(now, part, step, i, own);
+      if (part.model == kAdEx) return dynamics<AdEx>(now, part, step, i, own);
+      if (part.model == kHodgkinHuxley) return dynamics<HodgkinHuxley>(now, part, step, i, own);
     }
     return false;
   }
 
-  // Advances the cells; spikes beyond the first go to this block's box, the first to `head`.
-  __device__ __forceinline__ void advance(u64 step, unsigned* spikes, unsigned* head) const {
-    const unsigned tag = (unsigned)(step - run.from) + 1, last = net.first_task[blockIdx.x + 1];
-    u64* box = run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * run.box;
-    int* now = slots(step);
-    for (unsigned t = net.first_task[blockIdx.x] + threadIdx.x / 32; t < last; t += kWarps) {
-      const uint2 task = this->task(t);
-      const Part& part = net.parts[task.x];
-      const unsigned i = task.y + threadIdx.x % 32;
-      const bool fired = i < part.count && fires(now, part, step, i);
-      if (fired) {
-        const unsigned at = atomicAdd(spikes, 1u), id = part.cell + i;
-        if (at == 0)
-          *head = id;
-        else
-          poke(box + at, (u64)id << 32 | tag);
-      }
-    }
+  // What the only cell of a lane begins and ends with.
+  __device__ __forceinline__ void begin(const Part& part, unsigned i, Own& own) const {
+    own.even = own.odd = 0, own.code = 0, own.port = 0;
+    if (part.drives > 0) own.code = net.drives[part.drive].code, own.port = net.drives[part.drive].port;
+    if (i >= part.count) return;
+    if (part.model == kLifExpOne) load<LifExpOne>(part, i, own.s);
+    if (part.model == kLifExp) load<LifExp>(part, i, own.s);
+    if (part.model == kLifDelta) load<LifDelta>(part, i, own.s);
+    if (part.model == kIzhikevich) load<Izhikevich>(part, i, own.s);
+  }
+  __device__ __forceinline__ void end(const Part& part, unsigned i, const Own& own) const {
+    if (i >= part.count) return;
+    if (part.model == kLifExpOne) store<LifExpOne>(part, i, own.s);
+    if (part.model == kLifExp) store<LifExp>(part, i, own.s);
+    if (part.model == kLifDelta) store<LifDelta>(part, i, own.s);
+    if (part.model == kIzhikevich) store<Izhikevich>(part, i, own.s);
   }
 
-  // This block's spikes of `step`, which are behind `at` others.
-  __device__ __forceinline__ void log(u64 step, u64 at, unsigned count, unsigned head) const {
-    const unsigned since = (unsigned)(step - run.from);
-    const u64* box = run.boxes + ((u64)((since + 1) % 2) * net.shards + blockIdx.x) * run.box;
-    for (unsigned i = threadIdx.x; i < count; i += kThreads)
-      run.log[at + i] = (u64)since << 32 | (i == 0 ? head : (unsigned)(peek(box + i) >> 32));
+  // Advances 32 cells; the first spikes go to `ids`, others to this block's box.
+  __device__ __forceinline__ void advance(
+      const Part& part, unsigned i, u64 step, unsigned* spikes, unsigned* ids, Own& own) const {
+    if (i >= part.count || !fires(slots(step), part, step, i, own)) return;
+    const unsigned at = atomicAdd(spikes, 1u), id = part.local + i, tag = (unsigned)(step - run.from) + 1;
+    if (at < net.ids)
+      ids[at] = id;
+    else
+      poke(run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows + at, (u64)id << 32 | tag);
+  }
+
+  // One warp tells the others what fired here, and logs it. Returns whether there may be no room for what comes.
+  __device__ __forceinline__ bool tell(u64 step, unsigned count, const unsigned* ids, bool ends) const {
+    const unsigned lane = threadIdx.x % 32, since = (unsigned)(step - run.from), tag = since + 1;
+    u64 head = (u64)count << (kTagBits + 1) | (unsigned)ends << kTagBits | tag;
+#pragma unroll
+    for (unsigned k = 0; k < kMostIds; ++k)
+      if (k < net.ids && k < count) head |= (u64)ids[k] << (kTagBits + 1 + (k + 1) * net.id_bits);
+    if (lane < kReplicas) poke(run.heads + (tag % 2 * kReplicas + lane) * net.shards + blockIdx.x, head);
+    // From here on nobody waits for this warp but its own block.
+    if (count == 0) return ends;
+    const u64* box = run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows;
+    u64 at = lane == 0 ? atomicAdd(run.result + 1, (u64)count) : 0;
+    at = __shfl_sync(~0u, at, 0);
+    for (unsigned i = lane; i < count; i += 32)
+      run.log[at + i] =
+          (u64)since << 32 | (blockIdx.x * net.rows + (i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32)));
+    // The others of this step, and two more steps, may still be logged.
+    return ends || at + count + 3 * (u64)net.cells > run.capacity;
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Net net, const Run run) {
   extern __shared__ int held[];
-  __shared__ u64 heads[kThreads];
-  // By the step's parity: spikes here, the first of them, spikes everywhere and in the shards before this.
-  __shared__ unsigned spikes[2], head[2], total[2], before[2], published[2];
+  __shared__ Part parts[kWarps];
+  __shared__ unsigned spikes[2], ids[2][kMostIds], ends;  // by the step's parity: how many fired, and the first of them
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u64 size = (u64)net.steps * net.pitch;
   int* const kept = net.ring + blockIdx.x * size;
-  const Block block = {net, run, kShared ? held : kept, net.first + (u64)blockIdx.x * (net.cells + 1)};
-  if (threadIdx.x < 2) spikes[threadIdx.x] = total[threadIdx.x] = before[threadIdx.x] = 0;
+  unsigned* const noted = (unsigned*)held + net.pitch;
+  const Block block = {net,   run,
+                       kShared ? held : kept,
+                       held,  noted,
+                       net.calendar + (u64)blockIdx.x * net.steps * net.room,
+                       net.first + blockIdx.x * ((u64)net.shards * net.rows + 1)};
+  if (threadIdx.x < 2) spikes[threadIdx.x] = 0;
+  if (threadIdx.x == 2) ends = 0;
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
-  __syncthreads();
-  block.draw_arrivals(run.from);
-  u64 logged = 0, to = run.from + run.steps, at = 0;
-  for (u64 step = run.from;; ++step) {
-    const unsigned own = (unsigned)(step - run.from) % 2, last = 1 - own;
-    if (step > run.from) block.deliver(step - 1, heads, total + last, before + last);
-    __syncthreads();
-    if (step > run.from) {
-      at = logged + before[last];
-      logged += total[last];
-      // Room for one step more than this, where every cell may fire; all blocks decide alike.
-      if (step < to && logged + 2 * (u64)net.cells > run.capacity) to = step + 1;
-    }
-    if (step < to) block.advance(step, spikes + own, head + own);
-    __syncthreads();
-    if (step < to && threadIdx.x < 32) {
-      const unsigned count = spikes[own], tag = (unsigned)(step - run.from) + 1;
-      const u64 word = (u64)(count > 0 ? head[own] : 0) << 32 | count << kTagBits | tag;
-      if (threadIdx.x < kReplicas)
-        poke(run.heads + ((tag % 2) * kReplicas + threadIdx.x) * net.shards + blockIdx.x, word);
+  if constexpr (kCalendar) {
+    for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[blockIdx.x * net.steps + i];
+  }
+  // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
+  const unsigned begin = net.first_task[blockIdx.x], tasks = net.first_task[blockIdx.x + 1] - begin;
+  const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
+  Part& part = parts[warp];
+  unsigned present = ~0u;
+  const auto turn_to = [&](unsigned t) {
+    const uint2 task = __ldg(net.tasks + t);
+    if (task.x != present) {
       __syncwarp();
-      if (threadIdx.x == 0) published[own] = count, spikes[own] = total[last] = before[last] = 0;
+      for (unsigned i = lane; i < sizeof(Part) / 4; i += 32)
+        ((unsigned*)&part)[i] = __ldg((const unsigned*)(net.parts + task.x) + i);
+      __syncwarp();
+      present = task.x;
     }
-    // From here on nobody waits for this block.
-    if (step > run.from) block.log(step - 1, at, published[last], head[last]);
-    if (step >= to) break;
-    if (step + 1 < to) block.draw_arrivals(step + 1);
+    return task.y + lane;
+  };
+  Own own;
+  unsigned cell = 0;  // of kHeld
+  if constexpr (kHeld)
+    if (from < to) cell = turn_to(from), block.begin(part, cell, own);
+  for (unsigned t = from; t < to; ++t) {
+    const unsigned i = turn_to(t);
+    block.refill(part, i, run.from / 4, own);
+    block.refill(part, i, run.from / 4 + 1, own);
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    run.result[0] = to - run.from;
-    run.result[1] = logged;
+  __syncthreads();
+  if constexpr (kCalendar) block.gather(run.from);
+  bool full = false;
+  u64 step = run.from;
+  const u64 last = run.from + run.steps;
+  for (;; ++step) {
+    const unsigned parity = (unsigned)step % 2;
+    if (step > run.from) block.meet(step - 1, &ends);
+    __syncthreads();
+    if (step >= last || ends != 0) break;
+    if constexpr (kCalendar)
+      if (threadIdx.x == 0) noted[block.place(step)] = 0;
+    if constexpr (kHeld) {
+      if (from < to) block.advance(part, cell, step, spikes + parity, ids[parity], own);
+    } else {
+      for (unsigned t = from; t < to; ++t) block.advance(part, turn_to(t), step, spikes + parity, ids[parity], own);
+    }
+    __syncthreads();
+    if (warp == 0) {  // which has no cells of its own where some warp has none
+      const unsigned count = spikes[parity];
+      __syncwarp();
+      if (lane == 0) spikes[parity] = 0;
+      full = block.tell(step, count, ids[parity], full);
+    }
+    if (step + 1 == last) continue;
+    // A quarter of the tasks a step, alike on all four schedulers.
+    for (unsigned t = from; t < to; ++t)
+      if ((kHeld ? warp / 4 : t) % 4 == (unsigned)step % 4) block.refill(part, kHeld ? cell : turn_to(t), step / 4 + 1, own);
+    if constexpr (kCalendar) block.gather(step + 1);
   }
+  if constexpr (kHeld)
+    if (from < to) block.end(part, cell, own);
+  if (blockIdx.x == 0 && threadIdx.x == 0) run.result[0] = step - run.from;
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) kept[i] = held[i];
+  if constexpr (kCalendar) {
+    // A chunk that ended early has gathered what is for its next step.
+    const unsigned at = block.place(step);
+    if (threadIdx.x == 0 && step < last) noted[at] = 0;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads)
+      if (held[i] != 0) {
+        atomicAdd(kept + (u64)at * net.pitch + i, held[i]);
+        atomicOr(noted + at, kSpilt);
+      }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) net.noted[blockIdx.x * net.steps + i] = noted[i];
+  }
 }

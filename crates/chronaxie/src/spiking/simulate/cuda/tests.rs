@@ -8,6 +8,7 @@ use crate::spiking::network::{
 };
 use crate::spiking::simulate::{Checkpoint, CpuEngine};
 use crate::{DeviceProps, pool};
+use config::Place;
 
 /// Model, mean of I_e and its spread, weight of an excitatory synapse, in the model's units.
 const ZOO: [(&str, f64, f64, f64); 8] = [
@@ -111,14 +112,33 @@ fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
     (spikes, state)
 }
 
-/// As [`CudaEngine::new`], with this many blocks, this much shared memory, and a log of as few spikes as there can be.
-fn engine<'a>(plan: &'a Plan, gpu: &Gpu, blocks: usize, shared: bool, log: usize) -> CudaEngine<'a> {
+/// What an engine is made with.
+#[derive(Clone, Copy)]
+struct How {
+    blocks: usize,
+    place: Place,
+    /// Instead of what is chosen.
+    segment: Option<usize>,
+    room: usize,
+}
+
+/// As [`CudaEngine::new`], with this many blocks, as little shared memory as asks for this place, and a log of as few spikes
+/// as there can be.
+fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a> {
     let mut props = *gpu.device.props();
-    if !shared {
-        props.shared_per_block_optin = 0;
+    let choose = |props: &DeviceProps| Config::with_blocks(plan, props, how.blocks).unwrap();
+    let chosen = choose(&props);
+    props.shared_per_block_optin = match how.place {
+        Place::Shared => props.shared_per_block_optin,
+        Place::Calendar => (4096 + 4 * (chosen.pitch + chosen.ring)) as u32,
+        Place::Global => 0,
+    };
+    let mut config = choose(&props);
+    assert_eq!(config.place, how.place, "{config}");
+    config.segment = how.segment.unwrap_or(config.segment);
+    if config.place == Place::Calendar {
+        config.room = how.room;
     }
-    let config = Config::with_blocks(plan, &props, blocks).unwrap();
-    assert!(shared || !config.shared);
     CudaEngine::with(plan, &gpu.device, config, 3 * plan.cells() as usize + log, &|_, _| ()).unwrap()
 }
 
@@ -135,22 +155,34 @@ fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &
     }
 }
 
-/// Every model, rule, port and source, at several steps and delays, in one block and in several, with the ring in shared and
-/// in global memory, synapses of four and of eight bytes, steps in one piece and in many.
+/// Every model, rule, port and source, at several steps and delays, in one block and in several, with what is under way in
+/// shared memory, in a calendar with and without room and in global memory, synapses of four and of eight bytes, in segments
+/// that hold a row, or a part of it, or nothing, and steps in one piece and in many.
 #[test]
 fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
     let Some(gpu) = gpu() else { return };
     let light = [0, 1, 2, 3].as_slice();
     let all = [0, 1, 2, 3, 4, 5, 6, 7].as_slice();
-    for (which, dt, longest, blocks, shared, few) in [
-        (light, 0.1, 6.0, 3, true, 260),
-        (light, 0.5, 20.0, 1, true, 260),
+    let how = |blocks, place, segment, room| How { blocks, place, segment, room };
+    for (which, dt, longest, one_drive, how, few) in [
+        (light, 0.1, 6.0, false, how(3, Place::Shared, None, 0), 260),
+        (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 260),
+        (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 260),
         // More blocks than a block has warps.
-        (light, 0.1, 12.0, 33, false, 40),
-        (all, 0.05, 4.0, 17, true, 80),
-        (all, 0.02, 150.0, 3, false, 260),
+        (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 40),
+        (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 40),
+        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 260),
+        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 80),
+        (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 80),
+        (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 260),
+        (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 260),
     ] {
-        let plan = Plan::new(zoo(which, dt, longest, 5)).unwrap();
+        let mut network = zoo(which, dt, longest, 5);
+        if one_drive {
+            let mut driven = vec![false; network.populations.len()];
+            network.drives.retain(|d| !std::mem::replace(&mut driven[d.target], true));
+        }
+        let plan = Plan::new(network).unwrap();
         let steps = steps(&gpu, few, 40_000);
         let want = cpu(&plan, steps);
         assert!(want.0.len() > if steps > 1000 { 10_000 } else { 100 }, "only {} spikes", want.0.len());
@@ -159,20 +191,17 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
             let name = &plan.network.populations[p].name;
             assert!(want.0.iter().any(|s| cells.contains(&s.cell.into())), "{name} is silent at dt = {dt}");
         }
-        let mut first = engine(&plan, &gpu, blocks, shared, 4000);
-        assert_eq!((first.config.shared, first.config.wide), (shared, longest > 100.0), "{}", first.config);
+        let mut first = engine(&plan, &gpu, how, 4000);
+        assert_eq!(first.config.wide, longest > 100.0, "{}", first.config);
+        assert_eq!(first.config.held, one_drive, "{}", first.config);
         assert_same(&plan, &mut first, &[steps], &want);
         let mut events = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
         assert_eq!(first.synapses(), events.synapses());
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
         // The least log, which ends chunks early, and chunks of one step.
-        assert_same(
-            &plan,
-            &mut engine(&plan, &gpu, blocks + 1, shared, 0),
-            &[1, 2, steps / 3, steps - 3 - steps / 3],
-            &want,
-        );
+        let how = How { blocks: how.blocks + 1, ..how };
+        assert_same(&plan, &mut engine(&plan, &gpu, how, 0), &[1, 2, steps / 3, steps - 3 - steps / 3], &want);
     }
 }
 
@@ -188,10 +217,10 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
         let c = Checkpoint { fingerprint: [0; 32], state, hash: Default::default(), logged: 0, counts: vec![] };
         Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
     };
-    for (cuts, shared) in [([1, 80], true), ([77, 201], false)] {
+    for (cuts, place) in [([1, 80], Place::Shared), ([77, 201], Place::Global), ([40, 200], Place::Calendar)] {
         let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
         let mut got = run(&mut first, &[cuts[0]]);
-        let mut second = engine(&plan, &gpu, 3, shared, 0);
+        let mut second = engine(&plan, &gpu, How { blocks: 3, place, segment: None, room: 15 }, 0);
         run(&mut second, &[90]);
         second.restore(&through(first.state().unwrap())).unwrap();
         got.extend(run(&mut second, &[cuts[1] - cuts[0]]));
@@ -199,7 +228,7 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
         third.restore(&through(second.state().unwrap())).unwrap();
         let half = steps / 2 - cuts[1] / 2;
         got.extend(run(&mut third, &[half]));
-        let mut fourth = engine(&plan, &gpu, 2, shared, 100);
+        let mut fourth = engine(&plan, &gpu, How { blocks: 2, place, segment: None, room: 400 }, 100);
         fourth.restore(&through(third.state().unwrap())).unwrap();
         got.extend(run(&mut fourth, &[steps - cuts[1] - half]));
         assert!(got == want.0, "cut at {cuts:?}");
@@ -242,18 +271,20 @@ fn the_choice_is_a_function_of_plan_and_device() {
     let says = |device: &DeviceProps| Config::choose(&plan, device).unwrap().to_string();
     assert_eq!(
         says(&DeviceProps::SM_90),
-        "resident: 132 blocks of 1024 threads, ring of 64 steps in shared memory (147 KiB a block), 4 bytes a synapse"
+        "resident: 132 blocks of 1024 threads with a cell each, ring of 64 steps in shared memory (147 KiB a block), 4 bytes \
+         a synapse, segments of 64"
     );
     assert_eq!(
         says(&DeviceProps::SM_75),
-        "resident: 40 blocks of 1024 threads, ring of 64 steps in global memory (483 KiB a block), 8 bytes a synapse"
+        "resident: 40 blocks of 1024 threads, calendar of 64 steps in global memory (2726 KiB a block), 8 bytes a synapse, \
+         segments of 64"
     );
     for device in DeviceProps::FIXTURES {
         for blocks in [1, 7, 132, 10_000] {
             let c = Config::with_blocks(&plan, &device, blocks).unwrap();
             assert!(c.shared_bytes() <= device.shared_per_block_optin && c.shards <= 512);
             // What lies in shared memory is always narrow: the kernel relies on it.
-            assert!(!(c.shared && c.wide) && c.pitch <= 1 << c.slot_bits, "{c}");
+            assert!(!(c.place == Place::Shared && c.wide) && c.pitch < 1 << c.slot_bits, "{c}");
             assert!(c.wide || c.slot_bits + c.ring.trailing_zeros() <= 16);
         }
     }
