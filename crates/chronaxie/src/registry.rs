@@ -28,6 +28,10 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::step::MlstmStepOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::ssm::SsmGatesOp,
+        #[cfg(feature = "layers")]
+        &crate::layers::dense::DenseOp,
         #[cfg(feature = "optim")]
         &crate::optim::inverse_root::InverseRootOp { fourth: false },
         #[cfg(feature = "optim")]

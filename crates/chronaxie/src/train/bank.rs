@@ -33,6 +33,20 @@ impl Slot {
     pub(super) fn all_steps(&self, steps: usize) -> Self {
         Self { stride: 0, shape: [steps * self.shape.elements()].into(), ..self.clone() }
     }
+    /// The same bytes as a tensor of another type and shape.
+    pub(super) fn seen_as(&self, t: &TensorSpec) -> Result<Self> {
+        if self.bytes() != t.bytes() {
+            return Err(Error::shape(format!(
+                "training: `{}` {} of {} takes {} bytes, but what it is tied to has {}",
+                t.name,
+                t.shape,
+                t.dtype,
+                t.bytes(),
+                self.bytes()
+            )));
+        }
+        Ok(Self { dtype: t.dtype, shape: t.shape, ..self.clone() })
+    }
     fn at(&self, step: usize) -> usize {
         self.offset + step * self.stride
     }
@@ -172,6 +186,8 @@ enum Use {
 /// A problem with its plan.
 #[derive(Clone)]
 pub(super) struct Planned {
+    /// What it is called in reports: its entry, behind the stage where a layer has several.
+    pub(super) label: String,
     pub(super) problem: Arc<dyn Problem>,
     pub(super) plan: Arc<dyn Plan>,
 }
@@ -179,7 +195,13 @@ pub(super) struct Planned {
 impl Planned {
     pub(super) fn new(problem: Arc<dyn Problem>, device: &Device) -> Result<Self> {
         let plan = Arc::from(problem.plan(device, &PlanOptions::default())?);
-        Ok(Self { problem, plan })
+        Ok(Self { label: problem.entry().to_owned(), problem, plan })
+    }
+    pub(super) fn labelled(mut self, stage: &str) -> Self {
+        if !stage.is_empty() {
+            self.label = format!("{stage} {}", self.label);
+        }
+        self
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) fn check_finite(logged: &Logged, epoch: usize) -> Result<()> {
 }
 
 /// The picture of a run.
-pub(super) fn curve(title: String, history: &[EpochMetrics], classes: bool) -> Curve {
+pub(super) fn curve(title: String, history: &[EpochMetrics], classes: bool, squares: bool) -> Curve {
     let line = |name: &str, value: &dyn Fn(&EpochMetrics) -> Option<f64>| {
         let points: Vec<_> = history.iter().filter_map(|m| Some((m.epoch as f64, value(m)?))).collect();
         (!points.is_empty()).then(|| Line { name: name.to_owned(), points })
@@ -105,7 +105,7 @@ pub(super) fn curve(title: String, history: &[EpochMetrics], classes: bool) -> C
         bounds: (Some(0.0), percent.then_some(1.0)),
         percent,
     };
-    let loss = if classes { "cross-entropy" } else { "mean squared error" };
+    let loss = if squares { "mean squared error" } else { "cross-entropy" };
     let losses = [line("training", &|m| Some(m.train_loss)), line("validation", &|m| m.validation_loss)];
     let mut panels = vec![panel(loss, losses, false)];
     if classes {
@@ -150,9 +150,9 @@ mod tests {
             grad_norm: 1.0,
             seconds: 0.1,
         };
-        let c = curve("t".into(), &[m(1, Some(0.3)), m(2, Some(0.2))], true);
+        let c = curve("t".into(), &[m(1, Some(0.3)), m(2, Some(0.2))], true, false);
         assert_eq!(c.panels.iter().map(|p| p.lines.len()).collect::<Vec<_>>(), [2, 2]);
-        let c = curve("t".into(), &[m(1, None)], false);
+        let c = curve("t".into(), &[m(1, None)], false, true);
         assert_eq!(c.panels.iter().map(|p| p.lines.len()).collect::<Vec<_>>(), [1]);
         let text = serde_json::to_string(&m(1, None)).unwrap();
         assert!(!text.contains("validation"));

@@ -31,7 +31,7 @@ mod settings;
 mod staging;
 mod tensors;
 
-pub use layer::TrainableLayer;
+pub use layer::{Stage, Tie, TrainableLayer};
 pub use predict::{Prediction, model_config, predict, predict_with, to_csv};
 pub use profile::{StepReport, Work, profile};
 pub use run::{Report, RunOptions, default_out, run};

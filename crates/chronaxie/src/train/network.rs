@@ -9,9 +9,9 @@ use super::adamw::AdamW;
 use super::bank::{Banks, Call, Layout, Planned, Slot};
 use super::batches::{Examples, Task};
 use super::head::{LinearHead, Loss, Pooling};
-use super::layer::TrainableLayer;
+use super::layer::{Stage, Tie, TrainableLayer};
 use super::staging::{Noise, Staging};
-use crate::op::{Pass, Problem, Role, TensorSpec};
+use crate::op::{Pass, Role, Signature, TensorSpec};
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -33,6 +33,8 @@ pub(super) struct Parts {
     pub(super) layer: Box<dyn TrainableLayer>,
     pub(super) task: Task,
     pub(super) pooling: Pooling,
+    /// What is minimised where classes are told apart.
+    pub(super) loss: Loss,
     /// D.
     pub(super) channels: usize,
     /// B; a shorter batch is filled up with rows of length 0.
@@ -45,18 +47,79 @@ pub(super) struct Parts {
     pub(super) optimizer: Option<AdamW>,
 }
 
-/// The passes for one padded length.
+/// The passes for one padded length, in their orders.
 struct Unit {
     batch: Layout,
-    forward: [Call; 2],
-    backward: Option<[Call; 2]>,
+    forward: Vec<Call>,
+    backward: Vec<Call>,
 }
 
-/// A side of the network with what its forward pass reads and leaves in memory.
+/// A stage with its plan and what its forward pass reads and leaves in memory; the head is one, too.
 struct Side {
+    stage: Stage,
+    /// Stands before the names of its parameters.
+    prefix: &'static str,
     planned: Planned,
     outputs: Vec<TensorSpec>,
     inputs: Vec<TensorSpec>,
+    /// What the backward pass reads and writes; nothing in a network that only predicts.
+    backward: Signature,
+}
+
+/// What a tensor of a stage is in the network.
+enum Place {
+    Parameter(String),
+    Prepared(String),
+    Value(String),
+}
+
+impl Side {
+    fn new(stage: Stage, prefix: &'static str, device: &Device, training: bool) -> Result<Self> {
+        let problem = stage.problem.clone();
+        let Signature { inputs, outputs } = problem.signature(Pass::Forward)?;
+        let planned = Planned::new(problem, device)?;
+        let backward = match training {
+            false => Signature::default(),
+            true => planned.plan.signature(Pass::Backward).cloned().ok_or_else(|| {
+                let entry = planned.plan.entry();
+                Error::config(format!("{entry}: the plan has no backward pass, so it cannot be trained"))
+            })?,
+        };
+        let planned = if prefix.is_empty() { planned } else { planned.labelled(stage.name) };
+        Ok(Self { stage, prefix, planned, outputs, inputs, backward })
+    }
+
+    /// What the tensor `t` is, or the one whose gradient it is.
+    fn place(&self, t: &TensorSpec) -> Place {
+        let name = match t.role {
+            Role::Gradient => t.name.strip_prefix("grad_").unwrap_or(&t.name),
+            _ => &t.name,
+        };
+        let has = |role: Role| self.inputs.iter().any(|i| i.name == name && i.role == role);
+        match self.stage.tie(name) {
+            Some(Tie::Parameter(own)) => Place::Parameter(format!("{}{}", self.prefix, self.stage.own(own))),
+            Some(Tie::Value(value)) => Place::Value(value.to_owned()),
+            None if has(Role::Parameter) => Place::Parameter(format!("{}{}", self.prefix, self.stage.own(name))),
+            None if has(Role::Prepared) => Place::Prepared(format!("prepared.{name}")),
+            None => Place::Value(self.stage.own(name)),
+        }
+    }
+    /// The name of a value, or of its gradient; none for parameters and what was prepared.
+    fn value(&self, t: &TensorSpec) -> Option<String> {
+        match self.place(t) {
+            Place::Value(name) if t.role == Role::Gradient => Some(format!("grad_{name}")),
+            Place::Value(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// The head as a stage.
+fn head_stage(head: LinearHead) -> Stage {
+    let shared = ["lengths", "labels", "values", "loss", "logits"].map(|name| (name, Tie::Value(name)));
+    let mut ties = vec![("h", Tie::Value("out"))];
+    ties.extend(shared);
+    Stage { name: "head", problem: Arc::new(head), ties }
 }
 
 pub(super) struct Network {
@@ -83,46 +146,43 @@ pub(super) struct Logged {
     pub(super) logits: Vec<f32>,
 }
 
-fn side(problem: Arc<dyn Problem>, device: &Device) -> Result<Side> {
-    let signature = problem.signature(Pass::Forward)?;
-    let planned = Planned::new(problem, device)?;
-    Ok(Side { planned, outputs: signature.outputs, inputs: signature.inputs })
-}
-
 impl Network {
     /// Plans every pass and lays out all memory; parameters and the optimizer's state are zeros.
     pub(super) fn new(device: &Device, parts: Parts) -> Result<Self> {
-        let Parts { layer, task, pooling, channels, batch, lengths, log_steps, optimizer } = parts;
+        let Parts { layer, task, pooling, loss, channels, batch, lengths, log_steps, optimizer } = parts;
         let (features, classes) = (layer.features(), task.outputs());
-        let loss = if matches!(task, Task::Classes(_)) { Loss::CrossEntropy } else { Loss::Mse };
+        let loss = if matches!(task, Task::Classes(_)) { loss } else { Loss::Mse };
         let training = optimizer.is_some();
         let mut plans = Vec::new();
         for &steps in &lengths {
-            let recurrence = side(layer.problem(batch, steps, training)?, device)?;
+            let mut sides = Vec::new();
+            for stage in layer.stages(batch, steps, training)? {
+                sides.push(Side::new(stage, "layer.", device, training)?);
+            }
             let head = LinearHead::new(batch, steps, features, classes).loss(loss).pooling(pooling).backward(training);
-            plans.push((steps, recurrence, side(Arc::new(head.build()?), device)?));
+            sides.push(Side::new(head_stage(head.build()?), "", device, training)?);
+            plans.push((steps, sides));
         }
-        let Some((_, recurrence, head)) = plans.last() else {
+        let Some((_, sides)) = plans.last() else {
             return Err(Error::config("training: no length was given to plan for"));
         };
 
         let mut parameters = Layout::new(PARAMETERS);
-        for (side, p) in [("layer", recurrence), ("head", head)] {
-            for t in p.inputs.iter().filter(|t| t.role == Role::Parameter) {
-                parameters.push(format!("{side}.{}", t.name), t.dtype, t.shape)?;
+        let mut constants = Layout::new(CONSTANTS);
+        for (side, t) in sides.iter().flat_map(|side| side.inputs.iter().map(move |t| (side, t))) {
+            match side.place(t) {
+                Place::Parameter(name) => parameters.push(name, Dtype::F32, real_shape(t))?,
+                Place::Prepared(name) => constants.push(name, t.dtype, t.shape)?,
+                Place::Value(_) => {}
             }
         }
         let elements = parameters.bytes() / Dtype::F32.size();
-        let mut constants = Layout::new(CONSTANTS);
         let prepared = layer.prepared();
-        for t in recurrence.inputs.iter().filter(|t| t.role == Role::Prepared) {
-            constants.push(format!("prepared.{}", t.name), t.dtype, t.shape)?;
-        }
         constants.push("one", Dtype::F32, [1])?;
-        for (_, recurrence, head) in &plans {
-            for t in zeros(recurrence, training)?.iter().chain(&zeros(head, training)?) {
-                if constants.find(&zero_name(&t.name, &t.shape)).is_none() {
-                    constants.push(zero_name(&t.name, &t.shape), t.dtype, t.shape)?;
+        for (_, sides) in &plans {
+            for (name, t) in zeros(sides) {
+                if constants.find(&zero_name(&name, &t.shape)).is_none() {
+                    constants.push(zero_name(&name, &t.shape), t.dtype, t.shape)?;
                 }
             }
         }
@@ -153,8 +213,8 @@ impl Network {
             activation_bytes: 0,
         };
         let mut units = BTreeMap::new();
-        for (steps, recurrence, head) in &plans {
-            units.insert(*steps, builder.unit(recurrence, head, [batch, *steps, channels], training)?);
+        for (steps, sides) in &plans {
+            units.insert(*steps, builder.unit(sides, [batch, *steps, channels], training)?);
         }
         let optimizer = adamw.map(|planned| builder.optimizer(&planned, elements)).transpose()?;
         let (batch_bytes, activation_bytes) = (builder.batch_bytes, builder.activation_bytes);
@@ -281,14 +341,12 @@ impl Network {
     }
 
     /// The passes of an optimizer step on a batch that is padded to `steps`, in order, and the memory that they work on.
-    pub(super) fn calls(&mut self, steps: usize) -> Result<([&Call; 5], &mut Banks)> {
+    pub(super) fn calls(&mut self, steps: usize) -> Result<(Vec<&Call>, &mut Banks)> {
         let Self { units, optimizer, banks, .. } = self;
-        let Unit { forward: [layer, head], backward: Some([to_states, to_parameters]), .. } = &units[&steps] else {
-            return Err(Error::config("training: the network was planned for prediction alone"));
-        };
-        let no_optimizer = || Error::config("training: the network was planned without an optimizer");
+        let no_optimizer = || Error::config("training: the network was planned for prediction alone");
         let optimizer = optimizer.as_ref().ok_or_else(no_optimizer)?;
-        Ok(([layer, head, to_states, to_parameters, optimizer], banks))
+        let unit = &units[&steps];
+        Ok((unit.forward.iter().chain(&unit.backward).chain([optimizer]).collect(), banks))
     }
 
     /// Loss and logits of the series `which`, logged as step `log`.
@@ -321,19 +379,26 @@ fn zero_name(name: &str, shape: &Shape) -> String {
     format!("zero.{name} {shape}")
 }
 
-/// What is read but never anything else than 0: initial states, and gradients of outputs that nothing depends on.
-fn zeros(p: &Side, training: bool) -> Result<Vec<TensorSpec>> {
-    let mut list: Vec<TensorSpec> = p.inputs.iter().filter(|t| t.role == Role::State).cloned().collect();
-    if training {
-        let plan = &p.planned.plan;
-        let signature = plan.signature(Pass::Backward).ok_or_else(|| {
-            Error::config(format!("{}: the plan has no backward pass, so it cannot be trained", plan.entry()))
-        })?;
-        let used = ["grad_out", "grad_loss"];
-        let idle = |t: &&TensorSpec| t.role == Role::Gradient && !used.contains(&&*t.name);
-        list.extend(signature.inputs.iter().filter(idle).cloned());
+/// The sizes of a parameter; a complex one is a real one with real and imaginary parts side by side.
+fn real_shape(t: &TensorSpec) -> Shape {
+    let mut sizes = t.shape.to_vec();
+    if t.dtype == Dtype::C64 {
+        sizes.push(2);
     }
-    Ok(list)
+    Shape::new(&sizes)
+}
+
+/// What is read but never anything else than 0: initial states, and gradients of what nothing depends on.
+fn zeros(sides: &[Side]) -> Vec<(String, TensorSpec)> {
+    let written: Vec<String> =
+        sides.iter().flat_map(|side| side.backward.outputs.iter().filter_map(|t| side.value(t))).collect();
+    let of = |side: &Side| {
+        let states = side.inputs.iter().filter(|t| t.role == Role::State);
+        let gradients = side.backward.inputs.iter().filter(|t| t.role == Role::Gradient && t.name != "grad_loss");
+        let named = |t: &TensorSpec| Some((side.value(t)?, t.clone()));
+        states.chain(gradients).filter_map(named).filter(|(name, _)| !written.contains(name)).collect::<Vec<_>>()
+    };
+    sides.iter().flat_map(of).collect()
 }
 
 /// Binds the passes of each length to their places.
@@ -347,76 +412,72 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn unit(
-        &mut self,
-        recurrence: &Side,
-        head: &Side,
-        [batch, steps, channels]: [usize; 3],
-        training: bool,
-    ) -> Result<Unit> {
+    fn unit(&mut self, sides: &[Side], [batch, steps, channels]: [usize; 3], training: bool) -> Result<Unit> {
         let mut data = Layout::new(BATCH);
         data.push("x", Dtype::F32, [batch, steps, channels])?;
-        if recurrence.inputs.iter().any(|t| t.name == "elapsed") {
-            data.push("elapsed", Dtype::F32, [batch, steps])?;
-        }
-        data.push("lengths", Dtype::I32, [batch])?;
-        for t in head.inputs.iter().filter(|t| matches!(&*t.name, "labels" | "values")) {
-            data.push(t.name.to_string(), t.dtype, t.shape)?;
+        let reads = |name: &str| {
+            let read = sides.iter().flat_map(|side| side.inputs.iter().map(move |t| (side, t)));
+            read.into_iter().find(|(side, t)| side.value(t).as_deref() == Some(name)).map(|(_, t)| t.clone())
+        };
+        for name in ["elapsed", "lengths", "labels", "values"] {
+            if let Some(t) = reads(name) {
+                data.push(name, t.dtype, t.shape)?;
+            }
         }
 
-        let passes = if training { vec![Pass::Forward, Pass::Backward] } else { vec![Pass::Forward] };
-        let mut activations = Layout::new(ACTIVATIONS);
-        for t in &recurrence.outputs {
-            activations.push(t.name.to_string(), t.dtype, t.shape)?;
+        let passes = if training { &[Pass::Forward, Pass::Backward][..] } else { &[Pass::Forward] };
+        let mut values = Layout::new(ACTIVATIONS);
+        for side in sides {
+            let gradients = side.backward.outputs.iter();
+            for (name, t) in side.outputs.iter().chain(gradients).filter_map(|t| Some((side.value(t)?, t))) {
+                if values.find(&name).is_some() {
+                    let entry = side.planned.plan.entry();
+                    return Err(Error::config(format!("{entry}: two stages of the layer write `{name}`")));
+                }
+                if self.logs.find(&name).is_none() {
+                    values.push(name, t.dtype, t.shape)?;
+                }
+            }
         }
-        for t in head.outputs.iter().filter(|t| t.role == Role::Saved) {
-            activations.push(t.name.to_string(), t.dtype, t.shape)?;
+        if values.find("out").is_none() {
+            return Err(Error::config("training: no stage of the layer writes `out`"));
         }
-        let states = recurrence.outputs.iter().find(|t| t.name == "out").ok_or_else(|| {
-            Error::config(format!("{}: the layer has no output `out`", recurrence.planned.plan.entry()))
-        })?;
-        activations.push("grad_out", states.dtype, states.shape)?;
-        let scratch = |p: &Side| passes.iter().map(|&pass| p.planned.plan.scratch(pass).bytes()).max().unwrap_or(0);
-        activations.push("scratch", Dtype::U8, [scratch(recurrence).max(scratch(head))])?;
+        let need = |side: &Side| passes.iter().map(|&pass| side.planned.plan.scratch(pass).bytes()).max();
+        values.push("scratch", Dtype::U8, [sides.iter().filter_map(need).max().unwrap_or(0)])?;
 
         self.batch_bytes = self.batch_bytes.max(data.bytes());
-        self.activation_bytes = self.activation_bytes.max(activations.bytes());
-        let call = |p: &Side, side: &str, pass: Pass| {
-            Call::new(&p.planned, pass, activations.get("scratch")?, |t, _| self.place(side, t, &data, &activations))
+        self.activation_bytes = self.activation_bytes.max(values.bytes());
+        let call = |side: &Side, pass: Pass| {
+            Call::new(&side.planned, pass, values.get("scratch")?, |t, _| self.slot(side, t, &data, &values))
         };
-        let forward = [call(recurrence, "layer", Pass::Forward)?, call(head, "head", Pass::Forward)?];
-        let backward = match training {
-            true => Some([call(head, "head", Pass::Backward)?, call(recurrence, "layer", Pass::Backward)?]),
-            false => None,
-        };
+        let forward = sides.iter().map(|side| call(side, Pass::Forward)).collect::<Result<_>>()?;
+        let backward = sides.iter().rev().filter(|_| training).map(|side| call(side, Pass::Backward));
+        let backward = backward.collect::<Result<_>>()?;
         Ok(Unit { batch: data, forward, backward })
     }
 
     /// Where a tensor of a pass lies.
-    fn place(&self, side: &str, t: &TensorSpec, data: &Layout, activations: &Layout) -> Result<Slot> {
-        // What the layer calls its output is the head's input.
-        let name = match &*t.name {
-            "h" if side == "head" => "out",
-            "grad_h" if side == "head" => "grad_out",
-            name => name,
+    fn slot(&self, side: &Side, t: &TensorSpec, data: &Layout, values: &Layout) -> Result<Slot> {
+        let gradient = t.role == Role::Gradient;
+        let name = match side.place(t) {
+            Place::Parameter(name) => {
+                let slot = self.parameters.get(&name)?.seen_as(t)?;
+                return Ok(if gradient { Slot { bank: GRADIENTS, ..slot } } else { slot });
+            }
+            Place::Prepared(name) => return self.constants.get(&name).cloned(),
+            Place::Value(name) if gradient => format!("grad_{name}"),
+            Place::Value(name) => name,
         };
-        if t.role == Role::Parameter {
-            return self.parameters.get(&format!("{side}.{name}")).cloned();
-        }
-        let gradient = name.strip_prefix("grad_").and_then(|p| self.parameters.find(&format!("{side}.{p}")));
-        if let Some(slot) = gradient {
-            return Ok(Slot { bank: GRADIENTS, ..slot.clone() });
-        }
-        if t.role == Role::Prepared {
-            return self.constants.get(&format!("prepared.{name}")).cloned();
-        }
         if name == "grad_loss" {
             return self.constants.get("one").cloned();
         }
-        let found = activations.find(name).or_else(|| data.find(name)).or_else(|| self.logs.find(name));
-        match found.or_else(|| self.constants.find(&zero_name(name, &t.shape))) {
-            Some(slot) => Ok(slot.clone()),
-            None => Err(Error::config(format!("{side}: `{name}` is a tensor that training does not know"))),
+        let found = values.find(&name).or_else(|| data.find(&name)).or_else(|| self.logs.find(&name));
+        match found.or_else(|| self.constants.find(&zero_name(&name, &t.shape))) {
+            Some(slot) => slot.seen_as(t),
+            None => {
+                let entry = side.planned.plan.entry();
+                Err(Error::config(format!("{entry}: nothing writes `{name}`, which `{}` is tied to", t.name)))
+            }
         }
     }
 

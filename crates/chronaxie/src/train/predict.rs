@@ -1,6 +1,7 @@
 //! What a saved model says of a file.
 
 use super::batches::{self, Task};
+use super::head::Loss;
 use super::metrics::{best, evaluate};
 use super::network::{Network, Parts};
 use super::run::MODEL;
@@ -26,7 +27,7 @@ pub struct Prediction {
     pub index: usize,
     /// The class's name, or the number.
     pub prediction: String,
-    /// The class's probability; none where a number is predicted.
+    /// The class's probability; none where a number is predicted, or squares were minimised.
     pub score: Option<f64>,
 }
 
@@ -82,6 +83,7 @@ pub fn predict_with(
             layer,
             task: task.clone(),
             pooling: settings.train.pooling,
+            loss: settings.train.loss,
             channels: meaning.channels,
             batch,
             lengths: batches::padded_lengths(series.longest()),
@@ -96,7 +98,10 @@ pub fn predict_with(
     }
     let examples = batches::Examples::unlabelled(series);
     let (_, logits) = evaluate(&mut network, &examples, log_steps)?;
-    Ok(logits.chunks(task.outputs()).enumerate().map(|(index, y)| said(index, y, &task)).collect())
+    let all = logits.chunks(task.outputs()).enumerate().map(|(index, y)| said(index, y, &task));
+    // Where squares were minimised the outputs are no logarithms of odds.
+    let odds = settings.train.loss == Loss::CrossEntropy;
+    Ok(all.map(|p| Prediction { score: p.score.filter(|_| odds), ..p }).collect())
 }
 
 /// The configuration of a saved model, with some values overridden and every default filled in.

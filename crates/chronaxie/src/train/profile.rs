@@ -167,7 +167,7 @@ struct Timed {
 
 impl Timed {
     fn name(&self) -> String {
-        format!("{} {}", self.planned.plan.entry(), self.report.pass)
+        format!("{} {}", self.planned.label, self.report.pass)
     }
 }
 
@@ -257,7 +257,7 @@ impl Step<'_> {
         for call in &calls {
             let mut one = Calls { calls: std::slice::from_ref(call), banks: &mut *banks };
             let ms = bench::time_work(&mut one, device, bytes(call), SECONDS)?.ms;
-            let Planned { problem, plan } = &call.planned;
+            let Planned { problem, plan, .. } = &call.planned;
             let measured = Measured { pass: call.pass, ms, memory_bytes: call.bytes() as u64 };
             let (report, ceilings) = pass_report(&**problem, &**plan, measured, device)?;
             timed.push(Timed { planned: call.planned.clone(), report, ceilings });
@@ -330,7 +330,7 @@ fn reports(passes: Vec<Timed>, device: &Device) -> Vec<Report> {
             None => operations.push((planned, vec![(report, ceilings)])),
         }
     }
-    let of = |(Planned { problem, plan }, passes): (Planned, Vec<(PassReport, String)>)| {
+    let of = |(Planned { problem, plan, .. }, passes): (Planned, Vec<(PassReport, String)>)| {
         let first = [Pass::Forward, Pass::Step].into_iter().find_map(|pass| plan.signature(pass));
         report(&*problem, &*plan, first.map(sizes).unwrap_or_default(), passes, device)
     };

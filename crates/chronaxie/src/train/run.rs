@@ -3,6 +3,7 @@
 use super::adamw::AdamW;
 use super::batches::{self, Examples, RunData, Task};
 use super::checkpoint;
+use super::head::Loss;
 use super::layer::TrainableLayer;
 use super::metrics::{EpochMetrics, Score, check_finite, curve, evaluate, score};
 use super::network::{Network, Parts};
@@ -207,6 +208,7 @@ pub(super) fn network(
             layer,
             task: data.task.clone(),
             pooling: t.pooling,
+            loss: t.loss,
             channels: data.channels,
             batch,
             lengths: batches::padded_lengths(data.longest()),
@@ -305,7 +307,8 @@ impl Run<'_> {
         let classes = matches!(data.task, Task::Classes(_));
         let t = &self.settings.train;
         let title = format!("{}, seed {}", self.network.layer.name(), t.seed);
-        let picture = curve(title, &self.history, classes);
+        let squares = !classes || t.loss == Loss::Mse;
+        let picture = curve(title, &self.history, classes, squares);
         self.folder.write("learning_curve.svg", picture.svg()?)?;
         self.folder.write("learning_curve.png", picture.png()?)?;
         let last = self.history.last().ok_or_else(|| Error::config("train: no epoch was trained"))?;

@@ -20,7 +20,7 @@
 //! seed = 1
 //! ```
 
-use super::head::Pooling;
+use super::head::{Loss, Pooling};
 use super::layer::{self, Context, TrainableLayer};
 use crate::Result;
 use crate::config::{Config, Section};
@@ -62,6 +62,8 @@ pub(super) struct TrainSettings {
     pub(super) seed: u64,
     pub(super) precision: Precision,
     pub(super) pooling: Pooling,
+    /// What is minimised where classes are told apart; numbers have squares.
+    pub(super) loss: Loss,
     /// The fraction of the training set that is held out.
     pub(super) validation: f64,
     /// The standard deviation of the noise that is added to each value of a batch before it is learned from.
@@ -124,6 +126,7 @@ impl Settings {
             seed: t.get("seed", 1u64)?,
             precision: t.choice("precision", &["exact", "fast"], "exact")?.parse()?,
             pooling: t.choice("pooling", &["last", "mean", "every"], "last")?.parse()?,
+            loss: t.choice("loss", &["cross_entropy", "mse"], "cross_entropy")?.parse()?,
             validation: ranged(&t, "validation", 0.0, 0.0, 0.9)?,
             noise: ranged(&t, "noise", 0.0, 0.0, 1e6)?,
             group_lengths: t.get("group_lengths", true)?,

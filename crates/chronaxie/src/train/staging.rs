@@ -80,6 +80,12 @@ pub(super) fn fill(bytes: &mut [u8], layout: &Layout, examples: &Examples, which
                         "elapsed" => put(row, series.elapsed.iter().flatten().map(|v| v.to_ne_bytes())),
                         "lengths" => put(row, [(series.len as i32).to_ne_bytes()]),
                         "labels" => put(row, [examples.labels[i].to_ne_bytes()]),
+                        // The class as numbers, one of which is 1; or the number itself.
+                        _ if row.len() > 4 => {
+                            let (class, count) = (examples.labels[i] as usize, row.len() / 4);
+                            let one = |c: usize| if c == class { 1f32 } else { 0.0 };
+                            put(row, (0..count).map(one).map(f32::to_ne_bytes))
+                        }
                         _ => put(row, [examples.values[i].to_ne_bytes()]),
                     }
                 }

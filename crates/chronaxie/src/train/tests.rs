@@ -9,13 +9,15 @@ use super::{Report, RunOptions, predict, run, to_csv};
 use crate::check::gpu::gpu;
 use crate::check::{self, Options, Status, Target};
 use crate::config::Config;
-use crate::op::{Op, Pass, Problem, Tensors, Values};
+use crate::op::Op;
 use crate::progress::{Progress, Silent};
 use crate::rng::Rng;
 use crate::{Backend, Device, ErrorKind, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+mod layers;
 
 /// What `chronaxie check` would say of the entries of this module on the CPU.
 #[test]
@@ -77,8 +79,12 @@ fn write_data(path: &Path, count: usize, seed: u64, target: &str) {
 const MODEL: &str = "[model]\nhidden = 6\nunfolds = 2\ndt = 0.5\n";
 
 fn config_text(extra: &str) -> String {
+    config_of(MODEL, extra)
+}
+
+fn config_of(model: &str, extra: &str) -> String {
     format!(
-        "schema = 1\n[data]\ntrain = \"train.csv\"\ntest = \"test.csv\"\ncsv = {{ layout = \"long\" }}\n{MODEL}[train]\n\
+        "schema = 1\n[data]\ntrain = \"train.csv\"\ntest = \"test.csv\"\ncsv = {{ layout = \"long\" }}\n{model}[train]\n\
          epochs = 3\nbatch_size = 8\nlearning_rate = 0.03\nvalidation = 0.2\n{extra}"
     )
 }
@@ -207,13 +213,18 @@ fn numbers_are_learned_too() {
 
 /// A network of the test's configuration with initial parameters, planned for `lengths` and batches of `batch`.
 fn network(scratch: &Scratch, extra: &str, lengths: Vec<usize>, batch: usize) -> (Network, RunData) {
-    let config = config(scratch, &config_text(extra));
+    network_of(scratch, &config_text(extra), lengths, batch)
+}
+
+fn network_of(scratch: &Scratch, text: &str, lengths: Vec<usize>, batch: usize) -> (Network, RunData) {
+    let config = config(scratch, text);
     let settings = Settings::read(&config).unwrap();
     let data = RunData::read(&settings).unwrap();
     let parts = Parts {
         layer: settings.layer(data.channels, data.timed, None).unwrap(),
         task: data.task.clone(),
         pooling: settings.train.pooling,
+        loss: settings.train.loss,
         channels: data.channels,
         batch,
         lengths,
@@ -257,58 +268,6 @@ fn longer_padding_and_empty_rows_change_no_gradient() {
                 let apart = a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum::<f32>().sqrt();
                 assert!(apart <= 2e-6 * norm, "{pooling} {lengths:?} {batch}: {name}: {apart} of {norm}");
             }
-        }
-    }
-}
-
-/// The gradient of the loss through head and layer against central differences of the two laws in f64.
-#[test]
-fn gradients_are_those_of_the_loss() {
-    let scratch = setup("differences");
-    let which = [3, 0, 11, 7];
-    for pooling in ["last", "mean", "every"] {
-        let (mut network, data) = network(&scratch, &format!("pooling = \"{pooling}\"\n"), vec![9], 4);
-        let (found, _) = gradients(&mut network, &data.train, &which);
-        let recurrence = network.layer.problem(4, 9, false).unwrap();
-        let head = super::head::LinearHead::new(4, 9, 6, 2).pooling(pooling.parse().unwrap()).backward(false);
-        let mut inputs: Tensors = network.layer.prepared();
-        for (name, slot) in network.parameters().to_vec() {
-            let values = network.banks.read_f32(&slot).unwrap().iter().map(|&x| f64::from(x)).collect();
-            inputs.insert(name.rsplit('.').next().unwrap(), Values::new(slot.shape, values).unwrap());
-        }
-        let mut x = Values::zeros([4, 9, 2]);
-        let (mut lengths, mut labels) = (Vec::new(), Vec::new());
-        for (b, &i) in which.iter().enumerate() {
-            let s = &data.train.series[i];
-            s.values.iter().enumerate().for_each(|(at, &v)| x.data[b * 18 + at] = f64::from(v));
-            lengths.push(s.len as f64);
-            labels.push(f64::from(data.train.labels[i]));
-        }
-        inputs.insert("x", x);
-        inputs.insert("lengths", Values::new([4], lengths).unwrap());
-        inputs.insert("labels", Values::new([4], labels).unwrap());
-        let loss = |inputs: &Tensors| -> f64 {
-            let states = recurrence.reference(Pass::Forward, inputs, false).unwrap();
-            let mut inputs = inputs.clone();
-            inputs.insert("h", states.get("out").unwrap().clone());
-            head.reference(Pass::Forward, &inputs, false).unwrap().get("loss").unwrap().data[0]
-        };
-        let mut rng = Rng::new(9, 0);
-        for (name, gradient) in found {
-            let short = name.rsplit('.').next().unwrap();
-            // Along a random direction, so that one pair of evaluations sees every element.
-            let direction: Vec<f64> = gradient.iter().map(|_| rng.normal()).collect();
-            let moved = |by: f64| {
-                let mut inputs = inputs.clone();
-                let values = inputs.get_mut(short).unwrap();
-                values.data.iter_mut().zip(&direction).for_each(|(v, d)| *v += by * d);
-                loss(&inputs)
-            };
-            let h = 1e-4;
-            let want = (moved(h) - moved(-h)) / (2.0 * h);
-            let got: f64 = gradient.iter().zip(&direction).map(|(&g, d)| f64::from(g) * d).sum();
-            let norm = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-            assert!((got - want).abs() < 2e-5 * norm.max(1e-3), "{pooling} {name}: {got} {want} of {norm}");
         }
     }
 }

@@ -20,6 +20,7 @@
 
 pub mod adaptive;
 pub mod complex;
+pub mod gates;
 pub mod packing;
 pub mod phase;
 pub mod providers;
@@ -40,6 +41,7 @@ mod tests;
 
 pub use adaptive::{AdaptiveScan, AdaptiveThetaOp};
 pub use entry::{LinearScanComplexOp, LinearScanOp};
+pub use gates::{SsmGates, SsmGatesOp};
 pub use packing::Packing;
 pub use selective::{
     Discretisation, SelectiveScan, SelectiveScanOp, SelectiveStateUpdate, SelectiveStateUpdateOp, Weights,

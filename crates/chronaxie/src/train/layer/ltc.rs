@@ -1,10 +1,10 @@
 //! Liquid time-constant networks in the trainer.
 
-use super::{Context, TrainableLayer};
+use super::{Context, Stage, TrainableLayer};
 use crate::config::Section;
 use crate::layers::ltc::wirings::{Ncp, Rule, Wiring};
 use crate::layers::ltc::{Connectivity, Ltc, Mapping, Save, Synapses, Wants, init};
-use crate::op::{Problem, Tensors};
+use crate::op::Tensors;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -162,8 +162,8 @@ impl TrainableLayer for LtcLayer {
     fn features(&self) -> usize {
         self.base.outputs
     }
-    fn problem(&self, batch: usize, steps: usize, backward: bool) -> Result<Arc<dyn Problem>> {
-        Ok(Arc::new(Ltc { batch, steps, backward, ..self.base.clone() }.build()?))
+    fn stages(&self, batch: usize, steps: usize, backward: bool) -> Result<Vec<Stage>> {
+        Ok(vec![Stage::new("", Ltc { batch, steps, backward, ..self.base.clone() }.build()?, &[])])
     }
     fn initial(&self, seed: u64) -> Result<Tensors> {
         let (recurrent, sensory) = self.polarity.as_ref().ok_or_else(|| {

@@ -1,7 +1,9 @@
-//! What training asks of a recurrent layer: a problem for each batch shape, where its parameters start, and what was
-//! prepared from its structure. A layer that can be trained is one file here and one line in `LAYERS`.
+//! What training asks of a recurrent layer: its problems for each batch shape, where its parameters start, and what was
+//! prepared from its structure. A layer that can be trained is one file here (or a folder) and one line in `LAYERS`.
 
 mod ltc;
+mod mlstm;
+mod ssm;
 
 use crate::Result;
 use crate::config::Section;
@@ -9,24 +11,63 @@ use crate::op::{Precision, Problem, Tensors};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A recurrent layer with a linear head behind it.
+/// A problem of a layer, and how its tensors are connected with those of the others.
 ///
-/// Its forward pass reads `x [B, T, D]` (and `elapsed [B, T]` where it asks for it) and writes states `out [B, T, M]`;
-/// its backward pass reads `grad_out` and writes the gradient of each parameter. Initial states are zero.
+/// What is not tied is the stage's own: its parameters, saved tensors and last states. Initial states are zero, and so are
+/// gradients of what nothing reads.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Stage {
+    /// Stands before the names of its own tensors, as in `u.weight`; empty in a layer of one stage.
+    pub name: &'static str,
+    /// What it computes.
+    pub problem: Arc<dyn Problem>,
+    /// Tensors that are known by another name in the layer.
+    pub ties: Vec<(&'static str, Tie)>,
+}
+
+/// What a tensor of a stage is in its layer. Sizes may be other ones, as long as there are as many bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tie {
+    /// What an earlier stage wrote, or this one writes for a later one: `x` is the batch, `out` what the head reads. What a
+    /// stage wrote is read by one other, because gradients are not added.
+    Value(&'static str),
+    /// An input that is a parameter of the layer: a map of parameters is a stage.
+    Parameter(&'static str),
+}
+
+impl Stage {
+    /// `problem` under a name of its own.
+    pub fn new(name: &'static str, problem: impl Problem + 'static, ties: &[(&'static str, Tie)]) -> Self {
+        Self { name, problem: Arc::new(problem), ties: ties.to_vec() }
+    }
+    /// The name of a tensor of its own.
+    pub(super) fn own(&self, tensor: &str) -> String {
+        if self.name.is_empty() { tensor.to_owned() } else { format!("{}.{tensor}", self.name) }
+    }
+    /// What a tensor of its problem is tied to.
+    pub(super) fn tie(&self, tensor: &str) -> Option<Tie> {
+        self.ties.iter().find(|(name, _)| *name == tensor).map(|(_, tie)| *tie)
+    }
+}
+
+/// A recurrent layer with a linear head behind it: a chain of problems that reads `x [B, T, D]` (and `elapsed [B, T]` where it
+/// asks for it) and ends with `out [B, T, M]`.
 pub trait TrainableLayer: Debug + Send + Sync {
     /// The name that configurations use.
     fn name(&self) -> &'static str;
-    /// M, the states that the head sees.
+    /// M, what the head sees of a step.
     fn features(&self) -> usize;
-    /// The problem for a batch of B sequences of T steps, with gradients of the parameters alone.
+    /// The problems for a batch of B sequences of T steps, in the order of the forward pass, with gradients of all parameters and
+    /// of what lies between, but not of the batch.
     ///
     /// # Errors
     /// Sizes or options that the layer refuses.
-    fn problem(&self, batch: usize, steps: usize, backward: bool) -> Result<Arc<dyn Problem>>;
-    /// The parameters that training starts from, by the names of the problem's signature.
+    fn stages(&self, batch: usize, steps: usize, backward: bool) -> Result<Vec<Stage>>;
+    /// The parameters that training starts from: `u.weight` is `weight` of the stage `u`.
     ///
     /// # Errors
-    /// As [`problem`](Self::problem).
+    /// As [`stages`](Self::stages).
     fn initial(&self, seed: u64) -> Result<Tensors>;
     /// What the layer prepared from its structure, by the names of the problem's signature; saved with the model.
     fn prepared(&self) -> Tensors;
@@ -52,7 +93,11 @@ pub(super) struct Context<'a> {
 type Read = fn(&Section<'_>, Context<'_>) -> Result<Box<dyn TrainableLayer>>;
 
 /// Every layer that can be trained, by the name that configurations use.
-const LAYERS: [(&str, Read); 1] = [("ltc", |model, context| Ok(Box::new(ltc::LtcLayer::read(model, context)?)))];
+const LAYERS: [(&str, Read); 3] = [
+    ("ltc", |model, context| Ok(Box::new(ltc::LtcLayer::read(model, context)?))),
+    ("mlstm", |model, context| Ok(Box::new(mlstm::MlstmLayer::read(model, context)?))),
+    ("ssm", |model, context| Ok(Box::new(ssm::SsmLayer::read(model, context)?))),
+];
 
 /// The layer that the table `[model]` describes.
 pub(super) fn build(model: &Section<'_>, context: Context<'_>) -> Result<Box<dyn TrainableLayer>> {

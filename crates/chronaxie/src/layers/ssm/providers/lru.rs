@@ -28,7 +28,7 @@ pub struct Gates<R> {
 }
 
 /// `1 - e^-x` for x >= 0 without cancellation near 0: `2 e^{-x/2} sinh(x/2)` by `tanh`.
-pub(super) fn one_less_exp<R: Real>(x: R) -> R {
+pub(in crate::layers::ssm) fn one_less_exp<R: Real>(x: R) -> R {
     // 1 - e^-x = 2 tanh(x / 2) / (1 + tanh(x / 2)).
     let t = (x * R::from_f64(0.5)).tanh();
     (t + t) / (R::one() + t)
