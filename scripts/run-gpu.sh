@@ -93,6 +93,7 @@ for name in "$@"; do
     memcheck | racecheck | initcheck | synccheck) sanitize "$name" ;;
     simulate)
         step simulate-same 200 ./simulate-same.sh "$chronaxie" "$out/simulate-same" scale=0.1,ms=1000
+        step simulate-learning 200 ./simulate-same.sh "$chronaxie" "$out/simulate-learning" scale=0.1,ms=1000,plasticity=true
         rm -rf "$out/simulate-full"
         step simulate-full 120 "$chronaxie" simulate examples/microcircuit.toml --duration 10500 --record none \
             --backend cuda --json "$out/simulate-full.json" --out "$out/simulate-full"

@@ -5,6 +5,8 @@ use super::draws::{Purpose, Stream};
 use super::math;
 use super::models::{Kind, Model};
 use super::network::{Codes, Delay, Distribution, DriveKind, Network, Projection, Rule};
+use super::plasticity::fixed::{Learning, MAX_RULES};
+use super::plasticity::sign_of;
 use crate::{Error, ErrorKind, Result};
 
 /// The longest delay, in steps: a delay is stored in 16 bits.
@@ -23,6 +25,8 @@ pub struct Plan {
     pub units: Vec<Vec<f64>>,
     /// One a projection of the network.
     pub efficacies: Vec<Efficacy>,
+    /// What the synapses of the projections that have plasticity do; nothing where none has.
+    pub learning: Option<Learning>,
     /// Tables of the Poisson drives.
     pub poisson: Vec<PoissonTable>,
     /// The shortest delay, in steps; 1 where there are no synapses.
@@ -91,6 +95,7 @@ impl Plan {
             units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
             models,
             efficacies: Vec::new(),
+            learning: None,
             poisson: Vec::new(),
             min_delay: MAX_DELAY,
             max_delay: 1,
@@ -103,6 +108,7 @@ impl Plan {
             plan.efficacies.push(efficacy);
         }
         plan.min_delay = plan.min_delay.min(plan.max_delay);
+        plan.plan_learning()?;
         plan.tabulate_drives()?;
         Ok(plan)
     }
@@ -180,6 +186,10 @@ impl Plan {
             };
             let most = &mut largest[p.target];
             let last = most.len() - 1;
+            if let Some(bound) = p.plasticity.and_then(|x| x.stdp).map(|s| s.w_max).filter(|w| w.is_finite()) {
+                let port = if ends.0 < 0.0 { last } else { 0 };
+                most[port] = most[port].max(bound);
+            }
             most[last] = most[last].max(-ends.0);
             most[0] = most[0].max(ends.1);
         }
@@ -206,6 +216,65 @@ impl Plan {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether the synapses of a projection change.
+    pub fn changes(&self, projection: usize) -> bool {
+        self.rule(projection).is_some()
+    }
+
+    /// The index of what the synapses of a projection do, where they change.
+    pub fn rule(&self, projection: usize) -> Option<u16> {
+        self.learning.as_ref().and_then(|l| l.of[projection])
+    }
+
+    /// The number of each population's first slot in the network, and of all slots: a slot is a cell's port, the slots of a
+    /// port lie together.
+    pub fn first_slots(&self) -> Vec<u64> {
+        let mut next = 0;
+        let own = self.network.populations.iter().zip(&self.models).map(|(p, m)| {
+            let first = next;
+            next += u64::from(p.size) * m.ports().len() as u64;
+            first
+        });
+        let mut first: Vec<u64> = own.collect();
+        first.push(next);
+        first
+    }
+
+    fn plan_learning(&mut self) -> Result<()> {
+        let mut learning = Learning::default();
+        for (i, p) in self.network.projections.iter().enumerate() {
+            let Some(plasticity) = &p.plasticity else {
+                learning.of.push(None);
+                continue;
+            };
+            let refuse = |what: String| Err(Error::config(format!("projection {}: plasticity {what}", self.label(i))));
+            if let Some((field, problem)) = plasticity.problem(self.network.dt_ms) {
+                return refuse(format!("has a {field} that {problem}"));
+            }
+            let Some(sign) = sign_of(&p.weight, &p.rule) else {
+                return refuse("needs weights of one sign; bound them on one side of 0".into());
+            };
+            let port = self.port(p.target, sign < 0);
+            let unit = self.units[p.target][port];
+            let rule = learning.add(plasticity, sign, (port, unit), self.network.dt_ms);
+            if rule.is_none() {
+                return refuse(format!("is one of more than {MAX_RULES} different kinds"));
+            }
+            if let Some(s) = plasticity.stdp
+                && (s.w_max - s.w_min) / unit < 64.0
+            {
+                return refuse(format!(
+                    "has bounds from {} to {}, less than 64 of the unit {unit} that the largest weight into the same port \
+                     sets",
+                    s.w_min, s.w_max
+                ));
+            }
+            learning.of.push(rule);
+        }
+        self.learning = learning.of.iter().any(Option::is_some).then_some(learning);
         Ok(())
     }
 
@@ -483,7 +552,10 @@ impl Plan {
     /// `OutOfMemory`.
     pub fn require_memory(&self) -> Result<()> {
         // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
-        let asked = (6.0 * self.expected_synapses() + 64.0 * self.cells() as f64) as u64;
+        let cells = 64.0 * self.cells() as f64;
+        let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
+        let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
+        let asked = (6.0 * self.expected_synapses() + changing + cells) as u64;
         let Some(free) = free_memory().filter(|free| asked > *free) else { return Ok(()) };
         let gb = |bytes: u64| bytes as f64 / 1e9;
         Err(Error::new(

@@ -19,7 +19,7 @@ pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
 pub(super) const REPLICAS: usize = 8;
 
-const HEADERS: &[Header] = &[
+pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
@@ -148,5 +148,6 @@ pub(super) fn build() -> Specialisation {
 /// Everything that a simulation may launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let kinds = [(true, false), (true, true), (false, false), (false, true)];
-    kinds.into_iter().map(|(shared, heavy)| steps(shared, heavy)).chain([build()]).collect()
+    let steps = kinds.into_iter().map(|(shared, heavy)| steps(shared, heavy)).chain([build()]);
+    steps.chain(super::learning::specialisations()).collect()
 }
