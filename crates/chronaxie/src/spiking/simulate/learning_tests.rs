@@ -81,7 +81,7 @@ fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
             (1, 5, 0, vec![1, 2, 3, 4, 4990, steps - 5000]),
             (2, 2, 1000, vec![5000, steps - 5000]),
             (3, 3, 300, vec![5000, 2000, steps - 7000]),
-            (2, 7, 5000, vec![5000, steps - 5000]),
+            (1, 7, 5000, vec![5000, steps - 5000]),
         ] {
             pool::set_num_threads(threads);
             let mut engine = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
@@ -116,7 +116,8 @@ fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
 fn a_resumed_run_has_the_same_weights() {
     for (seed, placement) in [(31, DENDRITIC), (32, AXONAL), (34, BOTH)] {
         let plan = Plan::new(learning(100, seed, placement)).unwrap();
-        pool::set_num_threads(2);
+        // Threads that meet every step wait long where others work.
+        pool::set_num_threads(1);
         let mut whole = CpuEngine::with_shards(&plan, 2, &|_, _| ()).unwrap();
         let want = run(&mut whole, &[12_000]);
         assert!(want.len() >= 10_000, "only {} spikes", want.len());
