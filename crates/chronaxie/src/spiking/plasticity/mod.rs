@@ -7,6 +7,7 @@ use super::network::{Distribution, Rule};
 
 pub mod fixed;
 pub mod law;
+mod planned;
 
 /// How the synapses of a projection change.
 #[derive(Debug, Clone, Copy, PartialEq)]
