@@ -100,14 +100,16 @@ pub struct Short {
 /// `2^32 e^(-steps / tau)` until it is 0.
 fn table(tau_steps: f64) -> Vec<u32> {
     let mut table = vec![NEVER];
-    while tau_steps > 0.0 {
+    if tau_steps <= 0.0 {
+        return table;
+    }
+    loop {
         let value = (math::exp(-(table.len() as f64) / tau_steps) * 4_294_967_296.0).round();
         if value < 1.0 {
-            break;
+            return table;
         }
         table.push(value.min(4_294_967_295.0) as u32);
     }
-    table
 }
 
 /// `value e^(-steps / tau)`.

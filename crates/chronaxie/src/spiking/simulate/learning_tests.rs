@@ -33,7 +33,7 @@ pub(super) fn learning(size: u32, seed: u64, placement: [Placement; 4]) -> Netwo
         p.plasticity = Some(Plasticity::stdp(s));
     }
     n.projections[1].plasticity = Some(Plasticity::stdp(stdp[1]).and_short_term(facilitating));
-    n.projections[3].plasticity = if seed % 2 == 0 { Some(Plasticity::short_term(depressing)) } else { None };
+    n.projections[3].plasticity = if seed.is_multiple_of(2) { Some(Plasticity::short_term(depressing)) } else { None };
     n
 }
 
