@@ -1,6 +1,6 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
-# from its checkpoint: the spikes must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of [simulation]; a COMMAND
+# from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of [simulation]; a COMMAND
 # precedes what needs the GPU. The last line is: 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -32,6 +32,10 @@ how=(--backend cuda --duration "$ms" --resume "$folder/parts")
 run parts "$@" "$chronaxie"
 value() { sed -n -E "s/^ *\"$2\": \"?([^\"]*[^\",])\"?,?\$/\1/p" "$folder/$1.json" | head -n 1; }
 echo "$(value whole spikes) spikes; on the GPU: $(value parts engine), real-time factor $(value parts real_time_factor)"
+if ! cmp "$folder/whole/checkpoint/state.bin" "$folder/parts/checkpoint/state.bin"; then
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
 if [ "$(value whole spikes)" -gt 0 ] && [ "$(value whole spikes_sha256)" = "$(value parts spikes_sha256)" ] &&
     [ "$(value parts backend)" = cuda:0 ]; then
     echo "1 passed, 0 failed, 0 skipped"

@@ -51,13 +51,32 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     options.provenance = provenance();
     let report = simulate(&config, &options, &Terminal::new(common.quiet))?;
     if !is_stdout(json) {
-        rows(&report).iter().for_each(|line| note(common.quiet, line));
+        rows(&report).iter().chain(&weights(&report)).for_each(|line| note(common.quiet, line));
     }
     match json {
         // The object is what a run ends with; a file gets it besides.
         None => write_json(Some("-".as_ref()), &report, out),
         Some(_) => write_json(json, &report, out),
     }
+}
+
+/// The weights that change, at the start and at the end.
+fn weights(report: &Report) -> Vec<String> {
+    if report.weights.is_empty() {
+        return Vec::new();
+    }
+    let cells = |w: &chronaxie::spiking::simulate::Weights| {
+        let [_, low, _, middle, _, high, _] = w.quantiles;
+        [w.mean, w.sd, low, middle, high].map(|x| format!("{x:.3}"))
+    };
+    let row = |w: &chronaxie::simulate::WeightReport| {
+        let head = [w.projection.clone(), w.after.count.to_string()];
+        head.into_iter().chain(cells(&w.before)).chain(cells(&w.after)).collect()
+    };
+    let rows: Vec<Vec<String>> = report.weights.iter().map(row).collect();
+    let headings =
+        ["projection", "synapses", "mean", "sd", "5 %", "median", "95 %", "mean now", "sd", "5 %", "median", "95 %"];
+    table(&headings, &rows, 1)
 }
 
 /// The statistics of each population, with what others measured beside them.

@@ -5,4 +5,4 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-pub use run::{PopulationReport, Report, RunOptions, resolved, run};
+pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};

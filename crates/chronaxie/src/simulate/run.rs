@@ -9,7 +9,7 @@ use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
 use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, CudaEngine, Engine, Spike};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, cuda};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -104,8 +104,22 @@ pub struct Report {
     pub quantisation: f64,
     /// What was measured of each population, with what others measured beside it.
     pub populations: Vec<PopulationReport>,
+    /// The weights that change, from population to population, at the start of the run and now; empty where none does.
+    pub weights: Vec<WeightReport>,
     /// The folder of the run.
     pub out: PathBuf,
+}
+
+/// The weights of the synapses that change from one population to another.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct WeightReport {
+    /// `source -> target`.
+    pub projection: String,
+    /// At the start of the run.
+    pub before: Weights,
+    /// At its end.
+    pub after: Weights,
 }
 
 /// One population of a [`Report`].
@@ -166,7 +180,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
     let mut engine: Box<dyn Engine + '_> = match &device {
         Device::Cpu => Box::new(CpuEngine::new(&plan, &built)?),
-        Device::Cuda(device) => Box::new(CudaEngine::new(&plan, device, &built)?),
+        Device::Cuda(device) => cuda::engine(&plan, device, &built)?,
     };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -178,6 +192,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         engine.config()
     ));
 
+    let begun = engine.weights()?;
     folder.create()?;
     let mut run = Run {
         settings: &settings,
@@ -187,6 +202,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         log: None,
         traces: Vec::new(),
         counts: vec![0; plan.network.populations.len()],
+        begun,
         wall: 0.0,
     };
     if let Some(c) = &checkpoint {
@@ -239,6 +255,8 @@ struct Run<'a> {
     log: Option<SpikeLog>,
     traces: Vec<TraceLog>,
     counts: Vec<u64>,
+    /// The weights that change, at the start.
+    begun: Vec<Weights>,
     wall: f64,
 }
 
@@ -423,6 +441,13 @@ impl Run<'_> {
                 reference_correlation: p.reference.correlation,
             })
             .collect();
+        let weights = self.begun.iter().zip(engine.weights()?);
+        let weights = weights.map(|(before, after)| WeightReport {
+            projection: after.projection.clone(),
+            before: before.clone(),
+            after,
+        });
+        let weights = weights.collect();
         let steps = (end - first).max(1) as f64;
         let wall_ms = self.wall * 1e3;
         Ok(Report {
@@ -444,6 +469,7 @@ impl Run<'_> {
             threads: crate::pool::num_threads(),
             quantisation: self.plan.quantisation().iter().map(|q| q.relative_error).fold(0.0, f64::max),
             populations,
+            weights,
             out: self.folder.path().to_path_buf(),
         })
     }

@@ -5,6 +5,7 @@ use super::draws::{Purpose, Stream};
 use super::math;
 use super::models::{Kind, Model};
 use super::network::{Codes, Delay, Distribution, DriveKind, Network, Projection, Rule};
+use super::plasticity::fixed::Learning;
 use crate::{Error, ErrorKind, Result};
 
 /// The longest delay, in steps: a delay is stored in 16 bits.
@@ -23,6 +24,8 @@ pub struct Plan {
     pub units: Vec<Vec<f64>>,
     /// One a projection of the network.
     pub efficacies: Vec<Efficacy>,
+    /// What the synapses of the projections that have plasticity do; nothing where none has.
+    pub learning: Option<Learning>,
     /// Tables of the Poisson drives.
     pub poisson: Vec<PoissonTable>,
     /// The shortest delay, in steps; 1 where there are no synapses.
@@ -91,6 +94,7 @@ impl Plan {
             units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
             models,
             efficacies: Vec::new(),
+            learning: None,
             poisson: Vec::new(),
             min_delay: MAX_DELAY,
             max_delay: 1,
@@ -103,6 +107,7 @@ impl Plan {
             plan.efficacies.push(efficacy);
         }
         plan.min_delay = plan.min_delay.min(plan.max_delay);
+        plan.plan_learning()?;
         plan.tabulate_drives()?;
         Ok(plan)
     }
@@ -180,6 +185,10 @@ impl Plan {
             };
             let most = &mut largest[p.target];
             let last = most.len() - 1;
+            if let Some(bound) = p.plasticity.and_then(|x| x.stdp).map(|s| s.w_max).filter(|w| w.is_finite()) {
+                let port = if ends.0 < 0.0 { last } else { 0 };
+                most[port] = most[port].max(bound);
+            }
             most[last] = most[last].max(-ends.0);
             most[0] = most[0].max(ends.1);
         }
@@ -207,6 +216,20 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// The number of each population's first slot in the network, and of all slots: a slot is a cell's port, the slots of a
+    /// port lie together.
+    pub fn first_slots(&self) -> Vec<u64> {
+        let mut next = 0;
+        let own = self.network.populations.iter().zip(&self.models).map(|(p, m)| {
+            let first = next;
+            next += u64::from(p.size) * m.ports().len() as u64;
+            first
+        });
+        let mut first: Vec<u64> = own.collect();
+        first.push(next);
+        first
     }
 
     /// What the weights of each projection lose by being whole numbers.
@@ -483,7 +506,10 @@ impl Plan {
     /// `OutOfMemory`.
     pub fn require_memory(&self) -> Result<()> {
         // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
-        let asked = (6.0 * self.expected_synapses() + 64.0 * self.cells() as f64) as u64;
+        let cells = 64.0 * self.cells() as f64;
+        let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
+        let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
+        let asked = (6.0 * self.expected_synapses() + changing + cells) as u64;
         let Some(free) = free_memory().filter(|free| asked > *free) else { return Ok(()) };
         let gb = |bytes: u64| bytes as f64 / 1e9;
         Err(Error::new(

@@ -1,8 +1,10 @@
 //! From a [`Plan`] to synapses in memory.
 
+pub mod changing;
 pub mod rows;
 pub mod rules;
 pub mod shard;
 
+pub use changing::Changing;
 pub use rows::Rows;
 pub use shard::{Part, Shard, shards_for};

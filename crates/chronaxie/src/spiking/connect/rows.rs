@@ -54,8 +54,9 @@ pub fn weight(synapse: u32) -> i32 {
 }
 
 impl Rows {
-    /// The synapses onto the cells of `parts`, which have `slots` slots.
-    pub(super) fn build(plan: &Plan, parts: &[Part], slots: usize) -> Result<Self> {
+    /// The synapses onto the cells of `parts` that do not change. `load` is the largest sum that all others can bring to
+    /// each slot at once.
+    pub(super) fn build(plan: &Plan, parts: &[Part], mut load: Vec<u32>) -> Result<Self> {
         let n = &plan.network;
         let mut rows = Self::default();
         rows.first.reserve_exact(plan.cells() as usize + 1);
@@ -63,10 +64,9 @@ impl Rows {
         rows.first.push(0);
         rows.first_group.push(0);
         // Room that is asked for and not used is never touched, so it costs nothing; to grow would copy.
-        let expected: f64 = (0..n.projections.len()).map(|i| expected_here(plan, i, parts)).sum();
+        let fixed = (0..n.projections.len()).filter(|i| !plan.changes(*i));
+        let expected: f64 = fixed.map(|i| expected_here(plan, i, parts)).sum();
         rows.synapses.reserve_exact((expected * 1.01) as usize + 4096);
-        // The largest sum that can arrive at a slot at once.
-        let mut load = vec![0u32; slots];
         for source in 0..n.populations.len() {
             rows.fill(plan, source, parts, &mut load);
         }
@@ -84,7 +84,7 @@ impl Rows {
     fn fill(&mut self, plan: &Plan, source: usize, parts: &[Part], load: &mut [u32]) {
         let n = &plan.network;
         let size = n.populations[source].size as usize;
-        let own = || n.projections.iter().enumerate().filter(|(_, p)| p.source == source);
+        let own = || n.projections.iter().enumerate().filter(|(i, p)| p.source == source && !plan.changes(*i));
         let expected: f64 = own().map(|(i, _)| expected_here(plan, i, parts)).sum();
         let count = size.div_ceil(1 << BUCKET);
         let room = (expected / count as f64 * 1.05) as usize + 16;
@@ -190,7 +190,7 @@ const BUCKET: u32 = 7;
 const MASK: u64 = (1 << BUCKET) - 1;
 
 /// About how many synapses of a projection lie in a shard.
-fn expected_here(plan: &Plan, projection: usize, parts: &[Part]) -> f64 {
+pub(super) fn expected_here(plan: &Plan, projection: usize, parts: &[Part]) -> f64 {
     let p = &plan.network.projections[projection];
     let share = f64::from(parts[p.target].count()) / f64::from(plan.network.populations[p.target].size);
     plan.expected(projection) * share

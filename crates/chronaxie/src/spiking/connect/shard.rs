@@ -3,6 +3,7 @@
 //! Every population is cut alike, so that shards have equal work whatever the populations do. An input is a *slot*: one
 //! cell's port. A shard has at most 65,536, so that a synapse is four bytes: slot and weight, 16 bits each.
 
+use super::changing::Changing;
 use super::rows::Rows;
 use crate::spiking::plan::Plan;
 use crate::{Error, Result, pool};
@@ -41,8 +42,10 @@ pub struct Shard {
     pub parts: Vec<Part>,
     /// How many slots there are.
     pub slots: usize,
-    /// What the cells of every population send here.
+    /// What the cells of every population send here by synapses that do not change.
     pub rows: Rows,
+    /// What they send by synapses that do.
+    pub changing: Option<Changing>,
 }
 
 /// How many shards `threads` threads share: a multiple of them, or as many as the slots ask for.
@@ -85,7 +88,9 @@ pub fn build(plan: &Plan, count: usize, built: &(dyn Fn(usize) + Sync)) -> Resul
         let shard = if slots > MAX_SLOTS {
             Err(Error::config(format!("network: {} populations are too many for a shard", parts.len())))
         } else {
-            Rows::build(plan, &parts, slots).map(|rows| Shard { parts, slots, rows })
+            let mut load = vec![0u32; slots];
+            let changing = plan.learning.as_ref().map(|l| Changing::build(plan, l, &parts, &mut load));
+            Rows::build(plan, &parts, load).map(|rows| Shard { parts, slots, rows, changing })
         };
         let mut done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         done.0 += 1;

@@ -2,12 +2,14 @@
 //! from these types, and [`Plan::new`](super::plan::Plan::new) checks it and makes it whole numbers.
 
 use super::models::Model;
+use super::plasticity::Plasticity;
 use crate::{Error, Result};
 use std::sync::Arc;
 
 pub mod distribution;
 pub mod place;
 pub mod read;
+mod read_plasticity;
 pub mod scale;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
@@ -74,6 +76,8 @@ pub struct Projection {
     pub delay: Delay,
     /// Whether a cell may have a synapse onto itself.
     pub autapses: bool,
+    /// How its synapses change, if they do.
+    pub plasticity: Option<Plasticity>,
 }
 
 /// How long spikes take.

@@ -26,6 +26,7 @@
 //! indegree = 80
 //! weight = 40.0                # constant, or { distribution = "normal", mean, sd, low, high, outside = "redraw" }
 //! delay = 1.5                  # ms; likewise, or { velocity = 2.0, offset = 0.1 }
+//! plasticity = { rule = "stdp", w_max = 80.0 }    # see read_plasticity.rs; simulation.plasticity = false keeps weights
 //!
 //! [[drive]]
 //! target = "E"
@@ -149,6 +150,7 @@ pub fn read(config: &Config) -> Result<Settings> {
     let discard_ms = s.get("discard", Milliseconds(0.0))?.0;
     let scale = s.get("scale", 1.0)?;
     let variant = s.get("variant", String::new())?;
+    let plastic = s.get("plasticity", true)?;
     let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
     let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
     if duration_ms / dt > 1e12 {
@@ -185,6 +187,9 @@ pub fn read(config: &Config) -> Result<Settings> {
     }
     let recorders = config.tables("record")?.iter().map(|s| recorder(s, &network)).collect::<Result<Vec<_>>>()?;
     config.finish()?;
+    if !plastic {
+        network.projections.iter_mut().for_each(|p| p.plasticity = None);
+    }
     let notes = super::scale::scale(&mut network, scale)?;
     for r in &recorders {
         let p = &network.populations[r.population];
@@ -434,6 +439,7 @@ fn projections(section: &Section<'_>, network: &mut Network, folder: &Path, use_
     } else if rows * columns != 1 {
         return Err(section.refuse("file", "joins one population to one population; name one each"));
     }
+    let plasticity = super::read_plasticity::plasticity(section, network.dt_ms)?;
     for (t, &target) in targets.iter().enumerate() {
         for (s, &source) in sources.iter().enumerate() {
             let number = table.as_ref().map_or(1.0, |(_, table)| table.at(t, s));
@@ -461,7 +467,7 @@ fn projections(section: &Section<'_>, network: &mut Network, folder: &Path, use_
                 }
                 _ => Rule::Probability(ranged(section, key, number, 0.0, 1.0)?),
             };
-            network.projections.push(Projection { source, target, rule, weight, delay, autapses });
+            network.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity });
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::spiking::Plan;
+use crate::spiking::plasticity::{Dependence, Pairs, Placement};
 
 fn settings(text: &str) -> Result<Settings> {
     let config = Config::parse(text, "net.toml")?;
@@ -38,6 +39,7 @@ rule = "fixed_indegree"
 indegree = [[8, 0], [4, 2]]
 multapses = false
 weight = { distribution = "lognormal", mu = 1.0, sigma = 0.3 }
+plasticity = { rule = "stdp", A_plus = 0.02, tau_plus = "15ms", w_max = 20.0, w_min = 0.5, dependence = "mixed", pairs = "nearest_neighbour", delay = "axonal", short_term = { U = 0.3, tau_fac = 50.0 } }
 delay = { distribution = "normal", mean = 1.5, sd = 0.5, low = 0.1, high = 4.0, outside = "clip" }
 [[projection]]
 variant = "near"
@@ -48,6 +50,7 @@ peak = 0.8
 length = 1.5
 autapses = false
 weight = 0.25
+plasticity = { rule = "tsodyks_markram", U = 0.4, tau_rec = "100ms" }
 delay = { velocity = 2.0, offset = 0.1 }
 [[drive]]
 target = ["E", "I"]
@@ -82,6 +85,15 @@ fn a_configuration_says_what_it_says() {
     let pairs: Vec<_> = n.projections.iter().map(|p| (p.source, p.target)).collect();
     assert_eq!(pairs, [(0, 1), (0, 0), (1, 0)]);
     assert!(matches!(n.projections[1].rule, Rule::InDegree { count: 4, multapses: false }));
+    let learned = n.projections[2].plasticity.unwrap();
+    let stdp = learned.stdp.unwrap();
+    assert_eq!((stdp.a_plus, stdp.a_minus, stdp.tau_plus_ms, stdp.tau_minus_ms), (0.02, 0.012, 15.0, 20.0));
+    assert_eq!((stdp.w_min, stdp.w_max), (0.5, 20.0));
+    assert_eq!((stdp.dependence, stdp.pairs, stdp.placement), (Dependence::Mixed, Pairs::Nearest, Placement::Axonal));
+    let short = learned.short_term.unwrap();
+    assert_eq!((short.u, short.tau_rec_ms, short.tau_fac_ms), (0.3, 800.0, 50.0));
+    let fixed = settings(&NETWORK.replace("seed = 3", "seed = 3\nplasticity = false")).unwrap();
+    assert!(fixed.network.projections.iter().all(|p| p.plasticity.is_none()));
     let r = &s.recorders[0];
     assert_eq!((r.population, &r.variables[..], &r.cells[..], r.every), (1, &[0, 1][..], &[0, 7][..], 5));
     assert_eq!(n.drives.len(), 2);
@@ -91,6 +103,8 @@ fn a_configuration_says_what_it_says() {
     Plan::new(s.network).unwrap();
     let near = settings(&NETWORK.replace("seed = 3", "seed = 3\nvariant = \"near\"")).unwrap().network;
     assert!(matches!(near.projections[3].rule, Rule::Distance { peak, .. } if peak == 0.8));
+    let short = near.projections[3].plasticity.unwrap();
+    assert!(short.stdp.is_none() && short.short_term.is_some_and(|s| (s.u, s.tau_rec_ms) == (0.4, 100.0)));
     let plan = Plan::new(near).unwrap();
     // sqrt(9 + 16 + 0 + 1) / 2 + 0.1 ms.
     assert!(plan.max_delay >= 15 && plan.min_delay == 1, "{} {}", plan.min_delay, plan.max_delay);
@@ -154,6 +168,27 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
         ),
         ("cells = [0, 7]", "cells = [0, 70]", "record wants cell 70 of I, which has"),
         ("every = \"0.5ms\"", "every = 0", "record[0].every must be at least the step"),
+        (
+            "w_max = 20.0",
+            "w_max = 0.2",
+            "net.toml:26: projection[0].plasticity.w_max is 0.2 and w_min is 0.5; they must be",
+        ),
+        ("A_plus = 0.02", "A_plus = 2", "net.toml:26: projection[0].plasticity.A_plus is 2, not from 0 to 1"),
+        ("w_max = 20.0, ", "", "net.toml:26: table [projection[0].plasticity] lacks the required key w_max"),
+        ("\"mixed\"", "\"mixd\"", "did you mean \"mixed\"?"),
+        (
+            "\"stdp\"",
+            "\"sdtp\"",
+            "net.toml:26: projection[0].plasticity.rule must be one of \"stdp\", \"tsodyks_markram\"",
+        ),
+        (
+            "tau_fac = 50.0",
+            "tau_fak = 50.0",
+            "net.toml:26: unknown key projection[0].plasticity.short_term.tau_fak; did you mean tau_fac?",
+        ),
+        ("U = 0.3", "U = 0.0", "projection[0].plasticity.short_term.U is 0, so that nothing would pass"),
+        ("U = 0.3", "U = 1.5", "projection[0].plasticity.short_term.U is 1.5, not from 0 to 1"),
+        ("\"15ms\"", "0", "net.toml:26: projection[0].plasticity.tau_plus is 0 ms, which must be above 0"),
         ("schema = 1", "schema = 2", "this version reads schema = 1"),
     ] {
         assert!(NETWORK.contains(from), "{from}");
@@ -166,6 +201,11 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
 fn what_cannot_be_run_is_refused_with_its_values() {
     for (from, to, says) in [
         ("low = 0.1, ", "", "projection E -> I: delays come down to"),
+        (
+            "{ distribution = \"lognormal\", mu = 1.0, sigma = 0.3 }",
+            "{ distribution = \"normal\", mean = 1.0, sd = 1.0 }",
+            "projection E -> I: plasticity needs weights of one sign",
+        ),
         (
             "indegree = [[8, 0], [4, 2]]",
             "indegree = [[81, 0], [4, 2]]",
@@ -215,7 +255,7 @@ fn no_configuration_makes_it_panic() {
         "1e-300",
     ];
     let mut planned = 0;
-    for _ in 0..250 {
+    for _ in 0..400 {
         let mut text = NETWORK.to_owned();
         for _ in 0..=rng.below(2) {
             let values: Vec<usize> = text.match_indices("= ").map(|(at, _)| at + 2).collect();

@@ -80,6 +80,7 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
     let few = |count: u32| ((f64::from(count) * f).round() as u32).max(1);
     for p in &mut network.projections {
         p.weight = p.weight.scaled(1.0 / f.sqrt());
+        p.plasticity = p.plasticity.map(|x| x.scaled(1.0 / f.sqrt()));
         match &mut p.rule {
             Rule::InDegree { count, .. } | Rule::OutDegree { count, .. } => *count = few(*count),
             Rule::Total { count, .. } => *count = (*count as f64 * f * f).round() as u64,

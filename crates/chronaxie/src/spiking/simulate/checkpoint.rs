@@ -1,21 +1,23 @@
 //! Checkpoints: one file with everything the rest of a run follows from.
 //!
 //! ```text
-//! 8 bytes "chrxspk1" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
+//! 8 bytes "chrxspk2" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
 //! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes) | spikes logged u64 |
 //!       spikes counted (u32, then u64 a population) |
-//!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell
+//!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell |
+//!       synapses that change (u32: 0 or 1; then): strengths u64, each u32 | entries u64, numbers of one u32, each u32 |
+//!       under way u64, each u32 ahead, u64 slot, i32 units
 //! ```
 //! The fingerprint is that of the resolved configuration; connectivity is not stored, since it follows from that. Random
-//! numbers have no state. Inputs that are under way follow from the recent spikes.
+//! numbers have no state. Inputs that are under way follow from the recent spikes, but for those of synapses that change.
 
-use super::{Spike, State};
+use super::{Learned, Spike, State};
 use crate::spiking::record::SpikeHash;
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
-const MAGIC: &[u8; 8] = b"chrxspk1";
+const MAGIC: &[u8; 8] = b"chrxspk2";
 
 /// A run between two steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +58,20 @@ impl Checkpoint {
         for spike in &self.state.recent {
             b.extend(spike.step.to_le_bytes());
             b.extend(spike.cell.to_le_bytes());
+        }
+        b.extend(u32::from(self.state.learned.is_some()).to_le_bytes());
+        if let Some(learned) = &self.state.learned {
+            b.extend((learned.strengths.len() as u64).to_le_bytes());
+            b.extend(learned.strengths.iter().flat_map(|x| x.to_le_bytes()));
+            b.extend((learned.entries.len() as u64).to_le_bytes());
+            b.extend((learned.entries.first().map_or(0, Vec::len) as u32).to_le_bytes());
+            b.extend(learned.entries.iter().flatten().flat_map(|x| x.to_le_bytes()));
+            b.extend((learned.under_way.len() as u64).to_le_bytes());
+            for (ahead, slot, units) in &learned.under_way {
+                b.extend(ahead.to_le_bytes());
+                b.extend(slot.to_le_bytes());
+                b.extend(units.to_le_bytes());
+            }
         }
         let len = (b.len() - 16) as u64;
         b[8..16].copy_from_slice(&len.to_le_bytes());
@@ -133,7 +149,33 @@ impl<'a> Reader<'a> {
         for _ in 0..self.u64()? {
             recent.push(Spike { step: self.u64()?, cell: self.u32()? });
         }
-        Some(Checkpoint { fingerprint, state: State { step, variables, recent }, hash, logged, counts })
+        let learned = match self.u32()? {
+            0 => None,
+            1 => Some(self.learned()?),
+            _ => return None,
+        };
+        Some(Checkpoint { fingerprint, state: State { step, variables, recent, learned }, hash, logged, counts })
+    }
+    fn u32s(&mut self, count: usize) -> Option<impl Iterator<Item = u32> + 'a> {
+        let raw = self.take(count.checked_mul(4)?)?;
+        Some(raw.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+    }
+    fn learned(&mut self) -> Option<Learned> {
+        let count = usize::try_from(self.u64()?).ok()?;
+        let strengths = self.u32s(count)?.collect();
+        let cells = usize::try_from(self.u64()?).ok()?;
+        let width = self.u32()? as usize;
+        // An entry has at least its step.
+        if width == 0 && cells > 0 {
+            return None;
+        }
+        let numbers: Vec<u32> = self.u32s(cells.checked_mul(width)?)?.collect();
+        let entries = numbers.chunks_exact(width.max(1)).map(<[u32]>::to_vec).collect();
+        let mut under_way = Vec::new();
+        for _ in 0..self.u64()? {
+            under_way.push((self.u32()?, self.u64()?, self.u32()? as i32));
+        }
+        Some(Learned { strengths, entries, under_way })
     }
 }
 
@@ -148,22 +190,33 @@ mod tests {
         let variables = vec![vec![vec![1.5, -2.0], vec![0.0, f32::MIN]], vec![], vec![vec![3.0]]];
         Checkpoint {
             fingerprint: [7; 32],
-            state: State { step: 9, variables, recent },
+            state: State { step: 9, variables, recent, learned: None },
             hash,
             logged: 2,
             counts: vec![3, 4],
         }
     }
 
+    fn learned() -> Checkpoint {
+        let mut c = sample();
+        c.state.learned = Some(Learned {
+            strengths: vec![1, 70_000, u32::MAX],
+            entries: vec![vec![3, 9], vec![u32::MAX, 0]],
+            under_way: vec![(0, 5, -7), (2, 1 << 40, 3)],
+        });
+        c
+    }
+
     #[test]
     fn a_checkpoint_reads_back() {
-        let c = sample();
-        assert_eq!(Checkpoint::from_bytes(&c.to_bytes(), Path::new("c")).unwrap(), c);
+        for c in [sample(), learned()] {
+            assert_eq!(Checkpoint::from_bytes(&c.to_bytes(), Path::new("c")).unwrap(), c);
+        }
     }
 
     #[test]
     fn cut_damaged_and_foreign_files_are_refused() {
-        let good = sample().to_bytes();
+        let good = learned().to_bytes();
         for end in 0..good.len() {
             let e = Checkpoint::from_bytes(&good[..end], Path::new("c")).unwrap_err();
             assert_eq!(e.kind(), &crate::ErrorKind::Checkpoint);
@@ -175,14 +228,14 @@ mod tests {
         }
         let says = |bytes: &[u8]| Checkpoint::from_bytes(bytes, Path::new("c")).unwrap_err().to_string();
         assert!(says(b"PNG").contains("no checkpoint"));
-        assert!(says(b"chrxspk2").contains("another version"));
+        assert!(says(b"chrxspk1").contains("another version"));
         assert!(says(&good[..good.len() - 1]).contains("cut off"));
     }
 
     /// Bytes whose checksum fits, so that the reader itself is attacked.
     #[test]
     fn no_bytes_make_it_panic() {
-        let good = sample().to_bytes();
+        let good = learned().to_bytes();
         let mut rng = crate::rng::Rng::new(6, 0);
         for _ in 0..20_000 {
             let mut body = good[16..good.len() - 32].to_vec();

@@ -16,6 +16,7 @@
 
 use super::barrier::Barrier;
 use super::lane::Lane;
+use super::learned::{self, Weights};
 use super::{Engine, Spike, State};
 use crate::spiking::connect::{Part, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch};
@@ -66,6 +67,12 @@ impl<'a> CpuEngine<'a> {
         Ok(Self { plan, lanes, step: 0, recent: Vec::new() })
     }
 
+    /// Brings synapses that change up to date whenever so many entries were added.
+    #[cfg(test)]
+    pub(super) fn sweep_after(&mut self, entries: usize) {
+        self.lanes.iter_mut().filter_map(|l| l.learner.as_mut()).for_each(|l| l.sweep_after(entries));
+    }
+
     /// The shards.
     pub fn shards(&self) -> impl Iterator<Item = &shard::Shard> {
         self.lanes.iter().map(|l| &l.shard)
@@ -84,6 +91,7 @@ impl Engine for CpuEngine<'_> {
         let threads = pool::num_threads().clamp(1, self.lanes.len());
         let together = u64::from(self.plan.min_delay).min(MOST_STEPS);
         let (from, to) = (self.step, self.step + steps);
+        learned::steps_left(self.plan, to)?;
         let mail: Vec<Mail> = (0..threads).map(|_| Default::default()).collect();
         let barrier = Arc::new(Barrier::new(threads));
         let mut hands: Vec<Vec<&mut Lane<'_>>> = (0..threads).map(|_| Vec::new()).collect();
@@ -110,9 +118,13 @@ impl Engine for CpuEngine<'_> {
                 for from in &mail {
                     let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
                     for lane in &mut lanes {
-                        list.iter().for_each(|spike| lane.schedule(*spike, next));
+                        for spike in list.iter() {
+                            lane.schedule(*spike, next);
+                            lane.learn(*spike, next);
+                        }
                     }
                 }
+                lanes.iter_mut().for_each(|lane| lane.rest(next));
                 (step, turn) = (next, 1 - turn);
             }
             all
@@ -152,11 +164,15 @@ impl Engine for CpuEngine<'_> {
             }
             values
         });
-        Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone() })
+        let learned = self.plan.learning.as_ref().map(|l| learned::gather(self.plan, l, &self.lanes, self.step));
+        Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone(), learned })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
+        if let (Some(learning), Some(learned)) = (&self.plan.learning, &state.learned) {
+            learned::scatter(self.plan, learning, &mut self.lanes, learned, state)?;
+        }
         for lane in &mut self.lanes {
             lane.clear();
             state.variables.iter().enumerate().for_each(|(p, values)| lane.set_states(p, values));
@@ -175,7 +191,12 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn synapses(&self) -> u64 {
-        self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64).sum()
+        let changing = |l: &Lane<'_>| l.shard.changing.as_ref().map_or(0, |c| c.slots.len() as u64);
+        self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64 + changing(l)).sum()
+    }
+
+    fn weights(&self) -> Result<Vec<Weights>> {
+        Ok(self.plan.learning.as_ref().map_or(Vec::new(), |l| learned::weights(self.plan, l, &self.lanes, self.step)))
     }
 
     fn events(&self) -> u64 {
@@ -195,6 +216,7 @@ pub(super) fn check_state(plan: &Plan, state: &State) -> Result<()> {
     let oldest = state.step.saturating_sub(plan.max_delay.into());
     let recent = state.recent.is_sorted()
         && state.recent.iter().all(|s| (oldest..state.step).contains(&s.step) && u64::from(s.cell) < plan.cells());
+    let fits = fits && state.learned.is_some() == plan.learning.is_some();
     if fits && recent { Ok(()) } else { Err(Error::checkpoint("the state is not one of this network")) }
 }
 

@@ -1,6 +1,7 @@
 //! The moving part of a shard: states, sums, and what is under way.
 
 use super::Spike;
+use super::learner::{Learner, slots_of};
 use crate::spiking::connect::{Part, Shard};
 use crate::spiking::draws::{BATCH, Purpose, batch};
 use crate::spiking::math;
@@ -21,6 +22,8 @@ pub(super) struct Lane<'a> {
     sums: Box<[i32; 65_536]>,
     /// `calendar[step % len]`: groups of synapses that a spike reaches in that step, as `place << 16 | length`.
     calendar: Vec<Vec<u64>>,
+    /// What moves the synapses that change.
+    pub(super) learner: Option<Learner<'a>>,
     pub(super) events: u64,
 }
 
@@ -59,7 +62,8 @@ impl<'a> Lane<'a> {
     pub(super) fn new(plan: &'a Plan, shard: Shard, ring: usize) -> Result<Self> {
         let cells = (0..plan.models.len()).map(|i| Cells::new(plan, i, &shard.parts[i])).collect::<Result<_>>()?;
         let sums = vec![0i32; 65_536].into_boxed_slice().try_into().expect("as long as the array");
-        Ok(Self { plan, shard, cells, sums, calendar: vec![Vec::new(); ring], events: 0 })
+        let learner = plan.learning.as_ref().map(|l| Learner::new(plan, l, shard.slots, ring));
+        Ok(Self { plan, shard, cells, sums, calendar: vec![Vec::new(); ring], learner, events: 0 })
     }
 
     /// Adds what arrives in `step`.
@@ -68,11 +72,15 @@ impl<'a> Lane<'a> {
         let due = &mut self.calendar[slot];
         super::cpu::add(due, &self.shard.rows.synapses, &mut self.sums);
         due.clear();
+        if let (Some(learner), Some(synapses)) = (&mut self.learner, &mut self.shard.changing) {
+            learner.deliver(step, synapses, &mut self.sums);
+        }
     }
 
     /// Advances all cells by `step`, and lists those that fire, by rising number.
     pub(super) fn update(&mut self, step: u64, spikes: &mut Vec<Spike>) {
         for (population, cells) in self.cells.iter_mut().enumerate() {
+            let from = spikes.len();
             match cells.model.kind() {
                 Kind::Dynamics => cells.advance(self.plan, step, &mut self.sums, spikes),
                 Kind::Poisson => cells.draw(self.plan, population, step, spikes),
@@ -82,6 +90,13 @@ impl<'a> Lane<'a> {
                     let from = list.partition_point(|(s, c)| (*s, *c) < (step, cells.part.low));
                     let here = list[from..].iter().take_while(|(s, c)| *s == step && *c < cells.part.high);
                     spikes.extend(here.map(|(_, c)| Spike { step, cell: cells.first + c }));
+                }
+            }
+            if let Some(learner) = &mut self.learner {
+                let (part, ports) = (&cells.part, cells.units.len());
+                for spike in &spikes[from..] {
+                    let slot = part.slot + (spike.cell - cells.first - part.low);
+                    learner.fired(step, slot as usize, part.count() as usize, ports);
                 }
             }
         }
@@ -101,6 +116,30 @@ impl<'a> Lane<'a> {
             }
             place += u64::from(group.len);
         }
+    }
+
+    /// Likewise for synapses that change, once for each spike.
+    pub(super) fn learn(&mut self, spike: Spike, now: u64) {
+        if let (Some(learner), Some(synapses)) = (&mut self.learner, &mut self.shard.changing) {
+            self.events += learner.schedule(spike, now, synapses);
+        }
+    }
+
+    /// Between two meetings, when all spikes before `now` are known.
+    pub(super) fn rest(&mut self, now: u64) {
+        if let (Some(learner), Some(synapses)) = (&mut self.learner, &mut self.shard.changing) {
+            learner.sweep(now, synapses);
+        }
+    }
+
+    /// Goes to a state of the synapses that change; their strengths are set.
+    pub(super) fn restore(&mut self, now: u64, first: &[Vec<u32>], recent: &[Spike], early: Vec<(u64, u16, i32)>) {
+        let Some(mut synapses) = self.shard.changing.take() else { return };
+        if let Some(learner) = &mut self.learner {
+            let slots = |cell: u32| slots_of(self.plan, &self.shard, cell);
+            learner.restore(now, first, recent, early, &mut synapses, &slots);
+        }
+        self.shard.changing = Some(synapses);
     }
 
     /// Forgets what is under way.

@@ -2,7 +2,8 @@
 //!
 //! One step, in every engine: what arrives at step n is summed as whole numbers and made f32 once; states advance; cells
 //! that fire are listed; what they send with delay d is summed into step n + d. Sums of whole numbers do not depend on
-//! their order, so spikes are the same for any number of threads and shards, and on a GPU.
+//! their order, so spikes are the same for any number of threads and shards, and on a GPU. Synapses that change do so in whole
+//! numbers too, and each by itself ([`plasticity`](super::plasticity)).
 
 use crate::Result;
 
@@ -10,15 +11,21 @@ mod barrier;
 pub mod checkpoint;
 pub mod cpu;
 pub mod cuda;
+mod eager;
 mod lane;
+pub mod learned;
+mod learner;
 pub mod reference;
 
+#[cfg(test)]
+mod learning_tests;
 #[cfg(test)]
 mod tests;
 
 pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
 pub use cuda::CudaEngine;
+pub use learned::{Learned, Weights};
 pub use reference::Reference;
 
 /// A cell that fired.
@@ -41,6 +48,8 @@ pub struct State {
     /// The spikes that are still under way somewhere: those of the last [`Plan::max_delay`](super::Plan::max_delay)
     /// steps, sorted.
     pub recent: Vec<Spike>,
+    /// Of synapses that change, where there are any.
+    pub learned: Option<Learned>,
 }
 
 /// What runs a plan, some steps at a time.
@@ -69,6 +78,11 @@ pub trait Engine: Send {
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>>;
     /// How many synapses there are.
     fn synapses(&self) -> u64;
+    /// The weights of the synapses that change, between two steps; nothing where none does.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn weights(&self) -> Result<Vec<Weights>>;
     /// Spikes times the synapses that each went through, so far.
     fn events(&self) -> u64;
     /// How the network is cut, as people read it.

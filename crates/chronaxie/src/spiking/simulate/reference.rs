@@ -5,6 +5,7 @@
 //! advances by the model's body, one cell at a time, and the spikes are those of every other engine, bit for bit.
 
 use super::Spike;
+use super::eager::Eager;
 use crate::Result;
 use crate::spiking::connect::{Shard, rows, shard};
 use crate::spiking::draws::{Purpose, draw};
@@ -23,8 +24,10 @@ pub struct Reference<'a> {
     parameters: Vec<Vec<Vec<f64>>>,
     /// `[population][cell][variable]`.
     states: Vec<Vec<Vec<f64>>>,
-    /// `[step % len][population][port][cell]`, in units.
-    ring: Vec<Vec<Vec<Vec<i64>>>>,
+    /// `[step % len][population][port][cell]`, in units: whole numbers, but for what synapses that change pass on in f64.
+    ring: Vec<Vec<Vec<Vec<f64>>>>,
+    /// Synapses that change.
+    eager: Option<Eager<'a>>,
     events: u64,
 }
 
@@ -55,10 +58,11 @@ impl<'a> Reference<'a> {
             let columns = plan.initial(p, 0..*size)?;
             states.push((0..*size as usize).map(|c| columns.iter().map(|v| v[c]).collect()).collect());
         }
-        let zeros = |p: usize| vec![vec![0i64; sizes[p] as usize]; plan.models[p].ports().len()];
+        let zeros = |p: usize| vec![vec![0f64; sizes[p] as usize]; plan.models[p].ports().len()];
         let empty: Vec<_> = (0..sizes.len()).map(zeros).collect();
         let ring = vec![empty; plan.max_delay as usize + 1];
-        Ok(Self { plan, shards, in_f32, step: 0, parameters, states, ring, events: 0 })
+        let eager = plan.learning.as_ref().map(|l| Eager::new(plan, l, in_f32)).transpose()?;
+        Ok(Self { plan, shards, in_f32, step: 0, parameters, states, ring, eager, events: 0 })
     }
 
     /// `[cell][variable]` of a population.
@@ -71,6 +75,11 @@ impl<'a> Reference<'a> {
         self.events
     }
 
+    /// (source, target, delay, rule, weight) of every synapse that changes, in the unit of the target's model.
+    pub fn weights(&self) -> Vec<(u32, u32, u16, u16, f64)> {
+        self.eager.as_ref().map_or(Vec::new(), |e| e.weights().collect())
+    }
+
     /// Runs `steps` steps, and adds their spikes to `spikes`, sorted by step and cell.
     ///
     /// # Errors
@@ -78,13 +87,28 @@ impl<'a> Reference<'a> {
     pub fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         for _ in 0..steps {
             let from = spikes.len();
+            let (len, step) = (self.ring.len() as u64, self.step);
+            let ring = &mut self.ring;
+            let mut add = |delay: u16, (p, port, c): (usize, usize, usize), amount: f64| {
+                ring[((step + u64::from(delay)) % len) as usize][p][port][c] += amount;
+            };
+            if let Some(eager) = &mut self.eager {
+                eager.arrive(step, &mut add);
+            }
             for p in 0..self.states.len() {
                 self.update(p, spikes);
             }
             let now = (self.step % self.ring.len() as u64) as usize;
-            self.ring[now].iter_mut().flatten().for_each(|sums| sums.fill(0));
+            self.ring[now].iter_mut().flatten().for_each(|sums| sums.fill(0.0));
             for i in from..spikes.len() {
                 self.send(spikes[i].cell);
+            }
+            let ring = &mut self.ring;
+            let mut add = |delay: u16, (p, port, c): (usize, usize, usize), amount: f64| {
+                ring[((step + u64::from(delay)) % len) as usize][p][port][c] += amount;
+            };
+            if let Some(eager) = &mut self.eager {
+                self.events += eager.fired(step, &spikes[from..], &mut add);
             }
             self.step += 1;
         }
@@ -101,13 +125,13 @@ impl<'a> Reference<'a> {
             let index = (step / 4) << 32 | u64::from(c);
             let fires = match model.kind() {
                 Kind::Dynamics => {
-                    let mut input: Vec<i64> = self.ring[now][p].iter().map(|sums| sums[c as usize]).collect();
+                    let mut input: Vec<f64> = self.ring[now][p].iter().map(|sums| sums[c as usize]).collect();
                     for d in plan.poisson.iter().filter(|d| d.target == p && (d.start..d.stop).contains(&step)) {
                         let bits = draw(plan.network.seed, Purpose::Drive, d.owner, index)[(step % 4) as usize];
                         let count = d.thresholds.iter().filter(|t| bits >= **t).count() as i64;
-                        input[d.port] += count * i64::from(d.code);
+                        input[d.port] += (count * i64::from(d.code)) as f64;
                     }
-                    let input: Vec<f64> = input.iter().zip(&plan.units[p]).map(|(n, unit)| *n as f64 * unit).collect();
+                    let input: Vec<f64> = input.iter().zip(&plan.units[p]).map(|(n, unit)| n * unit).collect();
                     let state = &mut self.states[p][c as usize];
                     if self.in_f32 {
                         body(plan, p, &own, state, &input)
@@ -143,7 +167,7 @@ impl<'a> Reference<'a> {
                     };
                     let part = &shard.parts[p];
                     let (port, c) = ((slot - part.slot) / part.count(), (slot - part.slot) % part.count());
-                    sums[p][port as usize][(part.low + c) as usize] += i64::from(rows::weight(synapse));
+                    sums[p][port as usize][(part.low + c) as usize] += f64::from(rows::weight(synapse));
                     self.events += 1;
                 }
             }

@@ -8,7 +8,7 @@ use crate::spiking::plan::Plan;
 use crate::{pool, rng::Rng};
 
 /// Excitation and inhibition in balance, every rule, delays from one step on.
-fn balanced(size: u32, seed: u64) -> Network {
+pub(super) fn balanced(size: u32, seed: u64) -> Network {
     let mut n = Network::new(0.1, seed).unwrap();
     let lif = models::find("lif_exp").unwrap();
     for (name, size) in [("E", size * 4), ("I", size)] {
@@ -35,6 +35,7 @@ fn balanced(size: u32, seed: u64) -> Network {
             weight,
             delay: Delay::Drawn(delay),
             autapses: i % 2 == 0,
+            plasticity: None,
         });
     }
     for target in 0..2 {
@@ -191,6 +192,7 @@ fn every_spike_is_delivered_once_at_the_right_step() {
             weight: Distribution::uniform(1.0, 100.0),
             delay,
             autapses: true,
+            plasticity: None,
         });
         let plan = Plan::new(n).unwrap();
         let e = &plan.efficacies[0];

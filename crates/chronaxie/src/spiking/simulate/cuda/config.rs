@@ -30,7 +30,7 @@ pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
 pub(super) const REPLICAS: usize = 8;
 
-const HEADERS: &[Header] = &[
+pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
@@ -228,5 +228,6 @@ pub fn specialisations() -> Vec<Specialisation> {
     let places = [Place::Shared, Place::Calendar, Place::Global];
     let kinds = places.into_iter().flat_map(|place| [(place, false, false), (place, true, false)]);
     let kinds = kinds.chain([(Place::Shared, false, true)]);
-    kinds.map(|(place, heavy, held)| steps(place, heavy, held)).chain([build()]).collect()
+    let steps = kinds.map(|(place, heavy, held)| steps(place, heavy, held)).chain([build()]);
+    steps.chain(super::learning::specialisations()).collect()
 }

@@ -7,12 +7,13 @@
 
 mod build;
 mod config;
+pub mod learning;
 mod memory;
 #[cfg(test)]
 mod tests;
 
 use super::cpu::check_state;
-use super::{Engine, Spike, State};
+use super::{Engine, Spike, State, Weights};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
 use crate::spiking::connect::shard;
 use crate::spiking::plan::Plan;
@@ -20,6 +21,7 @@ use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
 use build::Synapses;
 pub use config::{Config, specialisations};
 use config::{MOST_STEPS, REPLICAS};
+pub use learning::LearningEngine;
 use memory::{Cells, Fields, Memory};
 use std::sync::Arc;
 
@@ -82,6 +84,15 @@ impl<'a> CudaEngine<'a> {
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
+        if let Some(i) = (0..plan.network.projections.len()).find(|i| plan.changes(*i)) {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "projection {}: its synapses change, which this engine does not do; LearningEngine does",
+                    plan.label(i)
+                ),
+            ));
+        }
         let (stream, copies) = (device.new_stream()?, device.new_stream()?);
         let memory = Memory { device: device.clone(), stream: stream.as_ref() };
         let kernel = device.kernel(&config.steps(), "spiking_steps")?;
@@ -239,6 +250,22 @@ fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
     (cell_of, row_of)
 }
 
+/// The engine that runs `plan` on `device`.
+///
+/// # Errors
+/// As [`CudaEngine::new`] and [`LearningEngine::new`].
+pub fn engine<'a>(
+    plan: &'a Plan,
+    device: &Arc<CudaDevice>,
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Box<dyn Engine + 'a>> {
+    Ok(if plan.learning.is_some() {
+        Box::new(LearningEngine::new(plan, device, built)?)
+    } else {
+        Box::new(CudaEngine::new(plan, device, built)?)
+    })
+}
+
 /// Refuses what needs more memory than the device has free, before anything is allocated.
 fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
     let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64) as u64;
@@ -295,7 +322,7 @@ impl Engine for CudaEngine<'_> {
                 self.memory.download(&self.cells.states, 4 * self.cells.first_state[p], size * count)?;
             variables.push((0..count).map(|v| values[v * size..(v + 1) * size].to_vec()).collect());
         }
-        Ok(State { step: self.step, variables, recent: self.recent.clone() })
+        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned: None })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
@@ -322,6 +349,10 @@ impl Engine for CudaEngine<'_> {
 
     fn synapses(&self) -> u64 {
         self.synapses.count
+    }
+
+    fn weights(&self) -> Result<Vec<Weights>> {
+        Ok(Vec::new())
     }
 
     fn events(&self) -> u64 {

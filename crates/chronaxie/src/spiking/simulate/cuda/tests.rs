@@ -79,7 +79,8 @@ fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Network {
                 _ => Rule::AllToAll,
             };
             let delay = Delay::Drawn(Distribution::uniform(dt_ms, longest_ms));
-            n.projections.push(Projection { source, target, rule, weight, delay, autapses: k % 2 == 0 });
+            let autapses = k % 2 == 0;
+            n.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity: None });
             k += 1;
         }
     }

@@ -1,0 +1,272 @@
+//! Plasticity in whole numbers: what every engine computes, bit for bit.
+//!
+//! A *strength* is a weight's size in units of `2^-16` of the unit that its port's inputs are summed in, so that its upper
+//! half is the weight that a static synapse would have. Traces are whole numbers of `2^-bits`; what time takes from them is
+//! a product with an entry of a table of `2^32 e^(-steps / tau)`, rounded. Nothing here is a float, so there is nothing
+//! that another machine could round otherwise.
+//!
+//! A cell's *entry* is what one of its spikes leaves behind: its step, then of each trace the value just before the spike,
+//! then of each short-term rule u and x in units of `2^-31`. Both sides of a synapse read entries: a trace at any later
+//! time follows from the last entry before it.
+
+use super::{Dependence, Pairs, Placement, ShortTerm, Stdp};
+use crate::spiking::math;
+
+/// No step.
+pub const NEVER: u32 = u32::MAX;
+/// One, where numbers are shares of 1.
+pub const ONE: u32 = 1 << 31;
+
+/// Everything of a plan that changes.
+#[derive(Debug, Default)]
+pub struct Learning {
+    /// The distinct rules.
+    pub rules: Vec<Rule>,
+    /// The rule of each projection that has one.
+    pub of: Vec<Option<u16>>,
+    /// The distinct traces.
+    pub traces: Vec<Trace>,
+    /// The distinct kinds of short-term plasticity.
+    pub shorts: Vec<Short>,
+    /// Whether some delay lies behind its synapse, so that what is under way does not follow from spikes alone.
+    pub early: bool,
+}
+
+/// The most rules: nine bits of a synapse in transit.
+pub const MAX_RULES: usize = 512;
+
+/// What the synapses of a projection do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// Of all its weights.
+    pub sign: i32,
+    /// Index of the port that it acts on.
+    pub port: usize,
+    /// The least strength.
+    pub low: u32,
+    /// The greatest.
+    pub high: u32,
+    /// Spike-timing-dependent plasticity.
+    pub stdp: Option<Pair>,
+    /// Index of its short-term plasticity.
+    pub short: Option<usize>,
+}
+
+/// Spike-timing-dependent plasticity of pairs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pair {
+    /// Growth for a trace of 1, as a share of the range.
+    pub plus: u32,
+    /// Loss likewise.
+    pub minus: u32,
+    /// Index of the trace of the cell before the synapse.
+    pub x: usize,
+    /// Index of the trace of the cell after it.
+    pub y: usize,
+    /// Whether growth goes with what is left up to `high`.
+    pub soft_plus: bool,
+    /// Whether loss goes with what is left down to `low`.
+    pub soft_minus: bool,
+    /// Whether the delay lies before the synapse.
+    pub axonal: bool,
+}
+
+/// A trace of a cell's spikes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    /// ms.
+    pub tau_ms: f64,
+    /// Whether a spike sets it to 1 instead of adding 1.
+    pub nearest: bool,
+    /// 1 is `2^bits`.
+    pub bits: u32,
+    /// `2^32 e^(-steps / tau)`; 0 beyond its end. Entry 0 is never asked for.
+    pub decay: Vec<u32>,
+}
+
+/// Short-term plasticity.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Short {
+    /// What it was made from.
+    pub of: ShortTerm,
+    /// U.
+    pub u: u32,
+    /// `2^32 e^(-steps / tau_rec)`.
+    pub rec: Vec<u32>,
+    /// `2^32 e^(-steps / tau_fac)`.
+    pub fac: Vec<u32>,
+}
+
+/// `2^32 e^(-steps / tau)` until it is 0.
+fn table(tau_steps: f64) -> Vec<u32> {
+    let mut table = vec![NEVER];
+    if tau_steps <= 0.0 {
+        return table;
+    }
+    loop {
+        let value = (math::exp(-(table.len() as f64) / tau_steps) * 4_294_967_296.0).round();
+        if value < 1.0 {
+            return table;
+        }
+        table.push(value.min(4_294_967_295.0) as u32);
+    }
+}
+
+/// `value e^(-steps / tau)`.
+#[inline(always)]
+fn decayed(table: &[u32], value: u32, steps: u32) -> u32 {
+    table.get(steps as usize).map_or(0, |share| ((u64::from(value) * u64::from(*share) + (1 << 31)) >> 32) as u32)
+}
+
+/// A product of two shares of [`ONE`].
+#[inline(always)]
+fn share(a: u32, b: u32) -> u32 {
+    ((u64::from(a) * u64::from(b) + (1 << 30)) >> 31) as u32
+}
+
+impl Trace {
+    fn new(tau_ms: f64, pairs: Pairs, dt_ms: f64) -> Self {
+        let tau_steps = tau_ms / dt_ms;
+        // The most that spikes in every step come to, and one more for rounding.
+        let most = 1.0 / -(math::exp(-1.0 / tau_steps) - 1.0) + 2.0;
+        let mut bits = 24;
+        while most * f64::from(1u32 << bits) >= 4_294_967_295.0 {
+            bits -= 1;
+        }
+        Self { tau_ms, nearest: pairs == Pairs::Nearest, bits, decay: table(tau_steps) }
+    }
+    /// The trace just after a spike, from that just before it.
+    #[inline(always)]
+    pub fn after(&self, before: u32) -> u32 {
+        if self.nearest { 1 << self.bits } else { before.saturating_add(1 << self.bits) }
+    }
+    /// The trace so many steps later, at least 1.
+    #[inline(always)]
+    pub fn later(&self, after: u32, steps: u32) -> u32 {
+        decayed(&self.decay, after, steps)
+    }
+}
+
+impl Short {
+    fn new(of: ShortTerm, dt_ms: f64) -> Self {
+        let u = (of.u * f64::from(ONE)).round() as u32;
+        Self { of, u, rec: table(of.tau_rec_ms / dt_ms), fac: table(of.tau_fac_ms / dt_ms) }
+    }
+    /// u and x at a spike, from those at the spike so many steps before.
+    fn next(&self, [u, x]: [u32; 2], steps: u32) -> [u32; 2] {
+        let left = ONE - share(x, ONE - u);
+        [self.u + share(ONE - self.u, decayed(&self.fac, u, steps)), ONE - decayed(&self.rec, left, steps)]
+    }
+}
+
+impl Pair {
+    /// The share of the range that a trace moves a weight by.
+    #[inline(always)]
+    fn part(amplitude: u32, trace: u32, bits: u32) -> u64 {
+        ((u64::from(amplitude) * u64::from(trace) + (1 << (bits - 1))) >> bits).min(ONE.into())
+    }
+}
+
+impl Rule {
+    /// The strength after a spike of the cell after the synapse, where the other's trace is `x` of `2^bits`.
+    #[inline(always)]
+    pub fn grown(&self, pair: &Pair, strength: u32, x: u32, bits: u32) -> u32 {
+        let room = self.high - if pair.soft_plus { strength } else { self.low };
+        let step = (Pair::part(pair.plus, x, bits) * u64::from(room) + (1 << 30)) >> 31;
+        (strength + step as u32).min(self.high)
+    }
+    /// The strength after a spike of the cell before the synapse, where the other's trace is `y` of `2^bits`.
+    #[inline(always)]
+    pub fn shrunk(&self, pair: &Pair, strength: u32, y: u32, bits: u32) -> u32 {
+        let room = if pair.soft_minus { strength } else { self.high } - self.low;
+        let step = (Pair::part(pair.minus, y, bits) * u64::from(room) + (1 << 30)) >> 31;
+        strength - (step as u32).min(strength - self.low)
+    }
+    /// What a spike passes on, in the unit of the port: the strength times what short-term plasticity leaves of it.
+    #[inline(always)]
+    pub fn passed(&self, strength: u32, effect: u32) -> i32 {
+        ((u64::from(strength) * u64::from(effect) + (1 << 46)) >> 47) as i32 * self.sign
+    }
+    /// The strength that a weight of so many units begins with.
+    #[inline(always)]
+    pub fn begin(&self, code: i32) -> u32 {
+        (code.unsigned_abs() << 16).clamp(self.low, self.high)
+    }
+}
+
+impl Learning {
+    /// The index of this trace, which is made where there is none.
+    fn trace(&mut self, tau_ms: f64, pairs: Pairs, dt_ms: f64) -> usize {
+        let nearest = pairs == Pairs::Nearest;
+        self.traces.iter().position(|t| t.tau_ms == tau_ms && t.nearest == nearest).unwrap_or_else(|| {
+            self.traces.push(Trace::new(tau_ms, pairs, dt_ms));
+            self.traces.len() - 1
+        })
+    }
+
+    /// Adds what a projection does, whose weights have this sign and go to a port of this index and unit; `None` where there are too many rules.
+    pub(in crate::spiking) fn add(
+        &mut self,
+        what: &super::Plasticity,
+        sign: i32,
+        (port, unit): (usize, f64),
+        dt_ms: f64,
+    ) -> Option<u16> {
+        let strength = |w: f64| (w / unit * 65_536.0).round().clamp(0.0, 2_147_483_647.0) as u32;
+        let stdp = what.stdp.map(|s: Stdp| Pair {
+            plus: (s.a_plus * f64::from(ONE)).round() as u32,
+            minus: (s.a_minus * f64::from(ONE)).round() as u32,
+            x: self.trace(s.tau_plus_ms, s.pairs, dt_ms),
+            y: self.trace(s.tau_minus_ms, s.pairs, dt_ms),
+            soft_plus: s.dependence == Dependence::Multiplicative,
+            soft_minus: s.dependence != Dependence::Additive,
+            axonal: s.placement == Placement::Axonal,
+        });
+        let (low, high) = what.stdp.map_or((0, ONE - 1), |s| (strength(s.w_min), strength(s.w_max)));
+        let short = what.short_term.map(|of| {
+            self.shorts.iter().position(|s| s.of == of).unwrap_or_else(|| {
+                self.shorts.push(Short::new(of, dt_ms));
+                self.shorts.len() - 1
+            })
+        });
+        self.early |= !stdp.as_ref().is_some_and(|p| p.axonal);
+        let rule = Rule { sign, port, low, high, stdp, short };
+        let index = self.rules.iter().position(|r| *r == rule).unwrap_or_else(|| {
+            self.rules.push(rule);
+            self.rules.len() - 1
+        });
+        (index < MAX_RULES).then_some(index as u16)
+    }
+
+    /// How many numbers an entry has.
+    pub fn width(&self) -> usize {
+        1 + self.traces.len() + 2 * self.shorts.len()
+    }
+
+    /// The entry of a spike at `step`, after `before`, the entry of the cell's spike before.
+    pub fn entry(&self, before: Option<&[u32]>, step: u32, out: &mut [u32]) {
+        let (traces, shorts) = out[1..].split_at_mut(self.traces.len());
+        let last = before.map(|b| (b[0], b[1..].split_at(traces.len())));
+        let past = |at: u32| step - at;
+        for (i, (out, trace)) in traces.iter_mut().zip(&self.traces).enumerate() {
+            *out = last.map_or(0, |(at, (traces, _))| trace.later(trace.after(traces[i]), past(at)));
+        }
+        for (i, (out, short)) in shorts.chunks_exact_mut(2).zip(&self.shorts).enumerate() {
+            let next = last.map(|(at, (_, shorts))| short.next([shorts[2 * i], shorts[2 * i + 1]], past(at)));
+            out.copy_from_slice(&next.unwrap_or([short.u, ONE]));
+        }
+        out[0] = step;
+    }
+
+    /// What short-term plasticity leaves of a spike with this entry.
+    pub fn effect(&self, rule: &Rule, entry: &[u32]) -> u32 {
+        let at = |short: usize| 1 + self.traces.len() + 2 * short;
+        rule.short.map_or(ONE, |s| share(entry[at(s)], entry[at(s) + 1]))
+    }
+
+    /// How many steps longer a spike before the synapse is on its way to it than one after the synapse.
+    #[inline(always)]
+    pub fn offset(pair: &Pair, delay: u16) -> i64 {
+        if pair.axonal { i64::from(delay) } else { -i64::from(delay) }
+    }
+}

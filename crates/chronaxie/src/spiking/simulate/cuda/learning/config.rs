@@ -1,0 +1,113 @@
+//! How a plan whose synapses change is laid out for a device.
+
+use super::super::config::HEADERS;
+use crate::cuda::{Constant, KernelSource, Specialisation};
+use crate::spiking::plan::Plan;
+use crate::{DeviceProps, Error, Result};
+use std::fmt;
+
+/// Cells that a block has before there are more blocks.
+const CELLS_A_BLOCK: u64 = 256;
+
+/// How a plan runs on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Whether some model's twin needs the registers of 512 threads.
+    pub heavy: bool,
+    /// Steps of the ring.
+    pub ring: usize,
+    /// Entries that a cell has room for.
+    pub depth: usize,
+    /// Ports of the model that has the most.
+    pub ports: usize,
+    /// Bits of a synapse's cell.
+    pub cell_bits: u32,
+    /// Bits of its delay.
+    pub delay_bits: u32,
+}
+
+/// How many bits numbers up to `most` take.
+fn bits(most: u64) -> u32 {
+    u64::BITS - most.leading_zeros()
+}
+
+impl Config {
+    /// As many blocks as there are multiprocessors, or one for every 256 cells.
+    ///
+    /// # Errors
+    /// `Config`, where a delay lies before a synapse that changes, and where cell, delay and rule take more than 32 bits.
+    pub fn choose(plan: &Plan, device: &DeviceProps) -> Result<Self> {
+        Self::with_blocks(plan, plan.cells().div_ceil(CELLS_A_BLOCK).min(device.sm_count.into()) as u32)
+    }
+
+    /// Likewise with so many blocks, which spikes and weights do not depend on.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub fn with_blocks(plan: &Plan, blocks: u32) -> Result<Self> {
+        let rules = plan.learning.as_ref().map_or(&[][..], |l| &l.rules);
+        let axonal = |i: &usize| {
+            plan.rule(*i).is_some_and(|r| rules[usize::from(r)].stdp.as_ref().is_some_and(|pair| pair.axonal))
+        };
+        if let Some(i) = (0..plan.network.projections.len()).find(axonal) {
+            return Err(Error::config(format!(
+                "projection {}: its plasticity has delay = \"axonal\", which the CUDA backend does not do; use \"dendritic\" \
+                 or --backend cpu",
+                plan.label(i)
+            )));
+        }
+        let (cell_bits, delay_bits) = (bits(plan.cells() - 1).max(1), bits(plan.max_delay.into()));
+        let rule_bits = bits((rules.len() as u64).saturating_sub(1));
+        if cell_bits + delay_bits + rule_bits > 32 {
+            return Err(Error::config(format!(
+                "network: {} cells, delays of up to {} steps and {} kinds of plasticity take {cell_bits} + {delay_bits} + \
+                 {rule_bits} bits of a synapse, which has 32 on the CUDA backend; use --backend cpu",
+                plan.cells(),
+                plan.max_delay,
+                rules.len()
+            )));
+        }
+        let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
+        Ok(Self {
+            blocks: blocks.max(1),
+            threads: threads(heavy),
+            heavy,
+            ring: (plan.max_delay as usize + 1).next_power_of_two(),
+            // What the longest delay holds at a spike a step, one before it, one to come, and one to spare.
+            depth: (plan.max_delay as usize + 4).next_power_of_two().max(32),
+            ports: plan.models.iter().map(|m| m.ports().len()).max().unwrap_or(1).max(1),
+            cell_bits,
+            delay_bits,
+        })
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, 8 bytes a synapse",
+            self.blocks, self.threads, self.ring, self.depth
+        )
+    }
+}
+
+fn threads(heavy: bool) -> u32 {
+    if heavy { 512 } else { 1024 }
+}
+
+pub(super) fn steps(heavy: bool) -> Specialisation {
+    let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
+    let constants = vec![("kHeavy", Constant::Bool(heavy)), ("kThreads", Constant::Int(threads(heavy) as i32))];
+    let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
+}
+
+/// Everything that a simulation with plasticity may launch.
+pub fn specialisations() -> Vec<Specialisation> {
+    [false, true].into_iter().map(steps).collect()
+}

@@ -1,0 +1,133 @@
+//! The engine of changing synapses on CUDA against the CPU's: the same spikes, weights and states, bit for bit.
+
+use super::*;
+use crate::check::gpu::{Gpu, gpu};
+use crate::spiking::models;
+use crate::spiking::network::{Distribution, Network, Population};
+use crate::spiking::plasticity::{Placement, ShortTerm};
+use crate::spiking::simulate::learning_tests::{learning, run};
+use crate::spiking::simulate::{Checkpoint, CpuEngine};
+
+const DENDRITIC: [Placement; 4] = [Placement::Dendritic; 4];
+
+fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
+    if gpu.device.name().starts_with("emulated") { few } else { many }
+}
+
+/// A network of every kind of plasticity, with sources at random and from a list, and two kinds of cells.
+fn mixed(size: u32, seed: u64) -> Network {
+    let mut n = learning(size, seed, DENDRITIC);
+    let mut inhibitory = Population::new("I", models::find("lif_alpha").unwrap(), size);
+    inhibitory.initial[0] = Distribution::uniform(-65.0, -51.0);
+    n.populations[1] = inhibitory;
+    let mut list = Population::new("list", models::find("spikes").unwrap(), 20);
+    list.replay = Some(Arc::new((0..3000u64).map(|k| (k * 3, (k * 7 % 20) as u32)).collect()));
+    n.add(list);
+    n.add(Population::new("noise", models::find("poisson").unwrap(), 30).parameter("rate", 60.0).unwrap());
+    for source in [2, 3] {
+        let mut p = n.projections[0].clone();
+        p.source = source;
+        p.autapses = true;
+        p.rule = crate::spiking::network::Rule::InDegree { count: 3, multapses: true };
+        p.plasticity = p.plasticity.map(|x| x.and_short_term(ShortTerm { u: 0.7, tau_rec_ms: 40.0, tau_fac_ms: 0.0 }));
+        n.projections.push(p);
+    }
+    n
+}
+
+fn on(plan: &Plan, gpu: &Gpu, blocks: u32, depth: usize) -> LearningEngine<'static> {
+    let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
+    let config = Config::with_blocks(plan, blocks).unwrap();
+    let config = Config { depth: config.depth.max(depth), ..config };
+    LearningEngine::with(plan, &gpu.device, config, plan.cells() as usize + 50, &|_, _| ()).unwrap()
+}
+
+fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
+    pool::set_num_threads(2);
+    let mut engine = CpuEngine::with_shards(plan, 2, &|_, _| ()).unwrap();
+    let spikes = run(&mut engine, &[steps]);
+    let state = engine.state().unwrap();
+    (spikes, state)
+}
+
+/// One block and several, chunks that end early because a log or the room for entries is full, pieces of one step: the CPU's
+/// spikes, states and weights.
+#[test]
+fn on_a_gpu_weights_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    for (network, few) in [(learning(40, 41, DENDRITIC), 1500), (mixed(30, 42), 700)] {
+        let plan = Plan::new(network).unwrap();
+        let steps = steps(&gpu, few, 30_000);
+        let want = cpu(&plan, steps);
+        assert!(want.0.len() > if steps > 2000 { 10_000 } else { 200 }, "only {} spikes", want.0.len());
+        let learned = want.1.learned.as_ref().unwrap();
+        let first = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+        assert!(first.state().unwrap().learned.unwrap().strengths != learned.strengths);
+        for (blocks, depth, pieces) in [(1, 0, vec![steps]), (3, 1024, vec![1, 2, steps / 3, steps - 3 - steps / 3])] {
+            let mut engine = on(&plan, &gpu, blocks, depth);
+            let got = run(&mut engine, &pieces);
+            let common = got.iter().zip(&want.0).take_while(|(a, b)| a == b).count();
+            let what = format!("{engine:?}: {} spikes, not {}; {common} alike", got.len(), want.0.len());
+            assert!(got == want.0, "{what}");
+            assert_eq!(engine.events(), got.iter().map(|s| u64::from(engine.degrees[s.cell as usize])).sum::<u64>());
+            let state = engine.state().unwrap();
+            let own = state.learned.as_ref().unwrap();
+            assert!(own.strengths == learned.strengths, "{what}: weights");
+            assert!(own.entries == learned.entries, "{what}: entries");
+            assert!(own.under_way == learned.under_way, "{what}: under way");
+            assert!(state == want.1, "{what}: state");
+            assert_eq!(engine.weights().unwrap(), {
+                let mut cpu = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
+                cpu.restore(&want.1).unwrap();
+                cpu.weights().unwrap()
+            });
+        }
+    }
+}
+
+/// From the CPU to a GPU and back, through the bytes of checkpoints.
+#[test]
+fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
+    let Some(gpu) = gpu() else { return };
+    let plan = Plan::new(mixed(30, 44)).unwrap();
+    let steps = steps(&gpu, 600, 30_000);
+    let want = cpu(&plan, steps);
+    let through = |state: State| {
+        let c = Checkpoint { fingerprint: [0; 32], state, hash: Default::default(), logged: 0, counts: vec![] };
+        Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
+    };
+    let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
+    let mut got = run(&mut first, &[steps / 3]);
+    let mut second = on(&plan, &gpu, 2, 0);
+    run(&mut second, &[50]);
+    second.restore(&through(first.state().unwrap())).unwrap();
+    assert!(second.state().unwrap() == first.state().unwrap());
+    got.extend(run(&mut second, &[steps / 3]));
+    let mut third = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+    third.restore(&through(second.state().unwrap())).unwrap();
+    got.extend(run(&mut third, &[steps - 2 * (steps / 3)]));
+    assert!(got == want.0, "{} spikes, not {}", got.len(), want.0.len());
+    assert!(third.state().unwrap() == want.1);
+    let mut wrong = want.1.clone();
+    wrong.learned.as_mut().unwrap().strengths.pop();
+    assert!(second.restore(&wrong).is_err());
+}
+
+/// What this engine does not do is refused by the name of the projection, never done otherwise.
+#[test]
+fn what_is_not_done_is_refused() {
+    let plan = Plan::new(learning(20, 45, [Placement::Axonal; 4])).unwrap();
+    let e = Config::with_blocks(&plan, 4).unwrap_err().to_string();
+    assert!(e.contains("projection E -> E") && e.contains("--backend cpu"), "{e}");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/microcircuit.toml");
+    let mut config = crate::config::Config::read(path).unwrap();
+    config.set("simulation.plasticity=true").unwrap();
+    let plan = Plan::new(crate::spiking::network::read::read(&config).unwrap().network).unwrap();
+    assert_eq!(
+        Config::choose(&plan, &crate::DeviceProps::SM_90).unwrap().to_string(),
+        "learning: 132 blocks of 1024 threads, ring of 64 steps, 128 entries a cell, 8 bytes a synapse"
+    );
+    let Some(gpu) = gpu() else { return };
+    let e = crate::spiking::simulate::CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
+    assert!(e.contains("projection L23E -> L23E: its synapses change"), "{e}");
+}
