@@ -1,8 +1,10 @@
 //! From a [`Plan`] to synapses in memory.
 
+pub mod list;
 pub mod rows;
 pub mod rules;
 pub mod shard;
 
+pub use list::{Synapses, synapses};
 pub use rows::Rows;
 pub use shard::{Part, Shard, shards_for};
