@@ -61,6 +61,9 @@ pub(crate) enum Command {
     Predict(Predict),
     /// Simulate a spiking network from a configuration file, into a folder
     Simulate(Simulate),
+    /// What a recording of spikes is like: rates, intervals, synchrony, bursts, entropy, mutual information; and its
+    /// network's degrees and clustering
+    Analyze(Analyze),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -252,6 +255,33 @@ pub(crate) struct Simulate {
     /// Print the configuration with its defaults and overrides, and do nothing
     #[arg(long)]
     pub print_config: bool,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Analyze {
+    /// The folder of a run, or an .npz of spikes
+    #[arg(value_name = "RECORDING")]
+    pub recording: PathBuf,
+    /// The configuration of the network [default: that of the run's folder]
+    #[arg(long, value_name = "CONFIG.(toml|json)")]
+    pub network: Option<PathBuf>,
+    /// Left out at the start [default: as the run's configuration says, or 0]
+    #[arg(long, value_name = "MS")]
+    pub discard: Option<f64>,
+    /// The width of the bins of counts
+    #[arg(long, value_name = "MS", default_value_t = 2.0)]
+    pub bin: f64,
+    /// Spikes of a burst follow each other within this time
+    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    pub burst_interval: f64,
+    /// A burst has at least so many spikes
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..))]
+    pub burst_spikes: u16,
+    /// The folder of the pictures [default: analysis in the run's folder; of a file none are drawn]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
     #[command(flatten)]
     pub json: Json,
 }

@@ -3,6 +3,7 @@
 //! Results go to standard output; progress, logs and errors to standard error. Exit codes: 0; 1 something failed; 2
 //! usage or input; 130 interrupted. A closed pipe ends a command in silence.
 
+mod analyze;
 mod args;
 mod bench;
 mod check;
@@ -97,6 +98,7 @@ fn dispatch(cli: &Cli) -> Outcome {
         Some(Command::Train(a)) => train::run(a, common, &mut out),
         Some(Command::Predict(a)) => predict::run(a, common, &mut out),
         Some(Command::Simulate(a)) => simulate::run(a, common, &mut out),
+        Some(Command::Analyze(a)) => analyze::run(a, common, &mut out),
         Some(Command::Completions(a)) => completions::run(a, &mut out),
     }
 }

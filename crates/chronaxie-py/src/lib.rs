@@ -12,6 +12,7 @@ mod kernel;
 mod layers;
 #[allow(unsafe_code)]
 mod plan;
+mod session;
 mod tools;
 
 use pyo3::prelude::*;
@@ -29,6 +30,8 @@ mod _native {
     use super::layers::{Connectivity, draw_wiring, prepare};
     #[pymodule_export]
     use super::plan::{Plan, Problem, cases, families, problem};
+    #[pymodule_export]
+    use super::session::{Session, analyze_spikes, checkpoint, description_notes, models};
     #[pymodule_export]
     use super::tools::{
         devices, memory_info, num_threads, require_device, run, run_bench, run_check, set_num_threads,

@@ -65,13 +65,13 @@ pub fn set_num_threads(threads: usize) {
 
 /// Looks for Ctrl-C between the steps of long work; a signal that raised is kept for the caller.
 #[derive(Default)]
-struct Signals(Mutex<Option<PyErr>>);
+pub(crate) struct Signals(Mutex<Option<PyErr>>);
 
 impl Signals {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<PyErr>> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
-    fn finish<T>(self, py: Python<'_>, result: Result<T>) -> PyResult<T> {
+    pub(crate) fn finish<T>(self, py: Python<'_>, result: Result<T>) -> PyResult<T> {
         let signal = self.lock().take();
         match (signal, result) {
             (Some(e), _) => Err(e),

@@ -121,10 +121,29 @@ impl Config {
     /// `Config` with the line: not TOML (or JSON), nested deeper than 32 levels, or `schema` missing or not 1.
     pub fn parse(text: &str, path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
+        let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        let config = Self::parse_as(text, path, json, false)?;
+        config.check_schema()?;
+        Ok(config)
+    }
+
+    /// Reads JSON that a program made, with `schema`; messages say `name` and no line, and files are sought from the working
+    /// folder.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn from_code(json: &str, name: &str) -> Result<Self> {
+        let config = Self::parse_as(json, name.into(), true, true)?;
+        config.check_schema()?;
+        Ok(config)
+    }
+
+    fn parse_as(text: &str, path: PathBuf, json: bool, code: bool) -> Result<Self> {
         let refuse = |at: usize, message: &str| place_error(&path, line_of(text.as_bytes(), at), message);
         let starts = line_starts(text);
-        let origin = |at: usize| Origin::Line(starts.partition_point(|start| *start <= at));
-        let table = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+        let line = |at: usize| Origin::Line(starts.partition_point(|start| *start <= at));
+        let origin = |at: usize| if code { Origin::Code } else { line(at) };
+        let table = if json {
             json::parse(text, &origin)
         } else {
             let document = DeTable::parse(text).map_err(|error| match error.span() {
@@ -135,9 +154,7 @@ impl Config {
         };
         let root = table.map_err(|(at, message)| refuse(at, &message))?;
         let sha256 = sha256_hex(text.as_bytes());
-        let config = Self { path, sha256, root, asked: RefCell::default() };
-        config.check_schema()?;
-        Ok(config)
+        Ok(Self { path, sha256, root, asked: RefCell::default() })
     }
 
     /// The file that was read.
@@ -285,6 +302,10 @@ impl Config {
 
     fn check_schema(&self) -> Result<()> {
         let Some(entry) = self.root.get("schema") else {
+            // The original 4D-Neural-Cognition's files name no format; no other has this key.
+            if self.root.get("lattice_shape").is_some() {
+                return Ok(());
+            }
             let message = format!("the file does not begin with schema = {SCHEMA}, which names its format");
             return Err(place_error(&self.path, 1, &message));
         };
@@ -295,11 +316,12 @@ impl Config {
         Ok(())
     }
 
-    /// `run.toml:3`, or the override.
+    /// `run.toml:3`, the override, or the name alone.
     fn place(&self, origin: &Origin) -> String {
         match origin {
             Origin::Line(line) => format!("{}:{line}", self.path.display()),
             Origin::Set(assignment) => format!("--set {}", quote(assignment)),
+            Origin::Code => self.path.display().to_string(),
         }
     }
 
@@ -329,6 +351,11 @@ impl<'a> Section<'a> {
     /// The name as messages write it: `train.optimizer`, `population[2]`; empty for the root.
     pub fn name(&self) -> String {
         self.config.asked.borrow()[self.record].name.clone()
+    }
+
+    /// The keys that the file and overrides give, in their order. Does not count as asking for them.
+    pub fn keys(&self) -> Vec<String> {
+        self.table.map_or(Vec::new(), |table| table.entries.iter().map(|entry| entry.key.clone()).collect())
     }
 
     /// Whether the file or an override gives `key`. Does not count as asking for it.

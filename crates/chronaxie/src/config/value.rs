@@ -16,6 +16,8 @@ pub(super) enum Origin {
     Line(usize),
     /// The argument of `--set`.
     Set(String),
+    /// A program.
+    Code,
 }
 
 /// A value as a configuration holds it.

@@ -36,6 +36,41 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Array)>> {
     Ok(arrays)
 }
 
+/// The arrays of these names that a file has, in its order; others are not looked at.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_some(bytes: &[u8], path: &Path, names: &[&str]) -> Result<Vec<(String, Array)>> {
+    some(bytes, path, names, |contents| array(contents))
+}
+
+/// A list of words (NumPy's `<U`), if a file has one of this name.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_text(bytes: &[u8], path: &Path, name: &str) -> Result<Option<Vec<String>>> {
+    Ok(some(bytes, path, &[name], |contents| text(contents))?.pop().map(|(_, words)| words))
+}
+
+fn some<T>(
+    bytes: &[u8],
+    path: &Path,
+    names: &[&str],
+    read: impl Fn(&[u8]) -> Result<T, String>,
+) -> Result<Vec<(String, T)>> {
+    let refuse = |what: String| Error::data(path, None, what);
+    let mut found = Vec::new();
+    for member in directory(bytes).map_err(refuse)? {
+        let name = member.name.strip_suffix(".npy").unwrap_or(&member.name).to_owned();
+        if names.contains(&name.as_str()) {
+            let value = member.contents(bytes).and_then(|contents| read(&contents));
+            let quoted = crate::config::quote(&member.name);
+            found.push((name, value.map_err(|what| refuse(format!("member {quoted}: {what}")))?));
+        }
+    }
+    Ok(found)
+}
+
 struct Member {
     name: String,
     method: u16,
@@ -139,7 +174,20 @@ fn field<'a>(header: &'a str, key: &str) -> Result<&'a str, String> {
         .ok_or("its header is damaged".into())
 }
 
-fn array(npy: &[u8]) -> Result<Array, String> {
+fn text(npy: &[u8]) -> Result<Vec<String>, String> {
+    let (descr, _, data) = opened(npy)?;
+    let Some(width) = descr.strip_prefix("<U").and_then(|w| w.parse::<usize>().ok()) else {
+        return Err(format!("it is of type {descr:.8}, and not text (<U)"));
+    };
+    let word = |raw: &[u8]| {
+        let codes = raw.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes")));
+        codes.take_while(|c| *c != 0).map(|c| char::from_u32(c).ok_or("its text is damaged".to_owned())).collect()
+    };
+    if width == 0 { Ok(Vec::new()) } else { data.chunks_exact(4 * width).map(word).collect() }
+}
+
+/// Type, shape and data of an array whose data are as long as both say.
+fn opened(npy: &[u8]) -> Result<(&str, Vec<usize>, &[u8]), String> {
     if !npy.starts_with(b"\x93NUMPY") {
         return Err("it is not an array of NumPy's".into());
     }
@@ -157,10 +205,17 @@ fn array(npy: &[u8]) -> Result<Array, String> {
         sizes.map(|s| s.parse().map_err(|_| format!("its shape holds {s:.20}"))).collect::<Result<_, _>>()?;
     let data = &npy[end..];
     let width: usize = descr.get(2..).and_then(|w| w.parse().ok()).unwrap_or(0);
+    let width = if descr.starts_with("<U") { width.saturating_mul(4) } else { width };
     let count = shape.iter().try_fold(1usize, |n, s| n.checked_mul(*s)).ok_or("its shape is too large")?;
     if count.checked_mul(width) != Some(data.len()) {
         return Err(format!("{} bytes do not hold {count} values of type {descr:.8}", data.len()));
     }
+    Ok((descr, shape, data))
+}
+
+fn array(npy: &[u8]) -> Result<Array, String> {
+    let (descr, shape, data) = opened(npy)?;
+    let width: usize = descr.get(2..).and_then(|w| w.parse().ok()).unwrap_or(0);
     let exact = |x: i128| {
         if x.unsigned_abs() <= 1 << 53 { Ok(x as f64) } else { Err(format!("it holds {x}, beyond 2^53")) }
     };

@@ -1,8 +1,20 @@
-//! Simulation runs: from a configuration to a folder with spikes, statistics, pictures and checkpoints.
+//! Simulation runs: from a configuration to a folder with spikes, statistics, pictures and checkpoints; and sessions, which a
+//! program steers.
 
+mod analyze;
+#[cfg(test)]
+mod analyze_tests;
+mod changes;
 mod pictures;
 mod run;
+mod session;
+#[cfg(test)]
+mod session_tests;
+mod steer;
 #[cfg(test)]
 mod tests;
 
+pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
 pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};
+pub use session::{Facts, PopulationFacts, Session, Trace};
+pub use steer::checkpoint;

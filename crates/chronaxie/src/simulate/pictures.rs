@@ -132,13 +132,13 @@ pub(super) fn write(
     save(folder, "activity", &activity)
 }
 
-fn save(folder: &RunFolder, name: &str, figure: &Figure) -> Result<()> {
+pub(super) fn save(folder: &RunFolder, name: &str, figure: &Figure) -> Result<()> {
     folder.write(&format!("{name}.svg"), figure.svg()?)?;
     folder.write(&format!("{name}.png"), figure.png()?)
 }
 
 /// The density of values in 40 bins.
-fn histogram(values: &[f64], low: f64, high: f64) -> Vec<(f64, f64)> {
+pub(super) fn histogram(values: &[f64], low: f64, high: f64) -> Vec<(f64, f64)> {
     const BINS: usize = 40;
     if values.is_empty() || low >= high {
         return Vec::new();

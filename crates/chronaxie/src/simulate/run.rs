@@ -203,6 +203,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         traces: Vec::new(),
         counts: vec![0; plan.network.populations.len()],
         begun,
+        reached: 0,
         wall: 0.0,
     };
     if let Some(c) = &checkpoint {
@@ -257,11 +258,13 @@ struct Run<'a> {
     counts: Vec<u64>,
     /// The weights that change, at the start.
     begun: Vec<Weights>,
+    /// The engine's next step.
+    reached: u64,
     wall: f64,
 }
 
 /// SHA-256 of all that spikes follow from.
-fn fingerprint(network: &Network) -> [u8; 32] {
+pub(super) fn fingerprint(network: &Network) -> [u8; 32] {
     struct Sink(Sha256);
     impl std::fmt::Write for Sink {
         fn write_str(&mut self, s: &str) -> std::fmt::Result {
@@ -308,6 +311,7 @@ impl Run<'_> {
         let least = self.steps(10.0).max(1);
         let mut chunk = least;
         let begun = engine.step();
+        self.reached = begun;
         progress.start("simulate", self.settings.duration_ms.round() as u64);
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
         while engine.step() < end {
@@ -337,6 +341,7 @@ impl Run<'_> {
             });
             booked?;
             ran?;
+            self.reached = engine.step();
             for trace in &mut self.traces {
                 trace.sample(self.plan, engine)?;
             }
@@ -401,7 +406,9 @@ impl Run<'_> {
         if !self.traces.is_empty() {
             traces::export(&self.traces, &self.folder.file("traces.npz"), self.plan)?;
         }
-        self.log.as_ref().map_or(Ok(()), |log| log.export(&self.folder.file("spikes.npz"), &self.plan.network))
+        self.log
+            .as_ref()
+            .map_or(Ok(()), |log| log.export(&self.folder.file("spikes.npz"), &self.plan.network, self.reached))
     }
 
     fn finish(&self, engine: &dyn Engine, first: u64, build_ms: f64, device: &Device) -> Result<Report> {

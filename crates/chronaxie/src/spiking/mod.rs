@@ -3,6 +3,7 @@
 //! [`network`] describes, [`plan`] turns the description into whole numbers, [`connect`] builds the synapses, [`models`]
 //! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them.
 
+pub mod analysis;
 pub mod connect;
 pub mod draws;
 pub mod math;

@@ -81,14 +81,8 @@ impl Plan {
     /// # Errors
     /// `Config`, in a sentence with the population or projection and the values, for everything that cannot be run.
     pub fn new(network: Network) -> Result<Self> {
-        let models: Vec<&'static dyn Model> = network
-            .populations
-            .iter()
-            .map(|p| {
-                let constants: Vec<Option<f64>> = p.parameters.iter().map(Distribution::constant).collect();
-                p.model.reduced(&constants).unwrap_or(p.model)
-            })
-            .collect();
+        let models: Vec<&'static dyn Model> =
+            network.populations.iter().map(|p| p.model.reduced(&p.constants()).unwrap_or(p.model)).collect();
         let mut plan = Self {
             first: network.first_cells(),
             units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
@@ -108,6 +102,28 @@ impl Plan {
         }
         plan.min_delay = plan.min_delay.min(plan.max_delay);
         plan.plan_learning()?;
+        plan.tabulate_drives()?;
+        Ok(plan)
+    }
+
+    /// The plan of `network`, which differs from this one's in rates and currents alone; without efficacies and learning,
+    /// since its synapses are this one's.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn redriven(&self, network: Network) -> Result<Self> {
+        let mut plan = Self {
+            first: self.first.clone(),
+            models: self.models.clone(),
+            units: self.units.clone(),
+            efficacies: Vec::new(),
+            learning: None,
+            poisson: Vec::new(),
+            min_delay: self.min_delay,
+            max_delay: self.max_delay,
+            network,
+        };
+        plan.check_populations()?;
         plan.tabulate_drives()?;
         Ok(plan)
     }
@@ -146,7 +162,10 @@ impl Plan {
                     return refuse(format!("{name} {problem}"));
                 }
             }
-            if let Some(problem) = p.model.problem(&means(&p.parameters), n.dt_ms) {
+            if let Some(problem) = p.given.problem(p.model, p.size) {
+                return refuse(problem);
+            }
+            if let Some(problem) = p.model.problem(&p.typical(), n.dt_ms) {
                 return refuse(format!("{} {problem}", p.model.name()));
             }
             if p.model.kind() == Kind::Replay && p.replay.is_none() {
@@ -425,12 +444,13 @@ impl Plan {
             DriveKind::Dc { current } => sum + current,
             DriveKind::Poisson { .. } => sum,
         });
-        let constants: Option<Vec<f64>> = p.parameters.iter().map(Distribution::constant).collect();
+        let constants: Option<Vec<f64>> = p.constants().into_iter().collect();
         let count = if constants.is_some() { 1 } else { cells.len() };
         let mut values: Vec<Vec<f64>> = Vec::with_capacity(p.parameters.len());
         for (i, d) in p.parameters.iter().enumerate() {
-            let owner = owner_of(population, i);
-            values.push((0..count).map(|c| self.cell_value(d, owner, cells.start + c as u32)).collect());
+            let (owner, given) = (owner_of(population, i), p.given.parameter(i));
+            let value = |cell: u32| given.map_or_else(|| self.cell_value(d, owner, cell), |own| own[cell as usize]);
+            values.push((0..count).map(|c| value(cells.start + c as u32)).collect());
         }
         if let Some(current) = p.model.current() {
             values[current].iter_mut().for_each(|x| *x += dc);
@@ -462,7 +482,10 @@ impl Plan {
         for c in 0..cells.len() {
             let own: Vec<f64> = parameters.iter().map(|v| v[if v.len() == 1 { 0 } else { c }]).collect();
             let cell = cells.start + c as u32;
-            let draw = |i: usize| self.cell_value(&p.initial[i], owner_of(population, 32 + i), cell);
+            let draw = |i: usize| match p.given.variable(i) {
+                Some(own) => own[cell as usize],
+                None => self.cell_value(&p.initial[i], owner_of(population, 32 + i), cell),
+            };
             let mut state: Vec<f64> = at.iter().map(|i| i.map_or(0.0, draw)).collect();
             model.enter(&own, &mut state);
             values.iter_mut().zip(state).for_each(|(v, x)| v[c] = x);
@@ -533,10 +556,6 @@ fn owner_of(population: usize, what: usize) -> u32 {
     (population * 64 + what) as u32
 }
 
-fn means(distributions: &[Distribution]) -> Vec<f64> {
-    distributions.iter().map(Distribution::mean).collect()
-}
-
 /// The greatest distance between a cell of `a` and one of `b`, by their bounding box.
 fn span(a: &[[f32; 4]], b: &[[f32; 4]]) -> f64 {
     let (mut low, mut high) = ([f32::INFINITY; 4], [f32::NEG_INFINITY; 4]);
@@ -567,13 +586,14 @@ pub fn poisson_thresholds(mean: f64) -> Option<Vec<u32>> {
     }
 }
 
+/// Bytes that can be allocated, where the system says.
 #[cfg(target_os = "linux")]
-fn free_memory() -> Option<u64> {
+pub(super) fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
 }
 #[cfg(not(target_os = "linux"))]
-fn free_memory() -> Option<u64> {
+pub(super) fn free_memory() -> Option<u64> {
     None
 }

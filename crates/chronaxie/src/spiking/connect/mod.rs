@@ -1,10 +1,12 @@
 //! From a [`Plan`] to synapses in memory.
 
 pub mod changing;
+pub mod list;
 pub mod rows;
 pub mod rules;
 pub mod shard;
 
 pub use changing::Changing;
+pub use list::{Synapses, synapses};
 pub use rows::Rows;
 pub use shard::{Part, Shard, shards_for};

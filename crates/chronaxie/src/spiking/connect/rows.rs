@@ -33,6 +33,8 @@ pub struct Rows {
     pub groups: Vec<Group>,
     /// Where each row begins in `groups`, and their number.
     pub first_group: Vec<u64>,
+    /// The largest sum that synapses can bring to a slot at once, in units.
+    pub heaviest: u32,
 }
 
 /// A synapse.
@@ -70,6 +72,7 @@ impl Rows {
         for source in 0..n.populations.len() {
             rows.fill(plan, source, parts, &mut load);
         }
+        rows.heaviest = load.iter().copied().max().unwrap_or(0);
         for d in &plan.poisson {
             let most = (d.thresholds.len() as u32 + 1).saturating_mul(d.code.unsigned_abs());
             load[parts[d.target].slots(d.port)].iter_mut().for_each(|x| *x = x.saturating_add(most));

@@ -7,12 +7,15 @@ use crate::{Error, Result};
 use std::sync::Arc;
 
 pub mod distribution;
+pub mod files;
+pub mod original;
 pub mod place;
 pub mod read;
 mod read_plasticity;
 pub mod scale;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
+pub use files::{Files, Given};
 
 /// A network.
 #[derive(Debug, Clone)]
@@ -42,6 +45,8 @@ pub struct Population {
     pub parameters: Vec<Distribution>,
     /// One a state variable of the model, in the configuration's terms.
     pub initial: Vec<Distribution>,
+    /// Values that are given cell by cell, in place of those distributions.
+    pub given: Given,
     /// Where the cells lie, if they lie somewhere.
     pub positions: Option<Arc<Vec<[f32; 4]>>>,
     /// The spikes of a replayed population: (step, cell), sorted.
@@ -230,6 +235,7 @@ impl Population {
             size,
             parameters,
             initial: Vec::new(),
+            given: Given::default(),
             positions: None,
             replay: None,
             reference: Reference::default(),
@@ -249,6 +255,19 @@ impl Population {
                 Initial::Parameter(name) => of(name).map_or(0.0.into(), |i| self.parameters[i]),
             })
             .collect()
+    }
+    /// The value of each parameter that all cells have the same of.
+    pub fn constants(&self) -> Vec<Option<f64>> {
+        let one = |(i, d): (usize, &Distribution)| d.constant().filter(|_| self.given.parameter(i).is_none());
+        self.parameters.iter().enumerate().map(one).collect()
+    }
+    /// The mean of each parameter.
+    pub fn typical(&self) -> Vec<f64> {
+        let mean = |(i, d): (usize, &Distribution)| match self.given.parameter(i) {
+            Some(own) => own.iter().sum::<f64>() / own.len().max(1) as f64,
+            None => d.mean(),
+        };
+        self.parameters.iter().enumerate().map(mean).collect()
     }
     /// With this distribution of a parameter.
     ///

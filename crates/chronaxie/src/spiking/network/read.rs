@@ -17,6 +17,7 @@
 //! size = 800                   # or box = { x = [0, 19], y = [0, 19], z = [0, 19], w = [0, 0] } and density = 0.1
 //! parameters = { tau_m = 20.0, I_e = { distribution = "normal", mean = 300.0, sd = 10.0 } }
 //! initial = { V = { distribution = "uniform", low = -65.0, high = -50.0 } }
+//!                              # a value a cell: { file = "cells.npz", column = "V" }; places = { file } has columns x, y, z, w
 //! reference = { rate_hz = 5.0 }
 //!
 //! [[projection]]
@@ -42,13 +43,13 @@
 //! every = 1.0                  # ms
 //! ```
 
+use super::files::{Files, edges, given, places};
 use super::place::Box4;
-use super::{Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule, Shape};
+use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape};
+use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote};
 use crate::spiking::models::{self, Kind};
 use crate::spiking::record::{Recorder, columns};
-use crate::{Error, Result};
-use std::path::Path;
 use std::sync::Arc;
 
 /// A configuration, read.
@@ -143,6 +144,17 @@ impl Numbers {
 /// # Errors
 /// `Config` with the line and the field; `Data` and `Io` of the files it names.
 pub fn read(config: &Config) -> Result<Settings> {
+    read_with(config, &Files::beside(config))
+}
+
+/// Likewise, with arrays for some of the files it names.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
+    if super::original::is_original(config) {
+        return super::original::read(config);
+    }
     let s = config.table("simulation")?;
     let dt = ranged(&s, "dt", s.get("dt", Milliseconds(0.1))?.0, 1e-6, 1e3)?;
     let seed = s.get("seed", 1u64)?;
@@ -157,9 +169,8 @@ pub fn read(config: &Config) -> Result<Settings> {
         return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
     }
     let mut network = Network::new(dt, seed)?;
-    let folder = config.path().parent().unwrap_or(Path::new("")).to_path_buf();
     for section in config.tables("population")? {
-        let p = population(&section, &network, &folder)?;
+        let p = population(&section, &network, files)?;
         network.add(p);
     }
     if network.populations.is_empty() {
@@ -174,7 +185,7 @@ pub fn read(config: &Config) -> Result<Settings> {
     };
     for section in config.tables("projection")? {
         let use_it = chosen(&section)?;
-        projections(&section, &mut network, &folder, use_it)?;
+        projections(&section, &mut network, files, use_it)?;
     }
     for section in config.tables("drive")? {
         let use_it = chosen(&section)?;
@@ -253,7 +264,7 @@ fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>
     }
 }
 
-fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result<Population> {
+fn population(section: &Section<'_>, network: &Network, files: &Files) -> Result<Population> {
     let name: String = section.require("name")?;
     if name.is_empty() || name.contains(['\n', '\r']) {
         return Err(section.refuse("name", "must be a name on one line"));
@@ -289,6 +300,11 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
         let size = cells.len() as u32;
         positions = Some(Arc::new(cells));
         size
+    } else if section.is_table("places") {
+        let cells = places(section, files)?;
+        let size = cells.len() as u32;
+        positions = Some(Arc::new(cells));
+        size
     } else {
         section.require("size")?
     };
@@ -311,8 +327,10 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
         }
     }
     let t = section.table("parameters")?;
-    for (x, value) in model.parameters().iter().zip(&mut p.parameters) {
-        if t.contains(x.name) {
+    for (i, (x, value)) in model.parameters().iter().zip(&mut p.parameters).enumerate() {
+        if let Some(values) = given(&t, x.name, files, size)? {
+            p.given.parameters.push((i, values));
+        } else if t.contains(x.name) {
             *value = distribution(&t, x.name)?.unwrap_or(*value);
         } else {
             t.get(x.name, value.mean())?;
@@ -320,7 +338,15 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
     }
     p.initial = p.default_initial();
     let t = section.table("initial")?;
-    for (x, value) in model.variables().iter().zip(&mut p.initial) {
+    p.given.follow(model);
+    for (i, (x, value)) in model.variables().iter().zip(&mut p.initial).enumerate() {
+        if t.contains(x.name) {
+            p.given.initial.retain(|(variable, _)| *variable != i);
+        }
+        if let Some(values) = given(&t, x.name, files, size)? {
+            p.given.initial.push((i, values));
+            continue;
+        }
         *value = distribution(&t, x.name)?.unwrap_or(*value);
     }
     let t = section.table("reference")?;
@@ -329,7 +355,8 @@ fn population(section: &Section<'_>, network: &Network, folder: &Path) -> Result
     p.reference.correlation = t.optional("correlation")?;
     if model.kind() == Kind::Replay {
         let file: std::path::PathBuf = section.require("file")?;
-        p.replay = Some(Arc::new(columns::spikes(&folder.join(file), network.dt_ms, size)?));
+        let columns = files.columns(&file, ["time", "cell"])?;
+        p.replay = Some(Arc::new(columns::replayed(columns, &files.path(&file), network.dt_ms, size)?));
     }
     Ok(p)
 }
@@ -398,7 +425,7 @@ const RULES: [&str; 8] = [
     "edges",
 ];
 
-fn projections(section: &Section<'_>, network: &mut Network, folder: &Path, use_it: bool) -> Result<()> {
+fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_it: bool) -> Result<()> {
     let (sources, targets) = (named(section, "source", network)?, named(section, "target", network)?);
     let rule = section.choice("rule", &RULES, "all_to_all")?;
     let autapses = section.get("autapses", true)?;
@@ -425,7 +452,7 @@ fn projections(section: &Section<'_>, network: &mut Network, folder: &Path, use_
     };
     let edges = if rule == "edges" {
         let file: std::path::PathBuf = section.require("file")?;
-        Some(Arc::new(self::edges(&folder.join(file))?))
+        Some(Arc::new(edges(files, &file)?))
     } else {
         None
     };
@@ -513,24 +540,4 @@ fn drives(section: &Section<'_>, network: &mut Network, use_it: bool) -> Result<
         push(target, DriveKind::Poisson { rate_hz, weight: weight.at(t, 0), start_ms, stop_ms });
     }
     Ok(())
-}
-
-/// A list of edges: columns source, target, weight, delay.
-fn edges(path: &Path) -> Result<Vec<Edge>> {
-    let [source, target, weight, delay] = columns::read(path, ["source", "target", "weight", "delay"])?;
-    let cell = |x: f64, row: usize, what: &str| {
-        if x.fract() == 0.0 && (0.0..f64::from(u32::MAX)).contains(&x) {
-            return Ok(x as u32);
-        }
-        Err(Error::data(path, None, format!("edge {row}: {what} is {x}, which is no cell's number")))
-    };
-    (0..source.len())
-        .map(|i| {
-            let (weight, delay_ms) = (weight[i] as f32, delay[i] as f32);
-            if !weight.is_finite() || !delay_ms.is_finite() {
-                return Err(Error::data(path, None, format!("edge {i} has weight {} and delay {}", weight, delay_ms)));
-            }
-            Ok(Edge { source: cell(source[i], i, "source")?, target: cell(target[i], i, "target")?, weight, delay_ms })
-        })
-        .collect()
 }

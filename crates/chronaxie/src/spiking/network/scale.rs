@@ -73,8 +73,9 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
             let pick = |j: u32| positions[(u64::from(j) * u64::from(full[i]) / u64::from(p.size)) as usize];
             p.positions = Some(Arc::new((0..p.size).map(pick).collect()));
         }
-        if p.replay.is_some() {
-            return Err(Error::config(format!("--scale: the spikes of {} are given cell by cell", p.name)));
+        if p.replay.is_some() || p.given != super::Given::default() {
+            let what = if p.replay.is_some() { "the spikes" } else { "values" };
+            return Err(Error::config(format!("--scale: {what} of {} are given cell by cell", p.name)));
         }
     }
     let few = |count: u32| ((f64::from(count) * f).round() as u32).max(1);

@@ -93,7 +93,14 @@ fn reason(e: &csv::Error) -> String {
 /// # Errors
 /// As [`read`]; and for times that are negative, cells that do not exist, and a cell that fires twice in a step.
 pub fn spikes(path: &Path, dt_ms: f64, size: u32) -> Result<Vec<(u64, u32)>> {
-    let [time, cell] = read(path, ["time", "cell"])?;
+    replayed(read(path, ["time", "cell"])?, path, dt_ms, size)
+}
+
+/// Likewise of the columns `time` and `cell`; `path` is what messages call them.
+///
+/// # Errors
+/// As [`spikes`].
+pub fn replayed([time, cell]: [Vec<f64>; 2], path: &Path, dt_ms: f64, size: u32) -> Result<Vec<(u64, u32)>> {
     let mut list = Vec::with_capacity(time.len());
     for (row, (t, c)) in time.iter().zip(&cell).enumerate() {
         let step = (t / dt_ms).round();

@@ -151,19 +151,19 @@ impl SpikeLog {
         Ok(())
     }
     /// Writes the log as `.npz`: `time` (ms), `step`, `neuron` (the cell's number), `population` (an index into
-    /// `population_names`), `dt`.
+    /// `population_names`), `population_sizes`, `dt`, and the time from `start` (0) to `stop` (the end of step `stop`), ms.
     ///
     /// # Errors
     /// `Io`; then no file of that name is left half-written.
-    pub fn export(&self, path: &Path, network: &Network) -> Result<()> {
+    pub fn export(&self, path: &Path, network: &Network, stop: u64) -> Result<()> {
         let aside = path.with_extension("npz.tmp");
-        self.export_to(&aside, network).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
+        self.export_to(&aside, network, stop).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
             let _ = std::fs::remove_file(&aside);
             Error::io("write", path, &e)
         })
     }
 
-    fn export_to(&self, path: &Path, network: &Network) -> std::io::Result<()> {
+    fn export_to(&self, path: &Path, network: &Network, stop: u64) -> std::io::Result<()> {
         let firsts = network.first_cells();
         let population = |cell: u32| (firsts.partition_point(|first| *first <= u64::from(cell)) - 1) as u16;
         let dt = network.dt_ms;
@@ -184,7 +184,11 @@ impl SpikeLog {
             &[names.len()],
             [Ok(text.flat_map(u32::to_le_bytes).collect())],
         )?;
-        out.array("dt", "<f8", &[], [Ok(dt.to_le_bytes().to_vec())])?;
+        let sizes = network.populations.iter().flat_map(|p| p.size.to_le_bytes()).collect();
+        out.array("population_sizes", "<u4", &[names.len()], [Ok(sizes)])?;
+        for (name, value) in [("dt", dt), ("start", 0.0), ("stop", stop as f64 * dt)] {
+            out.array(name, "<f8", &[], [Ok(value.to_le_bytes().to_vec())])?;
+        }
         out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
     }
 
@@ -261,7 +265,7 @@ mod tests {
         network.add(crate::spiking::Population::new("a", model, 1500));
         network.add(crate::spiking::Population::new("b\u{e9}", model, 1500));
         let out = folder.join("spikes.npz");
-        log.export(&out, &network).unwrap();
+        log.export(&out, &network, 5000).unwrap();
         // Text is not read back; the numbers are.
         let e = npz::parse(&std::fs::read(&out).unwrap(), &out).unwrap_err().to_string();
         assert!(e.contains("population_names") && e.contains("<U2"), "{e}");

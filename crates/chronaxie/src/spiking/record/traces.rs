@@ -50,7 +50,7 @@ impl TraceLog {
     }
     /// The first step after `step` at whose end there is a sample.
     pub fn next(&self, step: u64) -> u64 {
-        (step / self.recorder.every + 1) * self.recorder.every
+        self.recorder.next(step)
     }
     /// Takes a sample, if there is one at this step of the engine.
     ///
@@ -61,25 +61,36 @@ impl TraceLog {
         if !engine.step().is_multiple_of(r.every) {
             return Ok(());
         }
-        let (described, stepped) = (plan.network.populations[r.population].model, plan.models[r.population]);
-        let mut values = vec![Vec::with_capacity(r.cells.len()); r.variables.len()];
-        for &cell in &r.cells {
-            let mut state: Vec<f64> = engine.cell(r.population, cell)?.into_iter().map(f64::from).collect();
-            let parameters: Vec<f64> = plan.parameters(r.population, cell..cell + 1)?.iter().map(|p| p[0]).collect();
-            stepped.leave(&parameters, &mut state);
-            for (v, values) in r.variables.iter().zip(&mut values) {
-                let name = described.variables()[*v].name;
-                // A variable that the reduced model has merged away is not a number.
-                let at = stepped.variables().iter().position(|x| x.name == name);
-                values.push(at.map_or(f32::NAN, |at| state[at] as f32));
-            }
-        }
+        let values = r.values(plan, engine)?;
         let bytes: Vec<u8> = values.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         self.file.write_all(&bytes).map_err(|e| Error::io("write", &self.path, &e))
     }
 }
 
 impl Recorder {
+    /// The present values, `[variable][cell]`; those of a variable that the reduced model has merged away are not numbers.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn values(&self, plan: &Plan, engine: &dyn Engine) -> Result<Vec<Vec<f32>>> {
+        let (described, stepped) = (plan.network.populations[self.population].model, plan.models[self.population]);
+        let mut values = vec![Vec::with_capacity(self.cells.len()); self.variables.len()];
+        for &cell in &self.cells {
+            let mut state: Vec<f64> = engine.cell(self.population, cell)?.into_iter().map(f64::from).collect();
+            let parameters: Vec<f64> = plan.parameters(self.population, cell..cell + 1)?.iter().map(|p| p[0]).collect();
+            stepped.leave(&parameters, &mut state);
+            for (v, values) in self.variables.iter().zip(&mut values) {
+                let name = described.variables()[*v].name;
+                let at = stepped.variables().iter().position(|x| x.name == name);
+                values.push(at.map_or(f32::NAN, |at| state[at] as f32));
+            }
+        }
+        Ok(values)
+    }
+    /// The first step after `step` at whose end there is a sample.
+    pub fn next(&self, step: u64) -> u64 {
+        (step / self.every + 1) * self.every
+    }
     fn row(&self) -> u64 {
         4 * (self.variables.len() * self.cells.len()) as u64
     }

@@ -190,6 +190,21 @@ impl Engine for CpuEngine<'_> {
         Ok(of.next().map_or(Vec::new(), own))
     }
 
+    fn redrive(&mut self, plan: &Plan) -> Result<bool> {
+        let heaviest = self.lanes.iter().map(|l| u64::from(l.shard.rows.heaviest)).max().unwrap_or(0);
+        let driven = |of: &PoissonTable| -> u64 {
+            let same = plan.poisson.iter().filter(|d| (d.target, d.port) == (of.target, of.port));
+            same.map(|d| (d.thresholds.len() as u64 + 1) * u64::from(d.code.unsigned_abs())).sum()
+        };
+        // The heaviest cell may not be the one that is driven; then building anew tells.
+        if heaviest + plan.poisson.iter().map(driven).max().unwrap_or(0) > i32::MAX as u64 {
+            return Ok(false);
+        }
+        let constants = self.lanes.iter().map(|lane| lane.constants(plan)).collect::<Result<Vec<_>>>()?;
+        self.lanes.iter_mut().zip(constants).for_each(|(lane, new)| lane.redrive(plan, new));
+        Ok(true)
+    }
+
     fn synapses(&self) -> u64 {
         let changing = |l: &Lane<'_>| l.shard.changing.as_ref().map_or(0, |c| c.slots.len() as u64);
         self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64 + changing(l)).sum()

@@ -16,6 +16,8 @@ const CELLS: usize = BATCH;
 /// A shard in motion.
 pub(super) struct Lane<'a> {
     plan: &'a Plan,
+    /// Those of the plan, until other drives take their place.
+    poisson: Vec<PoissonTable>,
     pub(super) shard: Shard,
     cells: Vec<Cells>,
     /// What arrives in the next step, by slot.
@@ -63,7 +65,16 @@ impl<'a> Lane<'a> {
         let cells = (0..plan.models.len()).map(|i| Cells::new(plan, i, &shard.parts[i])).collect::<Result<_>>()?;
         let sums = vec![0i32; 65_536].into_boxed_slice().try_into().expect("as long as the array");
         let learner = plan.learning.as_ref().map(|l| Learner::new(plan, l, shard.slots, ring));
-        Ok(Self { plan, shard, cells, sums, calendar: vec![Vec::new(); ring], learner, events: 0 })
+        Ok(Self {
+            plan,
+            poisson: plan.poisson.clone(),
+            shard,
+            cells,
+            sums,
+            calendar: vec![Vec::new(); ring],
+            learner,
+            events: 0,
+        })
     }
 
     /// Adds what arrives in `step`.
@@ -82,7 +93,7 @@ impl<'a> Lane<'a> {
         for (population, cells) in self.cells.iter_mut().enumerate() {
             let from = spikes.len();
             match cells.model.kind() {
-                Kind::Dynamics => cells.advance(self.plan, step, &mut self.sums, spikes),
+                Kind::Dynamics => cells.advance(self.plan.network.seed, &self.poisson, step, &mut self.sums, spikes),
                 Kind::Poisson => cells.draw(self.plan, population, step, spikes),
                 Kind::Replay => {
                     let list = self.plan.network.populations[population].replay.as_deref();
@@ -148,6 +159,27 @@ impl<'a> Lane<'a> {
         self.sums.fill(0);
     }
 
+    /// The constants of this lane's cells under the inputs of `plan`, which differs from the lane's in nothing else.
+    pub(super) fn constants(&self, plan: &Plan) -> Result<Vec<Constants>> {
+        let of = |(i, c): (usize, &Cells)| {
+            let padded = (c.part.count() as usize).next_multiple_of(PAD);
+            Constants::stepped(plan, i, c.part.low..c.part.high, padded)
+        };
+        self.cells.iter().enumerate().map(of).collect()
+    }
+
+    /// Goes on with the inputs of `plan` and these constants.
+    pub(super) fn redrive(&mut self, plan: &Plan, constants: Vec<Constants>) {
+        self.poisson.clone_from(&plan.poisson);
+        for (i, (cells, new)) in self.cells.iter_mut().zip(constants).enumerate() {
+            let padded = (cells.part.count() as usize).next_multiple_of(PAD);
+            let drives = plan.poisson.iter().enumerate().filter(|(_, d)| d.target == i);
+            cells.drives = drives.map(|(table, _)| Arrivals::new(table, padded)).collect();
+            cells.source.iter_mut().for_each(|d| d.quad = u64::MAX);
+            (cells.coefficients, cells.stride, cells.chances) = (new.coefficients, new.stride, new.chances);
+        }
+    }
+
     pub(super) fn states(&self, population: usize) -> (&Part, &[Vec<f32>]) {
         (&self.cells[population].part, &self.cells[population].states)
     }
@@ -180,9 +212,24 @@ impl Constants {
     /// # Errors
     /// `Config`, where a cell's own parameters cannot be run.
     pub fn new(plan: &Plan, population: usize, cells: Range<u32>, padded: usize) -> Result<Self> {
+        let mut constants = Self::stepped(plan, population, cells.clone(), padded)?;
+        let pad = |values: Vec<f64>| {
+            let mut values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+            values.resize(padded, 0.0);
+            values
+        };
+        constants.states = plan.initial(population, cells)?.into_iter().map(pad).collect();
+        Ok(constants)
+    }
+
+    /// Likewise, without the states.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn stepped(plan: &Plan, population: usize, cells: Range<u32>, padded: usize) -> Result<Self> {
         let model = plan.models[population];
         let count = cells.len();
-        let parameters = plan.parameters(population, cells.clone())?;
+        let parameters = plan.parameters(population, cells)?;
         let each = parameters.first().is_some_and(|p| p.len() != 1) && count > 0;
         let stride = if each { padded } else { 0 };
         let terms = model.coefficient_count();
@@ -202,13 +249,7 @@ impl Constants {
             let chance = |rate: &f64| -(math::exp(-rate * plan.network.dt_ms * 1e-3) - 1.0) * 4_294_967_296.0;
             chances = parameters[0].iter().map(|rate| chance(rate).round().min(4_294_967_295.0) as u32).collect();
         }
-        let pad = |values: Vec<f64>| {
-            let mut values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
-            values.resize(padded, 0.0);
-            values
-        };
-        let states = plan.initial(population, cells)?.into_iter().map(pad).collect();
-        Ok(Self { coefficients, stride, chances, states })
+        Ok(Self { coefficients, stride, chances, states: Vec::new() })
     }
 }
 
@@ -233,15 +274,22 @@ impl Cells {
         })
     }
 
-    fn advance(&mut self, plan: &Plan, step: u64, sums: &mut [i32; 65_536], spikes: &mut Vec<Spike>) {
+    fn advance(
+        &mut self,
+        seed: u64,
+        tables: &[PoissonTable],
+        step: u64,
+        sums: &mut [i32; 65_536],
+        spikes: &mut Vec<Spike>,
+    ) {
         const PORTS: usize = 2;
         let count = self.part.count() as usize;
         let (quad, word) = (step / 4, (step % 4) as usize);
         for d in &mut self.drives {
-            let table = &plan.poisson[d.table];
+            let table = &tables[d.table];
             let active = (table.start..table.stop).contains(&step);
             if active && d.quad != quad {
-                super::cpu::draw_arrivals(plan.network.seed, table, self.part.low, quad, count, &mut d.counts);
+                super::cpu::draw_arrivals(seed, table, self.part.low, quad, count, &mut d.counts);
                 d.quad = quad;
             }
         }
@@ -255,7 +303,7 @@ impl Cells {
                 let slots = self.part.slots(port);
                 let sums = &mut sums[slots][at..at + real];
                 for d in &self.drives {
-                    let table: &PoissonTable = &plan.poisson[d.table];
+                    let table = &tables[d.table];
                     if table.port == port && (table.start..table.stop).contains(&step) {
                         super::cpu::add_arrivals(sums, &d.counts[word][at..at + real], table.code);
                     }

@@ -71,6 +71,15 @@ pub trait Engine: Send {
     /// # Errors
     /// `Checkpoint`, where the state is not one of this plan.
     fn restore(&mut self, state: &State) -> Result<()>;
+    /// Goes on with the inputs of `plan`, which differs from the engine's own in rates and currents alone; false where
+    /// the engine must be built anew for that, and nothing has changed.
+    ///
+    /// # Errors
+    /// `Config`, where a cell's own parameters cannot be run; then nothing has changed.
+    fn redrive(&mut self, plan: &super::Plan) -> Result<bool> {
+        let _ = plan;
+        Ok(false)
+    }
     /// The state of a cell of a population, as it is stepped.
     ///
     /// # Errors

@@ -204,7 +204,9 @@ impl Synapses {
         let args = [counts.address(), first.address(), base.address()].map(Arg::U64);
         let scan = LaunchConfig::new((k as u32, 1, 1), (1024, 1, 1));
         // SAFETY: counts and first hold [shards, rows + 1] numbers and base one a shard, all on this stream.
-        unsafe { kernel("spiking_scan")?.launch(memory.stream, &scan, &[Arg::Bytes(&bytes), args[0], args[1], args[2]]) }?;
+        unsafe {
+            kernel("spiking_scan")?.launch(memory.stream, &scan, &[Arg::Bytes(&bytes), args[0], args[1], args[2]])
+        }?;
         // Each shard's number of synapses beyond its segments becomes where they begin.
         let totals = memory.download::<u64>(&base, 0, k)?;
         if let Some(most) = totals.iter().find(|n| **n > u64::from(u32::MAX)) {

@@ -158,7 +158,8 @@ impl Cells {
         }
         let (mut parts, mut tasks, mut first_task) = (Fields::default(), Vec::<[u32; 2]>::new(), vec![0u32]);
         // Two words a cell and drive.
-        let words: usize = n.populations.iter().zip(&ranges).map(|(p, (_, drives))| 2 * p.size as usize * *drives as usize).sum();
+        let words: usize =
+            n.populations.iter().zip(&ranges).map(|(p, (_, drives))| 2 * p.size as usize * *drives as usize).sum();
         let arrivals = memory.room(4 * words)?;
         let mut words = 0;
         for k in 0..config.shards {

@@ -1,0 +1,293 @@
+"""A network as it is described."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+import numpy as np
+
+from .. import _native
+from .._errors import ConfigError, ShapeError
+
+if TYPE_CHECKING:
+    from ._simulation import Simulation
+
+
+def _drawn(kind: str, low: float | None, high: float | None, outside: str | None, **values: Any) -> dict[str, Any]:
+    bounds = {"low": low, "high": high, "outside": outside}
+    return {"distribution": kind, **values, **{k: v for k, v in bounds.items() if v is not None}}
+
+
+def normal(
+    mean: float, sd: float, *, low: float | None = None, high: float | None = None, outside: str | None = None
+) -> dict[str, Any]:
+    """A normal distribution. What falls outside of ``low`` and ``high`` is drawn again, or clipped (``outside="clip"``)."""
+    return _drawn("normal", low, high, outside, mean=mean, sd=sd)
+
+
+def lognormal(
+    mu: float,
+    sigma: float,
+    *,
+    negative: bool = False,
+    low: float | None = None,
+    high: float | None = None,
+    outside: str | None = None,
+) -> dict[str, Any]:
+    """``e^x``, or ``-e^x``, for a normal x of this mean and standard deviation; bounds as of :func:`normal`."""
+    return _drawn("lognormal", low, high, outside, mu=mu, sigma=sigma, negative=negative)
+
+
+def uniform(low: float, high: float) -> dict[str, Any]:
+    """A uniform distribution."""
+    return {"distribution": "uniform", "low": low, "high": high}
+
+
+def velocity(speed: float, offset: float = 0.0) -> dict[str, Any]:
+    """A delay of ``offset`` ms and the distance between the cells at ``speed`` units of length a ms."""
+    return {"velocity": speed, "offset": offset}
+
+
+def _plain(value: Any, what: str) -> Any:
+    """``value`` as JSON has it."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{what}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(v, what) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"network: {what} is {value}")
+    if not isinstance(value, (bool, int, float, str)):
+        raise ConfigError(f"network: {what} is of type {type(value).__name__}; numbers, words, lists and mappings are known")
+    return value
+
+
+def _column(values: Any, what: str) -> np.ndarray:
+    column = np.asarray(values)
+    if column.ndim != 1 or column.dtype.kind not in "biuf":
+        raise ShapeError(f"network: {what} is an array of {column.dtype} with shape {column.shape}, not one row of numbers")
+    return column.astype(np.float64)
+
+
+class Network:
+    """A network: populations, projections, drives and recorders, as a TOML description has them.
+
+    What is wrong is said by :meth:`build`, as a :class:`chronaxie.ConfigError` that names the field.
+
+    Args:
+        dt: the step, ms.
+        seed: names every random number.
+
+    Example:
+        >>> net = Network(dt=0.1, seed=1)
+        >>> net.population("E", "lif_exp", 800, parameters={"I_e": np.linspace(350.0, 450.0, 800)})
+        >>> net.projection("E", "E", "fixed_indegree", indegree=80, weight=normal(40.0, 4.0), delay=1.5)
+        >>> spikes = net.build().run(1000.0)
+    """
+
+    def __init__(self, dt: float = 0.1, seed: int = 1) -> None:
+        self._path: str | None = None
+        self._set: list[str] = []
+        self._tables: dict[str, dict[str, np.ndarray]] = {}
+        self._described: dict[str, Any] = {
+            "schema": 1,
+            "simulation": {"dt": _plain(dt, "dt"), "seed": _plain(seed, "seed")},
+            "population": [],
+            "projection": [],
+            "drive": [],
+            "record": [],
+        }
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        scale: float | None = None,
+        seed: int | None = None,
+        variant: str | None = None,
+        set: Sequence[str] = (),
+    ) -> Network:
+        """The network of a TOML or JSON file.
+
+        Args:
+            path: the file.
+            scale: a smaller network with the same statistics: this fraction of the cells and of each one's synapses.
+            seed, variant: in place of the file's.
+            set: further values, as ``"population.0.size=10"``; the command line's ``--set``.
+        """
+        network = cls()
+        network._path = os.fspath(path)
+        flags = {"scale": scale, "seed": seed, "variant": variant}
+        network._set = [*set, *(f"simulation.{k}={json.dumps(v)}" for k, v in flags.items() if v is not None)]
+        return network
+
+    def _list(self, kind: str) -> list[dict[str, Any]]:
+        if self._path is not None:
+            raise ConfigError(f"network: that of {self._path} is described there; add to the file, or begin with Network()")
+        return self._described[kind]
+
+    def _table(self, what: str, columns: Mapping[str, Any]) -> str:
+        name = f"<{what}>"
+        while name in self._tables:
+            name = name[:-1] + "'>"
+        self._tables[name] = {k: _column(v, f"{what}.{k}") for k, v in columns.items()}
+        return name
+
+    def _values(self, what: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+        plain = {}
+        for key, value in (values or {}).items():
+            if isinstance(value, (np.ndarray, list, tuple)) and np.ndim(value) > 0:
+                plain[key] = {"file": self._table(f"{what}.{key}", {key: value}), "column": key}
+            else:
+                plain[key] = _plain(value, f"{what}.{key}")
+        return plain
+
+    def population(
+        self,
+        name: str,
+        model: str,
+        size: int | None = None,
+        *,
+        preset: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        initial: Mapping[str, Any] | None = None,
+        positions: Any = None,
+        box: Mapping[str, Sequence[int]] | None = None,
+        density: float | None = None,
+        spikes: tuple[Any, Any] | None = None,
+        reference: Mapping[str, float] | None = None,
+    ) -> None:
+        """Cells of one model.
+
+        Args:
+            name: what projections call it.
+            model: one of :func:`models`.
+            size: how many; not with ``positions``, and with ``box`` only where that is to hold so many.
+            preset: a named set of parameters.
+            parameters: a number, a distribution or an array ``[size]`` each, in the units of :func:`models`.
+            initial: likewise of the state variables at the start.
+            positions: ``[size, 4]``, for rules and delays by distance.
+            box: lattice sites ``{"x": [0, 19], ...}``, ends included, of which each has a cell with probability ``density``.
+            spikes: of a population that replays: the times (ms) and the cells.
+            reference: published ``rate_hz``, ``cv`` and ``correlation``; ``scale`` takes the rate.
+        """
+        section: dict[str, Any] = {"name": name, "model": model}
+        plain = {"size": size, "preset": preset, "box": box, "density": density, "reference": reference}
+        section.update({k: _plain(v, f"{name}.{k}") for k, v in plain.items() if v is not None})
+        if positions is not None:
+            places = np.asarray(positions)
+            if places.ndim != 2 or places.shape[1] != 4 or size is not None and len(places) != size:
+                raise ShapeError(f"network: {name}.positions has shape {places.shape}, not ({size or 'size'}, 4)")
+            section.pop("size", None)
+            section["places"] = {"file": self._table(f"{name}.positions", dict(zip("xyzw", places.T)))}
+        if spikes is not None:
+            section["file"] = self._table(f"{name}.spikes", {"time": spikes[0], "cell": spikes[1]})
+        for key, values in {"parameters": parameters, "initial": initial}.items():
+            if values:
+                section[key] = self._values(name, values)
+        self._list("population").append(section)
+
+    def projection(
+        self,
+        source: str | Sequence[str],
+        target: str | Sequence[str],
+        rule: str = "all_to_all",
+        *,
+        weight: Any = None,
+        delay: Any = None,
+        edges: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Synapses.
+
+        Args:
+            source, target: a population, or a list of them; then a number may be a matrix ``[targets, sources]``.
+            rule: ``all_to_all``, ``one_to_one``, ``fixed_probability`` (``probability``), ``fixed_indegree``
+                (``indegree``), ``fixed_outdegree`` (``outdegree``), ``fixed_total`` (``number`` or ``probability``),
+                ``distance`` (``peak``, ``length``, ``radius``) or ``edges``.
+            weight: a number or a distribution, in the unit of the target's model.
+            delay: ms, a distribution of them, or :func:`velocity`.
+            edges: the rule ``edges``: arrays ``source`` and ``target`` (cells, from 0), ``weight`` and ``delay`` (arrays or
+                one number each).
+            options: of the rule; ``multapses`` and ``autapses``.
+        """
+        section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
+        label = f"{source} -> {target}"
+        if edges is not None:
+            given = {**edges, **{k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}}
+            missing = [k for k in ("source", "target", "weight", "delay") if k not in given]
+            if missing:
+                raise ConfigError(f"network: {label}: edges lack {' and '.join(missing)}")
+            count = len(_column(given["source"], f"{label}.source"))
+            columns = {k: np.full(count, v) if np.ndim(v) == 0 else v for k, v in given.items()}
+            section.update(rule="edges", file=self._table(label, columns))
+        else:
+            options = {"weight": weight, "delay": delay, **options}
+        section.update({k: _plain(v, f"{label}.{k}") for k, v in options.items() if v is not None})
+        self._list("projection").append(section)
+
+    def drive(self, target: str | Sequence[str], kind: str = "poisson", **options: Any) -> None:
+        """Input from outside.
+
+        Args:
+            target: a population, or a list of them; then a number may be a list.
+            kind: ``poisson``, each cell's own arrivals of ``weight`` at ``rate`` Hz from each of ``sources`` (1), from
+                ``start`` to ``stop`` ms; or ``dc``, the ``current``.
+            options: those.
+        """
+        section = {"target": _plain(target, "target"), "kind": kind}
+        section.update({k: _plain(v, f"drive of {target}.{k}") for k, v in options.items() if v is not None})
+        self._list("drive").append(section)
+
+    def record(
+        self, population: str, variables: Sequence[str] = ("V",), *, cells: Any, every: float = 1.0
+    ) -> None:
+        """State variables over time, for :meth:`Simulation.traces`.
+
+        Args:
+            population: whose.
+            variables: which.
+            cells: of the population, from 0.
+            every: ms.
+        """
+        section = {"population": population, "variables": list(variables), "cells": cells, "every": every}
+        self._list("record").append({k: _plain(v, f"record.{k}") for k, v in section.items()})
+
+    def to_json(self) -> str:
+        """The description as the JSON that ``chronaxie simulate`` reads.
+
+        Raises:
+            ConfigError: it holds arrays, or is a file's.
+        """
+        if self._path is not None or self._tables:
+            what = f"is that of {self._path}" if self._path else f"holds the arrays {', '.join(self._tables)}"
+            raise ConfigError(f"network: it {what}, which this text cannot hold")
+        return json.dumps({k: v for k, v in self._described.items() if v != []}, indent=1, allow_nan=False)
+
+    def build(self, backend: str = "auto", *, resume: Any = None) -> Simulation:
+        """Makes the network, at its first step or where a checkpoint was taken.
+
+        Args:
+            backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+            resume: a :class:`Checkpoint` of the same network, or its path.
+
+        Raises:
+            ConfigError, DataError, OutOfMemoryError, BackendUnavailableError, CheckpointError: a sentence with the values.
+        """
+        from ._simulation import Simulation
+
+        tables = [(name, [(k, v.tobytes()) for k, v in columns.items()]) for name, columns in self._tables.items()]
+        text = None
+        if self._path is None:
+            text = json.dumps({k: v for k, v in self._described.items() if v != []}, allow_nan=False)
+        simulation = Simulation(_native.Session(text, self._path, tables, self._set, backend))
+        if resume is not None:
+            simulation.restore(resume)
+        return simulation

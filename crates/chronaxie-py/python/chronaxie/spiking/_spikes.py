@@ -1,0 +1,105 @@
+"""Spikes as columns."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Sequence
+
+import numpy as np
+
+from .._errors import ConfigError
+
+
+class Spikes:
+    """Spikes in order of time, then cell, as NumPy arrays of one length.
+
+    Attributes:
+        step: u64, the step in which the cell fired, from 0.
+        neuron: u32, the cell's number in the network.
+        population: u16, the index of its population.
+        names: of the populations.
+        sizes: of the populations.
+        dt: the step, ms.
+        start, stop: the time in which they were gathered, ms.
+    """
+
+    def __init__(
+        self,
+        step: np.ndarray,
+        neuron: np.ndarray,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        dt: float,
+        start: float,
+        stop: float,
+    ) -> None:
+        self.step, self.neuron = step, neuron
+        self.names, self.sizes = tuple(names), tuple(sizes)
+        self.dt, self.start, self.stop = dt, start, stop
+        self._first = np.concatenate([[0], np.cumsum(np.asarray(self.sizes, dtype=np.int64))])
+
+    @property
+    def time(self) -> np.ndarray:
+        """f64, ms: the step times ``dt``."""
+        return self.step * np.float64(self.dt)
+
+    @property
+    def population(self) -> np.ndarray:
+        """u16, the index of each spike's population."""
+        return (np.searchsorted(self._first, self.neuron, side="right") - 1).astype(np.uint16)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def __repr__(self) -> str:
+        return f"Spikes({len(self)} of {len(self.names)} populations from {self.start:g} to {self.stop:g} ms)"
+
+    def index(self, population: str | int) -> int:
+        """The index of a population by its name.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if isinstance(population, str):
+            if population not in self.names:
+                raise ConfigError(f"{population!r} is no population; there are {', '.join(self.names)}")
+            return self.names.index(population)
+        if not 0 <= population < len(self.names):
+            raise ConfigError(f"population {population}: there are {len(self.names)}")
+        return int(population)
+
+    def of(self, population: str | int) -> tuple[np.ndarray, np.ndarray]:
+        """The times (f64, ms) of one population's spikes, and its cells (u32, from 0)."""
+        i = self.index(population)
+        low, high = self._first[i], self._first[i + 1]
+        own = (self.neuron >= low) & (self.neuron < high)
+        return self.time[own], (self.neuron[own] - np.uint32(low)).astype(np.uint32)
+
+    def rates(self) -> dict[str, float]:
+        """The mean rate of each population from ``start`` to ``stop``, Hz."""
+        seconds = (self.stop - self.start) * 1e-3
+        counts = np.bincount(self.population, minlength=len(self.names))
+        return {n: float(c / s / seconds) if seconds > 0 else 0.0 for n, c, s in zip(self.names, counts, self.sizes)}
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with the columns time (ms), step, neuron, population (by name). Needs pyarrow."""
+        import pyarrow as pa
+
+        population = pa.DictionaryArray.from_arrays(pa.array(self.population), pa.array(list(self.names), pa.string()))
+        columns = {"time": self.time, "step": self.step, "neuron": self.neuron, "population": population}
+        return pa.table(columns)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ``.npz`` that ``chronaxie simulate`` writes, which ``chronaxie analyze`` reads."""
+        np.savez(
+            path,
+            time=self.time,
+            step=self.step,
+            neuron=self.neuron,
+            population=self.population,
+            population_names=np.array(self.names, dtype=str),
+            population_sizes=np.array(self.sizes, dtype=np.uint32),
+            dt=np.float64(self.dt),
+            start=np.float64(self.start),
+            stop=np.float64(self.stop),
+        )

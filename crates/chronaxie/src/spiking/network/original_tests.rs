@@ -1,0 +1,309 @@
+//! A configuration with every field of the original, each read, bounded, and refused where it is wrong.
+
+use crate::config::Config;
+use crate::spiking::network::read::read;
+use crate::spiking::network::{DriveKind, Shape};
+use crate::spiking::simulate::{CpuEngine, Engine, Spike};
+use crate::spiking::{Plan, connect};
+use crate::{Error, ErrorKind};
+
+const BRAIN: &str = r#"{
+  "model_version": 1,
+  "dimensions": 4,
+  "lattice_shape": [6, 5, 4, 3],
+  "neuron_model": {
+    "type": "LIF",
+    "params_default": {
+      "tau_m": 20.0,
+      "v_rest": -65.0,
+      "v_reset": -70.0,
+      "v_threshold": -50.0,
+      "refractory_period": 5.0
+    }
+  },
+  "cell_lifecycle": {
+    "enable_death": true,
+    "enable_reproduction": true,
+    "max_age": 100000,
+    "health_decay_per_step": 0.0001,
+    "mutation_std_params": 0.05,
+    "mutation_std_weights": 0.02
+  },
+  "plasticity": {
+    "rule": "hebb_like",
+    "learning_rate": 0.001,
+    "weight_min": -1.0,
+    "weight_max": 1.0,
+    "weight_decay": 0.00001,
+    "homeostatic": {
+      "enabled": true,
+      "target_rate": 5.0,
+      "time_window": 1000,
+      "scaling_rate": 0.01
+    },
+    "metaplasticity": {
+      "enabled": true,
+      "bcm_tau": 1000.0,
+      "bcm_target_rate": 5.0
+    },
+    "short_term": {
+      "enabled": true,
+      "default_type": "mixed",
+      "facilitation_fraction": 0.3
+    }
+  },
+  "neuromodulation": {
+    "enabled": true,
+    "dopamine": {
+      "baseline": 0.5,
+      "decay_rate": 0.1,
+      "learning_rate_modulation": 2.0
+    },
+    "serotonin": {
+      "baseline": 0.5,
+      "decay_rate": 0.1,
+      "inhibition_strength": 0.5
+    },
+    "norepinephrine": {
+      "baseline": 0.5,
+      "decay_rate": 0.1,
+      "gain_modulation": 2.0
+    }
+  },
+  "senses": {
+    "vision": {
+      "areal": "V1_like",
+      "w_index": 0,
+      "input_size": [6, 5]
+    },
+    "digital": {
+      "areal": "Digital_sensor",
+      "w_index": 2,
+      "input_description": "any stream",
+      "input_size": [3, 2]
+    }
+  },
+  "areas": [
+    {
+      "name": "V1_like",
+      "sense": "vision",
+      "coord_ranges": {
+        "x": [0, 5],
+        "y": [0, 4],
+        "z": [0, 3],
+        "w": [0, 0]
+      }
+    },
+    {
+      "name": "Digital_sensor",
+      "sense": "digital",
+      "coord_ranges": {
+        "x": [0, 2],
+        "y": [0, 1],
+        "z": [1, 3],
+        "w": [2, 2]
+      }
+    }
+  ],
+  "simulation": {
+    "connection_probability": 0.3
+  }
+}
+"#;
+
+fn config(text: &str, set: &[&str]) -> Config {
+    let mut config = Config::parse(text, "brain.json").unwrap();
+    set.iter().for_each(|s| config.set(s).unwrap());
+    config
+}
+
+fn refused(text: &str, set: &[&str]) -> Error {
+    read(&config(text, set)).unwrap_err()
+}
+
+fn spikes(set: &[&str], steps: u64) -> (Plan, Vec<Spike>) {
+    let plan = Plan::new(read(&config(BRAIN, set)).unwrap().network).unwrap();
+    let mut engine = CpuEngine::with_shards(&plan, 2, &|_, _| {}).unwrap();
+    let mut found = Vec::new();
+    engine.advance(steps, &mut found).unwrap();
+    drop(engine);
+    (plan, found)
+}
+
+#[test]
+fn every_field_is_read() {
+    let c = config(BRAIN, &[]);
+    let s = read(&c).unwrap();
+    let n = &s.network;
+    let names: Vec<&str> = n.populations.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["V1_like", "V1_like inhibitory", "Digital_sensor", "Digital_sensor inhibitory"]);
+    assert_eq!(n.populations[0].size + n.populations[1].size, 120);
+    assert_eq!(n.populations[2].size + n.populations[3].size, 18);
+    assert_eq!((n.dt_ms, s.duration_ms), (1.0, 1000.0));
+    // Each site once, excitatory or inhibitory.
+    let mut places: Vec<[i32; 4]> = Vec::new();
+    for p in &n.populations[2..] {
+        places.extend(p.positions.as_ref().unwrap().iter().map(|x| x.map(|x| x as i32)));
+    }
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 18);
+    assert!(places.iter().all(|p| p[3] == 2 && (1..=3).contains(&p[2]) && p[0] < 3 && p[1] < 2));
+    // C_m, tau_m, E_L, V_th, V_reset, t_ref.
+    let own: Vec<f64> = n.populations[0].parameters[..6].iter().map(|p| p.constant().unwrap()).collect();
+    assert_eq!(own, [20.0, 20.0, -65.0, -50.0, -70.0, 4.0]);
+    assert!(n.drives.iter().all(|d| matches!(d.kind, DriveKind::Dc { .. })));
+    // Four populations, all pairs, no cell onto itself, signs by the source.
+    assert_eq!(n.projections.len(), 16);
+    for p in &n.projections {
+        assert!(!p.autapses);
+        let sign = if p.source % 2 == 1 { -1.0 } else { 1.0 };
+        let Shape::Normal { mean, .. } = p.weight.shape else { panic!("normal") };
+        assert!((mean * sign - 0.1 * (1.0 - (-0.05f64).exp())).abs() < 1e-12);
+    }
+    let plan = Plan::new(s.network.clone()).unwrap();
+    for i in 0..16 {
+        let t = connect::synapses(&plan, i).unwrap();
+        assert!(t.weight.iter().all(|w| if plan.network.projections[i].source % 2 == 1 {
+            *w <= 0.0
+        } else {
+            *w >= 0.0
+        }));
+        assert!(t.delay_ms.iter().all(|d| *d == 1.0));
+    }
+    for word in ["hebb_like", "homeostatic", "metaplasticity", "short-term", "life cycle", "neuromodulation"] {
+        assert!(s.notes.iter().any(|n| n.contains(word) && n.contains("not simulated yet")), "{word}: {:?}", s.notes);
+    }
+    // As resolved it is the same configuration, also as TOML.
+    let again = Config::parse(&c.resolved(), "brain.toml").unwrap();
+    assert_eq!(format!("{:?}", read(&again).unwrap().network), format!("{n:?}"));
+}
+
+/// Each line with a value: a value of another kind, and another name for its key, are refused with that line.
+#[test]
+fn every_field_is_refused_where_it_is_wrong() {
+    let lines: Vec<&str> = BRAIN.lines().collect();
+    let mut tried = 0;
+    for (i, line) in lines.iter().enumerate() {
+        let Some((key, value)) = line.trim().split_once(": ") else { continue };
+        let (key, value) = (key.trim_matches('"'), value.trim_end_matches(','));
+        let with = |line: String| {
+            let mut all: Vec<String> = lines.iter().map(|l| (*l).to_owned()).collect();
+            all[i] = line;
+            all.join("\n")
+        };
+        if !value.starts_with(['{']) && value != "[" {
+            let wrong = if value.starts_with('"') { "7" } else { "\"seven\"" };
+            let e = refused(&with(line.replace(value, wrong)), &[]);
+            assert!(e.to_string().contains(&format!("brain.json:{}:", i + 1)), "{key}: {e}");
+            assert!(e.to_string().contains(key), "{key}: {e}");
+            tried += 1;
+        }
+        // Names of senses are the user's own.
+        if ["vision", "digital"].contains(&key) {
+            continue;
+        }
+        let text = with(line.replace(&format!("\"{key}\""), &format!("\"{key}_x\"")));
+        let e = match Config::parse(&text, "brain.json") {
+            Ok(c) => read(&c).unwrap_err(),
+            Err(e) => e,
+        };
+        assert!(matches!(e.kind(), ErrorKind::Config { .. }), "{key}: {e}");
+        assert!(e.to_string().contains(key) || key == "lattice_shape", "{key}: {e}");
+    }
+    assert!(tried > 45, "{tried}");
+    for (set, says) in [
+        ("lattice_shape=[6,5,4]", "must have 4 sizes"),
+        ("dimensions=3", "is 3, but 4"),
+        ("neuron_model.type=Izhikevic", "there are LIF"),
+        ("neuron_model.params_default.tau_m=0", "above 0 ms"),
+        ("plasticity.weight_min=2", "above weight_max"),
+        ("areas.0.coord_ranges.x=[0,6]", "within 0 and 5"),
+        ("areas.0.coord_ranges.x=[3,2]", "the first and the last site"),
+        ("areas.1.name=V1_like", "which another area has"),
+        ("areas.1.sense=smell", "there are vision, digital"),
+        ("senses.vision.areal=V9", "which is no area"),
+        ("senses.vision.w_index=3", "slices from 0 to 2"),
+        ("senses.vision.input_size=[6]", "two sizes"),
+        ("simulation.density=1.5", "must be from 0 to 1"),
+        ("simulation.weight_std=-1", "must not be negative"),
+        ("simulation.scale=0.1", "unknown key simulation.scale"),
+    ] {
+        let e = refused(BRAIN, &[set]);
+        assert!(e.to_string().contains(says), "{set}: {e}");
+    }
+    assert!(
+        read(&config(BRAIN, &["senses.vision.input_size=[5,5]"])).unwrap().notes.iter().any(|n| n.contains("[5, 5]"))
+    );
+}
+
+/// The cell of the main loop: 20 mV from rest reach the threshold after 28 steps, from the reset after 33, with 4 steps held.
+#[test]
+fn cells_are_those_of_the_main_loop() {
+    let (plan, found) = spikes(&["simulation.connection_probability=0"], 200);
+    let first: Vec<u64> = found.iter().filter(|s| s.cell == found[0].cell).map(|s| s.step).collect();
+    assert_eq!(first, [27, 64, 101, 138, 175]);
+    // The first z-layer of each area and no other, whether it excites or inhibits.
+    let mut fired: Vec<u32> = found.iter().map(|s| s.cell).collect();
+    fired.sort_unstable();
+    fired.dedup();
+    let mut driven = Vec::new();
+    for (p, first) in plan.network.populations.iter().zip(&plan.first) {
+        let low = if p.name.starts_with("V1") { 0.0 } else { 1.0 };
+        let cells = p.positions.as_ref().unwrap().iter().enumerate().filter(|(_, x)| x[2] == low);
+        driven.extend(cells.map(|(i, _)| *first as u32 + i as u32));
+    }
+    assert_eq!(fired, driven);
+    assert_eq!(driven.len(), 30 + 6);
+}
+
+/// Inhibition and excitation arrive, after the delay, with their signs; other models run.
+#[test]
+fn what_the_original_promised_runs() {
+    let strong = ["simulation.weight_mean=400", "plasticity.weight_max=1000", "plasticity.weight_min=-1000"];
+    let alone = |inhibitory: &str| {
+        let set = format!("simulation.inhibitory_fraction={inhibitory}");
+        spikes(&[&strong[..], &[set.as_str(), "simulation.delay=3"]].concat(), 60).1
+    };
+    let excited = alone("0");
+    // Who is driven fires in step 27; who is not, three steps later.
+    let steps: Vec<u64> = excited.iter().map(|s| s.step).take_while(|s| *s < 60).collect();
+    assert_eq!((steps[0], steps.iter().find(|s| **s > 27)), (27, Some(&30)));
+    // All inhibit: nobody but the driven ever fires, and those once less.
+    let inhibited = alone("1");
+    assert!(inhibited.iter().all(|s| s.step == 27) && inhibited.len() == 36, "{}", inhibited.len());
+    for model in ["Izhikevich", "Hodgkin-Huxley"] {
+        let (plan, found) = spikes(&[format!("neuron_model.type={model}").as_str()], 4000);
+        assert!(found.len() > 36, "{model}: {}", found.len());
+        assert_eq!(plan.network.dt_ms, if model == "Izhikevich" { 1.0 } else { 0.05 });
+    }
+    // Fewer cells, and the same again from the same seed.
+    let thin = read(&config(BRAIN, &["simulation.density=0.5", "simulation.seed=9"])).unwrap().network;
+    assert!((40..100).contains(&thin.cells()), "{}", thin.cells());
+    assert_eq!(spikes(&strong, 100).1, spikes(&strong, 100).1);
+}
+
+/// Texts that are damaged: a sentence or a network, and never a panic.
+#[test]
+fn no_text_makes_it_panic() {
+    let mut rng = crate::rng::Rng::new(21, 0);
+    let words =
+        ["0", "-1", "1e308", "\"E\"", "[]", "{}", "99999999999", "0.5", "true", "[[1]]", "\"\"", "1e-300", "[0, 1]"];
+    let mut planned = 0;
+    for _ in 0..300 {
+        let mut text = BRAIN.to_owned();
+        for _ in 0..=rng.below(2) {
+            let values: Vec<usize> = text.match_indices(": ").map(|(at, _)| at + 2).collect();
+            let at = values[rng.below(values.len() as u64) as usize];
+            let len = text[at..].find([',', '\n', '}']).unwrap_or(0);
+            text.replace_range(at..at + len, words[rng.below(words.len() as u64) as usize]);
+        }
+        if rng.below(4) == 0 {
+            text.truncate(rng.below(text.len() as u64) as usize);
+        }
+        if let Ok(s) = Config::parse(&text, "brain.json").and_then(|c| read(&c)) {
+            planned += u32::from(Plan::new(s.network).is_ok());
+        }
+    }
+    assert!(planned > 8, "only {planned} were whole");
+}
