@@ -41,7 +41,7 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Array)>> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_some(bytes: &[u8], path: &Path, names: &[&str]) -> Result<Vec<(String, Array)>> {
-    some(bytes, path, names, |contents| array(contents))
+    some(bytes, path, names, array)
 }
 
 /// A list of words (NumPy's `<U`), if a file has one of this name.
@@ -49,7 +49,7 @@ pub fn parse_some(bytes: &[u8], path: &Path, names: &[&str]) -> Result<Vec<(Stri
 /// # Errors
 /// As [`parse`].
 pub fn parse_text(bytes: &[u8], path: &Path, name: &str) -> Result<Option<Vec<String>>> {
-    Ok(some(bytes, path, &[name], |contents| text(contents))?.pop().map(|(_, words)| words))
+    Ok(some(bytes, path, &[name], text)?.pop().map(|(_, words)| words))
 }
 
 fn some<T>(

@@ -261,7 +261,7 @@ fn why(ended: &Ended) -> Error {
     // It says so before it lets go of its ends of the channels.
     let mut told = ended.lock().unwrap_or_else(PoisonError::into_inner);
     let gone = Error::value("the simulation has ended, by an earlier error");
-    std::mem::replace(&mut *told, None).unwrap_or(gone)
+    told.take().unwrap_or(gone)
 }
 
 /// Waits for an answer, and asks every now and then whether to stop.

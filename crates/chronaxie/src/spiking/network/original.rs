@@ -166,7 +166,7 @@ impl Cell {
         for (key, _, value) in &mut izhikevich {
             *value = t.get(key, *value)?;
         }
-        if !(tau > 0.0) {
+        if tau <= 0.0 {
             return Err(t.refuse("tau_m", &format!("must be above 0 ms, but it is {tau}")));
         }
         Ok(match model.name() {
