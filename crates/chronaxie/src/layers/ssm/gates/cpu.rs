@@ -60,8 +60,8 @@ impl CpuPlan {
             for b in 0..p.batch {
                 let at = (b * p.channels + c) * length;
                 let rows = read(sequences, at, length);
-                // SAFETY: the rows of a channel belong to this task alone.
                 let [a, x] = std::array::from_fn(|i| match outputs.get(i) {
+                    // SAFETY: the rows of a channel belong to this task alone.
                     Some(to) => unsafe { to.part(at, length) },
                     None => Default::default(),
                 });
@@ -89,8 +89,8 @@ impl CpuPlan {
             for b in 0..p.batch {
                 let at = (b * p.channels + c) * length;
                 let (rows, grads) = (read(sequences, at, length), read(grads, at, length));
-                // SAFETY: the rows of a channel belong to this task alone.
                 let [x, y, z] = std::array::from_fn(|i| match to_sequences.get(i) {
+                    // SAFETY: the rows of a channel belong to this task alone.
                     Some(to) => unsafe { to.part(at, length) },
                     None => Default::default(),
                 });

@@ -68,13 +68,13 @@ pub(super) struct Lanes {
 impl Lanes {
     /// The way for `p`, if it has one on `device`.
     pub(super) fn choose(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
-        let lanes = Self::lanes(p, device)?;
+        let lanes = Self::of_states(p, device)?;
         let cost = |w: &Self| w.forward_cost(p, device);
         Some(lanes.many(p, device).filter(|many| cost(many) < cost(&lanes)).unwrap_or(lanes))
     }
 
     /// The same with `lanes.cu` forward.
-    pub(super) fn lanes(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
+    pub(super) fn of_states(p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
         let (Weights::Varying(groups), Weights::Varying(_)) = (p.b(), p.c()) else { return None };
         let plain = !p.is_complex() && p.discretisation() == Discretisation::Exp && p.packing() == Packing::Whole;
         let width = p.channels() / groups;

@@ -158,7 +158,7 @@ impl CudaPlan {
         let way = match options.variant.as_deref() {
             Some("serial") => None,
             None => way,
-            Some("lanes") if way.is_some() => Lanes::lanes(&scan, device.props()),
+            Some("lanes") if way.is_some() => Lanes::of_states(&scan, device.props()),
             Some("many") if many.is_some() => many,
             Some(v) => {
                 let ways = match (way, many) {
