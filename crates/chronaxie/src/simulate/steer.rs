@@ -247,6 +247,13 @@ impl Core<'_> {
         if projection >= count {
             return Err(Error::config(format!("projection {projection}: there are {count}")));
         }
+        if self.plan.changes(projection) && self.engine.step() > 0 {
+            return Err(Error::unavailable(format!(
+                "the weights of {} have changed since the start, and there is no table of them yet; the report of a run \
+                 has their distribution",
+                self.plan.label(projection)
+            )));
+        }
         synapses(self.plan, projection)
     }
 

@@ -7,6 +7,7 @@ mod launch;
 mod report;
 mod schedule;
 mod tune;
+mod wish;
 
 pub use launch::CudaPlan;
 pub use tune::{Config, Held, choose};

@@ -1,6 +1,7 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
 use super::schedule::{Lists, Shape};
+use super::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
@@ -134,65 +135,6 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
     if synapses >= 96 * nodes.max(1) { 32 } else { 8 }
 }
 
-/// What a user may ask for by name: `rows`, or letters and numbers as the configuration prints them, `c4r2s20g2`.
-#[derive(Debug, Clone, Copy, Default)]
-struct Wish {
-    rows_only: bool,
-    blocks: Option<usize>,
-    rows: Option<usize>,
-    slots: Option<usize>,
-    groups: Option<usize>,
-    of: Option<Role>,
-}
-
-impl Wish {
-    /// What is left of it for one of the kernels.
-    fn of(&self, role: Role) -> Self {
-        if self.of.unwrap_or(Role::Recurrence) == role {
-            *self
-        } else {
-            Self { rows_only: self.rows_only, ..Self::default() }
-        }
-    }
-    fn parse(name: Option<&str>) -> Result<Self> {
-        let mut wish = Self::default();
-        let Some(name) = name else { return Ok(wish) };
-        if name == "rows" {
-            wish.rows_only = true;
-            return Ok(wish);
-        }
-        let bad = || {
-            Error::config(format!(
-                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the rebuilt unfolds"
-            ))
-        };
-        let mut rest = name;
-        for (prefix, role) in [('b', Role::Adjoint), ('u', Role::Rebuild)] {
-            if let Some(after) = name.strip_prefix(prefix) {
-                (wish.of, rest) = (Some(role), after);
-            }
-        }
-        if rest.is_empty() {
-            return Err(bad());
-        }
-        while let Some(letter) = rest.chars().next() {
-            let field = match letter {
-                'c' => &mut wish.blocks,
-                'r' => &mut wish.rows,
-                's' => &mut wish.slots,
-                'g' => &mut wish.groups,
-                _ => return Err(bad()),
-            };
-            // The letter is one byte, as it is one of these.
-            let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
-            let number = rest[1..digits].parse().ok().filter(|&n| n > 0);
-            *field = Some(number.ok_or_else(bad)?);
-            rest = &rest[digits..];
-        }
-        Ok(wish)
-    }
-}
-
 /// Rows side by side, slots a thread, and threads that a recurrence is compiled for: what the registers of a
 /// multiprocessor hold at 4.5 or 5 a slot, and about 40 beside them. Other shapes were tried and were never the best
 /// (four rows, 12 and 32 slots).
@@ -262,7 +204,7 @@ pub(super) fn assumed_residency(props: &DeviceProps) -> Residency {
 
 /// What [`hold`] chooses for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Recurrence,
     Rebuild,
     Adjoint,

@@ -22,17 +22,18 @@
 // 1.5 TFLOP in all, 7 ms. Operands of a tile are 1 KB a term for 16384 x 3 multiply-adds, from the second cache: 23 bytes a clock and
 // multiprocessor at that rate, about what it gives. Device memory: 28 n^2 bytes of workspace a group.
 //
-// H200, CUDA events, second cache flushed, before the portable kernel's launch: 64 x 128^2 0.290 ms, 16 x 512^2 1.20, 4 x 1024^2 2.06,
-// 1 x 2048^2 3.37, 1 x 4096^2 12.8. What was tried: rows of operands 80 bytes apart in device memory too, so that each thread finds its
+// H200, CUDA events, second cache flushed, before the portable kernel's launch: 64 x 128^2 0.287 ms, 16 x 512^2 1.17, 4 x 1024^2 2.01,
+// 1 x 2048^2 3.25, 1 x 4096^2 12.5. What was tried: rows of operands 80 bytes apart in device memory too, so that each thread finds its
 // pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
-// registers spill. Two chunks of terms a barrier: 0.287, 1.17, 2.01, 3.25, 12.5.
+// registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
 #include "mma.cuh"
 
 typedef long long i64;
 typedef unsigned short u16;
 
 constexpr int kThreads = 256, kTile = 128, kTerms = 32;
+constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
 constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
 constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
 constexpr int kMostPhases = 16;              // between barriers, of an iteration: p is at most 64
@@ -65,10 +66,17 @@ __device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
          ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
 }
 
+// d (16 x 8) = a (16 x 16) b (16 x 8), added to d or not.
+template <bool kAdd>
 __device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  if (kAdd)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
 }
 
 __device__ double block_sum(double x, double* slots) {
@@ -112,73 +120,78 @@ __device__ __forceinline__ int at(int row, int column) {
 // Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
 __device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
 #pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    copy_ahead(to + 4096 * q, a + 2048 * q, true);
-    copy_ahead(to + 4096 * (4 + q), b + 2048 * q, true);
+  for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) {
+    copy_ahead(to + q, a + q / 2, true);
+    copy_ahead(to + 4 * kPlane + q, b + q / 2, true);
   }
 }
 
-// sum[i][j] of this warp's 64 x 32 elements of a tile.
+// sum[i][j] of this warp's elements of a tile.
 __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
-                                              float (&sum)[4][4][4]) {
+                                              float (&sum)[kRows / 16][4][4]) {
   const int chunks = s.chunks, stages = s.stages, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u16* a = task.a + (i64)tile.x * chunks * (2 * kPlane) + 8 * threadIdx.x;
   const u16* b = task.b + (i64)tile.y * chunks * (2 * kPlane) + 8 * threadIdx.x;
   const unsigned to = shared + 16 * threadIdx.x;
-  const unsigned fa = shared + (warp / 4 * 64 + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
+  const unsigned fa = shared + (warp / 4 * kRows + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
   const unsigned fb = shared + 4 * kPlane + (warp % 4 * 32 + lane % 8 + lane / 16 * 8) * 64 + (lane / 8 % 2 ^ lane / 2 % 4) * 16;
 #pragma unroll
-  for (int e = 0; e < 64; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
-  for (int c = 0; c + 1 < stages; ++c) {
-    if (c < chunks) copy_blocks(to + c * kStage, a, b);
-    a += 2 * kPlane, b += 2 * kPlane;
+  for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
+  // Half of the stages are worked on while the others come.
+  const int half = stages / 2;
+  auto ahead = [&](int from, int side) {
+    for (int u = 0; u < half && from + u < chunks; ++u) copy_blocks(to + (side * half + u) * kStage, a + (i64)(from + u) * (2 * kPlane), b + (i64)(from + u) * (2 * kPlane));
     copy_commit();
-  }
-  int stage = 0, ahead = stages - 1;
-  for (int c = 0; c < chunks; ++c) {
-    copy_wait(stages - 2);
+  };
+  ahead(0, 0);
+  int side = 0;
+  for (int c = 0; c < chunks; c += half) {
+    copy_wait(0);
     __syncthreads();
-    if (c + stages - 1 < chunks) copy_blocks(to + ahead * kStage, a, b);
-    a += 2 * kPlane, b += 2 * kPlane;
-    copy_commit();
-    if (works) {
-      float part[4][4][4];
+    ahead(c + half, side ^ 1);
+    if (works)
+#pragma unroll 1
+      for (int u = 0; u < half && c + u < chunks; ++u) {
+        const unsigned stage = (side * half + u) * kStage;
+        float part[kRows / 16][4][4];
 #pragma unroll
-      for (int e = 0; e < 64; ++e) part[e / 16][e / 4 % 4][e % 4] = 0.f;
+        for (int k = 0; k < kTerms / 16; ++k) {
+          const unsigned xa = (fa + stage) ^ 32 * k, yb = (fb + stage) ^ 32 * k;
+          unsigned y[2][2][4];
 #pragma unroll
-      for (int k = 0; k < kTerms / 16; ++k) {
-        const unsigned xa = (fa + stage * kStage) ^ 32 * k, yb = (fb + stage * kStage) ^ 32 * k;
-        unsigned y[2][2][4];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          load_matrices<false>(y[0][j], yb + j * 1024);
-          load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
-        }
-#pragma unroll
-        for (int i0 = 0; i0 < 4; i0 += 2) {
-          unsigned x[2][2][4];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
-            load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
+          for (int j = 0; j < 2; ++j) {
+            load_matrices<false>(y[0][j], yb + j * 1024);
+            load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
           }
-          // lo hi, hi lo, hi hi: the large one last.
 #pragma unroll
-          for (int term = 0; term < 3; ++term)
+          for (int i0 = 0; i0 < kRows / 16; i0 += 2) {
+            unsigned x[2][2][4];
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < 2; ++i) {
+              load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
+              load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
+            }
+            // lo hi, hi lo, hi hi: the large one last.
 #pragma unroll
-              for (int j = 0; j < 4; ++j)
-                product16(part[i0 + i][j], x[term == 0][i], y[term == 1][j / 2][j % 2 * 2], y[term == 1][j / 2][j % 2 * 2 + 1]);
+            for (int term = 0; term < 3; ++term)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  float(&d)[4] = part[i0 + i][j];
+                  const unsigned b0 = y[term == 1][j / 2][j % 2 * 2], b1 = y[term == 1][j / 2][j % 2 * 2 + 1];
+                  if (k == 0 && term == 0)
+                    product16<false>(d, x[1][i], b0, b1);
+                  else
+                    product16<true>(d, x[term == 0][i], b0, b1);
+                }
+          }
         }
-      }
 #pragma unroll
-      for (int e = 0; e < 64; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
-    }
-    if (++stage == stages) stage = 0;
-    if (++ahead == stages) ahead = 0;
+        for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
+      }
+    side ^= 1;
   }
-  copy_wait(0);
   __syncthreads();
 }
 
@@ -215,11 +228,11 @@ __device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 ti
   const int row0 = (kMirror ? tile.y : tile.x) * kTile, column0 = (kMirror ? tile.x : tile.y) * kTile;
   float squares = 0.f;
 #pragma unroll 1
-  for (int batch = 0; batch < kTile / 8; batch += kBatch) {
+  for (int batch = 0; batch < kTile / kWarps; batch += kBatch) {
     Four xs[kBatch], ys[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      const int q = batch + u, row = row0 + q / 4 * 32 + warp * 4 + lane / 8, column = column0 + q % 4 * 32 + lane % 8 * 4;
+      const int q = batch + u, row = row0 + q / 4 * 4 * kWarps + warp * 4 + lane / 8, column = column0 + q % 4 * 32 + lane % 8 * 4;
       const bool there = row < s.n && column < s.pitch;
       const i64 place = place_of(s, row, column);
       xs[u].hi = xs[u].lo = ys[u].hi = ys[u].lo = make_uint2(0, 0);
@@ -228,7 +241,7 @@ __device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 ti
     }
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      const int q = batch + u, r = q / 4 * 32 + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
+      const int q = batch + u, r = q / 4 * 4 * kWarps + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
       const int row = row0 + r, column = column0 + k;
       if (row >= s.n || column >= s.pitch) continue;
       const i64 place = place_of(s, row, column);
@@ -263,16 +276,16 @@ __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int coun
   for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
     const Task& t = tasks[nth / s.tiles];
     const int2 tile = tile_of(nth % s.tiles);
-    const int row0 = warp / 4 * 64, column0 = warp % 4 * 32;
+    const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
     const bool diagonal = tile.x == tile.y;
-    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + 64);
+    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
     {
-      float sum[4][4][4];
+      float sum[kRows / 16][4][4];
       multiply_tile(s, t, tile, shared, works, sum);
       // Odd rows have the two of a pair the other way round.
       const int g = lane / 4, c = lane % 4 * 2;
 #pragma unroll
-      for (int e = 0; e < 32; ++e) {
+      for (int e = 0; e < kRows / 2; ++e) {
         const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
         const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
         *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
@@ -304,12 +317,12 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
     const int2 tile = tile_of(nth);
     const bool diagonal = tile.x == tile.y;
     const int i0 = tile.x * kTile, j0 = tile.y * kTile;
-    for (int r = first; r < kTile; r += 2)
+    for (int r = first; r < kTile; r += kThreads / 128)
       tile_f32[at(r, column)] = i0 + r < s.n && j0 + column < s.n ? a[(i64)(i0 + r) * s.n + j0 + column] : 0.f;
     __syncthreads();
     double squares = 0;
     // Rows of the tile across; of a diagonal one those are its own.
-    for (int r = first; r < kTile; r += 2) {
+    for (int r = first; r < kTile; r += kThreads / 128) {
       const bool there = j0 + r < s.n && i0 + column < s.n;
       const float other = diagonal ? tile_f32[at(r, column)] : there ? a[(i64)(j0 + r) * s.n + i0 + column] : 0.f;
       const float x = 0.5f * (tile_f32[at(column, r)] + other);
@@ -319,7 +332,7 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
     }
     __syncthreads();
     if (!diagonal)
-      for (int r = first; r < kTile; r += 2)
+      for (int r = first; r < kTile; r += kThreads / 128)
         if (i0 + r < s.n && j0 + column < s.pitch) mean[(i64)(i0 + r) * s.pitch + j0 + column] = tile_f32[at(r, column)];
     const double all = block_sum(squares, slots);
     if (threadIdx.x == 0) sums[nth] = all;

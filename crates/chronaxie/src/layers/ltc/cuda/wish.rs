@@ -1,0 +1,63 @@
+//! A configuration asked for by name.
+
+use super::tune::Role;
+use crate::{Error, Result};
+
+/// What a user may ask for by name: `rows`, or letters and numbers as the configuration prints them, `c4r2s20g2`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Wish {
+    pub(super) rows_only: bool,
+    pub(super) blocks: Option<usize>,
+    pub(super) rows: Option<usize>,
+    pub(super) slots: Option<usize>,
+    pub(super) groups: Option<usize>,
+    pub(super) of: Option<Role>,
+}
+
+impl Wish {
+    /// What is left of it for one of the kernels.
+    pub(super) fn of(&self, role: Role) -> Self {
+        if self.of.unwrap_or(Role::Recurrence) == role {
+            *self
+        } else {
+            Self { rows_only: self.rows_only, ..Self::default() }
+        }
+    }
+    pub(super) fn parse(name: Option<&str>) -> Result<Self> {
+        let mut wish = Self::default();
+        let Some(name) = name else { return Ok(wish) };
+        if name == "rows" {
+            wish.rows_only = true;
+            return Ok(wish);
+        }
+        let bad = || {
+            Error::config(format!(
+                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the rebuilt unfolds"
+            ))
+        };
+        let mut rest = name;
+        for (prefix, role) in [('b', Role::Adjoint), ('u', Role::Rebuild)] {
+            if let Some(after) = name.strip_prefix(prefix) {
+                (wish.of, rest) = (Some(role), after);
+            }
+        }
+        if rest.is_empty() {
+            return Err(bad());
+        }
+        while let Some(letter) = rest.chars().next() {
+            let field = match letter {
+                'c' => &mut wish.blocks,
+                'r' => &mut wish.rows,
+                's' => &mut wish.slots,
+                'g' => &mut wish.groups,
+                _ => return Err(bad()),
+            };
+            // The letter is one byte, as it is one of these.
+            let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |n| n + 1);
+            let number = rest[1..digits].parse().ok().filter(|&n| n > 0);
+            *field = Some(number.ok_or_else(bad)?);
+            rest = &rest[digits..];
+        }
+        Ok(wish)
+    }
+}
