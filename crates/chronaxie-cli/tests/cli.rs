@@ -54,14 +54,16 @@ fn has_nvrtc() -> bool {
 fn every_command_explains_itself() {
     let main = run(&["--help"]);
     assert_eq!((main.code, main.err.as_str()), (Some(0), ""));
-    for name in ["devices", "check", "bench", "profile", "compile", "train", "predict", "simulate", "completions"] {
+    let commands =
+        ["devices", "check", "bench", "profile", "compile", "train", "predict", "simulate", "analyze", "completions"];
+    for name in commands {
         assert!(main.out.contains(&format!("\n  {name} ")), "{name} is not listed:\n{}", main.out);
         let help = run(&[name, "--help"]);
         assert_eq!(help.code, Some(0));
         assert!(help.out.contains("Usage: chronaxie") && help.out.contains("--threads"), "{name}:\n{}", help.out);
         assert_eq!(help.out.contains("--json"), name != "completions", "{name}:\n{}", help.out);
     }
-    for name in ["analyze", "partition", "plan"] {
+    for name in ["partition", "plan"] {
         assert!(!main.out.contains(&format!("\n  {name} ")), "{name} does not exist yet");
     }
 }

@@ -184,7 +184,7 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
 fn row_clocks(shape: &Shape, slots: usize, fast: bool) -> usize {
     let warps = shape.threads / 32;
     let busy = shape.warp_slots.div_ceil(warps).max(slots / 2);
-    let (gate, chain) = if fast { (8, 470) } else { (16, 800) };
+    let (gate, chain) = if fast { (8, 500) } else { (16, 800) };
     warps.div_ceil(4) * busy * gate + chain
 }
 

@@ -277,7 +277,7 @@ fn the_choice_is_a_function_of_plan_and_device() {
     );
     assert_eq!(
         says(&DeviceProps::SM_75),
-        "resident: 40 blocks of 1024 threads, calendar of 64 steps in global memory (2726 KiB a block), 8 bytes a synapse, \
+        "resident: 40 blocks of 1024 threads, calendar of 64 steps in global memory (2724 KiB a block), 8 bytes a synapse, \
          segments of 64"
     );
     for device in DeviceProps::FIXTURES {
