@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fills the README's measured figures from bench-results/<date>-<device>/{bench,compare}.json.
+"""Fills the README's measured figures from bench-results/<date>-<device>/{bench,bench-*,compare}.json.
 
     python3 scripts/figures.py [--check]
 
-Between the marks `<!-- figures -->` and `<!-- /figures -->` it writes one table for the newest run of each device: the
-median, what the peer took in the same run where there was one, and the fraction of the roofline. `--check` changes
+Between the marks `<!-- figures -->` and `<!-- /figures -->` it writes a table for each run of each device, newest first,
+without the cases that a newer run has: the median, what the peer took in the same run where there was one, and the fraction of the roofline. `--check` changes
 nothing and fails if the README does not hold what the results say.
 """
 
@@ -18,12 +18,12 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 
 
 def runs():
-    """(device folder's name, date, folder) of the newest run of each device."""
-    newest = {}
-    for folder in sorted((ROOT / "bench-results").glob("*")):
+    """(device folder's name, date, folder) of all runs: device by device, newest first."""
+    found = []
+    for folder in sorted((ROOT / "bench-results").glob("*"), reverse=True):
         if m := re.fullmatch(r"(\d{4}-\d\d-\d\d)-(.+)", folder.name):
-            newest[m[2]] = (m[2], m[1], folder)
-    return [newest[name] for name in sorted(newest)]
+            found.append((m[2], m[1], folder))
+    return sorted(found, key=lambda run: run[0])
 
 
 def read(path):
@@ -41,13 +41,18 @@ def command(folder):
     return f", `{found[1]}`" if found else ""
 
 
-def section(name, date, folder):
+def section(name, date, folder, shown):
+    """The lines of one run; `shown` has the cases of newer ones, and is told those of this."""
     key = lambda r: (r["family"], r["case"].split(",")[0], r["pass"], r["precision"])
-    bench, compare = read(folder / "bench.json"), read(folder / "compare.json")
+    bench = [r for path in sorted(folder.glob("bench*.json")) for r in read(path)]
+    compare = read(folder / "compare.json")
     compared = {}
     for r in compare:
         compared.setdefault((key(r), r["backend"]), []).append(r)
     records = bench or [group[0] for group in compared.values()]
+    case = lambda r: (name, r["family"], r["case"].split(",")[0])
+    records = [r for r in records if case(r) not in shown]
+    shown.update(map(case, records))
     if not records:
         return []
     device = records[0]["device"]
@@ -73,7 +78,8 @@ def main():
     _, ended, after = rest.partition(END)
     if not (found and ended):
         sys.exit(f"figures: README.md lacks {BEGIN} or {END}")
-    lines = [line for run in runs() for line in section(*run)]
+    shown = set()
+    lines = [line for run in runs() for line in section(*run, shown)]
     if not lines:
         lines = ["Nothing is recorded yet: `bench-results/` is empty.", ""]
     new = before + BEGIN + "\n" + "\n".join(lines) + END + after
