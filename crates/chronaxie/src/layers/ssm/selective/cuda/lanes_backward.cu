@@ -104,7 +104,7 @@ struct Fetched {
   float start;
 };
 
-// Whether a channel's loads start while the one before it is at work; but for sm_90 and later there are no registers left
+// Whether a channel's loads start while the one before it is at work; before sm_90 there are no registers left
 // for them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAhead = true;
