@@ -60,7 +60,9 @@ __device__ __forceinline__ void close_synapse(const CloseSide& side, const float
                                               int constrained) {
   const unsigned at = side.at[s];
   if (at == ~0u) return;
+  const float weight = side.w[at];
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
   for (i64 c = 0; c < side.clusters; c++) {
     const float4 p = side.partial[c * side.slots + s];
     sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
@@ -70,10 +72,10 @@ __device__ __forceinline__ void close_synapse(const CloseSide& side, const float
     sum = make_float4(0.5f * (n.x + sum.x), 0.5f * (n.y + sum.y), 0.5f * sum.z, 0.5f * sum.w);
     sum.w = fmaf(-side.mu[at], sum.z, sum.w);
   }
-  side.grad_w[at] = positive_slope(side.w[at], constrained) * fmaf(side.erev[at], sum.x, sum.y);
   side.grad_mu[at] = -side.sigma[at] * sum.z;
   side.grad_sigma[at] = sum.w;
-  side.grad_erev[at] = positive(side.w[at], constrained) * sum.x;
+  side.grad_w[at] = positive_slope(weight, constrained) * fmaf(side.erev[at], sum.x, sum.y);
+  side.grad_erev[at] = positive(weight, constrained) * sum.x;
 }
 __device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
   const float4 sum = of.sums[c];

@@ -80,7 +80,7 @@ pub fn specialisations() -> Vec<Specialisation> {
             let h = Held::of((tune::SENSORY_ROWS, slots, threads));
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
         }
-        for (slots, threads) in tune::ROW_SHAPES {
+        for (slots, threads) in tune::ROW_SHAPES.into_iter().filter(|_| fast) {
             let h = Held { row: true, ..Held::of((1, slots, threads)) };
             all.push(held::specialisation(&ROW, &["ltc_row"], &h, fast, false));
         }

@@ -34,7 +34,7 @@ constexpr int kGroup = 4;
 // Slots that every warp computes; the others are tested in groups.
 constexpr int kSure = kSlots / 2 / kGroup * kGroup;
 // Loads in flight together.
-constexpr int kFlight = kSlots <= 24 ? kSlots : kThreads <= 256 ? 16 : 8;
+constexpr int kFlight = kSlots <= 24 ? kSlots : 16;
 
 template <int kHalf, int kFirst, int kCount>
 __device__ __forceinline__ void load_slots(const char* tiles, const Held& held, float* x) {
@@ -132,14 +132,12 @@ ltc_row(Schedule schedule,
   // Lanes of a target all know its sums; the first one writes.
   const bool writer = there && (lane & (shape.x - 1)) == 0;
   float* const mine = tiles + (there ? owner >> 16 : 0);
-  float rate_c = 0.0f, base_num = 0.0f, base_den = 1.0f, weight = 1.0f, bias = 0.0f;
+  float rate_c = 0.0f, base_num = 0.0f, base_den = 1.0f;
   if (there) {
     const float g = positive(gleak[j], constrained);
     rate_c = positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
     base_num = g * vleak[j];
     base_den = g + epsilon;
-    if (output_w && j < outputs) weight = output_w[j];
-    if (output_b && j < outputs) bias = output_b[j];
   }
   float p0, q0;
   const Held held = hold(schedule, 0, p0, q0);
@@ -193,7 +191,12 @@ ltc_row(Schedule schedule,
       }
       if (writer) {
         if (states) states[row * hidden + j] = v;
-        if (j < outputs) out[row * outputs + j] = fmaf(v, weight, bias);
+        if (j < outputs) {
+          float y = v;
+          if (output_w) y *= output_w[j];
+          if (output_b) y += output_b[j];
+          out[row * outputs + j] = y;
+        }
       }
     }
     if (writer) final_state[(i64)b * hidden + j] = v;

@@ -140,8 +140,9 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
 /// (four rows, 12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
-/// Slots and threads of the recurrence that has one row in one block at a time.
-pub(super) const ROW_SHAPES: [(usize, usize); 2] = [(44, 256), (22, 512)];
+/// Slots and threads of the recurrence that has one row in one block at a time. For fast alone: the two operations of an exact
+/// gate make others faster, and take registers that there are not.
+pub(super) const ROW_SHAPES: [(usize, usize); 2] = [(44, 256), (22, 256)];
 /// Neurons that its tiles hold, as in row.cu.
 const ROW_NEURONS: usize = 512;
 /// Whether a shape of those rebuilds states too: with 64 registers a thread, NVRTC 12 spills there.
@@ -181,11 +182,10 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
 
 /// Clocks of an unfold of row.cu: the special-function unit of the busiest scheduler, and the chain beside it (H200, measured:
 /// 675 with 64 neurons at density 0.5, 1060 with 128, where a cluster of 3 took 1040), a little on the safe side.
-fn row_clocks(shape: &Shape, slots: usize, fast: bool) -> usize {
+fn row_clocks(shape: &Shape, slots: usize) -> usize {
     let warps = shape.threads / 32;
     let busy = shape.warp_slots.div_ceil(warps).max(slots / 2);
-    let (gate, chain) = if fast { (8, 560) } else { (16, 800) };
-    warps.div_ceil(4) * busy * gate + chain
+    warps.div_ceil(4) * busy * 8 + 560
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
@@ -223,11 +223,11 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    if role == Role::Recurrence && p.hidden <= ROW_NEURONS && resident[1] > 0 {
+    if role == Role::Recurrence && fast && p.hidden <= ROW_NEURONS && resident[1] > 0 {
         let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups);
         for (slots, max_threads) in ROW_SHAPES.into_iter().filter(|s| alone && wanted(s.0, wish.slots)) {
             let Some(shape) = lists.shape(1, slots, 1, 1).filter(|s| s.threads <= max_threads) else { continue };
-            let clocks = row_clocks(&shape, slots, fast) * batch.max(resident[1]) / resident[1];
+            let clocks = row_clocks(&shape, slots) * batch.max(resident[1]) / resident[1];
             if best.is_none_or(|(least, _)| clocks < least) {
                 let threads = shape.threads;
                 best = Some((clocks, Held { threads, row: true, ..Held::of((1, slots, max_threads)) }));

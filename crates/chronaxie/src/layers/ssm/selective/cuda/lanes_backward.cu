@@ -104,9 +104,9 @@ struct Fetched {
   float start;
 };
 
-// Whether a channel's loads start while the one before it is at work; before sm_90 there are no registers left
-// for them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Whether a channel's loads start while the one before it is at work; elsewhere compilers have no registers left for
+// them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 constexpr bool kAhead = true;
 #else
 constexpr bool kAhead = false;
