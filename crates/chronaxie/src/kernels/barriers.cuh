@@ -16,13 +16,15 @@ __device__ __forceinline__ void barrier_init_fence() {
 }
 
 // Arrives, and lets the phase also wait for `bytes` from bulk copies.
+__device__ __forceinline__ void barrier_expect_at(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+  barrier_expect_at(shared_address(barrier), bytes);
 }
 
 // Waits until the phase of this parity is complete. Phases are numbered from 0.
-__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
+__device__ __forceinline__ void barrier_wait_at(unsigned barrier, unsigned parity) {
   unsigned done;
   do {
     asm volatile(
@@ -30,9 +32,12 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
         "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
+        : "r"(barrier), "r"(parity)
         : "memory");
   } while (!done);
+}
+__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
+  barrier_wait_at(shared_address(barrier), parity);
 }
 
 // The cache policy under which lines stay in L2 longer than others.

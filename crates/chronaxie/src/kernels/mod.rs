@@ -1,6 +1,6 @@
 //! What kernels share: headers that NVRTC takes from memory, as (name in `#include`, text). `defaults.cuh` is for editors.
 
-use chronaxie_runtime::cuda::Header;
+pub use chronaxie_runtime::cuda::Header;
 
 /// Barriers in shared memory, and bulk copies.
 pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));

@@ -1,99 +1,22 @@
 //! The mLSTM on CUDA devices: the portable kernels, for every architecture and element type.
 #![allow(unsafe_code)]
 
+mod sources;
 mod step;
 mod tune;
 
 use super::spec::Mlstm;
-use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
-use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
+use chronaxie_runtime::cuda::{Arg, CudaDevice, Kernel, LaunchConfig};
+pub(super) use sources::specialisations;
+use sources::{HEADERS, dtype_code, kernels_of};
 use std::sync::Arc;
 pub(super) use step::{StepPlan, step_specialisations};
-use tune::{Config, Tiles, Wish, chains};
-
-const FORWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/forward.cu", include_str!("forward.cu"));
-const BACKWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/backward.cu", include_str!("backward.cu"));
-const TENSOR_FORWARD: KernelSource =
-    KernelSource::embedded("layers/mlstm/cuda/tensor_forward.cu", include_str!("tensor_forward.cu"));
-const TENSOR_BACKWARD: KernelSource =
-    KernelSource::embedded("layers/mlstm/cuda/tensor_backward.cu", include_str!("tensor_backward.cu"));
-const HOPPER_FORWARD: KernelSource =
-    KernelSource::embedded("layers/mlstm/cuda/hopper_forward.cu", include_str!("hopper_forward.cu"));
-const HOPPER_BACKWARD: KernelSource =
-    KernelSource::embedded("layers/mlstm/cuda/hopper_backward.cu", include_str!("hopper_backward.cu"));
-const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
-const HEADERS: &[Header] = &[SHARED];
-const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
-const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, TENSOR];
-const HOPPER_HEADERS: &[Header] =
-    &[SHARED, kernels::MMA, TENSOR, kernels::WGMMA, ("hopper.cuh", include_str!("hopper.cuh"))];
-const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
-const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
-const TENSOR_FORWARD_ENTRIES: [&str; 4] = ["gate_scan", "gate_carry", "tensor_states", "tensor_outputs"];
-const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states", "tensor_gradients", "gate_grads"];
-
-/// What stands for the last two of `TENSOR_FORWARD_ENTRIES`, and the second and third of `TENSOR_BACKWARD_ENTRIES`.
-const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
-const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
+use tune::{CHAIN_THREADS, Config, Tiles, Wish, chains};
 
 /// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
-
-/// The element types of q, k, v and h, as `kDtype` in the kernels.
-fn dtype_code(dtype: Dtype) -> i32 {
-    match dtype {
-        Dtype::F16 => 1,
-        Dtype::Bf16 => 2,
-        _ => 0,
-    }
-}
-
-fn specialisation(source: KernelSource, entries: &[&'static str], dtype: Dtype) -> Specialisation {
-    let mut spec = Specialisation::new(source, entries);
-    spec.headers = HEADERS;
-    spec.constants = vec![("kDtype", dtype_code(dtype).into())];
-    spec
-}
-
-fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: usize, columns: usize) -> Specialisation {
-    let mut spec = Specialisation::new(source, entries);
-    spec.headers = TENSOR_HEADERS;
-    spec.archs = Archs::AtLeast(80);
-    spec.constants = vec![
-        ("kDtype", dtype_code(dtype).into()),
-        ("kEdge", (edge as i32).into()),
-        ("kColumns", (columns as i32).into()),
-    ];
-    spec
-}
-
-/// The kernels by wgmma, whose blocks have a chunk of up to 128 tokens, or 128 rows of a state.
-fn hopper(source: KernelSource, entries: &[&'static str], dtype: Dtype, columns: usize) -> Specialisation {
-    let mut spec = tensor(source, entries, dtype, 128, columns);
-    spec.headers = HOPPER_HEADERS;
-    spec.archs = Archs::Only(&["sm_90a"]);
-    spec
-}
-
-/// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
-/// those on tensor cores in the forms that are chosen by themselves.
-pub(super) fn specialisations() -> Vec<Specialisation> {
-    let both = |d| [specialisation(FORWARD, &FORWARD_ENTRIES, d), specialisation(BACKWARD, &BACKWARD_ENTRIES, d)];
-    let portable = [Dtype::F32, Dtype::Bf16].into_iter().flat_map(both);
-    let forward = |d, edge, columns| tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, d, edge, columns);
-    let backward = |d, edge, columns| tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, d, edge, columns);
-    let (f16, bf16) = (Dtype::F16, Dtype::Bf16);
-    let mut list: Vec<_> = portable.collect();
-    list.extend([forward(bf16, 64, 64), forward(bf16, 128, 128), forward(f16, 64, 64)]);
-    list.extend([backward(bf16, 64, 64), backward(bf16, 128, 128)]);
-    for columns in [128, 256] {
-        list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
-        list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
-    }
-    list
-}
 
 /// `Tokens` of mlstm.cuh.
 #[repr(C)]
@@ -192,60 +115,6 @@ pub(super) struct CudaPlan {
     empty: Layout,
 }
 
-/// The kernels of a pass, in the order in which [`PassPlan::visit`] counts them.
-fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Arc<CudaDevice>) -> Result<Vec<Kernel>> {
-    let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
-    let mut list = Vec::new();
-    let Some(tiles) = config.tiles else {
-        for entry in FORWARD_ENTRIES {
-            list.push(device.kernel(&forward, entry)?);
-        }
-        if backward {
-            let spec = specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype);
-            for entry in BACKWARD_ENTRIES {
-                list.push(device.kernel(&spec, entry)?);
-            }
-        }
-        return Ok(list);
-    };
-    let Tiles { edge, columns, state_edge, .. } = tiles;
-    let small = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
-    let by_wgmma = |source, entries, columns| hopper(source, entries, p.dtype, columns);
-    list.push(device.kernel(&small, "gate_scan")?);
-    list.push(device.kernel(&small, "gate_carry")?);
-    if tiles.hopper_states() {
-        let spec = by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, state_edge);
-        list.push(device.kernel(&spec, "hopper_states")?);
-    } else {
-        list.push(device.kernel(&small, "tensor_states")?);
-    }
-    if !backward {
-        list.push(if tiles.hopper {
-            device.kernel(&by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, columns), "hopper_outputs")?
-        } else {
-            let spec = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, edge, columns);
-            device.kernel(&spec, "tensor_outputs")?
-        });
-        return Ok(list);
-    }
-    let small = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
-    list.push(device.kernel(&small, "tensor_tokens")?);
-    list.push(if tiles.hopper_states() {
-        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, state_edge), "hopper_grad_states")?
-    } else {
-        device.kernel(&small, "tensor_grad_states")?
-    });
-    list.push(if tiles.hopper {
-        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, columns), "hopper_gradients")?
-    } else {
-        let spec = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, edge, columns);
-        device.kernel(&spec, "tensor_gradients")?
-    });
-    list.push(device.kernel(&small, "gate_grads")?);
-    list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
-    Ok(list)
-}
-
 impl PassPlan {
     fn new(p: &Mlstm, pass: Pass, device: &Arc<CudaDevice>, gap: usize, wish: &Wish) -> Result<Self> {
         let backward = pass == Pass::Backward;
@@ -256,7 +125,9 @@ impl PassPlan {
         let tokens = p.batch * p.heads * p.steps;
         let only = |there: bool, n: usize| if there { n } else { 0 };
         let on_tensor_cores = tiles.is_some();
-        if let Some(t) = tiles {
+        if let Some((_, shared)) = config.chain_shape(p) {
+            kernels[2].set_max_dynamic_shared(shared as u32)?;
+        } else if let Some(t) = tiles {
             let dynamic = |shared: (usize, usize)| shared.0 as u32;
             kernels[2].set_max_dynamic_shared(dynamic(t.state_shared()))?;
             if backward {
@@ -267,6 +138,7 @@ impl PassPlan {
             }
         }
         let states = if on_tensor_cores { p.dtype } else { Dtype::F32 };
+        let kept = if config.chains.is_some() { 0 } else { chains * (window + 1) };
         let started = only(backward && windows > 1, chains * windows);
         // The kernels on tensor cores need no m that nobody reads.
         let own_gauge = !backward && !p.backward && p.has_gauge() && !on_tensor_cores;
@@ -280,8 +152,8 @@ impl PassPlan {
             ("gate_sums", Dtype::F64, tokens),
             ("input_gates", Dtype::F32, tokens),
             ("most", Dtype::F64, chains * chunks),
-            ("states_c", states, chains * (window + 1) * kv),
-            ("states_n", Dtype::F32, only(with_n, chains * (window + 1) * k)),
+            ("states_c", states, kept * kv),
+            ("states_n", Dtype::F32, only(with_n, kept * k)),
             ("starts_c", Dtype::F32, started * kv),
             ("starts_n", Dtype::F32, started * k),
             ("inverse", Dtype::F32, only(backward && with_n, tokens)),
@@ -425,6 +297,10 @@ impl PassPlan {
         if p.has_gauge() {
             launch(gates(1, warps(chains)))?;
         }
+        if let Some((blocks, shared)) = self.config.chain_shape(p) {
+            let (grid, threads, shared) = ((blocks as u32, chains as u32), CHAIN_THREADS, shared as u32);
+            return launch(Launch { grid, threads, shared, ..gates(2, (0, 0)) });
+        }
         if !backward {
             for window in 0..windows {
                 launch(by_state(2, window, Some(0)))?;
@@ -531,6 +407,7 @@ impl Plan for CudaPlan {
     }
     fn variant(&self) -> &'static str {
         match self.forward.config.tiles {
+            _ if self.forward.config.chains.is_some() => "chains",
             None => "simt",
             Some(t) if t.hopper => "wgmma",
             Some(_) => "mma",

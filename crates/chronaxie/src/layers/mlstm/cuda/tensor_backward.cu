@@ -17,7 +17,7 @@
 //
 // At 8 heads, 256 / 512, 65536 tokens, L = 128: tokens 1.1 GB, states 1.88 GB and 0.137 TFLOP again, their gradients as much,
 // gradients 4.8 GB and 0.65 TFLOP; at 4.28 TB/s and 0.5 PFLOP/s 0.25 + 0.44 + 0.44 + 1.3 ms. Not timed yet.
-#include "tensor.cuh"
+#include "gradients.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads) tensor_tokens(const Call x) {
   const int lane = threadIdx.x % 32;
@@ -63,7 +63,10 @@ extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 2)
     tensor_gradients(const Call x, i64 window, int stages) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float n[kHeadMost], dn[kHeadMost];
-  __shared__ float column[kEdge], top[kEdge], weight[kEdge], into[kEdge], over[kEdge], rate_l[kEdge], rows[kWarpsN][kEdge];
+  __shared__ float rows[kWarpsN][kEdge];
+  __shared__ GradientRows of_rows;
+  const float *column = of_rows.column, *top = of_rows.top, *weight = of_rows.weight, *into = of_rows.into;
+  const float *over = of_rows.over, *rate_l = of_rows.rate_l;
   __shared__ double parts[kBlock / 32];
   const Chain chain = chain_of(x, blockIdx.y);
   const i64 nth = window * x.window + blockIdx.x;
@@ -119,23 +122,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 2)
   char *pairs = memory + stages * kPlace, *slopes = pairs + kPairs;
 
   const float before = before_of(x, chain, nth), behind = max(before, x.until[chunk.flat + chunk.n - 1]);
-  if (thread < kEdge) {
-    const bool on = thread < chunk.n;
-    const i64 flat = chunk.flat + (on ? thread : 0);
-    const float highest = max(before, x.until[flat]), lowest = __int_as_float(0xff800000);
-    column[thread] = on ? x.column[flat] : lowest;
-    // Rows that are not there have no pairs.
-    top[thread] = on ? highest : -lowest;
-    weight[thread] = on ? scale * expf(before - highest) : 0.f;
-    into[thread] = on ? expf(x.column[flat] - behind) : 0.f;
-    over[thread] = !on ? 0.f : x.inverse ? x.inverse[flat] : 1.f;
-    rate_l[thread] = on && x.grad_l ? x.grad_l[flat] : 0.f;
-  }
-  for (int k = thread; k < kHeadMost; k += kBlock) {
-    const bool on = x.normalize && k < x.dk;
-    n[k] = on ? x.n[slot * x.dk + k] : 0.f;
-    dn[k] = on ? x.grad_n[back * x.dk + k] : 0.f;
-  }
+  of_rows.begin(x, chunk, before, behind);
+  begin_n(x, slot, back, n, dn);
 
   const int from_row = warp_m * kRowsOfWarp, from_column = warp_n * (8 * kNT);
   {
@@ -254,13 +242,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kEdge == 128 ? 1 : 2)
     for (int k = thread; k < x.dk; k += kBlock) sum = fmaf(n[k], dn[k], sum);
     sum = fmaf(sum, expf(before - behind), later);
   }
-  double part = sum;
-  for (int d = 16; d > 0; d /= 2) part += __shfl_xor_sync(~0u, part, d);
-  if (thread % 32 == 0) parts[warp] = part;
-  __syncthreads();
-  if (thread != 0) return;
-  for (int w = 1; w < kBlock / 32; ++w) part += parts[w];
-  x.products[chain.nth * x.segments + nth / x.segment] = part;
+  end_segment(x, chain, nth, sum, parts);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gate_grads(const Call x) {

@@ -12,6 +12,11 @@ pub(super) const TILE: usize = 64;
 const WINDOW_BYTES: usize = 960 << 20;
 /// The same of the portable kernels, each.
 const SIMT_WINDOW_BYTES: usize = 256 << 20;
+/// Tokens of a chunk of the kernels that go through chains, and their threads.
+const CHAIN_TOKENS: usize = 64;
+pub(super) const CHAIN_THREADS: u32 = 384;
+/// Columns of h of a block of theirs.
+const CHAIN_COLUMNS: usize = 128;
 /// Tokens of a chunk of the kernels on tensor cores are a multiple of this, `kStep` in tensor.cuh.
 const STEP: usize = 32;
 /// Chunks over which the gates' gradients are summed before a product of state and gradient starts them anew. More of them
@@ -46,11 +51,16 @@ pub struct Config {
     pub window: usize,
     /// Windows.
     pub windows: usize,
+    /// Where one kernel goes through whole chains, and keeps no states: its columns of queries, `kColumns` there.
+    pub chains: Option<usize>,
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (length, window) = (self.length, self.window);
+        if let Some(columns) = self.chains {
+            return write!(f, "chains:n{columns} chunk={length} threads={CHAIN_THREADS}");
+        }
         match self.tiles {
             None => write!(f, "simt chunk={length} window={window} threads=256"),
             Some(Tiles { hopper: true, columns, stages, state_edge, state_stages, .. }) => write!(
@@ -72,6 +82,8 @@ enum Path {
     Simt,
     Mma,
     Wgmma,
+    /// Forward by chains; backward as `Wgmma`.
+    Chains,
 }
 
 /// What a user may ask for by name: `simt`, `simt:w3`, or `mma` or `wgmma` with any of the numbers that the configuration
@@ -93,7 +105,7 @@ impl Wish {
         let Some(name) = name else { return Ok(wish) };
         let bad = || {
             Error::config(format!(
-                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, mma:e128c256g3s64r4wN with any of its numbers, wgmma, or wgmma:c256g3s64r4wN with any of its numbers, on CUDA"
+                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, mma:e128c256g3s64r4wN with any of its numbers, wgmma, wgmma:c256g3s64r4wN with any of its numbers, or chains, on CUDA"
             ))
         };
         let (path, mut rest) = name.split_once(':').unwrap_or((name, ""));
@@ -101,6 +113,7 @@ impl Wish {
             "simt" => Path::Simt,
             "mma" => Path::Mma,
             "wgmma" => Path::Wgmma,
+            "chains" => Path::Chains,
             _ => return Err(bad()),
         });
         if name.ends_with(':') {
@@ -193,7 +206,8 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
     });
     let long = p.dqk.max(p.dv) > 64 || p.chunk.is_some_and(|c| c > 64);
     let hopper = props.compute_capability == (9, 0)
-        && (wish.path == Some(Path::Wgmma) || (wish.path.is_none() && long && p.chunk.is_none_or(|c| c > 64)));
+        && (matches!(wish.path, Some(Path::Wgmma | Path::Chains))
+            || (wish.path.is_none() && long && p.chunk.is_none_or(|c| c > 64)));
     let edges: &[usize] = match (hopper, long) {
         (true, _) => &[128],
         (_, true) => &[128, 64],
@@ -230,19 +244,45 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
     None
 }
 
+/// The columns of queries of the kernel that goes through whole chains, if it is to run.
+fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, able: bool) -> Result<Option<usize>> {
+    if backward || !able {
+        return Ok(None);
+    }
+    let fits = p.dqk <= 256 && p.chunk.is_none_or(|c| c == CHAIN_TOKENS);
+    if wish.path == Some(Path::Chains) && !fits {
+        return Err(Error::config(format!(
+            "{}: variant chains takes heads of q and k of at most 256 and chunks of {CHAIN_TOKENS} tokens, not {} and {}",
+            p.gate.entry(),
+            p.dqk,
+            p.chunk.unwrap_or(CHAIN_TOKENS)
+        )));
+    }
+    // A block has a multiprocessor to itself, and goes through a chain alone: there must be blocks for most of them.
+    let blocks = chains(p) * p.dv.div_ceil(CHAIN_COLUMNS);
+    let pays = props.compute_capability == (9, 0) && p.dqk.max(p.dv) > 64 && 4 * blocks >= 3 * props.sm_count as usize;
+    let chosen = fits && (wish.path == Some(Path::Chains) || (wish.path.is_none() && pays));
+    Ok(chosen.then(|| if p.dqk > 128 { 256 } else { p.dqk.next_multiple_of(64) }))
+}
+
 impl Config {
     /// The configuration of a pass.
     pub(super) fn choose(p: &Mlstm, pass: Pass, props: &DeviceProps, wish: &Wish) -> Result<Self> {
         let (entry, backward) = (p.gate.entry(), pass == Pass::Backward);
-        let by_wgmma = wish.path == Some(Path::Wgmma);
-        let (asked, name) = (by_wgmma || wish.path == Some(Path::Mma), if by_wgmma { "wgmma" } else { "mma" });
+        let by_wgmma = matches!(wish.path, Some(Path::Wgmma | Path::Chains));
+        let asked = by_wgmma || wish.path == Some(Path::Mma);
+        let name = match wish.path {
+            Some(Path::Chains) => "chains",
+            Some(Path::Wgmma) => "wgmma",
+            _ => "mma",
+        };
         if asked && p.dtype == Dtype::F32 {
             return Err(Error::config(format!("{entry}: variant {name} takes f16 and bf16, not {}", p.dtype)));
         }
         let (major, minor) = props.compute_capability;
         if by_wgmma && (major, minor) != (9, 0) {
             return Err(Error::config(format!(
-                "{entry}: variant wgmma needs compute capability 9.0, not {major}.{minor}"
+                "{entry}: variant {name} needs compute capability 9.0, not {major}.{minor}"
             )));
         }
         if asked && major < 8 {
@@ -255,6 +295,13 @@ impl Config {
         let able =
             p.dtype != Dtype::F32 && major >= 8 && wish.path != Some(Path::Simt) && p.steps < i32::MAX as usize - STEP;
         let able = able && (asked || p.dqk.min(p.dv) > 16);
+        if let Some(columns) = chain_columns(p, backward, props, wish, able)? {
+            // The kernels of gates are those of the smallest tiles.
+            let small = Tiles { hopper: false, edge: 64, columns: 64, stages: 2, state_edge: 64, state_stages: 2 };
+            let window = p.steps.div_ceil(CHAIN_TOKENS).max(1);
+            let (tiles, chains) = (Some(small), Some(columns));
+            return Ok(Self { tiles, length: CHAIN_TOKENS, window, windows: 1, chains });
+        }
         let tiles = if able { tiles(p, backward, props, wish) } else { None };
         if asked && tiles.is_none() {
             let room = props.shared_per_block_optin;
@@ -275,7 +322,13 @@ impl Config {
         // Windows of one size, or nearly so.
         let most = (room / one).max(least).min(chunks);
         let window = wish.window.map_or(chunks.div_ceil(chunks.div_ceil(most)), |w| w.min(chunks));
-        Ok(Self { tiles, length, window, windows: chunks.div_ceil(window) })
+        Ok(Self { tiles, length, window, windows: chunks.div_ceil(window), chains: None })
+    }
+    /// Where whole chains are gone through: blocks of a chain, and their dynamic shared memory.
+    pub(super) fn chain_shape(&self, p: &Mlstm) -> Option<(usize, usize)> {
+        // Slices of 64 tokens and 64 columns: two places for those of q, three for those of k and v, one for pairs.
+        let shared = |columns: usize| 1024 + 8192 * (2 * (columns / 64) + 3 * (columns / 64 + 2) + 1);
+        self.chains.map(|columns| (p.dv.div_ceil(CHAIN_COLUMNS), shared(columns)))
     }
     /// Chunks of the longest sequence that there may be.
     pub(super) fn chunks(&self, p: &Mlstm) -> usize {
@@ -331,7 +384,9 @@ mod tests {
         }
         let of = |pass, props| choose(large, Dtype::Bf16, pass, props, None).unwrap();
         let (forward, backward) = (Pass::Forward, Pass::Backward);
-        assert_eq!(of(forward, &DeviceProps::SM_90), "wgmma:c256g3s128r3 chunk=128 window=32 threads=256");
+        assert_eq!(of(forward, &DeviceProps::SM_90), "chains:n256 chunk=64 threads=384");
+        let wgmma = choose(large, Dtype::Bf16, forward, &DeviceProps::SM_90, Some("wgmma")).unwrap();
+        assert_eq!(wgmma, "wgmma:c256g3s128r3 chunk=128 window=32 threads=256");
         assert_eq!(of(backward, &DeviceProps::SM_90), "wgmma:c256g3s128r3 chunk=128 window=22 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
@@ -366,6 +421,12 @@ mod tests {
         let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Forward, &DeviceProps::SM_75, Some("mma")).unwrap_err();
         assert!(e.to_string().contains("needs compute capability 8.0, not 7.5"), "{e}");
         assert_eq!(some("wgmma").unwrap(), "wgmma:c128g4s64r4 chunk=128 window=4 threads=256");
+        assert_eq!(some("chains").unwrap(), "chains:n64 chunk=64 threads=384");
+        let e = choose([1, 1, 9, 272, 64], Dtype::F16, Pass::Forward, &DeviceProps::SM_90, Some("chains")).unwrap_err();
+        assert!(
+            e.to_string().contains("heads of q and k of at most 256 and chunks of 64 tokens, not 272 and 64"),
+            "{e}"
+        );
         let e = choose([1, 1, 9, 64, 64], Dtype::F16, Pass::Forward, &DeviceProps::SM_80, Some("wgmma")).unwrap_err();
         assert!(e.to_string().contains("variant wgmma needs compute capability 9.0, not 8.0"), "{e}");
         let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Backward, &DeviceProps::SM_89, Some("mma:e128c256"))

@@ -111,7 +111,8 @@ fn any_chunk_length_gives_the_law() {
 #[test]
 fn lengths_around_every_boundary_keep_to_the_law() {
     for t in (1..20).chain([31, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129]) {
-        let p = problem(GATES[t % 2], [1, 1, t, 16, 16]);
+        // Errors are shares of a tensor's size, and the gradient by one head's first m may be what a sum has left by chance.
+        let p = problem(GATES[t % 2], [1, 4, t, 16, 16]);
         let inputs = sample(&p, t as u64);
         assert_law(&p, &inputs, &run(&p, &BOTH, &inputs, None).unwrap(), "length");
     }

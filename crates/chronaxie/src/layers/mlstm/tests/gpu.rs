@@ -40,6 +40,10 @@ fn on_a_gpu_every_tile_is_right() {
         let by_mma = ["mma:e64s64", "mma:e64c128s128g2", "mma:e128c128r2", "mma:e128c256g2"];
         let by_wgmma = ["wgmma:c128s128g2", "wgmma:c256s256r2", "wgmma:c128s64"];
         let hopper = gpu.device.props().compute_capability == (9, 0);
+        if hopper {
+            let whole = run_on(&device, &p, &BOTH, &inputs, Some("chains")).unwrap();
+            assert_law(&p, &inputs, &whole, "chains");
+        }
         for variant in by_mma.into_iter().chain(by_wgmma.into_iter().filter(|_| hopper)) {
             let run = |v: &str| run_on(&device, &p, &BOTH, &inputs, Some(v));
             let whole = match run(variant) {

@@ -1,0 +1,166 @@
+//! The sources of the kernels, what they are compiled for, and those of a pass.
+
+use super::tune::{Config, Tiles};
+use crate::layers::mlstm::spec::Mlstm;
+use crate::{Dtype, Result, kernels};
+use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, Specialisation};
+use std::sync::Arc;
+
+const FORWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/forward.cu", include_str!("forward.cu"));
+const BACKWARD: KernelSource = KernelSource::embedded("layers/mlstm/cuda/backward.cu", include_str!("backward.cu"));
+const TENSOR_FORWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/tensor_forward.cu", include_str!("tensor_forward.cu"));
+const TENSOR_BACKWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/tensor_backward.cu", include_str!("tensor_backward.cu"));
+const HOPPER_FORWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_forward.cu", include_str!("hopper_forward.cu"));
+const HOPPER_BACKWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_backward.cu", include_str!("hopper_backward.cu"));
+const HOPPER_CHAINS: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_chains.cu", include_str!("hopper_chains.cu"));
+const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
+pub(super) const HEADERS: &[Header] = &[SHARED];
+const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
+const GRADIENTS: Header = ("gradients.cuh", include_str!("gradients.cuh"));
+const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, TENSOR, GRADIENTS];
+const HOPPER_HEADERS: &[Header] =
+    &[SHARED, kernels::MMA, TENSOR, GRADIENTS, kernels::WGMMA, ("hopper.cuh", include_str!("hopper.cuh"))];
+const CHAIN_HEADERS: &[Header] = &[
+    SHARED,
+    kernels::MMA,
+    TENSOR,
+    kernels::WGMMA,
+    kernels::BARRIERS,
+    ("hopper_chains.cuh", include_str!("hopper_chains.cuh")),
+];
+const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
+const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
+const TENSOR_FORWARD_ENTRIES: [&str; 4] = ["gate_scan", "gate_carry", "tensor_states", "tensor_outputs"];
+const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states", "tensor_gradients", "gate_grads"];
+
+/// What stands for the last two of `TENSOR_FORWARD_ENTRIES`, and the second and third of `TENSOR_BACKWARD_ENTRIES`.
+const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
+const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
+
+const CHAIN_ENTRIES: [&str; 1] = ["hopper_forward"];
+
+/// The element types of q, k, v and h, as `kDtype` in the kernels.
+pub(super) fn dtype_code(dtype: Dtype) -> i32 {
+    match dtype {
+        Dtype::F16 => 1,
+        Dtype::Bf16 => 2,
+        _ => 0,
+    }
+}
+
+fn specialisation(source: KernelSource, entries: &[&'static str], dtype: Dtype) -> Specialisation {
+    let mut spec = Specialisation::new(source, entries);
+    spec.headers = HEADERS;
+    spec.constants = vec![("kDtype", dtype_code(dtype).into())];
+    spec
+}
+
+fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: usize, columns: usize) -> Specialisation {
+    let mut spec = Specialisation::new(source, entries);
+    spec.headers = TENSOR_HEADERS;
+    spec.archs = Archs::AtLeast(80);
+    spec.constants = vec![
+        ("kDtype", dtype_code(dtype).into()),
+        ("kEdge", (edge as i32).into()),
+        ("kColumns", (columns as i32).into()),
+    ];
+    spec
+}
+
+/// The kernels by wgmma, whose blocks have a chunk of up to 128 tokens, or 128 rows of a state.
+fn hopper(source: KernelSource, entries: &[&'static str], dtype: Dtype, columns: usize) -> Specialisation {
+    let mut spec = tensor(source, entries, dtype, 128, columns);
+    spec.headers = HOPPER_HEADERS;
+    spec.archs = Archs::Only(&["sm_90a"]);
+    spec
+}
+
+/// The kernels that go through whole chains.
+fn by_chains(dtype: Dtype, columns: usize) -> Specialisation {
+    let mut spec = tensor(HOPPER_CHAINS, &CHAIN_ENTRIES, dtype, 64, columns);
+    spec.headers = CHAIN_HEADERS;
+    spec.archs = Archs::Only(&["sm_90a"]);
+    spec
+}
+
+/// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
+/// those on tensor cores in the forms that are chosen by themselves.
+pub(in super::super) fn specialisations() -> Vec<Specialisation> {
+    let both = |d| [specialisation(FORWARD, &FORWARD_ENTRIES, d), specialisation(BACKWARD, &BACKWARD_ENTRIES, d)];
+    let portable = [Dtype::F32, Dtype::Bf16].into_iter().flat_map(both);
+    let forward = |d, edge, columns| tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, d, edge, columns);
+    let backward = |d, edge, columns| tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, d, edge, columns);
+    let (f16, bf16) = (Dtype::F16, Dtype::Bf16);
+    let mut list: Vec<_> = portable.collect();
+    list.extend([forward(bf16, 64, 64), forward(bf16, 128, 128), forward(f16, 64, 64)]);
+    list.extend([backward(bf16, 64, 64), backward(bf16, 128, 128)]);
+    for columns in [128, 256] {
+        list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
+        list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
+        list.push(by_chains(bf16, columns));
+    }
+    list
+}
+
+/// The kernels of a pass, in the order in which `PassPlan::visit` counts them.
+pub(super) fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Arc<CudaDevice>) -> Result<Vec<Kernel>> {
+    let forward = specialisation(FORWARD, &FORWARD_ENTRIES, p.dtype);
+    let mut list = Vec::new();
+    let Some(tiles) = config.tiles else {
+        for entry in FORWARD_ENTRIES {
+            list.push(device.kernel(&forward, entry)?);
+        }
+        if backward {
+            let spec = specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype);
+            for entry in BACKWARD_ENTRIES {
+                list.push(device.kernel(&spec, entry)?);
+            }
+        }
+        return Ok(list);
+    };
+    let Tiles { edge, columns, state_edge, .. } = tiles;
+    let small = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
+    let by_wgmma = |source, entries, columns| hopper(source, entries, p.dtype, columns);
+    list.push(device.kernel(&small, "gate_scan")?);
+    list.push(device.kernel(&small, "gate_carry")?);
+    if let Some(columns) = config.chains {
+        list.push(device.kernel(&by_chains(p.dtype, columns), CHAIN_ENTRIES[0])?);
+        return Ok(list);
+    }
+    if tiles.hopper_states() {
+        let spec = by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, state_edge);
+        list.push(device.kernel(&spec, "hopper_states")?);
+    } else {
+        list.push(device.kernel(&small, "tensor_states")?);
+    }
+    if !backward {
+        list.push(if tiles.hopper {
+            device.kernel(&by_wgmma(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, columns), "hopper_outputs")?
+        } else {
+            let spec = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, edge, columns);
+            device.kernel(&spec, "tensor_outputs")?
+        });
+        return Ok(list);
+    }
+    let small = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
+    list.push(device.kernel(&small, "tensor_tokens")?);
+    list.push(if tiles.hopper_states() {
+        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, state_edge), "hopper_grad_states")?
+    } else {
+        device.kernel(&small, "tensor_grad_states")?
+    });
+    list.push(if tiles.hopper {
+        device.kernel(&by_wgmma(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, columns), "hopper_gradients")?
+    } else {
+        let spec = tensor(TENSOR_BACKWARD, &TENSOR_BACKWARD_ENTRIES, p.dtype, edge, columns);
+        device.kernel(&spec, "tensor_gradients")?
+    });
+    list.push(device.kernel(&small, "gate_grads")?);
+    list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
+    Ok(list)
+}
