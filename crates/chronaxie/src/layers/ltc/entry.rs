@@ -135,7 +135,7 @@ impl Op for LtcEntry {
                 "B1_T1_D3_H2048,unfolds=1,density=0.01",
             ],
         };
-        list.iter().map(|s| s.parse().expect("the cases of an entry are spelled right")).collect()
+        Case::list(list)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T", "D", "H"], OPTIONS)?;

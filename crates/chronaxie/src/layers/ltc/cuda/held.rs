@@ -1,16 +1,17 @@
 //! Launches of the kernels that hold synapses in registers.
 
 use super::launch::{args, at, launch_as, out, stride};
-use super::schedule::{Lists, Schedule};
+use super::on_device::{DeviceSchedule, pack};
+use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
-use super::{ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT};
+use super::{
+    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE, WHOLE_ADJOINT,
+};
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
-use crate::cuda::{DeviceBuffer, copy_to_device};
 use crate::layers::ltc::Synapses;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::op::{Args, LaunchReport};
-use crate::{DeviceProps, Dtype, Error, Place, Result, Shape, View};
-use std::mem::ManuallyDrop;
+use crate::{DeviceProps, Error, Result, View};
 use std::sync::Arc;
 
 /// One source with the constants of `h`.
@@ -23,6 +24,9 @@ pub(super) fn specialisation(
 ) -> Specialisation {
     let oldest = if cluster {
         90
+    } else if h.whole {
+        // Where a thread's registers suffice.
+        80
     } else if fast {
         75
     } else {
@@ -40,6 +44,8 @@ pub(super) fn specialisation(
             ("kMany", Constant::Bool(h.many())),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
+            // Of the kernels of one row.
+            ("kLanes", Constant::Int(if h.row { h.least_lanes() as i32 } else { 1 })),
         ],
         archs: Archs::AtLeast(oldest),
         ..Specialisation::new(source.clone(), entries)
@@ -72,82 +78,17 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     };
     [
         one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row)),
-        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row)),
+        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole)),
+        one(&WHOLE, "ltc_whole", &c.recurrence.filter(|h| h.whole)),
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint),
-        one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole)),
+        one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
+        one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|_| Held::whole())),
     ]
     .into_iter()
     .flatten()
     .collect()
-}
-
-/// A schedule on the device, in one buffer, as long as the plan lives.
-pub(super) struct DeviceSchedule {
-    buffer: ManuallyDrop<DeviceBuffer>,
-    /// Where the slots' places in dense matrices are, and how many slots there are.
-    at: u64,
-    slots: usize,
-    from: u64,
-    owner: u64,
-    warps: u64,
-}
-
-impl DeviceSchedule {
-    fn new(device: &Arc<CudaDevice>, s: &Schedule) -> Result<Self> {
-        let mut bytes: Vec<u8> = Vec::new();
-        let mut offsets = [0u64; 4];
-        let mut push = |n: usize, words: &mut dyn Iterator<Item = u32>| {
-            bytes.resize(bytes.len().next_multiple_of(256), 0);
-            offsets[n] = bytes.len() as u64;
-            bytes.extend(words.flat_map(u32::to_ne_bytes));
-        };
-        push(0, &mut s.at.iter().copied());
-        push(1, &mut s.from.iter().copied());
-        push(2, &mut s.owner.iter().map(|&j| j as u32));
-        push(3, &mut s.warps.iter().flatten().map(|&n| n as u32));
-        let stream = StreamRef::PER_THREAD;
-        let mut buffer = DeviceBuffer::alloc(device, stream, bytes.len())?;
-        let n = Shape::from([bytes.len()]);
-        // SAFETY: the view covers exactly the vector, which outlives the copy: copies from pageable memory have read
-        // their source when they return.
-        let host = unsafe { View::from_raw(bytes.as_ptr(), Dtype::U8, n, &[1], Place::Cpu) };
-        copy_to_device(&mut buffer.bytes_view_mut(), &host, stream)?;
-        stream.synchronize(device)?;
-        let [at, from, owner, warps] = offsets.map(|o| buffer.address() + o);
-        Ok(Self { buffer: ManuallyDrop::new(buffer), at, slots: s.at.len(), from, owner, warps })
-    }
-    pub(super) fn at(&self) -> u64 {
-        self.at
-    }
-    pub(super) fn slots(&self) -> usize {
-        self.slots
-    }
-    /// `struct Schedule`, with the folded synapses at `folded`.
-    pub(super) fn bytes(&self, folded: u64) -> [u8; 32] {
-        pack([self.from, self.owner, self.warps, folded])
-    }
-}
-
-impl Drop for DeviceSchedule {
-    fn drop(&mut self) {
-        // Launches on any stream may still read it. Where waiting is not possible (another thread captures a graph) the
-        // memory is given up instead.
-        if self.buffer.device().synchronize().is_ok() {
-            // SAFETY: the buffer is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.buffer) };
-        }
-    }
-}
-
-/// Words as a struct of pointers and 64-bit integers lies in memory.
-pub(super) fn pack<const N: usize, const M: usize>(words: [u64; N]) -> [u8; M] {
-    let mut bytes = [0; M];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    bytes
 }
 
 /// Which synapses a kernel holds.
@@ -178,6 +119,7 @@ impl HeldKernel {
     ) -> Result<Self> {
         let cluster = h.blocks > 1;
         let (source, entry) = match h {
+            Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { pairs: true, .. } => (&ADJOINT, "ltc_adjoint_held"),
             _ => (&RECURRENCE, "ltc_recurrence"),
@@ -197,8 +139,9 @@ impl HeldKernel {
                 h.blocks, h.shared
             )));
         }
-        launch.grid.0 = (h.blocks * resident.min(batch.div_ceil(h.rows).max(1))) as u32;
-        Self::new(device, s, kernel, h, launch, h.rows, true, h.blocks * resident)
+        let groups = batch.div_ceil(h.rows).max(1);
+        launch.grid.0 = if h.whole { batch as u32 } else { (h.blocks * resident.min(groups)) as u32 };
+        Self::new(device, s, kernel, h, launch, h.least_lanes(), true, h.blocks * resident)
     }
 
     /// The sensory sums.
@@ -253,19 +196,24 @@ impl HeldKernel {
         resident: usize,
     ) -> Result<Self> {
         let schedule = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }
-            .ok_or_else(|| Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned()))?
+            .ok_or_else(too_many)?
             .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?;
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
     }
 
-    /// Floats of scratch that the folded synapses take.
+    /// Floats of scratch that the folded synapses take; none where the kernel folds them itself.
     pub(super) fn folded(&self) -> usize {
-        4 * self.schedule.slots
+        if self.held.whole { 0 } else { 4 * self.schedule.slots() }
     }
 
     /// Whether a recurrence over `batch` rows has more groups of rows than slots for them, so that some are cut in two.
     pub(super) fn cuts(&self, batch: usize) -> bool {
         !self.held.row && batch.div_ceil(self.held.rows) > self.clusters() * self.held.groups
+    }
+
+    /// Floats of scratch that the sums of all its synapses and clusters take.
+    pub(super) fn sums(&self) -> usize {
+        4 * self.schedule.slots() * self.clusters()
     }
 
     /// How many clusters a launch has.
@@ -323,6 +271,8 @@ pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
     /// None where the forward pass stored the unfolds.
     pub(super) rebuild: Option<HeldKernel>,
+    /// Where one kernel does all: its schedules by target, recurrent and of the inputs.
+    pub(super) whole: Option<[DeviceSchedule; 2]>,
     pub(super) sensory: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
@@ -337,10 +287,32 @@ impl HeldBackward {
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
         let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, batch * chunk, h, budget, fast);
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
+        if let (true, Some(inputs)) = (adjoint.whole, c.sensory_adjoint) {
+            let row = Held::whole();
+            let spec = specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &row, fast, false);
+            let kernel = device.kernel(&spec, "ltc_whole_adjoint")?;
+            kernel.set_max_dynamic_shared(adjoint.shared)?;
+            let launch = LaunchConfig::new((batch as u32, 1, 1), (adjoint.threads as u32, 1, 1)).shared(adjoint.shared);
+            let (of_sources, of_inputs) = (tune::WHOLE_SOURCES, tune::WHOLE_INPUT_SOURCES);
+            let ss = &p.connectivity.sensory;
+            let by_target = Lists::by_target(s).ok_or_else(too_many)?;
+            let by_target =
+                by_target.schedule(1, row.slots, tune::WHOLE_STEPS, adjoint.threads, row.least_lanes(), true)?;
+            return Ok(Some(Self {
+                adjoint: HeldKernel::new(device, s, kernel.clone(), adjoint, launch, of_sources.1, true, batch)?,
+                sensory: Some(HeldKernel::new(device, ss, kernel, inputs, launch, of_inputs.1, false, batch)?),
+                rebuild: None,
+                whole: Some([DeviceSchedule::new(device, &by_target)?, whole_inputs(device, ss, &adjoint)?]),
+                clear: close("ltc_clear")?,
+                add_neurons: close("ltc_add_neurons")?,
+                close_elapsed: close("ltc_close_elapsed")?,
+            }));
+        }
         Ok(Some(Self {
             adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
             sensory: c.sensory_adjoint.map(sensory).transpose()?,
             rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
+            whole: None,
             clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close_elapsed: close("ltc_close_elapsed")?,
@@ -378,7 +350,49 @@ pub(super) struct Rebuild<'a> {
     pub(super) trace_den: Arg<'a>,
 }
 
+fn too_many() -> Error {
+    Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned())
+}
+
+/// The schedule of the inputs of the kernel that does all of a forward pass.
+pub(super) fn whole_inputs(device: &Arc<CudaDevice>, s: &Synapses, h: &Held) -> Result<DeviceSchedule> {
+    let (slots, lanes) = tune::WHOLE_INPUTS;
+    let lists = Lists::by_target(s).ok_or_else(too_many)?;
+    DeviceSchedule::new(device, &lists.schedule(1, slots, tune::WHOLE_STEPS, h.threads, lanes, false)?)
+}
+
 impl CudaPlan {
+    /// All of a forward pass in one launch.
+    pub(super) fn whole_forward(
+        &self,
+        k: &HeldKernel,
+        inputs: &DeviceSchedule,
+        args: &Args<'_, '_>,
+        states: Option<usize>,
+        stored: Option<usize>,
+    ) -> Result<()> {
+        let (p, s, x) = (&self.p, &self.slots, args.inputs);
+        let [e0, e1, e2, e3] = self.elapsed_args(x);
+        let raw = |schedule: &DeviceSchedule, w: usize| schedule.raw(x, w);
+        launch_as(
+            &k.kernel,
+            args.stream,
+            &k.launch,
+            args! {
+                Arg::Bytes(&k.schedule.bytes(0)), Arg::Bytes(&inputs.bytes(0)), Arg::Bytes(&raw(&k.schedule, s.w)),
+                Arg::Bytes(&raw(inputs, s.sensory_w)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
+                at(x, Some(s.gleak + 2)), at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1),
+                stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
+                at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
+                at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
+                out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
+                Arg::I32(p.hidden as i32), Arg::I32(p.inputs as i32), Arg::I32(p.outputs as i32),
+                Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), self.constrained(), Arg::F32(p.epsilon as f32),
+                Arg::F32(NORM_EPSILON as f32)
+            },
+        )
+    }
+
     /// States and denominators of the unfolds of the steps `t0 .. t0 + steps`.
     pub(super) fn rebuild_unfolds(
         &self,
@@ -427,8 +441,9 @@ impl CudaPlan {
                 Side::Sensory => self.slots.sensory_w,
             };
             let tensor = |i: usize| x[w + i].address();
-            threads += k.schedule.slots;
-            *to = pack([k.schedule.at, tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots as u64]);
+            threads += k.schedule.slots();
+            *to =
+                pack([k.schedule.at(), tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots() as u64]);
         }
         if threads == 0 {
             return Ok(());

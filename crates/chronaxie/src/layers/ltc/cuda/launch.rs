@@ -2,6 +2,7 @@
 
 use super::backward::BackwardCall;
 use super::held::{HeldBackward, HeldKernel, Side};
+use super::on_device::DeviceSchedule;
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
@@ -133,31 +134,29 @@ pub(super) struct Traces {
     pub(super) outputs: RegionId,
 }
 
-/// The number of slices of a sum over `rows` rows that has `blocks` blocks a slice.
-fn slices(rows: usize, blocks: usize) -> usize {
-    rows.div_ceil(tune::slice(rows, blocks)).max(1)
-}
-
 impl Traces {
     fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize) -> Result<Self> {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
-        let lists = [held.is_none(), gates.is_none() || sensory == 0];
+        let whole = held.is_some_and(|h| h.whole.is_some());
+        let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
-        let mut common = Common::new(p, gap, c.backward_chunk, true, lists, [rebuilt, sensory], cut)?;
+        let chunk = if whole { 0 } else { c.backward_chunk };
+        let mut common = Common::new(p, gap, chunk, true, lists, [rebuilt, if whole { 0 } else { sensory }], cut)?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() { 0 } else { ss });
+        let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let partial = [
-            (s, slices(rows * p.unfolds, s.div_ceil(256))),
-            (ss, slices(rows, ss.div_ceil(256))),
-            (if held.is_some() { 0 } else { h }, slices(rows * p.unfolds, h.div_ceil(32))),
-            (p.inputs, slices(rows, p.inputs.div_ceil(32))),
-            (p.outputs, slices(p.batch * p.steps, p.outputs.div_ceil(32))),
+            (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
+            (ss, tune::most_slices(rows, ss.div_ceil(256))),
+            (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
+            (p.inputs, tune::most_slices(rows, p.inputs.div_ceil(32))),
+            (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
         ];
         let l = &mut common.layout;
         Ok(Self {
@@ -165,12 +164,12 @@ impl Traces {
             alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
-            gate_sums: l.push("cluster_gate_sums", Dtype::F32, clusters * held.map_or(0, |h| h.adjoint.folded()))?,
+            gate_sums: l.push("cluster_gate_sums", Dtype::F32, held.map_or(0, |h| h.adjoint.sums()))?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
-            sensory_sums: l.push("block_sensory_sums", Dtype::F32, gates.map_or(0, |k| k.clusters() * k.folded()))?,
+            sensory_sums: l.push("block_sensory_sums", Dtype::F32, gates.map_or(0, HeldKernel::sums))?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
-            step_sums: l.push("step_sums", Dtype::F32, 2 * rows * h)?,
+            step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
             grad_u: l.push("grad_u", Dtype::F32, rows * p.inputs)?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0))?,
@@ -197,6 +196,8 @@ pub struct CudaPlan {
     pub(super) fold: Kernel,
     pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
+    /// The inputs' schedule, where the recurrence does all of the forward pass.
+    pub(super) whole_inputs: Option<DeviceSchedule>,
     pub(super) sensory: Option<HeldKernel>,
     pub(super) backward: Option<Backward>,
     pub(super) forward_scratch: Common,
@@ -294,6 +295,8 @@ impl CudaPlan {
         let sensory =
             config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
+        let whole = config.recurrence.filter(|h| h.whole);
+        let whole_inputs = whole.map(|h| super::held::whole_inputs(device, &synapses.sensory, &h)).transpose()?;
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
         Ok(Self {
             fold: super::held::fold_kernel(device, config.fast)?,
@@ -303,10 +306,10 @@ impl CudaPlan {
             forward_scratch: Common::new(
                 p,
                 gap,
-                config.forward_chunk,
+                if whole.is_some() { 0 } else { config.forward_chunk },
                 false,
-                [recurrence.is_none(), sensory.is_none()],
-                [folded(&recurrence), folded(&sensory)],
+                [recurrence.is_none(), sensory.is_none() && whole.is_none()],
+                [folded(&recurrence), if whole.is_some() { 0 } else { folded(&sensory) }],
                 recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             )?,
             traces: if p.backward {
@@ -316,6 +319,7 @@ impl CudaPlan {
             },
             held_backward,
             recurrence,
+            whole_inputs,
             sensory,
             p: p.clone(),
             config,
@@ -446,6 +450,9 @@ impl CudaPlan {
         let region = |id| Arg::U64(c.layout.address(base, id));
         let slot = |name| self.forward_signature.output(name);
         let (states, stored) = (slot("states"), slot("unfold_states"));
+        if let (Some(k), Some(inputs)) = (&self.recurrence, &self.whole_inputs) {
+            return self.whole_forward(k, inputs, args, states, stored);
+        }
         self.fold(x, c, base, stream, false)?;
         let mut t0 = 0;
         loop {

@@ -4,6 +4,7 @@
 mod backward;
 mod held;
 mod launch;
+mod on_device;
 mod report;
 mod schedule;
 mod tune;
@@ -30,11 +31,16 @@ const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", i
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
+const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
+const WHOLE_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
 const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
 
 const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
     ("held.cuh", include_str!("held.cuh")),
+    ("row.cuh", include_str!("row.cuh")),
+    ("whole.cuh", include_str!("whole.cuh")),
     ("exchange.cuh", include_str!("exchange.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
@@ -80,9 +86,12 @@ pub fn specialisations() -> Vec<Specialisation> {
             let h = Held::of((tune::SENSORY_ROWS, slots, threads));
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
         }
-        for (slots, threads) in tune::ROW_SHAPES.into_iter().filter(|_| fast) {
-            let h = Held { row: true, ..Held::of((1, slots, threads)) };
-            all.push(held::specialisation(&ROW, &["ltc_row"], &h, fast, false));
+        if fast {
+            let row = |s: tune::RowShape| held::specialisation(&ROW, &["ltc_row"], &Held::row(s), fast, s.cluster);
+            all.extend(tune::ROW_SHAPES.map(row));
+            let whole = Held::whole();
+            all.push(held::specialisation(&WHOLE, &["ltc_whole"], &whole, fast, false));
+            all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &whole, fast, false));
         }
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);

@@ -22,6 +22,9 @@ impl CudaPlan {
         let fold = grid((d.max(h) + h).div_ceil(8), 1);
         let sides = usize::from(s > 0) + usize::from(ss > 0);
         let backward = pass == Pass::Backward;
+        if let (Some(r), Some(_), false) = (&self.recurrence, &self.whole_inputs, backward) {
+            return Ok(vec![r.report(1)?]);
+        }
         if let (Some(r), false) = (&self.recurrence, backward) {
             let slots = (r.folded() + self.sensory.as_ref().map_or(0, HeldKernel::folded)) / 4;
             let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
@@ -34,6 +37,20 @@ impl CudaPlan {
                 list.push(LaunchReport::new(&f.sensory, chunks, sums, flat, 0)?);
             }
             list.push(r.report(chunks)?);
+            return Ok(list);
+        }
+        let whole = self.held_backward.as_ref().filter(|h| backward && h.whole.is_some());
+        if let Some(held) = whole {
+            let slots = held.adjoint.sums() / held.adjoint.clusters().max(1) / 4
+                + held.sensory.as_ref().map_or(0, |k| k.sums() / k.clusters().max(1) / 4);
+            let mut list = vec![
+                LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?,
+                held.adjoint.report(1)?,
+                LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,
+            ];
+            if let Some(k) = &self.backward {
+                list.push(LaunchReport::new(&k.close, 1, grid((slots + h + d).div_ceil(256), 1), flat, 0)?);
+            }
             return Ok(list);
         }
         let mut list = vec![

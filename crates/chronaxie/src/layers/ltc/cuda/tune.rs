@@ -62,6 +62,8 @@ pub struct Held {
     pub rebuild: bool,
     /// Whether the kernel is the one for a block and a row at a time, with the shortest chain.
     pub row: bool,
+    /// Whether that block makes the sums over the inputs, too: the forward pass in one launch.
+    pub whole: bool,
     /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
     pub pairs: bool,
     /// Dynamic shared memory of a block.
@@ -81,7 +83,22 @@ impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
-        Self { blocks, rows, slots, threads, max_threads, groups, rebuild: false, row: false, pairs: false, shared: 0 }
+        let (rebuild, row, whole, pairs) = (false, false, false, false);
+        Self { blocks, rows, slots, threads, max_threads, groups, rebuild, row, whole, pairs, shared: 0 }
+    }
+    /// The shape of row.cu and whole.cu.
+    pub(super) const fn row(s: RowShape) -> Self {
+        Self { row: true, ..Self::of((1, s.slots, s.threads)) }
+    }
+    /// The shape of whole.cu and whole_adjoint.cu.
+    pub(super) const fn whole() -> Self {
+        Self { whole: true, ..Self::row(WHOLE_SHAPE) }
+    }
+    /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
+    /// compiled for.
+    pub(super) fn least_lanes(&self) -> usize {
+        let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
+        if self.row { of_shape } else { self.rows }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
@@ -96,7 +113,8 @@ impl Held {
 
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "c{}r{}s{}g{} threads={}", self.blocks, self.rows, self.slots, self.groups, self.threads)
+        write!(f, "c{}r{}s{}g{} threads={}", self.blocks, self.rows, self.slots, self.groups, self.threads)?;
+        if self.whole { f.write_str(" whole") } else { Ok(()) }
     }
 }
 
@@ -140,10 +158,41 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
 /// (four rows, 12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
     [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
-/// Slots and threads of the recurrence that has one row in one block at a time. For fast alone: the two operations of an exact
-/// gate make others faster, and take registers that there are not.
-pub(super) const ROW_SHAPES: [(usize, usize); 2] = [(44, 256), (22, 256)];
-/// Neurons that its tiles hold, as in row.cu.
+/// A recurrence that has one row in one block, or one cluster, at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowShape {
+    pub(super) slots: usize,
+    /// Threads that it is compiled for.
+    pub(super) threads: usize,
+    /// The fewest lanes that a target has. In a cluster each sends to a block.
+    pub(super) lanes: usize,
+    pub(super) cluster: bool,
+}
+impl RowShape {
+    /// Of how many blocks.
+    fn blocks(&self) -> std::ops::RangeInclusive<usize> {
+        if self.cluster { 2..=self.lanes } else { 1..=1 }
+    }
+}
+/// For fast alone: the two operations of an exact gate make others faster, and take registers that there are not.
+pub(super) const ROW_SHAPES: [RowShape; 3] = [
+    WHOLE_SHAPE,
+    RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
+    RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
+];
+/// The one that does all of a short forward pass, and what it holds of the inputs: slots and least lanes, as in whole.cuh.
+pub(super) const WHOLE_SHAPE: RowShape = RowShape { slots: 10, threads: 512, lanes: 8, cluster: false };
+pub(super) const WHOLE_INPUTS: (usize, usize) = (12, 8);
+/// Steps of which that kernel reads an input at once.
+pub(super) const WHOLE_STEPS: usize = 4;
+/// What the backward pass of it holds by source, as in whole_adjoint.cu.
+pub(super) const WHOLE_SOURCES: (usize, usize) = (6, 8);
+pub(super) const WHOLE_INPUT_SOURCES: (usize, usize) = (12, 4);
+/// The most gates over the inputs that a row has in that kernel: about as long as the launches that it saves.
+const WHOLE_GATES: usize = 1 << 18;
+/// The most unfolds of it: each is longer than in a kernel that has fewer threads.
+const WHOLE_UNFOLDS: usize = 128;
+/// Neurons that its tiles hold, as in row.cuh.
 const ROW_NEURONS: usize = 512;
 /// Whether a shape of those rebuilds states too: with 64 registers a thread, NVRTC 12 spills there.
 pub(super) const fn rebuilds((_, _, threads): (usize, usize, usize)) -> bool {
@@ -180,12 +229,10 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
     if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 
-/// Clocks of an unfold of row.cu: the special-function unit of the busiest scheduler, and the chain beside it (H200, measured:
-/// 675 with 64 neurons at density 0.5, 1060 with 128, where a cluster of 3 took 1040), a little on the safe side.
-fn row_clocks(shape: &Shape, slots: usize) -> usize {
-    let warps = shape.threads / 32;
-    let busy = shape.warp_slots.div_ceil(warps).max(slots / 2);
-    warps.div_ceil(4) * busy * 8 + 560
+/// Clocks of an unfold of row.cu: the special-function unit of a scheduler, and the chain beside it, which is longer with more
+/// warps and in a cluster.
+fn row_clocks(shape: &Shape, blocks: usize) -> usize {
+    shape.warp_slots.div_ceil(4) * 8 + shape.threads / 4 + if blocks > 1 { 450 } else { 260 }
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
@@ -223,14 +270,21 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    if role == Role::Recurrence && fast && p.hidden <= ROW_NEURONS && resident[1] > 0 {
-        let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups);
-        for (slots, max_threads) in ROW_SHAPES.into_iter().filter(|s| alone && wanted(s.0, wish.slots)) {
-            let Some(shape) = lists.shape(1, slots, 1, 1).filter(|s| s.threads <= max_threads) else { continue };
-            let clocks = row_clocks(&shape, slots) * batch.max(resident[1]) / resident[1];
+    let rows_alone =
+        wanted(1, wish.rows) && wanted(1, wish.groups) && p.hidden <= ROW_NEURONS && p.unfolds.is_multiple_of(2);
+    if role == Role::Recurrence && fast && rows_alone {
+        for (of, blocks) in ROW_SHAPES.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b))) {
+            if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
+                continue;
+            }
+            let Some(shape) = lists.shape(blocks, of.slots, 1, of.lanes).filter(|s| s.threads <= of.threads) else {
+                continue;
+            };
+            // Small blocks share a multiprocessor.
+            let clusters = resident[blocks] * if blocks > 1 { 2 } else { 1 };
+            let clocks = row_clocks(&shape, blocks) * batch.max(clusters) / clusters;
             if best.is_none_or(|(least, _)| clocks < least) {
-                let threads = shape.threads;
-                best = Some((clocks, Held { threads, row: true, ..Held::of((1, slots, max_threads)) }));
+                best = Some((clocks, Held { threads: shape.threads, blocks, ..Held::row(of) }));
             }
         }
     }
@@ -314,6 +368,47 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
         }
     }
     best.map(|(_, held)| held)
+}
+
+/// The forward pass in one launch: for few rows of few steps.
+fn whole(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
+    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups) && !wish.rows_only;
+    let few = p.batch <= props.sm_count as usize
+        && p.steps * p.unfolds <= WHOLE_UNFOLDS
+        && p.steps * p.connectivity.sensory.len() <= WHOLE_GATES;
+    let fits = (1..=ROW_NEURONS).contains(&p.hidden) && p.inputs > 0 && p.unfolds.is_multiple_of(2);
+    let fast = p.precision == Precision::Fast && props.compute_capability >= (8, 0);
+    if !(alone && few && fits && fast && wanted(WHOLE_SHAPE.slots, wish.slots)) {
+        return None;
+    }
+    let of = WHOLE_SHAPE;
+    let row = Lists::by_target(&p.connectivity.recurrent)?.shape(1, of.slots, 1, of.lanes)?;
+    let inputs = Lists::by_target(&p.connectivity.sensory)?.shape(1, WHOLE_INPUTS.0, WHOLE_STEPS, WHOLE_INPUTS.1)?;
+    let threads = row.threads.max(inputs.threads);
+    // What the kernel's header says of its shared memory.
+    let shared = (p.steps * p.hidden * 8).next_multiple_of(16) + 2 * p.inputs * 16;
+    let fits = threads <= of.threads && shared <= 40 << 10;
+    fits.then(|| Held { threads, shared: shared as u32, ..Held::whole() })
+}
+
+/// The backward pass alike, of a problem whose forward pass `row` is: synapses by source, of both sides.
+fn whole_adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option<[Held; 2]> {
+    let row = row.filter(|h| h.whole && p.backward && p.save == Save::Recompute && !p.layer_norm)?;
+    let shape = |lists: Option<Lists>, (slots, lanes): (usize, usize), width: usize| {
+        lists?.shape(1, slots, width, lanes).filter(|s| s.threads <= row.max_threads)
+    };
+    let s = &p.connectivity;
+    let by_target = shape(Lists::by_target(&s.recurrent), (WHOLE_SHAPE.slots, WHOLE_SHAPE.lanes), WHOLE_STEPS)?;
+    let by_source = shape(Lists::by_source(&s.recurrent), WHOLE_SOURCES, 2)?;
+    let inputs = shape(Lists::by_source(&s.sensory), WHOLE_INPUT_SOURCES, 2)?;
+    // What the kernel's header says of its shared memory.
+    let (t, h, d) = (p.steps, p.hidden, p.inputs);
+    let traces = (2 * t * (p.unfolds * h + 4)).max(t * d).next_multiple_of(4);
+    let shared = (t * h * 8).next_multiple_of(16) + 4 * (t.next_multiple_of(8) * d + traces) + 80 * h;
+    let threads = row.threads.max(by_target.threads).max(by_source.threads).max(inputs.threads);
+    let held = |slots| Held { slots, threads, pairs: true, shared: shared as u32, ..row };
+    (shared <= props.shared_per_block_optin as usize).then(|| [held(WHOLE_SOURCES.0), held(WHOLE_INPUT_SOURCES.0)])
 }
 
 /// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
@@ -413,6 +508,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8);
     let held = hold(p, props, resident, &wish.of(Role::Recurrence), Role::Recurrence, p.batch);
+    let held = whole(p, props, &wish.of(Role::Recurrence)).or(held);
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -432,6 +528,15 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
+    if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole_adjoint(p, props, held), wish.of) {
+        return Ok(Config {
+            adjoint: Some(adjoint),
+            sensory_adjoint: Some(sensory),
+            rebuild: None,
+            backward_chunk: p.steps.max(1),
+            ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
+        });
+    }
     Ok(Config {
         adjoint,
         sensory_adjoint: adjoint.and_then(|_| sensory_adjoint(p, props, rows * even)),
@@ -467,93 +572,12 @@ pub(super) fn slice(rows: usize, blocks: usize) -> usize {
     (rows * blocks.max(1) / 2048).clamp(64, 4096)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layers::ltc::Connectivity;
-    use std::sync::Arc;
-
-    fn problem(batch: usize, steps: usize, inputs: usize, hidden: usize) -> Ltc {
-        Ltc::new(batch, steps, Arc::new(Connectivity::full(inputs, hidden).unwrap()))
-    }
-
-    #[test]
-    fn the_portable_kernels_are_the_same_on_every_device() {
-        let p = problem(24, 8, 128, 64);
-        let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d, Some("rows")).unwrap()).collect();
-        assert!(c.iter().all(|x| *x == c[0]));
-        assert!(c[0].recurrence.is_none() && c[0].adjoint.is_none() && c[0].sensory.is_none());
-        assert_eq!((c[0].lanes, c[0].sensory_lanes, c[0].threads), (8, 32, 512));
-        assert_eq!((c[0].forward_chunk, c[0].backward_chunk), (8, 8));
-        assert!(c[0].to_string().contains("lanes=8+32"));
-    }
-
-    #[test]
-    fn hidden_of_4096_fits_every_device_and_the_limit_is_said() {
-        // A wiring of one synapse a neuron keeps the test's lists small.
-        use crate::layers::ltc::Synapses;
-        let wide = |h: usize| {
-            let ring = Synapses::from_fn(h, h, |i, j| i == j).unwrap();
-            Ltc::new(1, 1, Arc::new(Connectivity::new(ring, Synapses::full(0, h).unwrap()).unwrap()))
-        };
-        assert!(DeviceProps::FIXTURES.iter().all(|d| choose(&wide(4096), d, None).is_ok()));
-        let e = choose(&wide(6000), &DeviceProps::SM_75, None).unwrap_err().to_string();
-        assert!(e.contains("hidden = 6000 is more than 5461"), "{e}");
-    }
-
-    #[test]
-    fn long_sequences_are_cut() {
-        let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, Some("rows")).unwrap();
-        assert!(c.backward_chunk < 64 && c.backward_chunk > 8, "{c}");
-        assert_eq!(slice(1152, 8), 64);
-        assert_eq!(slice(20_000, 128), 1250);
-    }
-
-    /// What the compared cases get, and that devices without clusters get none.
-    #[test]
-    fn synapses_are_held_where_they_fit() {
-        let blocks = |p: &Ltc, d: &DeviceProps| choose(p, d, None).unwrap().recurrence.map(|h| h.blocks);
-        let half = |batch, inputs, hidden| {
-            let c = crate::layers::ltc::entry::random_connectivity(inputs, hidden, 0.5, 1).unwrap();
-            Ltc { precision: Precision::Fast, ..Ltc::new(batch, 16, Arc::new(c)) }
-        };
-        let (a, b, c) = (half(24, 128, 64), half(32, 128, 128), half(128, 64, 256));
-        let chosen = [&a, &b, &c].map(|p| choose(p, &DeviceProps::SM_90, None).unwrap().to_string());
-        assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6], "{chosen:#?}");
-        assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(3), "{chosen:#?}");
-        assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8), "{chosen:#?}");
-        assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
-        let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
-        assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
-        // A multiprocessor fewer does not take twice the rows.
-        let mut fewer = DeviceProps::SM_90;
-        fewer.sm_count = 131;
-        let rows = |d| choose(&c, &d, None).unwrap().recurrence.map(|h| h.rows * h.groups);
-        assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
-    }
-
-    #[test]
-    fn variants_are_asked_for_by_name() {
-        let p = problem(8, 4, 3, 40);
-        let held = choose(&p, &DeviceProps::SM_90, Some("c2r2s8g2")).unwrap().recurrence.unwrap();
-        assert_eq!((held.blocks, held.rows, held.slots, held.groups), (2, 2, 8, 2));
-        let adjoint = choose(&p, &DeviceProps::SM_90, Some("bc2r1s20")).unwrap().adjoint.unwrap();
-        assert_eq!((adjoint.blocks, adjoint.rows, adjoint.slots), (2, 1, 20));
-        let message = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap_err().to_string();
-        assert!(message("fastest").contains("variant `fastest` is neither `rows` nor"), "{}", message("fastest"));
-        for name in ["c2r", "é", "c", "c0", "b", "c2é4", "c99999999999999999999"] {
-            assert!(message(name).contains(&format!("variant `{name}`")), "{}", message(name));
-        }
-        assert!(message("c9").contains("cannot hold 1600 synapses of 40 neurons"));
-    }
-
-    /// The kernel is the same for every number of steps, so that a new length compiles nothing.
-    #[test]
-    fn the_kernels_do_not_depend_on_the_number_of_steps() {
-        let kernels = |steps| {
-            let c = choose(&problem(24, steps, 16, 64), &DeviceProps::SM_90, None).unwrap();
-            [c.recurrence, c.rebuild, c.adjoint, c.sensory].map(|h| h.map(|h| (h.rows, h.slots, h.blocks > 1)))
-        };
-        assert!([2, 7, 33, 300, 4000].into_iter().all(|steps| kernels(steps) == kernels(1)));
-    }
+/// The most slices of a sum over `rows` rows or fewer: a last chunk that is shorter may have more than the others, with the
+/// most rows of which a slice has 64.
+pub(super) fn most_slices(rows: usize, blocks: usize) -> usize {
+    let short = rows.min(65 * 2048 / blocks.max(1) + 1);
+    rows.div_ceil(slice(rows, blocks)).max(short.div_ceil(64)).max(1)
 }
+
+#[cfg(test)]
+mod tests;

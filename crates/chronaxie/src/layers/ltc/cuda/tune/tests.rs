@@ -1,0 +1,130 @@
+//! What is chosen for which shapes.
+
+use super::*;
+use crate::layers::ltc::Connectivity;
+use std::sync::Arc;
+
+fn problem(batch: usize, steps: usize, inputs: usize, hidden: usize) -> Ltc {
+    Ltc::new(batch, steps, Arc::new(Connectivity::full(inputs, hidden).unwrap()))
+}
+
+#[test]
+fn the_portable_kernels_are_the_same_on_every_device() {
+    let p = problem(24, 8, 128, 64);
+    let c: Vec<Config> = DeviceProps::FIXTURES.iter().map(|d| choose(&p, d, Some("rows")).unwrap()).collect();
+    assert!(c.iter().all(|x| *x == c[0]));
+    assert!(c[0].recurrence.is_none() && c[0].adjoint.is_none() && c[0].sensory.is_none());
+    assert_eq!((c[0].lanes, c[0].sensory_lanes, c[0].threads), (8, 32, 512));
+    assert_eq!((c[0].forward_chunk, c[0].backward_chunk), (8, 8));
+    assert!(c[0].to_string().contains("lanes=8+32"));
+}
+
+#[test]
+fn hidden_of_4096_fits_every_device_and_the_limit_is_said() {
+    // A wiring of one synapse a neuron keeps the test's lists small.
+    use crate::layers::ltc::Synapses;
+    let wide = |h: usize| {
+        let ring = Synapses::from_fn(h, h, |i, j| i == j).unwrap();
+        Ltc::new(1, 1, Arc::new(Connectivity::new(ring, Synapses::full(0, h).unwrap()).unwrap()))
+    };
+    assert!(DeviceProps::FIXTURES.iter().all(|d| choose(&wide(4096), d, None).is_ok()));
+    let e = choose(&wide(6000), &DeviceProps::SM_75, None).unwrap_err().to_string();
+    assert!(e.contains("hidden = 6000 is more than 5461"), "{e}");
+}
+
+#[test]
+fn long_sequences_are_cut() {
+    let c = choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, Some("rows")).unwrap();
+    assert!(c.backward_chunk < 64 && c.backward_chunk > 8, "{c}");
+    assert_eq!(slice(1152, 8), 64);
+    assert_eq!(slice(20_000, 128), 1250);
+}
+
+/// What the compared cases get, and that devices without clusters get none.
+#[test]
+fn synapses_are_held_where_they_fit() {
+    let blocks = |p: &Ltc, d: &DeviceProps| choose(p, d, None).unwrap().recurrence.map(|h| h.blocks);
+    let half = |batch, inputs, hidden| {
+        let c = crate::layers::ltc::entry::random_connectivity(inputs, hidden, 0.5, 1).unwrap();
+        Ltc { precision: Precision::Fast, ..Ltc::new(batch, 16, Arc::new(c)) }
+    };
+    let (a, b, c) = (half(24, 128, 64), half(32, 128, 128), half(128, 64, 256));
+    let chosen = [&a, &b, &c].map(|p| choose(p, &DeviceProps::SM_90, None).unwrap().to_string());
+    assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6], "{chosen:#?}");
+    assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(4), "{chosen:#?}");
+    assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8), "{chosen:#?}");
+    assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
+    let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
+    assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
+    // A multiprocessor fewer does not take twice the rows.
+    let mut fewer = DeviceProps::SM_90;
+    fewer.sm_count = 131;
+    let rows = |d| choose(&c, &d, None).unwrap().recurrence.map(|h| h.rows * h.groups);
+    assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
+}
+
+/// A short pass of few rows is one block a row, forward and backward; what such a block cannot do is left to the others.
+#[test]
+fn short_sequences_take_one_launch() {
+    let c = Arc::new(crate::layers::ltc::entry::random_connectivity(128, 64, 0.5, 1).unwrap());
+    let short = Ltc { precision: Precision::Fast, ..Ltc::new(24, 8, c) };
+    let of = |p: &Ltc| {
+        let c = choose(p, &DeviceProps::SM_90, None).unwrap();
+        (c.recurrence.is_some_and(|h| h.whole), c.adjoint.is_some_and(|h| h.whole))
+    };
+    assert_eq!(of(&short), (true, true));
+    assert_eq!(of(&Ltc { layer_norm: true, ..short.clone() }), (true, false));
+    assert_eq!(of(&Ltc { save: Save::Store, ..short.clone() }), (true, false));
+    for other in [
+        Ltc { unfolds: 5, ..short.clone() },
+        Ltc { steps: 100, ..short.clone() },
+        Ltc { batch: 133, ..short.clone() },
+        Ltc { precision: Precision::Exact, ..short.clone() },
+        problem(24, 8, 128, 128),
+    ] {
+        assert_eq!(of(&other), (false, false), "{other:?}");
+    }
+    let asked = |name| choose(&short, &DeviceProps::SM_90, Some(name)).unwrap();
+    assert!(!asked("bc1r1s8").adjoint.is_some_and(|h| h.whole), "an adjoint that was asked for");
+    assert!(asked("c1r1s10").recurrence.is_some_and(|h| h.whole));
+    assert_eq!(asked("c4r1s20").recurrence.map(|h| (h.blocks, h.row, h.whole)), Some((4, true, false)));
+}
+
+#[test]
+fn variants_are_asked_for_by_name() {
+    let p = problem(8, 4, 3, 40);
+    let held = choose(&p, &DeviceProps::SM_90, Some("c2r2s8g2")).unwrap().recurrence.unwrap();
+    assert_eq!((held.blocks, held.rows, held.slots, held.groups), (2, 2, 8, 2));
+    let adjoint = choose(&p, &DeviceProps::SM_90, Some("bc2r1s20")).unwrap().adjoint.unwrap();
+    assert_eq!((adjoint.blocks, adjoint.rows, adjoint.slots), (2, 1, 20));
+    let message = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap_err().to_string();
+    assert!(message("fastest").contains("variant `fastest` is neither `rows` nor"), "{}", message("fastest"));
+    for name in ["c2r", "é", "c", "c0", "b", "c2é4", "c99999999999999999999"] {
+        assert!(message(name).contains(&format!("variant `{name}`")), "{}", message(name));
+    }
+    assert!(message("c9").contains("cannot hold 1600 synapses of 40 neurons"));
+}
+
+/// The kernel is the same for every number of steps, so that a new length compiles nothing.
+#[test]
+fn the_kernels_do_not_depend_on_the_number_of_steps() {
+    let kernels = |steps| {
+        let c = choose(&problem(24, steps, 16, 64), &DeviceProps::SM_90, None).unwrap();
+        [c.recurrence, c.rebuild, c.adjoint, c.sensory].map(|h| h.map(|h| (h.rows, h.slots, h.blocks > 1)))
+    };
+    assert!([2, 7, 33, 300, 4000].into_iter().all(|steps| kernels(steps) == kernels(1)));
+}
+
+#[test]
+fn no_shorter_chunk_has_more_slices_than_there_is_room_for() {
+    let slices = |rows: usize, blocks| rows.div_ceil(slice(rows, blocks));
+    assert!(slices(4095, 64) > slices(4096, 64), "{} and {}", slices(4095, 64), slices(4096, 64));
+    for blocks in [0, 1, 2, 3, 7, 32, 64, 100, 700, 5000] {
+        let mut most = 0;
+        for rows in 1..12_000 {
+            most = most.max(slices(rows, blocks));
+            let room = most_slices(rows, blocks);
+            assert!(most <= room && room <= most + 1, "{rows} rows, {blocks} blocks: {most} slices, room for {room}");
+        }
+    }
+}
