@@ -71,14 +71,86 @@ __device__ __forceinline__ Raw<kRun> fetch_run(const Stored* row, i64 t, i64 ste
   }
   return raw;
 }
+// The same where the row has `left` steps more; `whole`, alike for all lanes, says that these hold the run.
+template <int kRun>
+__device__ __forceinline__ Raw<kRun> fetch_part(const Stored* at, int left, bool whole) {
+  constexpr int kWords = kRun * sizeof(Stored) / 4, kWide = kWords < 4 ? kWords : 4, kOfWord = 4 / sizeof(Stored);
+  struct alignas(4 * kWide) Wide {
+    unsigned words[kWide];
+  };
+  Raw<kRun> raw;
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += kWide) {
+      const Wide v = *reinterpret_cast<const Wide*>(at + i * kOfWord);
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) raw.words[i + k] = v.words[k];
+    }
+    return raw;
+  }
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    raw.words[i] = 0;
+#pragma unroll
+    for (int k = 0; k < kOfWord; ++k) {
+      if (i * kOfWord + k < left) raw.words[i] |= bits_of(at[i * kOfWord + k]) << 16 * k;
+    }
+  }
+  return raw;
+}
 template <int kRun>
 __device__ __forceinline__ void widen_run(float (&to)[kRun], const Raw<kRun>& raw) {
   constexpr int kWords = kRun * sizeof(Stored) / 4;
 #pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    unsigned word = raw.words[i];
+    // Opaque: compilers like to take words apart where they load them, and wait there.
+    asm volatile("" : "+r"(word));
+    if (kStored == 0) {
+      to[i % kRun] = __uint_as_float(word);
+    } else {
+      to[2 * i % kRun] = widen(static_cast<unsigned short>(word));
+      const unsigned short high = static_cast<unsigned short>(word >> 16);
+      to[(2 * i + 1) % kRun] = kStored == 1 ? __uint_as_float(word & 0xffff0000u) : widen(high);
+    }
+  }
+}
+
+__device__ __forceinline__ unsigned narrow_pair(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  unsigned word;
+  if (kStored == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+  return word;
+#else
+  unsigned short x, y;
+  narrow(x, a), narrow(y, b);
+  return x | static_cast<unsigned>(y) << 16;
+#endif
+}
+// Where the row has `left` steps more, as fetch_part.
+template <int kRun>
+__device__ __forceinline__ void store_part(Stored* at, int left, bool whole, const float (&from)[kRun]) {
+  constexpr int kWords = kRun * sizeof(Stored) / 4, kWide = kWords < 4 ? kWords : 4, kOfWord = 4 / sizeof(Stored);
+  struct alignas(4 * kWide) Wide {
+    unsigned words[kWide];
+  };
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += kWide) {
+      Wide v;
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) {
+        const int at_step = (i + k) * kOfWord;
+        v.words[k] = kOfWord == 1 ? __float_as_uint(from[at_step]) : narrow_pair(from[at_step], from[(at_step + 1) % kRun]);
+      }
+      *reinterpret_cast<Wide*>(at + i * kOfWord) = v;
+    }
+    return;
+  }
+#pragma unroll
   for (int k = 0; k < kRun; ++k) {
-    if (kStored == 0) to[k] = __uint_as_float(raw.words[k % kWords]);
-    else if (kStored == 1 && k % 2) to[k] = __uint_as_float(raw.words[k / 2] & 0xffff0000u);
-    else to[k] = widen(static_cast<unsigned short>(raw.words[k / 2] >> k % 2 * 16));
+    if (k < left) narrow(at[k], from[k]);
   }
 }
 

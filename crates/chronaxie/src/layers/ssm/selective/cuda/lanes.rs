@@ -1,4 +1,5 @@
-//! The fast way, `lanes.cu` or `many.cu`, and `lanes_backward.cu`: for which problems and strides, and how the work is cut.
+//! The fast way, `lanes.cu` or `many.cu`, `lanes_backward.cu`, and `carry.cu` where time is cut: for which problems and
+//! strides, and how the work is cut.
 
 use super::super::spec::{CHUNK, Discretisation, SelectiveScan, Weights};
 use super::{HEADERS, SHARED_HEADERS};
@@ -13,13 +14,19 @@ const FORWARD: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/
 const MANY: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/many.cu", include_str!("many.cu"));
 const BACKWARD: KernelSource =
     KernelSource::embedded("layers/ssm/selective/cuda/lanes_backward.cu", include_str!("lanes_backward.cu"));
+const CARRY: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/carry.cu", include_str!("carry.cu"));
 const LANES_HEADERS: &[Header] =
     &[HEADERS[0], HEADERS[1], RUNS, SHARED_HEADERS[0], ("lanes.cuh", include_str!("lanes.cuh"))];
-/// The kernels: forward, backward, what segments hand on, and forward where there are many channels.
-pub(super) const ENTRIES: [&str; 4] =
-    ["selective_lanes_forward", "selective_lanes_backward", "selective_lanes_carry", "selective_many_forward"];
+/// The kernels: forward, backward, forward where there are many channels, and what segments hand on, forward and backward.
+pub(super) const ENTRIES: [&str; 5] = [
+    "selective_lanes_forward",
+    "selective_lanes_backward",
+    "selective_many_forward",
+    "selective_carry_forward",
+    "selective_carry_backward",
+];
 
-/// States of a channel that the backward pass, and forward many channels, have room for.
+/// States of a channel that forward many channels has room for, and that the backward pass and the carries take at a time.
 const MOST_STATES: usize = 16;
 /// Threads of a block of the backward pass, and blocks a multiprocessor.
 pub(super) const BACK_THREADS: u32 = 128;
@@ -31,6 +38,8 @@ const RUN: usize = 16;
 const BACK_TILES: usize = 2 * MOST_STATES * (CHUNK + 4);
 const BACK_WARP: usize = 5 * CHUNK + 12 * (CHUNK + 4) + 16 * (4 * 8 + 4);
 const BACK_CHANNEL: usize = 6 * 32 + 2 * MOST_STATES + 4 + 16;
+/// More of a channel where its states are taken in turns.
+const BACK_SHARES: usize = 3 * CHUNK;
 /// Threads of a multiprocessor that run at once forward, as `lanes.cu` bounds its registers.
 const AT_ONCE: usize = 512;
 
@@ -41,6 +50,10 @@ const MANY_CHANNELS: usize = 8;
 const MANY_TILES: usize = 2 * 32 * 2 * MOST_STATES;
 const MANY_WARP: usize = 32 * 2 * MANY_CHANNELS + 4 * MANY_CHANNELS * 32;
 const MANY_WARPS: usize = 12;
+const MANY_BLOCKS: usize = 4;
+/// Pieces of 64 steps of a segment, at the least, and segments at the most.
+const MANY_PIECES: usize = 8;
+const MANY_SEGMENTS: usize = 64;
 
 /// How a problem is cut. Everything follows from the problem and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +64,10 @@ pub(super) struct Lanes {
     pub(super) lanes: u32,
     /// Threads a block, forward.
     pub(super) threads: u32,
+    /// Parts of time, forward.
+    pub(super) forward_segments: usize,
+    /// States of a channel.
+    states: usize,
     /// Groups of channels with weights of their own.
     groups: usize,
     /// Channels of such a group.
@@ -61,8 +78,6 @@ pub(super) struct Lanes {
     pub(super) slices: usize,
     /// Parts of time, backward.
     pub(super) segments: usize,
-    /// Whether the backward pass has room for the states.
-    pub(super) backward: bool,
 }
 
 impl Lanes {
@@ -85,14 +100,18 @@ impl Lanes {
             many: false,
             lanes: 8,
             threads: 128,
+            forward_segments: 1,
+            states: p.states(),
             groups,
             width,
             channels_a_warp: 1,
             slices: 1,
             segments: 1,
-            backward: p.states() <= MOST_STATES,
         };
         let limit = device.shared_per_block_optin as usize;
+        if lanes.forward_bytes(p.states()) > limit {
+            lanes = Self { lanes: 4, threads: 64, ..lanes };
+        }
         if lanes.forward_bytes(p.states()) > limit {
             return None;
         }
@@ -100,16 +119,19 @@ impl Lanes {
         if wide.forward_bytes(p.states()) <= limit && wide.forward_cost(p, device) < lanes.forward_cost(p, device) {
             lanes = wide;
         }
-        if lanes.backward {
-            lanes.cut(p, device);
-        }
+        lanes.cut(p, device);
         Some(lanes)
     }
 
     /// The same with `many.cu` forward, where it has room for the states.
     pub(super) fn many(self, p: &SelectiveScan, device: &DeviceProps) -> Option<Self> {
-        let many = Self { many: true, threads: MANY_THREADS, ..self };
+        let mut many = Self { many: true, threads: MANY_THREADS, ..self };
         let fits = many.forward_bytes(p.states()) <= device.shared_per_block_optin as usize;
+        // Where half of the machine would rest, as many parts of time as fill it twice (as many as fill it once are 2 %
+        // slower on an H200, half as many 13 %), none too short for the walk that comes before it.
+        let most = (p.steps().div_ceil(CHUNK) / MANY_PIECES).clamp(1, MANY_SEGMENTS);
+        let (at_once, blocks) = (MANY_BLOCKS * device.sm_count as usize, many.blocks(Pass::Forward, p.batch()).max(1));
+        many.forward_segments = if 2 * blocks <= at_once { (2 * at_once / blocks).min(most) } else { 1 };
         (fits && p.states() <= MOST_STATES).then_some(many)
     }
 
@@ -139,11 +161,13 @@ impl Lanes {
     /// and steps of a round. A scan over 32 lanes costs a tenth more than one over 8.
     fn forward_cost(&self, p: &SelectiveScan, device: &DeviceProps) -> f64 {
         if self.many {
-            // A multiprocessor's blocks run side by side; few warps wait for their own results.
+            // A multiprocessor's blocks run side by side; few warps wait for their own results. What segments hand on
+            // costs a half more.
             let blocks = self.blocks(Pass::Forward, p.batch()).div_ceil(device.sm_count as usize);
             let warps = blocks * self.threads as usize / 32;
             let channels = (warps.max(MANY_WARPS) * MANY_CHANNELS) as f64;
-            return 0.6 * channels * p.steps().next_multiple_of(32).max(32) as f64;
+            let steps = p.steps().div_ceil(self.forward_segments).next_multiple_of(32).max(32) as f64;
+            return if self.forward_segments > 1 { 0.9 } else { 0.6 } * channels * steps;
         }
         let at_once = if self.lanes == 32 { 1 } else { AT_ONCE / self.threads as usize };
         let rounds = self.blocks(Pass::Forward, p.batch()).div_ceil(at_once * device.sm_count as usize);
@@ -166,17 +190,32 @@ impl Lanes {
     }
     /// The same backward.
     pub(super) fn backward_bytes(&self, channels: usize) -> usize {
-        4 * (BACK_TILES + BACK_WARPS * (BACK_WARP + channels * BACK_CHANNEL))
+        let channel = BACK_CHANNEL + if self.split() { BACK_SHARES } else { 0 };
+        4 * (BACK_TILES + BACK_WARPS * (BACK_WARP + channels * channel))
     }
-    /// Blocks of a pass; those of the pass before where time is cut.
+    /// Whether the backward pass takes a channel's states in turns.
+    pub(super) fn split(&self) -> bool {
+        self.states > MOST_STATES
+    }
+    /// Blocks of a pass; those of the kernel before it where time is cut.
     pub(super) fn blocks(&self, pass: Pass, batch: usize) -> usize {
         match pass {
-            Pass::Forward => batch * self.groups * self.width.div_ceil(self.channels()),
+            Pass::Forward => batch * self.groups * self.width.div_ceil(self.channels()) * self.cuts(pass),
             _ => batch * self.groups * self.slices * self.segments,
         }
     }
-    pub(super) fn carry_blocks(&self, batch: usize) -> usize {
-        batch * self.groups * self.slices * (self.segments - 1)
+    pub(super) fn carry_blocks(&self, pass: Pass, batch: usize) -> usize {
+        let channels = MANY_THREADS as usize / 32 * MANY_CHANNELS;
+        let sixteens = self.states.div_ceil(MOST_STATES);
+        batch * self.groups * self.width.div_ceil(channels) * sixteens * (self.cuts(pass) - 1)
+    }
+    /// Parts of time of a pass.
+    pub(super) fn cuts(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Forward if !self.many => 1,
+            Pass::Forward => self.forward_segments,
+            _ => self.segments,
+        }
     }
     /// Parts of what has no time.
     pub(super) fn parts(&self, batch: usize) -> usize {
@@ -187,14 +226,11 @@ impl Lanes {
 impl fmt::Display for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.many {
-            true => write!(f, "many threads={}", self.threads)?,
+            true => write!(f, "many threads={} segments={}", self.threads, self.forward_segments)?,
             false => write!(f, "lanes={} threads={}", self.lanes, self.threads)?,
         }
-        if self.backward {
-            let (c, s, r) = (self.channels_a_warp, self.slices, self.segments);
-            write!(f, "; backward channels_a_warp={c} slices={s} segments={r}")?;
-        }
-        Ok(())
+        let (c, s, r) = (self.channels_a_warp, self.slices, self.segments);
+        write!(f, "; backward channels_a_warp={c} slices={s} segments={r}")
     }
 }
 
@@ -206,17 +242,24 @@ pub(super) fn forward_specialisation(dtype: Dtype, lanes: u32, threads: u32) -> 
     spec
 }
 pub(super) fn many_specialisation(dtype: Dtype) -> Specialisation {
-    let mut spec = Specialisation::new(MANY, &ENTRIES[3..]);
+    let mut spec = Specialisation::new(MANY, &ENTRIES[2..3]);
     spec.headers = LANES_HEADERS;
     spec.constants = constants(dtype, false);
     spec.constants.push(("kThreads", (MANY_THREADS as i32).into()));
     spec
 }
-pub(super) fn backward_specialisation(dtype: Dtype) -> Specialisation {
-    let mut spec = Specialisation::new(BACKWARD, &ENTRIES[1..3]);
+pub(super) fn carry_specialisation(dtype: Dtype) -> Specialisation {
+    let mut spec = Specialisation::new(CARRY, &ENTRIES[3..]);
     spec.headers = LANES_HEADERS;
     spec.constants = constants(dtype, false);
-    spec.constants.push(("kThreads", (BACK_THREADS as i32).into()));
+    spec.constants.push(("kThreads", (MANY_THREADS as i32).into()));
+    spec
+}
+pub(super) fn backward_specialisation(dtype: Dtype, split: bool) -> Specialisation {
+    let mut spec = Specialisation::new(BACKWARD, &ENTRIES[1..2]);
+    spec.headers = LANES_HEADERS;
+    spec.constants = constants(dtype, false);
+    spec.constants.extend([("kThreads", (BACK_THREADS as i32).into()), ("kSplit", split.into())]);
     spec
 }
 /// Each kernel and each mapping; f32 holds more registers between a load and its use.
@@ -226,8 +269,12 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
         forward_specialisation(Dtype::F32, 32, 256),
         many_specialisation(Dtype::Bf16),
         many_specialisation(Dtype::F32),
-        backward_specialisation(Dtype::Bf16),
-        backward_specialisation(Dtype::F32),
+        backward_specialisation(Dtype::Bf16, false),
+        backward_specialisation(Dtype::F32, false),
+        backward_specialisation(Dtype::Bf16, true),
+        backward_specialisation(Dtype::F32, true),
+        carry_specialisation(Dtype::Bf16),
+        carry_specialisation(Dtype::F32),
     ]
 }
 
@@ -257,23 +304,23 @@ mod tests {
         let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
         let way = |p: SelectiveScan| Lanes::choose(&p, &h200);
         let plain = mamba(2, 6, 100, 16);
-        assert!(way(plain).is_some_and(|w| w.backward));
+        assert!(way(plain).is_some_and(|w| !w.split()));
         assert!(way(plain.with_complex(true)).is_none());
         assert!(way(plain.with_discretisation(Discretisation::Zoh)).is_none());
         assert!(way(plain.with_packing(Packing::Reset).unwrap()).is_none());
         assert!(way(plain.with_weights(Weights::Constant, Weights::Varying(1)).unwrap()).is_none());
-        assert!(way(mamba(2, 6, 100, 17)).is_some_and(|w| !w.backward));
-        assert!(way(mamba(2, 6, 100, 256)).is_none());
+        assert!(way(mamba(2, 6, 100, 17)).is_some_and(|w| w.split()));
+        assert!(way(mamba(2, 6, 100, 256)).is_some_and(|w| w.lanes == 4));
     }
 
     #[test]
     fn long_sequences_of_few_channels_are_cut_in_time() {
         let h200 = DeviceProps::FIXTURES.into_iter().find(|d| d.compute_capability == (9, 0)).unwrap();
         let long = Lanes::choose(&mamba(1, 1024, 65536, 16), &h200).unwrap();
-        assert_eq!((long.many, long.lanes, long.channels_a_warp), (false, 32, 16), "{long}");
+        assert_eq!((long.many, long.forward_segments, long.channels_a_warp), (true, 33, 16), "{long}");
         assert!(long.segments >= 4 && long.blocks(Pass::Backward, 1) <= 264, "{long}");
         let many = Lanes::choose(&mamba(8, 2048, 2048, 16), &h200).unwrap();
-        assert_eq!((many.many, many.channels_a_warp, many.segments), (true, 16, 1), "{many}");
+        assert_eq!((many.many, many.forward_segments, many.channels_a_warp, many.segments), (true, 1, 16, 1), "{many}");
         // 768 blocks of sixteen channels would be a round and a half.
         let uneven = Lanes::choose(&mamba(8, 1536, 8192, 16), &h200).unwrap();
         assert_eq!((uneven.many, uneven.channels_a_warp, uneven.segments), (true, 12, 1), "{uneven}");

@@ -1,4 +1,4 @@
-// selective_scan, backward, where A is real, the rule `exp`, B and C vary, time is contiguous, and N is at most 16.
+// selective_scan, backward, where A is real, the rule `exp`, B and C vary, and time is contiguous.
 //
 //   as in lanes.cu; grad_out [B, D, T], grad_last [B, D, N]; gradients of all inputs
 //
@@ -18,13 +18,19 @@
 // The four warps of a block share the tiles of B and C and add up grad_B and grad_C at the end of each; the blocks' shares
 // lie in scratch and are summed in one order by selective_fold_slices.
 //
-// Where there are too few channels for the machine, time is cut into segments: selective_lanes_carry, the same walk with
-// nothing but mu, from 0, says what mu each segment would hand to the one before, and its sum of delta; a block then folds
-// those of the later segments in their order.
+// More states than sixteen (kSplit) are taken sixteen at a time, in each tile over all channels: mu and the sums of grad_A
+// wait in scratch, what sums over states in shared memory.
 //
-// What binds on an H200, B8 D2048 T2048 N16: memory 0.11 (bf16) or 0.22 ms (f32); instructions, of which 4 warps issue a
-// clock: 13 a step of a state, 4 for the runs from zero, 1.2 for both scans, 2 for shared memory, 4 for what a channel's step
-// costs, 24: 0.44 ms; shared memory 8 words a lane: 0.59 ms; exponentials 0.16 ms. The segments of T65536 cost 0.35 ms more.
+// Where there are too few channels for the machine, time is cut into segments: carry.cu has said what mu each would hand to
+// the one before it from none, and a block folds those of the later segments in their order.
+//
+// What binds on an H200 (132 multiprocessors, 1.98 GHz), B8 D2048 T2048 N16: memory 0.11 (bf16) or 0.22 ms (f32);
+// instructions, of which 4 warps issue a clock: 13 a step of a state, 4 for the runs from zero, 1.2 for both scans, 2 for
+// shared memory, 4 for what a channel's step costs, 24: 0.39 ms, as compiled 29.6: 0.48; shared memory 0.47 ms; exponentials
+// 0.16 ms. Measured 0.87 (bf16) and 0.88 ms (f32; 2026-11-22), and 0.045 for the sums: of the instructions the second half, the
+// runs from their true start, takes a third of the time, and the first, which waits for its own results, two thirds. What
+// belongs to a channel alone one channel ahead, in the shadow of the scans, with the runs of two or four states mixed: 2 to 5 %
+// slower. Three blocks a multiprocessor: 168 registers, of which 65 would spill.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -41,41 +47,35 @@ constexpr int kPitch = kRow + 4, kEndsPitch = kParts * kLanesOfTime + 4;
 // for each channel: sums of grad_A, grad_D and bias, lane by lane; rates; mu; its D and bias; where its rows begin, which
 // would take sixteen registers or as many multiplications.
 constexpr int kShares = 5 * kRow, kStage = kShares + 3 * kParts * kPitch, kEnds = kPer * kEndsPitch;
-constexpr int kOfWarp = kStage + 4 * kEnds, kRows = 8, kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows;
+constexpr int kOfWarp = kStage + 4 * kEnds, kRows = 8;
+constexpr int kOfChannel = 6 * 32 + 2 * kStates + 4 + 2 * kRows + (kSplit ? 3 * kRow : 0);
 static_assert(kStage >= kStates * kPitch, "the stage holds the sums over channels");
 
 // A thread's share of a tile of weights, [kStates][64], as it is stored: the same four steps of some states. What lies
 // outside is 0.
 constexpr int kQuads = kRow / 4, kShareOfTile = kStates * kQuads / kThreads;
-struct alignas(4 * sizeof(Stored)) Quad {
-  Stored x[4];
-};
-__device__ __forceinline__ void load_tile(Quad (&to)[kShareOfTile], const Array& from, i64 row, i64 group, int states, i64 t,
-                                          i64 steps, bool aligned) {
+typedef Raw<4> Quad;
+__device__ __forceinline__ void load_tile(Quad (&to)[kShareOfTile], const Array& from, i64 row, i64 group, int base,
+                                          int states, i64 t, i64 steps, bool aligned) {
   const int q = threadIdx.x % kQuads, first = threadIdx.x / kQuads;
-  const i64 left = steps - t - 4 * q;
-  const Stored* at = reinterpret_cast<const Stored*>(from.base) + row * from.s[0] + group * from.s[1] + t + 4 * q;
+  const int left = static_cast<int>(min(steps - t, 64ll));
+  const bool whole = aligned && left == 64;
+  const Stored* at = reinterpret_cast<const Stored*>(from.base) + offset(from, row, group, base) + t + 4 * q;
 #pragma unroll
   for (int i = 0; i < kShareOfTile; ++i) {
     const int n = first + i * (kThreads / kQuads);
-    to[i] = Quad{};
-    if (n >= states) continue;
-    if (aligned && left >= 4) {
-      to[i] = *reinterpret_cast<const Quad*>(at + n * from.s[2]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k < left) to[i].x[k] = at[n * from.s[2] + k];
-      }
-    }
+    to[i] = fetch_part<4>(at + min(n, states - 1) * from.s[2], left - 4 * q, whole);
   }
 }
-__device__ __forceinline__ void keep_tile(float* to, const Quad (&from)[kShareOfTile]) {
+__device__ __forceinline__ void keep_tile(float* to, const Quad (&from)[kShareOfTile], int states) {
   const int q = threadIdx.x % kQuads, first = threadIdx.x / kQuads;
 #pragma unroll
   for (int i = 0; i < kShareOfTile; ++i) {
     const int n = first + i * (kThreads / kQuads);
-    const float x[4] = {widen(from[i].x[0]), widen(from[i].x[1]), widen(from[i].x[2]), widen(from[i].x[3])};
+    float x[4];
+    widen_run(x, from[i]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) x[k] = n < states ? x[k] : 0.0f;
     store_words(to + n * kPitch + q * 4, x);
   }
 }
@@ -98,27 +98,32 @@ __device__ __forceinline__ void widen_pair(float (&to)[2], unsigned x) {
   to[1] = kStored == 1 ? __uint_as_float(x & 0xffff0000u) : widen(static_cast<unsigned short>(x >> 16));
 }
 
+__device__ __forceinline__ void store_pair(float* to, const float (&x)[2]) {
+  *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+}
+__device__ __forceinline__ void store_pair(unsigned short* to, const float (&x)[2]) {
+  *reinterpret_cast<unsigned*>(to) = narrow_pair(x[0], x[1]);
+}
 // What a lane loads for a channel: two steps, and (lane n below 16) the state n before the tile.
 struct Fetched {
   Pair u, delta, z, grad;
   float start;
 };
 
-// Whether a channel's loads start while the one before it is at work; elsewhere compilers have no registers left for
-// them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
-constexpr bool kAhead = true;
+// What stays in registers: of how many of a lane's four states the weights C while channels pass by, the gates between the
+// two runs, and a channel's loads while the one before it is at work. What is named here is the most without spills, and
+// differs with the architecture and the compiler.
+#ifdef __CUDA_ARCH__
+constexpr int kArch = __CUDA_ARCH__;
+constexpr bool kNewCompiler = __CUDACC_VER_MAJOR__ >= 13;
 #else
-constexpr bool kAhead = false;
+constexpr int kArch = 900;
+constexpr bool kNewCompiler = true;
 #endif
-// Of how many of a lane's four states the weights C stay in registers while channels pass by.
-constexpr int kHold = 4;
-// Whether the gates stay in registers between the two runs; from sm_100 on compilers need the registers for other things.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kKeep = false;
-#else
-constexpr bool kKeep = true;
-#endif
+constexpr bool kKeep = !kSplit || kArch >= 1000;
+constexpr bool kShort = kArch < 800 || (kArch < 900 && kStored == 0) || (kArch >= 900 && !kNewCompiler);
+constexpr int kHold = kSplit ? 2 : kShort ? 3 : 4;
+constexpr bool kAhead = kArch >= 900 && kArch < 1000 && (!kSplit || kNewCompiler);
 
 // The lane of a run and a part of the states. Its neighbours by bits 0 and 3 have the same run, and so read the same words
 // of the channel, which costs one trip to shared memory.
@@ -126,8 +131,7 @@ __device__ __forceinline__ int lane_of(int run, int part) {
   return (part & 1) | (run & 3) << 1 | (part & 2) << 2 | (run & 4) << 2;
 }
 
-template <bool kCarry>
-__device__ __forceinline__ void walk(const Tensors& p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backward(Tensors p) {
   extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = (lane >> 1 & 3) | (lane >> 2 & 4);
   const int part_of_n = (lane & 1) | (lane >> 2 & 2);
@@ -142,35 +146,61 @@ __device__ __forceinline__ void walk(const Tensors& p) {
   float* my_mu = ends + kEnds + part_of_n * kLanesOfTime + (kLanesOfTime - 1 - seg);
 
   const i64 width = p.channels / p.groups, steps = p.marks.steps, batch = p.batch;
-  // Blocks: [row, segment, group, slice]; a carry of the first segment is nobody's.
-  i64 at = blockIdx.x;
-  const i64 slice = at % p.slices, group = (at /= p.slices) % p.groups;
-  const i64 runs = kCarry ? p.segments - 1 : p.segments;
-  const i64 segment = (at /= p.groups) % runs + (kCarry ? 1 : 0), row = at / runs;
-  const i64 begin = slice * kWarps * most + warp * most;
+  // Blocks: [row, segment, group, slice].
+  unsigned at = blockIdx.x;
+  const unsigned slices = static_cast<unsigned>(p.slices), groups = static_cast<unsigned>(p.groups);
+  const unsigned segments = static_cast<unsigned>(p.segments);
+  const int slice = at % slices, group = (at /= slices) % groups, segment = (at /= groups) % segments, row = at / segments;
+  const i64 begin = (static_cast<i64>(slice) * kWarps + warp) * most;
   const int mine = static_cast<int>(max(0ll, min(width - begin, static_cast<i64>(most))));
-  const i64 first = group * width + begin, part = row * p.segments + segment;
+  const int first = static_cast<int>(group * width + begin), part = row * segments + segment;
   const i64 tiles = (steps + kChunk - 1) / kChunk;
-  const i64 first_tile = segment * tiles / p.segments, end_tile = (segment + 1) * tiles / p.segments;
+  const int first_tile = static_cast<int>(segment * tiles / p.segments);
+  const int end_tile = static_cast<int>((segment + 1) * tiles / p.segments);
   const bool aligned = p.aligned != 0, gated = p.z.base != nullptr;
 
-  for (int i = lane; i < most * kStates; i += 32) {
-    const int j = i / kStates, n = i % kStates;
-    float rate = 0.0f, mu = 0.0f;
-    if (j < mine && n < states) {
-      const i64 d = first + j;
-      rate = kLog2e * load_float(p.a, offset(p.a, d, n));
-      if (!kCarry) {
-        mu = load_float(p.grad_last, offset(p.grad_last, row, d, n));
-        for (i64 s = p.segments - 1; s > segment; --s) {
-          const i64 cell = (s * batch + row) * p.channels + d;
-          mu = fmaf(ex2(rate * p.carry_sum[cell]), mu, p.carry[cell * states + n]);
-        }
-      }
+  // What comes from behind: the gradient by the last state, and what later segments hand on.
+  auto from_behind = [&](i64 d, int n) {
+    float mu = load_float(p.grad_last, offset(p.grad_last, row, d, n));
+    for (i64 s = p.segments - 1; s > segment; --s) {
+      const i64 cell = (s * batch + row) * p.channels + d;
+      const float2 of_segment = reinterpret_cast<const float2*>(p.carry)[cell * states + n];
+      mu = fmaf(of_segment.y, mu, of_segment.x);
     }
-    rates[i] = rate, mus[i] = mu;
-  }
-  for (int i = lane; i < most * 192; i += 32) sums_a[i] = 0.0f;
+    return mu;
+  };
+  float* passed = reinterpret_cast<float*>(p.trace);
+  // Rates and mu of sixteen states from `base` on, which the lanes keep while channels pass by.
+  auto take_states = [&](int base, bool last) {
+    for (int i = lane; i < most * kStates; i += 32) {
+      const int j = i / kStates, n = base + i % kStates;
+      float rate = 0.0f, mu = 0.0f;
+      if (j < mine && n < states) {
+        rate = kLog2e * load_float(p.a, offset(p.a, first + j, n));
+        mu = last ? from_behind(first + j, n) : passed[(part * p.channels + first + j) * states + n];
+      }
+      rates[i] = rate, mus[i] = mu;
+    }
+    for (int i = lane; i < most * 128; i += 32) sums_a[i] = 0.0f;
+  };
+  // What they have come to; the sums of grad_A are added to those of later tiles.
+  auto give_states = [&](int base, bool last, bool ends_here) {
+    const int here = min(states - base, kStates);
+    for (int i = lane; i < mine * here; i += 32) {
+      const int j = i / here, n = i % here;
+      const i64 cell = (part * p.channels + first + j) * states + base + n;
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kLanesOfTime; ++k) sum += sums_a[j * 128 + lane_of(k, n % kParts) * kPer + n / kParts];
+      float* to = reinterpret_cast<float*>(p.part_a) + cell;
+      *to = last ? sum : *to + sum;
+      if (!ends_here) passed[cell] = mus[j * kStates + n];
+      if (!ends_here || !p.g_h0.base || segment > 0) continue;
+      store_float(p.g_h0, offset(p.g_h0, row, first + j, base + n), mus[j * kStates + n]);
+    }
+  };
+  if (!kSplit) take_states(0, true);
+  for (int i = lane; i < most * 64; i += 32) sums_d[i] = 0.0f;
   for (int j = lane; j < mine; j += 32) {
     const i64 d = first + j;
     const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
@@ -178,254 +208,270 @@ __device__ __forceinline__ void walk(const Tensors& p) {
   }
   // u, delta, z, grad_out, chunk_states; gradients of u, delta, z.
   char** rows_of = reinterpret_cast<char**>(vectors + most * 2);
-  const Array of_row[kRows] = {p.u, p.delta, p.z, p.grad_out, p.chunks, p.g_u, p.g_delta, p.g_z};
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    for (int j = lane; j < mine; j += 32) {
-      const i64 d = first + j, size = r == 4 ? sizeof(float) : sizeof(Stored);
-      rows_of[j * kRows + r] = of_row[r].base + size * (row * of_row[r].s[0] + d * of_row[r].s[r == 4 ? 2 : 1]);
-    }
-  }
+  float* held = reinterpret_cast<float*>(rows_of + most * kRows);  // shares of other states: y, sum A p, sum lambda B
   __syncwarp();
 
-  for (i64 tile = end_tile - 1; tile >= first_tile; --tile) {
-    const i64 from = tile * kChunk, t = from + 2 * lane;
-    const int left = static_cast<int>(max(0ll, min(steps - t, 2ll)));
+  for (int tile = end_tile - 1; tile >= first_tile; --tile) {
+    const i64 from = static_cast<i64>(tile) * kChunk;
+    const int left = static_cast<int>(max(0ll, min(steps - from - 2 * lane, 2ll)));
     const bool whole = aligned && left == 2;
-    const bool starts = !kCarry && lane < states && lane < kStates && (tile > 0 || p.h0.base);
-    auto row_at = [&](int j, int r) { return reinterpret_cast<Stored*>(rows_of[j * kRows + r]) + t; };
-    auto fetch = [&](int j) {
-      Fetched r = {};
-      const Stored *delta = row_at(j, 1), *grad = row_at(j, 3), *z = row_at(j, 2), *u = row_at(j, 0);
-      if (whole) {
-        r.delta = *reinterpret_cast<const Pair*>(delta), r.grad = *reinterpret_cast<const Pair*>(grad);
-        if (gated) r.z = *reinterpret_cast<const Pair*>(z);
-        if (!kCarry) r.u = *reinterpret_cast<const Pair*>(u);
-      } else {
-        auto some = [&](const Stored* x) {
-          Pair v;
-          pair_of(v, left > 0 ? x[0] : Stored(0), left > 1 ? x[1] : Stored(0));
-          return v;
-        };
-        r.delta = some(delta), r.grad = some(grad);
-        if (gated) r.z = some(z);
-        if (!kCarry) r.u = some(u);
+    // Where the tile begins in its channels' rows, and where the states before it lie.
+    const int start_stride = tile == 0 ? static_cast<int>(p.h0.s[2]) : 1;
+    for (int j = lane; j < mine; j += 32) {
+      const Array of_row[kRows] = {p.u, p.delta, p.z, p.grad_out, tile == 0 ? p.h0 : p.chunks, p.g_u, p.g_delta, p.g_z};
+      const i64 d = first + j;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const i64 *by = of_row[r].s, at = row * by[0];
+        const i64 of_state = tile == 0 ? d * by[1] : tile * by[1] + d * by[2];
+        const i64 bytes = r == 4 ? sizeof(float) * (at + of_state) : sizeof(Stored) * (at + d * by[1] + from);
+        rows_of[j * kRows + r] = of_row[r].base + bytes;
       }
-      if (!starts) return r;
-      const float* cell = reinterpret_cast<const float*>(rows_of[j * kRows + 4]) + tile * p.chunks.s[1] + lane;
-      if (tile == 0) cell = reinterpret_cast<const float*>(p.h0.base) + offset(p.h0, row, first + j, lane);
-      r.start = *cell;
-      return r;
-    };
-    Fetched next = {};
-    if (kAhead && mine > 0) next = fetch(0);
-    Quad quads_b[kShareOfTile], quads_c[kShareOfTile];
-    if (!kCarry) load_tile(quads_b, p.b, row, group, states, from, steps, aligned);
-    load_tile(quads_c, p.c, row, group, states, from, steps, aligned);
-    __syncthreads();  // everybody is done with the last tile
-    if (!kCarry) keep_tile(tile_b, quads_b);
-    keep_tile(tile_c, quads_c);
-    __syncthreads();
-    float of_b[kPer][kRun], of_c[kPer][kRun];
-#pragma unroll
-    for (int s = 0; s < kPer; ++s) {
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) of_b[s][k] = of_c[s][k] = 0.0f;
     }
-    const float *my_b = tile_b + at_run, *my_c = tile_c + at_run;
-    float held_c[kPer][kRun];
-#pragma unroll
-    for (int s = 0; s < kHold; ++s) load_words(held_c[s], my_c + s * kParts * kPitch);
+    __syncwarp();
+    // More states than sixteen: one group of them after the other, over all channels.
 #pragma unroll 1
-    for (int j = 0; j < mine; ++j) {
-      const Fetched raw = kAhead ? next : fetch(j);
-      const int pair = 2 * lane;
-      {
-        const float bias = vectors[j].y;
-        float u[2], delta[2], du[2], dy[2], slope[2], of_gate[2], x[2], z[2];  // of softplus, and of the output by z but for y
-        widen_pair(u, raw.u);
-        widen_pair(x, raw.delta);
-        widen_pair(dy, raw.grad);
-        widen_pair(z, raw.z);
+    for (int base = 0; base < (kSplit ? states : 1); base += kStates) {
+      const int here = kSplit ? min(states - base, kStates) : states;
+      const bool last_states = !kSplit || base + kStates >= states;
+      const bool starts = lane < here && (tile > 0 || p.h0.base);
+      if (kSplit) {
+        take_states(base, tile == end_tile - 1);
+        __syncwarp();
+      }
+      auto row_at = [&](int j, int r) { return reinterpret_cast<Stored*>(rows_of[j * kRows + r]) + 2 * lane; };
+      auto fetch = [&](int j) {
+        Fetched r = {};
+        const Stored *delta = row_at(j, 1), *grad = row_at(j, 3), *z = row_at(j, 2), *u = row_at(j, 0);
+        if (whole) {
+          r.delta = *reinterpret_cast<const Pair*>(delta), r.grad = *reinterpret_cast<const Pair*>(grad);
+          if (gated) r.z = *reinterpret_cast<const Pair*>(z);
+          r.u = *reinterpret_cast<const Pair*>(u);
+        } else {
+          auto some = [&](const Stored* x) {
+            Pair v;
+            pair_of(v, left > 0 ? x[0] : Stored(0), left > 1 ? x[1] : Stored(0));
+            return v;
+          };
+          r.delta = some(delta), r.grad = some(grad);
+          if (gated) r.z = some(z);
+          r.u = some(u);
+        }
+        if (!starts) return r;
+        r.start = reinterpret_cast<const float*>(rows_of[j * kRows + 4])[(base + lane) * start_stride];
+        return r;
+      };
+      Fetched next = {};
+      if (kAhead && mine > 0) next = fetch(0);
+      Quad quads_b[kShareOfTile], quads_c[kShareOfTile];
+      load_tile(quads_b, p.b, row, group, base, here, from, steps, aligned);
+      load_tile(quads_c, p.c, row, group, base, here, from, steps, aligned);
+      __syncthreads();  // everybody is done with the last tile
+      keep_tile(tile_b, quads_b, here);
+      keep_tile(tile_c, quads_c, here);
+      __syncthreads();
+      float of_b[kPer][kRun], of_c[kPer][kRun];
 #pragma unroll
-        for (int k = 0; k < 2; ++k) delta[k] = x[k] += bias, slope[k] = 1.0f, of_gate[k] = 0.0f;
-        if (p.softplus) {
+      for (int s = 0; s < kPer; ++s) {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) of_b[s][k] = of_c[s][k] = 0.0f;
+      }
+      const float *my_b = tile_b + at_run, *my_c = tile_c + at_run;
+      float held_c[kPer][kRun];
+#pragma unroll
+      for (int s = 0; s < kHold; ++s) load_words(held_c[s], my_c + s * kParts * kPitch);
+#pragma unroll 1
+      for (int j = 0; j < mine; ++j) {
+        const Fetched raw = kAhead ? next : fetch(j);
+        const int pair = 2 * lane;
+        {
+          const float bias = vectors[j].y;
+          float u[2], delta[2], du[2], dy[2], slope[2], of_gate[2], x[2], z[2];  // of softplus, and of the output by z but for y
+          widen_pair(u, raw.u);
+          widen_pair(x, raw.delta);
+          widen_pair(dy, raw.grad);
+          widen_pair(z, raw.z);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) delta[k] = x[k] += bias, slope[k] = 1.0f, of_gate[k] = 0.0f;
+          if (p.softplus) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              const float e = ex2(-fabsf(x[k]) * kLog2e), r = rcp(1.0f + e);
+              delta[k] = fmaxf(x[k], 0.0f) + log_one_plus(e);
+              slope[k] = x[k] < 0.0f ? e * r : r;
+            }
+          }
+          if (gated) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              const float s = sigmoid_of(z[k]), silu = z[k] * s;
+              of_gate[k] = dy[k] * fmaf(silu, 1.0f - s, s);
+              dy[k] *= silu;
+            }
+          }
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
-            const float e = ex2(-fabsf(x[k]) * kLog2e), r = rcp(1.0f + e);
-            delta[k] = fmaxf(x[k], 0.0f) + log_one_plus(e);
-            slope[k] = x[k] < 0.0f ? e * r : r;
+            if (k >= left) delta[k] = 0.0f, slope[k] = 0.0f;
+            du[k] = delta[k] * u[k];
           }
-        }
-        if (gated) {
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const float s = sigmoid_of(z[k]), silu = z[k] * s;
-            of_gate[k] = dy[k] * fmaf(silu, 1.0f - s, s);
-            dy[k] *= silu;
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (k >= left) delta[k] = 0.0f, slope[k] = 0.0f;
-          du[k] = delta[k] * u[k];
-        }
-        *reinterpret_cast<float2*>(stage + pair) = make_float2(delta[0], delta[1]);
-        *reinterpret_cast<float2*>(stage + kRow + pair) = make_float2(dy[0], dy[1]);
-        if (!kCarry) {
+          *reinterpret_cast<float2*>(stage + pair) = make_float2(delta[0], delta[1]);
+          *reinterpret_cast<float2*>(stage + kRow + pair) = make_float2(dy[0], dy[1]);
           *reinterpret_cast<float2*>(stage + 2 * kRow + pair) = make_float2(du[0], du[1]);
           *reinterpret_cast<float2*>(stage + 3 * kRow + pair) = make_float2(slope[0], slope[1]);
           *reinterpret_cast<float2*>(stage + 4 * kRow + pair) = make_float2(of_gate[0], of_gate[1]);
         }
-      }
-      if (kAhead && j + 1 < mine) next = fetch(j + 1);
-      __syncwarp();
-      float delta[kRun], dy[kRun], du[kRun], total = 0.0f;
-      load_words(delta, stage + seg * kRun);
-      load_words(dy, stage + kRow + seg * kRun);
-      if (!kCarry) load_words(du, stage + 2 * kRow + seg * kRun);
+        if (kAhead && j + 1 < mine) next = fetch(j + 1);
+        __syncwarp();
+        float delta[kRun], dy[kRun], du[kRun], total = 0.0f;
+        load_words(delta, stage + seg * kRun);
+        load_words(dy, stage + kRow + seg * kRun);
+        load_words(du, stage + 2 * kRow + seg * kRun);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) total += delta[k];
-      // The runs from zero.
-      float a[kPer][kRun], rate[kPer];
+        for (int k = 0; k < kRun; ++k) total += delta[k];
+        // The runs from zero.
+        float a[kPer][kRun], rate[kPer];
 #pragma unroll
-      for (int s = 0; s < kPer; ++s) {
-        rate[s] = rates[j * kStates + s * kParts + part_of_n];
-        const float product = ex2(rate[s] * total);
-        float b[kRun], c[kRun];
-        if (s < kHold) {
+        for (int s = 0; s < kPer; ++s) {
+          rate[s] = rates[j * kStates + s * kParts + part_of_n];
+          const float product = ex2(rate[s] * total);
+          float b[kRun], c[kRun];
+          if (s < kHold) {
 #pragma unroll
-          for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
-        } else {
-          load_words(c, my_c + s * kParts * kPitch);
-        }
+            for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
+          } else {
+            load_words(c, my_c + s * kParts * kPitch);
+          }
 #pragma unroll
-        for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
-        if (!kCarry) {
+          for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
           load_words(b, my_b + s * kParts * kPitch);
           float h = b[0] * du[0];
 #pragma unroll
           for (int k = 1; k < kRun; ++k) h = fmaf(a[s][k], h, b[k] * du[k]);
           my_h[s * kEndsPitch] = h;
           my_h[s * kEndsPitch + 2 * kEnds] = product;
-        }
-        float mu = 0.0f;
+          float lambda = c[kRun - 1] * dy[kRun - 1];
 #pragma unroll
-        for (int k = kRun - 1; k >= 0; --k) mu = a[s][k] * fmaf(c[k], dy[k], mu);
-        my_mu[s * kEndsPitch] = mu;
-        my_mu[s * kEndsPitch + 2 * kEnds] = product;
-      }
-      __syncwarp();
-      {
-        const int n = lane % kStates, backward = lane / kStates;
-        float* my_ends = ends + backward * kEnds + n / kParts * kEndsPitch + n % kParts * kLanesOfTime;
-        float carry = backward ? mus[j * kStates + n] : raw.start;
-        float x[kRun], gate[kRun];
-        load_words(x, my_ends);
-        load_words(gate, my_ends + 2 * kEnds);
-#pragma unroll
-        for (int k = 0; k < kRun; ++k) {
-          const float after = fmaf(gate[k], carry, x[k]);
-          x[k] = carry, carry = after;
+          for (int k = kRun - 2; k >= 0; --k) lambda = fmaf(a[s][k + 1], lambda, c[k] * dy[k]);
+          my_mu[s * kEndsPitch] = a[s][0] * lambda;
+          my_mu[s * kEndsPitch + 2 * kEnds] = product;
         }
-        if (!kCarry) store_words(my_ends, x);
-        if (backward) mus[j * kStates + n] = carry;
-      }
-      if (kCarry) {
-        // Each step is in four lanes.
-        if (part_of_n == 0) sums_a[j * 128 + seg] += total;
         __syncwarp();
-        continue;
-      }
-      __syncwarp();
-      float y[kRun], of_rate[kRun], of_drive[kRun], of_a[kPer];
+        {
+          const int n = lane % kStates, backward = lane / kStates;
+          float* my_ends = ends + backward * kEnds + n / kParts * kEndsPitch + n % kParts * kLanesOfTime;
+          float carry = backward ? mus[j * kStates + n] : raw.start;
+          float x[kRun], gate[kRun];
+          load_words(x, my_ends);
+          load_words(gate, my_ends + 2 * kEnds);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) y[k] = of_rate[k] = of_drive[k] = 0.0f;
+          for (int k = 0; k < kRun; ++k) {
+            const float after = fmaf(gate[k], carry, x[k]);
+            x[k] = carry, carry = after;
+          }
+          store_words(my_ends, x);
+          if (backward) mus[j * kStates + n] = carry;
+        }
+        __syncwarp();
+        float y[kRun], of_rate[kRun], of_drive[kRun], of_a[kPer];
 #pragma unroll
-      for (int s = 0; s < kPer; ++s) {
-        float h = my_h[s * kEndsPitch], mu = my_mu[s * kEndsPitch];
-        float b[kRun], c[kRun], q[kRun];
-        if (!kKeep) {
+        for (int k = 0; k < kRun; ++k) y[k] = of_rate[k] = of_drive[k] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < kPer; ++s) {
+          float h = my_h[s * kEndsPitch], mu = my_mu[s * kEndsPitch];
+          float b[kRun], c[kRun], q[kRun];
           rate[s] = rates[j * kStates + s * kParts + part_of_n];
+          if (!kKeep) {
 #pragma unroll
-          for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
+            for (int k = 0; k < kRun; ++k) a[s][k] = ex2(rate[s] * delta[k]);
+          }
+          if (s < kHold) {
+#pragma unroll
+            for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
+          } else {
+            load_words(c, my_c + s * kParts * kPitch);
+          }
+          load_words(b, my_b + s * kParts * kPitch);
+#pragma unroll
+          for (int k = 0; k < kRun; ++k) {
+            q[k] = a[s][k] * h;
+            h = fmaf(b[k], du[k], q[k]);
+            y[k] = fmaf(c[k], h, y[k]);
+            of_c[s][k] = fmaf(dy[k], h, of_c[s][k]);
+          }
+          of_a[s] = 0.0f;
+#pragma unroll
+          for (int k = kRun - 1; k >= 0; --k) {
+            const float lambda = fmaf(c[k], dy[k], mu), product_q = lambda * q[k];
+            of_rate[k] = fmaf(rate[s], product_q, of_rate[k]);
+            of_a[s] = fmaf(delta[k], product_q, of_a[s]);
+            of_drive[k] = fmaf(b[k], lambda, of_drive[k]);
+            of_b[s][k] = fmaf(du[k], lambda, of_b[s][k]);
+            mu = a[s][k] * lambda;
+          }
         }
-        if (s < kHold) {
+        float* shares = stage + kShares + at_run;
+        store_words(shares, y);
+        store_words(shares + kParts * kPitch, of_rate);
+        store_words(shares + 2 * kParts * kPitch, of_drive);
+        float kept[kPer];
+        load_words(kept, sums_a + j * 128 + lane * kPer);
 #pragma unroll
-          for (int k = 0; k < kRun; ++k) c[k] = held_c[s][k];
+        for (int s = 0; s < kPer; ++s) kept[s] += of_a[s];
+        store_words(sums_a + j * 128 + lane * kPer, kept);
+        __syncwarp();
+        float sum[3][2];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+          sum[i][0] = sum[i][1] = 0.0f;
+#pragma unroll
+          for (int s = 0; s < kParts; ++s) {
+            const float2 v = *reinterpret_cast<const float2*>(stage + kShares + (kParts * i + s) * kPitch + pair);
+            sum[i][0] += v.x, sum[i][1] += v.y;
+          }
+        }
+        if (kSplit) {
+          float* mine_held = held + j * 3 * kRow + 2 * lane;
+#pragma unroll
+          for (int i = 0; i < 3; ++i) {
+            float2* cell = reinterpret_cast<float2*>(mine_held + i * kRow);
+            if (base > 0) sum[i][0] += cell->x, sum[i][1] += cell->y;
+            if (!last_states) *cell = make_float2(sum[i][0], sum[i][1]);
+          }
+          if (!last_states) {
+            __syncwarp();  // the stage is written again
+            continue;
+          }
+        }
+        const float2 of_pair = *reinterpret_cast<const float2*>(stage + pair);
+        const float2 dy_pair = *reinterpret_cast<const float2*>(stage + kRow + pair);
+        const float2 slopes = *reinterpret_cast<const float2*>(stage + 3 * kRow + pair);
+        const float2 gates = *reinterpret_cast<const float2*>(stage + 4 * kRow + pair);
+        const float slope[2] = {slopes.x, slopes.y}, of_gate[2] = {gates.x, gates.y};
+        const float deltas[2] = {of_pair.x, of_pair.y}, dys[2] = {dy_pair.x, dy_pair.y};
+        const float skip = vectors[j].x;
+        float u[2], g_u[2], g_delta[2], g_z[2], g_skip = 0.0f, g_bias = 0.0f;
+        widen_pair(u, raw.u);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          g_u[k] = fmaf(deltas[k], sum[2][k], skip * dys[k]);
+          g_delta[k] = fmaf(kLn2, sum[1][k], u[k] * sum[2][k]) * slope[k];
+          g_z[k] = of_gate[k] * fmaf(skip, u[k], sum[0][k]);
+          g_skip = fmaf(dys[k], u[k], g_skip), g_bias += g_delta[k];
+        }
+        Stored *to_u = row_at(j, 5), *to_delta = row_at(j, 6), *to_z = row_at(j, 7);
+        if (whole) {
+          store_pair(to_u, g_u);
+          store_pair(to_delta, g_delta);
+          if (gated) store_pair(to_z, g_z);
         } else {
-          load_words(c, my_c + s * kParts * kPitch);
+          store_run(to_u, 0, left, false, g_u);
+          store_run(to_delta, 0, left, false, g_delta);
+          if (gated) store_run(to_z, 0, left, false, g_z);
         }
-        load_words(b, my_b + s * kParts * kPitch);
-#pragma unroll
-        for (int k = 0; k < kRun; ++k) {
-          q[k] = a[s][k] * h;
-          h = fmaf(b[k], du[k], q[k]);
-          y[k] = fmaf(c[k], h, y[k]);
-          of_c[s][k] = fmaf(dy[k], h, of_c[s][k]);
-        }
-        of_a[s] = 0.0f;
-#pragma unroll
-        for (int k = kRun - 1; k >= 0; --k) {
-          const float lambda = fmaf(c[k], dy[k], mu), product_q = lambda * q[k];
-          of_rate[k] = fmaf(rate[s], product_q, of_rate[k]);
-          of_a[s] = fmaf(delta[k], product_q, of_a[s]);
-          of_drive[k] = fmaf(b[k], lambda, of_drive[k]);
-          of_b[s][k] = fmaf(du[k], lambda, of_b[s][k]);
-          mu = a[s][k] * lambda;
-        }
+        float2* others = reinterpret_cast<float2*>(sums_d) + j * 32 + lane;
+        *others = make_float2(others->x + g_skip, others->y + g_bias);
+        __syncwarp();  // the stage is written again
       }
-      float* shares = stage + kShares + at_run;
-      store_words(shares, y);
-      store_words(shares + kParts * kPitch, of_rate);
-      store_words(shares + 2 * kParts * kPitch, of_drive);
-      float kept[kPer];
-      load_words(kept, sums_a + j * 128 + lane * kPer);
-#pragma unroll
-      for (int s = 0; s < kPer; ++s) kept[s] += of_a[s];
-      store_words(sums_a + j * 128 + lane * kPer, kept);
-      __syncwarp();
-      float sum[3][2];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        sum[i][0] = sum[i][1] = 0.0f;
-#pragma unroll
-        for (int s = 0; s < kParts; ++s) {
-          const float2 v = *reinterpret_cast<const float2*>(stage + kShares + (kParts * i + s) * kPitch + pair);
-          sum[i][0] += v.x, sum[i][1] += v.y;
-        }
-      }
-      const float2 of_pair = *reinterpret_cast<const float2*>(stage + pair);
-      const float2 dy_pair = *reinterpret_cast<const float2*>(stage + kRow + pair);
-      const float2 slopes = *reinterpret_cast<const float2*>(stage + 3 * kRow + pair);
-      const float2 gates = *reinterpret_cast<const float2*>(stage + 4 * kRow + pair);
-      const float slope[2] = {slopes.x, slopes.y}, of_gate[2] = {gates.x, gates.y};
-      const float deltas[2] = {of_pair.x, of_pair.y}, dys[2] = {dy_pair.x, dy_pair.y};
-      const float skip = vectors[j].x;
-      float u[2], g_u[2], g_delta[2], g_z[2], g_skip = 0.0f, g_bias = 0.0f;
-      widen_pair(u, raw.u);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        g_u[k] = fmaf(deltas[k], sum[2][k], skip * dys[k]);
-        g_delta[k] = fmaf(kLn2, sum[1][k], u[k] * sum[2][k]) * slope[k];
-        g_z[k] = of_gate[k] * fmaf(skip, u[k], sum[0][k]);
-        g_skip = fmaf(dys[k], u[k], g_skip), g_bias += g_delta[k];
-      }
-      Stored *to_u = row_at(j, 5), *to_delta = row_at(j, 6), *to_z = row_at(j, 7);
-      if (whole) {
-        store_run(to_u, 0, 2, true, g_u);
-        store_run(to_delta, 0, 2, true, g_delta);
-        if (gated) store_run(to_z, 0, 2, true, g_z);
-      } else {
-        store_run(to_u, 0, left, false, g_u);
-        store_run(to_delta, 0, left, false, g_delta);
-        if (gated) store_run(to_z, 0, left, false, g_z);
-      }
-      float2* others = reinterpret_cast<float2*>(sums_d) + j * 32 + lane;
-      *others = make_float2(others->x + g_skip, others->y + g_bias);
-      __syncwarp();  // the stage is written again
-    }
-    if constexpr (!kCarry) {
       // The block's sums over channels, B's and then C's.
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
@@ -436,9 +482,9 @@ __device__ __forceinline__ void walk(const Tensors& p) {
         }
         __syncthreads();
         float* to = reinterpret_cast<float*>(which ? p.part_c : p.part_b);
-        to += ((slice * batch + row) * p.groups + group) * p.states * steps + from;
+        to += (((slice * batch + row) * p.groups + group) * p.states + base) * steps + from;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < states * kChunk; i += kThreads) {
+        for (int i = threadIdx.x; i < here * kChunk; i += kThreads) {
           const int n = i / kChunk, k = i % kChunk;
           float sum = 0.0f;
 #pragma unroll
@@ -446,38 +492,27 @@ __device__ __forceinline__ void walk(const Tensors& p) {
           if (from + k < steps) to[n * steps + k] = sum;
         }
       }
+      if (kSplit) {
+        give_states(base, tile == end_tile - 1, tile == first_tile);
+        __syncwarp();
+      }
     }
   }
   __syncwarp();
-  if constexpr (kCarry) {
-    for (int i = lane; i < mine * states; i += 32) {
-      const i64 cell = (segment * batch + row) * p.channels + first + i / states;
-      p.carry[cell * states + i % states] = mus[i / states * kStates + i % states];
+  if (!kSplit) give_states(0, true, true);
+  // Without steps no tile has done it.
+  for (int base = 0; kSplit && first_tile == end_tile && base < states; base += kStates) {
+    take_states(base, true);
+    __syncwarp();
+    give_states(base, true, true);
+    __syncwarp();
+  }
+  for (int j = lane; j < mine; j += 32) {
+    float skip = 0.0f, bias = 0.0f;
+    for (int i = 0; i < 32; ++i) {
+      skip += sums_d[j * 64 + 2 * i], bias += sums_d[j * 64 + 2 * i + 1];
     }
-    for (int j = lane; j < mine; j += 32) {
-      float sum = 0.0f;
-      for (int i = 0; i < kLanesOfTime; ++i) sum += sums_a[j * 128 + i];
-      p.carry_sum[(segment * batch + row) * p.channels + first + j] = sum;
-    }
-  } else {
-    for (int i = lane; i < mine * states; i += 32) {
-      const int j = i / states, n = i % states;
-      float sum = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kLanesOfTime; ++k) sum += sums_a[j * 128 + lane_of(k, n % kParts) * kPer + n / kParts];
-      reinterpret_cast<float*>(p.part_a)[(part * p.channels + first + j) * states + n] = sum;
-      if (p.g_h0.base && segment == 0) store_float(p.g_h0, offset(p.g_h0, row, first + j, n), mus[j * kStates + n]);
-    }
-    for (int j = lane; j < mine; j += 32) {
-      float skip = 0.0f, bias = 0.0f;
-      for (int i = 0; i < 32; ++i) {
-        skip += sums_d[j * 64 + 2 * i], bias += sums_d[j * 64 + 2 * i + 1];
-      }
-      p.part_vectors[part * p.channels + first + j] = skip;
-      p.part_vectors[(p.parts + part) * p.channels + first + j] = bias;
-    }
+    p.part_vectors[part * p.channels + first + j] = skip;
+    p.part_vectors[(p.parts + part) * p.channels + first + j] = bias;
   }
 }
-
-extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backward(Tensors p) { walk<false>(p); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_carry(Tensors p) { walk<true>(p); }

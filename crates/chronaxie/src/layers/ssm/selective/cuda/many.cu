@@ -1,5 +1,5 @@
-// selective_scan, forward, where there are many channels and at most 16 states: A real, the rule `exp`, B and C vary, time is
-// contiguous.
+// selective_scan, forward, with at most 16 states, where there are many channels or time is long: A real, the rule `exp`, B
+// and C vary, time is contiguous.
 //
 //   as in lanes.cu
 //
@@ -11,10 +11,14 @@
 // the shares, a quarter of a row each. What the next tile reads is loaded while the states go through this one. (With two
 // channels a thread shared memory is asked for a third less, but eight warps a multiprocessor wait for their own results.)
 //
-// What binds on an H200 (132 multiprocessors, 1.755 GHz), B8 D2048 T2048 N16, 537 M steps of states: memory 0.062 ms (bf16)
-// or 0.125 ms (f32); exponentials, 16 a clock, 19/16 a step of a state with softplus and gate, 0.172 ms; instructions, of
-// which 4 warps issue a clock, 5 + 0.5 for shared memory + 2.8 for what a channel's step costs, 8.3: 0.150 ms; shared memory
-// 0.1 ms.
+// Where channels are few time is cut into segments, of whole pieces of 64 steps; carry.cu has said before what each would hand
+// on from none, and a block folds those before its own, in their order.
+//
+// What binds on an H200 (132 multiprocessors, 1.98 GHz), B8 D2048 T2048 N16, 537 M steps of states: memory 0.062 ms (bf16)
+// or 0.125 ms (f32); exponentials, 16 a clock, 19/16 a step of a state with softplus and gate, 0.152 ms; instructions, of
+// which 4 warps issue a clock, 9.7 as compiled: 0.156 ms; shared memory 0.13 ms. Measured 0.26 and 0.275 ms (2026-11-22): 3.4
+// warps a scheduler, as many as there are channels for, do not hide all that they wait for. B1 D1024 T65536, twice the work:
+// 0.54 ms and 0.39 ms for what segments hand on.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -30,8 +34,12 @@ static_assert(kChunk % kSteps == 0, "tiles start where states are saved");
 // How many times four steps of weights a thread loads for a tile.
 constexpr int kQuads = 2 * kStates * kSteps / 4 / kThreads;
 
-// Threads that are to be on a multiprocessor at once.
+// Threads that are to be on a multiprocessor at once: 512 leave 128 registers each, which suffices on sm_90.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 constexpr int kAtOnce = 512;
+#else
+constexpr int kAtOnce = 384;
+#endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selective_many_forward(Tensors p) {
   extern __shared__ __align__(16) float shared[];
@@ -44,8 +52,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
   const int own = lane / 4, quarter = lane % 4;
 
   const i64 width = p.channels / p.groups, slices = (width + kChannels - 1) / kChannels;
-  const i64 row = blockIdx.x / (p.groups * slices), group = blockIdx.x / slices % p.groups, steps = p.marks.steps;
-  const i64 begin = blockIdx.x % slices * kChannels + warp * kOfWarp, first = group * width;
+  // Blocks: [row, segment, group, slice].
+  i64 block = blockIdx.x;
+  const i64 begin = block % slices * kChannels + warp * kOfWarp, group = (block /= slices) % p.groups;
+  const i64 segment = (block /= p.groups) % p.segments, row = block / p.segments, first = group * width;
+  const i64 parts = (p.marks.steps + kChunk - 1) / kChunk;
+  const i64 from_step = segment * parts / p.segments * kChunk;
+  const i64 steps = segment + 1 < p.segments ? (segment + 1) * parts / p.segments * kChunk : p.marks.steps;
   const bool aligned = p.aligned != 0, gated = p.z.base != nullptr, active = begin + own < width;
   const i64 d = first + min(begin + own, width - 1);
   const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
@@ -62,6 +75,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
     const bool known = n < states;
     rate[s] = known ? kLog2e * load_float(p.a, offset(p.a, c, n)) : 0.0f;
     h[s] = known && p.h0.base ? load_float(p.h0, offset(p.h0, row, c, n)) : 0.0f;
+    for (i64 k = 0; known && k < segment; ++k) {
+      const i64 cell = (k * p.batch + row) * p.channels + c;
+      const float2 of_segment = reinterpret_cast<const float2*>(p.carry)[cell * states + n];
+      h[s] = fmaf(of_segment.y, h[s], of_segment.x);
+    }
   }
   // Each of the thread's states that there are.
   auto give = [&](auto to) {
@@ -74,14 +92,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
 
   // B and C of a tile: a thread has four steps of some states.
   const int which = threadIdx.x / kStates % 2, of_n = threadIdx.x % kStates, of_q = threadIdx.x / kRow;
-  const i64 of_b = offset(p.b, row, group, of_n), of_c = offset(p.c, row, group, of_n);
-  const Stored* w_row = reinterpret_cast<const Stored*>(which ? p.c.base : p.b.base) + (which ? of_c : of_b);
+  const Array& weights = which ? p.c : p.b;
+  const Stored* w_at = reinterpret_cast<const Stored*>(weights.base) + 4 * of_q;
+  w_at += offset(weights, row, group, min(of_n, states - 1)) + from_step;
+  const bool filled = of_n < states;
   Raw<4> quads[kQuads];
-  auto fetch_weights = [&](i64 tile) {
+  // Of the tile that begins where the pointers stand, `left` steps before the end of time.
+  auto fetch_weights = [&](int left, bool whole) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const i64 t = tile + 4 * (of_q + i * (kThreads / kRow));
-      quads[i] = fetch_run<4>(w_row, t, of_n < states ? steps : 0, aligned);
+      const int q = i * (kThreads / kRow);
+      quads[i] = fetch_part<4>(w_at + 4 * q, left - 4 * (of_q + q), whole);
     }
   };
   auto keep_weights = [&](float* to) {
@@ -90,39 +111,53 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
       float x[4];
       widen_run(x, quads[i]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) to[(4 * (of_q + i * (kThreads / kRow)) + k) * kRow + which * kStates + of_n] = x[k];
+      for (int k = 0; k < 4; ++k) {
+        to[(4 * (of_q + i * (kThreads / kRow)) + k) * kRow + which * kStates + of_n] = filled ? x[k] : 0.0f;
+      }
     }
   };
+  const i64 at_first = from_step + quarter * kRun;
+  const Stored *u_at = u_row + at_first, *delta_at = delta_row + at_first, *z_at = z_row + at_first;
+  Stored* out_at = row_to(p.out, row, d) + at_first;
   Raw<kRun> next_u, next_delta;
-  auto fetch_channel = [&](i64 tile) {
-    const i64 t = tile + quarter * kRun;
-    next_u = fetch_run<kRun>(u_row, t, steps, aligned);
-    next_delta = fetch_run<kRun>(delta_row, t, steps, aligned);
+  auto fetch_channel = [&](int left, bool whole) {
+    next_u = fetch_part<kRun>(u_at, left - quarter * kRun, whole);
+    next_delta = fetch_part<kRun>(delta_at, left - quarter * kRun, whole);
   };
-  fetch_weights(0);
-  fetch_channel(0);
+  // Steps that are left of the row from a tile on.
+  auto left_from = [&](i64 tile) { return static_cast<int>(min(p.marks.steps - tile, 1ll << 30)); };
+  int left = left_from(from_step);
+  bool whole = aligned && left >= kSteps;
+  fetch_weights(left, whole);
+  fetch_channel(left, whole);
   keep_weights(shared);
   __syncthreads();
 
   int turn = 0;
-  for (i64 tile = 0; tile < steps; tile += kSteps, turn ^= 1) {
-    const i64 t = tile + quarter * kRun;
+  for (i64 tile = from_step; tile < steps; tile += kSteps, turn ^= 1) {
     const Raw<kRun> raw_u = next_u;
     {
       float u[kRun], delta[kRun];
       widen_run(u, raw_u);
       widen_run(delta, next_delta);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) delta[k] += bias;
+      if (p.softplus) {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) delta[k] = softplus_of(delta[k]);
+      }
+      if (!whole) {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          if (quarter * kRun + k >= left) delta[k] = 0.0f;  // a step that is none changes nothing
+        }
+      }
       // Two steps of a channel are four words, folded by the quarter: eight lanes meet eight groups of banks.
       float* to = drive + quarter * kRun * 2 * kOfWarp + (own ^ 2 * quarter) * 4;
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) {
-        const float raw = delta[k] + bias, wide = p.softplus ? softplus_of(raw) : raw;
-        delta[k] = t + k < steps ? wide : 0.0f;  // a step that is none changes nothing
-        u[k] *= delta[k];
-      }
-#pragma unroll
       for (int k = 0; k < kRun; k += 2) {
-        *reinterpret_cast<float4*>(to + k * 2 * kOfWarp) = make_float4(delta[k], u[k], delta[k + 1], u[k + 1]);
+        const float4 two = make_float4(delta[k], delta[k] * u[k], delta[k + 1], delta[k + 1] * u[k + 1]);
+        *reinterpret_cast<float4*>(to + k * 2 * kOfWarp) = two;
       }
     }
     __syncwarp();
@@ -131,13 +166,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
         reinterpret_cast<float*>(p.chunks.base)[row * p.chunks.s[0] + tile / kChunk * p.chunks.s[1] + c * p.chunks.s[2] + n] = x;
       });
     }
-    const bool more = tile + kSteps < steps;
-    if (more) fetch_weights(tile + kSteps);
-    if (more) fetch_channel(tile + kSteps);
-    const Raw<kRun> raw_z = fetch_run<kRun>(z_row, t, steps, aligned);  // of u where there is no z
+    const bool more = tile + kSteps < steps, now_whole = whole;
+    const int now_left = left;
+    Raw<kRun> raw_z = raw_u;
+    if (gated) raw_z = fetch_part<kRun>(z_at, now_left - quarter * kRun, now_whole);
+    if (more) {
+      left = left_from(tile + kSteps);
+      whole = aligned && left >= kSteps;
+      w_at += kSteps, u_at += kSteps, delta_at += kSteps, z_at += kSteps;
+      fetch_weights(left, whole);
+      fetch_channel(left, whole);
+    }
     const float *now = shared + turn * kTile + part * kPer;
     float* share = shares + (part * kOfWarp + channel) * kSteps;
-#pragma unroll 2
+#pragma unroll 4
     for (int step = 0; step < kSteps; step += 4) {
       float y[4];
 #pragma unroll
@@ -181,9 +223,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kAtOnce / kThreads) selec
 #pragma unroll
       for (int k = 0; k < kRun; ++k) y[k] *= z[k] * sigmoid_of(z[k]);
     }
-    if (active) store_run(row_to(p.out, row, d), t, steps, aligned, y);
+    if (active) store_part(out_at, now_left - quarter * kRun, now_whole, y);
+    out_at += kSteps;
     if (more) keep_weights(shared + (turn ^ 1) * kTile);
     __syncthreads();
   }
-  give([&](i64 c, int n, float x) { store_float(p.last, offset(p.last, row, c, n), x); });
+  if (segment + 1 == p.segments) give([&](i64 c, int n, float x) { store_float(p.last, offset(p.last, row, c, n), x); });
 }

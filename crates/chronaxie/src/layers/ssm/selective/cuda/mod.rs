@@ -85,8 +85,9 @@ impl Shares {
 struct Fast {
     lanes: Lanes,
     forward: Kernel,
-    /// Backward, and what segments hand on.
-    backward: Option<[Kernel; 2]>,
+    backward: Kernel,
+    /// What segments hand on, forward and backward, where time is cut.
+    carries: Option<[Kernel; 2]>,
 }
 
 impl Fast {
@@ -98,23 +99,28 @@ impl Fast {
         };
         let forward = || {
             let (spec, name) = match lanes.many {
-                true => (lanes::many_specialisation(scan.dtype()), lanes::ENTRIES[3]),
+                true => (lanes::many_specialisation(scan.dtype()), lanes::ENTRIES[2]),
                 false => (lanes::forward_specialisation(scan.dtype(), lanes.lanes, lanes.threads), lanes::ENTRIES[0]),
             };
             kernel(&spec, name, lanes.forward_bytes(scan.states()))
         };
         let backward = || {
-            let spec = lanes::backward_specialisation(scan.dtype());
-            let bytes = lanes.backward_bytes(lanes.channels_a_warp);
-            Ok::<_, Error>([kernel(&spec, lanes::ENTRIES[1], bytes)?, kernel(&spec, lanes::ENTRIES[2], bytes)?])
+            let spec = lanes::backward_specialisation(scan.dtype(), lanes.split());
+            kernel(&spec, lanes::ENTRIES[1], lanes.backward_bytes(lanes.channels_a_warp))
         };
+        let carries = || {
+            let spec = lanes::carry_specialisation(scan.dtype());
+            Ok::<_, Error>([device.kernel(&spec, lanes::ENTRIES[3])?, device.kernel(&spec, lanes::ENTRIES[4])?])
+        };
+        let cut = [Pass::Forward, Pass::Backward].into_iter().any(|pass| lanes.cuts(pass) > 1);
         // Where nothing is cached the compiler takes seconds: both at a time.
-        let (forward, backward) = std::thread::scope(|s| {
-            let forward = s.spawn(forward);
-            let backward = lanes.backward.then(backward).transpose();
-            (forward.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), backward)
+        let (forward, carries, backward) = std::thread::scope(|s| {
+            let others = s.spawn(|| (forward(), cut.then(carries).transpose()));
+            let backward = backward();
+            let (forward, carries) = others.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (forward, carries, backward)
         });
-        Ok(Self { lanes, forward: forward?, backward: backward? })
+        Ok(Self { lanes, forward: forward?, backward: backward?, carries: carries? })
     }
 }
 
@@ -127,10 +133,12 @@ pub(super) struct CudaPlan {
     signatures: Vec<(Pass, Signature)>,
     kernels: [Kernel; 4],
     fast: Option<Fast>,
-    none: Layout,
+    /// Of the forward pass, with what segments hand on.
+    forward_scratch: Layout,
+    forward_carry: RegionId,
     scratch: Layout,
     /// part_a, part_b, part_c, trace, part_vectors, and what segments hand on.
-    regions: [RegionId; 7],
+    regions: [RegionId; 6],
     shares: Shares,
     /// Blocks of the backward pass.
     blocks: usize,
@@ -176,25 +184,31 @@ impl CudaPlan {
         let blocks = (shares.parts * groups * shares.slices).div_ceil(warps).clamp(1, most);
         let state = if scan.is_complex() { Dtype::C64 } else { Dtype::F32 };
         // Scratch serves whichever way the strides of a call allow.
-        let back = way.filter(|w| w.backward);
-        let parts = back.map_or(0, |w| w.parts(scan.batch())).max(shares.parts);
-        let slices = back.map_or(0, |w| w.slices).max(shares.slices);
+        let parts = way.map_or(0, |w| w.parts(scan.batch())).max(shares.parts);
+        let slices = way.map_or(0, |w| w.slices).max(shares.slices);
         let rates = parts * scan.channels() * scan.states();
         let weight = |w: Weights| match w {
             Weights::Constant => rates,
-            Weights::Varying(_) if shares.own && back.is_none() => 0,
+            Weights::Varying(_) if shares.own && way.is_none() => 0,
             Weights::Varying(g) => slices * scan.batch() * g * scan.states() * scan.steps(),
         };
-        let carries = back.filter(|w| w.segments > 1).map_or(0, |w| w.segments * scan.batch() * scan.channels());
+        // A state and the product of a segment's gates, where time is cut.
+        let carries = |pass| {
+            let cuts = way.map_or(1, |w| w.cuts(pass));
+            if cuts > 1 { 2 * cuts * scan.batch() * scan.channels() * scan.states() } else { 0 }
+        };
+        // What the fast way hands from tile to tile where it takes states in turns.
+        let passed = way.filter(Lanes::split).map_or(0, |w| w.parts(scan.batch()) * scan.channels() * scan.states());
+        let mut forward_scratch = Layout::new(options.scratch_gap);
+        let forward_carry = forward_scratch.push("states between segments", Dtype::F32, carries(Pass::Forward))?;
         let mut scratch = Layout::new(options.scratch_gap);
         let regions = [
             scratch.push("parts of grad_A", state, rates)?,
             scratch.push("parts of grad_B", state, weight(scan.b()))?,
             scratch.push("parts of grad_C", state, weight(scan.c()))?,
-            scratch.push("states of 64 steps", state, blocks * warps * CHUNK * scan.states())?,
+            scratch.push("states of 64 steps", state, (blocks * warps * CHUNK * scan.states()).max(passed))?,
             scratch.push("parts of grad_D and grad_delta_bias", Dtype::F32, 2 * parts * scan.channels())?,
-            scratch.push("gradients between segments", Dtype::F32, carries * scan.states())?,
-            scratch.push("sums of delta of segments", Dtype::F32, carries)?,
+            scratch.push("gradients between segments", Dtype::F32, carries(Pass::Backward))?,
         ];
         let kernel = |name| device.kernel(&spec, name);
         let fast = way.map(|w| Fast::new(&scan, w, device)).transpose()?;
@@ -205,7 +219,8 @@ impl CudaPlan {
             signatures,
             kernels: [kernel(ENTRIES[0])?, kernel(ENTRIES[1])?, kernel(ENTRIES[2])?, kernel(ENTRIES[3])?],
             fast,
-            none: Layout::new(options.scratch_gap),
+            forward_scratch,
+            forward_carry,
             scratch,
             regions,
             shares,
@@ -219,20 +234,13 @@ impl CudaPlan {
         let launch = |blocks: usize, threads, bytes: usize| {
             LaunchConfig::new((blocks as u32, 1, 1), (threads, 1, 1)).shared(bytes as u32)
         };
-        match (pass, &fast.backward) {
-            (Pass::Forward, _) => {
-                let blocks = w.blocks(pass, p.batch());
-                vec![(&fast.forward, launch(blocks, w.threads, w.forward_bytes(p.states())))]
-            }
-            (_, Some([backward, carry])) => {
-                let bytes = w.backward_bytes(w.channels_a_warp);
-                let of = |kernel, blocks| (kernel, launch(blocks, lanes::BACK_THREADS, bytes));
-                let (before, blocks) = (w.carry_blocks(p.batch()), w.blocks(pass, p.batch()));
-                let before = (before > 0).then(|| of(carry, before));
-                before.into_iter().chain([of(backward, blocks)]).collect()
-            }
-            _ => Vec::new(),
-        }
+        let (kernel, carry, threads, bytes) = match pass {
+            Pass::Forward => (&fast.forward, 0, w.threads, w.forward_bytes(p.states())),
+            _ => (&fast.backward, 1, lanes::BACK_THREADS, w.backward_bytes(w.channels_a_warp)),
+        };
+        let before = w.carry_blocks(pass, p.batch());
+        let before = fast.carries.as_ref().filter(|_| before > 0).map(|c| (&c[carry], launch(before, THREADS, 0)));
+        before.into_iter().chain([(kernel, launch(w.blocks(pass, p.batch()), threads, bytes))]).collect()
     }
 
     /// The launches of a pass, in order.
@@ -261,7 +269,7 @@ impl CudaPlan {
 
     /// The fast way, if there is one and the strides suit it, and whether it may use vectors.
     fn fast(&self, pass: Pass, args: &Args<'_, '_>) -> Option<(&Fast, bool)> {
-        let fast = self.fast.as_ref().filter(|f| pass == Pass::Forward || f.backward.is_some())?;
+        let fast = self.fast.as_ref()?;
         // Those with a time axis: u, delta, B, C, z, and out or the gradients.
         let signature = self.signature(pass)?;
         let timed = |t: &TensorSpec| t.axes.ends_with("T]");
@@ -297,6 +305,10 @@ impl CudaPlan {
         let mut bytes: Vec<u8> = arrays.into_iter().flat_map(array).collect();
         let base = args.scratch.address();
         let region = |id| if pass == Pass::Backward { self.scratch.address(base, id) } else { 0 };
+        let carry = match pass {
+            Pass::Forward => self.forward_scratch.address(base, self.forward_carry),
+            _ => region(self.regions[5]),
+        };
         bytes.extend(self.regions[..5].iter().flat_map(|&id| region(id).to_ne_bytes()));
         bytes.extend(table.map_or(0, View::address).to_ne_bytes());
         bytes.extend(marks(p.packing(), packed, p.batch(), p.steps()));
@@ -309,9 +321,9 @@ impl CudaPlan {
         let slots = self.step.map_or(p.packing().states(p.batch()), |s| s.rows());
         let options = [varies(p.b()), varies(p.c()), usize::from(p.has_softplus()), slots];
         let cut =
-            fast.map_or([0, 1, 1], |(f, aligned)| [usize::from(aligned), f.lanes.channels_a_warp, f.lanes.segments]);
+            fast.map_or([0, 1, 1], |(f, aligned)| [usize::from(aligned), f.lanes.channels_a_warp, f.lanes.cuts(pass)]);
         bytes.extend(sizes.iter().chain(&options).chain(&cut).flat_map(|&n| (n as i64).to_ne_bytes()));
-        bytes.extend(self.regions[5..].iter().flat_map(|&id| region(id).to_ne_bytes()));
+        bytes.extend(carry.to_ne_bytes());
         bytes
     }
 }
@@ -342,7 +354,7 @@ impl Plan for CudaPlan {
         }
     }
     fn scratch(&self, pass: Pass) -> &Layout {
-        if pass == Pass::Backward { &self.scratch } else { &self.none }
+        if pass == Pass::Backward { &self.scratch } else { &self.forward_scratch }
     }
     fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
         let fast = self.fast(pass, args);
@@ -358,7 +370,6 @@ impl Plan for CudaPlan {
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
         let report =
             |(kernel, c): (&Kernel, LaunchConfig)| LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes);
-        let fast = self.fast.as_ref().filter(|f| pass == Pass::Forward || f.backward.is_some());
-        self.steps(pass, fast).into_iter().map(report).collect()
+        self.steps(pass, self.fast.as_ref()).into_iter().map(report).collect()
     }
 }

@@ -18,5 +18,5 @@ struct Tensors {
   Marks marks;
   i64 batch, channels, states, groups, parts, slices, own, b_varies, c_varies, softplus, slots;
   i64 aligned, channels_a_warp, segments;    // what only lanes.cu and lanes_backward.cu use
-  float *carry, *carry_sum;                  // [segments, B, D, N], [segments, B, D]
+  float* carry;                              // [segments, B, D, N, 2]
 };
