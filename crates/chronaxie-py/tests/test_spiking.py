@@ -358,3 +358,78 @@ print(sim.step)
     lines = ran.stdout.split("\n")
     assert lines[0].startswith("BackendUnavailableError") and "forked process" in lines[0], ran
     assert lines[1:3] == ["10", "20"]
+
+
+RULES = {
+    "stdp": {"A_plus": 0.02, "A_minus": 0.021},
+    "hebb": {"A": 0.01, "A_pre": 0.002},
+    "bcm": {"A": 0.01, "target_rate": 10.0, "tau_threshold": 100.0},
+    "homeostatic": {"window": 20.0, "scaling_rate": 0.002},
+    "modulated_stdp": {"modulator": "DA", "tau_eligibility": 50.0, "tau_modulator": 20.0, "A_plus": 0.02},
+}
+
+
+def learning(rule, **more):
+    net = spiking.Network(dt=0.1, seed=3)
+    net.population("E", "lif_exp", 100, parameters={"I_e": spiking.normal(390.0, 20.0)})
+    net.population("DA", "poisson", 4, parameters={"rate": 50.0})
+    plasticity = {"rule": rule, "w_max": 60.0, **RULES[rule], **more}
+    for indegree in (10, 5):
+        net.projection(
+            "E",
+            "E",
+            "fixed_indegree",
+            indegree=indegree,
+            weight=spiking.uniform(10.0, 50.0),
+            delay=spiking.uniform(0.1, 3.0),
+            plasticity=plasticity,
+        )
+    return net
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_of_plastic_synapses_are_read_as_they_change(rule, tmp_path):
+    net = learning(rule)
+    sim = net.build("cpu")
+    before = sim.synapses("E", "E")
+    sim.run(150.0)
+    middle = sim.synapses("E", "E")
+    checkpoint = sim.save(tmp_path / "half")
+    sim.run(150.0)
+    after = sim.synapses("E", "E")
+    for later in (middle, after):
+        assert np.array_equal(before.source, later.source) and np.array_equal(before.target, later.target)
+        assert np.array_equal(before.delay, later.delay) and len(later.weight) == 1500
+        assert later.weight.min() >= 0.0 and later.weight.max() <= 60.0
+    moved = [np.abs(b.weight - a.weight).mean() for a, b in ((before, middle), (middle, after))]
+    assert min(moved) > 0.01, moved
+    # A weight is that of its synapse: most of what it was is left.
+    assert np.corrcoef(before.weight, middle.weight)[0, 1] > 0.5
+    assert np.array_equal(sim.weights("E", "E"), after.weight)
+    resumed = net.build("cpu", resume=checkpoint)
+    assert np.array_equal(resumed.weights("E", "E"), middle.weight)
+    resumed.run(150.0)
+    assert np.array_equal(resumed.weights("E", "E"), after.weight)
+
+
+@pytest.mark.gpu
+def test_weights_of_plastic_synapses_on_a_gpu(backend):
+    if backend == "cpu":
+        pytest.skip("of the CPU they are tested elsewhere")
+    tables = []
+    for place in ("cpu", backend):
+        sim = learning("stdp").build(place)
+        spikes = sim.run(200.0)
+        assert len(spikes) > 500
+        tables.append((sim.spikes_sha256, *sim.synapses("E", "E")))
+    assert tables[0][0] == tables[1][0]
+    assert all(np.array_equal(a, b) for a, b in zip(tables[0][1:], tables[1][1:]))
+    with pytest.raises(chronaxie.ConfigError, match="the rule hebb, which the CUDA backend does not do; use --backend cpu"):
+        learning("hebb").build(backend)
+
+
+def test_a_rule_of_plasticity_is_refused_by_its_field():
+    with pytest.raises(chronaxie.ConfigError, match='modulator names "DB", which is no population; did you mean "DA"'):
+        learning("modulated_stdp", modulator="DB").build("cpu")
+    with pytest.raises(chronaxie.ConfigError, match="unknown key .*tau_minos"):
+        learning("stdp", tau_minos=3.0).build("cpu")

@@ -143,7 +143,12 @@ pub fn analyze(options: &AnalyzeOptions) -> Result<AnalysisReport> {
     };
     let discard = options.discard_ms.or(settings.as_ref().map(|s| s.discard_ms)).unwrap_or(0.0);
     let t = &mut recording.trains;
-    t.start = t.start.max(steps("discard", discard, 0.0)?).min(t.stop);
+    let begin = t.start.max(steps("discard", discard, 0.0)?);
+    if begin >= t.stop {
+        let end = t.stop as f64 * dt;
+        notes.push(format!("the recording ends at {end} ms, and {discard} ms are left out: nothing is analyzed"));
+    }
+    t.start = begin.min(t.stop);
     t.spikes.retain(|s| s.step >= t.start);
     let how = Options {
         bin: steps("bin", options.bin_ms, 1.0)?,

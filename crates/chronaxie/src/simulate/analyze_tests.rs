@@ -63,6 +63,12 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
     assert_eq!((bare.populations[0].network.clone(), bare.out.clone()), (None, None));
     alone.discard_ms = None;
     assert_eq!(analyze(&alone).unwrap().spikes, report.spikes);
+    alone.discard_ms = Some(400.0);
+    assert_eq!(
+        analyze(&alone).unwrap().notes,
+        ["the recording ends at 400 ms, and 400 ms are left out: nothing is analyzed"]
+    );
+    alone.discard_ms = None;
     for (bin, says) in [(0.0, "bin = 0 ms"), (f64::NAN, "bin = NaN ms"), (-1.0, "bin = -1 ms")] {
         alone.bin_ms = bin;
         assert!(analyze(&alone).unwrap_err().to_string().contains(says));

@@ -137,7 +137,9 @@ fn set_drive(network: &mut Network, index: usize, values: &[f64]) -> Result<()> 
         DriveKind::Poisson { .. } => {
             return Err(Error::config(format!("drive of {name}: a rate of {value} Hz must be finite and at least 0")));
         }
-        DriveKind::Dc { .. } => return Err(Error::config(format!("drive of {name}: a current of {value}"))),
+        DriveKind::Dc { .. } => {
+            return Err(Error::config(format!("drive of {name}: a current of {value} must be finite")));
+        }
     }
     Ok(())
 }

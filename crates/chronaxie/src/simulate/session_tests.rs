@@ -191,6 +191,7 @@ fn looks_and_settings_are_in_the_terms_of_the_description() {
     assert!(says(session.synapses(9).unwrap_err()).contains("projection 9"));
     assert!(says(session.set_drive(9, 1.0).unwrap_err()).contains("drive 9: there are 3"));
     assert!(says(session.set_drive(0, -1.0).unwrap_err()).contains("a rate of -1 Hz"));
+    assert!(says(session.set_drive(2, f64::NAN).unwrap_err()).contains("a current of NaN must be finite"));
     assert!(says(session.set_drive(0, 1e9).unwrap_err()).contains("arrivals a step are more than 500"));
     assert!(says(session.set_input(0, vec![1.0; 3]).unwrap_err()).contains("3 values for 400 cells"));
     assert!(says(session.set_input(2, vec![f64::NAN]).unwrap_err()).contains("NaN"));

@@ -4,11 +4,11 @@ use super::changes::{Changes, Input};
 use super::run::fingerprint;
 use super::session::{Facts, PopulationFacts, Trace};
 use crate::report::write_atomically;
-use crate::spiking::connect::{Synapses, synapses};
+use crate::spiking::connect::Synapses;
 use crate::spiking::network::Drive;
 use crate::spiking::network::read::Settings;
 use crate::spiking::record::{Recorder, SpikeHash};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, CudaEngine, Engine, Spike, State};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, State, cuda};
 use crate::spiking::{Network, Plan};
 use crate::{Device, Error, ErrorKind, Result};
 use std::path::Path;
@@ -85,7 +85,7 @@ pub(super) fn serve(mut books: Books, device: &Device, built: &SyncSender<Facts>
         let silent = |_, _| {};
         let mut engine: Box<dyn Engine + '_> = match device {
             Device::Cpu => Box::new(CpuEngine::new(&plan, &silent)?),
-            Device::Cuda(device) => Box::new(CudaEngine::new(&plan, device, &silent)?),
+            Device::Cuda(device) => cuda::engine(&plan, device, &silent)?,
         };
         if let Some(state) = &state {
             engine.restore(state)?;
@@ -247,14 +247,7 @@ impl Core<'_> {
         if projection >= count {
             return Err(Error::config(format!("projection {projection}: there are {count}")));
         }
-        if self.plan.changes(projection) && self.engine.step() > 0 {
-            return Err(Error::unavailable(format!(
-                "the weights of {} have changed since the start, and there is no table of them yet; the report of a run \
-                 has their distribution",
-                self.plan.label(projection)
-            )));
-        }
-        synapses(self.plan, projection)
+        self.engine.table(projection)
     }
 
     pub fn drives(&self) -> Result<Vec<Drive>> {

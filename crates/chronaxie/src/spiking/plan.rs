@@ -204,7 +204,7 @@ impl Plan {
             };
             let most = &mut largest[p.target];
             let last = most.len() - 1;
-            if let Some(bound) = p.plasticity.and_then(|x| x.stdp).map(|s| s.w_max).filter(|w| w.is_finite()) {
+            if let Some(bound) = p.plasticity.and_then(|x| x.bounds()).map(|b| b.1).filter(|w| w.is_finite()) {
                 let port = if ends.0 < 0.0 { last } else { 0 };
                 most[port] = most[port].max(bound);
             }

@@ -203,6 +203,7 @@ class Network:
         weight: Any = None,
         delay: Any = None,
         edges: Mapping[str, Any] | None = None,
+        plasticity: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """Synapses.
@@ -216,9 +217,17 @@ class Network:
             delay: ms, a distribution of them, or :func:`velocity`.
             edges: the rule ``edges``: arrays ``source`` and ``target`` (cells, from 0), ``weight`` and ``delay`` (arrays or
                 one number each).
+            plasticity: how weights change: ``rule`` and its numbers. ``stdp`` (``A_plus``, ``A_minus``, ``tau_plus``,
+                ``tau_minus``, ``w_min``, ``w_max``, ``dependence``, ``pairs``, ``delay``), ``modulated_stdp`` (besides ``modulator``,
+                ``tau_eligibility``, ``tau_modulator``, ``baseline``, ``modulator_delay``), ``hebb`` (``A``, ``A_pre``, ``A_post``,
+                ``tau``), ``bcm`` (``A``, ``target_rate``, ``tau``, ``tau_threshold``), ``homeostatic`` (``target_rate``, ``window``,
+                ``scaling_rate``), ``tsodyks_markram`` (``U``, ``tau_rec``, ``tau_fac``). Mappings ``homeostatic`` and
+                ``short_term`` in it add those two to another rule.
             options: of the rule; ``multapses`` and ``autapses``.
         """
         section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
+        if plasticity is not None:
+            options["plasticity"] = dict(plasticity)
         label = f"{source} -> {target}"
         if edges is not None:
             given = {**edges, **{k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}}

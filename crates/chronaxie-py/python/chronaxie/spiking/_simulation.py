@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
-from ._spikes import Spikes
+from ._spikes import Spikes, index
 
 
 class Population(NamedTuple):
@@ -118,14 +118,7 @@ class Simulation:
         return self._session.at()[2]
 
     def _index(self, population: str | int) -> int:
-        names = [p.name for p in self.populations]
-        if isinstance(population, str):
-            if population not in names:
-                raise ConfigError(f"{population!r} is no population; there are {', '.join(names)}")
-            return names.index(population)
-        if not 0 <= population < len(names):
-            raise ConfigError(f"population {population}: there are {len(names)}")
-        return int(population)
+        return index([p.name for p in self.populations], population)
 
     def run(self, duration: float | None = None, *, steps: int | None = None, record: bool = True) -> Spikes:
         """Goes on for ``duration`` ms, or ``steps``, with the GIL released.
@@ -170,7 +163,8 @@ class Simulation:
 
     def synapses(self, source: str | int, target: str | int) -> Synapses:
         """All synapses from one population to another, with the weights that are delivered: drawn, then rounded to the
-        target's unit. 16 bytes each."""
+        target's unit; of plastic synapses as they are now, without what short-term plasticity takes from them. 16 bytes each.
+        A row is the same synapse at all times."""
         pair = (self._index(source), self._index(target))
         parts = [self._session.synapses(i) for i, p in enumerate(self._session.projections) if p == pair]
         kinds = (np.uint32, np.uint32, np.float32, np.float32)
@@ -179,7 +173,7 @@ class Simulation:
         return Synapses(*joined)
 
     def weights(self, source: str | int, target: str | int) -> np.ndarray:
-        """The weights of :meth:`synapses`."""
+        """The weights of :meth:`synapses`, in its order, as they are now."""
         return self.synapses(source, target).weight
 
     @property

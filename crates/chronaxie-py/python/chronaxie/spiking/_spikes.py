@@ -10,6 +10,21 @@ import numpy as np
 from .._errors import ConfigError
 
 
+def index(names: Sequence[str], population: str | int) -> int:
+    """The index of a population by its name, or the index itself.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(population, str):
+        if population not in names:
+            raise ConfigError(f"{population!r} is no population; there are {', '.join(names)}")
+        return names.index(population)
+    if not 0 <= population < len(names):
+        raise ConfigError(f"population {population}: there are {len(names)}")
+    return int(population)
+
+
 class Spikes:
     """Spikes in order of time, then cell, as NumPy arrays of one length.
 
@@ -60,13 +75,7 @@ class Spikes:
         Raises:
             ConfigError: there is none of that name.
         """
-        if isinstance(population, str):
-            if population not in self.names:
-                raise ConfigError(f"{population!r} is no population; there are {', '.join(self.names)}")
-            return self.names.index(population)
-        if not 0 <= population < len(self.names):
-            raise ConfigError(f"population {population}: there are {len(self.names)}")
-        return int(population)
+        return index(self.names, population)
 
     def of(self, population: str | int) -> tuple[np.ndarray, np.ndarray]:
         """The times (f64, ms) of one population's spikes, and its cells (u32, from 0)."""
@@ -79,7 +88,7 @@ class Spikes:
         """The mean rate of each population from ``start`` to ``stop``, Hz."""
         seconds = (self.stop - self.start) * 1e-3
         counts = np.bincount(self.population, minlength=len(self.names))
-        return {n: float(c / s / seconds) if seconds > 0 else 0.0 for n, c, s in zip(self.names, counts, self.sizes)}
+        return {n: float(c / max(s, 1) / seconds) if seconds > 0 else 0.0 for n, c, s in zip(self.names, counts, self.sizes)}
 
     def to_arrow(self) -> Any:
         """A ``pyarrow.Table`` with the columns time (ms), step, neuron, population (by name). Needs pyarrow."""

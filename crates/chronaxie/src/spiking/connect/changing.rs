@@ -5,6 +5,7 @@ use super::rows::{enumerate, expected_here};
 use super::shard::Part;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;
+use crate::spiking::plasticity::rules::Changed;
 use std::ops::Range;
 
 /// Synapses of one delay and one rule of one row.
@@ -25,6 +26,8 @@ pub struct Changing {
     pub slots: Vec<u16>,
     /// The strength of each.
     pub strengths: Vec<u32>,
+    /// The eligibility of each, where some rule has a modulator; else nothing.
+    pub eligible: Vec<i32>,
     /// Where each row begins, and how many synapses there are.
     pub first: Vec<u64>,
     /// The groups of all rows, each row's by rising delay and rule.
@@ -84,7 +87,24 @@ impl Changing {
                 }
             }
         }
+        if !learning.modulators.is_empty() {
+            all.eligible = vec![0; all.slots.len()];
+        }
         all
+    }
+
+    /// What changes of a synapse.
+    #[inline(always)]
+    pub(in crate::spiking) fn changed(&self, i: usize) -> Changed {
+        (self.strengths[i], self.eligible.get(i).copied().unwrap_or(0))
+    }
+    /// Sets it.
+    #[inline(always)]
+    pub(in crate::spiking) fn set(&mut self, i: usize, (strength, eligible): Changed) {
+        self.strengths[i] = strength;
+        if let Some(e) = self.eligible.get_mut(i) {
+            *e = eligible;
+        }
     }
 
     /// The groups of a cell's row, each with its synapses' place.

@@ -324,7 +324,8 @@ fn areas(config: &Config, lattice: [i32; 4], notes: &mut Vec<String>) -> Result<
             return Err(sense.refuse("areal", &format!("is {}, which is no area", quote(&areal))));
         };
         if sense_of[at].as_ref() != Some(name) {
-            notes.push(format!("sense {name} names the area {areal}, which names {:?}", sense_of[at]));
+            let other = sense_of[at].as_deref().map_or("none".into(), quote);
+            notes.push(format!("sense {name} names the area {areal}, whose sense is {other}"));
         }
         let place = &areas[at].place;
         if place.low[3] != slice {

@@ -232,9 +232,13 @@ fn every_field_is_refused_where_it_is_wrong() {
         let e = refused(BRAIN, &[set]);
         assert!(e.to_string().contains(says), "{set}: {e}");
     }
-    assert!(
-        read(&config(BRAIN, &["senses.vision.input_size=[5,5]"])).unwrap().notes.iter().any(|n| n.contains("[5, 5]"))
-    );
+    for (set, says) in [
+        ("senses.vision.input_size=[5,5]", "[5, 5]"),
+        ("senses.vision.areal=Digital_sensor", "the area Digital_sensor, whose sense is \"digital\""),
+    ] {
+        let notes = read(&config(BRAIN, &[set])).unwrap().notes;
+        assert!(notes.iter().any(|n| n.contains(says)), "{set}: {notes:?}");
+    }
 }
 
 /// The cell of the main loop: 20 mV from rest reach the threshold after 28 steps, from the reset after 33, with 4 steps held.

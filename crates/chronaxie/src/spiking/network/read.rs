@@ -466,7 +466,7 @@ fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_
     } else if rows * columns != 1 {
         return Err(section.refuse("file", "joins one population to one population; name one each"));
     }
-    let plasticity = super::read_plasticity::plasticity(section, network.dt_ms)?;
+    let plasticity = super::read_plasticity::plasticity(section, network)?;
     for (t, &target) in targets.iter().enumerate() {
         for (s, &source) in sources.iter().enumerate() {
             let number = table.as_ref().map_or(1.0, |(_, table)| table.at(t, s));

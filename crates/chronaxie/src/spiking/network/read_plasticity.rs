@@ -4,41 +4,129 @@
 //! plasticity = { rule = "stdp", A_plus = 0.01, A_minus = 0.012, tau_plus = 20.0, tau_minus = 20.0, w_max = 80.0,
 //!                w_min = 0.0, dependence = "additive", pairs = "all_to_all", delay = "dendritic" }
 //! plasticity = { rule = "tsodyks_markram", U = 0.5, tau_rec = 800.0, tau_fac = 0.0 }
+//! plasticity = { rule = "hebb", A = 0.001, A_pre = 0.0005, A_post = 0.0, tau = 20.0, w_max = 80.0, w_min = 0.0,
+//!                dependence = "additive", delay = "dendritic" }
+//! plasticity = { rule = "bcm", A = 0.001, target_rate = 5.0, tau = 100.0, tau_threshold = 1000.0, w_max = 80.0,
+//!                w_min = 0.0, delay = "dendritic" }
+//! plasticity = { rule = "homeostatic", target_rate = 5.0, window = 1000.0, scaling_rate = 0.01, w_max = 80.0, w_min = 0.0 }
+//! plasticity = { rule = "modulated_stdp", modulator = "DA", tau_eligibility = 1000.0, tau_modulator = 200.0,
+//!                baseline = 0.0, modulator_delay = 1.0, A_plus = 0.01, ... as of stdp, but additive alone }
 //! ```
-//! A table `short_term` with the fields of the second beside those of the first has both.
+//! A table `short_term` with the fields of the second beside those of another has both; so has `homeostatic`, without bounds.
 
+use super::Network;
 use crate::Result;
-use crate::config::{Milliseconds, Section};
-use crate::spiking::plasticity::{Dependence, Pairs, Placement, Plasticity, ShortTerm, Stdp};
+use crate::config::{Milliseconds, Section, nearest, quote};
+use crate::spiking::plasticity::{
+    Bcm, Dependence, Hebb, Homeostasis, Modulation, Pairs, Placement, Plasticity, ShortTerm, Stdp,
+};
+
+const RULES: [&str; 6] = ["stdp", "tsodyks_markram", "hebb", "bcm", "homeostatic", "modulated_stdp"];
 
 /// What `section` says of plasticity, if it says something.
-pub(super) fn plasticity(section: &Section<'_>, dt_ms: f64) -> Result<Option<Plasticity>> {
+pub(super) fn plasticity(section: &Section<'_>, network: &Network) -> Result<Option<Plasticity>> {
     if !section.contains("plasticity") {
         return Ok(None);
     }
+    let dt_ms = network.dt_ms;
     let t = section.table("plasticity")?;
-    let what = match t.choice("rule", &["stdp", "tsodyks_markram"], "stdp")? {
-        "stdp" => {
-            let mut what = Plasticity::stdp(stdp(&t)?);
-            if t.contains("short_term") {
-                let short_term = t.table("short_term")?;
-                what = what.and_short_term(self::short_term(&short_term)?);
-                refuse(&short_term, &Plasticity::short_term(self::short_term(&short_term)?), dt_ms)?;
-            }
-            refuse(&t, &Plasticity { short_term: None, ..what }, dt_ms)?;
-            what
+    let mut what = match t.choice("rule", &RULES, "stdp")? {
+        "stdp" => Plasticity::stdp(stdp(&t)?),
+        "modulated_stdp" => Plasticity::modulated(stdp(&t)?, modulation(&t, network)?),
+        "hebb" => Plasticity::hebb(hebb(&t)?),
+        "bcm" => Plasticity::bcm(bcm(&t)?),
+        "homeostatic" => {
+            let bounds = (t.get("w_min", 0.0)?, t.require("w_max")?);
+            Plasticity::homeostasis(Homeostasis { bounds: Some(bounds), ..homeostasis(&t)? })
         }
-        _ => {
-            let what = Plasticity::short_term(short_term(&t)?);
-            refuse(&t, &what, dt_ms)?;
-            what
-        }
+        _ => Plasticity::short_term(short_term(&t)?),
     };
+    refuse(&t, &what, dt_ms)?;
+    if what.short_term.is_none() && t.contains("short_term") {
+        let own = t.table("short_term")?;
+        what = what.and_short_term(short_term(&own)?);
+        refuse(&own, &what, dt_ms)?;
+    }
+    if what.bounds().is_some() && what.homeostasis.is_none() && t.contains("homeostatic") {
+        let own = t.table("homeostatic")?;
+        what = what.and_homeostasis(homeostasis(&own)?);
+        refuse(&own, &what, dt_ms)?;
+    }
     Ok(Some(what))
 }
 
 fn refuse(section: &Section<'_>, what: &Plasticity, dt_ms: f64) -> Result<()> {
     what.problem(dt_ms).map_or(Ok(()), |(field, problem)| Err(section.refuse(field, &problem)))
+}
+
+fn modulation(t: &Section<'_>, network: &Network) -> Result<Modulation> {
+    let name: String = t.require("modulator")?;
+    let names = || network.populations.iter().map(|p| p.name.as_str());
+    let Some(population) = network.find(&name) else {
+        let hint = match nearest(&name, names()) {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        return Err(t.refuse("modulator", &format!("names {}, which is no population; {hint}", quote(&name))));
+    };
+    let ms = |key, default| t.get(key, Milliseconds(default)).map(|ms| ms.0);
+    Ok(Modulation {
+        population,
+        tau_c_ms: ms("tau_eligibility", 1000.0)?,
+        tau_n_ms: ms("tau_modulator", 200.0)?,
+        baseline_hz: t.get("baseline", 0.0)?,
+        delay_ms: ms("modulator_delay", 1.0_f64.max(network.dt_ms))?,
+    })
+}
+
+fn dependence(t: &Section<'_>) -> Result<Dependence> {
+    Ok(match t.choice("dependence", &["additive", "multiplicative", "mixed"], "additive")? {
+        "multiplicative" => Dependence::Multiplicative,
+        "mixed" => Dependence::Mixed,
+        _ => Dependence::Additive,
+    })
+}
+
+fn placement(t: &Section<'_>) -> Result<Placement> {
+    Ok(match t.choice("delay", &["dendritic", "axonal"], "dendritic")? {
+        "axonal" => Placement::Axonal,
+        _ => Placement::Dendritic,
+    })
+}
+
+fn hebb(t: &Section<'_>) -> Result<Hebb> {
+    let a = t.get("A", 0.001)?;
+    Ok(Hebb {
+        a,
+        a_pre: t.get("A_pre", a / 2.0)?,
+        a_post: t.get("A_post", 0.0)?,
+        tau_ms: t.get("tau", Milliseconds(20.0))?.0,
+        w_min: t.get("w_min", 0.0)?,
+        w_max: t.require("w_max")?,
+        dependence: dependence(t)?,
+        placement: placement(t)?,
+    })
+}
+
+fn bcm(t: &Section<'_>) -> Result<Bcm> {
+    Ok(Bcm {
+        a: t.get("A", 0.001)?,
+        target_hz: t.get("target_rate", 5.0)?,
+        tau_ms: t.get("tau", Milliseconds(100.0))?.0,
+        tau_threshold_ms: t.get("tau_threshold", Milliseconds(1000.0))?.0,
+        w_min: t.get("w_min", 0.0)?,
+        w_max: t.require("w_max")?,
+        placement: placement(t)?,
+    })
+}
+
+fn homeostasis(t: &Section<'_>) -> Result<Homeostasis> {
+    Ok(Homeostasis {
+        target_hz: t.get("target_rate", 5.0)?,
+        window_ms: t.get("window", Milliseconds(1000.0))?.0,
+        rate: t.get("scaling_rate", 0.01)?,
+        bounds: None,
+    })
 }
 
 fn stdp(t: &Section<'_>) -> Result<Stdp> {
@@ -50,19 +138,12 @@ fn stdp(t: &Section<'_>) -> Result<Stdp> {
         tau_minus_ms: ms("tau_minus")?,
         w_min: t.get("w_min", 0.0)?,
         w_max: t.require("w_max")?,
-        dependence: match t.choice("dependence", &["additive", "multiplicative", "mixed"], "additive")? {
-            "multiplicative" => Dependence::Multiplicative,
-            "mixed" => Dependence::Mixed,
-            _ => Dependence::Additive,
-        },
+        dependence: dependence(t)?,
         pairs: match t.choice("pairs", &["all_to_all", "nearest_neighbour"], "all_to_all")? {
             "nearest_neighbour" => Pairs::Nearest,
             _ => Pairs::All,
         },
-        placement: match t.choice("delay", &["dendritic", "axonal"], "dendritic")? {
-            "axonal" => Placement::Axonal,
-            _ => Placement::Dendritic,
-        },
+        placement: placement(t)?,
     })
 }
 

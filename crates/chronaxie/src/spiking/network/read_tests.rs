@@ -272,3 +272,69 @@ fn no_configuration_makes_it_panic() {
     }
     assert!(planned > 8, "only {planned} were whole");
 }
+
+#[test]
+fn every_rule_of_plasticity_is_read_and_refused_by_its_field() {
+    let text = |plasticity: &str| {
+        format!(
+            r#"
+schema = 1
+[[population]]
+name = "A"
+model = "lif_exp"
+size = 5
+[[projection]]
+source = "A"
+target = "A"
+weight = 1.0
+delay = 1.0
+plasticity = {{ {plasticity} }}
+"#
+        )
+    };
+    let read = |plasticity: &str| settings(&text(plasticity)).map(|s| s.network.projections[0].plasticity.unwrap());
+    let hebb = read(r#"rule = "hebb", A = 0.01, w_max = 3.0, tau = "5ms", delay = "axonal""#).unwrap();
+    let h = hebb.hebb.unwrap();
+    assert_eq!(
+        (h.a, h.a_pre, h.a_post, h.tau_ms, h.w_max, h.placement),
+        (0.01, 0.005, 0.0, 5.0, 3.0, Placement::Axonal)
+    );
+    let bcm = read(r#"rule = "bcm", target_rate = 8.0, w_max = 3.0, homeostatic = { window = "2s" }"#).unwrap();
+    assert_eq!(bcm.bcm.map(|b| (b.target_hz, b.tau_ms, b.tau_threshold_ms)), Some((8.0, 100.0, 1000.0)));
+    assert_eq!(bcm.homeostasis.map(|h| (h.window_ms, h.target_hz, h.bounds)), Some((2000.0, 5.0, None)));
+    let alone = read(r#"rule = "homeostatic", w_max = 3.0, short_term = { U = 0.2 }"#).unwrap();
+    assert_eq!((alone.bounds(), alone.short_term.map(|s| s.u)), (Some((0.0, 3.0)), Some(0.2)));
+    let modulated = read(r#"rule = "modulated_stdp", modulator = "A", w_max = 3.0, baseline = 2.0"#).unwrap();
+    assert_eq!(modulated.modulation.map(|m| (m.population, m.baseline_hz, m.delay_ms)), Some((0, 2.0, 1.0)));
+    for good in [hebb, bcm, alone, modulated] {
+        let mut s = settings(&text("w_max = 3.0")).unwrap().network;
+        s.projections[0].plasticity = Some(good);
+        Plan::new(s).unwrap();
+    }
+    for (plasticity, says) in [
+        (r#"rule = "hebb""#, "lacks the required key w_max"),
+        (r#"rule = "hebb", w_max = 3.0, A_pre = 2.0"#, "plasticity.A_pre is 2, not from 0 to 1"),
+        (r#"rule = "hebb", w_max = 3.0, tau = 0"#, "plasticity.tau is 0 ms"),
+        (r#"rule = "hebb", w_max = 3.0, A_plus = 0.1"#, "unknown key projection[0].plasticity.A_plus"),
+        (r#"rule = "bcm", w_max = 3.0, target_rate = 0.0"#, "plasticity.target_rate is 0 Hz, which must be from 0.001"),
+        (r#"rule = "bcm", w_max = 3.0, tau = 0.1, target_rate = 0.1"#, "in 0.1 ms a spike comes to 100000 times that"),
+        (r#"rule = "homeostatic", w_max = 3.0, window = 0"#, "plasticity.window is 0 ms, which must be from 1"),
+        (r#"rule = "homeostatic", w_max = 3.0, scaling_rate = 1.5"#, "plasticity.scaling_rate is 1.5, not from 0 to 1"),
+        (r#"rule = "modulated_stdp", w_max = 3.0"#, "lacks the required key modulator"),
+        (
+            r#"rule = "modulated_stdp", modulator = "B", w_max = 3.0"#,
+            "plasticity.modulator names \"B\", which is no population; did you mean \"A\"?",
+        ),
+        (
+            r#"rule = "modulated_stdp", modulator = "A", w_max = 3.0, dependence = "mixed""#,
+            "plasticity.modulator goes with the additive dependence alone",
+        ),
+        (
+            r#"rule = "modulated_stdp", modulator = "A", w_max = 3.0, modulator_delay = 0.01"#,
+            "plasticity.modulator_delay is 0.01 ms, which must be from 1 to 65,535 steps of 0.1 ms",
+        ),
+    ] {
+        let e = read(plasticity).expect_err(plasticity).to_string();
+        assert!(e.contains(says), "{plasticity}: {e}");
+    }
+}

@@ -9,7 +9,8 @@
 //! then of each short-term rule u and x in units of `2^-31`. Both sides of a synapse read entries: a trace at any later
 //! time follows from the last entry before it.
 
-use super::{Dependence, Pairs, Placement, ShortTerm, Stdp};
+use super::rules::{Modulator, Scaling, Threshold};
+use super::{Dependence, Pairs, Placement, ShortTerm};
 use crate::spiking::math;
 
 /// No step.
@@ -28,6 +29,10 @@ pub struct Learning {
     pub traces: Vec<Trace>,
     /// The distinct kinds of short-term plasticity.
     pub shorts: Vec<Short>,
+    /// The distinct kinds of scaling.
+    pub scalings: Vec<Scaling>,
+    /// The distinct modulators.
+    pub modulators: Vec<Modulator>,
     /// Whether some delay lies behind its synapse, so that what is under way does not follow from spikes alone.
     pub early: bool,
 }
@@ -46,15 +51,40 @@ pub struct Rule {
     pub low: u32,
     /// The greatest.
     pub high: u32,
-    /// Spike-timing-dependent plasticity.
+    /// What spikes do to the strength; where only scaling does something, nothing.
     pub stdp: Option<Pair>,
+    /// Index of its scaling.
+    pub scaling: Option<usize>,
     /// Index of its short-term plasticity.
     pub short: Option<usize>,
+    /// How many projections between the same two populations do the same before this one, so that their synapses can be told
+    /// apart.
+    pub copy: u16,
 }
 
-/// Spike-timing-dependent plasticity of pairs.
+/// What the numbers of a [`Pair`] are for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kind {
+    /// Spike-timing-dependent plasticity of pairs.
+    Timing,
+    /// Hebb's rule: `plus` at spikes on both sides, and what each spike costs.
+    Hebb {
+        /// Before the synapse.
+        pre: u32,
+        /// After it.
+        post: u32,
+    },
+    /// The rule of Bienenstock, Cooper and Munro.
+    Bcm(Threshold),
+    /// Timing goes to an eligibility, which the modulator of this index turns into strength.
+    Modulated(usize),
+}
+
+/// What spikes before and after a synapse do to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pair {
+    /// What the numbers are for.
+    pub kind: Kind,
     /// Growth for a trace of 1, as a share of the range.
     pub plus: u32,
     /// Loss likewise.
@@ -78,6 +108,8 @@ pub struct Trace {
     pub tau_ms: f64,
     /// Whether a spike sets it to 1 instead of adding 1.
     pub nearest: bool,
+    /// The trace of which a spike adds the value just before it, instead of 1.
+    pub of: Option<usize>,
     /// 1 is `2^bits`.
     pub bits: u32,
     /// `2^32 e^(-steps / tau)`; 0 beyond its end. Entry 0 is never asked for.
@@ -98,7 +130,7 @@ pub struct Short {
 }
 
 /// `2^32 e^(-steps / tau)` until it is 0.
-fn table(tau_steps: f64) -> Vec<u32> {
+pub(super) fn table(tau_steps: f64) -> Vec<u32> {
     let mut table = vec![NEVER];
     if tau_steps <= 0.0 {
         return table;
@@ -114,7 +146,7 @@ fn table(tau_steps: f64) -> Vec<u32> {
 
 /// `value e^(-steps / tau)`.
 #[inline(always)]
-fn decayed(table: &[u32], value: u32, steps: u32) -> u32 {
+pub(super) fn decayed(table: &[u32], value: u32, steps: u32) -> u32 {
     table.get(steps as usize).map_or(0, |share| ((u64::from(value) * u64::from(*share) + (1 << 31)) >> 32) as u32)
 }
 
@@ -133,7 +165,7 @@ impl Trace {
         while most * f64::from(1u32 << bits) >= 4_294_967_295.0 {
             bits -= 1;
         }
-        Self { tau_ms, nearest: pairs == Pairs::Nearest, bits, decay: table(tau_steps) }
+        Self { tau_ms, nearest: pairs == Pairs::Nearest, of: None, bits, decay: table(tau_steps) }
     }
     /// The trace just after a spike, from that just before it.
     #[inline(always)]
@@ -162,7 +194,7 @@ impl Short {
 impl Pair {
     /// The share of the range that a trace moves a weight by.
     #[inline(always)]
-    fn part(amplitude: u32, trace: u32, bits: u32) -> u64 {
+    pub(super) fn part(amplitude: u32, trace: u32, bits: u32) -> u64 {
         ((u64::from(amplitude) * u64::from(trace) + (1 << (bits - 1))) >> bits).min(ONE.into())
     }
 }
@@ -182,6 +214,13 @@ impl Rule {
         let step = (Pair::part(pair.minus, y, bits) * u64::from(room) + (1 << 30)) >> 31;
         strength - (step as u32).min(strength - self.low)
     }
+    /// The strength less a share of what `shrunk` would take away by a trace of 1.
+    #[inline(always)]
+    pub(super) fn less(&self, pair: &Pair, strength: u32, share: u32) -> u32 {
+        let room = if pair.soft_minus { strength } else { self.high } - self.low;
+        let step = (u64::from(share) * u64::from(room) + (1 << 30)) >> 31;
+        strength - (step as u32).min(strength - self.low)
+    }
     /// What a spike passes on, in the unit of the port: the strength times what short-term plasticity leaves of it.
     #[inline(always)]
     pub fn passed(&self, strength: u32, effect: u32) -> i32 {
@@ -198,10 +237,54 @@ impl Learning {
     /// The index of this trace, which is made where there is none.
     fn trace(&mut self, tau_ms: f64, pairs: Pairs, dt_ms: f64) -> usize {
         let nearest = pairs == Pairs::Nearest;
-        self.traces.iter().position(|t| t.tau_ms == tau_ms && t.nearest == nearest).unwrap_or_else(|| {
-            self.traces.push(Trace::new(tau_ms, pairs, dt_ms));
+        self.same_trace(Trace { nearest, ..Trace::new(tau_ms, pairs, dt_ms) })
+    }
+
+    fn same_trace(&mut self, trace: Trace) -> usize {
+        let same = |t: &Trace| (t.tau_ms, t.nearest, t.of) == (trace.tau_ms, trace.nearest, trace.of);
+        self.traces.iter().position(same).unwrap_or_else(|| {
+            self.traces.push(trace);
             self.traces.len() - 1
         })
+    }
+
+    /// What spikes do to the strengths of a projection.
+    fn pair(&mut self, what: &super::Plasticity, dt_ms: f64) -> Option<Pair> {
+        let share = |x: f64| (x * f64::from(ONE)).round() as u32;
+        let axonal = what.placement() == Placement::Axonal;
+        let soft = |d: Dependence| (d == Dependence::Multiplicative, d != Dependence::Additive);
+        if let Some(s) = what.stdp {
+            let (soft_plus, soft_minus) = soft(s.dependence);
+            let x = self.trace(s.tau_plus_ms, s.pairs, dt_ms);
+            let y = self.trace(s.tau_minus_ms, s.pairs, dt_ms);
+            let kind = what.modulation.map_or(Kind::Timing, |m| {
+                let new = Modulator::new(&m, dt_ms);
+                Kind::Modulated(self.modulators.iter().position(|m| *m == new).unwrap_or_else(|| {
+                    self.modulators.push(new);
+                    self.modulators.len() - 1
+                }))
+            });
+            let (plus, minus) = (share(s.a_plus), share(s.a_minus));
+            return Some(Pair { kind, plus, minus, x, y, soft_plus, soft_minus, axonal });
+        }
+        if let Some(h) = what.hebb {
+            let (soft_plus, soft_minus) = soft(h.dependence);
+            let x = self.trace(h.tau_ms, Pairs::All, dt_ms);
+            let kind = Kind::Hebb { pre: share(h.a_pre), post: share(h.a_post) };
+            return Some(Pair { kind, plus: share(h.a), minus: 0, x, y: x, soft_plus, soft_minus, axonal });
+        }
+        let none =
+            Pair { kind: Kind::Timing, plus: 0, minus: 0, x: 0, y: 0, soft_plus: false, soft_minus: false, axonal };
+        if let Some(b) = what.bcm {
+            let y = self.trace(b.tau_ms, Pairs::All, dt_ms);
+            let squares =
+                Trace { of: Some(y), bits: Threshold::BITS, ..Trace::new(b.tau_threshold_ms, Pairs::All, dt_ms) };
+            let threshold = Threshold::new(&b, self.same_trace(squares));
+            return Some(Pair { kind: Kind::Bcm(threshold), plus: share(b.a), x: y, y, ..none });
+        }
+        // Scaling alone: there is a trace of one step that nobody looks at.
+        let x = what.homeostasis.map(|_| self.trace(dt_ms, Pairs::Nearest, dt_ms))?;
+        Some(Pair { x, y: x, ..none })
     }
 
     /// Adds what a projection does, whose weights have this sign and go to a port of this index and unit; `None` where there are too many rules.
@@ -213,16 +296,15 @@ impl Learning {
         dt_ms: f64,
     ) -> Option<u16> {
         let strength = |w: f64| (w / unit * 65_536.0).round().clamp(0.0, 2_147_483_647.0) as u32;
-        let stdp = what.stdp.map(|s: Stdp| Pair {
-            plus: (s.a_plus * f64::from(ONE)).round() as u32,
-            minus: (s.a_minus * f64::from(ONE)).round() as u32,
-            x: self.trace(s.tau_plus_ms, s.pairs, dt_ms),
-            y: self.trace(s.tau_minus_ms, s.pairs, dt_ms),
-            soft_plus: s.dependence == Dependence::Multiplicative,
-            soft_minus: s.dependence != Dependence::Additive,
-            axonal: s.placement == Placement::Axonal,
+        let stdp = self.pair(what, dt_ms);
+        let (low, high) = what.bounds().map_or((0, ONE - 1), |(low, high)| (strength(low), strength(high)));
+        let scaling = what.homeostasis.map(|h| {
+            let new = Scaling::new(&h, dt_ms);
+            self.scalings.iter().position(|s| *s == new).unwrap_or_else(|| {
+                self.scalings.push(new);
+                self.scalings.len() - 1
+            })
         });
-        let (low, high) = what.stdp.map_or((0, ONE - 1), |s| (strength(s.w_min), strength(s.w_max)));
         let short = what.short_term.map(|of| {
             self.shorts.iter().position(|s| s.of == of).unwrap_or_else(|| {
                 self.shorts.push(Short::new(of, dt_ms));
@@ -230,7 +312,12 @@ impl Learning {
             })
         });
         self.early |= !stdp.as_ref().is_some_and(|p| p.axonal);
-        let rule = Rule { sign, port, low, high, stdp, short };
+        let rule = Rule { sign, port, low, high, stdp, scaling, short, copy: 0 };
+        self.index(rule)
+    }
+
+    /// The index of this rule, which is made where there is none; `None` where there are too many.
+    fn index(&mut self, rule: Rule) -> Option<u16> {
         let index = self.rules.iter().position(|r| *r == rule).unwrap_or_else(|| {
             self.rules.push(rule);
             self.rules.len() - 1
@@ -238,9 +325,36 @@ impl Learning {
         (index < MAX_RULES).then_some(index as u16)
     }
 
+    /// A rule like `rule` of which `copies` others have come before.
+    pub(in crate::spiking) fn copy(&mut self, rule: u16, copies: usize) -> Option<u16> {
+        let like = Rule { copy: copies as u16, ..self.rules[usize::from(rule)].clone() };
+        self.index(like)
+    }
+
     /// How many numbers an entry has.
     pub fn width(&self) -> usize {
         1 + self.traces.len() + 2 * self.shorts.len()
+    }
+
+    /// A trace just after a spike, from what all traces were just before it.
+    #[inline(always)]
+    fn after_of(&self, trace: &Trace, before: u32, traces: &[u32]) -> u32 {
+        let Some(of) = trace.of else { return trace.after(before) };
+        let (value, bits) = (u64::from(traces[of]), self.traces[of].bits);
+        let same = if bits > trace.bits {
+            let more = bits - trace.bits;
+            (value + (1 << (more - 1))) >> more
+        } else {
+            value << (trace.bits - bits)
+        };
+        (u64::from(before) + same).min(u64::from(NEVER)) as u32
+    }
+
+    /// The trace of index `index` so many steps after the spike with this entry.
+    #[inline(always)]
+    pub fn trace_after(&self, index: usize, entry: &[u32], steps: u32) -> u32 {
+        let trace = &self.traces[index];
+        trace.later(self.after_of(trace, entry[1 + index], &entry[1..]), steps)
     }
 
     /// The entry of a spike at `step`, after `before`, the entry of the cell's spike before.
@@ -249,7 +363,7 @@ impl Learning {
         let last = before.map(|b| (b[0], b[1..].split_at(traces.len())));
         let past = |at: u32| step - at;
         for (i, (out, trace)) in traces.iter_mut().zip(&self.traces).enumerate() {
-            *out = last.map_or(0, |(at, (traces, _))| trace.later(trace.after(traces[i]), past(at)));
+            *out = last.map_or(0, |(at, (traces, _))| trace.later(self.after_of(trace, traces[i], traces), past(at)));
         }
         for (i, (out, short)) in shorts.chunks_exact_mut(2).zip(&self.shorts).enumerate() {
             let next = last.map(|(at, (_, shorts))| short.next([shorts[2 * i], shorts[2 * i + 1]], past(at)));

@@ -1,6 +1,6 @@
 //! Plasticity in f64, with the library's functions.
 
-use super::{Dependence, Pairs, ShortTerm, Stdp};
+use super::{Bcm, Dependence, Hebb, Homeostasis, Modulation, Pairs, ShortTerm, Stdp};
 
 /// The trace just after a spike, from that just before it.
 pub fn after(pairs: Pairs, before: f64) -> f64 {
@@ -34,4 +34,39 @@ pub fn shrunk(s: &Stdp, w: f64, y: f64) -> f64 {
 pub fn short_term(s: &ShortTerm, [u, x]: [f64; 2], ms: f64) -> [f64; 2] {
     let fac = if s.tau_fac_ms > 0.0 { (-ms / s.tau_fac_ms).exp() } else { 0.0 };
     [s.u + (1.0 - s.u) * u * fac, 1.0 - (1.0 - x * (1.0 - u)) * (-ms / s.tau_rec_ms).exp()]
+}
+
+/// By Hebb's rule, the weight's size after a spike on one side, where the other's trace is `trace`; `cost` is what the spike
+/// costs.
+pub fn hebb(h: &Hebb, w: f64, trace: f64, cost: f64) -> f64 {
+    let range = h.w_max - h.w_min;
+    let room = if h.dependence == Dependence::Multiplicative { h.w_max - w } else { range };
+    let grown = (w + h.a * trace * room).min(h.w_max);
+    let room = if h.dependence == Dependence::Additive { range } else { grown - h.w_min };
+    (grown - cost * room).max(h.w_min)
+}
+
+/// By the rule of Bienenstock, Cooper and Munro, the weight's size after a spike before the synapse, where the traces of the
+/// cell after it are y and z.
+pub fn bcm(b: &Bcm, w: f64, y: f64, z: f64) -> f64 {
+    let per_ms = b.target_hz * 1e-3;
+    let r = y / (b.tau_ms * per_ms);
+    let theta = z / (b.tau_ms * b.tau_threshold_ms * per_ms * per_ms);
+    (w + b.a * r * (r - theta) * (b.w_max - b.w_min)).clamp(b.w_min, b.w_max)
+}
+
+/// The weight's size after a window of `spikes` spikes of the cell after the synapse, within `bounds`.
+pub fn scaled(h: &Homeostasis, w: f64, spikes: f64, (low, high): (f64, f64)) -> f64 {
+    let rate = spikes / (h.window_ms * 1e-3);
+    (w * (1.0 + h.rate * (1.0 - rate / h.target_hz)).max(0.0)).clamp(low, high)
+}
+
+/// The weight's size and the eligibility (a share of the range) so many ms later, where the modulator is `level` spikes at the
+/// beginning: the integral of `c (n - baseline)`, n = level / tau_n.
+pub fn modulated(m: &Modulation, s: &Stdp, [w, c]: [f64; 2], level: f64, ms: f64) -> [f64; 2] {
+    let both = m.tau_c_ms * m.tau_n_ms / (m.tau_c_ms + m.tau_n_ms);
+    let up = level / m.tau_n_ms * both * -(-ms / both).exp_m1();
+    let down = m.baseline_hz * 1e-3 * m.tau_c_ms * -(-ms / m.tau_c_ms).exp_m1();
+    let moved = w + c * (up - down) * (s.w_max - s.w_min);
+    [moved.clamp(s.w_min, s.w_max), c * (-ms / m.tau_c_ms).exp()]
 }

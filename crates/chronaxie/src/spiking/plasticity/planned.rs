@@ -1,6 +1,6 @@
 //! What a plan says of synapses that change.
 
-use super::fixed::{Learning, MAX_RULES};
+use super::fixed::{Learning, MAX_RULES, Rule};
 use super::sign_of;
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
@@ -33,17 +33,40 @@ impl Plan {
             let port = self.port(p.target, sign < 0);
             let unit = self.units[p.target][port];
             let rule = learning.add(plasticity, sign, (port, unit), self.network.dt_ms);
+            // Others between the same populations that do the same.
+            let alike = |j: &usize| {
+                let q = &self.network.projections[*j];
+                let same = learning.of[*j].zip(rule).is_some_and(|(a, b)| {
+                    let [a, b] = [a, b].map(|r| &learning.rules[usize::from(r)]);
+                    Rule { copy: 0, ..a.clone() } == *b
+                });
+                (q.source, q.target) == (p.source, p.target) && same
+            };
+            let copies = (0..i).filter(alike).count();
+            let rule = rule.and_then(|rule| learning.copy(rule, copies));
             if rule.is_none() {
                 return refuse(format!("is one of more than {MAX_RULES} different kinds"));
             }
-            if let Some(s) = plasticity.stdp
-                && (s.w_max - s.w_min) / unit < 64.0
+            if let Some((low, high)) = plasticity.bounds()
+                && (high - low) / unit < 64.0
             {
                 return refuse(format!(
-                    "has bounds from {} to {}, less than 64 of the unit {unit} that the largest weight into the same port \
-                     sets",
-                    s.w_min, s.w_max
+                    "has bounds from {low} to {high}, less than 64 of the unit {unit} that the largest weight into the same \
+                     port sets"
                 ));
+            }
+            if let Some(m) = plasticity.modulation {
+                let populations = self.network.populations.len();
+                if m.population >= populations {
+                    return refuse(format!(
+                        "has population {} for a modulator, but there are {populations}",
+                        m.population
+                    ));
+                }
+                // What carries the modulator must be known everywhere before it gets there, and not be forgotten before.
+                let steps = (m.delay_ms / self.network.dt_ms).round() as u32;
+                self.min_delay = self.min_delay.min(steps);
+                self.max_delay = self.max_delay.max(steps);
             }
             learning.of.push(rule);
         }

@@ -1,12 +1,13 @@
 //! Checkpoints: one file with everything the rest of a run follows from.
 //!
 //! ```text
-//! 8 bytes "chrxspk2" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
+//! 8 bytes "chrxspk3" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
 //! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes) | spikes logged u64 |
 //!       spikes counted (u32, then u64 a population) |
 //!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell |
 //!       synapses that change (u32: 0 or 1; then): strengths u64, each u32 | entries u64, numbers of one u32, each u32 |
-//!       under way u64, each u32 ahead, u64 slot, i32 units
+//!       under way u64, each u32 ahead, u64 slot, i32 units | eligibilities u64, each i32 |
+//!       windows u32, each: cells u64, each u32 | levels u32, each u32 step, u32 level
 //! ```
 //! The fingerprint is that of the resolved configuration; connectivity is not stored, since it follows from that. Random
 //! numbers have no state. Inputs that are under way follow from the recent spikes, but for those of synapses that change.
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
-const MAGIC: &[u8; 8] = b"chrxspk2";
+const MAGIC: &[u8; 8] = b"chrxspk3";
 
 /// A run between two steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,6 +73,15 @@ impl Checkpoint {
                 b.extend(slot.to_le_bytes());
                 b.extend(units.to_le_bytes());
             }
+            b.extend((learned.eligible.len() as u64).to_le_bytes());
+            b.extend(learned.eligible.iter().flat_map(|x| x.to_le_bytes()));
+            b.extend((learned.counts.len() as u32).to_le_bytes());
+            for counts in &learned.counts {
+                b.extend((counts.len() as u64).to_le_bytes());
+                b.extend(counts.iter().flat_map(|x| x.to_le_bytes()));
+            }
+            b.extend((learned.levels.len() as u32).to_le_bytes());
+            b.extend(learned.levels.iter().flatten().flat_map(|x| x.to_le_bytes()));
         }
         let len = (b.len() - 16) as u64;
         b[8..16].copy_from_slice(&len.to_le_bytes());
@@ -175,7 +185,18 @@ impl<'a> Reader<'a> {
         for _ in 0..self.u64()? {
             under_way.push((self.u32()?, self.u64()?, self.u32()? as i32));
         }
-        Some(Learned { strengths, entries, under_way })
+        let count = usize::try_from(self.u64()?).ok()?;
+        let eligible = self.u32s(count)?.map(|x| x as i32).collect();
+        let mut counts = Vec::new();
+        for _ in 0..self.u32()? {
+            let cells = usize::try_from(self.u64()?).ok()?;
+            counts.push(self.u32s(cells)?.collect());
+        }
+        let mut levels = Vec::new();
+        for _ in 0..self.u32()? {
+            levels.push([self.u32()?, self.u32()?]);
+        }
+        Some(Learned { strengths, entries, under_way, eligible, counts, levels })
     }
 }
 
@@ -203,6 +224,9 @@ mod tests {
             strengths: vec![1, 70_000, u32::MAX],
             entries: vec![vec![3, 9], vec![u32::MAX, 0]],
             under_way: vec![(0, 5, -7), (2, 1 << 40, 3)],
+            eligible: vec![0, -5, i32::MIN],
+            counts: vec![vec![1, 2], vec![3, 4]],
+            levels: vec![[7, 8], [u32::MAX, 0]],
         });
         c
     }

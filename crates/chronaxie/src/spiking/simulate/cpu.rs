@@ -18,7 +18,7 @@ use super::barrier::Barrier;
 use super::lane::Lane;
 use super::learned::{self, Weights};
 use super::{Engine, Spike, State};
-use crate::spiking::connect::{Part, rows, shard, shards_for};
+use crate::spiking::connect::{Part, Synapses, list, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch};
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
@@ -212,6 +212,13 @@ impl Engine for CpuEngine<'_> {
 
     fn weights(&self) -> Result<Vec<Weights>> {
         Ok(self.plan.learning.as_ref().map_or(Vec::new(), |l| learned::weights(self.plan, l, &self.lanes, self.step)))
+    }
+
+    fn table(&self, projection: usize) -> Result<Synapses> {
+        let shards: Vec<&shard::Shard> = self.shards().collect();
+        list::changed(self.plan, projection, || {
+            Ok(learned::known(self.plan, &shards, &learned::strengths(&self.lanes, self.step), projection))
+        })
     }
 
     fn events(&self) -> u64 {

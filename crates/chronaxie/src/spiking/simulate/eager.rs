@@ -7,8 +7,8 @@ use super::Spike;
 use crate::Result;
 use crate::spiking::connect::rows;
 use crate::spiking::plan::Plan;
-use crate::spiking::plasticity::fixed::{Learning, Rule};
-use crate::spiking::plasticity::{Plasticity, Stdp, law};
+use crate::spiking::plasticity::fixed::{Kind, Learning, Rule};
+use crate::spiking::plasticity::{Pairs, Plasticity, law};
 
 /// A synapse that changes.
 struct Synapse {
@@ -21,6 +21,10 @@ struct Synapse {
     projection: usize,
     /// Strength, a whole number in the fixed form.
     strength: f64,
+    /// Eligibility: a share of the range, or a whole number in the fixed form.
+    eligible: f64,
+    /// When something last happened to it.
+    last: u64,
 }
 
 /// A spike of a cell: what it leaves behind, as `fixed` or as `law` has it.
@@ -44,6 +48,12 @@ pub(super) struct Eager<'a> {
     arrivals: Vec<Vec<(u32, usize)>>,
     /// By step: the synapses that a spike of the cell behind comes back to.
     returns: Vec<Vec<u32>>,
+    /// Of each scaling, the spikes of each cell in this window.
+    counts: Vec<Vec<u32>>,
+    /// Of each modulator: when its level last jumped at synapses, and the level after, as `fixed` and as `law` has it.
+    levels: Vec<(u64, u32, f64)>,
+    /// Of each modulator, by step: how many of its spikes get to synapses.
+    jumps: Vec<Vec<u32>>,
 }
 
 impl std::fmt::Debug for Eager<'_> {
@@ -77,13 +87,28 @@ impl<'a> Eager<'a> {
                     rule,
                     projection,
                     strength: kind.begin(code).into(),
+                    eligible: 0.0,
+                    last: 0,
                 });
             });
         }
         let entries = (0..cells).map(|_| Vec::new()).collect();
         let len = plan.max_delay as usize + 1;
         let (arrivals, returns) = (vec![Vec::new(); len], vec![Vec::new(); len]);
-        Ok(Self { plan, learning, in_fixed, synapses, outgoing, incoming, entries, arrivals, returns })
+        Ok(Self {
+            plan,
+            learning,
+            in_fixed,
+            synapses,
+            outgoing,
+            incoming,
+            entries,
+            arrivals,
+            returns,
+            counts: vec![vec![0; cells]; learning.scalings.len()],
+            levels: vec![(0, 0, 0.0); learning.modulators.len()],
+            jumps: vec![vec![0; len]; learning.modulators.len()],
+        })
     }
 
     /// (source, target, delay, rule, weight in the unit of the target's model) of every synapse.
@@ -104,33 +129,121 @@ impl<'a> Eager<'a> {
         self.plan.network.projections[s.projection].plasticity.expect("a synapse that changes has a reason")
     }
 
-    /// The rule with bounds in strengths.
-    fn law(&self, s: &Synapse) -> Option<Stdp> {
-        let stdp = self.described(s).stdp?;
+    /// What it does, with bounds in strengths.
+    fn law(&self, s: &Synapse) -> Plasticity {
         let (p, port, _) = s.place;
-        let scale = 65_536.0 / self.plan.units[p][port];
-        Some(Stdp { w_min: stdp.w_min * scale, w_max: stdp.w_max * scale, ..stdp })
+        self.described(s).scaled(65_536.0 / self.plan.units[p][port])
     }
 
     fn ms(&self, steps: u64) -> f64 {
         steps as f64 * self.plan.network.dt_ms
     }
 
-    /// The trace of a cell at `step`, of what it did before `step - delay`.
-    fn trace(&self, cell: u32, index: usize, pairs: crate::spiking::plasticity::Pairs, step: u64, delay: u16) -> f64 {
+    /// The last entry of a cell before `step - delay`, and the steps since.
+    fn seen(&self, cell: u32, step: u64, delay: u16) -> Option<(&Entry, u64)> {
         let seen = |e: &&Entry| e.step + u64::from(delay) < step;
-        let Some(e) = self.entries[cell as usize].iter().rev().find(seen) else { return 0.0 };
-        let steps = step - u64::from(delay) - e.step;
+        let e = self.entries[cell as usize].iter().rev().find(seen)?;
+        Some((e, step - u64::from(delay) - e.step))
+    }
+
+    /// The trace of a cell at `step`, of what it did before `step - delay`, in f64.
+    fn trace(&self, cell: u32, index: usize, step: u64, delay: u16) -> f64 {
         let trace = &self.learning.traces[index];
-        if self.in_fixed {
-            trace.later(trace.after(e.fixed[1 + index]), steps as u32).into()
-        } else {
-            law::later(trace.tau_ms, law::after(pairs, e.law[index]), self.ms(steps))
+        self.seen(cell, step, delay)
+            .map_or(0.0, |(e, steps)| law::later(trace.tau_ms, self.law_after(&e.law, index), self.ms(steps)))
+    }
+
+    /// A trace just after a spike, from what all were just before it.
+    fn law_after(&self, values: &[f64], index: usize) -> f64 {
+        let trace = &self.learning.traces[index];
+        let pairs = if trace.nearest { Pairs::Nearest } else { Pairs::All };
+        trace.of.map_or(law::after(pairs, values[index]), |of| values[index] + values[of])
+    }
+
+    /// The level of a modulator at `step`, what jumps there included.
+    fn level(&self, k: usize, step: u64) -> (u32, f64) {
+        let (when, fixed, level) = self.levels[k];
+        let m = &self.learning.modulators[k];
+        if step == when {
+            return (fixed, level);
         }
+        (m.later(fixed, (step - when) as u32), law::later(m.tau_ms, level, self.ms(step - when)))
+    }
+
+    fn modulator(&self, s: &Synapse) -> Option<usize> {
+        match self.rule(s).stdp.as_ref()?.kind {
+            Kind::Modulated(k) => Some(k),
+            _ => None,
+        }
+    }
+
+    /// Brings the synapse to `step`, from a level of its modulator where it was.
+    fn move_on(&mut self, i: u32, step: u64, level: (u32, f64)) {
+        let s = &self.synapses[i as usize];
+        let (rule, steps) = (self.rule(s), step - s.last);
+        let (mut strength, mut eligible) = (s.strength, s.eligible);
+        if let (Some(_), true) = (self.modulator(s), steps > 0) {
+            if self.in_fixed {
+                let moved = self.learning.move_on(rule, (strength as u32, eligible as i32), level.0, steps as u32);
+                (strength, eligible) = (moved.0.into(), moved.1.into());
+            } else if let Plasticity { stdp: Some(stdp), modulation: Some(m), .. } = self.law(s) {
+                [strength, eligible] = law::modulated(&m, &stdp, [strength, eligible], level.1, self.ms(steps));
+            }
+        }
+        let s = &mut self.synapses[i as usize];
+        (s.strength, s.eligible, s.last) = (strength, eligible, step);
+    }
+
+    /// Before anything else in `step`: windows end, and modulators get to synapses.
+    fn begin(&mut self, step: u64) {
+        for k in 0..self.learning.scalings.len() {
+            let scaling = &self.learning.scalings[k];
+            if step == 0 || !step.is_multiple_of(scaling.window.into()) {
+                continue;
+            }
+            for i in 0..self.synapses.len() {
+                let s = &self.synapses[i];
+                let rule = self.rule(s);
+                let described = self.described(s);
+                let (Some(h), true) = (described.homeostasis, rule.scaling == Some(k)) else { continue };
+                let bounds = described.bounds().unwrap_or((rule.low.into(), rule.high.into()));
+                let count = self.counts[k][s.target as usize];
+                self.synapses[i].strength = if self.in_fixed {
+                    rule.scale(s.strength as u32, scaling.factor(count)).into()
+                } else {
+                    law::scaled(&h, s.strength, count.into(), bounds)
+                };
+            }
+            self.counts[k].fill(0);
+        }
+        for k in 0..self.learning.modulators.len() {
+            let len = self.jumps[k].len() as u64;
+            let spikes = std::mem::take(&mut self.jumps[k][(step % len) as usize]);
+            if spikes == 0 {
+                continue;
+            }
+            for i in 0..self.synapses.len() {
+                if self.modulator(&self.synapses[i]) == Some(k) {
+                    let level = self.level(k, self.synapses[i].last.max(self.levels[k].0));
+                    self.move_on(i as u32, step, level);
+                }
+            }
+            let (fixed, level) = self.level(k, step);
+            self.levels[k] = (step, self.learning.modulators[k].after(fixed, spikes), level + f64::from(spikes));
+        }
+    }
+
+    /// Brings the synapse to `step`, no modulator having jumped since it was looked at.
+    fn come(&mut self, i: u32, step: u64) {
+        let s = &self.synapses[i as usize];
+        // A jump is something that happens to it, so its time is not before that of the last one.
+        let level = self.modulator(s).map_or((0, 0.0), |k| self.level(k, s.last.max(self.levels[k].0)));
+        self.move_on(i, step, level);
     }
 
     /// The spike `entry` of the source is at synapse `i`, which passes it on over `delay` more steps.
     fn pass(&mut self, i: u32, entry: usize, step: u64, axonal: bool, add: Add<'_>) {
+        self.come(i, step);
         let s = &self.synapses[i as usize];
         let (rule, e) = (self.rule(s), &self.entries[s.source as usize][entry]);
         let amount = if self.in_fixed {
@@ -143,34 +256,59 @@ impl<'a> Eager<'a> {
             f64::from(rule.sign) * s.strength / 65_536.0 * effect
         };
         add(if axonal { 0 } else { s.delay }, s.place, amount);
-        let (Some(pair), Some(stdp)) = (&rule.stdp, self.law(s)) else { return };
+        let Some(pair) = &rule.stdp else { return };
         let back = if axonal { 0 } else { s.delay };
-        let y = self.trace(s.target, pair.y, stdp.pairs, step, back);
-        let strength = if self.in_fixed {
-            rule.shrunk(pair, s.strength as u32, y as u32, self.learning.traces[pair.y].bits).into()
+        let (strength, eligible) = if self.in_fixed {
+            let seen = self.seen(s.target, step, back).map(|(e, steps)| (&e.fixed[..], steps as u32));
+            let left = rule.after_pre(self.learning, pair, (s.strength as u32, s.eligible as i32), seen);
+            (left.0.into(), left.1.into())
         } else {
-            law::shrunk(&stdp, s.strength, y)
+            let y = self.trace(s.target, pair.y, step, back);
+            match self.law(s) {
+                Plasticity { stdp: Some(stdp), modulation: Some(_), .. } => (s.strength, s.eligible - stdp.a_minus * y),
+                Plasticity { stdp: Some(stdp), .. } => (law::shrunk(&stdp, s.strength, y), 0.0),
+                Plasticity { hebb: Some(h), .. } => (law::hebb(&h, s.strength, y, h.a_pre), 0.0),
+                Plasticity { bcm: Some(b), .. } => {
+                    let Kind::Bcm(threshold) = &pair.kind else { return };
+                    (law::bcm(&b, s.strength, y, self.trace(s.target, threshold.z, step, back)), 0.0)
+                }
+                _ => (s.strength, 0.0),
+            }
         };
-        self.synapses[i as usize].strength = strength;
+        let s = &mut self.synapses[i as usize];
+        (s.strength, s.eligible) = (strength, eligible);
     }
 
     /// A spike of the cell behind synapse `i` is there at `step`.
     fn grow(&mut self, i: u32, step: u64) {
+        self.come(i, step);
         let s = &self.synapses[i as usize];
         let rule = self.rule(s);
-        let (Some(pair), Some(stdp)) = (&rule.stdp, self.law(s)) else { return };
+        let Some(pair) = &rule.stdp else { return };
         let ahead = if pair.axonal { s.delay } else { 0 };
-        let x = self.trace(s.source, pair.x, stdp.pairs, step, ahead);
-        let strength = if self.in_fixed {
-            rule.grown(pair, s.strength as u32, x as u32, self.learning.traces[pair.x].bits).into()
+        let (strength, eligible) = if self.in_fixed {
+            let trace = &self.learning.traces[pair.x];
+            let x = self
+                .seen(s.source, step, ahead)
+                .map_or(0, |(e, steps)| trace.later(trace.after(e.fixed[1 + pair.x]), steps as u32));
+            let left = rule.after_post(pair, (s.strength as u32, s.eligible as i32), x, trace.bits);
+            (left.0.into(), left.1.into())
         } else {
-            law::grown(&stdp, s.strength, x)
+            let x = self.trace(s.source, pair.x, step, ahead);
+            match self.law(s) {
+                Plasticity { stdp: Some(stdp), modulation: Some(_), .. } => (s.strength, s.eligible + stdp.a_plus * x),
+                Plasticity { stdp: Some(stdp), .. } => (law::grown(&stdp, s.strength, x), 0.0),
+                Plasticity { hebb: Some(h), .. } => (law::hebb(&h, s.strength, x, h.a_post), 0.0),
+                _ => (s.strength, 0.0),
+            }
         };
-        self.synapses[i as usize].strength = strength;
+        let s = &mut self.synapses[i as usize];
+        (s.strength, s.eligible) = (strength, eligible);
     }
 
     /// What comes out of axons in `step`.
     pub(super) fn arrive(&mut self, step: u64, add: Add<'_>) {
+        self.begin(step);
         let at = (step % self.arrivals.len() as u64) as usize;
         for (i, entry) in std::mem::take(&mut self.arrivals[at]) {
             self.pass(i, entry, step, true, add);
@@ -186,6 +324,15 @@ impl<'a> Eager<'a> {
             self.learning.entry(last.map(|e| &e.fixed[..]), step as u32, &mut fixed);
             let law = self.law_entry(last, step);
             self.entries[cell].push(Entry { step, fixed, law });
+            self.counts.iter_mut().for_each(|counts| counts[cell] += 1);
+            for (m, jumps) in self.learning.modulators.iter().zip(&mut self.jumps) {
+                let first = self.plan.first[m.population];
+                let size = u64::from(self.plan.network.populations[m.population].size);
+                if (first..first + size).contains(&u64::from(spike.cell)) {
+                    let at = (step + u64::from(m.delay)) % jumps.len() as u64;
+                    jumps[at as usize] += 1;
+                }
+            }
         }
         let len = self.arrivals.len() as u64;
         for spike in spikes {
@@ -216,12 +363,10 @@ impl<'a> Eager<'a> {
     }
 
     fn law_entry(&self, last: Option<&Entry>, step: u64) -> Vec<f64> {
-        use crate::spiking::plasticity::Pairs;
         let past = last.map_or(0.0, |e| self.ms(step - e.step));
         let mut values = Vec::new();
         for (k, trace) in self.learning.traces.iter().enumerate() {
-            let pairs = if trace.nearest { Pairs::Nearest } else { Pairs::All };
-            values.push(last.map_or(0.0, |e| law::later(trace.tau_ms, law::after(pairs, e.law[k]), past)));
+            values.push(last.map_or(0.0, |e| law::later(trace.tau_ms, self.law_after(&e.law, k), past)));
         }
         for (k, short) in self.learning.shorts.iter().enumerate() {
             let at = self.learning.traces.len() + 2 * k;

@@ -1,7 +1,7 @@
 //! The moving part of a shard: states, sums, and what is under way.
 
-use super::Spike;
 use super::learner::{Learner, slots_of};
+use super::{Learned, Spike};
 use crate::spiking::connect::{Part, Shard};
 use crate::spiking::draws::{BATCH, Purpose, batch};
 use crate::spiking::math;
@@ -144,11 +144,11 @@ impl<'a> Lane<'a> {
     }
 
     /// Goes to a state of the synapses that change; their strengths are set.
-    pub(super) fn restore(&mut self, now: u64, first: &[Vec<u32>], recent: &[Spike], early: Vec<(u64, u16, i32)>) {
+    pub(super) fn restore(&mut self, now: u64, learned: &Learned, recent: &[Spike], early: Vec<(u64, u16, i32)>) {
         let Some(mut synapses) = self.shard.changing.take() else { return };
         if let Some(learner) = &mut self.learner {
             let slots = |cell: u32| slots_of(self.plan, &self.shard, cell);
-            learner.restore(now, first, recent, early, &mut synapses, &slots);
+            learner.restore(now, learned, recent, early, &mut synapses, &slots);
         }
         self.shard.changing = Some(synapses);
     }

@@ -4,6 +4,7 @@ use super::State;
 use super::lane::Lane;
 use crate::spiking::connect::Shard;
 use crate::spiking::connect::changing::Group;
+use crate::spiking::connect::list::Known;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER, ONE};
 use crate::{Error, Result, pool};
@@ -23,6 +24,13 @@ pub struct Learned {
     /// What synapses with their delay behind them have passed on and has not arrived: steps from this one on, slot of the
     /// network, units; sorted, no slot twice a step.
     pub under_way: Vec<(u32, u64, i32)>,
+    /// In the order of strengths, what a modulator would turn into them, where there is one.
+    pub eligible: Vec<i32>,
+    /// Of each kind of scaling, the spikes of each cell in this window.
+    pub counts: Vec<Vec<u32>>,
+    /// Of each modulator, its last jump by a spike before the recent ones: when, and the level after; `NEVER` where there is
+    /// none.
+    pub levels: Vec<[u32; 2]>,
 }
 
 /// The weights of the synapses that change from one population to another.
@@ -82,8 +90,9 @@ fn slots_of(plan: &Plan, shard: &Shard) -> Vec<u64> {
     slots
 }
 
-/// Strengths in the order of a state, from those in the order of each shard's rows.
-pub(super) fn in_order(plan: &Plan, shards: &[&Shard], strengths: &[Vec<u32>]) -> Vec<u32> {
+/// Strengths in the order of a state, from those in the order of each shard's rows; eligibilities likewise, since synapses that
+/// are alike in all but their strengths have the same.
+pub(super) fn in_order<T: Copy + Ord + Send + Sync>(plan: &Plan, shards: &[&Shard], strengths: &[Vec<T>]) -> Vec<T> {
     let cells: Vec<Vec<u32>> = shards.iter().map(|shard| cells_of(plan, shard)).collect();
     let total = plan.cells() as u32;
     // Rows are sorted by themselves, so any thread may take any of them.
@@ -91,7 +100,7 @@ pub(super) fn in_order(plan: &Plan, shards: &[&Shard], strengths: &[Vec<u32>]) -
     let sorted = Mutex::new(Vec::with_capacity(parts));
     pool::for_each(parts, |part| {
         let cut = |i: usize| (u64::from(total) * i as u64 / parts as u64) as u32;
-        let (mut own, mut row) = (Vec::new(), Vec::<(u64, u32)>::new());
+        let (mut own, mut row) = (Vec::new(), Vec::<(u64, T)>::new());
         for cell in cut(part)..cut(part + 1) {
             row.clear();
             for ((shard, strengths), cells) in shards.iter().zip(strengths).zip(&cells) {
@@ -122,11 +131,26 @@ pub(super) fn by_shard(
     shards: &[&Shard],
     learned: &Learned,
 ) -> Result<Vec<Vec<u32>>> {
+    let within = |rule: u16, strength: u32| {
+        let rule = &learning.rules[usize::from(rule)];
+        (rule.low..=rule.high).contains(&strength)
+    };
+    parted(plan, shards, &learned.strengths, within)
+        .ok_or_else(|| Error::checkpoint("the state has weights beyond the bounds of this network"))
+}
+
+/// Numbers in the order of a state, in the order of each shard's rows; nothing where one is not `good` for its rule.
+fn parted<T: Copy + Default>(
+    plan: &Plan,
+    shards: &[&Shard],
+    all: &[T],
+    good: impl Fn(u16, T) -> bool,
+) -> Option<Vec<Vec<T>>> {
     let count = |shard: &&Shard| shard.changing.as_ref().map_or(0, |c| c.slots.len());
-    let mut strengths: Vec<Vec<u32>> = shards.iter().map(|shard| vec![0; count(shard)]).collect();
+    let mut parts: Vec<Vec<T>> = shards.iter().map(|shard| vec![T::default(); count(shard)]).collect();
     let cells: Vec<Vec<u32>> = shards.iter().map(|shard| cells_of(plan, shard)).collect();
     let mut row: Vec<(u64, usize, usize)> = Vec::new();
-    let mut all = learned.strengths.iter();
+    let mut all = all.iter();
     for cell in 0..plan.cells() as u32 {
         row.clear();
         for (k, (shard, cells)) in shards.iter().zip(&cells).enumerate() {
@@ -137,15 +161,14 @@ pub(super) fn by_shard(
             }
         }
         row.sort_unstable();
-        for ((key, k, i), strength) in row.iter().zip(&mut all) {
-            let rule = &learning.rules[(key >> 32) as usize & 511];
-            if !(rule.low..=rule.high).contains(strength) {
-                return Err(Error::checkpoint("the state has weights beyond the bounds of this network"));
+        for ((key, k, i), value) in row.iter().zip(&mut all) {
+            if !good((key >> 32) as u16 & 511, *value) {
+                return None;
             }
-            strengths[*k][*i] = *strength;
+            parts[*k][*i] = *value;
         }
     }
-    Ok(strengths)
+    Some(parts)
 }
 
 /// The last entry of each cell before the recent spikes of step `now`, by `last(cell, before step)`.
@@ -178,20 +201,72 @@ pub(super) fn gather(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now: 
         }
     }
     under_way.sort_unstable();
-    Learned { strengths: in_order(plan, &shards, &strengths(lanes, now)), entries, under_way }
+    let (strengths, eligible): (Vec<_>, Vec<_>) = changed(lanes, now).into_iter().unzip();
+    let oldest = now as i64 - i64::from(plan.max_delay);
+    let mut counts = vec![vec![0; plan.cells() as usize]; learning.scalings.len()];
+    for lane in lanes.iter().filter(|_| !learning.scalings.is_empty()) {
+        let Some(learner) = &lane.learner else { continue };
+        let cells = cells_of(plan, &lane.shard);
+        for (all, own) in counts.iter_mut().zip(learner.counts()) {
+            own.iter().zip(&cells).for_each(|(count, cell)| all[*cell as usize] = *count);
+        }
+    }
+    Learned {
+        strengths: in_order(plan, &shards, &strengths),
+        entries,
+        under_way,
+        eligible: if learning.modulators.is_empty() { Vec::new() } else { in_order(plan, &shards, &eligible) },
+        counts,
+        levels: first.map_or(Vec::new(), |l| l.levels(oldest)),
+    }
 }
 
-fn strengths(lanes: &[Lane<'_>], now: u64) -> Vec<Vec<u32>> {
+fn changed(lanes: &[Lane<'_>], now: u64) -> Vec<(Vec<u32>, Vec<i32>)> {
     let own = |l: &Lane<'_>| match (&l.learner, &l.shard.changing) {
-        (Some(learner), Some(synapses)) => learner.strengths(now, synapses),
-        _ => Vec::new(),
+        (Some(learner), Some(synapses)) => learner.changed(now, synapses),
+        _ => Default::default(),
     };
     lanes.iter().map(own).collect()
 }
 
-/// Refuses what is not the state of synapses of this plan.
-pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u64, shards: &[&Shard]) -> Result<()> {
-    let synapses: usize = shards.iter().map(|s| s.changing.as_ref().map_or(0, |c| c.slots.len())).sum();
+/// How many synapses of the shards change.
+pub(super) fn count(shards: &[&Shard]) -> usize {
+    shards.iter().map(|s| s.changing.as_ref().map_or(0, |c| c.slots.len())).sum()
+}
+
+/// The synapses of a projection, which changes: what they are known by, and their strengths.
+pub(super) fn known(plan: &Plan, shards: &[&Shard], strengths: &[Vec<u32>], projection: usize) -> Vec<Known> {
+    let p = &plan.network.projections[projection];
+    let range = |population: usize| {
+        let first = plan.first[population] as u32;
+        first..first + plan.network.populations[population].size
+    };
+    let (sources, targets) = (range(p.source), range(p.target));
+    let mut all = Vec::new();
+    for (shard, strengths) in shards.iter().zip(strengths) {
+        let Some(synapses) = &shard.changing else { continue };
+        let cells = cells_of(plan, shard);
+        for source in sources.clone() {
+            for (group, places) in synapses.groups(source).filter(|(g, _)| Some(g.rule) == plan.rule(projection)) {
+                for i in places.start as usize..places.end as usize {
+                    let target = cells[usize::from(synapses.slots[i])];
+                    if targets.contains(&target) {
+                        let key = (source - sources.start, group.delay, target - targets.start);
+                        all.push((key, strengths[i]));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+pub(super) fn strengths(lanes: &[Lane<'_>], now: u64) -> Vec<Vec<u32>> {
+    changed(lanes, now).into_iter().map(|(strengths, _)| strengths).collect()
+}
+
+/// Refuses what is not the state of `synapses` synapses of this plan that change.
+pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u64, synapses: usize) -> Result<()> {
     let oldest = step.saturating_sub(plan.max_delay.into());
     let shares = 1 + learning.traces.len();
     let entry = |e: &Vec<u32>| {
@@ -200,11 +275,19 @@ pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u
             && e[shares..].iter().all(|x| *x <= ONE)
     };
     let slots = plan.first_slots().last().copied().unwrap_or(0);
-    let fits = learned.strengths.len() == synapses
-        && learned.entries.len() as u64 == plan.cells()
-        && learned.entries.iter().all(entry)
-        && learned.under_way.iter().all(|(ahead, slot, _)| *ahead < plan.max_delay && *slot < slots)
-        && step < u64::from(NEVER);
+    let fits =
+        learned.strengths.len() == synapses
+            && learned.entries.len() as u64 == plan.cells()
+            && learned.entries.iter().all(entry)
+            && learned.under_way.iter().all(|(ahead, slot, _)| *ahead < plan.max_delay && *slot < slots)
+            && learned.eligible.len() == if learning.modulators.is_empty() { 0 } else { synapses }
+            && learned.counts.len() == learning.scalings.len()
+            && learned.counts.iter().all(|c| c.len() as u64 == plan.cells())
+            && learned.levels.len() == learning.modulators.len()
+            && learned.levels.iter().zip(&learning.modulators).all(|(l, m)| {
+                l[0] == NEVER || (u64::from(m.delay)..oldest + u64::from(m.delay)).contains(&l[0].into())
+            })
+            && step < u64::from(NEVER);
     if fits { Ok(()) } else { Err(Error::checkpoint("the synapses of the state are not those of this network")) }
 }
 
@@ -217,11 +300,15 @@ pub(super) fn scatter(
     state: &State,
 ) -> Result<()> {
     let shards: Vec<&Shard> = lanes.iter().map(|l| &l.shard).collect();
-    check(plan, learning, learned, state.step, &shards)?;
+    check(plan, learning, learned, state.step, count(&shards))?;
     let strengths = by_shard(plan, learning, &shards, learned)?;
-    for (lane, strengths) in lanes.iter_mut().zip(strengths) {
+    let eligible = parted(plan, &shards, &learned.eligible, |_, _| true).unwrap_or_default();
+    for ((lane, strengths), eligible) in lanes.iter_mut().zip(strengths).zip(eligible) {
         if let Some(synapses) = &mut lane.shard.changing {
             synapses.strengths = strengths;
+            if !learning.modulators.is_empty() {
+                synapses.eligible = eligible;
+            }
         }
         let slots = slots_of(plan, &lane.shard);
         let mut here: Vec<(u64, u16)> = slots.iter().enumerate().map(|(i, slot)| (*slot, i as u16)).collect();
@@ -231,7 +318,7 @@ pub(super) fn scatter(
             Some((state.step + u64::from(*ahead), here[at].1, *sum))
         };
         let early = learned.under_way.iter().filter_map(own).collect();
-        lane.restore(state.step, &learned.entries, &state.recent, early);
+        lane.restore(state.step, learned, &state.recent, early);
     }
     Ok(())
 }
@@ -284,32 +371,54 @@ pub(super) fn weights(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now:
     summarise(plan, learning, &shards, &strengths(lanes, now))
 }
 
+/// What is counted of weights, by source, target and sign.
+pub(super) struct Summary<'a> {
+    plan: &'a Plan,
+    /// The population of each cell.
+    of: Vec<u32>,
+    counts: Vec<Counts>,
+}
+
+impl<'a> Summary<'a> {
+    pub(super) fn new(plan: &'a Plan) -> Self {
+        let populations = plan.network.populations.len();
+        let sizes = plan.network.populations.iter().enumerate();
+        let of = sizes.flat_map(|(p, x)| std::iter::repeat_n(p as u32, x.size as usize)).collect();
+        let empty = Counts { sum: 0, squares: 0, count: 0, units: Vec::new() };
+        Self { plan, of, counts: vec![empty; populations * populations * 2] }
+    }
+    pub(super) fn add(&mut self, source: u32, target: u32, negative: bool, strength: u32) {
+        let [source, target] = [source, target].map(|cell| self.of[cell as usize] as usize);
+        let populations = self.plan.network.populations.len();
+        self.counts[2 * (source * populations + target) + usize::from(negative)].add(strength);
+    }
+    pub(super) fn weights(&self) -> Vec<Weights> {
+        let (n, plan) = (&self.plan.network, self.plan);
+        let populations = n.populations.len();
+        let named = self.counts.iter().enumerate().filter(|(_, c)| c.count > 0).map(|(i, c)| {
+            let (source, target, negative) = (i / 2 / populations, i / 2 % populations, i % 2 == 1);
+            let unit = plan.units[target][plan.port(target, negative)];
+            let name = |p: usize| n.populations[p].name.as_str();
+            c.weights(format!("{} -> {}", name(source), name(target)), if negative { -unit } else { unit })
+        });
+        named.collect()
+    }
+}
+
 /// The weights that these strengths are, in the order of each shard's rows.
 pub(super) fn summarise(plan: &Plan, learning: &Learning, shards: &[&Shard], strengths: &[Vec<u32>]) -> Vec<Weights> {
-    let n = &plan.network;
-    let populations = n.populations.len();
-    let of = |cell: u32| plan.first.partition_point(|first| *first <= u64::from(cell)) - 1;
-    let of: Vec<u32> = (0..plan.cells() as u32).map(|cell| of(cell) as u32).collect();
-    let empty = Counts { sum: 0, squares: 0, count: 0, units: Vec::new() };
-    let mut counts = vec![empty; populations * populations * 2];
+    let mut summary = Summary::new(plan);
     for (shard, strengths) in shards.iter().zip(strengths) {
-        let targets: Vec<u32> = cells_of(plan, shard).into_iter().map(|cell| of[cell as usize]).collect();
+        let targets = cells_of(plan, shard);
         let Some(synapses) = &shard.changing else { continue };
-        for (cell, source) in of.iter().enumerate() {
-            for (group, places) in synapses.groups(cell as u32) {
-                let negative = usize::from(learning.rules[usize::from(group.rule)].sign < 0);
+        for source in 0..plan.cells() as u32 {
+            for (group, places) in synapses.groups(source) {
+                let negative = learning.rules[usize::from(group.rule)].sign < 0;
                 for i in places.start as usize..places.end as usize {
-                    let target = targets[usize::from(synapses.slots[i])] as usize;
-                    counts[2 * (*source as usize * populations + target) + negative].add(strengths[i]);
+                    summary.add(source, targets[usize::from(synapses.slots[i])], negative, strengths[i]);
                 }
             }
         }
     }
-    let named = counts.iter().enumerate().filter(|(_, c)| c.count > 0).map(|(i, c)| {
-        let (source, target, negative) = (i / 2 / populations, i / 2 % populations, i % 2 == 1);
-        let unit = plan.units[target][plan.port(target, negative)];
-        let name = |p: usize| n.populations[p].name.as_str();
-        c.weights(format!("{} -> {}", name(source), name(target)), if negative { -unit } else { unit })
-    });
-    named.collect()
+    summary.weights()
 }

@@ -15,11 +15,13 @@
 //! bytes read and four written of a row (0.7 MB, 0.07 ms at 10 GB/s), four written and read of a bucket, and one access to the
 //! entries of its cell (4 MB: the third cache, 71,000 times 10 ns over two cores, 0.35 ms).
 
-use super::Spike;
+use super::common::Common;
+use super::{Learned, Spike};
 use crate::spiking::connect::changing::{Changing, Group};
 use crate::spiking::connect::{Part, Shard};
 use crate::spiking::plan::Plan;
-use crate::spiking::plasticity::fixed::{Learning, NEVER, Rule};
+use crate::spiking::plasticity::fixed::{Kind, Learning, NEVER, Pair, Rule};
+use crate::spiking::plasticity::rules::Changed;
 
 /// Entries of cells, each cell's by rising step.
 pub(super) struct Histories {
@@ -100,6 +102,8 @@ pub(super) struct Learner<'a> {
     sources: Histories,
     /// Entries of the cells here, by slot, as one after a synapse.
     targets: Histories,
+    /// What happens to many synapses at once.
+    common: Common,
     /// By step: the groups that spikes reach, of rules with the delay before the synapse.
     visits: Vec<Vec<Visit>>,
     /// By step: what arrives, slot in the lower 16 bits, units in the upper.
@@ -126,6 +130,7 @@ impl<'a> Learner<'a> {
             learning,
             sources: Histories::new(cells, learning.width()),
             targets: Histories::new(slots, learning.width()),
+            common: Common::new(learning, slots),
             visits: (0..ring).map(|_| Vec::new()).collect(),
             amounts: vec![Vec::new(); ring],
             early: Vec::new(),
@@ -167,6 +172,108 @@ impl<'a> Learner<'a> {
         (strength, until)
     }
 
+    /// What has happened to a synapse by a spike that passes (its cell's spike before is in `passing`), or by a look at it:
+    /// spikes of the cell behind it before its step `end`, and what happens to many synapses up to the time `upto`.
+    fn walk(
+        &self,
+        (rule, pair): (&Rule, &Pair),
+        changed: Changed,
+        passing: &Passing,
+        (slot, delay): (u16, u16),
+        (end, upto): (i64, i64),
+    ) -> Changed {
+        let cell = usize::from(slot);
+        let known = passing.last != NEVER;
+        let (ahead, back) = if pair.axonal { (i64::from(delay), 0) } else { (0, i64::from(delay)) };
+        let last = if known { i64::from(passing.last) + ahead } else { -1 };
+        let grown = i64::from(self.grown);
+        // Spikes of the cell behind: the first that was not applied, and the first that is yet to come.
+        let until = self.targets.before(cell, end);
+        let mut from = until;
+        while from > 0 && i64::from(self.targets.entry(cell, from - 1)[0]) + back >= last.max(grown) {
+            from -= 1;
+        }
+        let scales = rule.scaling.map_or(&[][..], |k| &self.common.scales[k][cell]);
+        let mut scales = &scales[scales.partition_point(|(when, _)| {
+            let when = i64::from(*when);
+            when <= last || when < grown
+        })..];
+        let modulator = if let Kind::Modulated(k) = pair.kind { Some(k) } else { None };
+        let levels = modulator.map_or(&[][..], |k| &self.common.levels[k]);
+        // The event before: a pass, a spike of the cell behind, a jump of the modulator.
+        let applied = levels.partition_point(|(when, _)| {
+            let when = i64::from(*when);
+            when <= last || when < grown
+        });
+        let mut levels = &levels[applied..];
+        let mut now = last;
+        if let (Some(k), Some(at)) = (modulator, applied.checked_sub(1)) {
+            now = now.max(i64::from(self.common.levels[k][at].0));
+        }
+        if let Some(at) = from.checked_sub(1) {
+            let when = i64::from(self.targets.entry(cell, at)[0]) + back;
+            if when < grown {
+                now = now.max(when);
+            }
+        }
+        let mut level = modulator.map_or(0, |k| self.common.level(self.learning, k, now));
+        let mut state = changed;
+        let trace = &self.learning.traces[pair.x];
+        let after = trace.after(passing.before);
+        let offset = Learning::offset(pair, delay);
+        loop {
+            let scale = scales.first().map(|(when, _)| i64::from(*when)).filter(|when| *when <= upto);
+            let jump = levels.first().map(|(when, _)| i64::from(*when)).filter(|when| *when <= upto);
+            let post = (from < until).then(|| i64::from(self.targets.entry(cell, from)[0]) + back);
+            let Some(next) = [scale, jump, post].into_iter().flatten().min() else { break };
+            state = self.learning.move_on(rule, state, level, (next - now) as u32);
+            if scale == Some(next) {
+                state.0 = rule.scale(state.0, scales[0].1);
+                scales = &scales[1..];
+            } else if jump == Some(next) {
+                levels = &levels[1..];
+            } else {
+                if known {
+                    let steps = next - back - (i64::from(passing.last) + offset);
+                    // The spike of the same time counts nothing, but those before it do.
+                    let x = if steps == 0 {
+                        passing.before
+                    } else {
+                        trace.later(after, steps.min(i64::from(NEVER)) as u32)
+                    };
+                    state = rule.after_post(pair, state, x, trace.bits);
+                } else {
+                    state = rule.after_post(pair, state, 0, trace.bits);
+                }
+                from += 1;
+            }
+            now = next;
+            level = modulator.map_or(0, |k| self.common.level(self.learning, k, now));
+        }
+        // A spike that passes is an event, a look is none.
+        if passing.step != NEVER { self.learning.move_on(rule, state, level, (upto - now) as u32) } else { state }
+    }
+
+    /// Likewise where a spike passes: what it passes on, and what it leaves behind.
+    fn pass_wide(
+        &self,
+        (rule, pair): (&Rule, &Pair),
+        changed: Changed,
+        passing: &Passing,
+        (slot, delay): (u16, u16),
+    ) -> (i32, Changed) {
+        let time = i64::from(passing.step) + if pair.axonal { i64::from(delay) } else { 0 };
+        let end = i64::from(passing.step) + Learning::offset(pair, delay);
+        let state = self.walk((rule, pair), changed, passing, (slot, delay), (end, time));
+        let amount = rule.passed(state.0, passing.effect);
+        let cell = usize::from(slot);
+        let entry = self.targets.before(cell, end).checked_sub(1).map(|i| {
+            let entry = self.targets.entry(cell, i);
+            (entry, (end - i64::from(entry[0])) as u32)
+        });
+        (amount, rule.after_pre(self.learning, pair, state, entry))
+    }
+
     /// A spike passes a synapse: what it passes on, and the strength it leaves behind.
     #[inline(always)]
     fn pass(&self, rule: &Rule, strength: u32, passing: &Passing, slot: u16, delay: u16) -> (i32, u32) {
@@ -203,14 +310,30 @@ impl<'a> Learner<'a> {
 
     /// Adds what arrives in `step`.
     pub(super) fn deliver(&mut self, step: u64, synapses: &mut Changing, sums: &mut [i32; 65_536]) {
+        self.targets.added += self.common.begin(self.learning, step);
         let at = (step & self.mask()) as usize;
         for visit in std::mem::take(&mut self.visits[at]) {
             let rule = &self.learning.rules[usize::from(visit.group.rule)];
             for i in visit.place as usize..visit.place as usize + visit.group.len as usize {
                 let slot = synapses.slots[i];
-                let (amount, strength) =
-                    self.pass(rule, synapses.strengths[i], &visit.passing, slot, visit.group.delay);
-                synapses.strengths[i] = strength;
+                let amount = match &rule.stdp {
+                    Some(pair) if rule.is_wide() => {
+                        let (amount, left) = self.pass_wide(
+                            (rule, pair),
+                            synapses.changed(i),
+                            &visit.passing,
+                            (slot, visit.group.delay),
+                        );
+                        synapses.set(i, left);
+                        amount
+                    }
+                    _ => {
+                        let (amount, strength) =
+                            self.pass(rule, synapses.strengths[i], &visit.passing, slot, visit.group.delay);
+                        synapses.strengths[i] = strength;
+                        amount
+                    }
+                };
                 let sum = &mut sums[usize::from(slot)];
                 *sum = sum.wrapping_add(amount);
             }
@@ -233,6 +356,7 @@ impl<'a> Learner<'a> {
     pub(super) fn fired(&mut self, step: u64, slot: usize, stride: usize, ports: usize) {
         for port in 0..ports {
             self.targets.push(self.learning, slot + port * stride, step as u32);
+            self.common.counts.iter_mut().for_each(|counts| counts[slot + port * stride] += 1);
         }
     }
 
@@ -240,6 +364,7 @@ impl<'a> Learner<'a> {
     pub(super) fn schedule(&mut self, spike: Spike, now: u64, synapses: &mut Changing) -> u64 {
         let cell = spike.cell as usize;
         self.sources.push(self.learning, cell, spike.step as u32);
+        self.common.note(self.plan, self.learning, spike);
         let newest = self.sources.cells[cell].len() / self.sources.width - 1;
         self.pass_row(spike, newest, now, synapses, true)
     }
@@ -273,6 +398,17 @@ impl<'a> Learner<'a> {
             }
             passed += u64::from(group.len);
             let mut amounts = std::mem::take(&mut self.amounts[bucket]);
+            if let (Some(pair), true) = (&rule.stdp, rule.is_wide()) {
+                for i in here {
+                    let slot = synapses.slots[i];
+                    let (amount, left) =
+                        self.pass_wide((rule, pair), synapses.changed(i), &passing, (slot, group.delay));
+                    synapses.set(i, left);
+                    amounts.push(u32::from(slot) | (amount as u32) << 16);
+                }
+                self.amounts[bucket] = amounts;
+                continue;
+            }
             for (slot, strength) in synapses.slots[here.clone()].iter().zip(&mut synapses.strengths[here]) {
                 let (amount, left) = self.pass(rule, *strength, &passing, *slot, group.delay);
                 *strength = left;
@@ -283,28 +419,34 @@ impl<'a> Learner<'a> {
         passed
     }
 
-    /// Calls `with(index, strength)` for every synapse with what its strength is once everything before `now` was applied.
-    fn each(&self, now: u64, synapses: &Changing, mut with: impl FnMut(usize, u32)) {
+    /// Calls `with(index, changed)` for every synapse with what it is once everything before `now` was applied.
+    fn each(&self, now: u64, synapses: &Changing, mut with: impl FnMut(usize, Changed)) {
         for cell in 0..self.sources.cells.len() {
             for (group, places) in synapses.groups(cell as u32) {
                 let rule = &self.learning.rules[usize::from(group.rule)];
                 let places = places.start as usize..places.end as usize;
                 let Some(pair) = &rule.stdp else {
-                    places.for_each(|i| with(i, synapses.strengths[i]));
+                    places.for_each(|i| with(i, synapses.changed(i)));
                     continue;
                 };
                 let (ahead, back) = if pair.axonal { (i64::from(group.delay), 0) } else { (0, i64::from(group.delay)) };
                 // The last spike that has passed.
                 let last = self.sources.last(cell, now as i64 - ahead);
                 let passing = Passing {
-                    step: 0,
+                    step: NEVER,
                     last: last.map_or(NEVER, |e| e[0]),
                     before: last.map_or(0, |e| e[1 + pair.x]),
                     effect: 0,
                 };
                 for i in places {
-                    let end = now as i64 - back;
-                    with(i, self.grow(rule, synapses.strengths[i], &passing, synapses.slots[i], group.delay, end).0);
+                    let (slot, end) = (synapses.slots[i], now as i64 - back);
+                    let changed = if rule.is_wide() {
+                        let bounds = (end, now as i64 - 1);
+                        self.walk((rule, pair), synapses.changed(i), &passing, (slot, group.delay), bounds)
+                    } else {
+                        (self.grow(rule, synapses.strengths[i], &passing, slot, group.delay, end).0, 0)
+                    };
+                    with(i, changed);
                 }
             }
         }
@@ -312,21 +454,44 @@ impl<'a> Learner<'a> {
 
     /// Between two steps, when all spikes before `now` are known: brings synapses up to date when entries have become many.
     pub(super) fn sweep(&mut self, now: u64, synapses: &mut Changing) {
+        self.targets.added += self.common.settle(self.learning);
         if self.sources.added + self.targets.added <= self.most {
             return;
         }
-        synapses.strengths = self.strengths(now, synapses);
+        (synapses.strengths, synapses.eligible) = self.changed(now, synapses);
         self.grown = now as u32;
         let oldest = now as i64 - i64::from(self.plan.max_delay);
         self.sources.trim(oldest);
         self.targets.trim(oldest);
+        self.common.trim(self.learning, oldest);
     }
 
-    /// The strengths of all synapses here at `now`, in the order of the rows.
-    pub(super) fn strengths(&self, now: u64, synapses: &Changing) -> Vec<u32> {
+    /// The strengths of all synapses here at `now`, in the order of the rows, and their eligibilities where they have some.
+    pub(super) fn changed(&self, now: u64, synapses: &Changing) -> (Vec<u32>, Vec<i32>) {
         let mut strengths = vec![0; synapses.strengths.len()];
-        self.each(now, synapses, |i, strength| strengths[i] = strength);
-        strengths
+        let mut eligible = vec![0; synapses.eligible.len()];
+        self.each(now, synapses, |i, changed| {
+            strengths[i] = changed.0;
+            if let Some(e) = eligible.get_mut(i) {
+                *e = changed.1;
+            }
+        });
+        (strengths, eligible)
+    }
+
+    /// Of each scaling, the spikes of this window by slot.
+    pub(super) fn counts(&self) -> &[Vec<u32>] {
+        &self.common.counts
+    }
+
+    /// Of each modulator, its last jump by a spike before `step`: when, and the level after; `NEVER` where there is none.
+    pub(super) fn levels(&self, step: i64) -> Vec<[u32; 2]> {
+        let levels = self.common.levels.iter().zip(&self.learning.modulators);
+        let last = levels.map(|(levels, m)| {
+            let old = levels.partition_point(|(when, _)| i64::from(*when) - i64::from(m.delay) < step);
+            old.checked_sub(1).map_or([NEVER, 0], |i| [levels[i].0, levels[i].1])
+        });
+        last.collect()
     }
 
     /// The last entry of a cell before `step`.
@@ -346,12 +511,12 @@ impl<'a> Learner<'a> {
         }
     }
 
-    /// Goes to a state: `first` has an entry for each cell (or `NEVER`), `recent` the spikes since, `early` what is under way
+    /// Goes to a state: `learned` has an entry for each cell (or `NEVER`), `recent` the spikes since, `early` what is under way
     /// by step and slot.
     pub(super) fn restore(
         &mut self,
         now: u64,
-        first: &[Vec<u32>],
+        learned: &Learned,
         recent: &[Spike],
         early: Vec<(u64, u16, i32)>,
         synapses: &mut Changing,
@@ -363,7 +528,13 @@ impl<'a> Learner<'a> {
         self.amounts.iter_mut().for_each(Vec::clear);
         self.early = early;
         self.grown = now as u32;
-        for (cell, entry) in first.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
+        self.common = Common::new(self.learning, self.targets.cells.len());
+        for (k, [when, level]) in learned.levels.iter().enumerate().filter(|(_, l)| l[0] != NEVER) {
+            self.common.levels[k].push((*when, *level));
+        }
+        recent.iter().for_each(|spike| self.common.note(self.plan, self.learning, *spike));
+        self.common.settle(self.learning);
+        for (cell, entry) in learned.entries.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
             self.sources.cells[cell].extend(entry);
             if let Some((slot, stride, ports)) = slots(cell as u32) {
                 (0..ports).for_each(|port| self.targets.cells[slot + port * stride].extend(entry));
@@ -376,6 +547,13 @@ impl<'a> Learner<'a> {
             self.pass_row(*spike, newest, now, synapses, false);
             if let Some((slot, stride, ports)) = slots(spike.cell) {
                 self.fired(spike.step, slot, stride, ports);
+            }
+        }
+        for (own, all) in self.common.counts.iter_mut().zip(&learned.counts) {
+            for (cell, count) in all.iter().enumerate() {
+                if let Some((slot, stride, ports)) = slots(cell as u32) {
+                    (0..ports).for_each(|port| own[slot + port * stride] = *count);
+                }
             }
         }
     }

@@ -5,10 +5,12 @@
 //! their order, so spikes are the same for any number of threads and shards, and on a GPU. Synapses that change do so in whole
 //! numbers too, and each by itself ([`plasticity`](super::plasticity)).
 
+use super::connect::Synapses;
 use crate::Result;
 
 mod barrier;
 pub mod checkpoint;
+mod common;
 pub mod cpu;
 pub mod cuda;
 mod eager;
@@ -19,6 +21,8 @@ pub mod reference;
 
 #[cfg(test)]
 mod learning_tests;
+#[cfg(test)]
+mod rules_tests;
 #[cfg(test)]
 mod tests;
 
@@ -92,6 +96,11 @@ pub trait Engine: Send {
     /// # Errors
     /// What the device refuses.
     fn weights(&self) -> Result<Vec<Weights>>;
+    /// The synapses of a projection, with their weights between two steps; a row is the same synapse at all times.
+    ///
+    /// # Errors
+    /// `OutOfMemory` before anything is allocated; what the device refuses.
+    fn table(&self, projection: usize) -> Result<Synapses>;
     /// Spikes times the synapses that each went through, so far.
     fn events(&self) -> u64;
     /// How the network is cut, as people read it.

@@ -30,6 +30,7 @@ struct Source {
   unsigned n_source, n_target, no_self;
   unsigned home, population;  // of the sources, of the targets
   unsigned ports;
+  unsigned changes, low, high, most;  // of synapses that change: 1 + their rule's number, bounds, what one can pass on at most; or 0
 };
 
 struct Build {
@@ -51,13 +52,11 @@ __device__ __forceinline__ u64 shard_of(const Net& net, unsigned cell, unsigned 
 
 // The synapse that is number k of a row.
 template <class Word>
-__device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned k, unsigned slot, unsigned delay, int weight) {
-  Word word;
-  pack(net, slot, delay, weight, word);
+__device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned k, Word word) {
   const u64 rows = (u64)net.shards * net.rows;
-  Word* segment = (Word*)net.segments + (shard * rows + row) * net.segment;
+  Word* segment = (Word*)net.segments + (shard * rows + row) * net.segment + net.head;
   const unsigned* first = net.first + shard * (rows + 1) + row;
-  const unsigned held = first[1] == first[0] ? net.segment : net.segment == 0 ? 0 : net.segment - 1;
+  const unsigned room = net.segment - net.head, held = first[1] == first[0] ? room : room == 0 ? 0 : room - 1;
   if (k < held) {
     segment[k] = word;
     return;
@@ -99,11 +98,24 @@ extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, c
     unsigned* count = build.counts + shard * (rows + 1) + row;
     if (!build.fills) {
       atomicAdd(count, 1u);
-      atomicAdd(build.load + shard * net.pitch + slot, (u64)(weight < 0 ? -weight : weight));
+      const unsigned size = (unsigned)(weight < 0 ? -weight : weight);
+      atomicAdd(build.load + shard * net.pitch + slot, (u64)(s.most > 0 ? s.most : size));
+      continue;
+    }
+    const unsigned place = atomicSub(count, 1u) - 1;
+    if (net.head > 0) {
+      const unsigned size = (unsigned)(weight < 0 ? -weight : weight) << 16;
+      const unsigned strength = size < s.low ? s.low : size > s.high ? s.high : size;
+      const unsigned low = s.changes << 16 | delay << net.slot_bits | slot;
+      put<u64>(net, shard, row, place, (u64)(s.changes > 0 ? strength : (unsigned)weight) << 32 | low);
     } else if (net.wide) {
-      put<u64>(net, shard, row, atomicSub(count, 1u) - 1, slot, delay, weight);
+      u64 word;
+      pack(net, slot, delay, weight, word);
+      put(net, shard, row, place, word);
     } else {
-      put<unsigned>(net, shard, row, atomicSub(count, 1u) - 1, slot, delay, weight);
+      unsigned word;
+      pack(net, slot, delay, weight, word);
+      put(net, shard, row, place, word);
     }
   }
 }

@@ -6,6 +6,7 @@ use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::connect::{rows, shard};
 use crate::spiking::network::Rule;
 use crate::spiking::plan::Plan;
+use crate::spiking::plasticity::fixed::ONE;
 use crate::{Error, Result};
 
 /// Synapses of a list that are on their way at a time: 256 MiB.
@@ -19,7 +20,7 @@ pub(super) struct Synapses {
     first: DeviceBuffer,
     segments: DeviceBuffer,
     rest: DeviceBuffer,
-    ring: DeviceBuffer,
+    pub ring: DeviceBuffer,
     calendar: DeviceBuffer,
     noted: DeviceBuffer,
     /// By row.
@@ -49,6 +50,7 @@ fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
         .u32(config.room as u32)
         .u32(id_bits)
         .u32(ids)
+        .u32(config.learns.map_or(0, |l| l.head) as u32)
         .padded()
         .0
 }
@@ -154,8 +156,17 @@ impl Builder<'_> {
             .u32(u32::from(p.source == p.target && !p.autapses))
             .u32(p.source as u32)
             .u32(p.target as u32)
-            .u32(self.plan.models[p.target].ports().len() as u32)
-            .padded();
+            .u32(self.plan.models[p.target].ports().len() as u32);
+        let learning = self.plan.learning.as_ref();
+        let rule = learning.zip(self.plan.rule(index)).map(|(l, rule)| (&l.rules[usize::from(rule)], rule));
+        let source = match rule {
+            Some((rule, number)) => {
+                let most = if rule.stdp.is_some() { rule.passed(rule.high, ONE).unsigned_abs() } else { 0 };
+                source.u32(u32::from(number) + 1).u32(rule.low).u32(rule.high).u32(most)
+            }
+            None => source.u32(0).u32(0).u32(0).u32(0),
+        }
+        .padded();
         let blocks = count.div_ceil(THREADS.into()).min(self.blocks.into()) as u32;
         let config = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
         let args = [Arg::Bytes(net), Arg::Bytes(&source.0), Arg::Bytes(build)];
@@ -219,7 +230,7 @@ impl Synapses {
             beyond += total;
         }
         memory.write(&mut base, &starts)?;
-        let synapse = if config.wide { 8 } else { 4 };
+        let synapse = config.synapse();
         let segments = memory.zeros(k * rows * config.segment * synapse)?;
         let rest = memory.room(beyond as usize * synapse)?;
         let at = [&base, &first, &segments, &rest].map(DeviceBuffer::address);

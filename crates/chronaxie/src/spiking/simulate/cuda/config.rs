@@ -1,5 +1,6 @@
 //! How a plan is cut for a device: a pure, printable function of the plan and the device's properties.
 
+use super::learning::Learns;
 use crate::cuda::{Constant, Header, KernelSource, Specialisation};
 use crate::spiking::connect::shard;
 use crate::spiking::plan::Plan;
@@ -34,6 +35,9 @@ pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
+    ("rules.cuh", include_str!("learning/rules.cuh")),
+    ("rows.cuh", include_str!("learning/rows.cuh")),
+    ("walk.cuh", include_str!("learning/walk.cuh")),
     ("models.cuh", include_str!("models.cuh")),
     ("adex.cuh", include_str!("../../models/adex.cuh")),
     ("hodgkin_huxley.cuh", include_str!("../../models/hodgkin_huxley.cuh")),
@@ -82,6 +86,8 @@ pub struct Config {
     pub segment: usize,
     /// Entries of a step of the calendar.
     pub room: usize,
+    /// How synapses that change lie there; `None` where there are none, or where they do not fit.
+    pub learns: Option<Learns>,
 }
 
 impl Config {
@@ -131,9 +137,13 @@ impl Config {
         let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
+        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
-        let segment = [8, 16, 32].into_iter().find(|words| row + 3.0 * row.sqrt() <= f64::from(*words)).unwrap_or(64);
+        let head = learns.map_or(0, |l| l.head);
+        let words = row + 3.0 * row.sqrt() + head as f64;
+        let least = if learns.is_some() { 16 } else { 8 };
+        let segment = [8, 16, 32].into_iter().find(|n| words <= f64::from(*n) && *n >= least).unwrap_or(64);
         let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
         Ok(Self {
@@ -147,8 +157,9 @@ impl Config {
             cells,
             slot_bits,
             wide: slot_bits + ring.trailing_zeros() > 16,
-            segment: if row < 1.0 { 0 } else { segment as usize },
+            segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
             room: if place == Place::Calendar { entries } else { 0 },
+            learns,
         })
     }
 
@@ -161,24 +172,34 @@ impl Config {
     /// Bytes of global memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
     pub(super) fn bytes(&self, plan: &Plan) -> f64 {
         let rows = (self.shards * self.cells) as f64;
+        // The entries of each cell, and where rows are listed.
+        let learns = self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64);
         let held = self.shards as f64 * rows * self.segment as f64;
         let synapses = plan.expected_synapses();
         let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
         let under_way = (self.shards * self.ring) as f64 * (self.pitch + self.room) as f64;
-        (if self.wide { 8.0 } else { 4.0 }) * (held + beyond) + 8.0 * self.shards as f64 * rows + 4.0 * under_way
+        self.synapse() as f64 * (held + beyond) + 8.0 * self.shards as f64 * rows + 4.0 * under_way + learns
     }
 
-    /// Bytes that a block has in shared memory for what is under way.
+    /// Bytes of a synapse.
+    pub fn synapse(&self) -> usize {
+        if self.wide || self.learns.is_some() { 8 } else { 4 }
+    }
+
+    /// Bytes that a block has in shared memory for what is under way, and for what its cells did.
     pub fn shared_bytes(&self) -> u32 {
         match self.place {
-            Place::Shared => (4 * self.ring * self.pitch) as u32,
+            Place::Shared => {
+                let learns = self.learns.map_or(0, |l| l.shared_bytes(self.cells, self.pitch));
+                (4 * self.ring * self.pitch + learns) as u32
+            }
             Place::Calendar => (4 * (self.ring + self.pitch)) as u32,
             Place::Global => 0,
         }
     }
 
     pub(super) fn steps(&self) -> Specialisation {
-        steps(self.place, self.heavy, self.held)
+        steps(self.place, self.heavy, self.held, self.learns.is_some())
     }
 }
 
@@ -198,19 +219,22 @@ impl fmt::Display for Config {
             if self.held { " with a cell each" } else { "" },
             self.ring,
             if self.place == Place::Shared { "shared" } else { "global" },
-            if self.wide { 8 } else { 4 },
+            self.synapse(),
             self.segment
-        )
+        )?;
+        let Some(l) = &self.learns else { return Ok(()) };
+        write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
 }
 
-fn steps(place: Place, heavy: bool, held: bool) -> Specialisation {
+fn steps(place: Place, heavy: bool, held: bool, learns: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let threads = if heavy { 512 } else { 1024 };
     let constants = vec![
         ("kPlace", Constant::Int(place as i32)),
         ("kHeavy", Constant::Bool(heavy)),
         ("kHeld", Constant::Bool(held)),
+        ("kLearns", Constant::Bool(learns)),
         ("kThreads", Constant::Int(threads)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
@@ -223,11 +247,19 @@ pub(super) fn build() -> Specialisation {
     Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
+/// What the host asks of synapses that change.
+pub(super) fn rows() -> Specialisation {
+    let source = KernelSource::embedded("spiking/simulate/cuda/learning/rows.cu", include_str!("learning/rows.cu"));
+    let entries = ["spiking_visit", "spiking_heads", "spiking_early"];
+    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
+}
+
 /// Everything that a simulation may launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let places = [Place::Shared, Place::Calendar, Place::Global];
-    let kinds = places.into_iter().flat_map(|place| [(place, false, false), (place, true, false)]);
-    let kinds = kinds.chain([(Place::Shared, false, true)]);
-    let steps = kinds.map(|(place, heavy, held)| steps(place, heavy, held)).chain([build()]);
+    let kinds = places.into_iter().flat_map(|place| [(place, false, false, false), (place, true, false, false)]);
+    let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
+    let kinds = kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, held, learns)));
+    let steps = kinds.map(|(place, heavy, held, learns)| steps(place, heavy, held, learns)).chain([build(), rows()]);
     steps.chain(super::learning::specialisations()).collect()
 }

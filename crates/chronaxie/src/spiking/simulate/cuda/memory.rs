@@ -35,6 +35,7 @@ impl Fields {
 /// Numbers that are nothing but their bytes.
 pub(super) trait Plain: Copy {}
 impl Plain for u8 {}
+impl Plain for u16 {}
 impl Plain for u32 {}
 impl Plain for u64 {}
 impl Plain for f32 {}

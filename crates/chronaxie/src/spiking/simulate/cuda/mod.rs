@@ -13,15 +13,16 @@ mod memory;
 mod tests;
 
 use super::cpu::check_state;
-use super::{Engine, Spike, State, Weights};
+use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
-use crate::spiking::connect::shard;
+use crate::spiking::connect::{self, list, shard};
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
 use build::Synapses;
 pub use config::{Config, specialisations};
 use config::{MOST_STEPS, REPLICAS};
 pub use learning::LearningEngine;
+use learning::Resident;
 use memory::{Cells, Fields, Memory};
 use std::sync::Arc;
 
@@ -39,6 +40,8 @@ pub struct CudaEngine<'a> {
     cells: Cells,
     synapses: Synapses,
     net: Vec<u8>,
+    /// Synapses that change.
+    resident: Option<Resident<'a>>,
     /// Headers and boxes of the spikes that blocks tell each other.
     mail: DeviceBuffer,
     /// Two, so that one is read while the other is written.
@@ -84,11 +87,12 @@ impl<'a> CudaEngine<'a> {
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
-        if let Some(i) = (0..plan.network.projections.len()).find(|i| plan.changes(*i)) {
+        let changing = (0..plan.network.projections.len()).find(|i| plan.changes(*i));
+        if let Some(i) = changing.filter(|_| config.learns.is_none()) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
-                    "projection {}: its synapses change, which this engine does not do; LearningEngine does",
+                    "projection {}: its synapses change and do not fit the resident kernel; LearningEngine takes them: {config}",
                     plan.label(i)
                 ),
             ));
@@ -106,10 +110,11 @@ impl<'a> CudaEngine<'a> {
         let synapses = Synapses::new(plan, &config, &cells, &memory, built)?;
         let net = synapses.net(plan, &config, &cells);
         let (cell_of, row_of) = rows(plan, &config);
+        let resident = Resident::new(plan, config, &memory, &net, [&row_of, &cell_of])?;
         let mail = memory.room(8 * 2 * config.shards * (REPLICAS + config.cells))?;
         let logs = [memory.room(8 * capacity)?, memory.room(8 * capacity)?];
-        let result = memory.zeros(16)?;
-        let told = PinnedBuffer::alloc(device, 16)?;
+        let result = memory.zeros(24)?;
+        let told = PinnedBuffer::alloc(device, 24)?;
         let copied = PinnedBuffer::alloc(device, 8 * capacity.min(COPY))?;
         stream.synchronize()?;
         Ok(Self {
@@ -120,6 +125,7 @@ impl<'a> CudaEngine<'a> {
             cells,
             synapses,
             net,
+            resident,
             mail,
             logs,
             capacity,
@@ -156,11 +162,12 @@ impl<'a> CudaEngine<'a> {
             shared_bytes: self.config.shared_bytes(),
             ..LaunchConfig::new((self.config.shards as u32, 1, 1), (self.config.threads, 1, 1))
         };
-        let args = [Arg::Bytes(&self.net), Arg::Bytes(&run.0)];
-        // SAFETY: the structs are those of network.cuh and steps.cu, whose sizes the launch checks; all that they point to
+        let learn = self.resident.as_ref().map_or_else(Resident::none, |r| r.learn.clone());
+        let args = [Arg::Bytes(&self.net), Arg::Bytes(&run.0), Arg::Bytes(&learn)];
+        // SAFETY: the structs are those of network.cuh, rows.cuh and steps.cu, whose sizes the launch checks; all that they point to
         // belongs to this engine and is used on this stream alone, but for the other turn's log.
         unsafe { self.kernel.launch(&self.stream, &config, &args) }?;
-        self.told.receive(&self.result.view(Dtype::I64, [2])?, &self.stream)
+        self.told.receive(&self.result.view(Dtype::I64, [3])?, &self.stream)
     }
 
     /// The spikes of a chunk of `steps` steps from step `from` on, in order; counts what they deliver.
@@ -214,16 +221,24 @@ impl<'a> CudaEngine<'a> {
             }
             // Waits for the chunk.
             let told = self.told.as_slice::<i64>()?;
-            let (done, count) = (told[0] as u64, told[1] as usize);
+            let (done, count, full) = (told[0] as u64, told[1] as usize, told[2] != 0);
             if done == 0 || done > to - from || count > self.capacity {
                 return Err(Error::value(format!("a chunk of {} steps says that it ran {done}", to - from)));
             }
             self.step = from + done;
             self.run += done;
+            if let Some(resident) = self.resident.as_ref().filter(|_| full) {
+                resident.settle(self.step)?;
+            }
             waiting = Some((turn, count, from, done));
             turn = 1 - turn;
         }
         waiting.map_or(Ok(()), |(turn, count, from, steps)| self.collect(turn, count, from, steps, spikes))
+    }
+
+    /// Spikes as steps and rows.
+    fn rows(&self, spikes: &[Spike]) -> Vec<u64> {
+        spikes.iter().map(|s| s.step << 32 | u64::from(self.row_of[s.cell as usize])).collect()
     }
 
     /// Refuses what a step that failed has left behind.
@@ -259,7 +274,8 @@ pub fn engine<'a>(
     device: &Arc<CudaDevice>,
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
-    Ok(if plan.learning.is_some() {
+    let config = Config::choose(plan, device.props())?;
+    Ok(if plan.learning.is_some() && config.learns.is_none() {
         Box::new(LearningEngine::new(plan, device, built)?)
     } else {
         Box::new(CudaEngine::new(plan, device, built)?)
@@ -297,6 +313,7 @@ impl Engine for CudaEngine<'_> {
 
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         let to = self.step + steps;
+        learned::steps_left(self.plan, to)?;
         if to >= 1 << 32 {
             return Err(Error::value(format!("step {to} is beyond the 2^32 that a run on a GPU has")));
         }
@@ -322,16 +339,21 @@ impl Engine for CudaEngine<'_> {
                 self.memory.download(&self.cells.states, 4 * self.cells.first_state[p], size * count)?;
             variables.push((0..count).map(|v| values[v * size..(v + 1) * size].to_vec()).collect());
         }
-        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned: None })
+        let learned =
+            |r: &Resident<'_>| r.learned(&self.synapses.ring, &self.rows(&self.recent), &self.row_of, self.step);
+        let learned = self.resident.as_ref().map(learned).transpose()?;
+        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
         let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
         self.memory.write(&mut self.cells.states, &values)?;
-        let row = |s: &Spike| s.step << 32 | u64::from(self.row_of[s.cell as usize]);
-        let recent: Vec<u64> = state.recent.iter().map(row).collect();
-        self.synapses.restore(&self.memory, &self.net, self.config.shards, &recent, state.step)?;
+        let recent = self.rows(&state.recent);
+        match &mut self.resident {
+            Some(resident) => resident.restore(&mut self.synapses.ring, state, &recent, &self.row_of)?,
+            None => self.synapses.restore(&self.memory, &self.net, self.config.shards, &recent, state.step)?,
+        }
         self.step = state.step;
         self.recent.clone_from(&state.recent);
         self.failed = None;
@@ -352,7 +374,16 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {
-        Ok(Vec::new())
+        self.whole()?;
+        self.resident.as_ref().map_or_else(|| Ok(Vec::new()), |r| r.weights(self.step))
+    }
+
+    fn table(&self, projection: usize) -> Result<connect::Synapses> {
+        self.whole()?;
+        match &self.resident {
+            Some(r) => list::changed(self.plan, projection, || r.known(projection, self.step)),
+            None => connect::synapses(self.plan, projection),
+        }
     }
 
     fn events(&self) -> u64 {
@@ -367,7 +398,7 @@ impl Engine for CudaEngine<'_> {
     /// memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
         let events = self.events as f64 / self.run.max(1) as f64;
-        let bytes = events * if self.config.wide { 8.0 } else { 4.0 };
+        let bytes = events * self.config.synapse() as f64;
         let exchange = if self.config.shards > 1 { 0.7 } else { 0.0 };
         Some(exchange + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
     }

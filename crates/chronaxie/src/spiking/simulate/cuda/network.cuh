@@ -50,6 +50,7 @@ struct Net {
   unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits; or 0: all synapses are in the rest
   unsigned room;                // entries of a step of the calendar
   unsigned id_bits, ids;        // how a header is packed
+  unsigned head;                // words before a row's synapses in its segment, where they change (rows.cuh); or 0
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.
@@ -75,9 +76,10 @@ __device__ __forceinline__ void pack(const Net&, unsigned slot, unsigned delay, 
 }
 // The last word of a segment that is not all of its row: no weight, and a slot that there is not.
 __device__ __forceinline__ unsigned marker(const Net& net, unsigned) { return (1u << net.slot_bits) - 1; }
-__device__ __forceinline__ u64 marker(const Net&, u64) { return 0xFFFFFFFFu; }
+__device__ __forceinline__ u64 marker(const Net& net, u64) { return net.head > 0 ? (1u << net.slot_bits) - 1 : 0xFFFFFFFFu; }
 
 // How many of a row's synapses are not in its segment.
 __device__ __forceinline__ unsigned beyond(const Net& net, unsigned length) {
-  return net.segment == 0 ? length : length > net.segment ? length - (net.segment - 1) : 0;
+  const unsigned room = net.segment - net.head;
+  return room == 0 ? length : length > room ? length - (room - 1) : 0;
 }

@@ -4,8 +4,8 @@
 //            2. its cells advance under what arrives at step n and fire or not
 //            3. one warp tells the others and logs what fired; the rest draws arrivals to come while that travels
 //
-// Who computes what: a lane advances a cell; where a warp has 32 cells at most (kHeld), their state stays in registers. A warp polls the headers of some shards and delivers their spikes; 2^lane_bits lanes take a spike's segment, two
-// words each, so that one trip to memory brings it.
+// A lane advances a cell; where a warp has 32 at most (kHeld), their state stays in registers. A warp polls the headers of some
+// shards and delivers their spikes; 2^lane_bits lanes take a segment, two words each: one trip to memory brings it.
 // What is to arrive lies, by kPlace, in a ring [steps, pitch] of i32 in shared memory; or, for larger shards, in a calendar in
 // global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
 // each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
@@ -17,6 +17,8 @@
 // blocks share. They lie in two sets by the step's parity: a block that writes those of step n + 2 has seen all headers of step
 // n + 1, and whoever wrote one had read those of step n. kReplicas copies of the headers keep the blocks that poll from queueing
 // at one slice of the second cache.
+//
+// Synapses that change (kLearns; sums in shared memory), walk.cuh: a row is listed with its spike, walked when all are known.
 //
 // Full microcircuit (77,169 cells, 2.99e8 synapses, 25 spikes and 97,000 events a step) on an H200:
 //   bytes   25 x 132 segments of 256 bytes = 0.84 MB a step out of memory: 0.2 us at 4.3 TB/s
@@ -31,25 +33,29 @@
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
+#include "walk.cuh"
 
 struct Run {
   u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
   u64* boxes;   // [2, shards, rows]
   u64* log;     // [capacity] (step - from) << 32 | row
-  u64* result;  // [2] steps done, spikes logged; zeros
+  u64* result;  // [3] steps done, spikes logged, whether a cell's entries may have no room (of kLearns); zeros
   u64 from;
   u64 capacity;  // at least three times the cells
   u64 steps;
 };
 
+static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
 // Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
 constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : 3;
 constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
 // What the models of kHeld have at most.
 constexpr int kMostVariables = 4;
-// Counts of arrivals that fit in a byte.
-constexpr unsigned kMostArrivals = 255;
+// Of kLearns: rules and traces in shared memory, and spikes of a step that are listed there.
+constexpr unsigned kMostRules = kLearns ? 16 : 1, kMostTraces = kLearns ? 4 : 1, kListed = 256;
+// Counts of arrivals that fit in a byte, and those that are compared with one after the other.
+constexpr unsigned kMostArrivals = 255, kFewArrivals = 32;
 
 // A word that another block may be writing.
 __device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
@@ -61,6 +67,18 @@ struct Own {
   unsigned even, odd;  // arrivals, by the parity of step / 4
   int code;            // what an arrival weighs
   unsigned port;
+};
+
+// Rows that wait to be walked, of kLearns.
+struct List {
+  unsigned* count;
+  unsigned* rows;  // [kListed]
+  unsigned* more;  // [shards, rows] in global memory
+
+  __device__ __forceinline__ void push(unsigned row) const {
+    const unsigned at = atomicAdd(count, 1u);
+    *(at < kListed ? rows + at : more + at) = row;
+  }
 };
 
 struct Block {
@@ -137,7 +155,7 @@ struct Block {
   }
 
   // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
-  __device__ __forceinline__ void meet(u64 step, unsigned* ends) const {
+  __device__ __forceinline__ void meet(u64 step, unsigned* ends, const List& list) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = net.shards;
     const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
     // Many shards: some headers a warp, one a lane. Few: warps share a header.
@@ -186,6 +204,10 @@ struct Block {
         while ((unsigned)word != tag);
         row += (unsigned)(word >> 32);
       }
+      if constexpr (kLearns) {
+        if (i < all) list.push(row);
+        continue;
+      }
       const unsigned n = __popc(__ballot_sync(~0u, i < all));
       if (!kShared && net.wide)
         deliver<u64>(step, n, row);
@@ -225,12 +247,28 @@ struct Block {
   __device__ __forceinline__ unsigned arrivals(const Drive& drive, unsigned cell, u64 quad) const {
     const Words words = draw(net.seed, kDrive, drive.owner, quad << 32 | cell);
     unsigned all = 0;
+    if (drive.count <= kFewArrivals) {
+      // Most draws reach few thresholds: four of them at a time, as long as a draw reaches them.
+      const unsigned a = max(words.w[0], words.w[1]), b = max(words.w[2], words.w[3]), most = max(a, b);
+      for (unsigned first = 0; first < drive.count; first += 4) {
+        unsigned threshold = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const u64 step = 4 * quad + k;
-      if (step >= drive.start && step < drive.stop)
-        all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
+        for (unsigned j = 0; j < 4; ++j) {
+          const bool is = first + j < drive.count;
+          threshold = is ? __ldg(drive.thresholds + first + j) : 0;
+#pragma unroll
+          for (int k = 0; k < 4; ++k)
+            if (is && words.w[k] >= threshold) all += 1u << (8 * k);
+        }
+        if (most < threshold) break;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
     }
+    if (4 * quad < drive.start || 4 * quad + 4 > drive.stop)
+      for (int k = 0; k < 4; ++k)
+        if (4 * quad + k < drive.start || 4 * quad + k >= drive.stop) all &= ~(0xFFu << (8 * k));
     return all;
   }
 
@@ -265,7 +303,12 @@ struct Block {
     unsigned more = 0;
     if constexpr (kHeld) {
       const unsigned four = quad % 2 == 0 ? own.even : own.odd;
-      if (own.port == (unsigned)port) more = (four >> shift & 0xFFu) * (unsigned)own.code;
+      if constexpr (kLearns) {  // which has no registers left
+        const Drive& drive = net.drives[part.drive];
+        if (part.drives > 0 && drive.port == (unsigned)port) more = (four >> shift & 0xFFu) * (unsigned)drive.code;
+      } else if (own.port == (unsigned)port) {
+        more = (four >> shift & 0xFFu) * (unsigned)own.code;
+      }
     } else {
       for (unsigned d = 0; d < part.drives; ++d) {
         const Drive& drive = net.drives[part.drive + d];
@@ -283,21 +326,29 @@ struct Block {
 
   template <class M, int kVariables>
   __device__ __forceinline__ void load(const Part& part, unsigned i, float (&s)[kVariables]) const {
+    const float* at = part.state + i;
 #pragma unroll
-    for (int k = 0; k < M::kVariables; ++k) s[k] = part.state[(u64)k * part.size + i];
+    for (int k = 0; k < M::kVariables; ++k, at += part.size) s[k] = *at;
   }
   template <class M, int kVariables>
   __device__ __forceinline__ void store(const Part& part, unsigned i, const float (&s)[kVariables]) const {
+    float* at = part.state + i;
 #pragma unroll
-    for (int k = 0; k < M::kVariables; ++k) part.state[(u64)k * part.size + i] = s[k];
+    for (int k = 0; k < M::kVariables; ++k, at += part.size) *at = s[k];
   }
 
   template <class M>
   __device__ __forceinline__ bool dynamics(int* now, const Part& part, u64 step, unsigned i, Own& own) const {
     float input[M::kPorts], c[M::kCoefficients], s[M::kVariables];
-    const unsigned each = part.stride > 0;
+    const float* of = part.coefficients;
+    if (part.stride == 0) {
 #pragma unroll
-    for (int k = 0; k < M::kCoefficients; ++k) c[k] = part.coefficients[each ? (u64)k * part.stride + i : k];
+      for (int k = 0; k < M::kCoefficients; ++k) c[k] = __ldg(of + k);
+    } else {
+      of += i;
+#pragma unroll
+      for (int k = 0; k < M::kCoefficients; ++k, of += part.stride) c[k] = __ldg(of);
+    }
     if constexpr (kHeld) {
 #pragma unroll
       for (int k = 0; k < M::kVariables; ++k) s[k] = own.s[k];
@@ -375,8 +426,10 @@ struct Block {
       poke(run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows + at, (u64)id << 32 | tag);
   }
 
-  // One warp tells the others what fired here, and logs it. Returns whether there may be no room for what comes.
-  __device__ __forceinline__ bool tell(u64 step, unsigned count, const unsigned* ids, bool ends) const {
+  // One warp tells the others what fired here, and logs it; `past` remembers it. Returns whether there may be no room for what
+  // comes.
+  __device__ __forceinline__ bool tell(
+      u64 step, unsigned count, const unsigned* ids, bool ends, const Past& past) const {
     const unsigned lane = threadIdx.x % 32, since = (unsigned)(step - run.from), tag = since + 1;
     u64 head = (u64)count << (kTagBits + 1) | (unsigned)ends << kTagBits | tag;
 #pragma unroll
@@ -388,18 +441,28 @@ struct Block {
     const u64* box = run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows;
     u64 at = lane == 0 ? atomicAdd(run.result + 1, (u64)count) : 0;
     at = __shfl_sync(~0u, at, 0);
-    for (unsigned i = lane; i < count; i += 32)
-      run.log[at + i] =
-          (u64)since << 32 | (blockIdx.x * net.rows + (i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32)));
+    bool full = false;
+    for (unsigned i = lane; i < count; i += 32) {
+      const unsigned id = i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32), row = blockIdx.x * net.rows + id;
+      run.log[at + i] = (u64)since << 32 | row;
+      if constexpr (kLearns) full |= past.remember(id, (unsigned)step, past.learn.kept[row]);
+    }
+    if constexpr (kLearns) {
+      full = __any_sync(~0u, full);
+      if (full && lane == 0) run.result[2] = 1;
+    }
     // The others of this step, and two more steps, may still be logged.
-    return ends || at + count + 3 * (u64)net.cells > run.capacity;
+    return ends || full || at + count + 3 * (u64)net.cells > run.capacity;
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Net net, const Run run) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Net net, const Run run, const Learn learn) {
   extern __shared__ int held[];
   __shared__ Part parts[kWarps];
   __shared__ unsigned spikes[2], ids[2][kMostIds], ends;  // by the step's parity: how many fired, and the first of them
+  __shared__ Rule rules[kMostRules];
+  __shared__ Trace traces[kMostTraces];
+  __shared__ unsigned listed[2];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u64 size = (u64)net.steps * net.pitch;
   int* const kept = net.ring + blockIdx.x * size;
@@ -409,6 +472,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
                        held,  noted,
                        net.calendar + (u64)blockIdx.x * net.steps * net.room,
                        net.first + blockIdx.x * ((u64)net.shards * net.rows + 1)};
+  // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
+  unsigned* const list = (unsigned*)held + size;
+  unsigned* const entries = list + kListed + 16 * kWarps;
+  unsigned* const tables = entries + (u64)net.rows * (1 + learn.deep + learn.shallow * learn.trace_count);
+  unsigned short* const cell_of = (unsigned short*)(tables + learn.tables);
+  const u64 row = (u64)blockIdx.x * net.rows;
+  const Past past = {learn,
+                     rules,
+                     traces,
+                     entries,
+                     entries + net.rows,
+                     entries + net.rows * (1 + learn.deep),
+                     list + kListed + 16 * warp,
+                     cell_of,
+                     net.rows};
+  const Walk walk = {net, past, held};
+  if constexpr (kLearns) {
+    if (threadIdx.x < 2) listed[threadIdx.x] = 0;
+    if (threadIdx.x < learn.rule_count) rules[threadIdx.x] = learn.rules[threadIdx.x];
+    unsigned begin = 0;
+    for (unsigned k = 0; k < learn.trace_count; ++k) {
+      const Trace trace = learn.traces[k];
+      for (unsigned i = threadIdx.x; i < (learn.tables > 0 ? trace.length : 0); i += kThreads)
+        tables[begin + i] = trace.decay[i];
+      if (threadIdx.x == 0) {
+        traces[k] = trace;
+        if (learn.tables > 0) traces[k].decay = tables + begin;
+      }
+      begin += trace.length;
+    }
+    for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) cell_of[i] = learn.cell_of[blockIdx.x * net.pitch + i];
+    for (unsigned i = threadIdx.x; i < net.rows; i += kThreads) past.load(i, learn.counts[row + i]);
+  }
   if (threadIdx.x < 2) spikes[threadIdx.x] = 0;
   if (threadIdx.x == 2) ends = 0;
   if constexpr (kShared)
@@ -449,8 +545,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
   const u64 last = run.from + run.steps;
   for (;; ++step) {
     const unsigned parity = (unsigned)step % 2;
-    if (step > run.from) block.meet(step - 1, &ends);
+    const unsigned before = (unsigned)(step - 1) % 2;
+    if (step > run.from) block.meet(step - 1, &ends, {listed + before, list, learn.more + blockIdx.x * ((u64)net.shards * net.rows)});
     __syncthreads();
+    if constexpr (kLearns) {
+      const unsigned* more = learn.more + blockIdx.x * ((u64)net.shards * net.rows);
+      for (unsigned i = warp, count = listed[before]; i < count; i += kWarps)
+        walk.row((unsigned)step - 1, i < kListed ? list[i] : more[i]);
+      __syncthreads();
+      if (threadIdx.x == 0) listed[before] = 0;
+    }
     if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
       if (threadIdx.x == 0) noted[block.place(step)] = 0;
@@ -464,7 +568,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
       const unsigned count = spikes[parity];
       __syncwarp();
       if (lane == 0) spikes[parity] = 0;
-      full = block.tell(step, count, ids[parity], full);
+      full = block.tell(step, count, ids[parity], full, past);
     }
     if (step + 1 == last) continue;
     // A quarter of the tasks a step, alike on all four schedulers.
@@ -477,6 +581,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
   if (blockIdx.x == 0 && threadIdx.x == 0) run.result[0] = step - run.from;
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) kept[i] = held[i];
+  if constexpr (kLearns)
+    for (unsigned i = threadIdx.x; i < net.rows; i += kThreads) learn.counts[row + i] = past.counts[i];
   if constexpr (kCalendar) {
     // A chunk that ended early has gathered what is for its next step.
     const unsigned at = block.place(step);

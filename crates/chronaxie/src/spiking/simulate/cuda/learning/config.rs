@@ -60,6 +60,16 @@ impl Config {
                 plan.label(i)
             )));
         }
+        let wide = |i: &usize| plan.rule(*i).is_some_and(|r| rules[usize::from(r)].is_wide());
+        if let Some(i) = (0..plan.network.projections.len()).find(wide) {
+            let name = plan.network.projections[i]
+                .plasticity
+                .map_or("", |p| if p.homeostasis.is_some() { "homeostatic" } else { p.name() });
+            return Err(Error::config(format!(
+                "projection {}: its plasticity has the rule {name}, which the CUDA backend does not do; use --backend cpu",
+                plan.label(i)
+            )));
+        }
         let (cell_bits, delay_bits) = (bits(plan.cells() - 1).max(1), bits(plan.max_delay.into()));
         let rule_bits = bits((rules.len() as u64).saturating_sub(1));
         if cell_bits + delay_bits + rule_bits > 32 {

@@ -163,6 +163,21 @@ pub(super) fn describe(
         lists = lists.u64(r.first.address()).u64(r.words.address());
         lists = lists.u64(r.strengths.as_ref().map_or(0, |(strengths, _)| strengths.address()));
     }
+    let [rules, traces, shorts] = tables(learning, memory, &mut keep)?;
+    let mut head = Fields::default().u64(keep(memory.upload(&parts.0)?)).u64(keep(memory.upload(&drives.0)?));
+    head = head.u64(keep(memory.upload(&tasks)?));
+    for fields in [lists, rules, traces, shorts] {
+        head = head.u64(keep(memory.upload(&fields.0)?));
+    }
+    Ok((head, states, first_state, tasks.len() as u32))
+}
+
+/// The rules, traces and short-term rules of rules.cuh; `keep` keeps what they point to.
+pub(super) fn tables(
+    learning: &Learning,
+    memory: &Memory,
+    keep: &mut impl FnMut(DeviceBuffer) -> u64,
+) -> Result<[Fields; 3]> {
     let mut rules = Fields::default();
     for r in &learning.rules {
         let pair = r.stdp.as_ref();
@@ -190,10 +205,5 @@ pub(super) fn describe(
         let (rec, fac) = (keep(memory.upload(&s.rec)?), keep(memory.upload(&s.fac)?));
         shorts = shorts.u64(rec).u64(fac).u32(s.rec.len() as u32).u32(s.fac.len() as u32).u32(s.u).u32(0);
     }
-    let mut head = Fields::default().u64(keep(memory.upload(&parts.0)?)).u64(keep(memory.upload(&drives.0)?));
-    head = head.u64(keep(memory.upload(&tasks)?));
-    for fields in [lists, rules, traces, shorts] {
-        head = head.u64(keep(memory.upload(&fields.0)?));
-    }
-    Ok((head, states, first_state, tasks.len() as u32))
+    Ok([rules, traces, shorts])
 }

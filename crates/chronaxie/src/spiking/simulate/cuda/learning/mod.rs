@@ -1,10 +1,13 @@
 //! The CUDA engine of networks whose synapses change: the same spikes and weights as the CPU's, bit for bit.
 //!
-//! One kernel runs up to 4096 steps without the host (`steps.cu`), with two meetings of the grid a step. Synapses are made on
-//! the host, which also keeps where they lie: what is asked of weights goes by that. Delays must lie behind synapses.
+//! Networks whose shards fit in shared memory run in the resident kernel (../steps.cu), which walks rows cut by target
+//! (`resident.rs`, rows.cuh, walk.cuh); they are made on the device. Others run here: one kernel runs up to 4096 steps without the
+//! host (`steps.cu`), with two meetings of the grid a step. Their synapses are made on the host, which also keeps where they
+//! lie: what is asked of weights goes by that. Delays must lie behind synapses in both.
 
 mod config;
 mod layout;
+mod resident;
 #[cfg(test)]
 mod tests;
 
@@ -12,13 +15,15 @@ use super::super::learned::{self, Learned, Weights};
 use super::super::{Engine, Spike, State};
 use super::memory::{Fields, Memory};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Stream};
-use crate::spiking::connect::{Shard, rows, shard, shards_for};
+use crate::spiking::connect::{Shard, Synapses, list, rows, shard, shards_for};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
 use crate::spiking::simulate::cpu::check_state;
 use crate::{Error, Result, pool};
 pub use config::{Config, specialisations};
 use layout::{Rows, describe, places, require_memory, upload};
+pub use resident::Learns;
+pub(super) use resident::Resident;
 use std::sync::Arc;
 
 /// Spikes that a log has room for beside those of a step in which every cell fires.
@@ -293,11 +298,11 @@ impl<'a> LearningEngine<'a> {
             under_way.extend(here.filter_map(|(sum, slot)| slot.filter(|_| *sum != 0).map(|slot| (ahead, slot, *sum))));
         }
         under_way.sort_unstable();
-        Ok(Learned { strengths, entries, under_way })
+        Ok(Learned { strengths, entries, under_way, ..Learned::default() })
     }
 
     fn restore_learned(&mut self, state: &State, learned: &Learned) -> Result<()> {
-        learned::check(self.plan, self.learning, learned, state.step, &self.shards())?;
+        learned::check(self.plan, self.learning, learned, state.step, learned::count(&self.shards()))?;
         let strengths = learned::by_shard(self.plan, self.learning, &self.shards(), learned)?;
         let places = self.rows.iter_mut().filter_map(|r| r.strengths.as_mut());
         for ((buffer, _), strengths) in places.zip(strengths) {
@@ -403,6 +408,12 @@ impl Engine for LearningEngine<'_> {
 
     fn synapses(&self) -> u64 {
         self.degrees.iter().map(|d| u64::from(*d)).sum()
+    }
+
+    fn table(&self, projection: usize) -> Result<Synapses> {
+        list::changed(self.plan, projection, || {
+            Ok(learned::known(self.plan, &self.shards(), &self.strengths()?, projection))
+        })
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {

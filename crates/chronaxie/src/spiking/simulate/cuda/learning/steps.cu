@@ -20,6 +20,7 @@
 //           a real-time factor of 0.058. Latency is the bound, not bandwidth.
 #include "draws.cuh"
 #include "models.cuh"
+#include "rules.cuh"
 
 struct Part {
   float* state;               // [variable, count]
@@ -38,25 +39,6 @@ struct Drive {
   u64 start, stop;
   unsigned count, owner, port;
   int code;
-};
-
-struct Trace {
-  const unsigned* decay;
-  unsigned length, bits, nearest, unused;
-};
-
-struct Short {
-  const unsigned* rec;
-  const unsigned* fac;
-  unsigned recs, facs, u, unused;
-};
-
-struct Rule {
-  unsigned plus, minus, low, high;
-  int sign;
-  unsigned x, y, port;
-  unsigned kind;       // 1: stdp, 2: growth goes with what is left, 4: loss likewise
-  unsigned short_rule; // its index, or kNone
 };
 
 struct Rows {
@@ -99,35 +81,7 @@ struct Run {
 __device__ __forceinline__ unsigned peek(const unsigned* p) { return *(volatile unsigned*)p; }
 __device__ __forceinline__ void poke(unsigned* p, unsigned x) { *(volatile unsigned*)p = x; }
 
-constexpr unsigned kNone = 0xFFFFFFFFu, kOne = 1u << 31, kWarps = kThreads / 32;
-
-__device__ __forceinline__ unsigned decayed(const unsigned* table, unsigned length, unsigned value, unsigned steps) {
-  const unsigned share = steps < length ? __ldg(table + steps) : 0;
-  return (unsigned)(((u64)value * share + (1ull << 31)) >> 32);
-}
-__device__ __forceinline__ unsigned share(unsigned a, unsigned b) { return (unsigned)(((u64)a * b + (1ull << 30)) >> 31); }
-
-// The trace so many steps after a spike just before which it was `before`.
-__device__ __forceinline__ unsigned later(const Trace& t, unsigned before, unsigned steps) {
-  const unsigned one = 1u << t.bits, sum = before + one;
-  return decayed(t.decay, t.length, t.nearest ? one : (sum < before ? 0xFFFFFFFFu : sum), steps);
-}
-
-// The share of the range that a trace moves a weight by.
-__device__ __forceinline__ u64 moved(unsigned amplitude, unsigned trace, unsigned bits) {
-  const u64 x = ((u64)amplitude * trace + (1ull << (bits - 1))) >> bits;
-  return x < kOne ? x : kOne;
-}
-__device__ __forceinline__ unsigned grown(const Rule& r, unsigned strength, unsigned x, unsigned bits) {
-  const unsigned room = r.high - (r.kind & 2 ? strength : r.low);
-  const unsigned to = strength + (unsigned)((moved(r.plus, x, bits) * room + (1ull << 30)) >> 31);
-  return to < r.high ? to : r.high;
-}
-__device__ __forceinline__ unsigned shrunk(const Rule& r, unsigned strength, unsigned y, unsigned bits) {
-  const unsigned room = (r.kind & 4 ? strength : r.high) - r.low, most = strength - r.low;
-  const unsigned step = (unsigned)((moved(r.minus, y, bits) * room + (1ull << 30)) >> 31);
-  return strength - (step < most ? step : most);
-}
+constexpr unsigned kWarps = kThreads / 32;
 
 // Entry `index` of a cell.
 __device__ __forceinline__ unsigned* entry(const Net& net, unsigned cell, unsigned index) {
@@ -149,13 +103,23 @@ __device__ __forceinline__ unsigned caught_up(const Net& net, const Rule& rule, 
   if (passing.last == kNone) return strength;
   const long long seen = (long long)passing.last - delay, behind = (long long)net.grown - delay;
   const long long begin = seen > behind ? seen : behind;
-  unsigned from = until;
-  while (from > 0 && (long long)__ldcg(entry(net, target, from - 1)) >= begin) --from;
-  if (from == until) return strength;
   const Trace trace = net.traces[rule.x];
+  // A source that was silent for long has many entries behind it, one trip to the second cache each: halves, then those that
+  // find something left of the trace.
+  unsigned from = __ldcg(net.kept + target), past = until;
+  from = until - from > net.depth ? until - net.depth : from;
+  while (from < past) {
+    const unsigned half = from + (past - from) / 2;
+    if ((long long)__ldcg(entry(net, target, half)) >= begin)
+      past = half;
+    else
+      from = half + 1;
+  }
+  if (from == until) return strength;
   const unsigned before = __ldcg(passing.before + 1 + rule.x);
   for (; from < until; ++from) {
     const unsigned steps = (unsigned)((long long)__ldcg(entry(net, target, from)) - seen);
+    if (steps >= trace.length) break;
     // The spike of the same time counts nothing, but those before it do.
     strength = grown(rule, strength, steps == 0 ? before : later(trace, before, steps), trace.bits);
   }
@@ -261,9 +225,8 @@ struct Grid {
       const Short s = net.shorts[k];
       unsigned u = s.u, x = kOne;
       if (last != nullptr) {
-        const unsigned last_u = __ldcg(last + 1 + traces + 2 * k), last_x = __ldcg(last + 2 + traces + 2 * k);
-        u = s.u + share(kOne - s.u, decayed(s.fac, s.facs, last_u, past));
-        x = kOne - decayed(s.rec, s.recs, kOne - share(last_x, kOne - last_u), past);
+        u = __ldcg(last + 1 + traces + 2 * k), x = __ldcg(last + 2 + traces + 2 * k);
+        next_short(s, past, u, x);
       }
       __stcg(out + 1 + traces + 2 * k, u);
       __stcg(out + 2 + traces + 2 * k, x);

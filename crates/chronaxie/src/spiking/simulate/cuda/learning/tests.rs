@@ -1,5 +1,6 @@
-//! The engine of changing synapses on CUDA against the CPU's: the same spikes, weights and states, bit for bit.
+//! The engines of changing synapses on CUDA against the CPU's: the same spikes, weights and states, bit for bit.
 
+use super::super::{self as cuda, CudaEngine};
 use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
@@ -42,6 +43,33 @@ fn on(plan: &Plan, gpu: &Gpu, blocks: u32, depth: usize) -> LearningEngine<'stat
     LearningEngine::with(plan, &gpu.device, config, plan.cells() as usize + 50, &|_, _| ()).unwrap()
 }
 
+/// Which kernel runs a network, and with what.
+#[derive(Debug, Clone, Copy)]
+enum How {
+    /// Blocks, and the least entries of a cell.
+    Streaming(u32, usize),
+    /// Blocks, words of a row's segment, entries of a cell in memory, and how many of them in shared memory.
+    Resident(usize, usize, usize, usize),
+}
+
+fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
+    match how {
+        How::Streaming(blocks, depth) => Box::new(on(plan, gpu, blocks, depth)),
+        How::Resident(blocks, segment, depth, deep) => {
+            let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
+            let config = cuda::Config::with_blocks(plan, gpu.device.props(), blocks).unwrap();
+            let learns = config.learns.unwrap();
+            let (depth, deep) = (learns.depth.min(depth), learns.deep.min(deep));
+            // Tables in shared memory or not, as the number of blocks is odd or even.
+            let tables = if blocks % 2 == 0 { 0 } else { learns.tables };
+            let learns = Learns { depth, deep, shallow: deep / 2, tables, ..learns };
+            let config = cuda::Config { segment, learns: Some(learns), ..config };
+            let capacity = 3 * plan.cells() as usize + 50;
+            Box::new(CudaEngine::with(plan, &gpu.device, config, capacity, &|_, _| ()).unwrap())
+        }
+    }
+}
+
 fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
     pool::set_num_threads(2);
     let mut engine = CpuEngine::with_shards(plan, 2, &|_, _| ()).unwrap();
@@ -63,24 +91,31 @@ fn on_a_gpu_weights_are_the_cpus() {
         let learned = want.1.learned.as_ref().unwrap();
         let first = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
         assert!(first.state().unwrap().learned.unwrap().strengths != learned.strengths);
-        for (blocks, depth, pieces) in [(1, 0, vec![steps]), (3, 1024, vec![1, 2, steps / 3, steps - 3 - steps / 3])] {
-            let mut engine = on(&plan, &gpu, blocks, depth);
-            let got = run(&mut engine, &pieces);
+        let mut events = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
+        run(&mut events, &[steps]);
+        let cut = vec![1, 2, steps / 3, steps - 3 - steps / 3];
+        for (how, pieces) in [
+            (How::Streaming(1, 0), vec![steps]),
+            (How::Streaming(3, 1024), cut.clone()),
+            (How::Resident(1, 64, 4096, 16), vec![steps]),
+            // Rows that segments do not hold, entries that fill their room, and few in shared memory.
+            (How::Resident(2, 8, 128, 2), cut.clone()),
+            (How::Resident(3, 16, 128, 4), cut),
+        ] {
+            let mut engine = engine(&plan, &gpu, how);
+            let got = run(&mut *engine, &pieces);
             let common = got.iter().zip(&want.0).take_while(|(a, b)| a == b).count();
-            let what = format!("{engine:?}: {} spikes, not {}; {common} alike", got.len(), want.0.len());
+            let what = format!("{how:?}: {} spikes, not {}; {common} alike", got.len(), want.0.len());
             assert!(got == want.0, "{what}");
-            assert_eq!(engine.events(), got.iter().map(|s| u64::from(engine.degrees[s.cell as usize])).sum::<u64>());
+            assert_eq!(engine.events(), events.events());
+            assert_eq!(engine.synapses(), events.synapses());
             let state = engine.state().unwrap();
             let own = state.learned.as_ref().unwrap();
             assert!(own.strengths == learned.strengths, "{what}: weights");
             assert!(own.entries == learned.entries, "{what}: entries");
             assert!(own.under_way == learned.under_way, "{what}: under way");
             assert!(state == want.1, "{what}: state");
-            assert_eq!(engine.weights().unwrap(), {
-                let mut cpu = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
-                cpu.restore(&want.1).unwrap();
-                cpu.weights().unwrap()
-            });
+            assert_eq!(engine.weights().unwrap(), events.weights().unwrap());
         }
     }
 }
@@ -98,19 +133,26 @@ fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
     };
     let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
     let mut got = run(&mut first, &[steps / 3]);
-    let mut second = on(&plan, &gpu, 2, 0);
-    run(&mut second, &[50]);
-    second.restore(&through(first.state().unwrap())).unwrap();
-    assert!(second.state().unwrap() == first.state().unwrap());
-    got.extend(run(&mut second, &[steps / 3]));
-    let mut third = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
-    third.restore(&through(second.state().unwrap())).unwrap();
-    got.extend(run(&mut third, &[steps - 2 * (steps / 3)]));
-    assert!(got == want.0, "{} spikes, not {}", got.len(), want.0.len());
-    assert!(third.state().unwrap() == want.1);
-    let mut wrong = want.1.clone();
-    wrong.learned.as_mut().unwrap().strengths.pop();
-    assert!(second.restore(&wrong).is_err());
+    let begun = got.len();
+    for how in [How::Streaming(2, 0), How::Resident(2, 16, 128, 8), How::Resident(3, 8, 128, 2)] {
+        got.truncate(begun);
+        let mut second = engine(&plan, &gpu, how);
+        run(&mut *second, &[50]);
+        second.restore(&through(first.state().unwrap())).unwrap();
+        assert!(second.state().unwrap() == first.state().unwrap(), "{how:?}");
+        got.extend(run(&mut *second, &[steps / 3]));
+        let mut third = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+        third.restore(&through(second.state().unwrap())).unwrap();
+        got.extend(run(&mut third, &[steps - 2 * (steps / 3)]));
+        assert!(got == want.0, "{how:?}: {} spikes, not {}", got.len(), want.0.len());
+        assert!(third.state().unwrap() == want.1, "{how:?}");
+        let mut wrong = want.1.clone();
+        wrong.learned.as_mut().unwrap().strengths.pop();
+        assert!(second.restore(&wrong).is_err());
+        let mut wrong = want.1.clone();
+        wrong.learned.as_mut().unwrap().strengths[7] = u32::MAX;
+        assert!(second.restore(&wrong).is_err());
+    }
 }
 
 /// What this engine does not do is refused by the name of the projection, never done otherwise.
@@ -127,7 +169,21 @@ fn what_is_not_done_is_refused() {
         Config::choose(&plan, &crate::DeviceProps::SM_90).unwrap().to_string(),
         "learning: 132 blocks of 1024 threads, ring of 64 steps, 128 entries a cell, 8 bytes a synapse"
     );
+    let props = crate::DeviceProps::SM_90;
+    assert_eq!(
+        cuda::Config::choose(&plan, &props).unwrap().to_string(),
+        "resident: 132 blocks of 1024 threads with a cell each, ring of 64 steps in shared memory (147 KiB a block), 8 bytes \
+         a synapse, segments of 64, 256 entries a cell of which 16 in shared memory"
+    );
+    assert!(cuda::Config::choose(&plan, &props).unwrap().shared_bytes() + 4096 <= props.shared_per_block_optin);
+    // A smaller card has no room for the ring of a shard in shared memory.
+    assert_eq!(cuda::Config::choose(&plan, &crate::DeviceProps::SM_75).unwrap().learns, None);
     let Some(gpu) = gpu() else { return };
-    let e = crate::spiking::simulate::CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
-    assert!(e.contains("projection L23E -> L23E: its synapses change"), "{e}");
+    let mut n = learning(20, 45, DENDRITIC);
+    n.projections
+        .iter_mut()
+        .for_each(|p| p.delay = crate::spiking::network::Delay::Drawn(Distribution::uniform(0.1, 300.0)));
+    let plan = Plan::new(n).unwrap();
+    let e = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
+    assert!(e.contains("projection E -> E: its synapses change"), "{e}");
 }
