@@ -23,6 +23,10 @@ if [ -e examples/japanese-vowels.toml ]; then
     head -n 3 "$out/csv"
     lines=$(wc -l <"$out/csv")
     [ "$lines" -eq 371 ] || { echo "examples: $lines lines of predictions, not a heading and 370" >&2; exit 1; }
+    # The other optimizers, two epochs each.
+    echo "$ study"
+    benchmarks/study.py "$dir/chronaxie" --config examples/japanese-vowels.toml --backend cpu --out "$out/study" --short
+    [ -s "$out/study/study-japanese-vowels.svg" ] || { echo "examples: the study left no picture" >&2; exit 1; }
 fi
 
 # A twentieth of the microcircuit for a second, stopped by nobody: it must fire.

@@ -36,6 +36,12 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::optim::inverse_root::InverseRootOp { fourth: false },
         #[cfg(feature = "optim")]
         &crate::optim::inverse_root::InverseRootOp { fourth: true },
+        #[cfg(feature = "optim")]
+        &crate::optim::shampoo::ShampooOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::soap::SoapOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::muon::MuonOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -58,18 +58,45 @@ fn narrow(a: &[f32], b: &[f32], acc: &mut [[f32; NARROW.1]; NARROW.0]) {
 
 /// Floats that [`product`] packs into.
 pub(crate) fn packing(n: usize) -> usize {
-    let panels = |w: usize| n.next_multiple_of(w);
-    DEPTH.min(n) * (panels(WIDE.0).max(panels(NARROW.0)) + panels(WIDE.1).max(panels(NARROW.1)))
+    packing_of([n, n, n])
+}
+
+/// Floats that [`multiply`] of `[m, n]` elements of `depth` terms packs into.
+pub(crate) fn packing_of([m, n, depth]: [usize; 3]) -> usize {
+    let panels = |n: usize, w: usize, v: usize| n.next_multiple_of(w).max(n.next_multiple_of(v));
+    DEPTH.min(depth) * (panels(m, WIDE.0, NARROW.0) + panels(n, WIDE.1, NARROW.1))
+}
+
+/// A factor of a product: its element `(k, i)` is `data[k * along + i * across]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    pub data: &'a [f32],
+    pub along: usize,
+    pub across: usize,
+}
+
+/// What of a product is made.
+#[derive(Clone, Copy)]
+struct Extent {
+    m: usize,
+    n: usize,
+    depth: usize,
+    /// The triangle alone.
+    lower: bool,
+    /// Whether it is added to what is there.
+    add: bool,
 }
 
 /// `c[i][j] = sum_k a[k][i] b[k][j]`, all `[n, n]`, where that is symmetric: a Gram matrix, or the product of symmetric
 /// matrices that commute. Half of it is made. Every element is summed in the order of k, whatever the tiles and threads.
 pub(crate) fn product(c: &mut [f32], a: &[f32], b: &[f32], n: usize, pack: &mut [f32], threads: bool) {
-    if level() == SimdLevel::Avx512 {
-        tiles(c, a, b, n, pack, threads, wide);
-    } else {
-        tiles(c, a, b, n, pack, threads, narrow);
-    }
+    let of = |data| Operand { data, along: n, across: 1 };
+    any(c, Extent { m: n, n, depth: n, lower: true, add: false }, of(a), of(b), pack, threads);
+    mirror(c, n);
+}
+
+/// The triangle above the diagonal from the one below.
+pub(crate) fn mirror(c: &mut [f32], n: usize) {
     for r in 0..n {
         for k in 0..r {
             c[k * n + r] = c[r * n + k];
@@ -77,30 +104,71 @@ pub(crate) fn product(c: &mut [f32], a: &[f32], b: &[f32], n: usize, pack: &mut 
     }
 }
 
+/// `c[i][j] = sum_k a(k, i) b(k, j)`, c `[m, n]`, or with `add` that on top of c; `pack` holds [`packing_of`] them.
+pub(crate) fn multiply(
+    c: &mut [f32],
+    [m, n, depth]: [usize; 3],
+    a: Operand<'_>,
+    b: Operand<'_>,
+    add: bool,
+    pack: &mut [f32],
+) {
+    any(c, Extent { m, n, depth, lower: false, add }, a, b, pack, false);
+}
+
+/// The lower triangle of `c[i][j] = sum_k a(k, i) a(k, j)`, c `[n, n]`, or with `add` that on top of c; above the diagonal
+/// c holds nothing of meaning then.
+pub(crate) fn gram(c: &mut [f32], [n, depth]: [usize; 2], a: Operand<'_>, add: bool, pack: &mut [f32]) {
+    any(c, Extent { m: n, n, depth, lower: true, add }, a, a, pack, false);
+}
+
+/// The whole of `a^T a`, a `[depth, n]`, on all threads.
+pub(crate) fn gram_on_threads(c: &mut [f32], [n, depth]: [usize; 2], a: &[f32]) {
+    let of = Operand { data: a, along: n, across: 1 };
+    let mut pack = vec![0f32; packing_of([n, n, depth])];
+    any(c, Extent { m: n, n, depth, lower: true, add: false }, of, of, &mut pack, true);
+    mirror(c, n);
+}
+
+fn any(c: &mut [f32], e: Extent, a: Operand<'_>, b: Operand<'_>, pack: &mut [f32], threads: bool) {
+    if e.depth == 0 && !e.add {
+        c.fill(0.0);
+    } else if level() == SimdLevel::Avx512 {
+        tiles(c, e, a, b, pack, threads, wide);
+    } else {
+        tiles(c, e, a, b, pack, threads, narrow);
+    }
+}
+
 fn tiles<const M: usize, const N: usize>(
     c: &mut [f32],
-    a: &[f32],
-    b: &[f32],
-    n: usize,
+    e: Extent,
+    a: Operand<'_>,
+    b: Operand<'_>,
     pack: &mut [f32],
     threads: bool,
     tile: impl Fn(&[f32], &[f32], &mut [[f32; N]; M]) + Sync,
 ) {
-    let (rows, columns) = (n.div_ceil(M), n.div_ceil(N));
-    for k0 in (0..n).step_by(DEPTH) {
-        let depth = DEPTH.min(n - k0);
+    let Extent { m, n, .. } = e;
+    let (rows, columns) = (m.div_ceil(M), n.div_ceil(N));
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    for k0 in (0..e.depth).step_by(DEPTH) {
+        let depth = DEPTH.min(e.depth - k0);
         let (pa, pb) = pack.split_at_mut(depth * rows * M);
-        pack_panels::<M>(a, n, k0, depth, pa);
+        pack_panels::<M>(a, m, k0, depth, pa);
         pack_panels::<N>(b, n, k0, depth, &mut pb[..depth * columns * N]);
         let (pa, pb, to) = (&*pa, &*pb, Shared::new(c));
         let row = |i: usize| {
-            let last = (i * M + M).min(n);
+            let last = (i * M + M).min(m);
             // SAFETY: the rows of panel i belong to this task.
             let to = unsafe { to.part(i * M * n, (last - i * M) * n) };
-            for j in 0..columns.min((last - 1) / N + 1) {
+            let columns = if e.lower { columns.min((last - 1) / N + 1) } else { columns };
+            for j in 0..columns {
                 let mut acc = [[0f32; N]; M];
                 let width = N.min(n - j * N);
-                for (acc, row) in acc.iter_mut().zip(to.chunks_exact(n)).filter(|_| k0 > 0) {
+                for (acc, row) in acc.iter_mut().zip(to.chunks_exact(n)).filter(|_| k0 > 0 || e.add) {
                     acc[..width].copy_from_slice(&row[j * N..j * N + width]);
                 }
                 tile(&pa[i * depth * M..(i + 1) * depth * M], &pb[j * depth * N..(j + 1) * depth * N], &mut acc);
@@ -118,13 +186,17 @@ fn tiles<const M: usize, const N: usize>(
     }
 }
 
-/// Columns of rows k0 .. k0 + depth, W at a time, side by side; zeros beyond the last.
-fn pack_panels<const W: usize>(m: &[f32], n: usize, k0: usize, depth: usize, to: &mut [f32]) {
+/// Columns of rows k0 .. k0 + depth, W at a time, side by side; zeros beyond the last of n.
+fn pack_panels<const W: usize>(m: Operand<'_>, n: usize, k0: usize, depth: usize, to: &mut [f32]) {
     for (p, panel) in to.chunks_exact_mut(depth * W).enumerate() {
         let width = W.min(n - p * W);
         for (k, to) in panel.chunks_exact_mut(W).enumerate() {
-            let from = (k0 + k) * n + p * W;
-            to[..width].copy_from_slice(&m[from..from + width]);
+            let from = (k0 + k) * m.along + p * W * m.across;
+            if m.across == 1 {
+                to[..width].copy_from_slice(&m.data[from..from + width]);
+            } else {
+                to[..width].iter_mut().enumerate().for_each(|(i, to)| *to = m.data[from + i * m.across]);
+            }
             to[width..].fill(0.0);
         }
     }
@@ -286,6 +358,29 @@ mod tests {
                 let (i, j) = (e / n, e % n);
                 let sum: f64 = (0..n).map(|k| f64::from(a[k * n + i]) * f64::from(a[k * n + j])).sum();
                 assert!((f64::from(one[e]) - sum).abs() < 1e-5 * n as f64, "{n}: {i} {j}");
+            }
+        }
+    }
+
+    /// Rectangles from any side, and on top of what is there.
+    #[test]
+    fn rectangles_are_sums_too() {
+        for [m, n, depth] in [[1, 1, 1], [5, 33, 9], [40, 7, 300], [9, 64, 0], [0, 3, 4], [65, 31, 257]] {
+            let mut rng = Rng::new((m + n) as u64, 1);
+            let mut draw = |n: usize| (0..n).map(|_| rng.normal() as f32).collect::<Vec<f32>>();
+            let (a, b, before) = (draw(m * depth), draw(n * depth), draw(m * n));
+            // a as [m, depth], b as [depth, n].
+            let (ka, kb) = (Operand { data: &a, along: 1, across: depth }, Operand { data: &b, along: n, across: 1 });
+            let mut pack = vec![f32::NAN; packing_of([m, n, depth])];
+            for add in [false, true] {
+                let mut c = if add { before.clone() } else { vec![f32::NAN; m * n] };
+                multiply(&mut c, [m, n, depth], ka, kb, add, &mut pack);
+                for e in 0..m * n {
+                    let (i, j) = (e / n, e % n);
+                    let sum: f64 = (0..depth).map(|k| f64::from(a[i * depth + k]) * f64::from(b[k * n + j])).sum();
+                    let want = sum + if add { f64::from(before[e]) } else { 0.0 };
+                    assert!((f64::from(c[e]) - want).abs() < 2e-5 * (depth + 1) as f64, "{m} {n} {depth}: {i} {j}");
+                }
             }
         }
     }

@@ -18,10 +18,9 @@ pub(super) fn write(run: &Run<'_>, logged: &Logged) -> Result<()> {
     let mut file = TensorFile::default();
     for (name, slot) in network.parameters() {
         file.insert(format!("parameter.{name}"), Stored::floats(&network.banks.read_f32(slot)?, slot.shape));
-        for moment in ["first", "second"] {
-            let values = network.banks.read_f32(&network.moment(moment, slot)?)?;
-            file.insert(format!("{moment}.{name}"), Stored::floats(&values, slot.shape));
-        }
+    }
+    for (name, slot) in network.optimizer_state() {
+        file.insert(name, Stored::floats(&network.banks.read_f32(&slot)?, slot.shape));
     }
     let step = network.banks.read_steps(&network.step_slot()?, 1)?;
     file.insert("step", Stored { dtype: Dtype::I32, shape: [1].into(), bytes: step });
@@ -77,15 +76,19 @@ pub(super) fn resume(run: &mut Run<'_>) -> Result<bool> {
     for (name, slot) in &slots {
         let stored = file.get(&path, &format!("parameter.{name}"), slot.dtype, &slot.shape)?;
         run.network.banks.write(slot, 0, &stored.bytes)?;
-        for moment in ["first", "second"] {
-            let stored = file.get(&path, &format!("{moment}.{name}"), slot.dtype, &slot.shape)?;
-            let place = run.network.moment(moment, slot)?;
-            run.network.banks.write(&place, 0, &stored.bytes)?;
-        }
+    }
+    for (name, slot) in run.network.optimizer_state() {
+        let stored = file.get(&path, &name, slot.dtype, &slot.shape)?;
+        run.network.banks.write(&slot, 0, &stored.bytes)?;
     }
     let step = file.get(&path, "step", Dtype::I32, &[1].into())?;
     let place = run.network.step_slot()?;
     run.network.banks.write(&place, 0, &step.bytes)?;
+    let taken = step.values().data[0];
+    if taken < 0.0 {
+        return refuse(&format!("it says that {taken} steps were taken"));
+    }
+    run.network.set_taken(taken as u64);
     let log = |name: &str| file.find(&format!("log.{name}")).map_or_else(Vec::new, |t| floats(&t.bytes));
     let logged = Logged { losses: log("loss"), norms: log("grad_norm"), logits: log("logits") };
     if logged.losses.len() != meaning.batches || meaning.epochs > run.settings.train.epochs {

@@ -24,6 +24,7 @@ pub mod head;
 mod layer;
 mod metrics;
 mod network;
+mod optimizer;
 mod predict;
 mod profile;
 mod run;

@@ -5,13 +5,14 @@
 //! the gradient) goes to a place of its own for each step of an epoch, so the host reads once an epoch and a GPU never
 //! waits within one.
 
-use super::adamw::AdamW;
 use super::bank::{Banks, Call, Layout, Planned, Slot};
 use super::batches::{Examples, Task};
 use super::head::{LinearHead, Loss, Pooling};
 use super::layer::{Stage, Tie, TrainableLayer};
+use super::optimizer::Optimizer;
 use super::staging::{Noise, Staging};
-use crate::op::{Pass, Role, Signature, TensorSpec};
+use crate::op::{Pass, Problem, Role, Signature, TensorSpec};
+use crate::optim::blocks::Parameter;
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -43,8 +44,8 @@ pub(super) struct Parts {
     pub(super) lengths: Vec<usize>,
     /// The most steps between two looks at the logs.
     pub(super) log_steps: usize,
-    /// The optimizer's constants, of which the number of elements is filled in; none for a network that only predicts.
-    pub(super) optimizer: Option<AdamW>,
+    /// The optimizer; none for a network that only predicts.
+    pub(super) optimizer: Option<Optimizer>,
 }
 
 /// The passes for one padded length, in their orders.
@@ -132,6 +133,14 @@ pub(super) struct Network {
     logs: Layout,
     units: BTreeMap<usize, Unit>,
     optimizer: Option<Call>,
+    /// The number of the step that the optimizer takes otherwise, and that step.
+    opening: Option<(u64, Call)>,
+    /// What of the optimizer's state does not start from zeros.
+    initial: Vec<(String, Vec<f32>)>,
+    /// State with an element for each of the parameters'.
+    vectors: Vec<String>,
+    /// Steps taken.
+    taken: u64,
     staging: Staging,
 }
 
@@ -190,19 +199,26 @@ impl Network {
         let mut logs = Layout::new(LOGS);
         logs.push_steps("loss", Dtype::F32, [1], log_steps)?;
         logs.push_steps("logits", Dtype::F32, [batch, classes], log_steps)?;
-        let adamw = match optimizer {
-            None => None,
-            Some(constants) => {
-                for name in ["first", "second", "decay"] {
-                    state.push(name, Dtype::F32, [elements])?;
+        let (mut planned, mut opening, mut initial, mut vectors) = (None, None, Vec::new(), Vec::new());
+        if let Some(optimizer) = optimizer {
+            let list = parameters.slots().iter().map(|(_, s)| Parameter::new(s.offset / Dtype::F32.size(), s.shape));
+            let stepper = optimizer.stepper(elements, list.collect())?;
+            for t in stepper.signature(Pass::Step)?.outputs.iter().filter(|t| t.role == Role::State) {
+                if t.name != "parameter" {
+                    state.push(t.name.to_string(), t.dtype, t.shape)?;
+                    if t.axes == "[N]" && t.shape.elements() == elements {
+                        vectors.push(t.name.to_string());
+                    }
+                    initial.extend(stepper.initial(&t.name).map(|values| (t.name.to_string(), values)));
                 }
-                state.push("step", Dtype::I32, [1])?;
-                logs.push_steps("rate", Dtype::F32, [1], log_steps)?;
-                logs.push_steps("grad_norm", Dtype::F32, [1], log_steps)?;
-                let problem = AdamW { elements, ..constants }.build()?;
-                Some(Planned::new(Arc::new(problem), device)?)
             }
-        };
+            state.push("decay", Dtype::F32, [elements])?;
+            logs.push_steps("rate", Dtype::F32, [1], log_steps)?;
+            logs.push_steps("grad_norm", Dtype::F32, [1], log_steps)?;
+            opening = stepper.opening().map(|(at, p)| Planned::new(p, device).map(|p| (at, p))).transpose()?;
+            let problem: Arc<dyn Problem> = stepper;
+            planned = Some(Planned::new(problem, device)?);
+        }
 
         let mut builder = Builder {
             parameters: &parameters,
@@ -216,7 +232,8 @@ impl Network {
         for (steps, sides) in &plans {
             units.insert(*steps, builder.unit(sides, [batch, *steps, channels], training)?);
         }
-        let optimizer = adamw.map(|planned| builder.optimizer(&planned, elements)).transpose()?;
+        let optimizer = planned.map(|planned| builder.optimizer(&planned, elements)).transpose()?;
+        let opening = opening.map(|(at, p)| builder.optimizer(&p, elements).map(|call| (at, call))).transpose()?;
         let (batch_bytes, activation_bytes) = (builder.batch_bytes, builder.activation_bytes);
 
         let mut banks = Banks::new(device);
@@ -236,7 +253,22 @@ impl Network {
             }
         }
         let staging = Staging::new(device, batch_bytes)?;
-        let mut network = Self { banks, layer, task, batch, parameters, state, logs, units, optimizer, staging };
+        let mut network = Self {
+            banks,
+            layer,
+            task,
+            batch,
+            parameters,
+            state,
+            logs,
+            units,
+            optimizer,
+            opening,
+            initial,
+            vectors,
+            taken: 0,
+            staging,
+        };
         if training {
             network.write_decay()?;
         }
@@ -272,14 +304,27 @@ impl Network {
     pub(super) fn parameters(&self) -> &[(String, Slot)] {
         self.parameters.slots()
     }
-    /// Where the moment `first` or `second` of the parameter at `slot` lies.
-    pub(super) fn moment(&self, name: &str, slot: &Slot) -> Result<Slot> {
-        let all = self.state.get(name)?;
-        Ok(Slot { bank: OPTIMIZER, offset: all.offset + slot.offset, ..slot.clone() })
+    /// The optimizer's state, but for its count of steps: by parameter where it has an element for each of theirs, as
+    /// `first.layer.w`, and whole otherwise, as `state.factors`.
+    pub(super) fn optimizer_state(&self) -> Vec<(String, Slot)> {
+        let mut list = Vec::new();
+        for (name, all) in self.state.slots().iter().filter(|(name, _)| name != "decay" && name != "step") {
+            if self.vectors.contains(name) {
+                let of = |slot: &Slot| Slot { bank: OPTIMIZER, offset: all.offset + slot.offset, ..slot.clone() };
+                list.extend(self.parameters.slots().iter().map(|(p, slot)| (format!("{name}.{p}"), of(slot))));
+            } else {
+                list.push((format!("state.{name}"), all.clone()));
+            }
+        }
+        list
     }
     /// The optimizer's count of steps.
     pub(super) fn step_slot(&self) -> Result<Slot> {
         self.state.get("step").cloned()
+    }
+    /// Says how many steps the optimizer has taken.
+    pub(super) fn set_taken(&mut self, taken: u64) {
+        self.taken = taken;
     }
 
     /// Draws the parameters that training starts from.
@@ -297,6 +342,9 @@ impl Network {
                 None => vec![0.0; n],
             };
             self.banks.write_f32(slot, values)?;
+        }
+        for (name, values) in &self.initial {
+            self.banks.write_f32(self.state.get(name)?, values.iter().copied())?;
         }
         Ok(())
     }
@@ -336,14 +384,20 @@ impl Network {
         noise: Option<Noise>,
     ) -> Result<()> {
         let steps = self.stage(examples, which, noise)?;
-        let (calls, banks) = self.calls(steps)?;
-        calls.into_iter().try_for_each(|call| call.run(banks, log))
+        let next = self.taken + 1;
+        let Self { units, optimizer, opening, banks, .. } = self;
+        let opening = opening.as_ref().filter(|(at, _)| *at == next).map(|(_, call)| call);
+        let optimizer = opening.or(optimizer.as_ref()).ok_or_else(no_optimizer)?;
+        let unit = &units[&steps];
+        let mut calls = unit.forward.iter().chain(&unit.backward).chain([optimizer]);
+        calls.try_for_each(|call| call.run(banks, log))?;
+        self.taken = next;
+        Ok(())
     }
 
     /// The passes of an optimizer step on a batch that is padded to `steps`, in order, and the memory that they work on.
     pub(super) fn calls(&mut self, steps: usize) -> Result<(Vec<&Call>, &mut Banks)> {
         let Self { units, optimizer, banks, .. } = self;
-        let no_optimizer = || Error::config("training: the network was planned for prediction alone");
         let optimizer = optimizer.as_ref().ok_or_else(no_optimizer)?;
         let unit = &units[&steps];
         Ok((unit.forward.iter().chain(&unit.backward).chain([optimizer]).collect(), banks))
@@ -373,6 +427,10 @@ impl Network {
         }
         Ok(())
     }
+}
+
+fn no_optimizer() -> Error {
+    Error::config("training: the network was planned for prediction alone")
 }
 
 fn zero_name(name: &str, shape: &Shape) -> String {

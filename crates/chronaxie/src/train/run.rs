@@ -1,6 +1,5 @@
 //! One training run, from a configuration to a folder.
 
-use super::adamw::AdamW;
 use super::batches::{self, Examples, RunData, Task};
 use super::checkpoint;
 use super::head::Loss;
@@ -201,7 +200,6 @@ pub(super) fn network(
 ) -> Result<Network> {
     let t = &settings.train;
     let batch = t.batch_size.min(data.train.len());
-    let optimizer = AdamW::new(0).betas(t.beta1, t.beta2).epsilon(t.epsilon).weight_decay(t.weight_decay).clip(t.clip);
     Network::new(
         device,
         Parts {
@@ -213,7 +211,7 @@ pub(super) fn network(
             batch,
             lengths: batches::padded_lengths(data.longest()),
             log_steps: data.train.len().div_ceil(batch),
-            optimizer: Some(optimizer),
+            optimizer: Some(t.optimizer.clone()),
         },
     )
 }

@@ -16,12 +16,14 @@
 //! [train]
 //! epochs = 40
 //! batch_size = 32
+//! optimizer = "adamw"          # or shampoo, soap, muon, each with a table of its own
 //! learning_rate = 0.01
 //! seed = 1
 //! ```
 
 use super::head::{Loss, Pooling};
 use super::layer::{self, Context, TrainableLayer};
+use super::optimizer::Optimizer;
 use crate::Result;
 use crate::config::{Config, Section};
 use crate::data::csv::{CsvLayout, CsvOptions, CsvTarget};
@@ -54,11 +56,7 @@ pub(super) struct TrainSettings {
     pub(super) schedule: Schedule,
     /// The fraction of all steps in which the rate rises to its full size.
     pub(super) warmup: f64,
-    pub(super) weight_decay: f64,
-    pub(super) clip: f64,
-    pub(super) beta1: f64,
-    pub(super) beta2: f64,
-    pub(super) epsilon: f64,
+    pub(super) optimizer: Optimizer,
     pub(super) seed: u64,
     pub(super) precision: Precision,
     pub(super) pooling: Pooling,
@@ -81,7 +79,7 @@ pub(super) struct Settings {
 }
 
 /// A number in a range, or a sentence with the line.
-fn ranged(section: &Section<'_>, key: &str, default: f64, low: f64, high: f64) -> Result<f64> {
+pub(super) fn ranged(section: &Section<'_>, key: &str, default: f64, low: f64, high: f64) -> Result<f64> {
     let x = section.get(key, default)?;
     if x >= low && x <= high {
         return Ok(x);
@@ -90,7 +88,7 @@ fn ranged(section: &Section<'_>, key: &str, default: f64, low: f64, high: f64) -
     Err(section.refuse(key, &format!("must be {range}, but it is {x}")))
 }
 
-fn counted(section: &Section<'_>, key: &str, default: usize) -> Result<usize> {
+pub(super) fn counted(section: &Section<'_>, key: &str, default: usize) -> Result<usize> {
     match section.get(key, default)? {
         n if n >= 1 && n <= i32::MAX as usize => Ok(n),
         n => Err(section.refuse(key, &format!("must be from 1 to {}, but it is {n}", i32::MAX))),
@@ -109,20 +107,17 @@ impl Settings {
         let data =
             DataSettings { train: folder.join(train_path), test: test.map(|t| folder.join(t)), csv, standardize };
         let t = config.table("train")?;
+        let (optimizer, learning_rate) = Optimizer::read(&t)?;
         let train = TrainSettings {
             epochs: counted(&t, "epochs", 40)?,
             batch_size: counted(&t, "batch_size", 32)?,
-            learning_rate: ranged(&t, "learning_rate", 0.01, 0.0, f64::INFINITY)?,
+            learning_rate,
             schedule: match t.choice("schedule", &["cosine", "constant"], "cosine")? {
                 "constant" => Schedule::Constant,
                 _ => Schedule::Cosine,
             },
             warmup: ranged(&t, "warmup", 0.05, 0.0, 1.0)?,
-            weight_decay: ranged(&t, "weight_decay", 0.01, 0.0, f64::INFINITY)?,
-            clip: ranged(&t, "clip", 1.0, 0.0, f64::INFINITY)?,
-            beta1: ranged(&t, "beta1", 0.9, 0.0, 0.999_999)?,
-            beta2: ranged(&t, "beta2", 0.999, 0.0, 0.999_999_9)?,
-            epsilon: ranged(&t, "epsilon", 1e-8, 0.0, 1.0)?,
+            optimizer,
             seed: t.get("seed", 1u64)?,
             precision: t.choice("precision", &["exact", "fast"], "exact")?.parse()?,
             pooling: t.choice("pooling", &["last", "mean", "every"], "last")?.parse()?,
@@ -217,6 +212,27 @@ mod tests {
         assert!(constant[2..].iter().all(|&r| r == 0.5));
     }
 
+    /// Each has the defaults of its class in Python; tables of those that are not chosen have no part.
+    #[test]
+    fn optimizers_have_their_own_defaults() {
+        let text = |name: &str| {
+            let more = "[train.shampoo]\ngrafting = \"sgd\"\n[train.muon]\nadamw_learning_rate = 0.01\n";
+            format!("[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"{name}\"\n{more}")
+        };
+        let read = |name: &str| {
+            let t = settings(&text(name)).unwrap().train;
+            (t.optimizer, t.learning_rate)
+        };
+        assert!(matches!(read("adamw"), (Optimizer::AdamW(p), 0.01) if p.weight_decay == 0.01 && p.clip == 1.0));
+        let Optimizer::Shampoo(p) = read("shampoo").0 else { panic!("another one") };
+        assert_eq!(
+            (p.grafting.name(), p.beta2, p.common.weight_decay, p.precondition_frequency),
+            ("sgd", 0.999, 0.0, 10)
+        );
+        assert!(matches!(read("soap"), (Optimizer::Soap(p), 3e-3) if p.beta1 == 0.95 && p.beta2 == 0.95));
+        assert!(matches!(read("muon"), (Optimizer::Muon(p), 2e-2) if p.adamw_rate == 0.5 && p.beta2 == 0.95));
+    }
+
     #[test]
     fn wrong_values_are_refused_with_their_line() {
         for (text, want) in [
@@ -225,6 +241,30 @@ mod tests {
             ("[data]\ntrain = \"x.ts\"\n[train]\nwarmup = 1.5\n", "train.warmup must be from 0 to 1, but it is 1.5"),
             ("[data]\ntrain = \"x.ts\"\n[train]\npooling = \"first\"\n", "train.pooling"),
             ("[data]\ntest = \"x.ts\"\n", "train"),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"shampo\"\n",
+                "runs/a.toml:5: train.optimizer must be one of \"adamw\", \"shampoo\", \"soap\", \"muon\", but it is the string \"shampo\"; did you mean \"shampoo\"?",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"shampoo\"\n[train.shampoo]\ngrafting = \"adan\"\n",
+                "runs/a.toml:7: train.shampoo.grafting must be one of \"adam\"",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\n[train.shampoo]\nexponent = \"a\"\n",
+                "must be a fraction such as \"1/4\", but it is \"a\"",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\n[train.soap]\nmax_preconditioner_dim = 0\n",
+                "train.soap.max_preconditioner_dim must be from 1",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"soap\"\nbeta2 = 1\n",
+                "train.beta2 must be from 0 to 0.99",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"muon\"\n[train.muon]\nsteps = 101\n",
+                "muon: steps = 101 is not 1 to 100",
+            ),
             ("[data]\ntrain = \"x.csv\"\n[data.csv]\ndelimiter = \"ab\"\n", "one ASCII character"),
         ] {
             let message = settings(text).unwrap_err().to_string();

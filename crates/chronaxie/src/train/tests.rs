@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 mod layers;
+mod optimizers;
 
 /// What `chronaxie check` would say of the entries of this module on the CPU.
 #[test]
@@ -229,7 +230,7 @@ fn network_of(scratch: &Scratch, text: &str, lengths: Vec<usize>, batch: usize) 
         batch,
         lengths,
         log_steps: 1,
-        optimizer: Some(super::adamw::AdamW::new(0)),
+        optimizer: Some(settings.train.optimizer.clone()),
     };
     let mut network = Network::new(&Device::Cpu, parts).unwrap();
     network.initialise(3).unwrap();

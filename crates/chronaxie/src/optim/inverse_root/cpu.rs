@@ -26,12 +26,18 @@ pub(super) struct CpuPlan {
 /// Matrices that a task works on besides the result.
 const MATRICES: usize = 5;
 
+/// Floats that [`one`] works in.
+pub(crate) fn floats(n: usize) -> usize {
+    MATRICES * n * n + packing(n)
+}
+
 impl CpuPlan {
     pub(super) fn new(problem: InverseRoot, options: &PlanOptions) -> Result<Self> {
+        options.only("simd", problem.entry, "the CPU")?;
         let n = problem.order;
         let threads = num_threads();
         let tasks = if problem.count < threads { 1 } else { threads };
-        let each = MATRICES * n * n + packing(n);
+        let each = floats(n);
         let mut layout = Layout::new(options.scratch_gap);
         let floats = layout.push("matrices", Dtype::F32, tasks * each)?;
         let signature = problem.signature_of(Pass::Forward)?;
@@ -103,7 +109,8 @@ fn by_newton(p: &InverseRoot) -> bool {
     p.numerator == 1 && p.method != Method::Eigen
 }
 
-fn one(p: &InverseRoot, a: &[f32], root: &mut [f32], record: &mut [f32], floats: &mut [f32], threads: bool) {
+/// The root of one matrix and its record.
+pub(crate) fn one(p: &InverseRoot, a: &[f32], root: &mut [f32], record: &mut [f32], floats: &mut [f32], threads: bool) {
     let n = p.order;
     let (mean, rest) = floats.split_at_mut(n * n);
     for r in 0..n {

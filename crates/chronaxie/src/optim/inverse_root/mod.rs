@@ -8,5 +8,8 @@ pub mod spec;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cpu::{floats, one};
+pub(crate) use cuda::CudaPlan;
 pub use op::InverseRootOp;
+pub(crate) use spec::RECORD;
 pub use spec::{InverseRoot, Method, Status};

@@ -1,9 +1,11 @@
 //! Inverse roots as entries of the registry: `inverse_root`, of any exponent, and `inverse_root4`, which is compared.
 
 use super::spec::{Defect, FOURTH, InverseRoot, MOST_ITERATIONS, Method, NAME};
-use super::{cpu, cuda, reference};
+use super::{cpu, cuda, reference, spec};
 use crate::cuda::Specialisation;
-use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::op::{
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Signature, Tensors, Tolerance, Values,
+};
 use crate::real::Real;
 use crate::{Device, Result};
 use std::sync::Arc;
@@ -29,6 +31,21 @@ impl Problem for InverseRoot {
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
         if f32_arithmetic { run::<f32>(self, inputs) } else { run::<f64>(self, inputs) }
+    }
+    fn probes(&self, _: Pass) -> bool {
+        self.order > spec::MOST_BY_LAW
+    }
+    fn probe(&self, _: Pass, values: &dyn Fn(&str) -> Result<Values>) -> Result<Vec<Probe>> {
+        let found = reference::probe(self, &values("a")?.data, &values("root")?.data);
+        let bound = self.tolerance_of("root").map_or(0.0, |t| t.value);
+        Ok(vec![Probe {
+            output: "root",
+            metric: "residual",
+            error: found.0,
+            tolerance: bound * f64::from(self.denominator),
+            reason: "||(A + eps I)^q X^p z - z|| of vectors z of length 1 is p times the relative error of X in their directions",
+            worst: format!("matrix {}: {:e}", found.1, found.0),
+        }])
     }
     fn tolerance(&self, _: Pass, output: &str) -> Option<Tolerance> {
         self.tolerance_of(output)
@@ -110,7 +127,7 @@ impl Op for InverseRootOp {
             ],
             _ => &[],
         };
-        list.iter().map(|c| c.parse().expect("a case of this list")).collect()
+        Case::list(list)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options: &[&str] = &["method", "absolute", "relative", "kappa", "defect", "p", "q"];

@@ -2,6 +2,7 @@
 
 use super::spec::InverseRoot;
 use crate::real::Real;
+use crate::rng::Rng;
 
 /// The eigenvalues of the symmetric `a [n, n]` and, row after row, its eigenvectors.
 pub fn eigen<R: Real>(a: &[R], n: usize) -> (Vec<R>, Vec<R>) {
@@ -77,4 +78,44 @@ pub fn inverse_root<R: Real>(p: &InverseRoot, a: &[R]) -> Option<Vec<R>> {
         }
     }
     Some(root)
+}
+
+/// Vectors that a probe draws for each matrix.
+const VECTORS: usize = 4;
+
+/// The largest `||(A + eps I)^q X^p z - z||` of vectors z of length 1, and of which matrix it was, from `a` and `root` `[N, n, n]`.
+///
+/// What a shift did to an indefinite matrix is not undone: it shows as a large residual.
+pub fn probe(p: &InverseRoot, a: &[f64], root: &[f64]) -> (f64, usize) {
+    let n = p.order;
+    let mut worst = (0.0, 0);
+    for i in 0..p.count {
+        let (a, x) = (&a[i * n * n..(i + 1) * n * n], &root[i * n * n..(i + 1) * n * n]);
+        let eps = p.damping_of(a.iter().map(|x| x * x).sum::<f64>().sqrt());
+        let mut rng = Rng::new(0x7072_6f62, i as u64);
+        for _ in 0..VECTORS {
+            let mut z: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
+            let length = z.iter().map(|z| z * z).sum::<f64>().sqrt();
+            z.iter_mut().for_each(|z| *z /= length);
+            let times = |m: &[f64], y: &[f64], shift: f64| -> Vec<f64> {
+                let row = |r: usize| m[r * n..(r + 1) * n].iter().zip(y).map(|(m, y)| m * y).sum::<f64>();
+                (0..n).map(|r| row(r) + shift * y[r]).collect()
+            };
+            // In turn, so that nothing grows out of range.
+            let (mut y, mut roots, mut powers) = (z.clone(), 0, 0);
+            while roots < p.denominator || powers < p.numerator {
+                if roots * p.numerator <= powers * p.denominator && roots < p.denominator {
+                    (y, roots) = (times(x, &y, 0.0), roots + 1);
+                } else {
+                    (y, powers) = (times(a, &y, eps), powers + 1);
+                }
+            }
+            let off = y.iter().zip(&z).map(|(y, z)| (y - z) * (y - z)).sum::<f64>().sqrt();
+            // A NaN is above everything, and stays.
+            if off.is_nan() || off > worst.0 {
+                worst = (off, i);
+            }
+        }
+    }
+    worst
 }

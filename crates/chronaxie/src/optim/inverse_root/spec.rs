@@ -1,6 +1,7 @@
 //! What an inverse root is: its options, names and shapes, samples, and how exact the result must be.
 
 use crate::op::{Metric, Pass, Role, Signature, TensorSpec, Tensors, Tolerance, Values};
+use crate::optim::matrix;
 use crate::rng::Rng;
 use crate::{Dtype, Error, Result, Shape};
 
@@ -12,6 +13,10 @@ pub(super) const FOURTH: &str = "inverse_root4";
 pub const MOST: u32 = 64;
 /// Numbers of a matrix's record.
 pub const RECORD: usize = 4;
+/// The largest n whose roots are held against the law: its rotations take 100 n^3 operations, one after the other.
+pub(super) const MOST_BY_LAW: usize = 256;
+/// The least n of samples whose products are not made one by one.
+const LARGE: usize = 512;
 /// A residual of Newton above which its result is not taken.
 pub const WORST_RESIDUAL: f64 = 0.1;
 /// Iterations of Newton at most; a condition number of 1e8 takes 24.
@@ -244,6 +249,12 @@ impl InverseRoot {
                 Defect::Rank1 => {
                     let v: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
                     (0..n * n).for_each(|e| a[e] = v[e / n] * v[e % n]);
+                }
+                Defect::None if self.kappa == 0.0 && n >= LARGE => {
+                    let g: Vec<f32> = (0..2 * n * n).map(|_| rng.normal() as f32).collect();
+                    let mut product = vec![0f32; n * n];
+                    matrix::gram_on_threads(&mut product, [n, 2 * n], &g);
+                    (0..n * n).for_each(|e| a[e] = f64::from(product[e] / (2 * n) as f32));
                 }
                 Defect::None if self.kappa == 0.0 => {
                     let g: Vec<f64> = (0..2 * n * n).map(|_| rng.normal()).collect();

@@ -172,4 +172,33 @@ fn options_out_of_range_are_named() {
     let e = InverseRoot::new(1, 2, 4).signature_of(Pass::Backward).unwrap_err().to_string();
     assert!(e.contains("no backward pass"), "{e}");
     assert!(InverseRoot::new(2, 2, 4).plan(&Device::Cpu, &PlanOptions::default()).is_ok());
+    let fast = PlanOptions { variant: Some("fast".into()), ..PlanOptions::default() };
+    let e = InverseRoot::new(2, 2, 4).plan(&Device::Cpu, &fast).err().unwrap().to_string();
+    assert!(e.contains("variant `fast` is not one of simd on the CPU"), "{e}");
+}
+
+/// The probe of a right root is at the roundings, and one of a root that is off by a part says so.
+#[test]
+fn a_probe_sees_what_is_off() {
+    let problem = InverseRoot::new(2, 24, 4).damping(1e-3, 0.0);
+    let a = problem.sample(Pass::Forward, 7).unwrap().get("a").unwrap().data.clone();
+    let mut x: Vec<f64> = a.chunks(24 * 24).flat_map(|a| reference::inverse_root(&problem, a).unwrap()).collect();
+    assert!(reference::probe(&problem, &a, &x).0 < 1e-12);
+    x[24 * 24..].iter_mut().for_each(|x| *x *= 1.0 + 1e-6);
+    let (off, which) = reference::probe(&problem, &a, &x);
+    assert!((3e-6..5e-6).contains(&off) && which == 1, "{off:e} {which}");
+    x[5] = f64::NAN;
+    assert!(reference::probe(&problem, &a, &x).0.is_nan());
+}
+
+/// Above the sizes of the law it is the probe that judges, and it judges a CPU's roots right.
+#[test]
+fn large_roots_are_probed() {
+    let problem = InverseRootOp { fourth: true }.problem(&"1x520".parse().unwrap()).unwrap();
+    assert!(problem.probes(Pass::Forward));
+    let a = problem.sample(Pass::Forward, 1).unwrap();
+    let out = Session::new(problem.clone(), &Device::Cpu).unwrap().forward(&a).unwrap();
+    let values = |name: &str| a.get(name).or_else(|_| out.get(name)).cloned();
+    let found = problem.probe(Pass::Forward, &values).unwrap();
+    assert!(found[0].error > 0.0 && found[0].error < found[0].tolerance, "{found:?}");
 }

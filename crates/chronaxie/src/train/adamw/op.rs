@@ -4,6 +4,7 @@ use super::reference::{self, State};
 use super::{AdamW, cpu, cuda};
 use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::optim::stepper::Stepper;
 use crate::real::Real;
 use crate::rng::Rng;
 use crate::{Device, Error, Result};
@@ -51,6 +52,15 @@ impl Problem for AdamW {
         let n = self.elements as u64;
         // Gradient (twice), decay, and three vectors in and out.
         Cost { bytes: 36 * n, flops: 17 * n, special: 2 * n, serial_steps: 2 }
+    }
+}
+
+impl Stepper for AdamW {
+    fn initial(&self, _: &str) -> Option<Vec<f32>> {
+        None
+    }
+    fn opening(&self) -> Option<(u64, Arc<dyn Problem>)> {
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::spec::{InverseRoot, Method};
-use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
@@ -81,7 +81,8 @@ struct Tensor {
     counters: RegionId,
 }
 
-pub(super) struct CudaPlan {
+/// An inverse root's kernels on a device.
+pub(crate) struct CudaPlan {
     problem: InverseRoot,
     device: Arc<CudaDevice>,
     kernel: Kernel,
@@ -118,7 +119,7 @@ fn by_newton(p: &InverseRoot) -> bool {
 }
 
 impl CudaPlan {
-    pub(super) fn new(problem: InverseRoot, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+    pub(crate) fn new(problem: InverseRoot, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let props = device.props();
         let groups = match options.variant.as_deref() {
             None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
@@ -195,7 +196,8 @@ impl Plan for CudaPlan {
     }
     fn execute(&self, _: Pass, args: &mut Args<'_, '_>) -> Result<()> {
         // Matrices of no elements still have records.
-        if self.blocks == 0 { Ok(()) } else { self.launch(args) }
+        let tensors = [args.inputs[0].address(), args.outputs[0].address(), args.outputs[1].address()];
+        self.launch(tensors, args.scratch.address(), args.stream)
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
         let threads = (THREADS, 1, 1);
@@ -223,11 +225,14 @@ impl Tensor {
 }
 
 impl CudaPlan {
-    fn launch(&self, args: &Args<'_, '_>) -> Result<()> {
+    /// Puts the roots of `a [N, n, n]` on `stream`: the addresses of a, the roots, their records, and scratch.
+    pub(crate) fn launch(&self, tensors: [u64; 3], scratch: u64, stream: StreamRef) -> Result<()> {
         let p = self.problem;
-        let region = |id| Arg::U64(self.layout.address(args.scratch.address(), id));
-        let tensors = [args.inputs[0].address(), args.outputs[0].address(), args.outputs[1].address()].map(Arg::U64);
-        let [a, root, record] = tensors;
+        if self.blocks == 0 {
+            return Ok(());
+        }
+        let region = |id| Arg::U64(self.layout.address(scratch, id));
+        let [a, root, record] = tensors.map(Arg::U64);
         if let Some(t) = &self.tensor {
             let g = t.groups;
             let clear = LaunchConfig::new(t.clear_grid(), (THREADS, 1, 1));
@@ -249,8 +254,8 @@ impl CudaPlan {
             // SAFETY: the arguments are those of the kernels' signatures in newton.cu; the views were checked against the
             // signature and the scratch holds the layout.
             unsafe {
-                t.clear.launch(args.stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32)])?;
-                t.kernel.launch(args.stream, &t.config(), &list)?;
+                t.clear.launch(stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32)])?;
+                t.kernel.launch(stream, &t.config(), &list)?;
             }
         }
         let list = [
@@ -270,7 +275,7 @@ impl CudaPlan {
         let config = LaunchConfig::new((self.blocks, 1, 1), (THREADS, 1, 1));
         // SAFETY: the arguments are those of the kernel's signature in inverse_root.cu; the views were checked against the
         // signature and the scratch holds the layout.
-        unsafe { self.kernel.launch(args.stream, &config, &list) }
+        unsafe { self.kernel.launch(stream, &config, &list) }
     }
 }
 

@@ -1,0 +1,113 @@
+//! Cases of the optimizers' entries, and random state for them.
+
+use super::blocks::{Grid, Parameter, packed};
+use super::stepper::{Common, DecayMode};
+use crate::op::{Case, Role, Signature, Tensors, Values};
+use crate::rng::Rng;
+use crate::{Result, Shape};
+
+/// L times parameters `[M, N]` and `[N]`, and with the option K one of `[K, M, N]`, each from a multiple of 64 elements on, and
+/// how long the vector is.
+pub(super) fn parameters(case: &Case) -> Result<(usize, Vec<Parameter>)> {
+    let (layers, m, n, k) = (case.size("L")?, case.size("M")?, case.size("N")?, case.get("K", 0usize)?);
+    let mut shapes = Vec::new();
+    for _ in 0..layers {
+        shapes.extend([Shape::from([m, n]), Shape::from([n])]);
+    }
+    if k > 0 {
+        shapes.push(Shape::from([k, m, n]));
+    }
+    let (mut end, mut list) = (0usize, Vec::new());
+    for shape in shapes {
+        list.push(Parameter::new(end, shape));
+        end = end.saturating_add(shape.checked_elements()?).next_multiple_of(64);
+    }
+    Ok((end, list))
+}
+
+/// Clipping and weight decay.
+pub(super) fn common(case: &Case) -> Result<Common> {
+    let mode = case.option("mode").map_or(Ok(DecayMode::default()), str::parse)?;
+    Ok(Common { clip: case.get("clip", 0.0)?, weight_decay: case.get("decay", 0.0)?, mode })
+}
+
+/// Random inputs and state behind `steps` steps: factors are Gram matrices, roots are symmetric, gaps are zeros.
+pub(super) fn state(signature: &Signature, grid: &Grid, parameters: &[Parameter], steps: usize, seed: u64) -> Tensors {
+    let mut rng = Rng::new(seed, 0);
+    let read = signature.inputs.iter().chain(signature.outputs.iter().filter(|t| t.role == Role::State));
+    let mut all = Tensors::new();
+    for t in read {
+        let mut values = match &*t.name {
+            "rate" => Values::from_fn(t.shape, || 1e-2),
+            "largest_rate" => Values::from_fn(t.shape, || 0.05),
+            "step" => Values::from_fn(t.shape, || steps as f64),
+            "decay" => Values::from_fn(t.shape, || rng.below(2) as f64),
+            "second" => Values::from_fn(t.shape, || rng.normal().powi(2)),
+            "factors" => factors(grid, &mut rng),
+            "roots" => symmetric(grid, &mut rng),
+            "bases" => orthogonal(grid, &mut rng),
+            _ => Values::from_fn(t.shape, || rng.normal()),
+        };
+        if t.axes == "[N]" && !values.data.is_empty() {
+            let mut inside = vec![false; values.data.len()];
+            parameters.iter().for_each(|p| inside[p.first..p.first + p.shape.elements()].fill(true));
+            values.data.iter_mut().zip(inside).filter(|(_, inside)| !inside).for_each(|(x, _)| *x = 0.0);
+        }
+        all.insert(t.name.to_string(), values.rounded(t.dtype));
+    }
+    all
+}
+
+/// A A^T / n of normal A `[n, 2 n]`, packed.
+fn factors(grid: &Grid, rng: &mut Rng) -> Values {
+    let mut all = vec![0.0; grid.factor_elements];
+    for b in &grid.blocks {
+        for (axis, &at) in b.factors.iter().enumerate() {
+            let n = b.sizes[axis];
+            let a: Vec<f64> = (0..2 * n * n).map(|_| rng.normal()).collect();
+            for i in 0..n {
+                for j in 0..=i {
+                    let dot: f64 = (0..2 * n).map(|k| a[i * 2 * n + k] * a[j * 2 * n + k]).sum();
+                    all[at + packed(i) + j] = dot / n as f64;
+                }
+            }
+        }
+    }
+    Values { shape: [all.len()].into(), data: all }
+}
+
+/// I behind three random reflections.
+fn orthogonal(grid: &Grid, rng: &mut Rng) -> Values {
+    let mut all: Vec<f64> = grid.identities().iter().map(|&x| x.into()).collect();
+    for pool in &grid.pools {
+        let n = pool.size;
+        for q in all[pool.first..pool.first + pool.members.len() * n * n].chunks_exact_mut(n * n) {
+            for _ in 0..3 {
+                let v: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
+                let scale = 2.0 / v.iter().map(|x| x * x).sum::<f64>();
+                for row in q.chunks_exact_mut(n) {
+                    let along = scale * row.iter().zip(&v).map(|(x, v)| x * v).sum::<f64>();
+                    row.iter_mut().zip(&v).for_each(|(x, v)| *x -= along * v);
+                }
+            }
+        }
+    }
+    Values { shape: [all.len()].into(), data: all }
+}
+
+fn symmetric(grid: &Grid, rng: &mut Rng) -> Values {
+    let mut all = vec![0.0; grid.root_elements];
+    for pool in &grid.pools {
+        let n = pool.size;
+        for m in 0..pool.members.len() {
+            let at = pool.first + m * n * n;
+            for i in 0..n {
+                for j in 0..=i {
+                    let x = rng.normal();
+                    (all[at + i * n + j], all[at + j * n + i]) = (x, x);
+                }
+            }
+        }
+    }
+    Values { shape: [all.len()].into(), data: all }
+}

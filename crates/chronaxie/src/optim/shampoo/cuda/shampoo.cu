@@ -1,0 +1,162 @@
+// shampoo: one step over a flat vector, whose parameters are cut into blocks (optim/blocks.rs).
+//
+//   grad, decay [N] in; parameter, first, second [N], factors [F] (lower triangles), roots [R] in place; rate, step, largest [1]
+//
+//   squares   run of the gradient: sum of squares (stepper.cuh)
+//   moments   element: g = scale grad (+ pull decay parameter) [N], first, second
+//   gram      tile of 64 x 64 of a triangle, of every axis of every block: factor = keep factor + weight g_(k) g_(k)^T
+//   gather    element: the factors whose turn it is, whole and corrected, as a batch [rows, n, n]; the device counts steps, so a
+//             table says for each step modulo the frequency which they are (-1: none, I in its place)
+//   keep      element: their roots, which inverse_root made, into the place of the old ones, but where there is none
+//   along     tile of 64 x 64 of a block, an axis a launch: y = R_k x
+//   norms     block of the parameters: norm of the grafting's step over that of its own
+//   update    run of 4096 elements of a block: the parameter
+//
+// Floors: 48 bytes an element and 12 of a factor's or root's; for the 350 M parameters of 24 layers of width 1024 in blocks of
+// 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n multiply-adds an element: 1.1 PFLOP, 22 ms at 51
+// TFLOP/s of f32: these tiles are the simplest right ones, and split precision on tensor cores (newton.cu) is what is faster.
+// One pass of one block of threads over a block of the parameters (norms) is 8 bytes an element more.
+#include "stepper.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    moments(const float* grad, const float* decay, const float* parameter, const double* partials, float* g, float* first,
+            float* second, float* grad_norm, i64 elements, int runs, int has_second, double clip, float pull, float beta1,
+            float rest1, float keep2, float new2) {
+  __shared__ double slots[kWarps];
+  const double norm = folded(partials, runs, slots);
+  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
+  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  for (i64 n = blockIdx.x * (i64)kThreads + threadIdx.x; n < elements; n += (i64)gridDim.x * kThreads) {
+    const float x = fmaf(pull * decay[n], parameter[n], grad[n] * scale);
+    g[n] = x;
+    first[n] = beta1 * first[n] + rest1 * x;
+    if (has_second) second[n] = keep2 * second[n] + new2 * (x * x);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    gram(const Block* blocks, const i64* of, const i64* first_tile, const float* g, float* factors, int count, float keep,
+         float weight) {
+  __shared__ __align__(16) Stage s;
+  const int m = entry_of(first_tile, count, blockIdx.x);
+  const Block& b = blocks[of[m] / kAxes];
+  const int axis = (int)(of[m] % kAxes);
+  const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n;
+  i64 t = blockIdx.x - first_tile[m], ti = 0;
+  while (t > ti) t -= ++ti;
+  const i64 row = ti * kTile, column = t * kTile;
+  const float* x = g + b.first;
+  auto at = [&](i64 k, i64 i) { return i < n ? x[i * stride + offset_of(b, axis, k)] : 0.f; };
+  float acc[4][4] = {};
+  const bool k_first = stride != 1;
+  tile(acc, s, rest, [&](i64 k, int i) { return at(k, row + i); }, k_first, [&](i64 k, int i) { return at(k, column + i); }, k_first);
+  float* factor = factors + b.factors[axis];
+#pragma unroll
+  for (int e = 0; e < 16; ++e) {
+    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
+    if (i >= n || j > i) continue;
+    float* f = factor + i * (i + 1) / 2 + j;
+    *f = keep * *f + weight * acc[e / 4][e % 4];
+  }
+}
+
+// Of row `blockIdx.y` of the batch the member of the pool whose turn it is, or -1.
+__device__ __forceinline__ i64 member(const i64* due, const int* step, int every, int start) {
+  const int t = *step;
+  return t < start ? -1 : due[(i64)(t % every) * gridDim.y + blockIdx.y];
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    gather(const i64* factor_at, const i64* due, const float* factors, const int* step, float* a, int n, int every, int start,
+           double ln_beta2) {
+  const i64 which = member(due, step, every, start), size = (i64)n * n;
+  const float scale = (float)(1. / correction(ln_beta2, *step));
+  const float* factor = which < 0 ? nullptr : factors + factor_at[which];
+  for (i64 e = blockIdx.x * (i64)kThreads + threadIdx.x; e < size; e += (i64)gridDim.x * kThreads) {
+    const i64 i = max(e / n, e % n), j = min(e / n, e % n);
+    a[blockIdx.y * size + e] = factor ? scale * factor[i * (i + 1) / 2 + j] : i == j ? 1.f : 0.f;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    keep(const i64* due, const float* made, const float* record, const int* step, float* roots, int n, int every, int start) {
+  const i64 which = member(due, step, every, start), size = (i64)n * n;
+  // 3: there is no root.
+  if (which < 0 || record[blockIdx.y * 4] == 3.f) return;
+  for (i64 e = blockIdx.x * (i64)kThreads + threadIdx.x; e < size; e += (i64)gridDim.x * kThreads)
+    roots[which * size + e] = made[blockIdx.y * size + e];
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    along(const Block* blocks, const i64* of, const i64* first_tile, const float* from, const float* roots, float* to,
+          const int* step, int count, int axis, double ln_beta1) {
+  __shared__ __align__(16) Stage s;
+  const int m = entry_of(first_tile, count, blockIdx.x);
+  const Block& b = blocks[of[m]];
+  const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + kTile - 1) / kTile;
+  const i64 t = blockIdx.x - first_tile[m], row = t / columns * kTile, column = t % columns * kTile;
+  const float* root = roots + b.roots[axis];
+  const float* x = from + b.first;
+  auto left = [&](i64 k, int i) { return row + i < n ? root[(row + i) * n + k] : 0.f; };
+  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + offset_of(b, axis, column + j)] : 0.f; };
+  float acc[4][4] = {};
+  tile(acc, s, n, left, true, right, stride == 1);
+  const float scale = axis == 0 ? (float)(1. / correction(ln_beta1, *step)) : 1.f;
+#pragma unroll
+  for (int e = 0; e < 16; ++e) {
+    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
+    if (i < n && j < rest) to[b.first + i * stride + offset_of(b, axis, j)] = scale * acc[e / 4][e % 4];
+  }
+}
+
+// The grafting's step of an element.
+struct Graft {
+  float c1, c2, eps;
+  int squares;
+  __device__ __forceinline__ float operator()(const float* first, const float* second, i64 n) const {
+    const float m = first[n] * c1;
+    return squares ? m / (sqrtf(second[n] * c2) + eps) : m;
+  }
+};
+__device__ __forceinline__ Graft graft_of(const int* step, double ln_beta1, double ln_second, float eps, int squares) {
+  return {(float)(1. / correction(ln_beta1, *step)), (float)(1. / correction(ln_second, *step)), eps, squares};
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    norms(const Block* blocks, const float* even, const float* odd, const float* first, const float* second, const int* step,
+          float* scales, double ln_beta1, double ln_second, float eps, int squares, int grafts) {
+  __shared__ double slots[kWarps];
+  const Block& b = blocks[blockIdx.x];
+  const Graft graft = graft_of(step, ln_beta1, ln_second, eps, squares);
+  const float* x = b.order % 2 ? even : odd;
+  double want = 0, have = 0;
+  if (grafts && b.matrices) {
+    for (i64 r = threadIdx.x; r < b.elements; r += kThreads) {
+      const i64 n = b.first + offset_of(b, -1, r);
+      const double u = graft(first, second, n), v = x[n];
+      want = fma(u, u, want), have = fma(v, v, have);
+    }
+  }
+  want = block_sum(want, slots), have = block_sum(have, slots);
+  if (threadIdx.x == 0) scales[blockIdx.x] = grafts ? (float)(sqrt(want) / (sqrt(have) + 1e-16)) : 1.f;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    update(const Block* blocks, const i64* first_chunk, const float* even, const float* odd, const float* first,
+           const float* second, const float* scales, const float* decay, const float* rate, const float* largest,
+           const int* step, float* parameter, int count, int start, double ln_beta1, double ln_second, float eps, int squares,
+           int mode, double weight_decay) {
+  const int which = entry_of(first_chunk, count, blockIdx.x);
+  const Block& b = blocks[which];
+  const Graft graft = graft_of(step, ln_beta1, ln_second, eps, squares);
+  const float* x = b.order % 2 ? even : odd;
+  const float scale = scales[which], speed = rate[0];
+  const float shrink = shrink_of(mode, weight_decay, speed, largest[0]);
+  const bool own = b.matrices && *step >= start;
+  const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);
+  for (i64 r = begin + threadIdx.x; r < end; r += kThreads) {
+    const i64 n = b.first + offset_of(b, -1, r);
+    const float w = parameter[n], u = own ? x[n] * scale : graft(first, second, n);
+    parameter[n] = w - fmaf(speed, u, w * decay[n] * shrink);
+  }
+}

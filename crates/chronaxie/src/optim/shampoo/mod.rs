@@ -1,0 +1,12 @@
+//! Shampoo's step over the flat vector of all parameters (README.md of this folder).
+
+mod cpu;
+mod cuda;
+mod op;
+pub mod reference;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use op::{ShampooOp, fraction};
+pub use spec::{Grafting, Shampoo};

@@ -1,0 +1,185 @@
+//! Shampoo's step against an implementation of its own in f64, failures, and what is refused.
+
+use super::spec::{Grafting, Shampoo};
+use crate::optim::blocks::Parameter;
+use crate::optim::stepper::{Common, DecayMode};
+use crate::optim::testing::{Matrix, Steps, apart, draw, identity, norm, plus, times, transposed};
+use std::ops::Range;
+
+/// `(A + eps I)^(-1/p)`, eps = relative ||A||, by the coupled Newton iteration in f64.
+fn root(a: &Matrix, p: i32, relative: f64) -> Matrix {
+    let n = a.len();
+    let eye = identity(n);
+    let a = plus(a, 1.0, &eye, relative * norm(a));
+    let z = f64::from(p + 1) / (2.0 * norm(&a));
+    let (mut x, mut m) = (plus(&eye, z.powf(1.0 / f64::from(p)), &eye, 0.0), plus(&a, z, &eye, 0.0));
+    for _ in 0..200 {
+        let t = plus(&eye, 1.0 + 1.0 / f64::from(p), &m, -1.0 / f64::from(p));
+        x = times(&x, &t);
+        (0..p).for_each(|_| m = times(&t, &m));
+    }
+    x
+}
+
+/// Rows and columns of a parameter of `columns` columns from element `first` on that are one block, with its state.
+struct Part {
+    first: usize,
+    columns: usize,
+    rows: Range<usize>,
+    cut: Range<usize>,
+    turn: usize,
+    left: Matrix,
+    right: Matrix,
+    roots: (Matrix, Matrix),
+}
+
+impl Part {
+    fn new(first: usize, columns: usize, rows: Range<usize>, cut: Range<usize>, turn: usize) -> Self {
+        let zero = |n: usize| vec![vec![0.0; n]; n];
+        let roots = (identity(rows.len()), identity(cut.len()));
+        Self { first, columns, left: zero(rows.len()), right: zero(cut.len()), rows, cut, turn, roots }
+    }
+    fn of(&self, all: &[f64]) -> Matrix {
+        let row = |r: usize| self.first + r * self.columns;
+        self.rows.clone().map(|r| all[row(r) + self.cut.start..row(r) + self.cut.end].to_vec()).collect()
+    }
+}
+
+/// Ten steps over a matrix that is cut to six blocks, a vector that is one, and a scalar, with clipping and decay, blocks' turns
+/// every third step, against loops of their own.
+#[test]
+fn ten_steps_are_those_of_another_implementation() {
+    let (m, n, relative, b1, b2, decay_by) = (10, 6, 1e-2, 0.9, 0.99, 0.1);
+    for (grafting, start, mode) in [
+        (Grafting::Adam, 1, DecayMode::Decoupled),
+        (Grafting::Rmsprop, 4, DecayMode::L2),
+        (Grafting::None, 1, DecayMode::Corrected),
+    ] {
+        // The vector lies behind a gap.
+        let (vector, scalar, elements) = (64, 80, 96);
+        let parameters = vec![Parameter::new(0, [m, n]), Parameter::new(vector, [4]), Parameter::new(scalar, [1])];
+        let mut p = Shampoo::new(elements, parameters);
+        (p.beta1, p.beta2, p.relative, p.grafting, p.start_preconditioning_step) = (b1, b2, relative, grafting, start);
+        (p.max_preconditioner_dim, p.precondition_frequency) = (4, 3);
+        p.common = Common { clip: 5.0, weight_decay: decay_by, mode };
+        let p = p.build().unwrap();
+        let mut w: Vec<f64> = draw(1, elements);
+        let decay: Vec<f64> = (0..elements).map(|i| f64::from(u8::from(i % 3 > 0))).collect();
+        let mut steps = Steps::new(&p, w.clone());
+        let cut = [(0..4, 0..4), (4..8, 0..4), (0..4, 4..6), (4..8, 4..6), (8..10, 0..4), (8..10, 4..6)];
+        let mut parts: Vec<Part> =
+            cut.into_iter().enumerate().map(|(turn, (r, c))| Part::new(0, n, r, c, turn)).collect();
+        // A vector is a column; its one root is on the left.
+        parts.push(Part::new(vector, 1, 0..4, 0..1, 6));
+        let (mut first, mut second) = (vec![0.0; elements], vec![0.0; elements]);
+        let mut largest: f64 = 0.0;
+        for t in 1..=10usize {
+            let mut g = draw(100 + t as u64, elements);
+            (m * n..vector).chain(vector + 4..scalar).chain(scalar + 1..elements).for_each(|i| g[i] = 0.0);
+            let rate = 0.02 * (1.0 + (t as f64).sin());
+            let rate = f64::from(rate as f32);
+            steps.step(&g, &decay, rate);
+            largest = largest.max(rate);
+
+            let whole = g.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let pull = if mode == DecayMode::L2 { decay_by } else { 0.0 };
+            for i in 0..elements {
+                g[i] = g[i] * (5.0 / whole).min(1.0) + pull * decay[i] * w[i];
+                first[i] = b1 * first[i] + (1.0 - b1) * g[i];
+                second[i] = b2 * second[i] + (1.0 - b2) * g[i] * g[i];
+            }
+            let power = |b: f64| 1.0 - b.powi(t as i32);
+            let hat: Vec<f64> = first.iter().map(|x| x / power(b1)).collect();
+            let c2 = if grafting == Grafting::Adam { power(b2) } else { 1.0 };
+            let graft: Vec<f64> = match grafting {
+                Grafting::None => hat.clone(),
+                _ => hat.iter().zip(&second).map(|(m, v)| m / ((v / c2).sqrt() + 1e-8)).collect(),
+            };
+            let mut update = graft.clone();
+            for part in &mut parts {
+                let x = part.of(&g);
+                part.left = plus(&part.left, b2, &times(&x, &transposed(&x)), 1.0 - b2);
+                part.right = plus(&part.right, b2, &times(&transposed(&x), &x), 1.0 - b2);
+                if t == start || (t > start && (t + part.turn) % 3 == 0) {
+                    let hat = |l: &Matrix| plus(l, 1.0 / power(b2), l, 0.0);
+                    if part.columns == 1 {
+                        part.roots.0 = root(&hat(&part.left), 2, relative);
+                    } else {
+                        part.roots = (root(&hat(&part.left), 4, relative), root(&hat(&part.right), 4, relative));
+                    }
+                }
+                if t < start {
+                    continue;
+                }
+                let mut u = times(&times(&part.roots.0, &part.of(&hat)), &part.roots.1);
+                if grafting != Grafting::None {
+                    u = plus(&u, norm(&part.of(&graft)) / norm(&u), &u, 0.0);
+                }
+                for (r, row) in part.rows.clone().zip(&u) {
+                    for (c, x) in part.cut.clone().zip(row) {
+                        update[part.first + r * part.columns + c] = *x;
+                    }
+                }
+            }
+            let shrink = match mode {
+                DecayMode::Decoupled => rate * decay_by,
+                DecayMode::Corrected => rate * decay_by * rate / largest,
+                _ => 0.0,
+            };
+            for i in (0..m * n).chain(vector..vector + 4).chain([scalar]) {
+                w[i] -= rate * update[i] + w[i] * shrink * decay[i];
+            }
+            let off = apart(steps.parameter(), &w);
+            assert!(off < 3e-6, "{grafting:?} step {t}: {off:e}");
+        }
+    }
+}
+
+/// A gradient that is zero has no root without damping: the block keeps what it had, and takes no step.
+#[test]
+fn a_factor_without_a_root_keeps_the_root_before() {
+    let mut p = Shampoo::new(16, vec![Parameter::new(0, [4, 4])]);
+    (p.max_preconditioner_dim, p.absolute, p.relative) = (4, 0.0, 0.0);
+    let p = p.build().unwrap();
+    let w = draw(3, 16);
+    let mut steps = Steps::new(&p, w.clone());
+    steps.step(&[0.0; 16], &[0.0; 16], 0.1);
+    assert_eq!(steps.parameter(), w);
+    let roots = &steps.state.get("roots").unwrap().data;
+    assert!((0..32).all(|e| roots[e] == f64::from(u8::from(e % 16 / 4 == e % 4))), "{roots:?}");
+}
+
+/// What runs in parts ends with the same bits: state is all there is.
+#[test]
+fn state_is_all_there_is() {
+    let mut p = Shampoo::new(30 * 21, vec![Parameter::new(0, [30, 21])]);
+    (p.max_preconditioner_dim, p.precondition_frequency) = (16, 4);
+    let p = p.build().unwrap();
+    let grads: Vec<Vec<f64>> = (0..9).map(|t| draw(t, 630)).collect();
+    let mut whole = Steps::new(&p, draw(77, 630));
+    grads.iter().for_each(|g| whole.step(g, &[0.0; 630], 0.01));
+    let mut first = Steps::new(&p, draw(77, 630));
+    grads[..5].iter().for_each(|g| first.step(g, &[0.0; 630], 0.01));
+    let mut second = Steps::new(&p, draw(5, 630));
+    second.resume(&first);
+    grads[5..].iter().for_each(|g| second.step(g, &[0.0; 630], 0.01));
+    assert!(second.state == whole.state);
+}
+
+#[test]
+fn options_out_of_range_are_named() {
+    let message = |change: &dyn Fn(&mut Shampoo)| {
+        let mut p = Shampoo::new(4, vec![Parameter::new(0, [2, 2])]);
+        change(&mut p);
+        p.build().unwrap_err().to_string()
+    };
+    assert_eq!(message(&|p| p.beta1 = 1.0), "shampoo: beta1 = 1 is not in 0 .. 1");
+    assert_eq!(message(&|p| p.beta2 = 1.5), "shampoo: beta2 = 1.5 is not in 0 to 1");
+    assert!(message(&|p| p.relative = f64::NAN).contains("relative = NaN is not a finite number of at least 0"));
+    assert!(message(&|p| p.max_preconditioner_dim = 0).contains("max_preconditioner_dim = 0 is not 1 to 32768"));
+    assert!(message(&|p| p.exponent = Some((1, 65))).contains("exponent = 1/65"));
+    assert!(message(&|p| p.common.clip = -1.0).contains("clip = -1"));
+    assert!(message(&|p| p.elements = 3).contains("behind element 0 of 3"));
+    assert!(super::fraction("quarter").unwrap_err().to_string().contains("`quarter` is not a fraction"));
+    assert_eq!(super::fraction("2/5").unwrap(), (2, 5));
+}

@@ -1,0 +1,12 @@
+//! SOAP's step over the flat vector of all parameters (README.md of this folder).
+
+mod basis;
+mod cpu;
+mod op;
+pub mod reference;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use op::SoapOp;
+pub use spec::Soap;

@@ -1,0 +1,161 @@
+//! Soap's step as an entry of the registry.
+
+use super::cpu;
+use super::reference::{self, State};
+use super::spec::{NAME, Soap, no_gpu};
+use crate::cuda::Specialisation;
+use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::optim::sample;
+use crate::optim::stepper::{Stepper, ones};
+use crate::real::Real;
+use crate::{Device, Error, Result};
+use std::sync::Arc;
+
+impl Problem for Soap {
+    fn entry(&self) -> &'static str {
+        NAME
+    }
+    fn signature(&self, pass: Pass) -> Result<Signature> {
+        self.signature_of(pass)
+    }
+    fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
+        let problem = self.clone().build()?;
+        match device {
+            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cuda(_) => Err(no_gpu()),
+        }
+    }
+    fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
+        Ok(sample::state(
+            &self.signature_of(pass)?,
+            &self.grid,
+            &self.parameters,
+            if self.opens { 0 } else { 12 },
+            seed,
+        ))
+    }
+    fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
+        self.signature_of(pass)?;
+        if f32_arithmetic { run::<f32>(self, inputs) } else { run::<f64>(self, inputs) }
+    }
+    fn tolerance(&self, _: Pass, output: &str) -> Option<Tolerance> {
+        self.tolerance_of(output)
+    }
+    fn cost(&self, _: Pass) -> Cost {
+        let mut flops = 20 * self.elements as u64;
+        for b in &self.grid.blocks {
+            let elements = b.elements() as u64;
+            for &n in b.sizes.iter().take(b.factors.len()) {
+                let n = n as u64;
+                // Half a Gram matrix and three turns; at its turns a product and Gram-Schmidt, twice.
+                flops += 7 * elements * n + 6 * n * n * n / self.precondition_frequency as u64;
+            }
+        }
+        let matrices = 2 * self.grid.factor_elements + self.grid.root_elements;
+        let bytes = 4 * (8 * self.elements + matrices) as u64;
+        Cost { bytes, flops, special: self.elements as u64, serial_steps: 6 }
+    }
+}
+
+impl Stepper for Soap {
+    fn initial(&self, _: &str) -> Option<Vec<f32>> {
+        None
+    }
+    fn opening(&self) -> Option<(u64, Arc<dyn Problem>)> {
+        Some((1, Arc::new(Self { opens: true, ..self.clone() })))
+    }
+}
+
+fn run<R: Real>(p: &Soap, inputs: &Tensors) -> Result<Tensors> {
+    let real = |name: &str| Ok::<_, Error>(inputs.get(name)?.data.iter().map(|&x| R::from_f64(x)).collect::<Vec<R>>());
+    let number = |name: &str| Ok::<_, Error>(inputs.get(name)?.data[0]);
+    let mut state = State {
+        parameter: real("parameter")?,
+        first: real("first")?,
+        second: real("second")?,
+        factors: real("factors")?,
+        bases: real("bases")?,
+        step: number("step")? as usize,
+        largest_rate: number("largest_rate")?,
+    };
+    let norm = reference::step(p, &mut state, &real("grad")?, &real("decay")?, number("rate")?);
+    let out = |data: &[R]| Values::new([data.len()], data.iter().map(|x| x.to_f64()).collect());
+    let mut outputs = Tensors::new();
+    for (name, data) in [
+        ("parameter", &state.parameter),
+        ("first", &state.first),
+        ("second", &state.second),
+        ("factors", &state.factors),
+        ("bases", &state.bases),
+        ("grad_norm", &vec![norm]),
+    ] {
+        outputs.insert(name, out(data)?);
+    }
+    outputs.insert("step", ones(state.step as f64));
+    outputs.insert("largest_rate", ones(state.largest_rate));
+    Ok(outputs)
+}
+
+/// The entry `soap`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SoapOp;
+
+impl Op for SoapOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+    fn summary(&self) -> &'static str {
+        "one step of SOAP over a flat vector: Adam in the eigenbases of Shampoo's factors"
+    }
+    fn passes(&self) -> &'static [Pass] {
+        &[Pass::Step]
+    }
+    fn cases(&self, set: CaseSet) -> Vec<Case> {
+        let list: &[&str] = match set {
+            // There are no kernels yet.
+            CaseSet::Compared => &[],
+            CaseSet::Cpu => &["L4_M64_N64,block=64"],
+            CaseSet::Check => &[
+                "L0_M3_N2",
+                "L1_M1_N1",
+                "L2_M7_N5,block=8,every=1,clip=1,decay=0.1",
+                "L3_M33_N20,block=16,every=3",
+                "L1_M12_N9,K=4,block=9,every=1,vectors=true,merge=true",
+                "L1_M16_N16,block=16,opens=true",
+                "L2_M9_N6,block=7,every=1,bias=false,shampoo_beta=0.8,decay=0.1,mode=l2",
+            ],
+        };
+        list.iter().map(|c| c.parse().expect("a case of this list")).collect()
+    }
+    fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
+        let options = [
+            "K",
+            "block",
+            "every",
+            "clip",
+            "decay",
+            "mode",
+            "beta1",
+            "beta2",
+            "shampoo_beta",
+            "vectors",
+            "merge",
+            "bias",
+            "opens",
+        ];
+        case.allow(&["L", "M", "N"], &options)?;
+        let (elements, parameters) = sample::parameters(case)?;
+        let mut p = Soap::new(elements, parameters);
+        p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;
+        p.precondition_frequency = case.get("every", p.precondition_frequency)?;
+        (p.beta1, p.beta2) = (case.get("beta1", p.beta1)?, case.get("beta2", p.beta2)?);
+        p.shampoo_beta = case.option("shampoo_beta").map(|_| case.get("shampoo_beta", 0.0)).transpose()?;
+        p.common = sample::common(case)?;
+        (p.precondition_vectors, p.merge_dims) = (case.get("vectors", false)?, case.get("merge", false)?);
+        (p.correct_bias, p.opens) = (case.get("bias", true)?, case.get("opens", false)?);
+        Ok(Arc::new(p.build()?))
+    }
+    fn specialisations(&self) -> Vec<Specialisation> {
+        Vec::new()
+    }
+}

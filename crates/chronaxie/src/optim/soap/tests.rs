@@ -1,0 +1,135 @@
+//! SOAP's step against an implementation of its own in f64.
+
+use super::spec::Soap;
+use crate::optim::blocks::Parameter;
+use crate::optim::stepper::Common;
+use crate::optim::testing::{Matrix, Steps, apart, draw, identity, plus, times, transposed};
+
+/// Eigenvectors as columns, those of the largest eigenvalues first: QR steps from I until nothing moves.
+fn eigenvectors(a: &Matrix) -> Matrix {
+    let mut q = identity(a.len());
+    for _ in 0..20_000 {
+        q = orthogonal(&times(a, &q));
+    }
+    q
+}
+
+/// Q of the QR by Householder's reflections, with a positive diagonal of R.
+fn orthogonal(a: &Matrix) -> Matrix {
+    let n = a.len();
+    let (mut r, mut q) = (a.clone(), identity(n));
+    for k in 0..n {
+        let x: Vec<f64> = (0..n).map(|i| if i < k { 0.0 } else { r[i][k] }).collect();
+        let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let mut v = x.clone();
+        v[k] += norm.copysign(x[k]);
+        let square = v.iter().map(|x| x * x).sum::<f64>();
+        let reflect = |m: &Matrix| -> Matrix {
+            let along: Vec<f64> = (0..n).map(|j| 2.0 / square * (0..n).map(|i| v[i] * m[i][j]).sum::<f64>()).collect();
+            (0..n).map(|i| (0..n).map(|j| m[i][j] - v[i] * along[j]).collect()).collect()
+        };
+        (r, q) = (reflect(&r), reflect(&q));
+    }
+    let q = transposed(&q);
+    (0..n).map(|i| (0..n).map(|j| q[i][j] * r[j][j].signum()).collect()).collect()
+}
+
+/// Ten steps of a square matrix, whose factors have full rank from the first step on, and of a vector, which is Adam's.
+#[test]
+fn ten_steps_are_those_of_another_implementation() {
+    let (n, vector, elements, every) = (5usize, 64usize, 67usize, 3);
+    let mut p = Soap::new(elements, vec![Parameter::new(0, [n, n]), Parameter::new(vector, [3])]);
+    p.precondition_frequency = every;
+    p.shampoo_beta = Some(0.8);
+    p.common = Common { clip: 4.0, weight_decay: 0.1, ..Common::default() };
+    let p = p.build().unwrap();
+    let mut w = draw(1, elements);
+    let decay = vec![1.0; elements];
+    let mut steps = Steps::new(&p, w.clone());
+    let zero: Matrix = vec![vec![0.0; n]; n];
+    let (mut left, mut right, mut ql, mut qr) = (zero.clone(), zero.clone(), zero.clone(), zero.clone());
+    let (mut first, mut second) = (vec![0.0; elements], vec![0.0; elements]);
+    for t in 1..=10usize {
+        let mut g = draw(20 + t as u64, elements);
+        (n * n..vector).for_each(|i| g[i] = 0.0);
+        let rate = f64::from(0.01f32);
+        steps.step(&g, &decay, rate);
+        let scale = (4.0 / g.iter().map(|x| x * x).sum::<f64>().sqrt()).min(1.0);
+        g.iter_mut().for_each(|g| *g *= scale);
+        first.iter_mut().zip(&g).for_each(|(m, g)| *m = 0.95 * *m + 0.05 * g);
+        let grad: Matrix = g[..n * n].chunks(n).map(<[f64]>::to_vec).collect();
+        let mean: Matrix = first[..n * n].chunks(n).map(<[f64]>::to_vec).collect();
+        let mean = plus(&mean, 1.0 / (1.0 - 0.95f64.powi(t as i32)), &mean, 0.0);
+        left = plus(&left, 0.8, &times(&grad, &transposed(&grad)), 0.2);
+        right = plus(&right, 0.8, &times(&transposed(&grad), &grad), 0.2);
+        let update: Matrix = if t == 1 {
+            (ql, qr) = (eigenvectors(&left), eigenvectors(&right));
+            (0..n).map(|i| (0..n).map(|j| mean[i][j] / (grad[i][j].abs() + 1e-8)).collect()).collect()
+        } else {
+            let into = |m: &Matrix| times(&times(&transposed(&ql), m), &qr);
+            let (x, m) = (into(&grad), into(&mean));
+            for e in 0..n * n {
+                second[e] = 0.95 * second[e] + 0.05 * x[e / n][e % n].powi(2);
+            }
+            let root: Vec<f64> =
+                second[..n * n].iter().map(|v| (v / (1.0 - 0.95f64.powi(t as i32 - 1))).sqrt()).collect();
+            let eps = 1e-8 + 2f64.powi(-20) * root.iter().fold(0.0, |a: f64, &b| a.max(b));
+            let u: Matrix = (0..n).map(|i| (0..n).map(|j| m[i][j] / (root[i * n + j] + eps)).collect()).collect();
+            times(&times(&ql, &u), &transposed(&qr))
+        };
+        if t > 1 && t % every == 0 {
+            for (q, a) in [(&mut ql, &left), (&mut qr, &right)] {
+                let stretched = times(a, q);
+                let value = |k: usize| (0..n).map(|i| q[i][k] * stretched[i][k]).sum::<f64>();
+                let mut order: Vec<usize> = (0..n).collect();
+                order.sort_by(|&i, &j| value(j).total_cmp(&value(i)));
+                let picked: Matrix = stretched.iter().map(|r| order.iter().map(|&k| r[k]).collect()).collect();
+                let made = orthogonal(&picked);
+                for (at, &k) in order.iter().enumerate() {
+                    (0..n).for_each(|i| q[i][k] = made[i][at]);
+                }
+            }
+        }
+        for e in 0..n * n {
+            w[e] -= rate * (update[e / n][e % n] + 0.1 * w[e]);
+        }
+        for i in vector..elements {
+            second[i] = 0.95 * second[i] + 0.05 * g[i] * g[i];
+            let hat = |x: f64| x / (1.0 - 0.95f64.powi(t as i32));
+            w[i] -= rate * (hat(first[i]) / (hat(second[i]).sqrt() + 1e-8) + 0.1 * w[i]);
+        }
+        let off = apart(steps.parameter(), &w);
+        assert!(off < 1e-5, "step {t}: {off:e}");
+    }
+}
+
+/// State is all there is, also where factors lack rank.
+#[test]
+fn what_is_resumed_ends_with_the_same_bits() {
+    let mut p = Soap::new(30 * 7, vec![Parameter::new(0, [30, 7])]);
+    (p.max_preconditioner_dim, p.precondition_frequency) = (16, 2);
+    let p = p.build().unwrap();
+    let grads: Vec<Vec<f64>> = (0..9).map(|t| draw(t, 210)).collect();
+    let run = |steps: &mut Steps, grads: &[Vec<f64>]| grads.iter().for_each(|g| steps.step(g, &[0.0; 210], 0.01));
+    let mut whole = Steps::new(&p, draw(77, 210));
+    run(&mut whole, &grads);
+    let mut first = Steps::new(&p, draw(77, 210));
+    run(&mut first, &grads[..4]);
+    let mut second = Steps::new(&p, draw(5, 210));
+    second.resume(&first);
+    run(&mut second, &grads[4..]);
+    assert!(second.state == whole.state);
+    assert!(whole.parameter().iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn options_out_of_range_are_named() {
+    let message = |change: &dyn Fn(&mut Soap)| {
+        let mut p = Soap::new(4, vec![Parameter::new(0, [2, 2])]);
+        change(&mut p);
+        p.build().unwrap_err().to_string()
+    };
+    assert_eq!(message(&|p| p.shampoo_beta = Some(1.0)), "soap: shampoo_beta = 1 is not in 0 .. 1");
+    assert!(message(&|p| p.precondition_frequency = 0).contains("precondition_frequency = 0 is not 1 to 32768"));
+    assert!(message(&|p| p.epsilon = f64::INFINITY).contains("epsilon = inf"));
+}

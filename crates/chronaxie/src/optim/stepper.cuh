@@ -1,0 +1,115 @@
+// What the steps of optimizers share on a GPU: blocks of parameters as a table, sums, and tiles of products.
+#pragma once
+
+typedef long long i64;
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kTile = 64, kDepth = 16, kPitch = kTile + 4;
+constexpr int kAxes = 6;
+constexpr i64 kChunk = 4096;  // elements of a block that a thread block updates
+
+// A block of a parameter, as stepper.rs packs it.
+struct Block {
+  i64 first, elements, order, matrices;
+  i64 sizes[kAxes], strides[kAxes], factors[kAxes], roots[kAxes];
+};
+
+// The sum over the block, known to every thread.
+__device__ __forceinline__ double block_sum(double x, double* slots) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = slots[0];
+  for (int w = 1; w < kWarps; ++w) x += slots[w];
+  return x;
+}
+
+// The last of `count` entries whose first job is at most `job`.
+__device__ __forceinline__ int entry_of(const i64* first, int count, i64 job) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first[middle] <= job) low = middle; else high = middle;
+  }
+  return low;
+}
+
+// Where element `r` of all axes but `axis` (-1: of all) lies, the last axis fastest.
+__device__ __forceinline__ i64 offset_of(const Block& b, int axis, i64 r) {
+  i64 at = 0;
+  for (int k = (int)b.order - 1; k >= 0; --k) {
+    if (k == axis) continue;
+    at += r % b.sizes[k] * b.strides[k];
+    r /= b.sizes[k];
+  }
+  return at;
+}
+
+// 1 - beta^t, or 1 where beta is 1; expm1 is inlined, where pow would be a call.
+__device__ __forceinline__ double correction(double ln_beta, double t) { return ln_beta == 0 ? 1. : -expm1(t * ln_beta); }
+
+struct Stage {
+  float a[kDepth][kPitch], b[kDepth][kPitch];
+};
+
+// acc[i][j] += sum_k a(k, row + i) b(k, column + j) over a tile of 64 x 64, in the order of k. `k_first` says which index is the
+// faster one in memory.
+template <class A, class B>
+__device__ __forceinline__ void tile(float (&acc)[4][4], Stage& s, i64 depth, A a, bool a_k_first, B b, bool b_k_first) {
+  const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  for (i64 k0 = 0; k0 < depth; k0 += kDepth) {
+    __syncthreads();
+    for (int e = threadIdx.x; e < kDepth * kTile; e += kThreads) {
+      const int ka = a_k_first ? e % kDepth : e / kTile, xa = a_k_first ? e / kDepth : e % kTile;
+      const int kb = b_k_first ? e % kDepth : e / kTile, xb = b_k_first ? e / kDepth : e % kTile;
+      s.a[ka][xa] = k0 + ka < depth ? a(k0 + ka, xa) : 0.f;
+      s.b[kb][xb] = k0 + kb < depth ? b(k0 + kb, xb) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
+      const float4 x = *(const float4*)&s.a[k][row], y = *(const float4*)&s.b[k][column];
+      const float p[4] = {x.x, x.y, x.z, x.w}, q[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] = fmaf(p[i], q[j], acc[i][j]);
+    }
+  }
+}
+
+// The norm of the gradient from its runs' sums, known to every thread.
+__device__ __forceinline__ double folded(const double* partials, int runs, double* slots) {
+  double sum = 0;
+  for (int r = threadIdx.x; r < runs; r += kThreads) sum += partials[r];
+  return sqrt(block_sum(sum, slots));
+}
+
+// By what share of itself a parameter shrinks: decoupled, (l2: not here), corrected, independent.
+__device__ __forceinline__ float shrink_of(int mode, double weight_decay, float rate, float largest) {
+  const double part = largest > 0 ? (double)rate / largest : 0.;
+  const double by[4] = {rate * weight_decay, 0., rate * weight_decay * part, weight_decay * part};
+  return (float)(mode == 0 ? by[0] : mode == 1 ? by[1] : mode == 2 ? by[2] : by[3]);
+}
+
+// Sums of squares of runs of the gradient, in f64; block 0 also counts the step and keeps the largest rate.
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    squares(const float* grad, double* partials, const float* rate, int* step, float* largest, i64 elements, i64 run) {
+  __shared__ double slots[kWarps];
+  const i64 first = blockIdx.x * run, end = min(elements, first + run);
+  double sum = 0.0;
+  for (i64 n = first + threadIdx.x; n < end; n += kThreads) {
+    const double g = grad[n];
+    sum = fma(g, g, sum);
+  }
+  sum = block_sum(sum, slots);
+  if (threadIdx.x == 0) {
+    if (first < elements) partials[blockIdx.x] = sum;
+    if (blockIdx.x == 0) {
+      if (*step < 2147483647) *step += 1;
+      largest[0] = max(largest[0], rate[0]);
+    }
+  }
+}

@@ -1,0 +1,155 @@
+//! Which optimizer a run has, and with which options.
+//!
+//! ```toml
+//! [train]
+//! optimizer = "shampoo"        # adamw, shampoo, soap, muon
+//!
+//! [train.shampoo]              # what this optimizer alone has
+//! max_preconditioner_dim = 64
+//! ```
+
+use super::adamw::AdamW;
+use super::settings::{counted, ranged};
+use crate::Result;
+use crate::config::Section;
+use crate::optim::blocks::Parameter;
+use crate::optim::muon::Muon;
+use crate::optim::shampoo::{Grafting, Shampoo, fraction};
+use crate::optim::soap::Soap;
+use crate::optim::stepper::{Common, DecayMode, Stepper};
+use std::sync::Arc;
+
+/// Every optimizer, by the name that configurations use.
+pub(super) const NAMES: [&str; 4] = ["adamw", "shampoo", "soap", "muon"];
+
+/// An optimizer with its options, without parameters yet.
+#[derive(Debug, Clone)]
+pub(super) enum Optimizer {
+    AdamW(AdamW),
+    Shampoo(Shampoo),
+    Soap(Soap),
+    Muon(Muon),
+}
+
+/// The largest decay of a second moment.
+const MOST_BETA2: f64 = 0.999_999_9;
+const MOST_BETA: f64 = 0.999_999;
+const INFINITY: f64 = f64::INFINITY;
+
+impl Optimizer {
+    /// The optimizer that `[train]` names, and its learning rate; options of the others are read and have no part.
+    pub(super) fn read(train: &Section<'_>) -> Result<(Self, f64)> {
+        let name = train.choice("optimizer", &NAMES, "adamw")?;
+        for other in NAMES.into_iter().filter(|&other| other != name && train.is_table(other)) {
+            own(other, &train.table(other)?, None)?;
+        }
+        let default_rate = match name {
+            "soap" => 3e-3,
+            "muon" => 2e-2,
+            _ => 1e-2,
+        };
+        let rate = ranged(train, "learning_rate", default_rate, 0.0, INFINITY)?;
+        // Only AdamW has no options but those of the table itself.
+        let mut made =
+            if name == "adamw" { Self::AdamW(AdamW::new(0)) } else { own(name, &train.table(name)?, Some(rate))? };
+        let clip = ranged(train, "clip", 1.0, 0.0, INFINITY)?;
+        let decay = if name == "adamw" { 0.01 } else { 0.0 };
+        let weight_decay = ranged(train, "weight_decay", decay, 0.0, INFINITY)?;
+        let mut common = Common { clip, weight_decay, mode: DecayMode::default() };
+        if name != "adamw" {
+            common.mode = train.choice("weight_decay_mode", &DecayMode::NAMES, "decoupled")?.parse()?;
+        }
+        let beta1 = |default: f64| ranged(train, "beta1", default, 0.0, MOST_BETA);
+        let beta2 = |default: f64, most: f64| ranged(train, "beta2", default, 0.0, most);
+        let epsilon = |default: f64| ranged(train, "epsilon", default, 0.0, 1.0);
+        match &mut made {
+            Self::AdamW(p) => {
+                let (b1, b2) = (beta1(p.beta1)?, beta2(p.beta2, MOST_BETA2)?);
+                *p = p.betas(b1, b2).epsilon(epsilon(p.epsilon)?).weight_decay(weight_decay).clip(clip);
+            }
+            Self::Shampoo(p) => (p.common, p.beta1, p.beta2) = (common, beta1(p.beta1)?, beta2(p.beta2, 1.0)?),
+            Self::Soap(p) => {
+                (p.common, p.beta1, p.beta2) = (common, beta1(p.beta1)?, beta2(p.beta2, MOST_BETA2)?);
+                p.epsilon = epsilon(p.epsilon)?;
+            }
+            Self::Muon(p) => {
+                (p.common, p.beta1, p.beta2) = (common, beta1(p.beta1)?, beta2(p.beta2, MOST_BETA2)?);
+                p.epsilon = epsilon(p.epsilon)?;
+            }
+        }
+        made.stepper(0, Vec::new())?;
+        Ok((made, rate))
+    }
+    /// Its step over `parameters` in a vector of `elements`.
+    ///
+    /// # Errors
+    /// Options that it refuses.
+    pub(super) fn stepper(&self, elements: usize, parameters: Vec<Parameter>) -> Result<Arc<dyn Stepper>> {
+        Ok(match self.clone() {
+            Self::AdamW(p) => Arc::new(AdamW { elements, ..p }.build()?),
+            Self::Shampoo(p) => Arc::new(Shampoo { elements, parameters, ..p }.build()?),
+            Self::Soap(p) => Arc::new(Soap { elements, parameters, ..p }.build()?),
+            Self::Muon(p) => Arc::new(Muon { elements, parameters, ..p }.build()?),
+        })
+    }
+}
+
+/// The table of an optimizer's own options.
+fn own(name: &str, t: &Section<'_>, rate: Option<f64>) -> Result<Optimizer> {
+    let dim = |key: &str, default: usize| match counted(t, key, default)? {
+        n if n <= 1 << 15 => Ok(n),
+        n => Err(t.refuse(key, &format!("must be from 1 to {}, but it is {n}", 1 << 15))),
+    };
+    Ok(match name {
+        "shampoo" => {
+            let mut p = Shampoo::new(0, Vec::new());
+            p.absolute = ranged(t, "absolute", p.absolute, 0.0, INFINITY)?;
+            p.relative = ranged(t, "relative", p.relative, 0.0, INFINITY)?;
+            p.max_preconditioner_dim = dim("max_preconditioner_dim", p.max_preconditioner_dim)?;
+            p.precondition_frequency = dim("precondition_frequency", p.precondition_frequency)?;
+            p.start_preconditioning_step = dim("start_preconditioning_step", p.start_preconditioning_step)?;
+            p.grafting = t.choice("grafting", &Grafting::NAMES, p.grafting.name())?.parse()?;
+            p.grafting_eps = ranged(t, "grafting_eps", p.grafting_eps, 0.0, 1.0)?;
+            p.precondition_vectors = t.get("precondition_vectors", p.precondition_vectors)?;
+            let exponent: Option<String> = t.optional("exponent")?;
+            p.exponent = match exponent {
+                None => None,
+                Some(text) => match fraction(&text) {
+                    Ok(e) => Some(e),
+                    Err(_) => {
+                        return Err(
+                            t.refuse("exponent", &format!("must be a fraction such as \"1/4\", but it is {text:?}"))
+                        );
+                    }
+                },
+            };
+            Optimizer::Shampoo(p)
+        }
+        "soap" => {
+            let mut p = Soap::new(0, Vec::new());
+            p.max_preconditioner_dim = dim("max_preconditioner_dim", p.max_preconditioner_dim)?;
+            p.merge_dims = t.get("merge_dims", p.merge_dims)?;
+            p.precondition_frequency = dim("precondition_frequency", p.precondition_frequency)?;
+            p.precondition_vectors = t.get("precondition_vectors", p.precondition_vectors)?;
+            p.correct_bias = t.get("correct_bias", p.correct_bias)?;
+            let beta: Option<f64> = t.optional("shampoo_beta")?;
+            p.shampoo_beta = match beta {
+                None => None,
+                Some(_) => Some(ranged(t, "shampoo_beta", 0.0, 0.0, MOST_BETA2)?),
+            };
+            Optimizer::Soap(p)
+        }
+        "muon" => {
+            let mut p = Muon::new(0, Vec::new());
+            p.momentum = ranged(t, "momentum", p.momentum, 0.0, MOST_BETA)?;
+            p.nesterov = t.get("nesterov", p.nesterov)?;
+            p.steps = counted(t, "steps", p.steps)?;
+            // The schedule scales both rates.
+            let other = ranged(t, "adamw_learning_rate", 3e-4, 0.0, INFINITY)?;
+            let rate = rate.unwrap_or(2e-2);
+            p.adamw_rate = if rate > 0.0 { other / rate } else { 0.0 };
+            Optimizer::Muon(p)
+        }
+        _ => return Err(t.refuse("optimizer", "has no options of its own")),
+    })
+}
