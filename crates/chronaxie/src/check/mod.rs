@@ -42,11 +42,13 @@ pub struct Options {
     pub values_only: bool,
     /// Runs on the CPU what a GPU does not offer, and says so: what `--backend auto` means.
     pub fall_back: bool,
+    /// `(i, n)`: of all cases only every `n`-th, from the `i`-th on (from 1).
+    pub part: Option<(usize, usize)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { cases: None, repeats: 3, seed: 1, values_only: false, fall_back: false }
+        Self { cases: None, repeats: 3, seed: 1, values_only: false, fall_back: false, part: None }
     }
 }
 
@@ -111,40 +113,38 @@ pub fn run(
     progress: &dyn Progress,
     sink: &mut dyn FnMut(&Record),
 ) -> Result<Summary> {
-    let cases = |op: &dyn Op| options.cases.clone().unwrap_or_else(|| op.cases(CaseSet::Check));
-    let total: usize = entries.iter().map(|e| cases(*e).len()).sum::<usize>() * targets.len();
-    progress.start("check", total as u64);
+    let cases = &|op: &dyn Op| options.cases.clone().unwrap_or_else(|| op.cases(CaseSet::Check));
+    let all = targets.iter().flat_map(|target| {
+        entries.iter().flat_map(move |op| cases(*op).into_iter().map(move |case| (target, *op, case)))
+    });
+    let (first, every) = options.part.unwrap_or((1, 1));
+    let all: Vec<_> = all.skip(first.saturating_sub(1)).step_by(every.max(1)).collect();
+    progress.start("check", all.len() as u64);
     let mut summary = Summary::default();
-    let mut done = 0;
-    for target in targets {
-        for &op in entries {
-            for case in cases(op) {
-                stop_if_interrupted(progress, "check")?;
-                progress.advance(done, &format!("{} {case} on {}", op.name(), target.name()));
-                let mut count = |r: Record| {
-                    summary.add(r.status);
-                    sink(&r);
-                };
-                let mut to = case::Collector {
-                    family: op.name(),
-                    case: case.to_string(),
-                    backend: target.name(),
-                    dtype: "none".to_owned(),
-                    precision: "exact",
-                    since: Instant::now(),
-                    sink: &mut count,
-                };
-                match target {
-                    Target::Ready(device) => case::run(op, &case, device, options, &mut to),
-                    Target::Missing { reason, .. } => {
-                        if let Ok(problem) = crate::op::problem(op, &case) {
-                            to.dtype = data_dtype(&*problem);
-                            to.precision = precision(&case).map_or("exact", |p| p.name());
-                        }
-                        to.skip("all", reason);
-                    }
+    for (done, (target, op, case)) in all.into_iter().enumerate() {
+        stop_if_interrupted(progress, "check")?;
+        progress.advance(done as u64, &format!("{} {case} on {}", op.name(), target.name()));
+        let mut count = |r: Record| {
+            summary.add(r.status);
+            sink(&r);
+        };
+        let mut to = case::Collector {
+            family: op.name(),
+            case: case.to_string(),
+            backend: target.name(),
+            dtype: "none".to_owned(),
+            precision: "exact",
+            since: Instant::now(),
+            sink: &mut count,
+        };
+        match target {
+            Target::Ready(device) => case::run(op, &case, device, options, &mut to),
+            Target::Missing { reason, .. } => {
+                if let Ok(problem) = crate::op::problem(op, &case) {
+                    to.dtype = data_dtype(&*problem);
+                    to.precision = precision(&case).map_or("exact", |p| p.name());
                 }
-                done += 1;
+                to.skip("all", reason);
             }
         }
     }

@@ -12,6 +12,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// Cases of an entry's own lists, which the registry's tests read.
+    #[cfg(any(feature = "layers", feature = "optim", test))]
+    pub(crate) fn list(names: &[&str]) -> Vec<Self> {
+        names.iter().map(|n| n.parse().expect("the cases of an entry are well spelt")).collect()
+    }
     /// The size of an axis.
     pub fn size(&self, axis: &str) -> Result<usize> {
         let found = self.sizes.iter().find(|(a, _)| a == axis).map(|&(_, n)| n);

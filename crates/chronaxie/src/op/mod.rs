@@ -13,10 +13,14 @@
 //! [`Role::State`] is read and then overwritten in place), and **scratch** (bytes, laid out by the plan).
 
 mod case;
+#[cfg(feature = "layers")]
+mod cpu;
 mod values;
 mod variant;
 
 pub use case::Case;
+#[cfg(feature = "layers")]
+pub(crate) use cpu::{CpuPlan, CpuWork, Planned};
 pub use values::{Tensors, Values};
 pub use variant::problem;
 
@@ -258,6 +262,23 @@ pub struct Tolerance {
     pub reason: &'static str,
 }
 
+/// What a probe found of an output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probe {
+    /// The output.
+    pub output: &'static str,
+    /// What was measured, for records.
+    pub metric: &'static str,
+    /// What it came to.
+    pub error: f64,
+    /// The most that it may be.
+    pub tolerance: f64,
+    /// Why.
+    pub reason: &'static str,
+    /// Where it was the largest.
+    pub worst: String,
+}
+
 /// What a pass must do at the least: the numerators of a roofline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
@@ -281,6 +302,17 @@ pub struct PlanOptions {
     pub variant: Option<String>,
 }
 
+impl PlanOptions {
+    /// Refuses any variant but the one that `entry` has `on` a kind of device.
+    #[cfg(any(feature = "layers", feature = "optim"))]
+    pub(crate) fn only(&self, variant: &str, entry: &str, on: &str) -> Result<()> {
+        match self.variant.as_deref().filter(|&v| v != variant) {
+            Some(v) => Err(Error::config(format!("{entry}: variant `{v}` is not one of {variant} on {on}"))),
+            None => Ok(()),
+        }
+    }
+}
+
 /// An operation of given sizes and options.
 pub trait Problem: fmt::Debug + Send + Sync {
     /// The entry's name, for messages and records.
@@ -301,6 +333,17 @@ pub trait Problem: fmt::Debug + Send + Sync {
     /// saved is recomputed. With `f32_arithmetic` the same loops run in f32: their distance from f64 is the noise floor
     /// from which tolerances are derived. Saved tensors need not be among the outputs.
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors>;
+    /// Whether the law would take too long at these sizes, and [`probe`](Self::probe) looks at the results instead.
+    fn probes(&self, pass: Pass) -> bool {
+        let _ = pass;
+        false
+    }
+    /// What the results of `pass` say of themselves, in f64: its own equation on vectors that are drawn, say. `values` gives inputs
+    /// and outputs by name.
+    fn probe(&self, pass: Pass, values: &dyn Fn(&str) -> Result<Values>) -> Result<Vec<Probe>> {
+        let (_, entry) = (values, self.entry());
+        Err(Error::config(format!("{entry}: there is no probe of the {} pass", pass.name())))
+    }
     /// The bound on an output's error, or none where it is not compared (saved tensors).
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance>;
     /// What `pass` must do at the least.

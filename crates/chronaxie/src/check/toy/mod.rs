@@ -72,7 +72,7 @@ impl Op for Toy {
             CaseSet::Check => &["B3_T7", "B1_T0", "B0_T4", "B5_T130"],
             _ => &["B4_T256", "B8_T1024"],
         };
-        names.iter().map(|s| s.parse().expect("a case")).collect()
+        Case::list(names)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T"], &["precision"])?;

@@ -130,7 +130,7 @@ impl Op for CfcEntry {
                 "B2_T2_D3_H1030,cells=500+400+130,masked=true,layers=0",
             ],
         };
-        list.iter().map(|s| s.parse().expect("the cases of an entry are spelled right")).collect()
+        Case::list(list)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T", "D", "H"], OPTIONS)?;

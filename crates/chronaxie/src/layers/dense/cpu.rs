@@ -7,11 +7,11 @@
 #![allow(unsafe_code)]
 
 use super::spec::{Channels, Dense, NAME, RUN};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
 use crate::shared::Shared;
 use crate::simd_math::Lanes;
-use crate::{Dtype, Error, Layout, Place, RegionId, Result};
-use chronaxie_runtime::{pool, simd};
+use crate::{Dtype, Error, Layout, RegionId, Result};
+use chronaxie_runtime::pool;
 
 /// Steps of a tile.
 const STEPS: usize = 64;
@@ -24,32 +24,19 @@ const ROWS: usize = 32;
 const COLUMNS: usize = 64;
 
 /// `dense` on the CPU.
-pub(super) struct CpuPlan {
+pub(super) struct Cpu {
     problem: Dense,
-    forward: Signature,
-    backward: Signature,
-    none: Layout,
-    scratch: Layout,
     /// `[runs, H, D + 1]`: a run's sums; those of the bias are the last column.
     partial: RegionId,
 }
 
-impl CpuPlan {
-    pub(super) fn new(problem: Dense, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
+impl Cpu {
+    pub(super) fn plan(problem: Dense, options: &PlanOptions) -> Result<CpuPlan<Self>> {
         let mut scratch = Layout::new(options.scratch_gap);
         let each = problem.to.count * (problem.from.count + 1);
         let partial = scratch.push("partial", Dtype::F32, problem.runs().saturating_mul(each))?;
-        Ok(Self {
-            problem,
-            forward: problem.signature(Pass::Forward)?,
-            backward: problem.signature(Pass::Backward)?,
-            none: Layout::new(options.scratch_gap),
-            scratch,
-            partial,
-        })
+        let passes = [(Pass::Forward, Layout::new(options.scratch_gap)), (Pass::Backward, scratch)];
+        CpuPlan::new(&problem, options, passes, Self { problem, partial })
     }
 }
 
@@ -178,7 +165,7 @@ struct Map<'a> {
     bias: Option<&'a [f32]>,
 }
 
-impl CpuPlan {
+impl Cpu {
     /// `to = map(from)` at all steps.
     fn map(&self, m: Map<'_>, from: &[f32], from_channels: Channels, to: Shared<f32>, to_channels: Channels) {
         let p = &self.problem;
@@ -266,41 +253,19 @@ impl CpuPlan {
     }
 }
 
-impl Plan for CpuPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        match pass {
-            Pass::Forward => Some(&self.forward),
-            Pass::Backward => Some(&self.backward),
-            _ => None,
-        }
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, pass: Pass) -> &Layout {
-        if pass == Pass::Backward { &self.scratch } else { &self.none }
-    }
-    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for Cpu {
+    fn execute(&self, pass: Pass, planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
         let (x, weight) = (args.inputs[0].as_slice::<f32>()?, args.inputs[1].as_slice::<f32>()?);
         if pass == Pass::Forward {
             let bias = if p.bias { Some(args.inputs[2].as_slice::<f32>()?) } else { None };
             let y = Shared::new(args.outputs[0].as_mut_slice::<f32>()?);
             self.map(Map { weight, stride: [p.from.count, 1], bias }, x, p.from, y, p.to);
-            return pool::refuse_if_stopped(NAME);
+            return Ok(());
         }
         let grad_y = args.inputs[2].as_slice::<f32>()?;
         // SAFETY: the region is carved once in this call.
-        let partial = unsafe { self.scratch.carve::<f32>(&args.scratch, self.partial)? };
+        let partial = unsafe { planned.scratch.carve::<f32>(&args.scratch, self.partial)? };
         let mut outputs = args.outputs.iter_mut().map(|v| v.as_mut_slice::<f32>().map(Shared::new));
         let mut next = || outputs.next().unwrap_or_else(|| Err(Error::shape(format!("{NAME}: an output is missing"))));
         let grad_weight = next()?;
@@ -310,9 +275,6 @@ impl Plan for CpuPlan {
             let transposed = Map { weight, stride: [1, p.from.count], bias: None };
             self.map(transposed, grad_y, p.to, next()?, p.from);
         }
-        pool::refuse_if_stopped(NAME)
-    }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
+        Ok(())
     }
 }

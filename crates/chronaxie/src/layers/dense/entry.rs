@@ -40,12 +40,11 @@ impl Op for DenseOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        let list = match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => CPU,
             CaseSet::Check => CHECK,
-        };
-        list.iter().map(|c| c.parse().expect("the cases of this list are well spelt")).collect()
+        })
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T", "D", "H"], &["from", "to", "bias", "x"])?;

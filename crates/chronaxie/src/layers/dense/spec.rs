@@ -180,7 +180,7 @@ impl Problem for Dense {
 
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(*self, options)?)),
+            Device::Cpu => Ok(Box::new(cpu::Cpu::plan(*self, options)?)),
             Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::new(*self, d, options)?)),
         }
     }
@@ -217,8 +217,9 @@ impl Problem for Dense {
     fn cost(&self, pass: Pass) -> Cost {
         let Ok(signature) = self.signature(pass) else { return Cost::default() };
         let bytes = signature.inputs.iter().chain(&signature.outputs).map(|t| t.bytes() as u64).sum();
-        let product = 2 * (self.rows() * self.from.count * self.to.count) as u64;
         let products = if pass == Pass::Forward { 1 } else { 1 + u64::from(self.grad_x) };
-        Cost { bytes, flops: products * product, special: 0, serial_steps: 1 }
+        let sizes = [self.rows(), self.from.count, self.to.count];
+        let flops = sizes.iter().fold(2 * products, |n, &size| n.saturating_mul(size as u64));
+        Cost { bytes, flops, special: 0, serial_steps: 1 }
     }
 }

@@ -56,4 +56,9 @@ fn sizes_that_cannot_be_are_refused_with_their_values() {
     assert!(Dense::new(1 << 40, 1 << 40, two, two).unwrap_err().to_string().contains("B = 1099511627776"));
     let p = Dense::new(1, 1, two, two).unwrap();
     assert!(p.signature(Pass::Step).unwrap_err().to_string().contains("no step pass"));
+    let wide = Channels::beside(1 << 29);
+    assert_eq!(Dense::new(1, 1 << 20, wide, wide).unwrap().cost(Pass::Forward).flops, u64::MAX);
+    let options = crate::op::PlanOptions { variant: Some("fast".into()), ..Default::default() };
+    let e = p.plan(&crate::Device::Cpu, &options).err().unwrap().to_string();
+    assert_eq!(e, "dense: variant `fast` is not one of simd on the CPU");
 }

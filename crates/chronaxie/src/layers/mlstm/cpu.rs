@@ -19,7 +19,7 @@ mod layout;
 mod pack;
 mod step;
 
-pub use step::StepPlan;
+pub use step::StepCpu;
 
 use super::spec::Mlstm;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};

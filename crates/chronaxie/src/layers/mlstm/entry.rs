@@ -146,8 +146,7 @@ impl Op for MlstmOp {
             (CaseSet::Check, Gate::Exponential) => &[CHECK],
             (CaseSet::Check, Gate::Sigmoid) => &[CHECK, CHECK_SIGMOID],
         };
-        let names = lists.iter().flat_map(|list| list.iter());
-        names.map(|n| n.parse().expect("the cases of this list are well spelt, as a test shows")).collect()
+        Case::list(&lists.concat())
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "NH", "T", "K", "V"], OPTIONS)?;

@@ -276,7 +276,7 @@ impl Problem for MlstmStep {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         Ok(match device {
-            Device::Cpu => Box::new(cpu::StepPlan::new(self, options)?),
+            Device::Cpu => Box::new(cpu::StepCpu::plan(self, options)?),
             Device::Cuda(d) => Box::new(cuda::StepPlan::new(self, d, options)?),
         })
     }
@@ -381,12 +381,11 @@ impl Op for MlstmStepOp {
         &[Pass::Step]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        let names = match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => &COMPARED[..1],
             CaseSet::Check => CHECK,
-        };
-        names.iter().map(|n| n.parse().expect("the cases of this list are well spelt, as a test shows")).collect()
+        })
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "NH", "K", "V"], OPTIONS)?;

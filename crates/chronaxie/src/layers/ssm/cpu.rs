@@ -8,10 +8,10 @@
 #![allow(unsafe_code)]
 
 use super::lanes::Array;
-use super::packing::{Marks, Packing};
+use super::packing::Packing;
 use super::spec::{LinearScan, NAME};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Dtype, Error, Layout, Place, Result, View, ViewMut};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
+use crate::{Dtype, Error, Layout, Result, View, ViewMut};
 use chronaxie_runtime::{dispatch, pool, simd};
 
 mod general;
@@ -25,51 +25,19 @@ const STREAM_FROM: usize = 4 << 20;
 
 /// `linear_scan` on the CPU.
 #[derive(Debug)]
-pub(super) struct CpuPlan {
+pub(super) struct Cpu {
     problem: LinearScan,
-    forward: Signature,
-    backward: Signature,
-    scratch: Layout,
 }
 
-impl CpuPlan {
-    pub(super) fn new(problem: LinearScan, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
-        Ok(Self {
-            problem,
-            forward: problem.signature(Pass::Forward)?,
-            backward: problem.signature(Pass::Backward)?,
-            scratch: Layout::new(options.scratch_gap),
-        })
+impl Cpu {
+    pub(super) fn plan(problem: LinearScan, options: &PlanOptions) -> Result<CpuPlan<Self>> {
+        let passes = [Pass::Forward, Pass::Backward].map(|pass| (pass, Layout::new(options.scratch_gap)));
+        CpuPlan::new(&problem, options, passes, Self { problem })
     }
 }
 
-impl Plan for CpuPlan {
-    fn entry(&self) -> &'static str {
-        self.problem.name()
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        match pass {
-            Pass::Forward => Some(&self.forward),
-            Pass::Backward => Some(&self.backward),
-            _ => None,
-        }
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, _pass: Pass) -> &Layout {
-        &self.scratch
-    }
-    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for Cpu {
+    fn execute(&self, pass: Pass, _planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
         let given = usize::from(p.has_initial_state());
         if p.dtype() != Dtype::F32 || p.packing() != Packing::Whole {
@@ -109,9 +77,6 @@ impl Plan for CpuPlan {
         }
         Ok(())
     }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
-    }
 }
 
 /// Runs a pass of any storage type and packing.
@@ -120,11 +85,7 @@ fn general(p: &LinearScan, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
     let (inputs, outputs) = (args.inputs, &mut *args.outputs);
     // Behind a, x (forward) and h0.
     let at = given + if pass == Pass::Forward { 2 } else { 1 };
-    let marks = match p.packing() {
-        Packing::Whole => Marks::whole(p.batch(), p.steps()),
-        Packing::Reset => Marks::reset(p.batch(), p.steps(), inputs[at].as_slice::<u8>()?),
-        Packing::Sequences(_) => Marks::sequences(p.name(), p.steps(), inputs[at].as_slice::<i32>()?)?,
-    };
+    let marks = p.packing().marks(p.name(), p.batch(), p.steps(), inputs.get(at))?;
     if pass == Pass::Forward {
         let [h, h_last] = outputs else { return Err(miscounted()) };
         let h0 = (given == 1).then(|| Array::read(&inputs[2]));

@@ -64,10 +64,6 @@ const CHECK_COMPLEX: &[&str] = &[
     "B1_D33_T500,h0=true,packing=7,reverse=true",
 ];
 
-pub(super) fn cases(names: &[&str]) -> Vec<Case> {
-    names.iter().map(|n| n.parse().expect("the cases of this list are well spelt, as a test shows")).collect()
-}
-
 /// `none`, `reset`, or how many sequences lie end to end.
 pub(super) fn packing(case: &Case) -> Result<Packing> {
     match case.option("packing") {
@@ -114,7 +110,7 @@ impl Op for LinearScanOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => CPU,
             CaseSet::Check => CHECK,
@@ -140,7 +136,7 @@ impl Op for LinearScanComplexOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED_COMPLEX,
             CaseSet::Cpu => CPU_COMPLEX,
             CaseSet::Check => CHECK_COMPLEX,

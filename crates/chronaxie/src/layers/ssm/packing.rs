@@ -2,7 +2,8 @@
 
 use crate::op::{Role, TensorSpec, Tensors};
 use crate::rng::Rng;
-use crate::{Dtype, Error, Result};
+use crate::{Dtype, Error, Result, View};
+use std::ops::Range;
 
 /// How sequences lie along the time axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -42,6 +43,21 @@ impl Packing {
             }
             other => Ok(other),
         }
+    }
+    /// What `tensor`, the one of [`Packing::tensor`], marks.
+    pub(super) fn marks<'a>(
+        self,
+        entry: &str,
+        batch: usize,
+        steps: usize,
+        tensor: Option<&View<'a>>,
+    ) -> Result<Marks<'a>> {
+        let missing = || Error::shape(format!("{entry}: the tensor that packs the sequences is missing"));
+        Ok(match self {
+            Self::Whole => Marks::whole(batch, steps),
+            Self::Reset => Marks::reset(batch, steps, tensor.ok_or_else(missing)?.as_slice()?),
+            Self::Sequences(_) => Marks::sequences(entry, steps, tensor.ok_or_else(missing)?.as_slice()?)?,
+        })
     }
     /// The tensor that says where sequences begin.
     pub(super) fn tensor(self, batch: usize, steps: usize) -> Option<TensorSpec> {
@@ -103,8 +119,10 @@ impl<'a> Marks<'a> {
     /// Offsets that do not start at 0, do not end at `steps`, or decrease.
     pub fn sequences(entry: &str, steps: usize, offsets: &'a [i32]) -> Result<Self> {
         let wrong = |what: String| Err(Error::value(format!("{entry}: cu_seqlens {what}")));
-        if offsets.first() != Some(&0) {
-            return wrong(format!("must start at 0, not at {:?}", offsets.first()));
+        match offsets.first() {
+            Some(0) => {}
+            Some(first) => return wrong(format!("must start at 0, not at {first}")),
+            None => return wrong("must hold at least one offset".to_owned()),
         }
         if let Some(i) = offsets.windows(2).position(|w| w[1] < w[0]) {
             return wrong(format!("must not decrease, but holds {} and then {} at {i}", offsets[i], offsets[i + 1]));
@@ -129,6 +147,12 @@ impl<'a> Marks<'a> {
     /// Whether everything before a step is forgotten.
     pub fn fresh(&self, row: usize, t: usize) -> bool {
         self.reset.is_some_and(|r| r[row * self.steps + t] != 0)
+    }
+    /// The same of a tile's times, N at the most.
+    pub(super) fn fresh_of<const N: usize>(&self, row: usize, times: Range<usize>) -> [bool; N] {
+        let mut fresh = [false; N];
+        fresh.iter_mut().zip(times).for_each(|(f, t)| *f = self.fresh(row, t));
+        fresh
     }
 }
 

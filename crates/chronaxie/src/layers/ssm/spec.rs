@@ -256,7 +256,7 @@ impl Problem for LinearScan {
 
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(*self, options)?)),
+            Device::Cpu => Ok(Box::new(cpu::Cpu::plan(*self, options)?)),
             Device::Cuda(d) => cuda::plan(*self, d, options),
         }
     }

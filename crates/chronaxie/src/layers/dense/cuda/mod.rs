@@ -50,9 +50,7 @@ struct Map {
 
 impl CudaPlan {
     pub(super) fn new(problem: Dense, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simt") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simt on a CUDA device")));
-        }
+        options.only("simt", NAME, "a CUDA device")?;
         for (name, c) in [("D", problem.from), ("H", problem.to)] {
             if c.count.div_ceil(TILE) >= MOST_BLOCKS {
                 return Err(Error::shape(format!(

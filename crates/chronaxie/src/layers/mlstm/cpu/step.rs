@@ -7,33 +7,28 @@ use super::layout::Block;
 use super::pack::{Tokens, bf16_from_f32, bf16_to_f32, f16_to_f32};
 use crate::layers::mlstm::Gate;
 use crate::layers::mlstm::spec::HEAD_MOST;
-use crate::layers::mlstm::step::{HeadNorm, MlstmStep, NAME};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::{Dtype, Error, Layout, Place, RegionId, Result, dispatch, pool, simd};
+use crate::layers::mlstm::step::{HeadNorm, MlstmStep};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
+use crate::{Dtype, Layout, RegionId, Result, dispatch, pool};
 use half::f16;
 
 /// `mlstm_step` on the CPU. The bits of its results do not depend on the number of threads.
 #[derive(Debug)]
-pub struct StepPlan {
+pub struct StepCpu {
     problem: MlstmStep,
-    signature: Signature,
-    scratch: Layout,
     taken: RegionId,
 }
 
-impl StepPlan {
+impl StepCpu {
     /// A plan of `problem`.
     ///
     /// # Errors
     /// If the problem is out of range, or `options` names another variant than `simd`.
-    pub fn new(problem: &MlstmStep, options: &PlanOptions) -> Result<Self> {
+    pub fn plan(problem: &MlstmStep, options: &PlanOptions) -> Result<CpuPlan<Self>> {
         let problem = problem.build()?;
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
         let mut scratch = Layout::new(options.scratch_gap);
         let taken = scratch.push("taken", Dtype::U8, problem.slots.unwrap_or(0))?;
-        Ok(Self { problem, signature: problem.signature_of(), scratch, taken })
+        CpuPlan::new(&problem, options, [(Pass::Step, scratch)], Self { problem, taken })
     }
 }
 
@@ -159,37 +154,19 @@ rows!(rows_f32, rows_f32_body, f32, (|x: f32| x), (|x: f32| x));
 rows!(rows_bf16, rows_bf16_body, u16, bf16_to_f32, bf16_from_f32);
 rows!(rows_f16, rows_f16_body, u16, f16_to_f32, (|x: f32| f16::from_f32(x).to_bits()));
 
-impl Plan for StepPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        (pass == Pass::Step).then_some(&self.signature)
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, _pass: Pass) -> &Layout {
-        &self.scratch
-    }
-    fn execute(&self, _pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for StepCpu {
+    fn execute(&self, _pass: Pass, planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
-        let find = |name: &str| self.signature.input(name).map(|at| &args.inputs[at]);
+        let find = |name: &str| planned.signature.input(name).map(|at| &args.inputs[at]);
         let slots = find("slot").map(|v| v.as_slice::<i32>()).transpose()?;
         if let Some(slots) = slots {
             // SAFETY: the block was checked against this layout, and the call has it for itself.
-            p.check_slots(slots, unsafe { self.scratch.carve::<u8>(&args.scratch, self.taken)? })?;
+            p.check_slots(slots, unsafe { planned.scratch.carve::<u8>(&args.scratch, self.taken)? })?;
         }
         let tokens = [0, 1, 2, 3, 4].map(|at: usize| Tokens::read(&args.inputs[at]).of_one());
         let weight = find("norm_weight").map(|v| v.as_slice::<f32>()).transpose()?;
         let o = find("o").map(|o| Tokens::read(o).of_one());
-        let [n, m] = ["n", "m"].map(|name| self.signature.output(name));
+        let [n, m] = ["n", "m"].map(|name| planned.signature.output(name));
         let mut block = |at: Option<usize>| -> Result<Option<Block<f32>>> {
             at.map(|at| Ok(Block::new(args.outputs[at].as_mut_slice::<f32>()?))).transpose()
         };
@@ -198,8 +175,5 @@ impl Plan for StepPlan {
         let call = Call { p, tokens, o, weight, slots, h, c, n, m };
         pool::for_each(p.batch * p.heads, |i| call.head(i / p.heads, i % p.heads));
         Ok(())
-    }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
     }
 }

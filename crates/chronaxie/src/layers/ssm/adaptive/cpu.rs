@@ -12,74 +12,34 @@ mod forward;
 mod tile;
 
 use super::super::lanes::{Array, LANES, STEPS, Span, State, Tile, load_state, load_words, store_state, store_words};
-use super::super::packing::{Marks, Packing, Unit};
+use super::super::packing::{Packing, Unit};
 use super::spec::{AdaptiveScan, NAME, growing};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Error, Layout, Place, Result, View, ViewMut};
-use chronaxie_runtime::{pool, simd};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
+use crate::{Error, Layout, Result, View, ViewMut};
 
 /// `adaptive_theta` on the CPU.
 #[derive(Debug)]
-pub(super) struct CpuPlan {
+pub(super) struct Cpu {
     problem: AdaptiveScan,
-    forward: Signature,
-    backward: Signature,
-    none: Layout,
-    scratch: Layout,
     regions: backward::Regions,
 }
 
-impl CpuPlan {
-    pub(super) fn new(problem: AdaptiveScan, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
+impl Cpu {
+    pub(super) fn plan(problem: AdaptiveScan, options: &PlanOptions) -> Result<CpuPlan<Self>> {
         let mut scratch = Layout::new(options.scratch_gap);
         let regions = backward::Regions::new(&problem, &mut scratch)?;
-        Ok(Self {
-            problem,
-            forward: problem.signature(Pass::Forward)?,
-            backward: problem.signature(Pass::Backward)?,
-            none: Layout::new(options.scratch_gap),
-            scratch,
-            regions,
-        })
+        let passes = [(Pass::Forward, Layout::new(options.scratch_gap)), (Pass::Backward, scratch)];
+        CpuPlan::new(&problem, options, passes, Self { problem, regions })
     }
 }
 
-impl Plan for CpuPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        match pass {
-            Pass::Forward => Some(&self.forward),
-            Pass::Backward => Some(&self.backward),
-            _ => None,
-        }
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, pass: Pass) -> &Layout {
-        if pass == Pass::Backward { &self.scratch } else { &self.none }
-    }
-    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for Cpu {
+    fn execute(&self, pass: Pass, planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
         let miscounted = || Error::shape(format!("{NAME}: the number of tensors does not match the signature"));
         let (inputs, rest) = Inputs::read(p, args.inputs);
-        let marks_at = p.inputs().iter().flatten().count();
-        let marks = match p.packing() {
-            Packing::Whole => Marks::whole(p.batch(), p.steps()),
-            Packing::Reset => Marks::reset(p.batch(), p.steps(), args.inputs[marks_at].as_slice::<u8>()?),
-            Packing::Sequences(_) => Marks::sequences(NAME, p.steps(), args.inputs[marks_at].as_slice::<i32>()?)?,
-        };
+        let at = p.inputs().iter().flatten().count();
+        let marks = p.packing().marks(NAME, p.batch(), p.steps(), args.inputs.get(at))?;
         if pass == Pass::Forward {
             let [out, last, chunks, phases] = args.outputs else { return Err(miscounted()) };
             let [out, last, chunks, phases] = [out, last, chunks, phases].map(Array::write);
@@ -88,12 +48,9 @@ impl Plan for CpuPlan {
         let [chunks, phases, grad_out, grad_last] = rest else { return Err(miscounted()) };
         let [chunks, phases, grad_out, grad_last] = [chunks, phases, grad_out, grad_last].map(Array::read);
         let gradients = Inputs::write(p, args.outputs);
-        let partial = self.regions.arrays(p, &self.scratch, args.scratch.address());
+        let partial = self.regions.arrays(p, &planned.scratch, args.scratch.address());
         backward::Backward { p, marks, inputs, chunks, phases, grad_out, grad_last, gradients, partial }.run();
         Ok(())
-    }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
     }
 }
 
@@ -210,13 +167,4 @@ impl Block {
             store_words(g, phases, phases.offset(index), phases.stride(2), self.lanes);
         }
     }
-}
-
-/// Which steps of a tile forget.
-fn fresh(marks: &Marks<'_>, row: usize, from: usize, to: usize) -> [bool; STEPS] {
-    let mut fresh = [false; STEPS];
-    for (f, t) in fresh.iter_mut().zip(from..to) {
-        *f = marks.fresh(row, t);
-    }
-    fresh
 }

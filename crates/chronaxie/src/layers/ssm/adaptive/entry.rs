@@ -1,6 +1,6 @@
 //! The entry `adaptive_theta`: its cases.
 
-use super::super::entry::{cases, dtype, packing};
+use super::super::entry::{dtype, packing};
 use super::cuda;
 use super::spec::{AdaptiveScan, NAME};
 use crate::Result;
@@ -51,7 +51,7 @@ impl Op for AdaptiveThetaOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => CPU,
             CaseSet::Check => CHECK,

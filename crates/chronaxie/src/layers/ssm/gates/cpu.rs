@@ -9,12 +9,12 @@ mod channel;
 mod steps;
 
 use super::kind::Kind;
-use super::spec::{NAME, SsmGates};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
+use super::spec::SsmGates;
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
 use crate::shared::Shared;
-use crate::{Dtype, Error, Layout, Place, Result, View, ViewMut};
+use crate::{Dtype, Layout, Result, View, ViewMut};
 use channel::{Channel, Sums};
-use chronaxie_runtime::{pool, simd};
+use chronaxie_runtime::pool;
 
 /// Elements that a task takes at the least.
 const ELEMENTS: usize = 4096;
@@ -22,24 +22,14 @@ const ELEMENTS: usize = 4096;
 const MOST: usize = 3;
 
 /// `ssm_gates` on the CPU.
-pub(super) struct CpuPlan {
+pub(super) struct Cpu {
     problem: SsmGates,
-    forward: Signature,
-    backward: Signature,
-    none: Layout,
 }
 
-impl CpuPlan {
-    pub(super) fn new(problem: SsmGates, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
-        Ok(Self {
-            problem,
-            forward: problem.signature(Pass::Forward)?,
-            backward: problem.signature(Pass::Backward)?,
-            none: Layout::new(options.scratch_gap),
-        })
+impl Cpu {
+    pub(super) fn plan(problem: SsmGates, options: &PlanOptions) -> Result<CpuPlan<Self>> {
+        let passes = [Pass::Forward, Pass::Backward].map(|pass| (pass, Layout::new(options.scratch_gap)));
+        CpuPlan::new(&problem, options, passes, Self { problem })
     }
 
     /// Calls `task` for every channel.
@@ -126,30 +116,8 @@ fn read<'a>(sequences: &[&'a [f32]], at: usize, length: usize) -> [&'a [f32]; MO
     std::array::from_fn(|i| sequences.get(i).map_or(&[][..], |s| &s[at..][..length]))
 }
 
-impl Plan for CpuPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        match pass {
-            Pass::Forward => Some(&self.forward),
-            Pass::Backward => Some(&self.backward),
-            _ => None,
-        }
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, _pass: Pass) -> &Layout {
-        &self.none
-    }
-    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for Cpu {
+    fn execute(&self, pass: Pass, _planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         const TENSORS: usize = 8;
         let (mut inputs, mut outputs) = ([&[][..]; TENSORS], [Shared::new(&mut []); TENSORS]);
         for (to, view) in inputs.iter_mut().zip(args.inputs) {
@@ -163,10 +131,7 @@ impl Plan for CpuPlan {
             Pass::Forward => self.run_forward(inputs, outputs),
             _ => self.run_backward(inputs, outputs),
         }
-        pool::refuse_if_stopped(NAME)
-    }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
+        Ok(())
     }
 }
 

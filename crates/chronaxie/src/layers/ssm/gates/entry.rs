@@ -1,6 +1,5 @@
 //! The entry `ssm_gates`: its cases.
 
-use super::super::entry::cases;
 use super::cuda;
 use super::kind::Kind;
 use super::spec::{NAME, SsmGates};
@@ -45,7 +44,7 @@ impl Op for SsmGatesOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => CPU,
             CaseSet::Check => CHECK,

@@ -11,78 +11,37 @@ mod forward;
 mod step;
 mod tile;
 
-pub(super) use step::StepPlan;
+pub(super) use step::StepCpu;
 
-use super::super::lanes::{Array, LANES, Span, load_state, store_state};
-use super::super::lanes::{STEPS, State};
-use super::super::packing::{Marks, Packing, Unit};
+use super::super::lanes::{Array, LANES, Span, State, load_state, store_state};
+use super::super::packing::{Packing, Unit};
 use super::spec::{CHUNK, NAME, SelectiveScan, Weights};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Error, Layout, Place, Result, View, ViewMut};
-use chronaxie_runtime::{pool, simd};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
+use crate::{Error, Layout, Result, View, ViewMut};
 
 /// `selective_scan` on the CPU.
 #[derive(Debug)]
-pub(super) struct CpuPlan {
+pub(super) struct Cpu {
     problem: SelectiveScan,
-    forward: Signature,
-    backward: Signature,
-    none: Layout,
-    scratch: Layout,
     regions: backward::Regions,
 }
 
-impl CpuPlan {
-    pub(super) fn new(problem: SelectiveScan, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
+impl Cpu {
+    pub(super) fn plan(problem: SelectiveScan, options: &PlanOptions) -> Result<CpuPlan<Self>> {
         let mut scratch = Layout::new(options.scratch_gap);
         let regions = backward::Regions::new(&problem, &mut scratch)?;
-        Ok(Self {
-            problem,
-            forward: problem.signature(Pass::Forward)?,
-            backward: problem.signature(Pass::Backward)?,
-            none: Layout::new(options.scratch_gap),
-            scratch,
-            regions,
-        })
+        let passes = [(Pass::Forward, Layout::new(options.scratch_gap)), (Pass::Backward, scratch)];
+        CpuPlan::new(&problem, options, passes, Self { problem, regions })
     }
 }
 
-impl Plan for CpuPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        match pass {
-            Pass::Forward => Some(&self.forward),
-            Pass::Backward => Some(&self.backward),
-            _ => None,
-        }
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, pass: Pass) -> &Layout {
-        if pass == Pass::Backward { &self.scratch } else { &self.none }
-    }
-    fn execute(&self, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for Cpu {
+    fn execute(&self, pass: Pass, planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
         let miscounted = || Error::shape(format!("{NAME}: the number of tensors does not match the signature"));
         let (inputs, rest) = Inputs::read(p, args.inputs);
-        let marks_at = p.inputs().iter().flatten().count();
-        let marks = match p.packing() {
-            Packing::Whole => Marks::whole(p.batch(), p.steps()),
-            Packing::Reset => Marks::reset(p.batch(), p.steps(), args.inputs[marks_at].as_slice::<u8>()?),
-            Packing::Sequences(_) => Marks::sequences(NAME, p.steps(), args.inputs[marks_at].as_slice::<i32>()?)?,
-        };
+        let at = p.inputs().iter().flatten().count();
+        let marks = p.packing().marks(NAME, p.batch(), p.steps(), args.inputs.get(at))?;
         match pass {
             Pass::Forward => {
                 let [out, last, chunks] = args.outputs else { return Err(miscounted()) };
@@ -101,15 +60,12 @@ impl Plan for CpuPlan {
                     grad_out: Array::read(grad_out),
                     grad_last: Array::read(grad_last),
                     gradients,
-                    partial: self.regions.arrays(p, &self.scratch, base),
+                    partial: self.regions.arrays(p, &planned.scratch, base),
                 };
                 io.run();
             }
         }
         Ok(())
-    }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
     }
 }
 
@@ -250,13 +206,4 @@ impl Block {
         // SAFETY: as above.
         unsafe { store_state(state, v, origin, v.stride(2), self.lanes, complex) };
     }
-}
-
-/// Which steps of a tile forget.
-fn fresh(marks: &Marks<'_>, row: usize, from: usize, to: usize) -> [bool; STEPS] {
-    let mut fresh = [false; STEPS];
-    for (f, t) in fresh.iter_mut().zip(from..to) {
-        *f = marks.fresh(row, t);
-    }
-    fresh
 }

@@ -1,6 +1,6 @@
 //! The entries `selective_scan` and `selective_state_update`: their cases.
 
-use super::super::entry::{cases, dtype, packing};
+use super::super::entry::{dtype, packing};
 use super::cuda;
 use super::spec::{NAME, SelectiveScan, Weights};
 use super::step::{NAME as STEP_NAME, SelectiveStateUpdate};
@@ -41,6 +41,9 @@ const CHECK: &[&str] = &[
     "B2_D20_T150_N5,b=constant,c=constant,softplus=true",
     "B1_D300_T20_N2,c=constant,bias=true,softplus=true",
     "B1_D3_T300_N256,mamba=true",
+    "B1_D5_T1100_N16,mamba=true,h0=true",
+    "B1_D5_T600_N20,mamba=true,h0=true",
+    "B2_D17_T200_N40,dtype=bf16,mamba=true,G=1",
     "B2_D17_T130_N4,complex=true,h0=true,mamba=true",
     "B1_D9_T257_N3,complex=true,rule=zoh,b=constant,c=constant,h0=true",
     "B1_D9_T257_N3,complex=true,rule=bilinear,G=9",
@@ -106,7 +109,7 @@ impl Op for SelectiveScanOp {
         &[Pass::Forward, Pass::Backward]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED,
             CaseSet::Cpu => CPU,
             CaseSet::Check => CHECK,
@@ -132,7 +135,7 @@ impl Op for SelectiveStateUpdateOp {
         &[Pass::Step]
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
-        cases(match set {
+        Case::list(match set {
             CaseSet::Compared => COMPARED_STEP,
             CaseSet::Cpu => CPU_STEP,
             CaseSet::Check => CHECK_STEP,

@@ -390,7 +390,7 @@ impl Problem for SelectiveScan {
 
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(*self, options)?)),
+            Device::Cpu => Ok(Box::new(cpu::Cpu::plan(*self, options)?)),
             Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::new(*self, d, options)?)),
         }
     }

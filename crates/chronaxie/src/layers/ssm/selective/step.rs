@@ -152,7 +152,7 @@ impl Problem for SelectiveStateUpdate {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         match device {
-            Device::Cpu => Ok(Box::new(cpu::StepPlan::new(*self, options)?)),
+            Device::Cpu => Ok(Box::new(cpu::StepCpu::plan(*self, options)?)),
             Device::Cuda(d) => Ok(Box::new(cuda::CudaPlan::step(*self, d, options)?)),
         }
     }

@@ -119,7 +119,7 @@ fn offsets_that_cannot_be_are_refused_in_a_sentence() {
     let mut inputs = p.sample(Pass::Forward, 1).unwrap();
     for (offsets, want) in [
         ([0.0, 4.0, 3.0], "must not decrease, but holds 4 and then 3 at 1"),
-        ([1.0, 4.0, 6.0], "must start at 0"),
+        ([1.0, 4.0, 6.0], "must start at 0, not at 1"),
         ([0.0, 4.0, 5.0], "must end at T = 6, not at 5"),
     ] {
         inputs.insert("cu_seqlens", Values::new([3], offsets.to_vec()).unwrap());

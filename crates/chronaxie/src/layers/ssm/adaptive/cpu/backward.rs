@@ -6,7 +6,7 @@ use super::super::super::packing::Marks;
 use super::super::super::selective::spec::MAX_STATES;
 use super::super::spec::AdaptiveScan;
 use super::tile::{self, Back, Sum, Walk};
-use super::{Block, Inputs, fresh};
+use super::{Block, Inputs};
 use crate::simd_math::Lanes;
 use crate::{Dtype, Layout, RegionId, Result};
 use chronaxie_runtime::pool;
@@ -154,7 +154,7 @@ impl Backward<'_> {
             ungate(&mut dy.re[..steps], &mut z.re[..steps], 1.0);
             y.re[..steps].fill(zeros);
             z.im[..steps].fill(zeros);
-            let fresh = fresh(&self.marks, at.unit.row, from, to);
+            let fresh = self.marks.fresh_of::<STEPS>(at.unit.row, from..to);
             for (n, mu) in mu[..p.states()].iter_mut().enumerate() {
                 at.gather_angles(i, n, from, to, &mut angle);
                 let (state, phase) = match &i.h0 {

@@ -5,7 +5,7 @@ use super::super::super::packing::Marks;
 use super::super::super::selective::spec::MAX_STATES;
 use super::super::spec::AdaptiveScan;
 use super::tile::{self, Sum, Walk};
-use super::{Block, Inputs, fresh, growing};
+use super::{Block, Inputs, growing};
 use crate::Result;
 use crate::simd_math::Lanes;
 use chronaxie_runtime::pool;
@@ -64,7 +64,7 @@ impl Forward<'_> {
                 v.im[t] = (Lanes(v.re[t]) * Lanes(delta.re[t])).0;
             }
             y.re[..steps].fill(zeros);
-            let fresh = fresh(&self.marks, at.unit.row, from, to);
+            let fresh = self.marks.fresh_of::<STEPS>(at.unit.row, from..to);
             for (n, (state, phase)) in states.iter_mut().zip(&mut phases).take(p.states()).enumerate() {
                 if from % STEPS == 0 {
                     at.store_chunk(&self.chunks, &self.phases, from, n, &state.value, phase);

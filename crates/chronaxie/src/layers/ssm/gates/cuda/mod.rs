@@ -5,7 +5,7 @@
 use super::kind::Kind;
 use super::spec::{NAME, SsmGates};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Error, Layout, Place, Result};
+use crate::{Layout, Place, Result};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 
@@ -35,9 +35,7 @@ pub(super) struct CudaPlan {
 
 impl CudaPlan {
     pub(super) fn new(problem: SsmGates, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simt") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simt on a CUDA device")));
-        }
+        options.only("simt", NAME, "a CUDA device")?;
         let spec = specialisation();
         Ok(Self {
             problem,

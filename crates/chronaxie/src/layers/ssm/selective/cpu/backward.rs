@@ -6,7 +6,7 @@ use super::super::super::lanes::{Array, LANES, STEPS, State, Tile, load_state, s
 use super::super::super::packing::Marks;
 use super::super::spec::{CHUNK, MAX_STATES, SelectiveScan, Weights};
 use super::tile::{self, Back, Trace, Walk};
-use super::{Block, Grouping, Inputs, fresh};
+use super::{Block, Grouping, Inputs};
 use crate::{Dtype, Layout, Result};
 use chronaxie_runtime::{RegionId, pool};
 
@@ -188,7 +188,7 @@ impl Backward<'_> {
             // The gradients of u and delta.
             grad.re[..steps].fill(zeros);
             grad.im[..steps].fill(zeros);
-            let fresh = fresh(&self.marks, at.unit.row, from, to);
+            let fresh = self.marks.fresh_of::<STEPS>(at.unit.row, from..to);
             for (n, mu) in mu[..p.states()].iter_mut().enumerate() {
                 // SAFETY: as above.
                 unsafe {

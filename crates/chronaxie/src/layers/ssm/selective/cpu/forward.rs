@@ -1,10 +1,10 @@
 //! Forward: tasks are blocks of channels of one unit.
 
-use super::super::super::lanes::{Array, LANES, Tile};
+use super::super::super::lanes::{Array, LANES, STEPS, Tile};
 use super::super::super::packing::Marks;
 use super::super::spec::{CHUNK, MAX_STATES, SelectiveScan};
 use super::tile::{self, Walk};
-use super::{Block, Grouping, Inputs, fresh};
+use super::{Block, Grouping, Inputs};
 use chronaxie_runtime::pool;
 
 pub(super) struct Forward<'a> {
@@ -54,7 +54,7 @@ impl Forward<'_> {
             let sizes = if p.has_softplus() { tile::step_sizes_softplus } else { tile::step_sizes_plain };
             sizes(&mut delta.re[..steps], &bias, &mut y.re[..steps]);
             y.re[..steps].fill(zeros);
-            let fresh = fresh(&self.marks, at.unit.row, from, to);
+            let fresh = self.marks.fresh_of::<STEPS>(at.unit.row, from..to);
             for (n, state) in states[..p.states()].iter_mut().enumerate() {
                 if from % CHUNK == 0 {
                     at.store_chunk(state, &self.chunks, from, n, complex);

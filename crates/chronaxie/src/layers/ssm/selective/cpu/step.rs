@@ -5,53 +5,30 @@ use super::super::super::packing::Unit;
 use super::super::step::{NAME, SelectiveStateUpdate};
 use super::tile::{self, Walk};
 use super::{Block, Grouping, Inputs};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Dtype, Error, Layout, Place, RegionId, Result};
-use chronaxie_runtime::{pool, simd};
+use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
+use crate::{Dtype, Error, Layout, RegionId, Result};
+use chronaxie_runtime::pool;
 
 /// Blocks that a task takes, so that handing it out and clearing its tiles costs little.
 const BLOCKS: usize = 8;
 
 /// `selective_state_update` on the CPU.
 #[derive(Debug)]
-pub(in super::super) struct StepPlan {
+pub(in super::super) struct StepCpu {
     problem: SelectiveStateUpdate,
-    signature: Signature,
-    scratch: Layout,
     taken: RegionId,
 }
 
-impl StepPlan {
-    pub(in super::super) fn new(problem: SelectiveStateUpdate, options: &PlanOptions) -> Result<Self> {
-        if let Some(v) = options.variant.as_deref().filter(|&v| v != "simd") {
-            return Err(Error::config(format!("{NAME}: variant `{v}` is not one of simd on the CPU")));
-        }
+impl StepCpu {
+    pub(in super::super) fn plan(problem: SelectiveStateUpdate, options: &PlanOptions) -> Result<CpuPlan<Self>> {
         let mut scratch = Layout::new(options.scratch_gap);
         let taken = scratch.push("whether a row has a state", Dtype::U8, problem.rows())?;
-        Ok(Self { problem, signature: problem.signature(Pass::Step)?, scratch, taken })
+        CpuPlan::new(&problem, options, [(Pass::Step, scratch)], Self { problem, taken })
     }
 }
 
-impl Plan for StepPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cpu
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        (pass == Pass::Step).then_some(&self.signature)
-    }
-    fn config(&self) -> String {
-        format!("cpu simd={} threads={}", simd::level(), pool::num_threads())
-    }
-    fn variant(&self) -> &'static str {
-        "simd"
-    }
-    fn scratch(&self, _pass: Pass) -> &Layout {
-        &self.scratch
-    }
-    fn execute(&self, _pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+impl CpuWork for StepCpu {
+    fn execute(&self, _pass: Pass, planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = self.problem.scan();
         let [state, out] = args.outputs else {
             return Err(Error::shape(format!("{NAME}: two outputs are needed")));
@@ -60,10 +37,10 @@ impl Plan for StepPlan {
             if self.problem.has_table() { Some(args.inputs[args.inputs.len() - 1].as_slice::<i32>()?) } else { None };
         if let Some(table) = table {
             // SAFETY: the region is carved once.
-            SelectiveStateUpdate::check_table(table, unsafe { self.scratch.carve(&args.scratch, self.taken)? })?;
+            SelectiveStateUpdate::check_table(table, unsafe { planned.scratch.carve(&args.scratch, self.taken)? })?;
         }
         let (i, _) = Inputs::read(p, args.inputs);
-        let io = Step { step: self, i, table, state: Array::write(state), out: Array::write(out) };
+        let io = Step { problem: &self.problem, i, table, state: Array::write(state), out: Array::write(out) };
         let g = Grouping::new(p);
         let all = p.batch() * g.groups * g.blocks;
         pool::for_each(all.div_ceil(BLOCKS), |task| {
@@ -77,13 +54,10 @@ impl Plan for StepPlan {
         });
         Ok(())
     }
-    fn launches(&self, _pass: Pass) -> Result<Vec<LaunchReport>> {
-        Ok(Vec::new())
-    }
 }
 
 struct Step<'a> {
-    step: &'a StepPlan,
+    problem: &'a SelectiveStateUpdate,
     i: Inputs,
     table: Option<&'a [i32]>,
     state: Array,
@@ -100,7 +74,7 @@ struct Tiles {
 
 impl Step<'_> {
     fn block(&self, g: &Grouping, at: &Block, present: bool, tiles: &mut Tiles) {
-        let (p, i, zeros) = (self.step.problem.scan(), &self.i, [0.0; LANES]);
+        let (p, i, zeros) = (self.problem.scan(), &self.i, [0.0; LANES]);
         let complex = p.is_complex();
         let Tiles { u, b, c, rest } = tiles;
         let one = |v: &Array| Span { steps: 1, ..at.sequence(v, 0, 1) };
