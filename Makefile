@@ -19,7 +19,7 @@ NVRTC13 = $(SITE)/cu13/lib
 NVRTC12 = $(SITE)/cuda_nvrtc/lib
 FEATURES = layers spiking optim train report
 
-.PHONY: help test test-gpu pack-gpu wheel audit fuzz asan fmt figures kernels-all $(STEPS)
+.PHONY: help test test-gpu pack-gpu wheel study audit fuzz asan fmt figures kernels-all $(STEPS)
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -37,16 +37,17 @@ fmt-check:
 lint:
 	scripts/lint-repo.sh
 
+# In the profile of the builds: what runs on this machine while they are made (macros, build scripts) is built once.
 clippy:
-	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	cargo clippy $(PROFILE) --workspace --all-targets --all-features -- -D warnings
 
 # The floors hold only if each stands without its neighbours.
 features:
-	cargo check --quiet -p chronaxie-runtime
-	cargo check --quiet -p chronaxie --no-default-features
+	cargo check --quiet $(PROFILE) -p chronaxie-runtime
+	cargo check --quiet $(PROFILE) -p chronaxie --no-default-features
 	@set -e; for f in $(FEATURES); do \
 		echo "cargo check -p chronaxie --no-default-features --features $$f"; \
-		cargo check --quiet -p chronaxie --no-default-features --features $$f; \
+		cargo check --quiet $(PROFILE) -p chronaxie --no-default-features --features $$f; \
 	done
 
 tests:
@@ -63,23 +64,29 @@ $(CHRONAXIE): FORCE
 	@cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
 FORCE:
 
-# Every kernel, by the compiler that knows all architectures and by the oldest that is supported, for what differs: sm_89 is as
-# sm_80, and the old compiler has the oldest architecture and stands with one more for those between. `make kernels-all` leaves
-# none out.
-ARCHS13 = sm_80,sm_90a,sm_100a,sm_120
-ARCHS12 = sm_75,sm_90a
+# Every kernel for every architecture, by the newest NVRTC and by the oldest that is supported: in all of its specialisations
+# for sm_90a, elsewhere in every fourth, in others for the next architecture. `make kernels-all` leaves none out.
+OTHERS13 = sm_75,sm_80,sm_89,sm_100a,sm_120
+ARCHS12 = sm_75,sm_80,sm_89,sm_90a
+ONE_IN = 4
+COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
-	$(CHRONAXIE) compile --nvrtc $(NVRTC13) --report --deny-spills --arch $(ARCHS13)
-	$(CHRONAXIE) compile --nvrtc $(NVRTC12) --report --deny-spills --arch $(ARCHS12)
+	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a
+	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch $(ARCHS12) --one-in $(ONE_IN)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ARCHS13=sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120 ARCHS12=sm_75,sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ONE_IN=1
 
-# Then: every family that there is has its cases for the sanitizers and the repeats on a GPU.
+# In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
+# the repeats on a GPU.
 check: $(CHRONAXIE)
-	$(CHRONAXIE) check --backend cpu --quiet --json $(TARGET)/check.json
-	@for family in $$(grep -o '"family": *"[^"]*"' $(TARGET)/check.json | cut -d '"' -f 4 | sort -u); do \
+	@for part in 1 2; do \
+		{ $(CHRONAXIE) check --backend cpu --quiet --part $$part/2 --json $(TARGET)/check-$$part.json; echo $$? >$(TARGET)/check-$$part.rc; } & \
+	done; wait; \
+	for part in 1 2; do [ "$$(cat $(TARGET)/check-$$part.rc)" = 0 ] || exit 1; done
+	@for family in $$(cat $(TARGET)/check-1.json $(TARGET)/check-2.json | grep -o '"family": *"[^"]*"' | cut -d '"' -f 4 | sort -u); do \
 		for use in small wave; do \
-			grep -qE "^$$family +$$use " scripts/gpu-cases.txt || \
+			grep -qE "^($$family +$$use|# $$family +none) " scripts/gpu-cases.txt || \
 				{ echo "scripts/gpu-cases.txt has no $$use case for $$family"; exit 1; }; \
 		done; \
 	done
@@ -93,6 +100,10 @@ emulated: $(CHRONAXIE)
 
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance
+
+# How fast each optimizer learns, by steps and by wall time: minutes to hours; `make examples` runs its short form.
+study: $(CHRONAXIE)
+	benchmarks/study.py $(CHRONAXIE) --out $(TARGET)/study $(ARGS)
 
 # docs/add-a-family.md, followed to the letter in a copy of the tree.
 add-a-family:

@@ -34,29 +34,37 @@ def number(x):
     return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
 
 
-def command(folder):
-    """The first command of the run's README, which says how the figures came about."""
+def commands(folder, names):
+    """The commands of the run's README that wrote these files, each once; `bench-FAMILY.json` there stands for any family."""
     readme = folder / "README.md"
-    found = re.search(r"^(?: {4}|\$ )(\S.*)$", readme.read_text(), re.M) if readme.exists() else None
-    return f", `{found[1]}`" if found else ""
+    lines = readme.read_text().replace("\\\n", " ") if readme.exists() else ""
+    written = {}
+    for line in re.findall(r"^(?: {4}|\$ )(\S.*)$", lines, re.M):
+        if m := re.search(r"--json (\S+)", line):
+            written[m[1]] = re.sub(r" +", " ", line)
+    found = [written.get(n) or written.get(re.sub(r"-\w+\.json", "-FAMILY.json", n)) for n in names]
+    return "".join(f", `{c}`" for c in dict.fromkeys(found) if c)
 
 
 def section(name, date, folder, shown):
     """The lines of one run; `shown` has the cases of newer ones, and is told those of this."""
     key = lambda r: (r["family"], r["case"].split(",")[0], r["pass"], r["precision"])
-    bench = [r for path in sorted(folder.glob("bench*.json")) for r in read(path)]
+    bench = [(path.name, r) for path in sorted(folder.glob("bench*.json")) for r in read(path)]
     compare = read(folder / "compare.json")
     compared = {}
     for r in compare:
         compared.setdefault((key(r), r["backend"]), []).append(r)
-    records = bench or [group[0] for group in compared.values()]
+    # What was only compared with peers has the median of that run.
+    benched = {(key(r), r["backend"]) for _, r in bench}
+    bench += [("compare.json", group[0]) for at, group in compared.items() if at not in benched]
     case = lambda r: (name, r["family"], r["case"].split(",")[0])
-    records = [r for r in records if case(r) not in shown]
+    bench = [(path, r) for path, r in bench if case(r) not in shown]
+    records = [r for _, r in bench]
     shown.update(map(case, records))
     if not records:
         return []
     device = records[0]["device"]
-    lines = [f"**{device}**, {date}{command(folder)}:", ""]
+    lines = [f"**{device}**, {date}{commands(folder, [path for path, _ in bench])}:", ""]
     lines += ["| family | case | pass | precision | median ms | roofline | against a peer in the same run |"]
     lines += ["|---|---|---|---|---:|---:|---|"]
     for r in records:

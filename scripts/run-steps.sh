@@ -8,9 +8,12 @@ cd "$(dirname "$0")/.."
 logs="$target_dir/steps"
 mkdir -p "$logs"
 table="" passed=0 failed=0 skipped=0
-# What a fresh machine must fetch and unpack for the last step takes one core and minutes: beside the first steps.
+# What a fresh machine must fetch, unpack and build for later steps takes one core and minutes: beside the first steps.
 case " $* " in
 *" python "*) scripts/venv.sh scripts/requirements-bench.txt >"$logs/fetch.log" 2>&1 & ;;
+esac
+case " $* " in
+*" deny "*) nice scripts/cargo-deny.sh --version >"$logs/fetch-deny.log" 2>&1 & ;;
 esac
 for step in "$@"; do
     echo "== $step"

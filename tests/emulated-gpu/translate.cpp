@@ -3,6 +3,7 @@
 #include "translate.h"
 
 #include <cctype>
+#include <map>
 #include <stdexcept>
 #include <vector>
 
@@ -132,7 +133,7 @@ std::string unquote(const std::string& s) {
 
 class Translator {
  public:
-  explicit Translator(const std::string& source) : s(source) {}
+  explicit Translator(const std::string& source) : s(source), macros(defined(source)) {}
 
   Translation run() {
     for (size_t i = 0; i < s.size();) {
@@ -167,6 +168,7 @@ class Translator {
 
  private:
   const std::string& s;
+  const std::map<std::string, std::string> macros;
   Translation out;
   bool handled = false;
   std::vector<std::pair<size_t, std::string>> endings;
@@ -310,6 +312,43 @@ class Translator {
     }
   }
 
+  // Macros without parameters that the source defines itself: lists of operands are long.
+  std::string expand(const std::string& text, int depth = 0) {
+    if (depth > 8) throw std::runtime_error("macros in inline PTX that name each other");
+    std::string whole;
+    for (size_t i = 0; i < text.size();) {
+      size_t next = skip_opaque(text, i);
+      if (next == i && is_word(text[i])) {
+        const std::string word = word_at(text, i);
+        const auto macro = macros.find(word);
+        whole += macro == macros.end() ? word : expand(macro->second, depth + 1);
+        i += word.size();
+        continue;
+      }
+      if (next == i) next++;
+      whole += text.substr(i, next - i);
+      i = next;
+    }
+    return whole;
+  }
+  static std::map<std::string, std::string> defined(const std::string& source) {
+    std::map<std::string, std::string> all;
+    const std::string start = "#define ";
+    for (size_t at = source.find(start); at != std::string::npos; at = source.find(start, at + 1)) {
+      const std::string name = word_at(source, at + start.size());
+      size_t i = at + start.size() + name.size();
+      if (i >= source.size() || source[i] != ' ') continue;
+      std::string value;
+      for (; i < source.size() && source[i] != '\n'; i++) {
+        const bool goes_on = source.compare(i, 2, "\\\n") == 0;
+        value += goes_on ? ' ' : source[i];
+        i += goes_on;
+      }
+      all[name] = value;
+    }
+    return all;
+  }
+
   size_t inline_ptx(size_t at) {
     size_t i = skip_space(s, at + word_at(s, at).size());
     for (std::string word = word_at(s, i); word == "volatile" || word == "__volatile__"; word = word_at(s, i))
@@ -318,7 +357,7 @@ class Translator {
     size_t close = skip_brackets(s, i), end = skip_space(s, close);
     if (end >= s.size() || s[end] != ';') throw std::runtime_error("inline PTX that is no statement");
     // "::" is two empty separators.
-    std::string inside = strip_comments(s.substr(i + 1, close - i - 2)), spaced;
+    std::string inside = expand(strip_comments(s.substr(i + 1, close - i - 2))), spaced;
     for (size_t k = 0; k < inside.size();) {
       size_t next = skip_opaque(inside, k);
       if (next != k) {

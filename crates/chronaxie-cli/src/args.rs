@@ -91,8 +91,22 @@ pub(crate) struct Check {
     /// The seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Only every N-th case from the I-th on, as in 2/3: for several processes or machines
+    #[arg(long, value_name = "I/N", value_parser = part)]
+    pub part: Option<(usize, usize)>,
     #[command(flatten)]
     pub json: Json,
+}
+
+/// `2/3` as (2, 3).
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let read = || {
+        let (i, n) = text.split_once('/')?;
+        Some((i.parse().ok()?, n.parse().ok()?))
+    };
+    read()
+        .filter(|(i, n)| (1..=*n).contains(i))
+        .ok_or_else(|| format!("`{text}` is not I/N with I from 1 to N, as in 2/3"))
 }
 
 #[derive(Debug, Args)]
@@ -147,6 +161,10 @@ pub(crate) struct Compile {
     /// A spill is a failure
     #[arg(long)]
     pub deny_spills: bool,
+    /// For each architecture only every N-th specialisation of each source, at least one, and for the next architecture
+    /// others
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub one_in: u32,
     /// Write all cubins to one FILE, from which kernels run with the driver alone (CHRONAXIE_PACK)
     #[arg(long, value_name = "FILE")]
     pub pack: Option<PathBuf>,

@@ -71,6 +71,7 @@ pub(crate) fn run(args: &Check, common: &Common, out: &mut Out) -> Outcome {
     options.cases = select::cases(&entries, &args.cases)?;
     options.repeats = args.repeats as usize;
     options.seed = args.seed;
+    options.part = args.part;
     options.fall_back = args.backend == "auto";
     let targets = select::targets(&args.backend, common.quiet)?;
     let progress = Terminal::new(common.quiet);

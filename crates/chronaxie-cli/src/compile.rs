@@ -78,8 +78,14 @@ fn archs(args: &Compile, quiet: bool) -> Result<Vec<String>> {
     }
 }
 
+/// Of `n` specialisations of one source those that are compiled for the architecture of number `arch`: every `one_in`-th, at
+/// least one, and for the next architecture others.
+fn chosen(n: usize, arch: usize, one_in: usize) -> impl Iterator<Item = usize> {
+    (arch % one_in.min(n.max(1))..n).step_by(one_in)
+}
+
 /// What is to be compiled, each once.
-fn jobs(families: &[String], archs: &[String]) -> Result<Vec<Job>> {
+fn jobs(families: &[String], archs: &[String], one_in: usize) -> Result<Vec<Job>> {
     let mut seen = HashSet::new();
     let mut jobs = Vec::new();
     let all = registry::kernels();
@@ -88,11 +94,21 @@ fn jobs(families: &[String], archs: &[String]) -> Result<Vec<Job>> {
         return Err(registry::unknown(name, &names));
     }
     for (family, specs) in all.iter().filter(|(name, _)| families.is_empty() || families.iter().any(|f| f == name)) {
-        for spec in specs {
-            for arch in archs.iter().filter(|a| spec.archs.contains(a)) {
-                let key = spec.key(arch, &CompileOptions::default());
-                if seen.insert(key) {
-                    jobs.push(Job { family, spec: spec.clone(), arch: arch.clone(), key });
+        let mut specs: Vec<&Specialisation> = specs.iter().collect();
+        let kernels = |s: &Specialisation| (s.source.name.clone(), s.entries.clone());
+        specs.sort_by_key(|s| kernels(s));
+        for of_one_source in specs.chunk_by(|a, b| kernels(a) == kernels(b)) {
+            let number = |arch: &String| COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
+            let mut wanted = vec![Vec::new(); of_one_source.len()];
+            for arch in archs {
+                chosen(of_one_source.len(), number(arch), one_in).for_each(|i| wanted[i].push(arch));
+            }
+            for (spec, archs) in of_one_source.iter().copied().zip(wanted) {
+                for arch in archs.into_iter().filter(|a| spec.archs.contains(a)) {
+                    let key = spec.key(arch, &CompileOptions::default());
+                    if seen.insert(key) {
+                        jobs.push(Job { family, spec: spec.clone(), arch: arch.clone(), key });
+                    }
                 }
             }
         }
@@ -198,7 +214,7 @@ pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
         set_nvrtc_path(Some(path.clone()));
     }
     let archs = archs(args, common.quiet)?;
-    let jobs = jobs(&args.families, &archs)?;
+    let jobs = jobs(&args.families, &archs, args.one_in as usize)?;
     let progress = Terminal::new(common.quiet);
     let done = compile_all(&jobs, &progress)?;
     let rows = rows(&jobs, &done);
@@ -253,6 +269,20 @@ pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
 mod tests {
     use super::*;
     use chronaxie::cuda::{Constant, KernelSource};
+
+    #[test]
+    fn a_sample_has_something_of_every_source_and_everything_in_turn() {
+        for n in 1..9 {
+            let of = |arch| chosen(n, arch, 4).collect::<Vec<_>>();
+            assert!((0..6).all(|arch| !of(arch).is_empty()), "{n}");
+            let mut all: Vec<usize> = (0..4).flat_map(of).collect();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all, (0..n).collect::<Vec<_>>());
+            assert_eq!(chosen(n, 5, 1).count(), n);
+        }
+        assert_eq!(chosen(0, 3, 4).count(), 0);
+    }
 
     #[test]
     fn sources_are_named_by_their_constants() {

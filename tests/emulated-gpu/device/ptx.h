@@ -178,6 +178,23 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& r0, u32& r1, u32
   load_matrices<true>("ldmatrix.x4.trans", r0, r1, r2, r3, from);
 }
 
+// A matrix of 8 x 8 whose row i is in lanes 4 i to 4 i + 3, two numbers each, turned.
+inline void movmatrix_sync_aligned_m8n8_trans_b16(u32& d, u32 a) {
+  struct Part {
+    u32 a, d;
+  } mine = {a, 0};
+  machine->warp(~0u, "movmatrix", &mine, [](void** lanes, unsigned) {
+    u16 x[8][8];
+    for (int lane = 0; lane < 32; lane++)
+      for (int e = 0; e < 2; e++) x[lane / 4][lane % 4 * 2 + e] = (u16)(((Part*)lanes[lane])->a >> 16 * e);
+    for (int lane = 0; lane < 32; lane++) {
+      const int g = lane / 4, p = lane % 4 * 2;
+      ((Part*)lanes[lane])->d = (u32)x[p + 1][g] << 16 | x[p][g];
+    }
+  });
+  d = mine.d;
+}
+
 // --- loads and stores; those that order memory are where threads wait for each other
 #define EMU_LOADS(name, T)                                   \
   template <class D>                                         \
