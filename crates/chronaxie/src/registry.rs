@@ -72,3 +72,21 @@ pub fn unknown(name: &str, names: &[&str]) -> Error {
     let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
     Error::config(format!("family `{name}` is not one of {}{hint}", names.join(", ")))
 }
+
+#[cfg(all(test, feature = "train"))]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::op::{CaseSet, PlanOptions};
+
+    #[test]
+    fn every_family_refuses_a_variant_that_it_has_not() {
+        for e in entries() {
+            let case = e.cases(CaseSet::Check).remove(0);
+            let problem = e.problem(&case).unwrap();
+            let options = PlanOptions { variant: Some("abacus".to_owned()), ..PlanOptions::default() };
+            let Err(why) = problem.plan(&Device::Cpu, &options) else { panic!("{} takes any variant", e.name()) };
+            assert!(why.to_string().contains("variant `abacus`"), "{}: {why}", e.name());
+        }
+    }
+}
