@@ -57,7 +57,8 @@ def run(command, tree):
     options = f"--quiet --profile {PROFILE} {' '.join(QUICK)}"
     written = command
     command = command.replace("cargo run --release --", f"cargo run {options} --")
-    command = command.replace("cargo test ", f"cargo test {options} ")
+    for verb in ("test", "clippy"):
+        command = command.replace(f"cargo {verb} ", f"cargo {verb} {options} ")
     print(f"$ {written}", flush=True)
     began = time.monotonic()
     # The toy layer needs no speed, and building does.
