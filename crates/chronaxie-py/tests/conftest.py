@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 
 import pytest
 import torch
@@ -38,6 +39,9 @@ def _seed():
     torch.manual_seed(0)
     # cuDNN's recurrent layers and convolutions round to 10 bits otherwise, where they are held against our float32.
     torch.backends.cudnn.allow_tf32 = False
+    # A function is compiled anew eight times in a process at most, all tests together.
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def distance(ours, law):

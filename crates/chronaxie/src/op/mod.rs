@@ -311,6 +311,14 @@ impl PlanOptions {
             None => Ok(()),
         }
     }
+    /// The same for an entry with one way on each kind of device.
+    #[cfg(feature = "optim")]
+    pub(crate) fn one_way(&self, entry: &str, device: &Device) -> Result<()> {
+        match device {
+            Device::Cpu => self.only("simd", entry, "the CPU"),
+            Device::Cuda(_) => self.only("simt", entry, "a CUDA device"),
+        }
+    }
 }
 
 /// An operation of given sizes and options.

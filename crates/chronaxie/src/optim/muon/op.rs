@@ -21,6 +21,7 @@ impl Problem for Muon {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
+        options.one_way(self.entry(), device)?;
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
             Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),

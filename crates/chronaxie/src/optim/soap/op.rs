@@ -20,6 +20,7 @@ impl Problem for Soap {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
+        options.one_way(self.entry(), device)?;
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
             Device::Cuda(_) => Err(no_gpu()),

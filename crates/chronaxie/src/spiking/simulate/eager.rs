@@ -204,7 +204,7 @@ impl<'a> Eager<'a> {
             for i in 0..self.synapses.len() {
                 let s = &self.synapses[i];
                 let rule = self.rule(s);
-                let described = self.described(s);
+                let described = self.law(s);
                 let (Some(h), true) = (described.homeostasis, rule.scaling == Some(k)) else { continue };
                 let bounds = described.bounds().unwrap_or((rule.low.into(), rule.high.into()));
                 let count = self.counts[k][s.target as usize];

@@ -18,15 +18,10 @@ impl Problem for LinearHead {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.build()?;
+        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => {
-                options.only("simd", self.entry(), "the CPU")?;
-                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
-            }
-            Device::Cuda(device) => {
-                options.only("simt", self.entry(), "a CUDA device")?;
-                Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?))
-            }
+            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {

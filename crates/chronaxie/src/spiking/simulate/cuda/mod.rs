@@ -30,9 +30,14 @@ use std::sync::Arc;
 const LOG: usize = 1 << 18;
 /// Spikes that are copied at a time.
 const COPY: usize = 1 << 20;
-/// Steps of a launch. Its spikes are put in order while the next one runs, and those of the last while nothing does: of the
-/// microcircuit 25 a step, of some ten ns each, where a launch more takes some 20 us.
-const PIECE: u64 = 512;
+/// Steps of a launch, at least.
+const PIECE: u64 = 128;
+
+/// Steps of the next launch of a chunk that has `left` steps. Spikes of a launch are put in order while the next one runs, and
+/// those of the last while nothing does, so that one is short; and there are few, since each takes some 50 us more.
+fn piece(left: u64) -> u64 {
+    (left / 3 * 2).clamp(PIECE, MOST_STEPS).min(left)
+}
 
 /// Runs a plan on a CUDA device.
 pub struct CudaEngine<'a> {
@@ -159,7 +164,7 @@ impl<'a> CudaEngine<'a> {
             .u64(self.result.address())
             .u64(from)
             .u64(self.capacity as u64)
-            .u64(steps.min(MOST_STEPS));
+            .u64(steps);
         let config = LaunchConfig {
             cooperative: true,
             shared_bytes: self.config.shared_bytes(),
@@ -218,7 +223,7 @@ impl<'a> CudaEngine<'a> {
         let mut turn = 0;
         while self.step < to {
             let from = self.step;
-            let steps = PIECE.min(to - from);
+            let steps = piece(to - from);
             self.launch(from, steps, turn)?;
             if let Some((turn, count, from, steps)) = waiting.take() {
                 self.collect(turn, count, from, steps, spikes)?;
