@@ -2,6 +2,7 @@
 
 use super::{AnalyzeOptions, RunOptions, analyze, run};
 use crate::config::Config;
+use crate::data::npz;
 use crate::progress::Silent;
 use crate::{Backend, ErrorKind};
 
@@ -63,6 +64,15 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
     assert_eq!((bare.populations[0].network.clone(), bare.out.clone()), (None, None));
     alone.discard_ms = None;
     assert_eq!(analyze(&alone).unwrap().spikes, report.spikes);
+    // The same of the Parquet file, and where a folder has that one alone.
+    let mut other = alone.clone();
+    other.recording = folder.join("spikes.parquet");
+    let flat = analyze(&other).unwrap();
+    assert_eq!((flat.populations, flat.stop_ms), (analyze(&alone).unwrap().populations, 400.0));
+    std::fs::rename(folder.join("spikes.npz"), folder.join("elsewhere.npz")).unwrap();
+    let again = analyze(&AnalyzeOptions::new(&folder)).unwrap();
+    assert_eq!((&again.populations, again.recording), (&found.populations, other.recording.clone()));
+    std::fs::rename(folder.join("elsewhere.npz"), folder.join("spikes.npz")).unwrap();
     alone.discard_ms = Some(400.0);
     assert_eq!(
         analyze(&alone).unwrap().notes,
@@ -80,10 +90,11 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
     assert!(analyze(&alone).unwrap_err().to_string().contains("populations of [81, 20] cells"));
 
     // Bytes that are damaged, cut off, or none of a recording: a sentence, and never a panic.
-    let good = std::fs::read(folder.join("spikes.npz")).unwrap();
-    let bad = folder.join("bad.npz");
     let mut rng = crate::rng::Rng::new(3, 0);
-    for _ in 0..300 {
+    for i in 0..600 {
+        let kind = if i % 2 == 0 { "npz" } else { "parquet" };
+        let good = std::fs::read(folder.join("spikes").with_extension(kind)).unwrap();
+        let bad = folder.join("bad").with_extension(kind);
         let mut bytes = good.clone();
         bytes.truncate(rng.below(good.len() as u64) as usize);
         std::fs::write(&bad, &bytes).unwrap();
@@ -95,6 +106,20 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
         std::fs::write(&bad, &bytes).unwrap();
         let _ = analyze(&AnalyzeOptions::new(&bad));
     }
+    // A file of 400 KB whose analysis would take 107 TB.
+    let mut out = npz::Writer::new(std::io::Cursor::new(Vec::new()));
+    out.array("step", "<u8", &[0], []).unwrap();
+    out.array("neuron", "<u4", &[0], []).unwrap();
+    out.array("population_sizes", "<u4", &[100_000], [Ok(vec![0; 400_000])]).unwrap();
+    for (name, value) in [("dt", 0.1), ("start", 0.0), ("stop", 26_843_545.6)] {
+        out.array(name, "<f8", &[], [Ok(f64::to_le_bytes(value).to_vec())]).unwrap();
+    }
+    let bad = folder.join("claims.npz");
+    std::fs::write(&bad, out.finish().unwrap().into_inner()).unwrap();
+    let mut claims = AnalyzeOptions::new(&bad);
+    claims.bin_ms = 0.1;
+    let e = analyze(&claims).unwrap_err();
+    assert!(e.to_string().contains("in 100000 populations, in 268435456 bins, needs 107"), "{e}");
     let e = analyze(&AnalyzeOptions::new(folder.join("nothing"))).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::Io), "{e}");
     std::fs::remove_dir_all(&folder).unwrap();
