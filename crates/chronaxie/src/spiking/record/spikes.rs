@@ -197,7 +197,10 @@ impl SpikeLog {
             if step.len() >= GROUP || left == 0 {
                 let population = Column::Text(&names, &of);
                 out.group(&[Column::F64(&time), Column::U64(&step), Column::U32(&cell), population])?;
-                (time.clear(), step.clear(), cell.clear(), of.clear());
+                time.clear();
+                step.clear();
+                cell.clear();
+                of.clear();
             }
         }
         let sizes: Vec<String> = network.populations.iter().map(|p| p.size.to_string()).collect();
