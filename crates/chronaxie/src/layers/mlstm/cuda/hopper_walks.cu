@@ -63,17 +63,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
       const i64 first = chain.from + (i64)c * kRows;
       const int count = (int)min(chain.len - (i64)c * kRows, (i64)kRows);
       const bool last = p % 2;
+      auto bring = [&](char* at, int slices, const Tokens& y, int bit, i64 d, i64 width) {
+        Source s = tokens_at(x, y, bit, chain, first, d, count, width);
 #pragma unroll 1
-      for (int s = 0; s < kSlices; ++s)
-        fetch_slice(to + s * kSlice, tokens_at(x, last ? into : reads, last ? kIntoBit : kReads, chain, first, 64 * s, count, columns_all));
-      if (last) {
-#pragma unroll 1
-        for (int s = 0; s < (kRated ? 2 : 1) * kOwn; ++s) {
-          const bool of_own = s >= kOwn;
-          const int nth = of_own ? s - kOwn : s;
-          fetch_slice(of_own ? begin + kOwnAt + nth * kSlice : to + (kSlices + nth) * kSlice,
-                      tokens_at(x, of_own ? own : rows, of_own ? kOfOwn : kOfRows, chain, first, r0 + 64 * nth, count, rows_all));
+        for (int nth = 0; nth < slices; ++nth, at += kSlice) {
+          fetch_slice(at, s);
+          s.data += 64 * s.step;
+          s.columns -= 64;
         }
+      };
+      bring(to, kSlices, last ? into : reads, last ? kIntoBit : kReads, 0, columns_all);
+      if (last) {
+        bring(to + kSlices * kSlice, kOwn, rows, kOfRows, r0, rows_all);
+        if (kRated) bring(begin + kOwnAt, kOwn, own, kOfOwn, r0, rows_all);
         return;
       }
       const char* record = record_of(x, chain.nth, c);
@@ -148,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
 #pragma unroll 1
   for (int i = 0; i < chunks; ++i) {
     // What follows from these is made each time, and not kept.
-    asm volatile("" : "+r"(lane), "+r"(warp));
+    asm volatile("" : "+r"(lane), "+r"(warp), "+l"(begin));
     const int c = kBack ? chunks - 1 - i : i, p = 2 * i;
     const int place_r = p % kRing, place_w = (p + 1) % kRing;
     const unsigned reads = shared_at(begin) + place_r * kHold, into = shared_at(begin) + place_w * kHold;
@@ -218,6 +220,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
           const float* by = reading + 16 * e + lane % 4 * 2;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
+            asm volatile("" : "+r"(lane));
             const unsigned w = rounded(*reinterpret_cast<const float2*>(by + 8 * half));
             const float2 one = unpack<kBf16>(times<kBf16>(own[2 * half], w)), two = unpack<kBf16>(times<kBf16>(own[2 * half + 1], w));
             const auto& with = out[2 * e + half];
