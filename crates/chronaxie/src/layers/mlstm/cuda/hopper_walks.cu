@@ -14,9 +14,9 @@
 // comes by the state are sums of products as they change the state, weights rounded as there, and the state read in two parts
 // (hopper_pairs.cu says why).
 //
-// At 8 heads, 256 / 512, 65536 tokens: roles 0 and 1 read 1.6 GB and write 0.3, 0.45 ms at 4.28 TB/s, and bring 152 KB a chunk and
-// block from L2, 5 GB, 0.9 ms at 5.5 TB/s, which holds them: 2.1 MFLOP of 16 a chunk and block are 0.3 ms of tensor cores. Role 2 is
-// 0.38 and 0.54 ms.
+// At 8 heads, 256 / 512, 65536 tokens: roles 0 and 1 read 1.6 GB and write 0.3, 0.45 ms at 4.28 TB/s; a chunk and block is 152 KB
+// from L2, 5 GB, 0.9 ms at 5.5 TB/s, which holds them; and 13 MFLOP, 0.43 TFLOP, 0.55 ms at 0.79 PFLOP/s. Role 2: 0.38 ms of
+// memory, 0.54 of L2, 0.39 of tensor cores. Not timed yet.
 #include "hopper_walks.cuh"
 
 constexpr bool kBack = kRole > 0, kRated = kRole < 2;
