@@ -34,3 +34,4 @@ constexpr int kDtype = 2;
 constexpr int kEdge = 128;
 constexpr int kColumns = 256;
 constexpr int kState = 0;
+constexpr int kRole = 0;

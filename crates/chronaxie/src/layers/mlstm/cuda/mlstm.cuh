@@ -37,6 +37,8 @@ struct Call {
   float *ahead_c, *ahead_n;  // [chains, K, V], [chains, K]: the state behind a window
   float *rate_q, *rate_i;  // [B, NH, T]: q.dq and k.dk
   double* products;        // [chains, segments]: <C, dC> + <n, dn> behind a segment
+  // Backward by chains: [chains, chunks] records. There rate_q and rate_i are [chains, chunks, parts, 64], products [chains, parts].
+  char* records;
   i64 heads, steps, dk, dv, length, chains, chunks, window, windows;
   i64 segment, segments;         // chunks of a segment of tokens; segments of a chain
   i64 plain;                     // bits of q, k, v, h, grad_h, grad_q, grad_k, grad_v: rows of 16-byte pieces

@@ -17,6 +17,8 @@ use tune::{CHAIN_THREADS, Config, Tiles, Wish, chains};
 
 /// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
+/// Bytes of what is known of a chunk before any state is, as `kRecord` in hopper_walks.cuh.
+const RECORD: usize = 17920;
 
 /// `Tokens` of mlstm.cuh.
 #[repr(C)]
@@ -64,8 +66,8 @@ struct Call {
     rates: [u64; 2],
     /// grad_c, grad_n, carry_c, carry_n, excess.
     grads: [u64; 5],
-    /// column, until, before, ahead_c, ahead_n, rate_q, rate_i, products.
-    tensor: [u64; 8],
+    /// column, until, before, ahead_c, ahead_n, rate_q, rate_i, products, records.
+    tensor: [u64; 9],
     /// heads, steps, dk, dv, length, chains, chunks, window, windows, segment, segments.
     sizes: [i64; 11],
     /// A bit for each tensor whose rows can be copied in pieces of 16 bytes.
@@ -125,7 +127,13 @@ impl PassPlan {
         let tokens = p.batch * p.heads * p.steps;
         let only = |there: bool, n: usize| if there { n } else { 0 };
         let on_tensor_cores = tiles.is_some();
-        if let Some((_, shared)) = config.chain_shape(p) {
+        let by_chains = config.chains.is_some();
+        if by_chains && backward {
+            kernels[2].set_max_dynamic_shared(Config::pairs_shared() as u32)?;
+            for role in 0..3 {
+                kernels[3 + role].set_max_dynamic_shared(Config::walk_shape(p, role).1 as u32)?;
+            }
+        } else if let Some((_, shared)) = config.chain_shape(p) {
             kernels[2].set_max_dynamic_shared(shared as u32)?;
         } else if let Some(t) = tiles {
             let dynamic = |shared: (usize, usize)| shared.0 as u32;
@@ -138,14 +146,19 @@ impl PassPlan {
             }
         }
         let states = if on_tensor_cores { p.dtype } else { Dtype::F32 };
-        let kept = if config.chains.is_some() { 0 } else { chains * (window + 1) };
+        let kept = if by_chains { 0 } else { chains * (window + 1) };
+        let back = only(backward && !by_chains, chains * window);
+        // By chains only what the gauge of the first state is owed needs that state's gradient.
+        let carry = only(backward && (!by_chains || (p.has_gauge() && p.initial_state)), chains);
         let started = only(backward && windows > 1, chains * windows);
         // The kernels on tensor cores need no m that nobody reads.
         let own_gauge = !backward && !p.backward && p.has_gauge() && !on_tensor_cores;
         let with_n = p.normalize || !on_tensor_cores;
         let ahead = only(on_tensor_cores && windows > 1, chains);
-        let rates = only(on_tensor_cores && backward, tokens);
-        let products = chains * chunks.div_ceil(Config::segment());
+        let parts = only(by_chains, Config::walk_parts(p));
+        let rates = only(on_tensor_cores && backward, if by_chains { chains * chunks * 64 * parts } else { tokens });
+        let products = if by_chains { chains * parts } else { chains * chunks.div_ceil(Config::segment()) };
+        let given = backward && with_n && !by_chains;
         let mut layout = Layout::new(gap);
         let list = [
             ("gauge", Dtype::F32, only(own_gauge, tokens)),
@@ -156,12 +169,12 @@ impl PassPlan {
             ("states_n", Dtype::F32, only(with_n, kept * k)),
             ("starts_c", Dtype::F32, started * kv),
             ("starts_n", Dtype::F32, started * k),
-            ("inverse", Dtype::F32, only(backward && with_n, tokens)),
-            ("grad_l", Dtype::F32, only(backward && with_n, tokens)),
-            ("grads_c", states, only(backward, chains * window * kv)),
-            ("grads_n", Dtype::F32, only(backward && with_n, chains * window * k)),
-            ("carry_c", Dtype::F32, only(backward, chains * kv)),
-            ("carry_n", Dtype::F32, only(backward, chains * k)),
+            ("inverse", Dtype::F32, only(given, tokens)),
+            ("grad_l", Dtype::F32, only(given, tokens)),
+            ("grads_c", states, back * kv),
+            ("grads_n", Dtype::F32, only(with_n, back * k)),
+            ("carry_c", Dtype::F32, carry * kv),
+            ("carry_n", Dtype::F32, carry * k),
             ("excess", Dtype::F64, only(backward, chains)),
             ("column", Dtype::F32, only(on_tensor_cores, tokens)),
             ("until", Dtype::F32, only(on_tensor_cores, tokens)),
@@ -171,6 +184,7 @@ impl PassPlan {
             ("rate_q", Dtype::F32, rates),
             ("rate_i", Dtype::F32, rates),
             ("products", Dtype::F64, only(on_tensor_cores && backward, products)),
+            ("records", Dtype::F32, only(by_chains && backward, chains * chunks * RECORD / 4)),
         ];
         let push = |(name, dtype, n)| layout.push(name, dtype, n);
         let regions = list.into_iter().map(push).collect::<Result<_>>()?;
@@ -210,7 +224,7 @@ impl PassPlan {
             kept: [at(4), at(5), at(6), at(7)],
             rates: [at(8), at(9)],
             grads: [at(10), at(11), at(12), at(13), at(14)],
-            tensor: [15, 16, 17, 18, 19, 20, 21, 22].map(at),
+            tensor: [15, 16, 17, 18, 19, 20, 21, 22, 23].map(at),
             sizes: all,
             plain: plain.fold(0, |bits, (bit, _)| bits | 1 << bit),
             options: [!p.has_gauge(), p.normalize, through].map(i64::from),
@@ -296,6 +310,25 @@ impl PassPlan {
         launch(gates(0, warps(chains * chunks)))?;
         if p.has_gauge() {
             launch(gates(1, warps(chains)))?;
+        }
+        if backward && self.config.chains.is_some() {
+            let each = (chunks as u32, chains as u32);
+            let one = |kernel| Launch { threads: 128, ..gates(kernel, each) };
+            launch(Launch { shared: Config::pairs_shared() as u32, ..one(2) })?;
+            for role in (0..3).filter(|role| *role < 2 || p.wants.inputs) {
+                let (blocks, shared) = Config::walk_shape(p, role);
+                let (grid, shared) = ((blocks as u32, chains as u32), shared as u32);
+                launch(Launch { threads: CHAIN_THREADS, shared, ..gates(3 + role, grid) })?;
+            }
+            if p.wants.gates || p.has_gauge() {
+                launch(one(6))?;
+                launch(gates(7, warps(chains)))?;
+                launch(gates(8, warps(chains * chunks)))?;
+            }
+            if p.has_gauge() && (p.last_state || p.initial_state) {
+                launch(gates(9, (chains as u32, 1)))?;
+            }
+            return Ok(());
         }
         if let Some((blocks, shared)) = self.config.chain_shape(p) {
             let (grid, threads, shared) = ((blocks as u32, chains as u32), CHAIN_THREADS, shared as u32);

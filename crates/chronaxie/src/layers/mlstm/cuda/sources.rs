@@ -1,6 +1,6 @@
 //! The sources of the kernels, what they are compiled for, and those of a pass.
 
-use super::tune::{Config, Tiles};
+use super::tune::{Config, Tiles, walk_columns};
 use crate::layers::mlstm::spec::Mlstm;
 use crate::{Dtype, Result, kernels};
 use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, Specialisation};
@@ -18,6 +18,10 @@ const HOPPER_BACKWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_backward.cu", include_str!("hopper_backward.cu"));
 const HOPPER_CHAINS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_chains.cu", include_str!("hopper_chains.cu"));
+const HOPPER_PAIRS: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_pairs.cu", include_str!("hopper_pairs.cu"));
+const HOPPER_WALKS: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_walks.cu", include_str!("hopper_walks.cu"));
 const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
 pub(super) const HEADERS: &[Header] = &[SHARED];
 const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
@@ -32,6 +36,7 @@ const CHAIN_HEADERS: &[Header] = &[
     kernels::WGMMA,
     kernels::BARRIERS,
     ("hopper_chains.cuh", include_str!("hopper_chains.cuh")),
+    ("hopper_walks.cuh", include_str!("hopper_walks.cuh")),
 ];
 const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
 const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
@@ -43,6 +48,8 @@ const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
 const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
 
 const CHAIN_ENTRIES: [&str; 1] = ["hopper_forward"];
+const PAIR_ENTRIES: [&str; 4] = ["chain_pairs", "chain_rates", "chain_totals", "chain_gates"];
+const WALK_ENTRIES: [&str; 1] = ["hopper_walk"];
 
 /// The element types of q, k, v and h, as `kDtype` in the kernels.
 pub(super) fn dtype_code(dtype: Dtype) -> i32 {
@@ -80,12 +87,29 @@ fn hopper(source: KernelSource, entries: &[&'static str], dtype: Dtype, columns:
     spec
 }
 
-/// The kernels that go through whole chains.
-fn by_chains(dtype: Dtype, columns: usize) -> Specialisation {
-    let mut spec = tensor(HOPPER_CHAINS, &CHAIN_ENTRIES, dtype, 64, columns);
+/// The kernels that go through whole chains, and those around them.
+fn of_chains(source: KernelSource, entries: &[&'static str], dtype: Dtype, columns: usize) -> Specialisation {
+    let mut spec = tensor(source, entries, dtype, 64, columns);
     spec.headers = CHAIN_HEADERS;
     spec.archs = Archs::Only(&["sm_90a"]);
     spec
+}
+
+/// That of h.
+fn by_chains(dtype: Dtype, columns: usize) -> Specialisation {
+    of_chains(HOPPER_CHAINS, &CHAIN_ENTRIES, dtype, columns)
+}
+
+/// That of the gradient of q, k or v: `role` 0 to 2.
+fn walk(dtype: Dtype, columns: usize, role: usize) -> Specialisation {
+    let mut spec = of_chains(HOPPER_WALKS, &WALK_ENTRIES, dtype, columns);
+    spec.constants.push(("kRole", (role as i32).into()));
+    spec
+}
+
+/// What runs before and behind those.
+fn around_walks(dtype: Dtype) -> Specialisation {
+    of_chains(HOPPER_PAIRS, &PAIR_ENTRIES, dtype, 64)
 }
 
 /// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
@@ -103,6 +127,10 @@ pub(in super::super) fn specialisations() -> Vec<Specialisation> {
         list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
         list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
         list.push(by_chains(bf16, columns));
+    }
+    list.push(around_walks(bf16));
+    for (columns, role) in [(512, 0), (512, 1), (256, 2), (256, 0), (256, 1), (128, 2)] {
+        list.push(walk(bf16, columns, role));
     }
     list
 }
@@ -129,7 +157,19 @@ pub(super) fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Ar
     list.push(device.kernel(&small, "gate_scan")?);
     list.push(device.kernel(&small, "gate_carry")?);
     if let Some(columns) = config.chains {
-        list.push(device.kernel(&by_chains(p.dtype, columns), CHAIN_ENTRIES[0])?);
+        if !backward {
+            list.push(device.kernel(&by_chains(p.dtype, columns), CHAIN_ENTRIES[0])?);
+            return Ok(list);
+        }
+        let around = around_walks(p.dtype);
+        list.push(device.kernel(&around, PAIR_ENTRIES[0])?);
+        for role in 0..3 {
+            list.push(device.kernel(&walk(p.dtype, walk_columns(p, role), role), WALK_ENTRIES[0])?);
+        }
+        for entry in &PAIR_ENTRIES[1..] {
+            list.push(device.kernel(&around, entry)?);
+        }
+        list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
         return Ok(list);
     }
     if tiles.hopper_states() {

@@ -51,7 +51,8 @@ pub struct Config {
     pub window: usize,
     /// Windows.
     pub windows: usize,
-    /// Where one kernel goes through whole chains, and keeps no states: its columns of queries, `kColumns` there.
+    /// Where kernels go through whole chains, and keep no states: columns of queries forward, and backward those of the states
+    /// that the gradients of q and k take, `kColumns` there.
     pub chains: Option<usize>,
 }
 
@@ -82,7 +83,7 @@ enum Path {
     Simt,
     Mma,
     Wgmma,
-    /// Forward by chains; backward as `Wgmma`.
+    /// By chains.
     Chains,
 }
 
@@ -244,12 +245,23 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
     None
 }
 
-/// The columns of queries of the kernel that goes through whole chains, if it is to run.
+/// Columns of the state of the backward kernel by chains that makes the gradient of q, k or v (`role` 0 to 2), as `kColumns`
+/// there: it has whole rows, of v's size or, for the gradient of v, of k's.
+pub(super) fn walk_columns(p: &Mlstm, role: usize) -> usize {
+    let width = if role < 2 { p.dv } else { p.dqk };
+    width.next_power_of_two().clamp(128, 512)
+}
+/// Rows of the state of one of its blocks.
+fn walk_rows(p: &Mlstm, role: usize) -> usize {
+    if walk_columns(p, role) > 256 { 64 } else { 128 }
+}
+
+/// The columns of the kernels that go through whole chains, as [`Config::chains`] has them, if they are to run.
 fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, able: bool) -> Result<Option<usize>> {
-    if backward || !able {
+    if !able {
         return Ok(None);
     }
-    let fits = p.dqk <= 256 && p.chunk.is_none_or(|c| c == CHAIN_TOKENS);
+    let fits = (backward || p.dqk <= 256) && p.chunk.is_none_or(|c| c == CHAIN_TOKENS);
     if wish.path == Some(Path::Chains) && !fits {
         return Err(Error::config(format!(
             "{}: variant chains takes heads of q and k of at most 256 and chunks of {CHAIN_TOKENS} tokens, not {} and {}",
@@ -259,10 +271,12 @@ fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, ab
         )));
     }
     // A block has a multiprocessor to itself, and goes through a chain alone: there must be blocks for most of them.
-    let blocks = chains(p) * p.dv.div_ceil(CHAIN_COLUMNS);
+    let across = if backward { p.dqk.div_ceil(walk_rows(p, 0)) } else { p.dv.div_ceil(CHAIN_COLUMNS) };
+    let blocks = chains(p) * across;
     let pays = props.compute_capability == (9, 0) && p.dqk.max(p.dv) > 64 && 4 * blocks >= 3 * props.sm_count as usize;
     let chosen = fits && (wish.path == Some(Path::Chains) || (wish.path.is_none() && pays));
-    Ok(chosen.then(|| if p.dqk > 128 { 256 } else { p.dqk.next_multiple_of(64) }))
+    let columns = || if p.dqk > 128 { 256 } else { p.dqk.next_multiple_of(64) };
+    Ok(chosen.then(|| if backward { walk_columns(p, 0) } else { columns() }))
 }
 
 impl Config {
@@ -330,6 +344,22 @@ impl Config {
         let shared = |columns: usize| 1024 + 8192 * (2 * (columns / 64) + 3 * (columns / 64 + 2) + 1);
         self.chains.map(|columns| (p.dv.div_ceil(CHAIN_COLUMNS), shared(columns)))
     }
+    /// Backward by chains: the blocks of a chain of `role` as in [`walk_columns`], and their dynamic shared memory.
+    pub(super) fn walk_shape(p: &Mlstm, role: usize) -> (usize, usize) {
+        let (columns, rows) = (walk_columns(p, role), walk_rows(p, role));
+        // Slices of 64 tokens and 64 columns: three places, what q.dq and k.dk are made of, and two chunks' weights.
+        let own = if role < 2 { rows / 64 } else { 0 };
+        let shared = 1024 + 8192 * (3 * (columns + rows) / 64 + own) + 2 * 784 + 48;
+        (if role < 2 { p.dqk } else { p.dv }.div_ceil(rows), shared)
+    }
+    /// Dynamic shared memory of the kernel that makes a chunk's pairs before them: four places of two slices.
+    pub(super) const fn pairs_shared() -> usize {
+        1024 + 4 * 2 * 8192
+    }
+    /// Warps of a chain that have parts of q.dq each, as `parts_of` in hopper_walks.cuh.
+    pub(super) fn walk_parts(p: &Mlstm) -> usize {
+        8 * Self::walk_shape(p, 0).0
+    }
     /// Chunks of the longest sequence that there may be.
     pub(super) fn chunks(&self, p: &Mlstm) -> usize {
         p.steps.div_ceil(self.length).max(1)
@@ -387,10 +417,17 @@ mod tests {
         assert_eq!(of(forward, &DeviceProps::SM_90), "chains:n256 chunk=64 threads=384");
         let wgmma = choose(large, Dtype::Bf16, forward, &DeviceProps::SM_90, Some("wgmma")).unwrap();
         assert_eq!(wgmma, "wgmma:c256g3s128r3 chunk=128 window=32 threads=256");
-        assert_eq!(of(backward, &DeviceProps::SM_90), "wgmma:c256g3s128r3 chunk=128 window=22 threads=256");
+        assert_eq!(of(backward, &DeviceProps::SM_90), "chains:n512 chunk=64 threads=384");
+        let wgmma = choose(large, Dtype::Bf16, backward, &DeviceProps::SM_90, Some("wgmma")).unwrap();
+        assert_eq!(wgmma, "wgmma:c256g3s128r3 chunk=128 window=22 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_80), "mma:e128c128g4s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(forward, &DeviceProps::SM_89), "mma:e128c128g2s128r4 chunk=128 window=32 threads=256");
         assert_eq!(of(backward, &DeviceProps::SM_120), "mma:e64c64g2s128r4 chunk=64 window=26 threads=128");
+        for (k, v) in [(16, 16), (128, 256), (256, 512), (512, 512), (512, 16)] {
+            let p = Mlstm::new(Gate::Sigmoid, [1, 1, 64, k, v]);
+            let most = DeviceProps::SM_90.shared_per_block_optin as usize;
+            assert!((0..3).all(|role| Config::walk_shape(&p, role).1 <= most), "{k} {v}");
+        }
         let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
         assert!(few.contains("s64"), "few chains have small tiles: {few}");
     }
