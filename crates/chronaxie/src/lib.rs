@@ -10,6 +10,8 @@ pub mod data;
 pub mod kernels;
 #[cfg(feature = "layers")]
 pub mod layers;
+#[cfg(feature = "spiking")]
+mod memory;
 pub mod op;
 #[cfg(feature = "optim")]
 pub mod optim;

@@ -29,6 +29,12 @@ fn csv() {
     replay("csv", readers::csv);
 }
 
+#[cfg(feature = "spiking")]
+#[test]
+fn parquet() {
+    replay("parquet", readers::parquet);
+}
+
 #[test]
 fn config() {
     replay("config", readers::config);

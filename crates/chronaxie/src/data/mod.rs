@@ -13,6 +13,8 @@ mod batch;
 pub mod csv;
 #[cfg(feature = "spiking")]
 pub mod npz;
+#[cfg(feature = "spiking")]
+pub mod parquet;
 mod source;
 pub mod uea;
 

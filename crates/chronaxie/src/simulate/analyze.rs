@@ -1,13 +1,14 @@
 //! What a recording is like: `chronaxie analyze`.
 
 use super::pictures;
-use crate::config::Config;
-use crate::data::npz;
+use crate::config::{Config, quote};
+use crate::data::{npz, parquet};
 use crate::report::RunFolder;
 use crate::report::figure::{Axes, Figure, Mark};
 use crate::spiking::Plan;
 use crate::spiking::analysis::{self, Analysis, Graph, Measures, Options, Trains};
 use crate::spiking::network::read::read;
+use crate::spiking::record::columns;
 use crate::spiking::simulate::Spike;
 use crate::{Error, Result};
 use serde::Serialize;
@@ -20,7 +21,7 @@ const MOST_BINS: u64 = 1 << 28;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AnalyzeOptions {
-    /// The folder of a run, or an `.npz` of spikes.
+    /// The folder of a run, or an `.npz` or `.parquet` of spikes.
     pub recording: PathBuf,
     /// The configuration of the network [default: that of the run's folder].
     pub network: Option<PathBuf>,
@@ -110,7 +111,11 @@ struct Recording {
 /// `Data` and `Io` of the recording, `Config` of the network and of widths that make no bins.
 pub fn analyze(options: &AnalyzeOptions) -> Result<AnalysisReport> {
     let folder = options.recording.is_dir().then_some(options.recording.as_path());
-    let file = folder.map_or(options.recording.clone(), |f| f.join("spikes.npz"));
+    let file = folder.map_or(options.recording.clone(), |f| {
+        // A long recording is in Parquet alone.
+        let names = ["spikes.npz", "spikes.parquet"].map(|name| f.join(name));
+        names.iter().find(|path| path.is_file()).unwrap_or(&names[0]).clone()
+    });
     let mut notes = Vec::new();
     let beside = folder.map(|f| f.join("config.toml")).filter(|f| f.is_file());
     let settings = match (&options.network, &beside) {
@@ -206,11 +211,11 @@ pub fn analyze(options: &AnalyzeOptions) -> Result<AnalysisReport> {
 fn load(path: &Path) -> Result<Recording> {
     let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, &e))?;
     let refuse = |what: String| Error::data(path, None, what);
-    let names = ["step", "neuron", "population", "population_sizes", "dt", "start", "stop"];
-    let mut arrays = npz::parse_some(&bytes, path, &names)?;
+    let parquet = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"));
+    let (mut arrays, words) = if parquet { from_parquet(&bytes, path)? } else { from_npz(&bytes, path)? };
     let mut take = |name: &str| {
         let at = arrays.iter().position(|(n, _)| n == name);
-        at.map(|at| arrays.swap_remove(at).1.values)
+        at.map(|at| arrays.swap_remove(at).1)
     };
     let mut need = |name: &str| take(name).ok_or_else(|| refuse(format!("there is no array {name}")));
     let (step, neuron, dt) = (need("step")?, need("neuron")?, need("dt")?);
@@ -253,12 +258,39 @@ fn load(path: &Path) -> Result<Recording> {
     if spikes.first().is_some_and(|s| s.step < start) || last > stop {
         return Err(refuse(format!("there are spikes outside of the steps {start} to {stop}")));
     }
-    let words = npz::parse_text(&bytes, path, "population_names")?;
     let names = words.unwrap_or_else(|| (0..sizes.len()).map(|i| format!("population {i}")).collect());
     if names.len() != sizes.len() {
         return Err(refuse(format!("{} populations have {} names", sizes.len(), names.len())));
     }
     Ok(Recording { names, trains: Trains { dt_ms, start, stop, sizes, spikes } })
+}
+
+type Arrays = Vec<(String, Vec<f64>)>;
+
+fn from_npz(bytes: &[u8], path: &Path) -> Result<(Arrays, Option<Vec<String>>)> {
+    let names = ["step", "neuron", "population", "population_sizes", "dt", "start", "stop"];
+    let arrays = npz::parse_some(bytes, path, &names)?;
+    let words = npz::parse_text(bytes, path, "population_names")?;
+    Ok((arrays.into_iter().map(|(name, array)| (name, array.values)).collect(), words))
+}
+
+/// What `SpikeLog::export_parquet` writes: columns, and the rest as words about the file.
+fn from_parquet(bytes: &[u8], path: &Path) -> Result<(Arrays, Option<Vec<String>>)> {
+    let table = parquet::Table::parse(bytes, path)?;
+    let [step, neuron] = columns::from_parquet(bytes, path, ["step", "neuron"])?;
+    let mut arrays = vec![("step".to_owned(), step), ("neuron".to_owned(), neuron)];
+    for (key, name) in
+        [("dt_ms", "dt"), ("start_ms", "start"), ("stop_ms", "stop"), ("population_sizes", "population_sizes")]
+    {
+        let Some(text) = table.about(key) else { continue };
+        let values = text.split(',').map(str::parse).collect::<Result<Vec<f64>, _>>();
+        let what = || Error::data(path, None, format!("{key} is {}, which is no number", quote(text)));
+        arrays.push((name.to_owned(), values.map_err(|_| what())?));
+    }
+    if table.about("population_sizes").is_none() && table.names().contains(&"population") {
+        return Err(Error::data(path, None, "it says nothing of population_sizes, and has a column population"));
+    }
+    Ok((arrays, table.about("population_names").map(|names| names.split('\n').map(str::to_owned).collect())))
 }
 
 fn draw(folder: &RunFolder, recording: &Recording, found: &Analysis) -> Result<()> {

@@ -63,6 +63,15 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
     assert_eq!((bare.populations[0].network.clone(), bare.out.clone()), (None, None));
     alone.discard_ms = None;
     assert_eq!(analyze(&alone).unwrap().spikes, report.spikes);
+    // The same of the Parquet file, and where a folder has that one alone.
+    let mut other = alone.clone();
+    other.recording = folder.join("spikes.parquet");
+    let flat = analyze(&other).unwrap();
+    assert_eq!((flat.populations, flat.stop_ms), (analyze(&alone).unwrap().populations, 400.0));
+    std::fs::rename(folder.join("spikes.npz"), folder.join("elsewhere.npz")).unwrap();
+    let again = analyze(&AnalyzeOptions::new(&folder)).unwrap();
+    assert_eq!((&again.populations, again.recording), (&found.populations, other.recording.clone()));
+    std::fs::rename(folder.join("elsewhere.npz"), folder.join("spikes.npz")).unwrap();
     alone.discard_ms = Some(400.0);
     assert_eq!(
         analyze(&alone).unwrap().notes,
@@ -80,10 +89,11 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
     assert!(analyze(&alone).unwrap_err().to_string().contains("populations of [81, 20] cells"));
 
     // Bytes that are damaged, cut off, or none of a recording: a sentence, and never a panic.
-    let good = std::fs::read(folder.join("spikes.npz")).unwrap();
-    let bad = folder.join("bad.npz");
     let mut rng = crate::rng::Rng::new(3, 0);
-    for _ in 0..300 {
+    for i in 0..600 {
+        let kind = if i % 2 == 0 { "npz" } else { "parquet" };
+        let good = std::fs::read(folder.join("spikes").with_extension(kind)).unwrap();
+        let bad = folder.join("bad").with_extension(kind);
         let mut bytes = good.clone();
         bytes.truncate(rng.below(good.len() as u64) as usize);
         std::fs::write(&bad, &bytes).unwrap();

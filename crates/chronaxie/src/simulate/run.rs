@@ -232,6 +232,10 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     folder.write("run.json", record.to_json()?)?;
     let first = engine.step();
     let result = run.all(&mut *engine, progress).and_then(|()| run.finish(&*engine, first, build_ms, &device));
+    if let Some(log) = run.log.as_ref().filter(|log| !log.fits_npz()) {
+        let count = log.count();
+        progress.log(&format!("{count} spikes are beyond the 4 GiB of an .npz file: they are in spikes.parquet alone"));
+    }
     record.end = Some(utc(SystemTime::now()));
     match &result {
         Ok(report) => {
@@ -403,12 +407,19 @@ impl Run<'_> {
     }
 
     fn export(&self) -> Result<()> {
-        if !self.traces.is_empty() {
-            traces::export(&self.traces, &self.folder.file("traces.npz"), self.plan)?;
-        }
-        self.log
-            .as_ref()
-            .map_or(Ok(()), |log| log.export(&self.folder.file("spikes.npz"), &self.plan.network, self.reached))
+        let n = &self.plan.network;
+        // Each is tried: the disk may have room for one and not for another.
+        let traces = match self.traces.is_empty() {
+            true => Ok(()),
+            false => traces::export(&self.traces, &self.folder.file("traces.npz"), self.plan),
+        };
+        let Some(log) = &self.log else { return traces };
+        let parquet = log.export_parquet(&self.folder.file("spikes.parquet"), n, self.reached);
+        let npz = match log.fits_npz() {
+            true => log.export(&self.folder.file("spikes.npz"), n, self.reached),
+            false => Ok(()),
+        };
+        traces.and(parquet).and(npz)
     }
 
     fn finish(&self, engine: &dyn Engine, first: u64, build_ms: f64, device: &Device) -> Result<Report> {

@@ -38,9 +38,16 @@ fn a_run_leaves_its_folder_and_resumes_to_the_same_spikes() {
     pool::set_num_threads(2);
     let want = run(&microcircuit(&SHORT), &RunOptions::new(&whole), &Silent).unwrap();
     assert!(want.spikes > 5000, "{} spikes", want.spikes);
-    for file in
-        ["run.json", "config.toml", "spikes.npz", "raster.svg", "rates.png", "distributions.svg", "activity.svg"]
-    {
+    for file in [
+        "run.json",
+        "config.toml",
+        "spikes.npz",
+        "spikes.parquet",
+        "raster.svg",
+        "rates.png",
+        "distributions.svg",
+        "activity.svg",
+    ] {
         assert!(whole.join(file).metadata().unwrap().len() > 300, "{file}");
     }
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(whole.join("run.json")).unwrap()).unwrap();
@@ -67,14 +74,17 @@ fn a_run_leaves_its_folder_and_resumes_to_the_same_spikes() {
     let got = run(&microcircuit(&SHORT), &RunOptions::resume_from(&state).unwrap(), &Silent).unwrap();
     assert_eq!((got.spikes, &got.spikes_sha256), (want.spikes, &want.spikes_sha256));
     assert_eq!(got.populations, want.populations);
-    assert_eq!(std::fs::read(parts.join("spikes.npz")).unwrap(), std::fs::read(whole.join("spikes.npz")).unwrap());
+    for file in ["spikes.npz", "spikes.parquet"] {
+        assert_eq!(std::fs::read(parts.join(file)).unwrap(), std::fs::read(whole.join(file)).unwrap());
+    }
 
     let silent = scratch("silent");
     let set: Vec<&str> =
         SHORT.iter().copied().chain(["simulation.record=\"none\"", "simulation.checkpoint_every=100"]).collect();
     let got = run(&microcircuit(&set), &RunOptions::new(&silent), &Silent).unwrap();
     assert_eq!((&got.spikes_sha256, &got.rates_hz), (&want.spikes_sha256, &want.rates_hz));
-    assert!(!silent.join("spikes.npz").exists() && silent.join("checkpoint/state.bin").exists());
+    assert!(!silent.join("spikes.npz").exists() && !silent.join("spikes.parquet").exists());
+    assert!(silent.join("checkpoint/state.bin").exists());
     assert!(RunOptions::resume_from(&scratch("nothing")).unwrap_err().to_string().contains("no run"));
     [whole, parts, silent].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }

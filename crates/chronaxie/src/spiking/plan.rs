@@ -533,7 +533,7 @@ impl Plan {
         let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
         let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
         let asked = (6.0 * self.expected_synapses() + changing + cells) as u64;
-        let Some(free) = free_memory().filter(|free| asked > *free) else { return Ok(()) };
+        let Some(free) = crate::memory::free().filter(|free| asked > *free) else { return Ok(()) };
         let gb = |bytes: u64| bytes as f64 / 1e9;
         Err(Error::new(
             ErrorKind::OutOfMemory { asked, free },
@@ -584,16 +584,4 @@ pub fn poisson_thresholds(mean: f64) -> Option<Vec<u32>> {
         k += 1.0;
         p = p * mean / k;
     }
-}
-
-/// Bytes that can be allocated, where the system says.
-#[cfg(target_os = "linux")]
-pub(super) fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
-}
-#[cfg(not(target_os = "linux"))]
-pub(super) fn free_memory() -> Option<u64> {
-    None
 }

@@ -29,6 +29,23 @@ pub fn csv(bytes: &[u8]) {
     check(read(None), |names| read(Some(names)));
 }
 
+/// A Parquet file: every column of it.
+#[cfg(feature = "spiking")]
+pub fn parquet(bytes: &[u8]) {
+    use chronaxie::data::parquet::{MOST_EXPANSION, Table};
+    let table = match Table::parse(bytes, Path::new("corpus.parquet")) {
+        Ok(table) => table,
+        Err(error) => return check_message(&error),
+    };
+    assert!(table.rows() <= MOST_EXPANSION * bytes.len() as u64);
+    for name in table.names() {
+        match table.column(name) {
+            Ok(values) => assert_eq!(values.len() as u64, table.rows()),
+            Err(error) => check_message(&error),
+        }
+    }
+}
+
 /// A configuration: the first line is an override, the rest is the file.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

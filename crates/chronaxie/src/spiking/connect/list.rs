@@ -41,7 +41,7 @@ pub fn synapses(plan: &Plan, projection: usize) -> Result<Synapses> {
 
 fn require_memory(plan: &Plan, projection: usize, bytes: f64) -> Result<()> {
     let asked = (bytes * plan.expected(projection) * 1.05) as u64;
-    if let Some(free) = crate::spiking::plan::free_memory().filter(|free| asked > *free) {
+    if let Some(free) = crate::memory::free().filter(|free| asked > *free) {
         return Err(Error::new(
             ErrorKind::OutOfMemory { asked, free },
             format!(

@@ -1,6 +1,7 @@
-//! Columns of numbers from `.npz` and `.csv` files: edge lists and spikes.
+//! Columns of numbers from `.npz`, `.parquet` and `.csv` files: edge lists and spikes.
 
 use crate::data::npz;
+use crate::data::parquet::Table;
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -12,9 +13,30 @@ pub fn read<const N: usize>(path: &Path, names: [&str; N]) -> Result<[Vec<f64>; 
     let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, &e))?;
     match path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase).as_deref() {
         Some("npz") => from_npz(&bytes, path, names),
+        Some("parquet") => from_parquet(&bytes, path, names),
         Some("csv") => from_csv(&bytes, path, names),
-        _ => Err(Error::data(path, None, "the name ends in neither .npz nor .csv")),
+        _ => Err(Error::data(path, None, "the name ends in none of .npz, .parquet and .csv")),
     }
+}
+
+/// Of the bytes of a `.parquet` file.
+///
+/// # Errors
+/// As [`read`]; `OutOfMemory` before anything is allocated.
+pub fn from_parquet<const N: usize>(bytes: &[u8], path: &Path, names: [&str; N]) -> Result<[Vec<f64>; N]> {
+    let table = Table::parse(bytes, path)?;
+    // A column grows by doubling.
+    let asked = table.rows().saturating_mul(8 * (N as u64 + 1));
+    let what = || format!("{}: a table of {} rows of {}", path.display(), table.rows(), names.join(", "));
+    crate::memory::require(asked, what)?;
+    let mut columns = names.map(|_| Vec::new());
+    for (name, column) in names.iter().zip(&mut columns) {
+        *column = table.column(name)?;
+        if let Some(row) = column.iter().position(|x| !x.is_finite()) {
+            return Err(Error::data(path, None, format!("{name}[{row}] is {}", column[row])));
+        }
+    }
+    Ok(columns)
 }
 
 /// Of the bytes of an `.npz` file: arrays of one dimension.
@@ -128,6 +150,7 @@ pub fn replayed([time, cell]: [Vec<f64>; 2], path: &Path, dt_ms: f64, size: u32)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::parquet::{Column, Kind};
 
     #[test]
     fn columns_are_found_by_name_and_refused_by_line() {
@@ -144,6 +167,14 @@ mod tests {
             let e = from_csv(text.as_bytes(), path, ["x"]).unwrap_err().to_string();
             assert!(e.contains(says), "{e}");
         }
+        let mut out = crate::data::parquet::Writer::new(Vec::new(), &[("x", Kind::F64)]).unwrap();
+        out.group(&[Column::F64(&[1.0, f64::NAN])]).unwrap();
+        let bytes = out.finish(&[]).unwrap();
+        let refused = |name| from_parquet(&bytes, Path::new("e.parquet"), [name]).unwrap_err().to_string();
+        assert_eq!(
+            (refused("x"), refused("y")),
+            ("e.parquet: x[1] is NaN".to_owned(), "e.parquet: there is no column y; there are: x".to_owned())
+        );
         assert!(from_npz(text.as_bytes(), Path::new("e.npz"), ["x"]).unwrap_err().to_string().contains("not a ZIP"));
     }
 

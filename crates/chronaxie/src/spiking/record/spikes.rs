@@ -1,6 +1,7 @@
 //! Spikes on their way to files: a hash of all of them, and a log that survives an interruption.
 
 use crate::data::npz;
+use crate::data::parquet::{self, Column, Kind};
 use crate::spiking::network::Network;
 use crate::spiking::simulate::Spike;
 use crate::{Error, Result};
@@ -75,6 +76,9 @@ impl SpikeHash {
         fits.then(|| Self { state: std::array::from_fn(word), block: block.to_vec(), bytes: count })
     }
 }
+
+/// Spikes of a row group of Parquet.
+const GROUP: usize = 1 << 20;
 
 /// Bytes of a spike in the log: u64 step, u32 cell.
 const RECORD: u64 = 12;
@@ -156,11 +160,58 @@ impl SpikeLog {
     /// # Errors
     /// `Io`; then no file of that name is left half-written.
     pub fn export(&self, path: &Path, network: &Network, stop: u64) -> Result<()> {
-        let aside = path.with_extension("npz.tmp");
-        self.export_to(&aside, network, stop).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
-            let _ = std::fs::remove_file(&aside);
-            Error::io("write", path, &e)
-        })
+        super::replace(path, |aside| self.export_to(aside, network, stop))
+    }
+
+    /// Whether [`export`](Self::export) has room for them in an archive of 4 GiB.
+    pub fn fits_npz(&self) -> bool {
+        const ROW: u64 = 8 + 8 + 4 + 2;
+        self.count < (0xFFFF_FFFF - (1 << 24)) / ROW
+    }
+
+    /// Writes the log as Parquet, of any length: columns `time` (ms), `step`, `neuron` (the cell's number) and `population` (its
+    /// name), sorted by step and neuron, a row group each 2^20 spikes. What else [`export`](Self::export) writes is
+    /// words about the file: `dt_ms`, `start_ms`, `stop_ms`, `population_sizes` with commas between, and `population_names`, of which
+    /// each is a line of its own.
+    ///
+    /// # Errors
+    /// `Io`; then no file of that name is left half-written.
+    pub fn export_parquet(&self, path: &Path, network: &Network, stop: u64) -> Result<()> {
+        super::replace(path, |aside| self.parquet_to(aside, network, stop))
+    }
+
+    fn parquet_to(&self, path: &Path, network: &Network, stop: u64) -> std::io::Result<()> {
+        let firsts = network.first_cells();
+        let names: Vec<String> = network.populations.iter().map(|p| p.name.clone()).collect();
+        let schema = [("time", Kind::F64), ("step", Kind::U64), ("neuron", Kind::U32), ("population", Kind::Text)];
+        let mut out = parquet::Writer::new(BufWriter::new(File::create(path)?), &schema)?;
+        let (mut time, mut step, mut cell, mut of) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut left = self.count as usize;
+        for piece in self.pieces(|spikes| spikes.to_vec())? {
+            let piece = piece?;
+            left -= piece.len();
+            time.extend(piece.iter().map(|s| s.step as f64 * network.dt_ms));
+            step.extend(piece.iter().map(|s| s.step));
+            cell.extend(piece.iter().map(|s| s.cell));
+            of.extend(piece.iter().map(|s| firsts.partition_point(|f| *f <= u64::from(s.cell)) as u32 - 1));
+            if step.len() >= GROUP || left == 0 {
+                let population = Column::Text(&names, &of);
+                out.group(&[Column::F64(&time), Column::U64(&step), Column::U32(&cell), population])?;
+                time.clear();
+                step.clear();
+                cell.clear();
+                of.clear();
+            }
+        }
+        let sizes: Vec<String> = network.populations.iter().map(|p| p.size.to_string()).collect();
+        let about = [
+            ("dt_ms", network.dt_ms.to_string()),
+            ("start_ms", "0".to_owned()),
+            ("stop_ms", (stop as f64 * network.dt_ms).to_string()),
+            ("population_sizes", sizes.join(",")),
+            ("population_names", names.iter().map(|n| n.replace('\n', " ")).collect::<Vec<_>>().join("\n")),
+        ];
+        out.finish(&about)?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
     }
 
     fn export_to(&self, path: &Path, network: &Network, stop: u64) -> std::io::Result<()> {
@@ -169,7 +220,9 @@ impl SpikeLog {
         let dt = network.dt_ms;
         let mut out = npz::Writer::new(BufWriter::new(File::create(path)?));
         let n = [self.count as usize];
-        let column = |width: fn(&Spike, f64, u16) -> Vec<u8>| self.pieces(move |s| width(s, dt, population(s.cell)));
+        let column = |width: fn(&Spike, f64, u16) -> Vec<u8>| {
+            self.pieces(move |spikes| spikes.iter().flat_map(|s| width(s, dt, population(s.cell))).collect())
+        };
         out.array("time", "<f8", &n, column(|s, dt, _| (s.step as f64 * dt).to_le_bytes().to_vec())?)?;
         out.array("step", "<u8", &n, column(|s, _, _| s.step.to_le_bytes().to_vec())?)?;
         out.array("neuron", "<u4", &n, column(|s, _, _| s.cell.to_le_bytes().to_vec())?)?;
@@ -192,10 +245,10 @@ impl SpikeLog {
         out.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
     }
 
-    fn pieces<'a>(
+    fn pieces<'a, T>(
         &'a self,
-        bytes: impl Fn(&Spike) -> Vec<u8> + 'a,
-    ) -> std::io::Result<impl Iterator<Item = std::io::Result<Vec<u8>>> + 'a> {
+        with: impl Fn(&[Spike]) -> Vec<T> + 'a,
+    ) -> std::io::Result<impl Iterator<Item = std::io::Result<Vec<T>>> + 'a> {
         let mut reader = BufReader::new(File::open(&self.path)?);
         let mut left = self.count;
         Ok(std::iter::from_fn(move || {
@@ -204,7 +257,7 @@ impl SpikeLog {
             (here > 0).then(|| {
                 let mut raw = vec![0; (here * RECORD) as usize];
                 reader.read_exact(&mut raw)?;
-                Ok(raw.chunks_exact(RECORD as usize).flat_map(|r| bytes(&record(r))).collect())
+                Ok(with(&raw.chunks_exact(RECORD as usize).map(record).collect::<Vec<_>>()))
             })
         }))
     }
@@ -269,6 +322,25 @@ mod tests {
         // Text is not read back; the numbers are.
         let e = npz::parse(&std::fs::read(&out).unwrap(), &out).unwrap_err().to_string();
         assert!(e.contains("population_names") && e.contains("<U2"), "{e}");
+        let out = folder.join("spikes.parquet");
+        log.export_parquet(&out, &network, 5000).unwrap();
+        let bytes = std::fs::read(&out).unwrap();
+        let table = parquet::Table::parse(&bytes, &out).unwrap();
+        let [time, step, neuron] = ["time", "step", "neuron"].map(|name| table.column(name).unwrap());
+        for (i, s) in spikes(5000).iter().enumerate() {
+            assert_eq!((step[i], neuron[i], time[i]), (s.step as f64, f64::from(s.cell), s.step as f64 * 0.1));
+        }
+        let about =
+            ["dt_ms", "start_ms", "stop_ms", "population_sizes", "population_names"].map(|key| table.about(key));
+        assert_eq!(about, ["0.1", "0", "500", "1500,1500", "a\nb\u{e9}"].map(Some));
+        // Where the folder cannot take it, nothing is left beside what was there.
+        std::fs::create_dir(folder.join("taken")).unwrap();
+        let e = log.export_parquet(&folder.join("taken"), &network, 5000).unwrap_err().to_string();
+        assert!(e.contains("cannot write") && !folder.join("taken.tmp").exists(), "{e}");
+        assert!(log.fits_npz());
+        log.count = 195_000_000;
+        assert!(!log.fits_npz());
+        log.count = 5000;
         drop(log);
         assert!(SpikeLog::open(&path, 5001).unwrap_err().to_string().contains("holds 5000 spikes, not the 5001"));
         std::fs::remove_dir_all(&folder).unwrap();

@@ -102,11 +102,7 @@ impl Recorder {
 /// # Errors
 /// `Io`.
 pub fn export(logs: &[TraceLog], path: &Path, plan: &Plan) -> Result<()> {
-    let aside = path.with_extension("npz.tmp");
-    write(logs, &aside, plan).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
-        let _ = std::fs::remove_file(&aside);
-        Error::io("write", path, &e)
-    })
+    super::replace(path, |aside| write(logs, aside, plan))
 }
 
 fn write(logs: &[TraceLog], path: &Path, plan: &Plan) -> std::io::Result<()> {
