@@ -220,22 +220,15 @@ pub fn analyze_spikes(
     burst_spikes: usize,
 ) -> PyResult<String> {
     let work = || -> Result<String> {
-        let all: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
         let step = steps.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().expect("eight bytes")));
         let cell = cells.chunks_exact(4).map(|b| u32::from_ne_bytes(b.try_into().expect("four bytes")));
         let mut spikes: Vec<Spike> = step.zip(cell).map(|(step, cell)| Spike { step, cell }).collect();
         spikes.sort_unstable();
-        if let Some(s) = spikes.iter().find(|s| !(start..stop).contains(&s.step) || u64::from(s.cell) >= all) {
-            return Err(Error::value(format!(
-                "a spike of cell {} in step {} is not one of {all} cells from step {start} to {stop}",
-                s.cell, s.step
-            )));
-        }
-        if bin == 0 || stop.saturating_sub(start) / bin > 1 << 28 {
-            return Err(Error::config(format!("a bin of {bin} steps makes no bins, or more than 2^28")));
+        if bin == 0 {
+            return Err(Error::config("a bin of 0 steps makes no bins"));
         }
         let trains = analysis::Trains { dt_ms, start, stop, sizes, spikes };
-        let found = analysis::analyze(&trains, &analysis::Options { bin, burst_interval, burst_spikes });
+        let found = analysis::analyze(&trains, &analysis::Options { bin, burst_interval, burst_spikes })?;
         let json = serde_json::json!({
             "populations": found.populations,
             "mutual_information_bits": found.mutual_information_bits,

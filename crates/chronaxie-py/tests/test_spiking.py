@@ -275,6 +275,23 @@ def test_metrics_are_those_of_the_trains():
         spiking.metrics.analyze(spikes, bin=0.0)
 
 
+def test_sizes_beyond_the_machine_are_refused():
+    def analyze(sizes, stop, bin=0.1, cells=(3,)):
+        steps, cells = np.zeros(len(cells), np.uint64), np.array(cells, np.uint32)
+        return spiking.metrics.analyze(spiking.Spikes(steps, cells, "abcd", sizes, 0.1, 0.0, stop), bin=bin)
+
+    # 2^42 cells; counts of 100,000 populations in 2^28 bins; more bins than that; a cell that there is not.
+    with pytest.raises(chronaxie.OutOfMemoryError, match="of 4398046510080 cells in 1024 populations, in 10 bins, needs 281"):
+        analyze([2**32 - 1] * 1024, 1.0)
+    with pytest.raises(chronaxie.OutOfMemoryError, match="in 100000 populations, in 268435456 bins, needs 107"):
+        analyze([4] + [0] * 99_999, 0.1 * 2**28)
+    with pytest.raises(chronaxie.ConfigError, match=r"10000000000 steps in bins of 1 make 10000000000 bins, more than 2\^28"):
+        analyze([4], 1e9)
+    with pytest.raises(chronaxie.ChronaxieError, match="a spike of cell 4 in step 0 is not one of 4 cells"):
+        analyze([2, 2], 1.0, cells=(4,))
+    assert analyze([4], 1.0)["bins"] == 10
+
+
 def test_models_say_their_units():
     models = spiking.models()
     assert models["lif_exp"]["parameters"]["tau_m"] == ("ms", 10.0) and models["lif_exp"]["weight_unit"] == "pA"

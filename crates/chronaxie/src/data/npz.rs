@@ -148,6 +148,12 @@ impl Member {
             usize::try_from(self.stored).ok().and_then(|n| skip.checked_add(n)).and_then(|end| bytes.get(skip..end));
         let Some(stored) = stored else { return Err("the archive is cut off".into()) };
         let size = self.size.min(usize::MAX as u64) as usize;
+        // Beyond what deflate can reach, it is refused for that.
+        let asked = self.size.min(stored.len().saturating_mul(MOST_EXPANSION) as u64);
+        let room = crate::memory::room();
+        if asked > room {
+            return Err(format!("it {}", crate::memory::lacking(asked, room)));
+        }
         let contents = match self.method {
             0 if stored.len() == size => stored.to_vec(),
             8 if size <= stored.len().saturating_mul(MOST_EXPANSION) => {
@@ -179,6 +185,11 @@ fn text(npy: &[u8]) -> Result<Vec<String>, String> {
     let Some(width) = descr.strip_prefix("<U").and_then(|w| w.parse::<usize>().ok()) else {
         return Err(format!("it is of type {descr:.8}, and not text (<U)"));
     };
+    let asked = 64 * (data.len() / (4 * width).max(1)) as u64 + data.len() as u64;
+    let room = crate::memory::room();
+    if asked > room {
+        return Err(format!("it {}", crate::memory::lacking(asked, room)));
+    }
     let word = |raw: &[u8]| {
         let codes = raw.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes")));
         codes.take_while(|c| *c != 0).map(|c| char::from_u32(c).ok_or("its text is damaged".to_owned())).collect()
@@ -214,8 +225,17 @@ fn opened(npy: &[u8]) -> Result<(&str, Vec<usize>, &[u8]), String> {
 }
 
 fn array(npy: &[u8]) -> Result<Array, String> {
+    array_within(npy, crate::memory::room())
+}
+
+/// In at most `room` bytes: an array of bytes becomes eight times as large.
+fn array_within(npy: &[u8], room: u64) -> Result<Array, String> {
     let (descr, shape, data) = opened(npy)?;
     let width: usize = descr.get(2..).and_then(|w| w.parse().ok()).unwrap_or(0);
+    let asked = 8 * (data.len() / width.max(1)) as u64;
+    if asked > room {
+        return Err(format!("it {}", crate::memory::lacking(asked, room)));
+    }
     let exact = |x: i128| {
         if x.unsigned_abs() <= 1 << 53 { Ok(x as f64) } else { Err(format!("it holds {x}, beyond 2^53")) }
     };
@@ -387,6 +407,11 @@ mod tests {
         assert_eq!(arrays[0].1, Array { shape: vec![2, 3], values: vec![0.0, 1.0, -2.0, 3.0, 4.0, 5.0] });
         assert_eq!(arrays[1].1, Array { shape: vec![1], values: vec![2.5] });
         assert_eq!(arrays[2].1, Array { shape: vec![0], values: vec![] });
+        // Six numbers of two bytes are 48 as f64.
+        let file = sample();
+        let npy = directory(&file).unwrap()[0].contents(&file).unwrap();
+        assert!(array_within(&npy, 48).is_ok());
+        assert_eq!(array_within(&npy, 47).unwrap_err(), "it needs 0.0 GB, but 0.0 GB are free");
         assert_eq!(crc32(0, b"123456789"), 0xCBF4_3926);
         assert_eq!(crc32(crc32(0, b"1234"), b"56789"), 0xCBF4_3926);
     }

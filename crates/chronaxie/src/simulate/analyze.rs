@@ -14,9 +14,6 @@ use crate::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// The most bins of a recording.
-const MOST_BINS: u64 = 1 << 28;
-
 /// What to analyze, and how.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -160,14 +157,11 @@ pub fn analyze(options: &AnalyzeOptions) -> Result<AnalysisReport> {
         burst_interval: steps("burst interval", options.burst_interval_ms, 1.0)?,
         burst_spikes: options.burst_spikes.max(2),
     };
-    if (t.stop - t.start) / how.bin > MOST_BINS {
-        return Err(Error::config(format!("bin = {} ms makes more than 2^28 bins", options.bin_ms)));
-    }
-    let found = analysis::analyze(t, &how);
+    let found = analysis::analyze(t, &how)?;
     let graphs = match settings {
         Some(s) => {
             let plan = Plan::new(s.network)?;
-            let graphs = analysis::graph(&plan);
+            let graphs = analysis::graph(&plan)?;
             if graphs.iter().all(|g| g.clustering.is_none()) {
                 notes.push(format!(
                     "clustering is left out: {:.1e} synapses are more than {:.1e}",

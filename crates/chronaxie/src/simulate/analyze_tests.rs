@@ -2,6 +2,7 @@
 
 use super::{AnalyzeOptions, RunOptions, analyze, run};
 use crate::config::Config;
+use crate::data::npz;
 use crate::progress::Silent;
 use crate::{Backend, ErrorKind};
 
@@ -105,6 +106,20 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
         std::fs::write(&bad, &bytes).unwrap();
         let _ = analyze(&AnalyzeOptions::new(&bad));
     }
+    // A file of 400 KB whose analysis would take 107 TB.
+    let mut out = npz::Writer::new(std::io::Cursor::new(Vec::new()));
+    out.array("step", "<u8", &[0], []).unwrap();
+    out.array("neuron", "<u4", &[0], []).unwrap();
+    out.array("population_sizes", "<u4", &[100_000], [Ok(vec![0; 400_000])]).unwrap();
+    for (name, value) in [("dt", 0.1), ("start", 0.0), ("stop", 26_843_545.6)] {
+        out.array(name, "<f8", &[], [Ok(f64::to_le_bytes(value).to_vec())]).unwrap();
+    }
+    let bad = folder.join("claims.npz");
+    std::fs::write(&bad, out.finish().unwrap().into_inner()).unwrap();
+    let mut claims = AnalyzeOptions::new(&bad);
+    claims.bin_ms = 0.1;
+    let e = analyze(&claims).unwrap_err();
+    assert!(e.to_string().contains("in 100000 populations, in 268435456 bins, needs 107"), "{e}");
     let e = analyze(&AnalyzeOptions::new(folder.join("nothing"))).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::Io), "{e}");
     std::fs::remove_dir_all(&folder).unwrap();

@@ -9,6 +9,7 @@ use super::connect;
 use super::metrics::LEAST_SPIKES;
 use super::plan::Plan;
 use super::simulate::Spike;
+use crate::{Error, Result};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -145,12 +146,60 @@ fn entropy(counts: impl IntoIterator<Item = f64>, total: f64) -> f64 {
     counts.into_iter().map(term).sum()
 }
 
+/// The most bins of a recording.
+const MOST_BINS: u64 = 1 << 28;
+
+/// Bytes that [`analyze`] needs at once.
+fn bytes(trains: &Trains, first: &[u64], bins: u64) -> u64 {
+    let (cells, populations, spikes) = (first[first.len() - 1], trains.sizes.len() as u64, trains.spikes.len() as u64);
+    // The spikes of those cells whose pairs are looked at, of the population that has most.
+    let mut paired = vec![0u64; trains.sizes.len()];
+    for spike in &trains.spikes {
+        let p = first.partition_point(|f| *f <= u64::from(spike.cell)) - 1;
+        if let Some(count) = paired.get_mut(p).filter(|_| u64::from(spike.cell) - first[p] < PAIRED as u64) {
+            *count += 1;
+        }
+    }
+    // A cell's train, rate and entropy; a spike's step and intervals, in lists that grow by doubling; the bins of a spike with a list
+    // each; counts of every population, and of one as f64; those of two together; and what two populations share.
+    let each = [
+        64 * u128::from(cells),
+        64 * u128::from(spikes),
+        128 * u128::from(paired.into_iter().max().unwrap_or(0)),
+        u128::from(bins) * (4 * u128::from(populations) + 16),
+        64 * u128::from(bins.min(spikes)),
+        8 * u128::from(populations).pow(2),
+    ];
+    u64::try_from(each.iter().sum::<u128>()).unwrap_or(u64::MAX)
+}
+
 /// Measures all of `trains`; a last bin that is cut short is left out of what is binned.
-pub fn analyze(trains: &Trains, options: &Options) -> Analysis {
+///
+/// # Errors
+/// `Config` for more than 2^28 bins; `OutOfMemory` before anything is allocated; `Value` for a spike of no cell or no step.
+pub fn analyze(trains: &Trains, options: &Options) -> Result<Analysis> {
     let steps = trains.stop.saturating_sub(trains.start);
     let bins = steps / options.bin.max(1);
     let mut first = vec![0u64];
     trains.sizes.iter().for_each(|size| first.push(first[first.len() - 1] + u64::from(*size)));
+    let cells = first[first.len() - 1];
+    let outside = |s: &&Spike| !(trains.start..trains.stop).contains(&s.step) || u64::from(s.cell) >= cells;
+    if let Some(s) = trains.spikes.iter().find(outside) {
+        return Err(Error::value(format!(
+            "a spike of cell {} in step {} is not one of {cells} cells from step {} to {}",
+            s.cell, s.step, trains.start, trains.stop
+        )));
+    }
+    if bins > MOST_BINS {
+        return Err(Error::config(format!(
+            "{steps} steps in bins of {} make {bins} bins, more than 2^28",
+            options.bin
+        )));
+    }
+    crate::memory::require(bytes(trains, &first, bins), || {
+        let (spikes, populations) = (trains.spikes.len(), trains.sizes.len());
+        format!("an analysis of {spikes} spikes of {cells} cells in {populations} populations, in {bins} bins,")
+    })?;
     let mut by_cell: Vec<Vec<u64>> = vec![Vec::new(); first[trains.sizes.len()] as usize];
     trains.spikes.iter().for_each(|s| by_cell[s.cell as usize].push(s.step - trains.start));
     let mut counts = Vec::new();
@@ -172,7 +221,7 @@ pub fn analyze(trains: &Trains, options: &Options) -> Analysis {
         (count_entropy(a, bins) + count_entropy(b, bins) - both).max(0.0)
     };
     analysis.mutual_information_bits = counts.iter().map(|a| counts.iter().map(|b| pair(a, b)).collect()).collect();
-    analysis
+    Ok(analysis)
 }
 
 fn count_entropy(counts: &[u32], bins: u64) -> f64 {
@@ -292,8 +341,15 @@ pub struct Graph {
 }
 
 /// Degrees and clustering of each population of `plan`.
-pub fn graph(plan: &Plan) -> Vec<Graph> {
+///
+/// # Errors
+/// `OutOfMemory` before anything is allocated.
+pub fn graph(plan: &Plan) -> Result<Vec<Graph>> {
     let cells = plan.cells() as usize;
+    // Degrees, twice as f64, and the heads of lists; an edge, in a list that grows by doubling, and from both its ends.
+    let edges = if plan.expected_synapses() <= MOST_SYNAPSES { plan.expected_synapses() } else { 0.0 };
+    let asked = (48.0 * cells as f64 + 24.0 * edges) as u64;
+    crate::memory::require(asked, || format!("the graph of {cells} cells and {edges:.1e} synapses"))?;
     let (mut ins, mut outs) = (vec![0u32; cells], vec![0u32; cells]);
     let cluster = plan.expected_synapses() <= MOST_SYNAPSES;
     let mut edges: Vec<u64> = Vec::new();
@@ -327,7 +383,7 @@ pub fn graph(plan: &Plan) -> Vec<Graph> {
         let clustering = cluster.then(|| Spread::of(&local).mean);
         Graph { in_degree: degrees(&ins), out_degree: degrees(&outs), clustering }
     };
-    (0..plan.first.len()).map(|p| of(p, &mut marked)).collect()
+    Ok((0..plan.first.len()).map(|p| of(p, &mut marked)).collect())
 }
 
 /// The neighbours of every cell.

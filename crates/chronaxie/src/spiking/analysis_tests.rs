@@ -45,7 +45,7 @@ fn brute_entropy<T: PartialEq>(x: &[T]) -> f64 {
 fn measures_are_those_of_plain_tables() {
     for seed in 0..5 {
         let t = random(seed);
-        let found = analyze(&t, &options());
+        let found = analyze(&t, &options()).unwrap();
         let bins = (1053 - 50) / 4;
         assert_eq!(found.bins, bins as u64);
         let mut firsts = vec![0];
@@ -146,7 +146,7 @@ fn known_trains_have_known_measures() {
     let spikes = (0..96u64).filter(|s| s / 4 % 2 == 0 && s % 4 == 1);
     let spikes = spikes.flat_map(|step| (0..5).map(move |cell| Spike { step, cell })).collect();
     let one = Trains { dt_ms: 1.0, start: 0, stop: 96, sizes: vec![5], spikes };
-    let m = &analyze(&one, &options()).populations[0];
+    let m = &analyze(&one, &options()).unwrap().populations[0];
     close(m.entropy_bits.mean, 1.0);
     close(m.mutual_information_bits.unwrap().mean, 1.0);
     close(m.synchrony.chi, 1.0);
@@ -160,7 +160,7 @@ fn known_trains_have_known_measures() {
         spikes.extend((0..50).filter(|_| rng.below(1000) < 40).map(|cell| Spike { step, cell }));
     }
     let t = Trains { dt_ms: 1.0, start: 0, stop: 40_000, sizes: vec![50], spikes };
-    let found = analyze(&t, &Options { bin: 2, ..options() });
+    let found = analyze(&t, &Options { bin: 2, ..options() }).unwrap();
     let m = &found.populations[0];
     assert!((m.cv.unwrap().mean / 0.96f64.sqrt() - 1.0).abs() < 0.02, "{:?}", m.cv);
     assert!(
@@ -169,7 +169,7 @@ fn known_trains_have_known_measures() {
     );
     assert!((m.mutual_information_bits.unwrap().mean / bias(found.bins) - 1.0).abs() < 0.1, "{m:?}");
     // Nothing at all.
-    let none = analyze(&Trains { sizes: vec![3, 0], ..Trains::default() }, &options());
+    let none = analyze(&Trains { sizes: vec![3, 0], ..Trains::default() }, &options()).unwrap();
     assert_eq!(none.populations[0].silent, 1.0);
     assert!(none.populations.iter().all(|m| m.synchrony == Synchrony::default() && m.cv.is_none()));
 }
@@ -205,7 +205,7 @@ fn graphs_are_those_of_the_matrix() {
         }
         assert!(many.iter().flatten().sum::<u32>() > 200);
         let joined = |a: usize, b: usize| a != b && many[a][b] + many[b][a] > 0;
-        for (g, cells) in graph(&plan).iter().zip([0..30, 30..42]) {
+        for (g, cells) in graph(&plan).unwrap().iter().zip([0..30, 30..42]) {
             let out: Vec<f64> = cells.clone().map(|c| f64::from(many[c].iter().sum::<u32>())).collect();
             let onto: Vec<f64> = cells.clone().map(|c| f64::from(many.iter().map(|r| r[c]).sum::<u32>())).collect();
             assert_eq!((g.out_degree, g.in_degree), (Spread::of(&out), Spread::of(&onto)));
@@ -221,4 +221,29 @@ fn graphs_are_those_of_the_matrix() {
             close(g.clustering.unwrap(), mean(&local));
         }
     }
+}
+
+/// Sizes that a file may say and that no machine has room for are refused with both numbers; spikes of no cell too.
+#[test]
+fn sizes_beyond_the_machine_are_refused() {
+    let spike = |step, cell| Spike { step, cell };
+    let trains = |sizes: Vec<u32>, stop, spikes| Trains { dt_ms: 0.1, start: 0, stop, sizes, spikes };
+    let refused = |t: &Trains, bin| analyze(t, &Options { bin, ..options() }).unwrap_err();
+    // Counts of 100,000 populations in 2^28 bins are 107 TB.
+    let e = refused(&trains(vec![0; 100_000], 1 << 28, vec![]), 1);
+    assert!(matches!(e.kind(), crate::ErrorKind::OutOfMemory { asked, .. } if *asked > 100_000_000_000_000), "{e}");
+    let says = "an analysis of 0 spikes of 0 cells in 100000 populations, in 268435456 bins, needs 107";
+    assert!(e.to_string().contains(says) && e.to_string().contains("GB are free"), "{e}");
+    // 2^47 cells, and bins without number.
+    let e = refused(&trains(vec![u32::MAX; 1 << 15], 10, vec![spike(3, 7)]), 1);
+    assert!(matches!(e.kind(), crate::ErrorKind::OutOfMemory { .. }), "{e}");
+    let e = refused(&trains(vec![1], u64::MAX, vec![]), 1).to_string();
+    assert!(e.contains("18446744073709551615 steps in bins of 1 make"), "{e}");
+    let e = refused(&trains(vec![2, 0, 3], 10, vec![spike(3, 5)]), 1).to_string();
+    assert!(e.contains("a spike of cell 5 in step 3 is not one of 5 cells from step 0 to 10"), "{e}");
+    let e = refused(&trains(vec![2], 10, vec![spike(10, 1)]), 1).to_string();
+    assert!(e.contains("in step 10"), "{e}");
+    // The estimate is of what is there.
+    let small = trains(vec![2, 300], 100, vec![spike(0, 1), spike(1, 1), spike(4, 9), spike(5, 301)]);
+    assert_eq!(bytes(&small, &[0, 2, 302], 10), 64 * 302 + 64 * 4 + 128 * 2 + 10 * 24 + 64 * 4 + 8 * 4);
 }
