@@ -37,5 +37,11 @@ if [ -e examples/microcircuit.toml ]; then
     "$dir/chronaxie" simulate examples/microcircuit.toml --backend cpu --scale 0.05 --duration 1000 --out "$net/run" --quiet \
         --json "$net/report"
     grep -E '"(spikes|spikes_sha256|real_time_factor)"' "$net/report"
-    [ -s "$net/run/spikes.npz" ] || { echo "examples: simulate left no spikes" >&2; exit 1; }
+    for left in spikes.npz spikes.parquet; do
+        [ -s "$net/run/$left" ] || { echo "examples: simulate left no $left" >&2; exit 1; }
+    done
+    echo "$ chronaxie analyze"
+    "$dir/chronaxie" analyze "$net/run/spikes.parquet" | head -n 3
+    echo "$ chronaxie profile"
+    "$dir/chronaxie" profile examples/microcircuit.toml --backend cpu --set simulation.scale=0.02
 fi

@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Time every implementation that passes its check
     Bench(Bench),
     /// Launches, registers, spills, shared memory, occupancy and roofline of a family, or of a configuration's training
-    /// step
+    /// step; or the parts of a spiking network's step
     Profile(Profile),
     /// Compile every kernel; needs no GPU
     Compile(Compile),
@@ -132,13 +132,16 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Args)]
 pub(crate) struct Profile {
-    /// A family, or a training configuration, of which one step is profiled
-    #[arg(value_name = "FAMILY|CONFIG.toml")]
+    /// A family, or a configuration, of training or of a network, of which a step is profiled
+    #[arg(value_name = "FAMILY|CONFIG.(toml|json)")]
     pub target: String,
     /// The case: of a family of any sizes [default: its first]; of a configuration another batch size or padded length,
-    /// as in B64_T29 [default: its own, and the length of most batches]
+    /// as in B64_T29 [default: its own, and the length of most batches]; a network has none
     #[arg(long, value_name = "CASE")]
     pub case: Option<Case>,
+    /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,
@@ -279,7 +282,7 @@ pub(crate) struct Simulate {
 
 #[derive(Debug, Args)]
 pub(crate) struct Analyze {
-    /// The folder of a run, or an .npz of spikes
+    /// The folder of a run, or an .npz or .parquet of spikes
     #[arg(value_name = "RECORDING")]
     pub recording: PathBuf,
     /// The configuration of the network [default: that of the run's folder]

@@ -1,4 +1,4 @@
-//! `chronaxie profile FAMILY|CONFIG.toml`: what binds each pass of a family, or a training step.
+//! `chronaxie profile FAMILY|CONFIG`: what binds each pass of a family, a training step, or a step of a network.
 
 use crate::args::{Common, Profile};
 use crate::output::{Out, bytes, count, is_stdout, json_can_be_written, table, write_json};
@@ -6,6 +6,7 @@ use crate::{Outcome, select};
 use chronaxie::config::Config;
 use chronaxie::op::{CaseSet, Op};
 use chronaxie::profile::{PassReport, Report, run as profile};
+use chronaxie::simulate::{NetworkReport, StepPart, is_network, profile as profile_network, refuse_case};
 use chronaxie::train::{StepReport, profile as profile_step};
 use chronaxie::{Device, Error, Result, registry};
 use std::path::Path;
@@ -13,12 +14,22 @@ use std::path::Path;
 enum Target {
     Family(&'static dyn Op),
     Config(Config),
+    Network(Config),
 }
 
 /// The family of that name, or else the configuration in that file.
-fn target(name: &str) -> Result<Target> {
+fn target(name: &str, set: &[String]) -> Result<Target> {
+    if let (Ok(_), [assignment, ..]) = (registry::find(name), set) {
+        return Err(Error::config(format!(
+            "--set {assignment}: a family has no configuration; --case gives its sizes"
+        )));
+    }
     registry::find(name).map(Target::Family).or_else(|no_family| match Path::new(name) {
-        path if path.exists() => Config::read(path).map(Target::Config),
+        path if path.exists() => {
+            let mut config = Config::read(path)?;
+            set.iter().try_for_each(|assignment| config.set(assignment))?;
+            Ok(if is_network(&config) { Target::Network(config) } else { Target::Config(config) })
+        }
         _ => Err(Error::config(format!("there is no configuration {name}, and {no_family}"))),
     })
 }
@@ -26,7 +37,7 @@ fn target(name: &str) -> Result<Target> {
 pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
-    let target = target(&args.target)?;
+    let target = target(&args.target, &args.set)?;
     let device = select::device(&args.backend, common.quiet)?;
     match target {
         Target::Family(op) => {
@@ -43,7 +54,71 @@ pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
             }
             write_json(json, &report, out)
         }
+        Target::Network(config) => {
+            args.case.as_ref().map_or(Ok(()), refuse_case)?;
+            let report = profile_network(&config, &device)?;
+            if !is_stdout(json) {
+                print_network(&report, out)?;
+            }
+            write_json(json, &report, out)
+        }
     }
+}
+
+fn print_network(r: &NetworkReport, out: &mut Out) -> Outcome {
+    out.line(format_args!(
+        "{} on {}: {} cells, {} synapses, {}; {:.1} spikes and {} deliveries a step of {} ms",
+        r.config,
+        r.backend,
+        r.cells,
+        r.synapses,
+        r.engine,
+        r.spikes_per_step,
+        count(r.events_per_step),
+        r.dt_ms
+    ))?;
+    out.line(format_args!(
+        "medians of {} windows of {} steps in each way, from {:.1} ms on",
+        r.windows, r.window_steps, r.from_ms
+    ))?;
+    let row = |p: &StepPart| {
+        vec![
+            format!("  {}", p.what),
+            p.bound.clone(),
+            format!("{:.3}", p.us),
+            p.share.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s)),
+            p.bytes.map_or(String::new(), |n| bytes(n.round() as u64)),
+            p.memory_us.map_or(String::new(), |us| format!("{us:.3}")),
+            format!("{} {}", count(p.count), p.of),
+        ]
+    };
+    let whole = |what: &str, us: f64| {
+        let mut row = vec![String::new(); 7];
+        (row[0], row[2]) = (format!("  {what}"), format!("{us:.3}"));
+        row
+    };
+    let mut rows: Vec<_> = r.parts.iter().map(row).collect();
+    if !r.parts.is_empty() {
+        rows.push(whole("all parts, with a clock between them", r.parts_us));
+    }
+    let kernel = if r.parts.is_empty() { " (one kernel, and spikes to the host)" } else { "" };
+    rows.push(whole(&format!("a step by the wall clock, not recorded{kernel}"), r.step_us));
+    rows.push(whole("a step by the wall clock, recorded", r.recorded_us));
+    rows.extend(r.beside.iter().map(row));
+    let headings = ["  part", "bound", "us", "of the parts", "moves", "at the ceiling us", "a step has"];
+    for line in table(&headings, &rows, 2) {
+        out.line(line)?;
+    }
+    let floor = r.floor_us.map_or(String::new(), |us| format!("; the least that a step can take is {us:.3} us"));
+    out.line(format_args!("real-time factor {:.4}{floor}", r.real_time_factor))?;
+    out.line(format_args!(
+        "once: the network was made in {:.1} ms; its states, {}, are read in {:.2} ms",
+        r.build_ms,
+        bytes(r.state_bytes),
+        r.state_ms
+    ))?;
+    out.line(format_args!("ceilings: {}", r.ceilings))?;
+    out.line(&r.verdict)
 }
 
 fn of_family(op: &dyn Op, args: &Profile, device: &Device) -> Result<Report> {

@@ -96,3 +96,47 @@ fn bad_input_is_a_sentence() {
     refuses(&["simulate", EXAMPLE, "--set", "simulation.dt=0", "--out", a.to_str().unwrap()], "simulation.dt must be");
     assert!(!a.exists(), "nothing is written for a configuration that is refused");
 }
+
+/// The parts of a step add up to the step, each says what binds it, and what is no network's is refused.
+#[test]
+fn a_network_is_profiled_part_by_part() {
+    let base =
+        ["profile", EXAMPLE, "--backend", "cpu", "--set", "simulation.scale=0.02", "--set", "simulation.discard=20"];
+    let o = chronaxie(&[&base[..], &["--json", "-"]].concat());
+    assert!(o.status.success(), "{}", text(&o.stderr));
+    let r: Value = serde_json::from_slice(&o.stdout).unwrap();
+    let number = |v: &Value| v.as_f64().unwrap_or_else(|| panic!("{v} is no number"));
+    let parts = r["parts"].as_array().unwrap();
+    let named: Vec<&str> = parts.iter().map(|p| p["what"].as_str().unwrap()).collect();
+    for what in ["delivery", "drives", "update", "exchange of spikes", "ordering of spikes"] {
+        assert!(named.contains(&what), "{named:?}");
+    }
+    let (us, share): (f64, f64) =
+        parts.iter().fold((0.0, 0.0), |(us, share), p| (us + number(&p["us"]), share + number(&p["share"])));
+    assert!((us - number(&r["parts_us"])).abs() < 1e-6 * us && (share - 1.0).abs() < 1e-6, "{r}");
+    assert!(number(&r["step_us"]) > 0.0 && number(&r["recorded_us"]) > 0.0 && number(&r["build_ms"]) > 0.0);
+    // Cells of three states and one port, all of which have a drive.
+    let of = |what: &str| parts.iter().find(|p| p["what"] == what).unwrap();
+    let cells = number(&r["cells"]);
+    assert_eq!((number(&of("drives")["count"]), number(&of("drives")["bytes"])), (cells, 4.0 * cells));
+    assert_eq!(number(&of("update")["bytes"]), 32.0 * cells);
+    assert!(
+        (number(&of("delivery")["count"]) - number(&r["events_per_step"])).abs() < 1e-6 * number(&r["events_per_step"])
+    );
+    let known = ["memory", "additions", "compute", "latency", "threads", "files"];
+    assert!(parts.iter().all(|p| known.contains(&p["bound"].as_str().unwrap())), "{r}");
+    let o = chronaxie(&base);
+    let out = text(&o.stdout);
+    for line in [
+        "  delivery ",
+        "  a step by the wall clock, recorded ",
+        "hashing them",
+        "the longest part is ",
+        "real-time factor",
+    ] {
+        assert_eq!(out.matches(line).count(), 1, "{line} in:\n{out}");
+    }
+    refuses(&[&base[..], &["--case", "B2"]].concat(), "case `B2`: a network has no cases; --set simulation.scale=0.1");
+    refuses(&["profile", "ltc", "--set", "a=1"], "--set a=1: a family has no configuration");
+    refuses(&["profile", EXAMPLE, "--set", "population.0.sise=1"], "did you mean size?");
+}

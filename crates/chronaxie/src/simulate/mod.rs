@@ -6,6 +6,7 @@ mod analyze;
 mod analyze_tests;
 mod changes;
 mod pictures;
+mod profile;
 mod run;
 mod session;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod steer;
 mod tests;
 
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
+pub use profile::{NetworkReport, StepPart, is_network, profile, refuse_case};
 pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};
 pub use steer::checkpoint;

@@ -180,3 +180,40 @@ fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
     assert!(spikes(&whole) == spikes(&want.out) && spikes(&whole) == spikes(&parts));
     [whole, parts, want.out].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }
+
+/// A network's step is taken apart on the CPU, and timed as a whole on a GPU: parts add up, bytes are those of the sizes.
+#[test]
+fn a_step_is_profiled() {
+    let set = ["simulation.scale=0.02", "simulation.discard=20"];
+    let config = microcircuit(&set);
+    assert!(
+        is_network(&config) && !is_network(&Config::parse("schema = 1\n[data]\ntrain = \"a.ts\"", "t.toml").unwrap())
+    );
+    pool::set_num_threads(2);
+    let r = profile(&config, &crate::Device::Cpu).unwrap();
+    let sum: f64 = r.parts.iter().map(|p| p.us).sum();
+    let shares: f64 = r.parts.iter().filter_map(|p| p.share).sum();
+    assert!(sum == r.parts_us && (shares - 1.0).abs() < 1e-9 && sum > 0.0, "{r:?}");
+    assert!(r.step_us > 0.0 && r.recorded_us > 0.0 && r.build_ms > 0.0 && r.from_ms >= 20.0, "{r:?}");
+    let of = |what: &str| r.parts.iter().find(|p| p.what == what).unwrap_or_else(|| panic!("{what}: {r:?}"));
+    // Three states and one port of each cell (both of lif_exp's have one time constant), and a drive; four bytes a synapse and eight
+    // a group.
+    let cells = r.cells as f64;
+    assert_eq!((of("update").bytes, of("drives").bytes), (Some(32.0 * cells), Some(4.0 * cells)));
+    assert!((of("delivery").count - r.events_per_step).abs() < 1e-9 * r.events_per_step, "{r:?}");
+    let delivery = of("delivery").bytes.unwrap();
+    assert!(delivery > 4.0 * r.events_per_step && delivery <= 12.0 * r.events_per_step, "{r:?}");
+    let known = ["memory", "additions", "compute", "latency", "threads"];
+    assert!(r.parts.iter().all(|p| known.contains(&p.bound.as_str())), "{r:?}");
+    assert!(r.verdict.contains("the longest part is ") && r.windows >= 3 && r.state_bytes == 12 * r.cells, "{r:?}");
+    assert!(r.beside.iter().all(|p| p.share.is_none() && p.us > 0.0), "{r:?}");
+
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let emulated = gpu.device.name().starts_with("emulated");
+    let scale = if emulated { "simulation.scale=0.003" } else { set[0] };
+    let config = microcircuit(&[scale, "simulation.discard=0"]);
+    let r = profile(&config, &crate::Device::Cuda(gpu.device.clone())).unwrap();
+    assert!(r.parts.is_empty() && r.threads.is_none() && r.step_us > 0.0 && r.recorded_us > 0.0, "{r:?}");
+    assert!(r.floor_us.is_some() && r.verdict.contains("two trips"), "{r:?}");
+    assert_eq!(r.beside.len(), 3);
+}

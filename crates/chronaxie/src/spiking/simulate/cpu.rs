@@ -17,6 +17,7 @@
 use super::barrier::Barrier;
 use super::lane::Lane;
 use super::learned::{self, Weights};
+use super::measure::{Clock, Part as Timed, Parts};
 use super::{Engine, Spike, State};
 use crate::spiking::connect::{Part, Synapses, list, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch};
@@ -32,8 +33,8 @@ const MOST_STEPS: u64 = 64;
 
 /// Runs a plan on the CPU, on as many threads as the pool has and the network fills.
 pub struct CpuEngine<'a> {
-    plan: &'a Plan,
-    lanes: Vec<Lane<'a>>,
+    pub(super) plan: &'a Plan,
+    pub(super) lanes: Vec<Lane<'a>>,
     step: u64,
     /// Spikes of the last `max_delay` steps.
     recent: Vec<Spike>,
@@ -82,12 +83,9 @@ impl<'a> CpuEngine<'a> {
 /// What a thread tells the others, in turn in one of two lists, so that one is read while the other is written.
 type Mail = [RwLock<Vec<Spike>>; 2];
 
-impl Engine for CpuEngine<'_> {
-    fn step(&self) -> u64 {
-        self.step
-    }
-
-    fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+impl CpuEngine<'_> {
+    /// Runs `steps` steps; times their parts, or does not.
+    pub(super) fn walk<const TIMED: bool>(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Parts> {
         let threads = pool::num_threads().clamp(1, self.lanes.len());
         let together = u64::from(self.plan.min_delay).min(MOST_STEPS);
         let (from, to) = (self.step, self.step + steps);
@@ -100,12 +98,19 @@ impl Engine for CpuEngine<'_> {
             let _guard = barrier.guard();
             let (mut fired, mut all) = (Vec::new(), Vec::new());
             let (mut step, mut turn) = (from, 0);
+            let mut clock = Clock::<TIMED>::start();
             while step < to {
                 let next = (step + together).min(to);
                 for lane in &mut lanes {
                     for now in step..next {
+                        if TIMED {
+                            lane.drive(now);
+                            clock.lap(Timed::Drives);
+                        }
                         lane.deliver(now);
+                        clock.lap(Timed::Delivery);
                         lane.update(now, &mut fired);
+                        clock.lap(Timed::Update);
                     }
                 }
                 all.extend_from_slice(&fired);
@@ -114,7 +119,9 @@ impl Engine for CpuEngine<'_> {
                     std::mem::swap(&mut *out, &mut fired);
                 }
                 fired.clear();
+                clock.lap(Timed::Exchange);
                 barrier.wait();
+                clock.lap(Timed::Waiting);
                 for from in &mail {
                     let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
                     for lane in &mut lanes {
@@ -125,23 +132,34 @@ impl Engine for CpuEngine<'_> {
                     }
                 }
                 lanes.iter_mut().for_each(|lane| lane.rest(next));
+                clock.lap(Timed::Exchange);
                 (step, turn) = (next, 1 - turn);
             }
-            all
+            (all, clock.parts)
         };
-        let mut found = Vec::new();
+        let (mut found, mut parts) = (Vec::new(), Parts::default());
+        let mut clock = Clock::<TIMED>::start();
         std::thread::scope(|scope| {
             let mut hands = hands.into_iter().enumerate();
             let (own, lanes) = hands.next().expect("there is at least one thread");
             let others: Vec<_> = hands.map(|(i, lanes)| scope.spawn(move || work(i, lanes))).collect();
-            found = work(own, lanes);
+            (found, parts) = work(own, lanes);
             for other in others {
                 match other.join() {
-                    Ok(list) => found.extend(list),
+                    Ok((list, own)) => {
+                        found.extend(list);
+                        parts.add(&own);
+                    }
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
         });
+        parts.divide(threads as f64);
+        // What the first thread spent beside its steps: threads start, and meet for the last time.
+        clock.lap(Timed::Threads);
+        clock.parts.seconds[Timed::Threads as usize] -= parts.sum();
+        parts.add(&clock.parts);
+        let mut clock = Clock::<TIMED>::start();
         found.sort_unstable();
         self.step = to;
         self.recent.extend_from_slice(&found);
@@ -149,7 +167,19 @@ impl Engine for CpuEngine<'_> {
         let gone = self.recent.partition_point(|s| s.step < oldest);
         self.recent.drain(..gone);
         spikes.extend(found);
-        Ok(())
+        clock.lap(Timed::Ordering);
+        parts.add(&clock.parts);
+        Ok(parts)
+    }
+}
+
+impl Engine for CpuEngine<'_> {
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+        self.walk::<false>(steps, spikes).map(drop)
     }
 
     fn state(&self) -> Result<State> {

@@ -88,13 +88,27 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Draws what [`update`](Self::update) of `step` needs, which otherwise draws it itself.
+    pub(super) fn drive(&mut self, step: u64) {
+        for (population, cells) in self.cells.iter_mut().enumerate() {
+            match cells.model.kind() {
+                Kind::Dynamics => cells.drive(self.plan.network.seed, &self.poisson, step),
+                Kind::Poisson => cells.draw(self.plan, population, step),
+                Kind::Replay => {}
+            }
+        }
+    }
+
     /// Advances all cells by `step`, and lists those that fire, by rising number.
     pub(super) fn update(&mut self, step: u64, spikes: &mut Vec<Spike>) {
         for (population, cells) in self.cells.iter_mut().enumerate() {
             let from = spikes.len();
             match cells.model.kind() {
                 Kind::Dynamics => cells.advance(self.plan.network.seed, &self.poisson, step, &mut self.sums, spikes),
-                Kind::Poisson => cells.draw(self.plan, population, step, spikes),
+                Kind::Poisson => {
+                    cells.draw(self.plan, population, step);
+                    cells.fire(step, spikes);
+                }
                 Kind::Replay => {
                     let list = self.plan.network.populations[population].replay.as_deref();
                     let list = list.map_or(&[][..], Vec::as_slice);
@@ -178,6 +192,11 @@ impl<'a> Lane<'a> {
             cells.source.iter_mut().for_each(|d| d.quad = u64::MAX);
             (cells.coefficients, cells.stride, cells.chances) = (new.coefficients, new.stride, new.chances);
         }
+    }
+
+    /// Whether cells of a population have constants of their own.
+    pub(super) fn each(&self, population: usize) -> bool {
+        self.cells[population].stride > 0
     }
 
     pub(super) fn states(&self, population: usize) -> (&Part, &[Vec<f32>]) {
@@ -274,6 +293,19 @@ impl Cells {
         })
     }
 
+    /// Draws the arrivals of the four steps of `step`, where that was not done.
+    fn drive(&mut self, seed: u64, tables: &[PoissonTable], step: u64) {
+        let (count, quad) = (self.part.count() as usize, step / 4);
+        for d in &mut self.drives {
+            let table = &tables[d.table];
+            let active = (table.start..table.stop).contains(&step);
+            if active && d.quad != quad {
+                super::cpu::draw_arrivals(seed, table, self.part.low, quad, count, &mut d.counts);
+                d.quad = quad;
+            }
+        }
+    }
+
     fn advance(
         &mut self,
         seed: u64,
@@ -283,16 +315,8 @@ impl Cells {
         spikes: &mut Vec<Spike>,
     ) {
         const PORTS: usize = 2;
-        let count = self.part.count() as usize;
-        let (quad, word) = (step / 4, (step % 4) as usize);
-        for d in &mut self.drives {
-            let table = &tables[d.table];
-            let active = (table.start..table.stop).contains(&step);
-            if active && d.quad != quad {
-                super::cpu::draw_arrivals(seed, table, self.part.low, quad, count, &mut d.counts);
-                d.quad = quad;
-            }
-        }
+        self.drive(seed, tables, step);
+        let (count, word) = (self.part.count() as usize, (step % 4) as usize);
         let padded = count.next_multiple_of(PAD);
         let mut inputs = [[0f32; CELLS]; PORTS];
         let mut fired = [0u8; CELLS];
@@ -331,10 +355,10 @@ impl Cells {
         }
     }
 
-    /// The spikes of Poisson sources.
-    fn draw(&mut self, plan: &Plan, population: usize, step: u64, spikes: &mut Vec<Spike>) {
+    /// Draws which Poisson sources fire in the four steps of `step`, where that was not done.
+    fn draw(&mut self, plan: &Plan, population: usize, step: u64) {
         let Some(source) = &mut self.source else { return };
-        let (quad, word) = (step / 4, (step % 4) as usize);
+        let quad = step / 4;
         let count = self.part.count() as usize;
         if source.quad != quad {
             let mut words = [[0; BATCH]; 4];
@@ -350,6 +374,12 @@ impl Cells {
             }
             source.quad = quad;
         }
+    }
+
+    /// The spikes of Poisson sources.
+    fn fire(&self, step: u64, spikes: &mut Vec<Spike>) {
+        let Some(source) = &self.source else { return };
+        let (count, word) = (self.part.count() as usize, (step % 4) as usize);
         let cells = self.first + self.part.low;
         let fired = source.counts[word][..count].iter().enumerate().filter(|(_, c)| **c > 0);
         spikes.extend(fired.map(|(i, _)| Spike { step, cell: cells + i as u32 }));

@@ -17,6 +17,7 @@ mod eager;
 mod lane;
 pub mod learned;
 mod learner;
+pub mod measure;
 pub mod reference;
 
 #[cfg(test)]
