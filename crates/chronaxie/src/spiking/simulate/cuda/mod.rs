@@ -30,13 +30,14 @@ use std::sync::Arc;
 const LOG: usize = 1 << 18;
 /// Spikes that are copied at a time.
 const COPY: usize = 1 << 20;
-/// Steps of a launch, at least.
-const PIECE: u64 = 128;
+/// The least and the most steps of a launch, below [`MOST_STEPS`]: a launch more takes some 10 us.
+const PIECES: [u64; 2] = [128, 512];
+const _: () = assert!(PIECES[1] <= MOST_STEPS);
 
-/// Steps of the next launch of a chunk that has `left` steps. Spikes of a launch are put in order while the next one runs, and
-/// those of the last while nothing does, so that one is short; and there are few, since each takes some 50 us more.
+/// Steps of the next launch of a chunk that has `left` steps. Spikes of a launch are put in order while the next one runs, which
+/// may take as long as that one: so they are alike. Those of the last are put in order while nothing runs: so that one is short.
 fn piece(left: u64) -> u64 {
-    (left / 3 * 2).clamp(PIECE, MOST_STEPS).min(left)
+    (left / 3 * 2).clamp(PIECES[0], PIECES[1]).min(left)
 }
 
 /// Runs a plan on a CUDA device.
