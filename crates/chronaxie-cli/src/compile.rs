@@ -101,10 +101,12 @@ fn jobs(families: &[String], archs: &[String], one_in: usize) -> Result<Vec<Job>
             let number = |arch: &String| COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
             let mut wanted = vec![Vec::new(); of_one_source.len()];
             for arch in archs {
-                chosen(of_one_source.len(), number(arch), one_in).for_each(|i| wanted[i].push(arch));
+                let able: Vec<usize> =
+                    (0..of_one_source.len()).filter(|i| of_one_source[*i].archs.contains(arch)).collect();
+                chosen(able.len(), number(arch), one_in).for_each(|i| wanted[able[i]].push(arch));
             }
             for (spec, archs) in of_one_source.iter().copied().zip(wanted) {
-                for arch in archs.into_iter().filter(|a| spec.archs.contains(a)) {
+                for arch in archs {
                     let key = spec.key(arch, &CompileOptions::default());
                     if seen.insert(key) {
                         jobs.push(Job { family, spec: spec.clone(), arch: arch.clone(), key });
