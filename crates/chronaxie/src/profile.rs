@@ -178,7 +178,7 @@ pub(crate) fn pass_report(
     let cost = problem.cost(pass);
     let kernels: Vec<Launch> = plan.launches(pass)?.into_iter().map(|l| launch(l, device)).collect();
     let launches = kernels.iter().map(|k| k.launches).sum();
-    let ceilings = bench::ceilings(device, plan.variant(), memory_bytes)?;
+    let ceilings = bench::ceilings(device, plan.tensor_cores(), memory_bytes)?;
     let (binds, verdict) = judge(&cost, &ceilings, launches, measured_ms);
     let [memory_ms, compute_ms, special_ms] = ceilings.times_ms(&cost).map(|(_, ms)| ms);
     let report = PassReport {

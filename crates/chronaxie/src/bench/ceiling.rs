@@ -40,8 +40,8 @@ impl Bound {
 
 impl Ceilings {
     /// The ceilings of a GPU: `bytes_per_s` as measured (or the data sheet's, where nothing can be measured), the
-    /// arithmetic from its clock and the units of its generation.
-    pub fn of_gpu(props: &DeviceProps, bytes_per_s: Option<f64>, variant: &str) -> Self {
+    /// arithmetic from its clock and the units of its generation: its tensor cores, or its f32 lanes.
+    pub fn of_gpu(props: &DeviceProps, bytes_per_s: Option<f64>, tensor_cores: bool) -> Self {
         let per_sm_and_clock = |n: f64| n * f64::from(props.sm_count) * f64::from(props.clock_khz) * 1e3;
         let (major, minor) = props.compute_capability;
         // CUDA Programming Guide, "Throughput of Native Arithmetic Instructions": f32 lanes and special-function
@@ -59,7 +59,7 @@ impl Ceilings {
             (10, _) => 4096.0,
             _ => 512.0,
         };
-        let uses_tensor_cores = major >= 7 && variant.contains("mma");
+        let uses_tensor_cores = major >= 7 && tensor_cores;
         let (flops, kind) = if uses_tensor_cores { (tensor, "tensor cores") } else { (lanes, "f32") };
         let (bytes, memory) = match bytes_per_s {
             Some(measured) => (measured, "measured device copy"),
@@ -105,15 +105,15 @@ mod tests {
     #[test]
     fn gpus_have_their_published_rates() {
         // H200: 67 TFLOP/s f32 and 989 TFLOP/s bf16 at its boost clock of 1980 and 1830 MHz.
-        let c = Ceilings::of_gpu(&DeviceProps::SM_90, None, "simt");
+        let c = Ceilings::of_gpu(&DeviceProps::SM_90, None, false);
         assert!((c.flops_per_s / 1e12 - 66.9).abs() < 0.1, "{c:?}");
         assert_eq!(c.bytes_per_s, 4.8e12);
-        let t = Ceilings::of_gpu(&DeviceProps::SM_90, Some(4.28e12), "wgmma");
+        let t = Ceilings::of_gpu(&DeviceProps::SM_90, Some(4.28e12), true);
         assert!((t.flops_per_s / 1e12 * 1830.0 / 1980.0 - 989.0).abs() < 2.0, "{t:?}");
         assert_eq!(t.bytes_per_s, 4.28e12);
         // A100: 19.5 and 312.
-        assert!((Ceilings::of_gpu(&DeviceProps::SM_80, None, "simt").flops_per_s / 1e12 - 19.5).abs() < 0.1);
-        assert!((Ceilings::of_gpu(&DeviceProps::SM_80, None, "mma").flops_per_s / 1e12 - 312.0).abs() < 1.0);
+        assert!((Ceilings::of_gpu(&DeviceProps::SM_80, None, false).flops_per_s / 1e12 - 19.5).abs() < 0.1);
+        assert!((Ceilings::of_gpu(&DeviceProps::SM_80, None, true).flops_per_s / 1e12 - 312.0).abs() < 1.0);
     }
 
     #[test]

@@ -228,11 +228,11 @@ pub(crate) fn cost(problem: &dyn Problem, passes: &[Pass]) -> Cost {
     passes.iter().map(|&p| problem.cost(p)).fold(Cost::default(), add)
 }
 
-/// The ceilings of a device for a variant that works on `bytes`.
-pub(crate) fn ceilings(device: &Device, variant: &str, bytes: u64) -> Result<Ceilings> {
+/// The ceilings of a device, with its tensor cores or without, for what works on `bytes`.
+pub(crate) fn ceilings(device: &Device, tensor_cores: bool, bytes: u64) -> Result<Ceilings> {
     match device {
         Device::Cpu => Ok(cpu::ceilings(bytes)),
-        Device::Cuda(d) => cuda::ceilings(d, variant),
+        Device::Cuda(d) => cuda::ceilings(d, tensor_cores),
     }
 }
 
@@ -377,7 +377,7 @@ fn record(
     m: Measured<'_>,
 ) -> Result<Record> {
     let (peak_bytes, workspace_bytes) = memory(plan, m.passes);
-    let ceilings = ceilings(device, plan.variant(), peak_bytes)?;
+    let ceilings = ceilings(device, plan.tensor_cores(), peak_bytes)?;
     let runs = m.timing.ms.len();
     let (median_ms, min_ms, max_ms) = spread(m.timing.ms);
     let (bound, shortest_ms) = ceilings.roofline(&m.cost);

@@ -425,6 +425,10 @@ pub trait Plan: Send + Sync {
     fn config(&self) -> String;
     /// A short name of the variant for records: `simd`, `simt`, `bulk`, ...
     fn variant(&self) -> &'static str;
+    /// Whether tensor cores do its products, so that a roofline is theirs.
+    fn tensor_cores(&self) -> bool {
+        false
+    }
     /// The scratch of a pass.
     fn scratch(&self, pass: Pass) -> &Layout;
     /// Runs a pass on arguments that [`Plan::run`](trait@Plan#method.run) has checked.

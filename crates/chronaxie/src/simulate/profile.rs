@@ -349,7 +349,7 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
         };
         let mut memory_us = None;
         if bytes > 0.0 {
-            let ceilings = bench::ceilings(device, "", touched)?;
+            let ceilings = bench::ceilings(device, false, touched)?;
             memory_us = Some(1e6 * bytes / ceilings.bytes_per_s);
             source = ceilings.source;
         }

@@ -42,7 +42,7 @@ unsafe impl Work for Passes<'_> {
 }
 
 /// The ceilings of a device, its copy bandwidth measured once a process.
-pub(super) fn ceilings(device: &Arc<CudaDevice>, variant: &str) -> Result<Ceilings> {
+pub(super) fn ceilings(device: &Arc<CudaDevice>, tensor_cores: bool) -> Result<Ceilings> {
     static MEASURED: Mutex<Vec<(usize, f64)>> = Mutex::new(Vec::new());
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = measured.iter().find(|(i, _)| *i == device.index()).map(|(_, b)| *b);
@@ -54,7 +54,7 @@ pub(super) fn ceilings(device: &Arc<CudaDevice>, variant: &str) -> Result<Ceilin
             b
         }
     };
-    Ok(Ceilings::of_gpu(device.props(), Some(bytes_per_s), variant))
+    Ok(Ceilings::of_gpu(device.props(), Some(bytes_per_s), tensor_cores))
 }
 
 /// Bytes read and written a second by a copy of 2 GiB (or of a quarter of what is free) within the device.

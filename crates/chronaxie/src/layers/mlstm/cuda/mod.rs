@@ -446,6 +446,9 @@ impl Plan for CudaPlan {
             Some(_) => "mma",
         }
     }
+    fn tensor_cores(&self) -> bool {
+        self.forward.config.tiles.is_some()
+    }
     fn scratch(&self, pass: Pass) -> &Layout {
         self.pass(pass).map_or(&self.empty, |p| &p.layout)
     }

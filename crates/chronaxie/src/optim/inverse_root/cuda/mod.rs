@@ -191,6 +191,9 @@ impl Plan for CudaPlan {
     fn variant(&self) -> &'static str {
         if self.tensor.is_some() { "mma" } else { "simt" }
     }
+    fn tensor_cores(&self) -> bool {
+        self.tensor.is_some()
+    }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
     }
