@@ -93,11 +93,13 @@ check: $(CHRONAXIE)
 	done
 
 # The CUDA path on a device that the CPU emulates: kernels, launches, streams, graphs. What it cannot show is speed, and what
-# only real hardware does: `make test-gpu`.
+# only real hardware does: `make test-gpu`. Networks run beside, since a test there takes one core.
 emulated: $(CHRONAXIE)
-	scripts/emulated-check.sh $(TARGET)/conformance
-	CHRONAXIE_REQUIRE_GPU=1 scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --test gpu --test emulated
-	CHRONAXIE_REQUIRE_GPU=1 scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --lib on_a_gpu_networks
+	@mkdir -p $(TARGET)/emulated; export CHRONAXIE_REQUIRE_GPU=1; log=$(TARGET)/emulated/networks; scripts/emulated.sh >/dev/null; \
+	{ scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --lib on_a_gpu_networks; echo $$? >$$log.rc; } >$$log.log 2>&1 & \
+	scripts/emulated-check.sh $(TARGET)/conformance && \
+	scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --test gpu --test emulated; rc=$$?; \
+	wait; cat $$log.log; [ $$rc = 0 ] && [ "$$(cat $$log.rc)" = 0 ]
 
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance

@@ -170,10 +170,10 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 260),
         (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 260),
         // More blocks than a block has warps.
-        (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 40),
-        (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 40),
+        (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 30),
+        (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 30),
         (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 260),
-        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 80),
+        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 60),
         (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 80),
         (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 260),
         (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 260),
