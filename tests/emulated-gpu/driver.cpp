@@ -222,7 +222,14 @@ API Result cuMemPoolCreate(void** pool, const void*) {
   return kSuccess;
 }
 API Result cuMemPoolSetAttribute(void*, int, void*) { return kSuccess; }
+API Result cuMemPoolSetAccess(void*, const void*, size_t) { return kSuccess; }
 API Result cuMemPoolTrimTo(void*, size_t) { return kSuccess; }
+// All memory is the host's.
+API Result cuDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return kSuccess;
+}
+API Result cuCtxEnablePeerAccess(void*, unsigned) { return kSuccess; }
 API Result cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void*, void* stream) {
   Lock lock(big_lock);
   if (stream_of(stream)->capture) return kUnsupportedCapture;

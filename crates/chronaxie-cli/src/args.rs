@@ -264,8 +264,8 @@ pub(crate) struct Simulate {
     /// Go on from a checkpoint: its file, or the folder of its run, which goes on there
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
-    /// GPUs to share the network among; 1 so far
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1))]
+    /// GPUs of this machine to share the network among, from cuda:0 on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub gpus: Option<u32>,
     /// CPU processes to share the network among; 1 so far
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1))]

@@ -7,7 +7,7 @@ use crate::{Outcome, provenance};
 use chronaxie::config::Config;
 use chronaxie::simulate::{Report, RunOptions, resolved, run as simulate};
 use chronaxie::train::default_out;
-use chronaxie::{Backend, Result};
+use chronaxie::{Backend, Error, Result};
 
 /// What the flags override, as `--set` spells it; a flag wins.
 fn overrides(args: &Simulate) -> Vec<String> {
@@ -47,6 +47,14 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
         None => RunOptions::new(args.out.clone().unwrap_or_else(|| default_out(&args.config))),
     };
     options.backend = args.backend.parse::<Backend>()?;
+    if let (Some(gpus), true) = (args.gpus, args.backend.contains(':')) {
+        return Err(Error::config(format!(
+            "--backend {} is one GPU and --gpus {gpus} a count: give one of them",
+            args.backend
+        ))
+        .into());
+    }
+    options.gpus = args.gpus.map(|n| n as usize);
     options.arguments = std::env::args().collect();
     options.provenance = provenance();
     let report = simulate(&config, &options, &Terminal::new(common.quiet))?;

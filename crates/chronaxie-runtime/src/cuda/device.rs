@@ -4,8 +4,8 @@ use super::driver::{Driver, cu};
 use super::module::Module;
 use super::stream::{Stream, StreamRef};
 use super::sys::{
-    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUmemoryPool, MEMPOOL_ATTR_RELEASE_THRESHOLD, MemPoolProps,
-    attribute as attr,
+    CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUmemoryPool, MEMPOOL_ATTR_RELEASE_THRESHOLD, MemAccessDesc,
+    MemPoolProps, attribute as attr, code,
 };
 use super::{cache::Key, lock, search};
 use crate::device::DeviceProps;
@@ -219,6 +219,33 @@ impl CudaDevice {
             cu!(self.driver, cuMemPoolSetAttribute(pool, MEMPOOL_ATTR_RELEASE_THRESHOLD, value))?;
         }
         Ok(pool as usize)
+    }
+
+    /// Lets kernels of `peer` read and write the memory of this device; false where the two have no way to each other.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Cuda`], what the driver refuses.
+    pub fn share_memory_with(&self, peer: &Self) -> Result<bool> {
+        let mut able = 0;
+        // SAFETY: the argument is a live integer, and both devices exist.
+        unsafe { cu!(self.driver, cuDeviceCanAccessPeer(&raw mut able, peer.handle, self.handle)) }?;
+        if able == 0 {
+            return Ok(false);
+        }
+        {
+            let _guard = peer.guard()?;
+            // SAFETY: both contexts live as long as the process; the one that gains access is current.
+            let result = unsafe { (self.driver.api.cuCtxEnablePeerAccess)(self.context as CUcontext, 0) };
+            if result != code::PEER_ACCESS_ALREADY_ENABLED {
+                self.driver.check(result, "cuCtxEnablePeerAccess")?;
+            }
+        }
+        if let Some(pool) = self.pool {
+            let access = MemAccessDesc::of_device(peer.handle);
+            // SAFETY: the pool is this device's own and lives as long as the process; one description.
+            unsafe { cu!(self.driver, cuMemPoolSetAccess(pool as CUmemoryPool, &raw const access, 1)) }?;
+        }
+        Ok(true)
     }
 
     /// The index by which this process knows the device.

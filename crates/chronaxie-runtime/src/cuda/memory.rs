@@ -246,6 +246,10 @@ impl PinnedBuffer {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+    /// The address of the first byte, for the host and for kernels of every device; 0 for a buffer of zero bytes.
+    pub fn address(&self) -> u64 {
+        self.ptr as u64
+    }
     fn check_element<T>(&self) -> Result<usize> {
         if !self.bytes.is_multiple_of(size_of::<T>()) {
             return Err(Error::shape(format!(

@@ -32,6 +32,7 @@ pub mod code {
     pub const LAUNCH_OUT_OF_RESOURCES: u32 = 701;
     pub const LAUNCH_FAILED: u32 = 719;
     pub const COOPERATIVE_LAUNCH_TOO_LARGE: u32 = 720;
+    pub const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
     pub const STREAM_CAPTURE_IMPLICIT: u32 = 906;
 }
 
@@ -140,6 +141,21 @@ impl MemPoolProps {
     }
 }
 
+/// A `CUmemAccessDesc`.
+#[repr(C)]
+pub struct MemAccessDesc {
+    pub location_type: c_int,
+    pub location_id: c_int,
+    pub flags: c_int,
+}
+
+impl MemAccessDesc {
+    /// A device reads and writes.
+    pub fn of_device(ordinal: CUdevice) -> Self {
+        Self { location_type: 1, location_id: ordinal, flags: 3 }
+    }
+}
+
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<MemPoolProps>() == 88);
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<LaunchConfigRaw>() == 56);
@@ -183,6 +199,8 @@ table! {
         cuDeviceTotalMem = "cuDeviceTotalMem_v2" (*mut usize, CUdevice) -> CUresult;
         cuDeviceGetAttribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice) -> CUresult;
         cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId" (*mut c_char, c_int, CUdevice) -> CUresult;
+        cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer" (*mut c_int, CUdevice, CUdevice) -> CUresult;
+        cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" (CUcontext, c_uint) -> CUresult;
         cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice) -> CUresult;
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext) -> CUresult;
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext) -> CUresult;
@@ -193,6 +211,7 @@ table! {
         cuMemFree = "cuMemFree_v2" (CUdeviceptr) -> CUresult;
         cuMemPoolCreate = "cuMemPoolCreate" (*mut CUmemoryPool, *const MemPoolProps) -> CUresult;
         cuMemPoolSetAttribute = "cuMemPoolSetAttribute" (CUmemoryPool, c_int, *mut c_void) -> CUresult;
+        cuMemPoolSetAccess = "cuMemPoolSetAccess" (CUmemoryPool, *const MemAccessDesc, usize) -> CUresult;
         cuMemPoolTrimTo = "cuMemPoolTrimTo" (CUmemoryPool, usize) -> CUresult;
         cuMemAllocFromPoolAsync = "cuMemAllocFromPoolAsync" (*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
         cuMemFreeAsync = "cuMemFreeAsync" (CUdeviceptr, CUstream) -> CUresult;

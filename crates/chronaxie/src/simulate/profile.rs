@@ -86,7 +86,8 @@ pub struct NetworkReport {
     pub recorded_us: f64,
     /// Wall time over model time, of `step_us`.
     pub real_time_factor: f64,
-    /// The parts of a step, which follow each other; none on a GPU, where one kernel runs all of them.
+    /// The parts of a step, which follow each other; on a GPU those of the first warp of each block of the resident kernel, as shares
+    /// of `step_us`, and none where the kernel has no clocks.
     pub parts: Vec<StepPart>,
     /// Their sum: a step with the clock between its parts.
     pub parts_us: f64,
@@ -139,6 +140,8 @@ struct Windows {
     hashed: Vec<f64>,
     written: Vec<f64>,
     parts: Vec<Parts>,
+    /// Of the resident kernel: what its first warps do, and the share of each.
+    shares: Vec<Vec<(&'static str, f64)>>,
     spikes: u64,
     moved: Moved,
     steps: u64,
@@ -157,7 +160,7 @@ pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
     let since = Instant::now();
     let mut runner = match device {
         Device::Cpu => Runner::Cpu(CpuEngine::new(&plan, &|_, _| ())?),
-        Device::Cuda(d) => Runner::Cuda(cuda::engine(&plan, d, &|_, _| ())?),
+        Device::Cuda(d) => Runner::Cuda(cuda::engine(&plan, std::slice::from_ref(d), &|_, _| ())?),
     };
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     let dt = plan.network.dt_ms;
@@ -188,7 +191,13 @@ pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
     }
     let (parts, ceilings) = match &runner {
         Runner::Cpu(engine) => parts(engine, &plan, &found, device)?,
-        Runner::Cuda(_) => (Vec::new(), "the data sheet's bandwidth, and two trips to the second cache".to_owned()),
+        Runner::Cuda(engine) => {
+            let bytes = events * engine.synapse_bytes().unwrap_or(0.0);
+            (
+                resident(&found.shares, step_us, bytes, [spikes, events, plan.cells() as f64], device)?,
+                CEILINGS.to_owned(),
+            )
+        }
     };
     let parts_us = parts.iter().map(|p| p.us).sum();
     let (binds, verdict) = judge(&parts, parts_us, step_us, floor_us);
@@ -293,11 +302,15 @@ fn timed(runner: &mut Runner<'_>, window: u64, file: &Scratch) -> Result<(u64, W
         found.written.push(per_step(written));
         count(&spikes, runner, &mut found);
         spikes.clear();
-        if let Runner::Cpu(engine) = runner {
-            found.parts.push(engine.advance_timed(window, &mut spikes)?);
-            count(&spikes, runner, &mut found);
-            spikes.clear();
+        match runner {
+            Runner::Cpu(engine) => found.parts.push(engine.advance_timed(window, &mut spikes)?),
+            Runner::Cuda(engine) => match engine.advance_in_parts(window, &mut spikes)? {
+                Some(shares) => found.shares.push(shares),
+                None => continue,
+            },
         }
+        count(&spikes, runner, &mut found);
+        spikes.clear();
     }
     let events = runner.engine().events() - events;
     found.moved.changing = events.saturating_sub(found.moved.fixed);
@@ -375,6 +388,37 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
     // What no network of this kind has is left out.
     list.retain(|p| p.us > 0.0 || p.count > 0.0);
     Ok((list, format!("{source}; an addition to sums in the caches takes {addition:.2} ns")))
+}
+
+/// Where the ceilings of a GPU come from.
+const CEILINGS: &str = "the data sheet's bandwidth, and two trips to the second cache";
+
+/// The parts of a step of the resident kernel, by the clocks of the first warp of each block: medians of their shares of a step.
+fn resident(
+    shares: &[Vec<(&'static str, f64)>],
+    step_us: f64,
+    bytes: f64,
+    [spikes, events, cells]: [f64; 3],
+    device: &Device,
+) -> Result<Vec<StepPart>> {
+    let Some(first) = shares.first() else { return Ok(Vec::new()) };
+    let rate = bench::ceilings(device, false, 1 << 30)?.bytes_per_s;
+    let part = |(k, (what, _)): (usize, &(&str, f64))| {
+        let share = bench::spread(shares.iter().map(|s| s[k].1).collect()).0;
+        let us = share * step_us;
+        let (bytes, count, of, bound) = match *what {
+            "delivery" => (Some(bytes), events, "synapses", "latency"),
+            "calendar" => (Some(8.0 * events), events, "synapses", "latency"),
+            "update" | "drives" => (None, cells, "cells", "compute"),
+            "telling and logging" => (Some(8.0 * spikes), spikes, "spikes", "latency"),
+            _ => (None, spikes, "spikes", "latency"),
+        };
+        let memory_us = bytes.map(|b| 1e6 * b / rate);
+        let bound = if memory_us.is_some_and(|m| m >= EXPLAINS * us) { "memory" } else { bound };
+        let (what, of, bound) = ((*what).to_owned(), of.to_owned(), bound.to_owned());
+        StepPart { what, us, share: Some(share), bytes, memory_us, count, of, bound }
+    };
+    Ok(first.iter().enumerate().map(part).filter(|p| p.us > 0.0).collect())
 }
 
 /// Seconds of a part in a window.

@@ -3,6 +3,7 @@
 use super::pictures;
 use crate::bench::Provenance;
 use crate::config::Config;
+use crate::cuda::CudaDevice;
 use crate::data::sha256_hex;
 use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
@@ -32,6 +33,8 @@ pub struct RunOptions {
     pub out: PathBuf,
     /// What to run on.
     pub backend: Backend,
+    /// GPUs to share the network among, from 0 on; `None` for the one of the backend.
+    pub gpus: Option<usize>,
     /// Whether to go on from the checkpoint in `out`.
     pub resume: bool,
     /// The program's arguments, for `run.json`.
@@ -44,7 +47,7 @@ impl RunOptions {
     /// A new run into `out`.
     pub fn new(out: impl Into<PathBuf>) -> Self {
         let provenance = Provenance::default();
-        Self { out: out.into(), backend: Backend::Auto, resume: false, arguments: Vec::new(), provenance }
+        Self { out: out.into(), backend: Backend::Auto, gpus: None, resume: false, arguments: Vec::new(), provenance }
     }
     /// From the checkpoint at `path`: the file, or the folder of its run.
     ///
@@ -81,6 +84,8 @@ pub struct Report {
     pub build_ms: f64,
     /// `cpu` or `cuda:N`.
     pub backend: String,
+    /// How many GPUs share the network, from that one on; 0 on the CPU.
+    pub gpus: usize,
     /// How the network was cut for it.
     pub engine: String,
     /// What the real-time factor cannot fall below on this device, by the bytes of the run's events and the trips between its
@@ -164,9 +169,22 @@ pub fn resolved(config: &Config) -> Result<String> {
 pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Result<Report> {
     let settings = read(config)?;
     settings.notes.iter().for_each(|note| progress.log(note));
-    let (device, why) = Device::open(options.backend)?;
+    let (device, why) = match (options.gpus, options.backend) {
+        (None, backend) => Device::open(backend)?,
+        (Some(_), Backend::Auto | Backend::Cuda(0)) => Device::open(Backend::Cuda(0))?,
+        (Some(gpus), backend) => {
+            return Err(Error::config(format!(
+                "{gpus} GPUs are cuda:0 and those after it, and the backend is {backend}"
+            )));
+        }
+    };
+    let mut cards = Vec::new();
     if let Device::Cuda(d) = &device {
         d.require_compiler()?;
+        cards.push(d.clone());
+        for index in 1..options.gpus.unwrap_or(1) {
+            cards.push(CudaDevice::open(index)?);
+        }
     }
     why.iter().for_each(|why| progress.log(why));
     let folder = RunFolder::open(&options.out, options.resume)?;
@@ -180,7 +198,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
     let mut engine: Box<dyn Engine + '_> = match &device {
         Device::Cpu => Box::new(CpuEngine::new(&plan, &built)?),
-        Device::Cuda(device) => cuda::engine(&plan, device, &built)?,
+        Device::Cuda(_) => cuda::engine(&plan, &cards, &built)?,
     };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -202,6 +220,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         log: None,
         traces: Vec::new(),
         counts: vec![0; plan.network.populations.len()],
+        gpus: cards.len(),
         begun,
         reached: 0,
         wall: 0.0,
@@ -259,6 +278,7 @@ struct Run<'a> {
     hash: SpikeHash,
     log: Option<SpikeLog>,
     traces: Vec<TraceLog>,
+    gpus: usize,
     counts: Vec<u64>,
     /// The weights that change, at the start.
     begun: Vec<Weights>,
@@ -476,6 +496,7 @@ impl Run<'_> {
             spikes_sha256: self.hash.hex(),
             build_ms,
             backend: device.place().to_string(),
+            gpus: self.gpus,
             engine: engine.config(),
             floor_real_time_factor: engine.floor_us().map(|us| us * 1e-3 / n.dt_ms),
             rates_hz: populations.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),

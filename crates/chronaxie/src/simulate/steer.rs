@@ -85,7 +85,7 @@ pub(super) fn serve(mut books: Books, device: &Device, built: &SyncSender<Facts>
         let silent = |_, _| {};
         let mut engine: Box<dyn Engine + '_> = match device {
             Device::Cpu => Box::new(CpuEngine::new(&plan, &silent)?),
-            Device::Cuda(device) => cuda::engine(&plan, device, &silent)?,
+            Device::Cuda(device) => cuda::engine(&plan, std::slice::from_ref(device), &silent)?,
         };
         if let Some(state) = &state {
             engine.restore(state)?;

@@ -30,6 +30,30 @@ impl Default for SpikeHash {
 impl SpikeHash {
     /// Adds spikes, in order.
     pub fn add(&mut self, spikes: &[Spike]) {
+        // Up to a whole block, then blocks of four spikes, many at a call, then what is left.
+        let missing = (64 - self.block.len()) % 64 / 16;
+        let (head, rest) = spikes.split_at(missing.min(spikes.len()));
+        self.add_each(head);
+        let fours = rest.chunks_exact(4);
+        let tail = fours.remainder();
+        let mut blocks = [[0u8; 64]; 32].map(GenericArray::from);
+        let mut filled = 0;
+        for four in fours {
+            for (bytes, spike) in blocks[filled].chunks_exact_mut(16).zip(four) {
+                bytes[..8].copy_from_slice(&spike.step.to_le_bytes());
+                bytes[8..].copy_from_slice(&u64::from(spike.cell).to_le_bytes());
+            }
+            filled += 1;
+            if filled == blocks.len() {
+                sha2::compress256(&mut self.state, &blocks);
+                filled = 0;
+            }
+        }
+        sha2::compress256(&mut self.state, &blocks[..filled]);
+        self.bytes += 64 * (rest.len() as u64 / 4);
+        self.add_each(tail);
+    }
+    fn add_each(&mut self, spikes: &[Spike]) {
         for spike in spikes {
             self.block.extend(spike.step.to_le_bytes());
             self.block.extend(u64::from(spike.cell).to_le_bytes());
@@ -120,8 +144,11 @@ impl SpikeLog {
     /// # Errors
     /// `Io`.
     pub fn add(&mut self, spikes: &[Spike]) -> Result<()> {
-        let bytes: Vec<u8> =
-            spikes.iter().flat_map(|s| s.step.to_le_bytes().into_iter().chain(s.cell.to_le_bytes())).collect();
+        let mut bytes = vec![0u8; spikes.len() * RECORD as usize];
+        for (bytes, spike) in bytes.chunks_exact_mut(RECORD as usize).zip(spikes) {
+            bytes[..8].copy_from_slice(&spike.step.to_le_bytes());
+            bytes[8..].copy_from_slice(&spike.cell.to_le_bytes());
+        }
         if let Err(e) = self.file.write_all(&bytes) {
             let _ = self.file.set_len(self.count * RECORD);
             return Err(Error::io("write", &self.path, &e));

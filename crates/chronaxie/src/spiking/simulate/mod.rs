@@ -66,6 +66,15 @@ pub trait Engine: Send {
     /// # Errors
     /// What the device refuses.
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()>;
+    /// Likewise with clocks between the parts of a step: their names, and which share of the time each takes. `None` where this engine
+    /// has no such clocks; then nothing has run.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
+        let _ = (steps, spikes);
+        Ok(None)
+    }
     /// The state between two steps.
     ///
     /// # Errors
@@ -106,6 +115,10 @@ pub trait Engine: Send {
     fn events(&self) -> u64;
     /// How the network is cut, as people read it.
     fn config(&self) -> String;
+    /// Bytes that a synapse takes, where it is read alone.
+    fn synapse_bytes(&self) -> Option<f64> {
+        None
+    }
     /// The least time that a step of the run so far can take, us, where that is known.
     fn floor_us(&self) -> Option<f64> {
         None

@@ -25,7 +25,7 @@ enum Rule { kList, kTotal, kInDegree, kOutDegree };
 struct Source {
   const uint4* list;  // [count] source, target, weight, delay of kList
   Codes weight, delay;
-  u64 count;
+  u64 begin, count;  // the first that may lie here, and one after the last
   unsigned rule, degree, owner;
   unsigned n_source, n_target, no_self;
   unsigned home, population;  // of the sources, of the targets
@@ -34,8 +34,8 @@ struct Source {
 };
 
 struct Build {
-  unsigned* counts;  // [shards, shards * rows + 1]
-  u64* load;         // [shards, pitch] the largest sum that can arrive at a slot at once
+  unsigned* counts;  // [local, shards * rows + 1]
+  u64* load;         // [local, pitch] the largest sum that can arrive at a slot at once
   u64 fills;         // whether this is the second pass
 };
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned
 }
 
 extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, const Source s, const Build build) {
-  for (u64 k = (u64)blockIdx.x * 256 + threadIdx.x; k < s.count; k += (u64)gridDim.x * 256) {
+  for (u64 k = s.begin + (u64)blockIdx.x * 256 + threadIdx.x; k < s.count; k += (u64)gridDim.x * 256) {
     unsigned source, target, delay;
     int weight;
     if (s.rule == kList) {
@@ -88,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, c
       delay = (unsigned)pick(s.delay, d.w[3]);
     }
     // The shard whose part of the population has the target: floor(size k / shards) <= target.
-    const u64 rows = (u64)net.shards * net.rows, shard = shard_of(net, target, s.n_target);
-    const Part& part = net.parts[shard * net.populations + s.population];
+    const u64 rows = (u64)net.shards * net.rows, there = shard_of(net, target, s.n_target), shard = there - net.begin;
+    if (shard >= net.local) continue;  // another card's
+    const Part& part = net.parts[there * net.populations + s.population];
     const unsigned port = weight < 0 ? s.ports - 1 : 0;
     const unsigned slot = part.slot + port * part.count + (target - part.low);
     const u64 home = shard_of(net, source, s.n_source);
@@ -146,12 +147,12 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) totals[blockIdx.x] = before;
 }
 
-// How many synapses each row has in all shards.
+// How many synapses each row has in all shards that are here.
 extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net, const unsigned* counts, unsigned* degrees) {
   const u64 rows = (u64)net.shards * net.rows;
   for (u64 row = (u64)blockIdx.x * 256 + threadIdx.x; row < rows; row += (u64)gridDim.x * 256) {
     unsigned sum = 0;
-    for (unsigned k = 0; k < net.shards; ++k) sum += counts[k * (rows + 1) + row];
+    for (unsigned k = 0; k < net.local; ++k) sum += counts[k * (rows + 1) + row];
     degrees[row] = sum;
   }
 }

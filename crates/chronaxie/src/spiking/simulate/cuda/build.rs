@@ -23,14 +23,15 @@ pub(super) struct Synapses {
     pub ring: DeviceBuffer,
     calendar: DeviceBuffer,
     noted: DeviceBuffer,
-    /// By row.
-    pub degrees: Vec<u32>,
+    /// By row: its synapses that are here.
+    pub degrees: DeviceBuffer,
     pub count: u64,
+    card: usize,
     restore: Kernel,
 }
 
-/// `Net` of `network.cuh`, with the addresses of base, first, segments, rest, ring, calendar and noted.
-fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
+/// `Net` of `network.cuh` on card number `card`, with the addresses of base, first, segments, rest, ring, calendar and noted.
+fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
     let (id_bits, ids) = config.header();
     let lead = [&cells.parts, &cells.drives, &cells.tasks, &cells.first_task].map(DeviceBuffer::address);
     lead.into_iter()
@@ -50,6 +51,9 @@ fn net(plan: &Plan, config: &Config, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
         .u32(config.room as u32)
         .u32(id_bits)
         .u32(ids)
+        .u32((card * config.local()) as u32)
+        .u32(config.local() as u32)
+        .u32(config.near as u32)
         .u32(config.learns.map_or(0, |l| l.head) as u32)
         .padded()
         .0
@@ -73,6 +77,8 @@ fn drawn(plan: &Plan, projection: usize) -> Option<(u32, u32, u64)> {
 
 struct Builder<'a> {
     plan: &'a Plan,
+    config: &'a Config,
+    card: usize,
     memory: &'a Memory,
     kernel: Kernel,
     blocks: u32,
@@ -146,7 +152,12 @@ impl Builder<'_> {
         let p = &n.projections[index];
         let mut source = Fields::default().u64(list);
         source.0.extend(&codes.0);
+        // Where synapses follow their targets, only those onto this card's cells.
+        let size = n.populations[p.target].size;
+        let cut = |card: usize| u64::from(size) * card as u64 / self.config.cards as u64 * u64::from(degree);
+        let (begin, count) = if rule == 2 { (cut(self.card), cut(self.card + 1)) } else { (0, count) };
         let source = source
+            .u64(begin)
             .u64(count)
             .u32(rule)
             .u32(degree)
@@ -167,7 +178,7 @@ impl Builder<'_> {
             None => source.u32(0).u32(0).u32(0).u32(0),
         }
         .padded();
-        let blocks = count.div_ceil(THREADS.into()).min(self.blocks.into()) as u32;
+        let blocks = (count - begin).div_ceil(THREADS.into()).clamp(1, self.blocks.into()) as u32;
         let config = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
         let args = [Arg::Bytes(net), Arg::Bytes(&source.0), Arg::Bytes(build)];
         // SAFETY: the structs are those of network.cuh and build.cu, whose sizes the launch checks; what they point to lives
@@ -177,13 +188,14 @@ impl Builder<'_> {
 }
 
 impl Synapses {
-    /// Makes the synapses of `plan`; `built(percent, 100)` is told how far it is.
+    /// Makes the synapses of `plan` onto the cells of card number `card`; `built(percent, 100)` is told how far it is.
     ///
     /// # Errors
     /// `Config`, where inputs can add up beyond 32 bits; `OutOfMemory`; what the driver refuses.
     pub fn new(
         plan: &Plan,
         config: &Config,
+        card: usize,
         cells: &Cells,
         memory: &Memory,
         built: &(dyn Fn(usize, usize) + Sync),
@@ -191,26 +203,26 @@ impl Synapses {
         let device = &memory.device;
         let spec = config::build();
         let kernel = |name| device.kernel(&spec, name);
-        let k = config.shards;
-        let rows = k * config.cells;
+        let k = config.local();
+        let rows = config.shards * config.cells;
         let counts = memory.zeros(4 * k * (rows + 1))?;
         let load = memory.zeros(8 * k * config.pitch)?;
         let first = memory.room(4 * k * (rows + 1))?;
         let mut base = memory.zeros(8 * k)?;
         let blocks = device.props().sm_count * 16;
-        let mut builder = Builder { plan, memory, kernel: kernel("spiking_build")?, blocks, done: 0.0, built };
+        let kernel_of = kernel("spiking_build")?;
+        let mut builder = Builder { plan, config, card, memory, kernel: kernel_of, blocks, done: 0.0, built };
         let build = |fills: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(fills).0;
-        let bytes = net(plan, config, cells, [base.address(), first.address(), 0, 0, 0, 0, 0]);
+        let bytes = net(plan, config, card, cells, [base.address(), first.address(), 0, 0, 0, 0, 0]);
         builder.pass(&bytes, &build(0))?;
-        refuse_overflow(plan, config, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
+        refuse_overflow(plan, config, card, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
 
         let degrees = memory.room(4 * rows)?;
         let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
         let args = [counts.address(), degrees.address()].map(Arg::U64);
         // SAFETY: counts holds [shards, rows + 1] numbers and degrees one a row, on this stream.
         unsafe { kernel("spiking_degrees")?.launch(memory.stream, &plain, &[Arg::Bytes(&bytes), args[0], args[1]]) }?;
-        let degrees = memory.download::<u32>(&degrees, 0, rows)?;
-        let count = degrees.iter().map(|n| u64::from(*n)).sum();
+        let count = memory.download::<u32>(&degrees, 0, rows)?.iter().map(|n| u64::from(*n)).sum();
 
         let args = [counts.address(), first.address(), base.address()].map(Arg::U64);
         let scan = LaunchConfig::new((k as u32, 1, 1), (1024, 1, 1));
@@ -234,19 +246,19 @@ impl Synapses {
         let segments = memory.zeros(k * rows * config.segment * synapse)?;
         let rest = memory.room(beyond as usize * synapse)?;
         let at = [&base, &first, &segments, &rest].map(DeviceBuffer::address);
-        builder.pass(&net(plan, config, cells, [at[0], at[1], at[2], at[3], 0, 0, 0]), &build(1))?;
+        builder.pass(&net(plan, config, card, cells, [at[0], at[1], at[2], at[3], 0, 0, 0]), &build(1))?;
         drop((counts, load));
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
         let calendar = memory.room(4 * k * config.ring * config.room)?;
         let noted = memory.zeros(4 * k * config.ring)?;
         let restore = kernel("spiking_restore")?;
-        Ok(Self { base, first, segments, rest, ring, calendar, noted, degrees, count, restore })
+        Ok(Self { base, first, segments, rest, ring, calendar, noted, degrees, count, card, restore })
     }
 
     /// `Net` of `network.cuh`.
     pub fn net(&self, plan: &Plan, config: &Config, cells: &Cells) -> Vec<u8> {
         let held = [&self.base, &self.first, &self.segments, &self.rest, &self.ring, &self.calendar, &self.noted];
-        net(plan, config, cells, held.map(DeviceBuffer::address))
+        net(plan, config, self.card, cells, held.map(DeviceBuffer::address))
     }
 
     /// Clears the ring and puts back what `recent` (step << 32 | row) sends to step `now` and later.
@@ -261,9 +273,9 @@ impl Synapses {
 }
 
 /// Refuses inputs that can add up beyond 32 bits; `load` is `[shard, slot]`.
-fn refuse_overflow(plan: &Plan, config: &Config, load: &[u64]) -> Result<()> {
+fn refuse_overflow(plan: &Plan, config: &Config, card: usize, load: &[u64]) -> Result<()> {
     for (k, load) in load.chunks(config.pitch).enumerate() {
-        let (parts, _) = shard::parts(plan, k, config.shards);
+        let (parts, _) = shard::parts(plan, card * config.local() + k, config.shards);
         for (p, part) in parts.iter().enumerate() {
             for port in 0..plan.models[p].ports().len() {
                 let driven = plan.poisson.iter().filter(|d| d.target == p && d.port == port);

@@ -11,10 +11,12 @@ use std::fmt;
 const CELLS_A_BLOCK: u64 = 256;
 /// The most blocks: one header a thread.
 const MOST_BLOCKS: usize = 512;
+/// The most cards, as `kMostCards`.
+pub(super) const MOST_CARDS: usize = 8;
 /// The most cells of a shard: a header has 51 bits for a count of its spikes and one of them.
 const MOST_CELLS: usize = (1 << 20) - 1;
 /// Shared memory that the kernel has beside what it asks for: a part a warp, and some counters.
-const STATIC_SHARED: usize = 4 * 1024;
+const STATIC_SHARED: usize = 5 * 1024;
 /// The most slots of a shard with a calendar: 16 bits of its entries.
 const CALENDAR_SLOTS: usize = 1 << 16;
 /// The most steps of a calendar.
@@ -35,6 +37,8 @@ pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
+    ("launch.cuh", include_str!("launch.cuh")),
+    ("cells.cuh", include_str!("cells.cuh")),
     ("rules.cuh", include_str!("learning/rules.cuh")),
     ("rows.cuh", include_str!("learning/rows.cuh")),
     ("walk.cuh", include_str!("learning/walk.cuh")),
@@ -62,8 +66,10 @@ pub enum Place {
 /// How a plan runs on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Blocks, each with a shard of every population.
+    /// Blocks of all cards, each with a shard of every population.
     pub shards: usize,
+    /// Cards, each with as many of them.
+    pub cards: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Whether some model's twin needs the registers of 512 threads.
@@ -86,6 +92,11 @@ pub struct Config {
     pub segment: usize,
     /// Entries of a step of the calendar.
     pub room: usize,
+    /// Words of states that a block has in shared memory beside its calendar's sums, and of arrivals; 0 where they lie in global
+    /// memory.
+    pub near: usize,
+    /// Likewise of arrivals.
+    pub near_arrivals: usize,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
 }
@@ -98,23 +109,44 @@ impl Config {
     /// # Errors
     /// `Config`, for more cells than shards can have.
     pub fn choose(plan: &Plan, device: &DeviceProps) -> Result<Self> {
-        let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
-        Self::with_blocks(plan, device, (plan.cells().div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most))
+        Self::on_cards(plan, device, 1)
     }
 
-    /// Likewise with `shards` blocks, which spikes do not depend on.
+    /// Likewise, on `cards` alike devices.
+    ///
+    /// # Errors
+    /// `Config`, likewise, and for more than eight cards.
+    pub fn on_cards(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
+        if !(1..=MOST_CARDS).contains(&cards) {
+            return Err(Error::config(format!(
+                "a network runs on 1 to {MOST_CARDS} GPUs of a machine, not on {cards}"
+            )));
+        }
+        let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
+        let blocks = plan.cells().div_ceil(CELLS_A_BLOCK * cards as u64) as usize;
+        Self::with_blocks(plan, device, blocks.clamp(1, most), cards)
+    }
+
+    /// Likewise with `blocks` blocks a card, which spikes do not depend on.
     ///
     /// # Errors
     /// As [`choose`](Self::choose).
-    pub fn with_blocks(plan: &Plan, device: &DeviceProps, shards: usize) -> Result<Self> {
-        let shards = shards.clamp(1, MOST_BLOCKS);
+    pub fn with_blocks(plan: &Plan, device: &DeviceProps, blocks: usize, cards: usize) -> Result<Self> {
+        let shards = blocks.clamp(1, MOST_BLOCKS) * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
         let (mut pitch, mut cells, mut warps) = (1, 1, 0);
+        let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
+        let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
             let (parts, slots) = shard::parts(plan, k, shards);
             pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
             warps = warps.max(parts.iter().map(|p| p.count().div_ceil(32)).sum());
+            let words = |each: &dyn Fn(usize) -> usize| -> usize {
+                parts.iter().enumerate().map(|(p, part)| part.count() as usize * each(p)).sum()
+            };
+            near = near.max(words(&|p| plan.models[p].variables().len()));
+            near_arrivals = near_arrivals.max(words(&|p| 2 * drives(p).count()));
         }
         if cells > MOST_CELLS {
             return Err(Error::config(format!(
@@ -134,10 +166,13 @@ impl Config {
         } else {
             Place::Global
         };
-        let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
+        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
+            (near, near_arrivals) = (0, 0);
+        }
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
-        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
+        let learns =
+            if place == Place::Shared && cards == 1 { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
@@ -148,10 +183,11 @@ impl Config {
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
         Ok(Self {
             shards,
+            cards,
             threads,
             heavy,
             place,
-            held: place == Place::Shared && !heavy && few && 32 * warps <= threads,
+            held: cards == 1 && place == Place::Shared && !heavy && few && 32 * warps <= threads,
             ring,
             pitch,
             cells,
@@ -159,8 +195,15 @@ impl Config {
             wide: slot_bits + ring.trailing_zeros() > 16,
             segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
             room: if place == Place::Calendar { entries } else { 0 },
+            near,
+            near_arrivals,
             learns,
         })
+    }
+
+    /// Blocks of a card.
+    pub fn local(&self) -> usize {
+        self.shards / self.cards
     }
 
     /// How many bits the number of a cell in its shard has in a header, and how many numbers.
@@ -169,16 +212,17 @@ impl Config {
         (bits, ((64 - HEAD_BITS - bits) / bits).min(MOST_IDS))
     }
 
-    /// Bytes of global memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
+    /// Bytes of a card's memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
     pub(super) fn bytes(&self, plan: &Plan) -> f64 {
         let rows = (self.shards * self.cells) as f64;
         // The entries of each cell, and where rows are listed.
         let learns = self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64);
-        let held = self.shards as f64 * rows * self.segment as f64;
-        let synapses = plan.expected_synapses();
+        let local = self.local() as f64;
+        let held = local * rows * self.segment as f64;
+        let synapses = plan.expected_synapses() / self.cards as f64;
         let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
-        let under_way = (self.shards * self.ring) as f64 * (self.pitch + self.room) as f64;
-        self.synapse() as f64 * (held + beyond) + 8.0 * self.shards as f64 * rows + 4.0 * under_way + learns
+        let under_way = local * self.ring as f64 * (self.pitch + self.room) as f64;
+        self.synapse() as f64 * (held + beyond) + 8.0 * local * rows + 4.0 * under_way + learns
     }
 
     /// Bytes of a synapse.
@@ -193,13 +237,20 @@ impl Config {
                 let learns = self.learns.map_or(0, |l| l.shared_bytes(self.cells, self.pitch));
                 (4 * self.ring * self.pitch + learns) as u32
             }
-            Place::Calendar => (4 * (self.ring + self.pitch)) as u32,
+            Place::Calendar => (4 * (self.ring + self.pitch + self.near + self.near_arrivals)) as u32,
             Place::Global => 0,
         }
     }
 
     pub(super) fn steps(&self) -> Specialisation {
-        steps(self.place, self.heavy, self.held, self.learns.is_some())
+        steps(self.place, self.heavy, [self.held, self.learns.is_some(), self.cards > 1, false, self.near > 0])
+    }
+
+    /// Likewise with clocks between the parts of a step; of light models alone, on one card.
+    pub(super) fn timed(&self) -> Option<Specialisation> {
+        let has =
+            !self.heavy && self.cards == 1 && self.learns.is_none() && (self.held || self.place == Place::Calendar);
+        has.then(|| steps(self.place, false, [self.held, false, false, true, self.near > 0]))
     }
 }
 
@@ -212,11 +263,18 @@ impl fmt::Display for Config {
         };
         write!(
             f,
-            "resident: {} blocks of {} threads{}, {what} of {} steps in {} memory ({kib} KiB a block), {} bytes a synapse, \
+            "resident: {}{} blocks of {} threads{}, {what} of {} steps in {} memory ({kib} KiB a block), {} bytes a synapse, \
              segments of {}",
-            self.shards,
+            if self.cards > 1 { format!("{} GPUs, each of ", self.cards) } else { String::new() },
+            self.local(),
             self.threads,
-            if self.held { " with a cell each" } else { "" },
+            if self.held {
+                " with a cell each"
+            } else if self.near > 0 {
+                " with states in shared memory"
+            } else {
+                ""
+            },
             self.ring,
             if self.place == Place::Shared { "shared" } else { "global" },
             self.synapse(),
@@ -227,7 +285,7 @@ impl fmt::Display for Config {
     }
 }
 
-fn steps(place: Place, heavy: bool, held: bool, learns: bool) -> Specialisation {
+fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let threads = if heavy { 512 } else { 1024 };
     let constants = vec![
@@ -235,6 +293,9 @@ fn steps(place: Place, heavy: bool, held: bool, learns: bool) -> Specialisation 
         ("kHeavy", Constant::Bool(heavy)),
         ("kHeld", Constant::Bool(held)),
         ("kLearns", Constant::Bool(learns)),
+        ("kMany", Constant::Bool(many)),
+        ("kTimed", Constant::Bool(timed)),
+        ("kNear", Constant::Bool(near)),
         ("kThreads", Constant::Int(threads)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
@@ -247,6 +308,12 @@ pub(super) fn build() -> Specialisation {
     Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
+/// What puts spikes in order.
+pub(super) fn order() -> Specialisation {
+    let source = KernelSource::embedded("spiking/simulate/cuda/order.cu", include_str!("order.cu"));
+    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &["spiking_count", "spiking_order"]) }
+}
+
 /// What the host asks of synapses that change.
 pub(super) fn rows() -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/rows.cu", include_str!("learning/rows.cu"));
@@ -257,9 +324,16 @@ pub(super) fn rows() -> Specialisation {
 /// Everything that a simulation may launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let places = [Place::Shared, Place::Calendar, Place::Global];
-    let kinds = places.into_iter().flat_map(|place| [(place, false, false, false), (place, true, false, false)]);
+    let kinds = places.into_iter().flat_map(|place| [false, true].map(|heavy| (place, heavy)));
+    let kinds =
+        kinds.flat_map(|(place, heavy)| [false, true].map(|many| (place, heavy, [false, false, many, false, false])));
     let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
-    let kinds = kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, held, learns)));
-    let steps = kinds.map(|(place, heavy, held, learns)| steps(place, heavy, held, learns)).chain([build(), rows()]);
+    let kinds =
+        kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false])));
+    let near = [false, true].map(|many| (Place::Calendar, false, [false, false, many, false, true]));
+    let timed = [(Place::Shared, true, false), (Place::Calendar, false, false), (Place::Calendar, false, true)];
+    let timed = timed.map(|(place, held, near)| (place, false, [held, false, false, true, near]));
+    let kinds = kinds.chain(near).chain(timed);
+    let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([build(), order(), rows()]);
     steps.chain(super::learning::specialisations()).collect()
 }

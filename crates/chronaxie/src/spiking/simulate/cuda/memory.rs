@@ -164,8 +164,9 @@ impl Cells {
         let arrivals = memory.room(4 * words)?;
         let mut words = 0;
         for k in 0..config.shards {
-            let mut local = 0;
+            let (mut local, mut near, mut near_arrivals) = (0, 0, 0);
             for (p, part) in shard::parts(plan, k, config.shards).0.iter().enumerate() {
+                let variables = plan.models[p].variables().len() as u32;
                 let (coefficient, stride, chance, chances_here, replay) = first[p];
                 let low = part.low as usize;
                 let each = usize::from(stride > 0);
@@ -190,7 +191,13 @@ impl Cells {
                     .u32(ranges[p].0)
                     .u32(ranges[p].1)
                     .f32(unit(0))
-                    .f32(unit(1));
+                    .f32(unit(1))
+                    .u32(near)
+                    .u32(near_arrivals)
+                    .u32(variables)
+                    .u32(0);
+                near += variables * part.count();
+                near_arrivals += 2 * part.count() * ranges[p].1;
                 local += part.count();
                 words += 2 * part.count() as usize * ranges[p].1 as usize;
             }

@@ -11,59 +11,47 @@ pub mod learning;
 mod memory;
 #[cfg(test)]
 mod tests;
+mod unit;
 
 use super::cpu::check_state;
 use super::{Engine, Spike, State, Weights, learned};
-use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::cuda::CudaDevice;
 use crate::spiking::connect::{self, list, shard};
 use crate::spiking::plan::Plan;
-use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
-use build::Synapses;
+use crate::{DeviceProps, Error, ErrorKind, Result};
+use config::MOST_STEPS;
 pub use config::{Config, specialisations};
-use config::{MOST_STEPS, REPLICAS};
 pub use learning::LearningEngine;
 use learning::Resident;
-use memory::{Cells, Fields, Memory};
 use std::sync::Arc;
+use unit::{Card, Exchange, Given, Unit};
 
 /// Spikes that a log has room for beside those of four steps in which every cell fires.
 const LOG: usize = 1 << 18;
-/// Spikes that are copied at a time.
-const COPY: usize = 1 << 20;
 /// The least and the most steps of a launch, below [`MOST_STEPS`]: a launch more takes some 10 us.
-const PIECES: [u64; 2] = [128, 512];
+const PIECES: [u64; 2] = [128, 2048];
 const _: () = assert!(PIECES[1] <= MOST_STEPS);
+/// Spikes of a launch, about, which the host takes up while the next one runs.
+const SPIKES: u64 = 1 << 18;
 
-/// Steps of the next launch of a chunk that has `left` steps. Spikes of a launch are put in order while the next one runs, which
-/// may take as long as that one: so they are alike. Those of the last are put in order while nothing runs: so that one is short.
-fn piece(left: u64) -> u64 {
-    (left / 3 * 2).clamp(PIECES[0], PIECES[1]).min(left)
+/// Steps of the next launch of a chunk that has `left` steps, where `rate` spikes come a step. Spikes of the last launch are taken up
+/// while nothing runs: so that one is short.
+fn piece(left: u64, rate: u64) -> u64 {
+    let most = (SPIKES / rate.max(1)).clamp(PIECES[0], PIECES[1]);
+    (left / 3 * 2).clamp(PIECES[0], most).min(left)
 }
 
-/// Runs a plan on a CUDA device.
+/// Runs a plan on a CUDA device, or on several.
 pub struct CudaEngine<'a> {
     plan: &'a Plan,
     config: Config,
-    memory: Memory,
-    kernel: Kernel,
-    cells: Cells,
-    synapses: Synapses,
-    net: Vec<u8>,
+    units: Vec<Unit>,
     /// Synapses that change.
     resident: Option<Resident<'a>>,
-    /// Headers and boxes of the spikes that blocks tell each other.
-    mail: DeviceBuffer,
-    /// Two, so that one is read while the other is written.
-    logs: [DeviceBuffer; 2],
-    capacity: usize,
-    result: DeviceBuffer,
-    told: PinnedBuffer,
-    copied: PinnedBuffer,
-    stream: Stream,
-    copies: Stream,
     /// Which cell each row is, and which row each cell.
-    cell_of: Vec<u32>,
     row_of: Vec<u32>,
+    capacity: usize,
+    launches: usize,
     step: u64,
     recent: Vec<Spike>,
     /// Why the state is not that of `step`.
@@ -71,179 +59,159 @@ pub struct CudaEngine<'a> {
     /// Of the steps that this engine ran: deliveries, and how many steps.
     events: u64,
     run: u64,
+    /// Whether launches have clocks, and those so far.
+    timed: bool,
+    laps: [u64; unit::PARTS.len()],
 }
 
 impl std::fmt::Debug for CudaEngine<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CudaEngine(step {}, {}, {} synapses)", self.step, self.config, self.synapses.count)
+        write!(f, "CudaEngine(step {}, {}, {} synapses)", self.step, self.config, self.synapses())
     }
 }
 
+/// The properties that all of them have.
+fn common(devices: &[Arc<CudaDevice>]) -> Result<DeviceProps> {
+    let mut props = *devices.first().ok_or_else(|| Error::value("a network needs a device"))?.props();
+    for other in devices {
+        props.sm_count = props.sm_count.min(other.props().sm_count);
+        props.shared_per_block_optin = props.shared_per_block_optin.min(other.props().shared_per_block_optin);
+    }
+    Ok(props)
+}
+
 impl<'a> CudaEngine<'a> {
-    /// Makes the network on `device`; `built(percent, 100)` is told how far it is.
+    /// Makes the network on `devices`, each of which has its share; `built(percent, 100)` is told how far it is.
     ///
     /// # Errors
-    /// `Config` for a network that cannot be cut for the device or whose inputs can overflow, `OutOfMemory`, and what the
+    /// `Config` for a network that cannot be cut for the devices or whose inputs can overflow, `OutOfMemory`, and what the
     /// driver or the compiler refuses.
-    pub fn new(plan: &'a Plan, device: &Arc<CudaDevice>, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        Self::with(plan, device, Config::choose(plan, device.props())?, 4 * plan.cells() as usize + LOG, built)
+    pub fn new(plan: &'a Plan, devices: &[Arc<CudaDevice>], built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
+        Self::with(plan, devices, config, 4 * plan.cells() as usize + LOG, built)
     }
 
+    /// The cards of the configuration are shared out among `devices`.
     fn with(
         plan: &'a Plan,
-        device: &Arc<CudaDevice>,
+        devices: &[Arc<CudaDevice>],
         config: Config,
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let changing = (0..plan.network.projections.len()).find(|i| plan.changes(*i));
         if let Some(i) = changing.filter(|_| config.learns.is_none()) {
+            let why = if config.cards > 1 {
+                "run on one GPU alone"
+            } else {
+                "do not fit the resident kernel; LearningEngine takes them"
+            };
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!(
-                    "projection {}: its synapses change and do not fit the resident kernel; LearningEngine takes them: {config}",
-                    plan.label(i)
-                ),
+                format!("projection {}: its synapses change, and such {why}: {config}", plan.label(i)),
             ));
         }
-        let (stream, copies) = (device.new_stream()?, device.new_stream()?);
-        let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let kernel = device.kernel(&config.steps(), "spiking_steps")?;
-        kernel.set_max_dynamic_shared(config.shared_bytes())?;
-        let resident = device.props().sm_count * kernel.max_active_blocks(config.threads, config.shared_bytes())?;
-        if resident < config.shards as u32 {
-            return Err(Error::value(format!("{} holds {resident} blocks at once: {config}", device.name())));
-        }
-        require_memory(plan, device, &config)?;
-        let cells = Cells::new(plan, &config, &memory)?;
-        let synapses = Synapses::new(plan, &config, &cells, &memory, built)?;
-        let net = synapses.net(plan, &config, &cells);
         let (cell_of, row_of) = rows(plan, &config);
-        let resident = Resident::new(plan, config, &memory, &net, [&row_of, &cell_of])?;
-        let mail = memory.room(8 * 2 * config.shards * (REPLICAS + config.cells))?;
-        let logs = [memory.room(8 * capacity)?, memory.room(8 * capacity)?];
-        let result = memory.zeros(24)?;
-        let told = PinnedBuffer::alloc(device, 24)?;
-        let copied = PinnedBuffer::alloc(device, 8 * capacity.min(COPY))?;
-        stream.synchronize()?;
-        Ok(Self {
+        let exchange = Exchange::between(devices)?;
+        let each = config.cards / devices.len();
+        let mut units = Vec::with_capacity(devices.len());
+        for (k, device) in devices.iter().enumerate() {
+            let ready = |percent: usize, of: usize| built(percent + k * of, of * devices.len());
+            units.push(Unit::new(
+                plan,
+                device,
+                &config,
+                k * each..(k + 1) * each,
+                &cell_of,
+                capacity,
+                exchange,
+                &ready,
+            )?);
+        }
+        unit::join(&mut units)?;
+        let first = &units[0];
+        let resident = Resident::new(plan, config, &first.memory, &first.cards[0].net, [&row_of, &cell_of])?;
+        let (recent, launches) = (Vec::new(), 0);
+        let mut engine = Self {
             plan,
             config,
-            memory,
-            kernel,
-            cells,
-            synapses,
-            net,
+            units,
             resident,
-            mail,
-            logs,
-            capacity,
-            result,
-            told,
-            copied,
-            stream,
-            copies,
-            cell_of,
             row_of,
+            capacity,
+            launches,
             step: 0,
-            recent: Vec::new(),
+            recent,
             failed: None,
             events: 0,
             run: 0,
-        })
-    }
-
-    /// Puts up to `steps` steps from the present one on the stream, with the log of this `turn`.
-    fn launch(&mut self, from: u64, steps: u64, turn: usize) -> Result<()> {
-        self.memory.clear(&mut self.mail)?;
-        self.memory.clear(&mut self.result)?;
-        let heads = self.mail.address();
-        let run = Fields::default()
-            .u64(heads)
-            .u64(heads + (8 * 2 * REPLICAS * self.config.shards) as u64)
-            .u64(self.logs[turn].address())
-            .u64(self.result.address())
-            .u64(from)
-            .u64(self.capacity as u64)
-            .u64(steps);
-        let config = LaunchConfig {
-            cooperative: true,
-            shared_bytes: self.config.shared_bytes(),
-            ..LaunchConfig::new((self.config.shards as u32, 1, 1), (self.config.threads, 1, 1))
+            timed: false,
+            laps: Default::default(),
         };
-        let learn = self.resident.as_ref().map_or_else(Resident::none, |r| r.learn.clone());
-        let args = [Arg::Bytes(&self.net), Arg::Bytes(&run.0), Arg::Bytes(&learn)];
-        // SAFETY: the structs are those of network.cuh, rows.cuh and steps.cu, whose sizes the launch checks; all that they point to
-        // belongs to this engine and is used on this stream alone, but for the other turn's log.
-        unsafe { self.kernel.launch(&self.stream, &config, &args) }?;
-        self.told.receive(&self.result.view(Dtype::I64, [3])?, &self.stream)
+        // Every kernel is loaded and has run on every device before any waits for another.
+        for k in 0..engine.units.len() {
+            engine.launch(k..k + 1, 0, 0)?;
+            engine.units[k].told()?;
+        }
+        Ok(engine)
     }
 
-    /// The spikes of a chunk of `steps` steps from step `from` on, in order; counts what they deliver.
-    fn collect(&mut self, turn: usize, count: usize, from: u64, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
-        let mut list: Vec<u64> = Vec::with_capacity(count);
-        while list.len() < count {
-            let here = (count - list.len()).min(COPY);
-            let at = self.logs[turn].address() + 8 * list.len() as u64;
-            let place = Place::Cuda(self.memory.device.index());
-            // SAFETY: the kernel has logged `count` spikes here, and it has ended.
-            let view = unsafe { View::from_raw(at as *const u8, Dtype::I64, Shape::from([here]), &[1], place) };
-            self.copied.receive(&view, &self.copies)?;
-            list.extend(self.copied.as_slice::<i64>()?[..here].iter().map(|x| *x as u64));
+    /// Puts up to `steps` steps from the present one on the streams of these units.
+    fn launch(&mut self, which: std::ops::Range<usize>, from: u64, steps: u64) -> Result<()> {
+        let learn = self.resident.as_ref().map_or_else(Resident::none, |r| r.learn.clone());
+        let mails: Vec<[u64; 2]> = self.units.iter().flat_map(Unit::mails).collect();
+        let (capacity, launches, timed) = (self.capacity, self.launches, self.timed);
+        let given = Given { from, steps, capacity, launches, timed, learn: &learn, mails: &mails };
+        for unit in &mut self.units[which.clone()] {
+            unit.launch(&self.config, &given)?;
         }
-        // They come nearly by step: each step's are counted and put in their place, and then ordered by cell.
-        let mut ends = vec![0usize; steps as usize + 1];
-        for x in &list {
-            let (step, row) = ((x >> 32) as usize, *x as u32 as usize);
-            let (Some(end), Some(degree)) = (ends.get_mut(step + 1), self.synapses.degrees.get(row)) else {
-                return Err(Error::value(format!("a chunk of {steps} steps logs a spike of row {row} in step {step}")));
-            };
-            *end += 1;
-            self.events += u64::from(*degree);
-        }
-        (0..steps as usize).for_each(|step| ends[step + 1] += ends[step]);
-        let mut cells = vec![0u32; count];
-        for x in &list {
-            let at = &mut ends[(x >> 32) as usize];
-            cells[*at] = self.cell_of[*x as u32 as usize];
-            *at += 1;
-        }
-        let mut begin = 0;
-        for (step, end) in ends[..steps as usize].iter().enumerate() {
-            let here = &mut cells[begin..*end];
-            here.sort_unstable();
-            spikes.extend(here.iter().map(|cell| Spike { step: from + step as u64, cell: *cell }));
-            begin = *end;
-        }
+        self.units[which].iter_mut().try_for_each(|unit| unit.order(&given))?;
+        self.launches += 1;
         Ok(())
     }
 
     fn run(&mut self, to: u64, spikes: &mut Vec<Spike>) -> Result<()> {
-        // What has run and is not collected: turn, spikes, first step, steps.
-        let mut waiting: Option<(usize, usize, u64, u64)> = None;
-        let mut turn = 0;
+        // What has run and is not collected: launch, first step, steps.
+        let mut waiting: Option<(usize, u64, u64)> = None;
+        let mut rate = SPIKES / 512;
         while self.step < to {
             let from = self.step;
-            let steps = piece(to - from);
-            self.launch(from, steps, turn)?;
-            if let Some((turn, count, from, steps)) = waiting.take() {
-                self.collect(turn, count, from, steps, spikes)?;
+            let steps = piece(to - from, rate);
+            self.launch(0..self.units.len(), from, steps)?;
+            if let Some((launch, from, steps)) = waiting.take() {
+                collect(&mut self.units, launch, from, steps, spikes)?;
             }
             // Waits for the chunk.
-            let told = self.told.as_slice::<i64>()?;
-            let (done, count, full) = (told[0] as u64, told[1] as usize, told[2] != 0);
-            if done == 0 || done > steps || count > self.capacity {
+            let mut done = None;
+            let (mut fired, mut flags) = (0, 0);
+            for unit in &mut self.units {
+                for told in unit.told()? {
+                    if told.flags & unit::LOST != 0 || *done.get_or_insert(told.done) != told.done {
+                        return Err(Error::value(format!(
+                            "a GPU of {} heard nothing from another for {} s in the steps from {from} on",
+                            self.config.cards,
+                            unit::PATIENCE_NS / 1_000_000_000
+                        )));
+                    }
+                    if told.count > self.capacity as u64 {
+                        return Err(Error::value(format!("a chunk of {steps} steps logs {} spikes", told.count)));
+                    }
+                    (fired, flags) = (fired + told.count, flags | told.flags);
+                    self.events += told.events;
+                    self.laps.iter_mut().zip(told.laps).for_each(|(all, here)| *all += here);
+                }
+            }
+            let done = done.unwrap_or(0);
+            if done == 0 || done > steps {
                 return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
             }
-            self.step = from + done;
-            self.run += done;
-            if let Some(resident) = self.resident.as_ref().filter(|_| full) {
+            (self.step, self.run, rate) = (from + done, self.run + done, fired / done);
+            if let Some(resident) = self.resident.as_ref().filter(|_| flags & unit::FULL != 0) {
                 resident.settle(self.step)?;
             }
-            waiting = Some((turn, count, from, done));
-            turn = 1 - turn;
+            waiting = Some((self.launches - 1, from, done));
         }
-        waiting.map_or(Ok(()), |(turn, count, from, steps)| self.collect(turn, count, from, steps, spikes))
+        waiting.map_or(Ok(()), |(launch, from, steps)| collect(&mut self.units, launch, from, steps, spikes))
     }
 
     /// Spikes as steps and rows.
@@ -254,8 +222,49 @@ impl<'a> CudaEngine<'a> {
     /// Refuses what a step that failed has left behind.
     fn whole(&self) -> Result<()> {
         let Some(why) = &self.failed else { return Ok(()) };
-        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.memory.device.name())))
+        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name())))
     }
+
+    fn cards(&self) -> impl Iterator<Item = (&Unit, &Card)> {
+        self.units.iter().flat_map(|unit| unit.cards.iter().map(move |card| (unit, card)))
+    }
+
+    fn name(&self) -> &str {
+        self.units[0].memory.device.name()
+    }
+
+    /// The cells of a population that a card has.
+    fn own(&self, card: usize, population: usize) -> std::ops::Range<usize> {
+        let size = u64::from(self.plan.network.populations[population].size);
+        let cut = |card: usize| (size * card as u64 / self.config.cards as u64) as usize;
+        cut(card)..cut(card + 1)
+    }
+}
+
+/// The spikes of a launch of `steps` steps from step `from` on, in order.
+fn collect(units: &mut [Unit], launch: usize, from: u64, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+    let mut lists: Vec<(Vec<u32>, Vec<u32>)> = Vec::new();
+    for unit in units.iter_mut() {
+        for card in 0..unit.cards.len() {
+            lists.push(unit.spikes(card, launch, steps as usize)?);
+        }
+    }
+    let mut begins = vec![0usize; lists.len()];
+    let mut all: Vec<u32> = Vec::new();
+    for step in 0..steps as usize {
+        all.clear();
+        for ((counts, cells), begin) in lists.iter().zip(&mut begins) {
+            let here = *begin..*begin + counts[step] as usize;
+            *begin = here.end;
+            all.extend(&cells[here]);
+        }
+        if lists.len() > 1 || all.len() > unit::MOST_SORTED {
+            // Finds what is in order already.
+            all.sort();
+        }
+        spikes.extend(all.iter().map(|cell| Spike { step: from + step as u64, cell: *cell }));
+    }
+    Ok(())
 }
 
 /// Which cell each row is, and which row each cell.
@@ -275,26 +284,26 @@ fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
     (cell_of, row_of)
 }
 
-/// The engine that runs `plan` on `device`.
+/// The engine that runs `plan` on `devices`.
 ///
 /// # Errors
 /// As [`CudaEngine::new`] and [`LearningEngine::new`].
 pub fn engine<'a>(
     plan: &'a Plan,
-    device: &Arc<CudaDevice>,
+    devices: &[Arc<CudaDevice>],
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
-    let config = Config::choose(plan, device.props())?;
-    Ok(if plan.learning.is_some() && config.learns.is_none() {
-        Box::new(LearningEngine::new(plan, device, built)?)
-    } else {
-        Box::new(CudaEngine::new(plan, device, built)?)
-    })
+    if let ([device], Some(_)) = (devices, &plan.learning)
+        && Config::choose(plan, device.props())?.learns.is_none()
+    {
+        return Ok(Box::new(LearningEngine::new(plan, device, built)?));
+    }
+    Ok(Box::new(CudaEngine::new(plan, devices, built)?))
 }
 
 /// Refuses what needs more memory than the device has free, before anything is allocated.
 fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
-    let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64) as u64;
+    let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64 + unit::bytes(config)) as u64;
     if asked > device.memory_info()?.free {
         device.release_cached_memory()?;
     }
@@ -340,17 +349,35 @@ impl Engine for CudaEngine<'_> {
         Ok(())
     }
 
+    fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
+        if !self.units[0].can_time(&self.config)? {
+            return Ok(None);
+        }
+        (self.timed, self.laps) = (true, Default::default());
+        let ran = self.advance(steps, spikes);
+        self.timed = false;
+        ran?;
+        let all = self.laps.iter().sum::<u64>().max(1) as f64;
+        Ok(Some(unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, lap as f64 / all)).collect()))
+    }
+
     fn state(&self) -> Result<State> {
         self.whole()?;
-        let mut variables = Vec::new();
-        for (p, model) in self.plan.models.iter().enumerate() {
-            let (size, count) = (self.plan.network.populations[p].size as usize, model.variables().len());
-            let values: Vec<f32> =
-                self.memory.download(&self.cells.states, 4 * self.cells.first_state[p], size * count)?;
-            variables.push((0..count).map(|v| values[v * size..(v + 1) * size].to_vec()).collect());
+        let sizes = self.plan.network.populations.iter().map(|p| p.size as usize);
+        let mut variables: Vec<Vec<Vec<f32>>> =
+            self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
+        for (unit, card) in self.cards() {
+            for (p, all) in variables.iter_mut().enumerate() {
+                let (size, own) = (self.plan.network.populations[p].size as usize, self.own(card.number, p));
+                for (v, values) in all.iter_mut().enumerate() {
+                    let first = card.cells.first_state[p] + v * size + own.start;
+                    let here: Vec<f32> = unit.memory.download(&card.cells.states, 4 * first, own.len())?;
+                    values[own.clone()].copy_from_slice(&here);
+                }
+            }
         }
-        let learned =
-            |r: &Resident<'_>| r.learned(&self.synapses.ring, &self.rows(&self.recent), &self.row_of, self.step);
+        let ring = &self.units[0].cards[0].synapses.ring;
+        let learned = |r: &Resident<'_>| r.learned(ring, &self.rows(&self.recent), &self.row_of, self.step);
         let learned = self.resident.as_ref().map(learned).transpose()?;
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
@@ -358,11 +385,19 @@ impl Engine for CudaEngine<'_> {
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
         let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
-        self.memory.write(&mut self.cells.states, &values)?;
         let recent = self.rows(&state.recent);
-        match &mut self.resident {
-            Some(resident) => resident.restore(&mut self.synapses.ring, state, &recent, &self.row_of)?,
-            None => self.synapses.restore(&self.memory, &self.net, self.config.shards, &recent, state.step)?,
+        for unit in &mut self.units {
+            // A launch that was lost may have left some of its own.
+            unit.clear_mails()?;
+            for card in &mut unit.cards {
+                unit.memory.write(&mut card.cells.states, &values)?;
+                match &mut self.resident {
+                    Some(resident) => resident.restore(&mut card.synapses.ring, state, &recent, &self.row_of)?,
+                    None => {
+                        card.synapses.restore(&unit.memory, &card.net, self.config.local(), &recent, state.step)?;
+                    }
+                }
+            }
         }
         self.step = state.step;
         self.recent.clone_from(&state.recent);
@@ -373,14 +408,16 @@ impl Engine for CudaEngine<'_> {
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
         self.whole()?;
         let size = self.plan.network.populations[population].size as usize;
-        let first = self.cells.first_state[population] + cell as usize;
+        let has = |card: &Card| self.own(card.number, population).contains(&(cell as usize));
+        let Some((unit, card)) = self.cards().find(|(_, card)| has(card)) else { return Ok(Vec::new()) };
+        let first = card.cells.first_state[population] + cell as usize;
         let variables = 0..self.plan.models[population].variables().len();
-        let one = |v: usize| self.memory.download::<f32>(&self.cells.states, 4 * (first + v * size), 1);
+        let one = |v: usize| unit.memory.download::<f32>(&card.cells.states, 4 * (first + v * size), 1);
         variables.map(|v| one(v).map(|x| x[0])).collect()
     }
 
     fn synapses(&self) -> u64 {
-        self.synapses.count
+        self.cards().map(|(_, card)| card.synapses.count).sum()
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {
@@ -404,12 +441,21 @@ impl Engine for CudaEngine<'_> {
         self.config.to_string()
     }
 
-    /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us), and the bytes of rows at the
-    /// memory's bandwidth.
+    fn synapse_bytes(&self) -> Option<f64> {
+        Some(self.config.synapse() as f64)
+    }
+
+    /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us; between cards 2 us), and the bytes of
+    /// rows at the memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
-        let events = self.events as f64 / self.run.max(1) as f64;
+        let events = self.events as f64 / self.run.max(1) as f64 / self.config.cards as f64;
         let bytes = events * self.config.synapse() as f64;
-        let exchange = if self.config.shards > 1 { 0.7 } else { 0.0 };
-        Some(exchange + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
+        let exchange = match (self.config.cards, self.config.shards) {
+            (1, 1) => 0.0,
+            (1, _) => 0.7,
+            _ => 2.0,
+        };
+        let rate = self.units[0].memory.device.props().memory_bytes_per_s.max(1) as f64;
+        Some(exchange + bytes / rate * 1e6)
     }
 }

@@ -1,6 +1,7 @@
 // A network on a device: what mod.rs lays out as it is written here, and how synapses are read.
 //
-// The cells of every population are cut alike into shards, one a block. An input is a slot: one cell's port. A cell that sends is
+// The cells of every population are cut alike into shards, one a block; a network on several cards has `local` of them on each, side
+// by side, and what is by shard holds those alone, but for parts, which say where any cell is. An input is a slot: one cell's port. A cell that sends is
 // a row: shard * rows + its number in its shard. Shard k holds the synapses onto its own cells alone, in any order: what they
 // add are whole numbers, whose sum does not depend on it. The first of each row lie at a fixed place, its segment, so that they
 // come in one trip to memory; where more follow, the segment's last word says so, and they lie from base[k] + first[k][row] on.
@@ -21,6 +22,8 @@ struct Part {
   unsigned owner;                        // the population: names a source's draws
   unsigned drive, drives;                // which drives
   float unit[2];                         // the value of a weight of 1, by port
+  unsigned near, near_arrivals;          // of kNear: where states [variable, count] and arrivals lie in the block's shared memory
+  unsigned variables, pad;
 };
 
 struct Drive {
@@ -35,13 +38,13 @@ struct Net {
   const Drive* drives;
   const uint2* tasks;          // part and first cell in it of what a warp advances
   const unsigned* first_task;  // [shards + 1]
-  const u64* base;             // [shards]
-  const unsigned* first;       // [shards, shards * rows + 1]
-  void* segments;              // [shards, shards * rows, segment]
+  const u64* base;             // [local]
+  const unsigned* first;       // [local, shards * rows + 1]
+  void* segments;              // [local, shards * rows, segment]
   void* rest;
-  int* ring;           // [shards, steps, pitch]
-  unsigned* calendar;  // [shards, steps, room]
-  unsigned* noted;     // [shards, steps] how many of them there are, or kSpilt
+  int* ring;           // [local, steps, pitch]
+  unsigned* calendar;  // [local, steps, room]
+  unsigned* noted;     // [local, steps] how many of them there are, or kSpilt
   u64 seed;
   unsigned cells, shards, populations;
   unsigned rows;             // cells of the largest shard
@@ -50,6 +53,8 @@ struct Net {
   unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits; or 0: all synapses are in the rest
   unsigned room;                // entries of a step of the calendar
   unsigned id_bits, ids;        // how a header is packed
+  unsigned begin, local;        // which shards are here
+  unsigned near;                // of kNear: words of the states of the largest shard
   unsigned head;                // words before a row's synapses in its segment, where they change (rows.cuh); or 0
 };
 

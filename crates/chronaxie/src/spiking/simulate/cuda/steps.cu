@@ -9,7 +9,8 @@
 // What is to arrive lies, by kPlace, in a ring [steps, pitch] of i32 in shared memory; or, for larger shards, in a calendar in
 // global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
 // each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
-// a ring in global memory what a list has no room for; or, for what has more slots than that, in the ring in global memory alone.
+// a ring in global memory what a list has no room for, with states and arrivals in shared memory if they fit (kNear); or, for what has
+// more slots than that, in the ring in global memory alone.
 //
 // Blocks meet once a step, and the meeting carries the spikes: a block's header is one 64-bit word {tag: 12, ends: 1, count:
 // id_bits, id: id_bits, ..} with as many of its spikes as it holds, further ones are words {id: 32, tag: 32} in its box. A word
@@ -17,6 +18,10 @@
 // blocks share. They lie in two sets by the step's parity: a block that writes those of step n + 2 has seen all headers of step
 // n + 1, and whoever wrote one had read those of step n. kReplicas copies of the headers keep the blocks that poll from queueing
 // at one slice of the second cache.
+//
+// A network on several cards (kMany) has a kernel on each, and every block tells all of them: the same words, to a mailbox of each
+// card, which its own blocks poll. A word of 64 bits is whole over NVLink too. Every wait ends after `patience`, since the other
+// kernel may be gone.
 //
 // Synapses that change (kLearns; sums in shared memory), walk.cuh: a row is listed with its spike, walked when all are known.
 //
@@ -26,6 +31,9 @@
 //           off the path, 60 of its Poisson draw (four steps at a time); 0.1 us
 //   path    exchange 0.7 (two trips to the second cache), segments 0.5, additions 0.1, cells 0.2: 1.5 us a step, a real-time
 //           factor of 0.015. Latency is the bound, not bandwidth.
+//   Tried: segments of 128 words, since 7 rows a step are longer than 64 and take two trips more (0.050 for 0.042: a warp with three
+//   spikes has two rounds of loads); where rows go on looked up beside the segments (0.0425); headers for all warps but the first,
+//   which logs (no difference).
 // A million cells with a thousand synapses each (dt 0.1 ms, 540 spikes and 540,000 events a step):
 //   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
 //   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
@@ -34,62 +42,28 @@
 #include "network.cuh"
 #include "models.cuh"
 #include "walk.cuh"
-
-struct Run {
-  u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
-  u64* boxes;   // [2, shards, rows]
-  u64* log;     // [capacity] (step - from) << 32 | row
-  u64* result;  // [3] steps done, spikes logged, whether a cell's entries may have no room (of kLearns); zeros
-  u64 from;
-  u64 capacity;  // at least three times the cells
-  u64 steps;
-};
+#include "launch.cuh"
+#include "cells.cuh"
 
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
-constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
+static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
+static_assert(!kMany || (!kLearns && !kHeld), "on one card");
 // Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
-constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : 3;
-constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
-// What the models of kHeld have at most.
-constexpr int kMostVariables = 4;
-// Of kLearns: rules and traces in shared memory, and spikes of a step that are listed there.
-constexpr unsigned kMostRules = kLearns ? 16 : 1, kMostTraces = kLearns ? 4 : 1, kListed = 256;
-// Counts of arrivals that fit in a byte, and those that are compared with one after the other.
-constexpr unsigned kMostArrivals = 255, kFewArrivals = 32;
-
-// A word that another block may be writing.
-__device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
-__device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
-
-// What a lane keeps of its only cell over all steps.
-struct Own {
-  float s[kHeld ? kMostVariables : 1];
-  unsigned even, odd;  // arrivals, by the parity of step / 4
-  int code;            // what an arrival weighs
-  unsigned port;
-};
-
-// Rows that wait to be walked, of kLearns.
-struct List {
-  unsigned* count;
-  unsigned* rows;  // [kListed]
-  unsigned* more;  // [shards, rows] in global memory
-
-  __device__ __forceinline__ void push(unsigned row) const {
-    const unsigned at = atomicAdd(count, 1u);
-    *(at < kListed ? rows + at : more + at) = row;
-  }
-};
+constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : kMany ? 2 : 3;
 
 struct Block {
   const Net& net;
   const Run& run;
+  const Many& many;
+  Laps<kTimed>& laps;
+  unsigned number;  // of this block's shard on its card, of kMany
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come
   unsigned* noted;       // [steps] of kCalendar
   unsigned* calendar;    // [steps, room]
   const unsigned* first;
 
+  __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
   __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
   __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
 
@@ -121,9 +95,17 @@ struct Block {
     const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
     const u64 rows = (u64)net.shards * net.rows;
     unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
+    // Where a row goes on, if it does; of kNear on its way beside the segments, since some row of many does.
+    constexpr bool kEarly = kNear && !kMany;
+    unsigned begin = 0, end = 0;
+    const auto look = [&] {
+      const bool own = over >> lane & 1;
+      begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
+    };
+    if (kEarly) look();
     if (net.segment > 0) {
       over = 0;
-      const Word* segments = (const Word*)net.segments + (blockIdx.x * rows << (bits + 1)) + (lane & (per - 1));
+      const Word* segments = (const Word*)net.segments + (self() * rows << (bits + 1)) + (lane & (per - 1));
       for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kBatch) {
         Word held[kBatch][2];
 #pragma unroll
@@ -143,9 +125,8 @@ struct Block {
       }
     }
     if (over == 0) return;
-    const bool own = over >> lane & 1;
-    const unsigned begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
-    const Word* rest = (const Word*)net.rest + net.base[blockIdx.x];
+    if (!kEarly) look();
+    const Word* rest = (const Word*)net.rest + net.base[self()];
     for (; over != 0; over &= over - 1) {
       const int from = __ffs((int)over) - 1;
       const unsigned last = __shfl_sync(~0u, end, from);
@@ -154,23 +135,56 @@ struct Block {
     }
   }
 
+  // Where a card's blocks find what fired; the boxes lie behind the headers.
+  __device__ __forceinline__ u64* heads(unsigned card) const { return kMany ? many.mails[card] : run.heads; }
+  __device__ __forceinline__ u64* boxes(unsigned card) const { return kMany ? heads(card) + 2 * kReplicas * net.shards : run.boxes; }
+
+  // A word that another block may be writing, once the bits of `mask` are its tag's; 0 where it is lost.
+  __device__ __forceinline__ u64 await(const u64* at, unsigned mask, unsigned tag, unsigned* ends) const {
+    u64 word, since = 0;
+    unsigned looks = 0;
+    do {
+      word = peek(at);
+      if constexpr (kMany)
+        if (++looks % 1024 == 0) {
+          const u64 now = nanoseconds();
+          if (since == 0) since = now;
+          if (now - since > many.patience) {
+            atomicOr(ends, 2u);
+            return 0;
+          }
+        }
+    } while (((unsigned)word & mask) != tag);
+    return word;
+  }
+
   // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
   __device__ __forceinline__ void meet(u64 step, unsigned* ends, const List& list) const {
+    const unsigned each = (net.shards + kWarps - 1) / kWarps;
+    if constexpr (kMany)
+      for (unsigned done = 0; done < each; done += 32) meet_some(step, ends, list, each, done);
+    else
+      meet_some(step, ends, list, each, 0);
+  }
+
+  // Of each warp's headers those from `done` on, one a lane.
+  __device__ __forceinline__ void meet_some(u64 step, unsigned* ends, const List& list, unsigned each, unsigned done) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = net.shards;
     const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
     // Many shards: some headers a warp, one a lane. Few: warps share a header.
-    const bool many = shards >= kWarps;
-    const unsigned share = many ? 1 : kWarps / shards, each = (shards + kWarps - 1) / kWarps;
-    const unsigned shard = many ? warp * each + lane : warp % shards;
-    const bool reads = many ? lane < each && shard < shards : lane == 0 && warp < share * shards;
+    const bool plenty = shards >= kWarps;
+    const unsigned share = plenty ? 1 : kWarps / shards, own = done + lane;
+    const unsigned shard = plenty ? warp * each + own : warp % shards;
+    const bool reads = plenty ? own < each && shard < shards : lane == 0 && warp < share * shards;
+    const unsigned card = kMany ? many.own : 0;
     u64 head = 0;
     if (reads) {
-      const u64* at = run.heads + (parity * kReplicas + blockIdx.x % kReplicas) * shards + shard;
-      do head = peek(at);
-      while (((unsigned)head & ((1u << kTagBits) - 1)) != tag);
+      const u64* at = heads(card) + (parity * kReplicas + self() % kReplicas) * shards + shard;
+      head = await(at, (1u << kTagBits) - 1, tag, ends);
       if ((unsigned)head >> kTagBits & 1) atomicOr(ends, 1u);
     }
     __syncwarp();
+    laps.lap(0);
     const unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1);
     const unsigned fired = __ballot_sync(~0u, count > 0);
     if (fired == 0) return;
@@ -181,8 +195,8 @@ struct Block {
         if (lane >= reach) end += x;
       }
     const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
-    const u64* boxes = run.boxes + (u64)parity * shards * net.rows;
-    for (unsigned i = many ? lane : warp / shards + lane * share; __any_sync(~0u, i < all); i += 32 * share) {
+    const u64* box = boxes(card) + (u64)parity * shards * net.rows;
+    for (unsigned i = plenty ? lane : warp / shards + lane * share; __any_sync(~0u, i < all); i += 32 * share) {
       unsigned row = 0;
       const u64* at = nullptr;
       for (unsigned left = fired; left != 0; left &= left - 1) {
@@ -195,15 +209,10 @@ struct Block {
           if (there < net.ids)
             row += (unsigned)(head_there >> (kTagBits + 1 + (there + 1) * net.id_bits)) & ((1u << net.id_bits) - 1);
           else
-            at = boxes + k + there;
+            at = box + k + there;
         }
       }
-      if (at != nullptr) {
-        u64 word;
-        do word = peek(at);
-        while ((unsigned)word != tag);
-        row += (unsigned)(word >> 32);
-      }
+      if (at != nullptr) row += (unsigned)(await(at, ~0u, tag, ends) >> 32);
       if constexpr (kLearns) {
         if (i < all) list.push(row);
         continue;
@@ -236,194 +245,14 @@ struct Block {
     }
   }
 
-  // The word of `step` for a cell: a draw has those of four steps.
-  __device__ __forceinline__ unsigned draw_word(unsigned purpose, unsigned owner, u64 step, unsigned cell) const {
-    const Words words = draw(net.seed, purpose, owner, (step / 4) << 32 | cell);
-    const unsigned k = (unsigned)step % 4;
-    return k < 2 ? (k == 0 ? words.w[0] : words.w[1]) : (k == 2 ? words.w[2] : words.w[3]);
-  }
-
-  // Arrivals at a cell in the four steps from 4 quad on, a byte each.
-  __device__ __forceinline__ unsigned arrivals(const Drive& drive, unsigned cell, u64 quad) const {
-    const Words words = draw(net.seed, kDrive, drive.owner, quad << 32 | cell);
-    unsigned all = 0;
-    if (drive.count <= kFewArrivals) {
-      // Most draws reach few thresholds: four of them at a time, as long as a draw reaches them.
-      const unsigned a = max(words.w[0], words.w[1]), b = max(words.w[2], words.w[3]), most = max(a, b);
-      for (unsigned first = 0; first < drive.count; first += 4) {
-        unsigned threshold = 0;
-#pragma unroll
-        for (unsigned j = 0; j < 4; ++j) {
-          const bool is = first + j < drive.count;
-          threshold = is ? __ldg(drive.thresholds + first + j) : 0;
-#pragma unroll
-          for (int k = 0; k < 4; ++k)
-            if (is && words.w[k] >= threshold) all += 1u << (8 * k);
-        }
-        if (most < threshold) break;
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
-    }
-    if (4 * quad < drive.start || 4 * quad + 4 > drive.stop)
-      for (int k = 0; k < 4; ++k)
-        if (4 * quad + k < drive.start || 4 * quad + k >= drive.stop) all &= ~(0xFFu << (8 * k));
-    return all;
-  }
-
-  // Draws the arrivals of four steps, at the cells of a part from `i` on.
-  __device__ __forceinline__ void refill(const Part& part, unsigned i, u64 quad, Own& own) const {
-    if (i >= part.count) return;
-    if constexpr (kHeld) {
-      if (part.drives == 0) return;
-      const unsigned four = arrivals(net.drives[part.drive], part.low + i, quad);
-      (quad % 2 == 0 ? own.even : own.odd) = four;
-    } else {
-      for (unsigned d = 0; d < part.drives; ++d) {
-        const Drive& drive = net.drives[part.drive + d];
-        if (drive.count <= kMostArrivals)
-          part.arrivals[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, part.low + i, quad);
-      }
-    }
-  }
-
-  // What arrives at a cell's port; the slot becomes 0. The first cache knows nothing of additions in global memory.
-  __device__ __forceinline__ float arrived(int* now, const Part& part, u64 step, int port, unsigned i, const Own& own) const {
-    int* at = now + part.slot + port * part.count + i;
-    int sum;
-    if constexpr (kShared || kCalendar) {
-      sum = *at;
-      if (sum != 0) *at = 0;
-    } else {
-      sum = __ldcg(at);
-      if (sum != 0) __stcg(at, 0);
-    }
-    const unsigned shift = (unsigned)step % 4 * 8, quad = (unsigned)step / 4;
-    unsigned more = 0;
-    if constexpr (kHeld) {
-      const unsigned four = quad % 2 == 0 ? own.even : own.odd;
-      if constexpr (kLearns) {  // which has no registers left
-        const Drive& drive = net.drives[part.drive];
-        if (part.drives > 0 && drive.port == (unsigned)port) more = (four >> shift & 0xFFu) * (unsigned)drive.code;
-      } else if (own.port == (unsigned)port) {
-        more = (four >> shift & 0xFFu) * (unsigned)own.code;
-      }
-    } else {
-      for (unsigned d = 0; d < part.drives; ++d) {
-        const Drive& drive = net.drives[part.drive + d];
-        if (drive.port != (unsigned)port) continue;
-        unsigned count = 0;
-        if (drive.count <= kMostArrivals)
-          count = part.arrivals[(quad % 2 * part.drives + d) * part.count + i] >> shift & 0xFFu;
-        else if (step >= drive.start && step < drive.stop)
-          count = (unsigned)reached(draw_word(kDrive, drive.owner, step, part.low + i), drive.thresholds, drive.count);
-        more += count * (unsigned)drive.code;
-      }
-    }
-    return (float)(int)((unsigned)sum + more) * part.unit[port];
-  }
-
-  template <class M, int kVariables>
-  __device__ __forceinline__ void load(const Part& part, unsigned i, float (&s)[kVariables]) const {
-    const float* at = part.state + i;
-#pragma unroll
-    for (int k = 0; k < M::kVariables; ++k, at += part.size) s[k] = *at;
-  }
-  template <class M, int kVariables>
-  __device__ __forceinline__ void store(const Part& part, unsigned i, const float (&s)[kVariables]) const {
-    float* at = part.state + i;
-#pragma unroll
-    for (int k = 0; k < M::kVariables; ++k, at += part.size) *at = s[k];
-  }
-
-  template <class M>
-  __device__ __forceinline__ bool dynamics(int* now, const Part& part, u64 step, unsigned i, Own& own) const {
-    float input[M::kPorts], c[M::kCoefficients], s[M::kVariables];
-    const float* of = part.coefficients;
-    if (part.stride == 0) {
-#pragma unroll
-      for (int k = 0; k < M::kCoefficients; ++k) c[k] = __ldg(of + k);
-    } else {
-      of += i;
-#pragma unroll
-      for (int k = 0; k < M::kCoefficients; ++k, of += part.stride) c[k] = __ldg(of);
-    }
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int k = 0; k < M::kVariables; ++k) s[k] = own.s[k];
-    } else {
-      load<M>(part, i, s);
-    }
-#pragma unroll
-    for (int k = 0; k < M::kPorts; ++k) input[k] = arrived(now, part, step, k, i, own);
-    const bool fires = M::step(c, s, input);
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int k = 0; k < M::kVariables; ++k) own.s[k] = s[k];
-    } else {
-      store<M>(part, i, s);
-    }
-    return fires;
-  }
-
-  __device__ __forceinline__ bool replayed(const Part& part, u64 key) const {
-    unsigned low = 0, count = part.replays;
-    while (count > 0) {
-      const unsigned half = count / 2;
-      const bool right = __ldg(part.replay + low + half) < key;
-      low = right ? low + half + 1 : low;
-      count = right ? count - half - 1 : half;
-    }
-    return low < part.replays && __ldg(part.replay + low) == key;
-  }
-
-  __device__ __forceinline__ bool fires(int* now, const Part& part, u64 step, unsigned i, Own& own) const {
-    switch (part.model) {
-      case kLifExpOne: return dynamics<LifExpOne>(now, part, step, i, own);
-      case kLifExp: return dynamics<LifExp>(now, part, step, i, own);
-      case kLifDelta: return dynamics<LifDelta>(now, part, step, i, own);
-      case kIzhikevich: return dynamics<Izhikevich>(now, part, step, i, own);
-      case kPoisson:
-        return draw_word(kSource, part.owner, step, part.low + i) < __ldg(part.chances + i * part.chance_stride);
-      case kReplay: return replayed(part, step << 32 | (part.low + i));
-    }
-    if constexpr (kHeavy) {
-      if (part.model == kLifAlpha) return dynamics<LifAlpha>(now, part, step, i, own);
-      if (part.model == kLifCond) return dynamics<LifCond>(now, part, step, i, own);
-      if (part.model == kAdEx) return dynamics<AdEx>(now, part, step, i, own);
-      if (part.model == kHodgkinHuxley) return dynamics<HodgkinHuxley>(now, part, step, i, own);
-    }
-    return false;
-  }
-
-  // What the only cell of a lane begins and ends with.
-  __device__ __forceinline__ void begin(const Part& part, unsigned i, Own& own) const {
-    own.even = own.odd = 0, own.code = 0, own.port = 0;
-    if (part.drives > 0) own.code = net.drives[part.drive].code, own.port = net.drives[part.drive].port;
-    if (i >= part.count) return;
-    if (part.model == kLifExpOne) load<LifExpOne>(part, i, own.s);
-    if (part.model == kLifExp) load<LifExp>(part, i, own.s);
-    if (part.model == kLifDelta) load<LifDelta>(part, i, own.s);
-    if (part.model == kIzhikevich) load<Izhikevich>(part, i, own.s);
-  }
-  __device__ __forceinline__ void end(const Part& part, unsigned i, const Own& own) const {
-    if (i >= part.count) return;
-    if (part.model == kLifExpOne) store<LifExpOne>(part, i, own.s);
-    if (part.model == kLifExp) store<LifExp>(part, i, own.s);
-    if (part.model == kLifDelta) store<LifDelta>(part, i, own.s);
-    if (part.model == kIzhikevich) store<Izhikevich>(part, i, own.s);
-  }
-
-  // Advances 32 cells; the first spikes go to `ids`, others to this block's box.
-  __device__ __forceinline__ void advance(
-      const Part& part, unsigned i, u64 step, unsigned* spikes, unsigned* ids, Own& own) const {
-    if (i >= part.count || !fires(slots(step), part, step, i, own)) return;
+  // A cell fired: the first spikes go to `ids`, others to this block's box.
+  __device__ __forceinline__ void spike(const Part& part, unsigned i, u64 step, unsigned* spikes, unsigned* ids) const {
     const unsigned at = atomicAdd(spikes, 1u), id = part.local + i, tag = (unsigned)(step - run.from) + 1;
     if (at < net.ids)
       ids[at] = id;
     else
-      poke(run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows + at, (u64)id << 32 | tag);
+      for (unsigned card = 0; card < (kMany ? many.count : 1); ++card)
+        poke(boxes(card) + ((u64)(tag % 2) * net.shards + (kMany ? net.begin : 0) + self()) * net.rows + at, (u64)id << 32 | tag);
   }
 
   // One warp tells the others what fired here, and logs it; `past` remembers it. Returns whether there may be no room for what
@@ -435,43 +264,54 @@ struct Block {
 #pragma unroll
     for (unsigned k = 0; k < kMostIds; ++k)
       if (k < net.ids && k < count) head |= (u64)ids[k] << (kTagBits + 1 + (k + 1) * net.id_bits);
-    if (lane < kReplicas) poke(run.heads + (tag % 2 * kReplicas + lane) * net.shards + blockIdx.x, head);
+    const unsigned shard = (kMany ? net.begin : 0) + self();
+    for (unsigned copy = lane; copy < (kMany ? many.count * kReplicas : kReplicas); copy += 32)
+      poke(heads(copy / kReplicas) + (tag % 2 * kReplicas + copy % kReplicas) * net.shards + shard, head);
     // From here on nobody waits for this warp but its own block.
     if (count == 0) return ends;
-    const u64* box = run.boxes + ((u64)(tag % 2) * net.shards + blockIdx.x) * net.rows;
+    const u64* box = boxes(kMany ? many.own : 0) + ((u64)(tag % 2) * net.shards + shard) * net.rows;
     u64 at = lane == 0 ? atomicAdd(run.result + 1, (u64)count) : 0;
     at = __shfl_sync(~0u, at, 0);
     bool full = false;
     for (unsigned i = lane; i < count; i += 32) {
-      const unsigned id = i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32), row = blockIdx.x * net.rows + id;
+      const unsigned id = i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32), row = shard * net.rows + id;
       run.log[at + i] = (u64)since << 32 | row;
       if constexpr (kLearns) full |= past.remember(id, (unsigned)step, past.learn.kept[row]);
     }
     if constexpr (kLearns) {
       full = __any_sync(~0u, full);
-      if (full && lane == 0) run.result[2] = 1;
+      if (full && lane == 0) run.result[2] = kFull;
     }
     // The others of this step, and two more steps, may still be logged.
     return ends || full || at + count + 3 * (u64)net.cells > run.capacity;
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Net net, const Run run, const Learn learn) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) 
+    spiking_steps(const Net only, const Run given, const Learn learn, const Many cards) {
   extern __shared__ int held[];
   __shared__ Part parts[kWarps];
   __shared__ unsigned spikes[2], ids[2][kMostIds], ends;  // by the step's parity: how many fired, and the first of them
   __shared__ Rule rules[kMostRules];
   __shared__ Trace traces[kMostTraces];
   __shared__ unsigned listed[2];
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __shared__ Share<kMany> share;
+  __shared__ Laps<kTimed> laps;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, self = kMany ? blockIdx.x % only.local : blockIdx.x;
+  if constexpr (kMany) share.take(given, cards, blockIdx.x / only.local);
+  const Net& net = share.net(only);
+  const Run& run = share.run(given);
+  const Many& many = share.many(cards);
   const u64 size = (u64)net.steps * net.pitch;
-  int* const kept = net.ring + blockIdx.x * size;
+  int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
   const Block block = {net,   run,
+                       many,  laps,
+                       self,
                        kShared ? held : kept,
                        held,  noted,
-                       net.calendar + (u64)blockIdx.x * net.steps * net.room,
-                       net.first + blockIdx.x * ((u64)net.shards * net.rows + 1)};
+                       net.calendar + (u64)self * net.steps * net.room,
+                       net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;
   unsigned* const entries = list + kListed + 16 * kWarps;
@@ -511,10 +351,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
   if constexpr (kCalendar) {
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
-    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[blockIdx.x * net.steps + i];
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[self * net.steps + i];
   }
   // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
-  const unsigned begin = net.first_task[blockIdx.x], tasks = net.first_task[blockIdx.x + 1] - begin;
+  const unsigned shard = (kMany ? net.begin : 0) + self;
+  const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
   Part& part = parts[warp];
   unsigned present = ~0u;
@@ -529,25 +370,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
     }
     return task.y + lane;
   };
+  float* const near = (float*)held + net.pitch + net.steps;
+  const Cells cells = {net, near, (unsigned*)near + net.near};
   Own own;
   unsigned cell = 0;  // of kHeld
   if constexpr (kHeld)
-    if (from < to) cell = turn_to(from), block.begin(part, cell, own);
+    if (from < to) cell = turn_to(from), cells.begin(part, cell, own);
   for (unsigned t = from; t < to; ++t) {
     const unsigned i = turn_to(t);
-    block.refill(part, i, run.from / 4, own);
-    block.refill(part, i, run.from / 4 + 1, own);
+    if constexpr (kNear) cells.fetch(part, i, false);
+    cells.refill(part, i, run.from / 4, own);
+    cells.refill(part, i, run.from / 4 + 1, own);
   }
   __syncthreads();
   if constexpr (kCalendar) block.gather(run.from);
   bool full = false;
+  laps.begin();
   u64 step = run.from;
   const u64 last = run.from + run.steps;
   for (;; ++step) {
     const unsigned parity = (unsigned)step % 2;
     const unsigned before = (unsigned)(step - 1) % 2;
     if (step > run.from) block.meet(step - 1, &ends, {listed + before, list, learn.more + blockIdx.x * ((u64)net.shards * net.rows)});
+    laps.lap(1);
     __syncthreads();
+    laps.lap(2);
     if constexpr (kLearns) {
       const unsigned* more = learn.more + blockIdx.x * ((u64)net.shards * net.rows);
       for (unsigned i = warp, count = listed[before]; i < count; i += kWarps)
@@ -559,26 +406,43 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
     if constexpr (kCalendar)
       if (threadIdx.x == 0) noted[block.place(step)] = 0;
     if constexpr (kHeld) {
-      if (from < to) block.advance(part, cell, step, spikes + parity, ids[parity], own);
+      if (from < to && cell < part.count && cells.fires(block.slots(step), part, step, cell, own))
+        block.spike(part, cell, step, spikes + parity, ids[parity]);
     } else {
-      for (unsigned t = from; t < to; ++t) block.advance(part, turn_to(t), step, spikes + parity, ids[parity], own);
+      // As many at a time as lie in one part.
+      for (unsigned t = from, count; t < to; t += count) {
+        const unsigned i = turn_to(t);
+        count = min(to - t, (part.count - (i - lane) + 31) / 32);
+        const auto spike = [&](unsigned i) { block.spike(part, i, step, spikes + parity, ids[parity]); };
+        cells.sweep(block.slots(step), part, step, i, count, spike);
+      }
     }
+    laps.lap(3);
     __syncthreads();
+    laps.lap(4);
     if (warp == 0) {  // which has no cells of its own where some warp has none
       const unsigned count = spikes[parity];
       __syncwarp();
       if (lane == 0) spikes[parity] = 0;
       full = block.tell(step, count, ids[parity], full, past);
     }
+    laps.lap(5);
     if (step + 1 == last) continue;
     // A quarter of the tasks a step, alike on all four schedulers.
     for (unsigned t = from; t < to; ++t)
-      if ((kHeld ? warp / 4 : t) % 4 == (unsigned)step % 4) block.refill(part, kHeld ? cell : turn_to(t), step / 4 + 1, own);
+      if ((kHeld ? warp / 4 : t) % 4 == (unsigned)step % 4) cells.refill(part, kHeld ? cell : turn_to(t), step / 4 + 1, own);
+    laps.lap(6);
     if constexpr (kCalendar) block.gather(step + 1);
+    laps.lap(7);
   }
+  laps.end(run.result);
   if constexpr (kHeld)
-    if (from < to) block.end(part, cell, own);
-  if (blockIdx.x == 0 && threadIdx.x == 0) run.result[0] = step - run.from;
+    if (from < to) cells.end(part, cell, own);
+  if constexpr (kNear)
+    for (unsigned t = from; t < to; ++t) cells.fetch(part, turn_to(t), true);
+  if (self == 0 && threadIdx.x == 0) run.result[0] = step - run.from;
+  if constexpr (kMany)
+    if (threadIdx.x == 0 && (ends & 2)) atomicOr(run.result + 2, kLost);
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) kept[i] = held[i];
   if constexpr (kLearns)
@@ -594,6 +458,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_steps(const Ne
         atomicOr(noted + at, kSpilt);
       }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) net.noted[blockIdx.x * net.steps + i] = noted[i];
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) net.noted[self * net.steps + i] = noted[i];
   }
 }

@@ -116,31 +116,39 @@ fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
 /// What an engine is made with.
 #[derive(Clone, Copy)]
 struct How {
+    /// Of each card.
     blocks: usize,
+    cards: usize,
     place: Place,
     /// Instead of what is chosen.
     segment: Option<usize>,
     room: usize,
+    /// Whether a calendar has states and arrivals in shared memory beside it; heavy models have not.
+    near: bool,
 }
 
 /// As [`CudaEngine::new`], with this many blocks, as little shared memory as asks for this place, and a log of as few spikes
 /// as there can be.
 fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a> {
     let mut props = *gpu.device.props();
-    let choose = |props: &DeviceProps| Config::with_blocks(plan, props, how.blocks).unwrap();
+    let choose = |props: &DeviceProps| Config::with_blocks(plan, props, how.blocks, how.cards).unwrap();
     let chosen = choose(&props);
     props.shared_per_block_optin = match how.place {
         Place::Shared => props.shared_per_block_optin,
-        Place::Calendar => (4096 + 4 * (chosen.pitch + chosen.ring)) as u32,
+        Place::Calendar => {
+            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { 9 * chosen.cells } else { 0 })) as u32
+        }
         Place::Global => 0,
     };
     let mut config = choose(&props);
     assert_eq!(config.place, how.place, "{config}");
+    assert_eq!(config.near > 0, how.near && how.place == Place::Calendar && !config.heavy, "{config}");
     config.segment = how.segment.unwrap_or(config.segment);
     if config.place == Place::Calendar {
         config.room = how.room;
     }
-    CudaEngine::with(plan, &gpu.device, config, 3 * plan.cells() as usize + log, &|_, _| ()).unwrap()
+    CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, 3 * plan.cells() as usize + log, &|_, _| ())
+        .unwrap()
 }
 
 fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &(Vec<Spike>, State)) {
@@ -164,19 +172,19 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
     let Some(gpu) = gpu() else { return };
     let light = [0, 1, 2, 3].as_slice();
     let all = [0, 1, 2, 3, 4, 5, 6, 7].as_slice();
-    let how = |blocks, place, segment, room| How { blocks, place, segment, room };
+    let how = |blocks, place, segment, room| How { blocks, cards: 1, place, segment, room, near: room % 2 == 1 };
     for (which, dt, longest, one_drive, how, few) in [
-        (light, 0.1, 6.0, false, how(3, Place::Shared, None, 0), 260),
-        (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 260),
-        (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 260),
+        (light, 0.1, 6.0, false, how(3, Place::Shared, None, 0), 140),
+        (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 140),
+        (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 140),
         // More blocks than a block has warps.
-        (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 30),
-        (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 30),
-        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 260),
-        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 60),
-        (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 80),
-        (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 260),
-        (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 260),
+        (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 20),
+        (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 20),
+        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 140),
+        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 40),
+        (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 60),
+        (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 150),
+        (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 140),
     ] {
         let mut network = zoo(which, dt, longest, 5);
         if one_drive {
@@ -206,6 +214,36 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
     }
 }
 
+/// Several cards: here all on one device, in one launch, each with a mailbox, a log and rows of its own.
+#[test]
+fn on_a_gpu_networks_on_several_cards_have_the_cpus_spikes() {
+    let Some(gpu) = gpu() else { return };
+    let light = [0, 1, 2, 3].as_slice();
+    let all = [0, 1, 2, 4, 5, 6, 7].as_slice();
+    let how = |cards, blocks, place, segment, room| How { blocks, cards, place, segment, room, near: cards % 2 == 1 };
+    for (which, dt, longest, how, few) in [
+        (light, 0.1, 6.0, how(2, 3, Place::Shared, None, 0), 120),
+        (light, 0.1, 12.0, how(3, 1, Place::Calendar, Some(16), 30), 120),
+        (light, 0.1, 12.0, how(8, 2, Place::Global, None, 0), 30),
+        (all, 0.05, 4.0, how(2, 2, Place::Calendar, None, 30), 50),
+        (all, 0.05, 4.0, how(2, 9, Place::Shared, Some(0), 0), 30),
+    ] {
+        let plan = Plan::new(zoo(which, dt, longest, 8)).unwrap();
+        let steps = steps(&gpu, few, 40_000);
+        let want = cpu(&plan, steps);
+        assert!(want.0.len() > if steps > 1000 { 10_000 } else { 100 }, "only {} spikes", want.0.len());
+        let mut first = engine(&plan, &gpu, how, 4000);
+        assert_eq!((first.config.cards, first.config.shards), (how.cards, how.cards * how.blocks));
+        assert_same(&plan, &mut first, &[steps], &want);
+        let mut events = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();
+        assert_eq!(first.synapses(), events.synapses());
+        run(&mut events, &[steps]);
+        assert_eq!(first.events(), events.events());
+        // The least log, which ends chunks early on all cards at once.
+        assert_same(&plan, &mut engine(&plan, &gpu, how, 0), &[1, 2, steps - 3], &want);
+    }
+}
+
 /// A run that goes from the CPU to a GPU and back, through the bytes of checkpoints, ends as one that did not; and whatever
 /// an engine did before is forgotten.
 #[test]
@@ -221,7 +259,8 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     for (cuts, place) in [([1, 80], Place::Shared), ([77, 201], Place::Global), ([40, 200], Place::Calendar)] {
         let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
         let mut got = run(&mut first, &[cuts[0]]);
-        let mut second = engine(&plan, &gpu, How { blocks: 3, place, segment: None, room: 15 }, 0);
+        let mut second =
+            engine(&plan, &gpu, How { blocks: 3, cards: 1, place, segment: None, room: 15, near: false }, 0);
         run(&mut second, &[90]);
         second.restore(&through(first.state().unwrap())).unwrap();
         got.extend(run(&mut second, &[cuts[1] - cuts[0]]));
@@ -229,7 +268,8 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
         third.restore(&through(second.state().unwrap())).unwrap();
         let half = steps / 2 - cuts[1] / 2;
         got.extend(run(&mut third, &[half]));
-        let mut fourth = engine(&plan, &gpu, How { blocks: 2, place, segment: None, room: 400 }, 100);
+        let mut fourth =
+            engine(&plan, &gpu, How { blocks: 2, cards: 2, place, segment: None, room: 400, near: true }, 100);
         fourth.restore(&through(third.state().unwrap())).unwrap();
         got.extend(run(&mut fourth, &[steps - cuts[1] - half]));
         assert!(got == want.0, "cut at {cuts:?}");
@@ -250,7 +290,7 @@ fn on_a_gpu_networks_that_do_not_fit_are_refused() {
     let plan = Plan::new(n).unwrap();
     let said = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap_err().to_string();
     assert!(said.contains("more than 32 bits hold"), "{said}");
-    let got = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
+    let got = CudaEngine::new(&plan, std::slice::from_ref(&gpu.device), &|_, _| ()).unwrap_err().to_string();
     // Which cell is named differs.
     assert_eq!(got.split(" can ").next(), said.split(" can ").next());
     assert!(got.ends_with("more than 32 bits hold"), "{got}");
@@ -259,7 +299,7 @@ fn on_a_gpu_networks_that_do_not_fit_are_refused() {
     n.projections.truncate(1);
     n.projections[0].rule = Rule::Total { count: 1 << 45, multapses: true };
     let plan = Plan::new(n).unwrap();
-    let e = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err();
+    let e = CudaEngine::new(&plan, std::slice::from_ref(&gpu.device), &|_, _| ()).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::OutOfMemory { asked, .. } if *asked > 1 << 47), "{e}");
 }
 
@@ -282,7 +322,7 @@ fn the_choice_is_a_function_of_plan_and_device() {
     );
     for device in DeviceProps::FIXTURES {
         for blocks in [1, 7, 132, 10_000] {
-            let c = Config::with_blocks(&plan, &device, blocks).unwrap();
+            let c = Config::with_blocks(&plan, &device, blocks, 1).unwrap();
             assert!(c.shared_bytes() <= device.shared_per_block_optin && c.shards <= 512);
             // What lies in shared memory is always narrow: the kernel relies on it.
             assert!(!(c.place == Place::Shared && c.wide) && c.pitch < 1 << c.slot_bits, "{c}");

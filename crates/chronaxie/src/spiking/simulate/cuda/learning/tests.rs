@@ -57,7 +57,7 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
         How::Streaming(blocks, depth) => Box::new(on(plan, gpu, blocks, depth)),
         How::Resident(blocks, segment, depth, deep) => {
             let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
-            let config = cuda::Config::with_blocks(plan, gpu.device.props(), blocks).unwrap();
+            let config = cuda::Config::with_blocks(plan, gpu.device.props(), blocks, 1).unwrap();
             let learns = config.learns.unwrap();
             let (depth, deep) = (learns.depth.min(depth), learns.deep.min(deep));
             // Tables in shared memory or not, as the number of blocks is odd or even.
@@ -65,7 +65,7 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
             let learns = Learns { depth, deep, shallow: deep / 2, tables, ..learns };
             let config = cuda::Config { segment, learns: Some(learns), ..config };
             let capacity = 3 * plan.cells() as usize + 50;
-            Box::new(CudaEngine::with(plan, &gpu.device, config, capacity, &|_, _| ()).unwrap())
+            Box::new(CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, capacity, &|_, _| ()).unwrap())
         }
     }
 }
@@ -184,6 +184,6 @@ fn what_is_not_done_is_refused() {
         .iter_mut()
         .for_each(|p| p.delay = crate::spiking::network::Delay::Drawn(Distribution::uniform(0.1, 300.0)));
     let plan = Plan::new(n).unwrap();
-    let e = CudaEngine::new(&plan, &gpu.device, &|_, _| ()).unwrap_err().to_string();
+    let e = CudaEngine::new(&plan, std::slice::from_ref(&gpu.device), &|_, _| ()).unwrap_err().to_string();
     assert!(e.contains("projection E -> E: its synapses change"), "{e}");
 }

@@ -1,0 +1,127 @@
+// What a launch of steps.cu is given, on one card or on several.
+#pragma once
+#include "network.cuh"
+
+constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
+constexpr unsigned kMostCards = 8;
+
+// One card's share of a network on several.
+struct Card {
+  Net net;
+  u64* logs[2];
+  u64* result;
+};
+
+struct Run {
+  u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
+  u64* boxes;   // [2, shards, rows]
+  u64* log;     // [capacity] (step - from) << 32 | row
+  u64* result;  // [12] steps done, spikes logged, flags: kFull, kLost, deliveries, clocks of the parts of kTimed; zeros
+  u64 from;
+  u64 capacity;  // at least three times the cells
+  u64 steps;
+};
+// Of kMany: from which heads, boxes, log and result of a Run follow.
+struct Many {
+  const Card* cards;       // of this launch, each with as many blocks
+  u64* mails[kMostCards];  // of all cards: heads, then boxes
+  u64 patience;            // ns
+  unsigned count, own;     // how many cards there are, the number of this launch's first
+  unsigned turn, pad;      // which log
+};
+
+// A cell's entries may have no room, of kLearns; nothing came from another block for as long as there is patience, of kMany.
+constexpr u64 kFull = 1, kLost = 2;
+
+// A word that another block may be writing.
+__device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
+__device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
+
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// What of a launch is this block's card's.
+template <bool kOne>
+struct Share {
+  Card card;
+  Run of;
+  Many many_;
+  __device__ __forceinline__ void take(const Run& given, const Many& many, unsigned which) {
+    for (unsigned i = threadIdx.x; i < sizeof(Card) / 4; i += kThreads)
+      ((unsigned*)&card)[i] = ((const unsigned*)(many.cards + which))[i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      of = given, many_ = many;
+      many_.own += which;
+      of.log = card.logs[many.turn];
+      of.result = card.result;
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ const Net& net(const Net&) const { return card.net; }
+  __device__ __forceinline__ const Run& run(const Run&) const { return of; }
+  __device__ __forceinline__ const Many& many(const Many&) const { return many_; }
+};
+template <>
+struct Share<false> {
+  __device__ __forceinline__ void take(const Run&, const Many&, unsigned) {}
+  __device__ __forceinline__ const Net& net(const Net& only) const { return only; }
+  __device__ __forceinline__ const Run& run(const Run& given) const { return given; }
+  __device__ __forceinline__ const Many& many(const Many& given) const { return given; }
+};
+
+constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
+// Of kLearns: rules and traces in shared memory, and spikes of a step that are listed there.
+constexpr unsigned kMostRules = kLearns ? 16 : 1, kMostTraces = kLearns ? 4 : 1, kListed = 256;
+// Clocks between the parts of a step, of kTimed, of the second warp of each block (the first one tells): waiting for headers, delivery, waiting for the
+// block, cells, waiting for the block, telling and logging, drawing, the calendar.
+constexpr int kParts = 8;
+template <bool kOn>
+struct Laps {
+  u64 sums[kParts];
+  u64 last;
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x < kParts) sums[threadIdx.x] = 0;
+    if (threadIdx.x == 32) last = (u64)clock64();
+  }
+  __device__ __forceinline__ void lap(int part) {
+    if (threadIdx.x != 32) return;
+    const u64 now = (u64)clock64();
+    sums[part] += now - last;
+    last = now;
+  }
+  __device__ __forceinline__ void end(u64* result) {
+    if (threadIdx.x < kParts) atomicAdd(result + 4 + threadIdx.x, sums[threadIdx.x]);
+  }
+};
+template <>
+struct Laps<false> {
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void lap(int) {}
+  __device__ __forceinline__ void end(u64*) {}
+};
+
+// What the models of kHeld have at most.
+constexpr int kMostVariables = 4;
+// What a lane keeps of its only cell over all steps.
+struct Own {
+  float s[kHeld ? kMostVariables : 1];
+  unsigned even, odd;  // arrivals, by the parity of step / 4
+  int code;            // what an arrival weighs
+  unsigned port;
+};
+
+// Rows that wait to be walked, of kLearns.
+struct List {
+  unsigned* count;
+  unsigned* rows;  // [kListed]
+  unsigned* more;  // [shards, rows] in global memory
+
+  __device__ __forceinline__ void push(unsigned row) const {
+    const unsigned at = atomicAdd(count, 1u);
+    *(at < kListed ? rows + at : more + at) = row;
+  }
+};
