@@ -64,6 +64,9 @@ pub(crate) enum Command {
     /// What a recording of spikes is like: rates, intervals, synchrony, bursts, entropy, mutual information; and its
     /// network's degrees and clustering
     Analyze(Analyze),
+    /// Compare ways to share a network out among processes: cells and synapses of each, what lies between them, and what a
+    /// step is expected to cost
+    Partition(Partition),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -267,9 +270,25 @@ pub(crate) struct Simulate {
     /// GPUs of this machine to share the network among, from cuda:0 on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub gpus: Option<u32>,
-    /// CPU processes to share the network among; 1 so far
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1))]
+    /// CPU processes to share the network among; the spikes are the same for any number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub parts: Option<u32>,
+    /// With --parts or --of: how, as `chronaxie partition` names it; auto takes the way of least expected cost
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    pub method: String,
+    /// With --parts or --of: machines, or groups to be taken for some; parts of one tell each other first what fired
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub nodes: u32,
+    /// For parts that are begun one by one, on several machines: this is part I of --of N, from 0
+    #[arg(long, value_name = "I", requires = "of", requires = "join", conflicts_with = "parts")]
+    pub part: Option<u32>,
+    /// With --part: how many parts there are
+    #[arg(long, value_name = "N", requires = "part", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub of: Option<u32>,
+    /// With --part: where part 0 listens; all parts take the same configuration [also: CHRONAXIE_JOIN_KEY, a word that all
+    /// parts know]
+    #[arg(long, value_name = "HOST:PORT", requires = "part")]
+    pub join: Option<String>,
     /// Override a value of the configuration, as in simulation.variant=dc; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -303,6 +322,30 @@ pub(crate) struct Analyze {
     /// The folder of the pictures [default: analysis in the run's folder; of a file none are drawn]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Partition {
+    /// The configuration, TOML or JSON
+    #[arg(value_name = "CONFIG.(toml|json)")]
+    pub config: PathBuf,
+    /// How many parts
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub parts: u32,
+    /// One way: index, w_slice, morton, kmeans or metis; auto is all that apply
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    pub method: String,
+    /// The rate of all cells but sources [default: that of the description, or 5]
+    #[arg(long, value_name = "HZ")]
+    pub rate: Option<f64>,
+    /// The folder of a picture, new or empty [default: none is drawn]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
     #[command(flatten)]
     pub json: Json,
 }

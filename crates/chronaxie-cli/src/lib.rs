@@ -11,6 +11,7 @@ mod compile;
 mod completions;
 mod devices;
 mod output;
+mod partition;
 mod predict;
 mod profile;
 mod progress;
@@ -99,6 +100,7 @@ fn dispatch(cli: &Cli) -> Outcome {
         Some(Command::Predict(a)) => predict::run(a, common, &mut out),
         Some(Command::Simulate(a)) => simulate::run(a, common, &mut out),
         Some(Command::Analyze(a)) => analyze::run(a, common, &mut out),
+        Some(Command::Partition(a)) => partition::run(a, common, &mut out),
         Some(Command::Completions(a)) => completions::run(a, &mut out),
     }
 }

@@ -5,9 +5,10 @@ use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json
 use crate::progress::Terminal;
 use crate::{Outcome, provenance};
 use chronaxie::config::Config;
-use chronaxie::simulate::{Report, RunOptions, resolved, run as simulate};
+use chronaxie::simulate::{PartsOptions, Report, RunOptions, join, resolved, run as simulate};
 use chronaxie::train::default_out;
 use chronaxie::{Backend, Error, Result};
+use std::ffi::OsString;
 
 /// What the flags override, as `--set` spells it; a flag wins.
 fn overrides(args: &Simulate) -> Vec<String> {
@@ -42,6 +43,9 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     if args.print_config {
         return out.bytes(resolved(&config)?.as_bytes());
     }
+    if let (Some(part @ 1..), Some(of), Some(place)) = (args.part, args.of, &args.join) {
+        return Ok(join(&config, part as usize, of as usize, place, &Terminal::new(common.quiet))?);
+    }
     let mut options = match &args.resume {
         Some(path) => RunOptions::resume_from(path)?,
         None => RunOptions::new(args.out.clone().unwrap_or_else(|| default_out(&args.config))),
@@ -56,6 +60,10 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     }
     options.gpus = args.gpus.map(|n| n as usize);
     options.arguments = std::env::args().collect();
+    options.parts = parts(args)?;
+    if options.parts.is_some() && options.backend == Backend::Auto {
+        options.backend = Backend::Cpu;
+    }
     options.provenance = provenance();
     let report = simulate(&config, &options, &Terminal::new(common.quiet))?;
     if !is_stdout(json) {
@@ -66,6 +74,30 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
         None => write_json(Some("-".as_ref()), &report, out),
         Some(_) => write_json(json, &report, out),
     }
+}
+
+/// How the network is shared out.
+fn parts(args: &Simulate) -> Result<Option<PartsOptions>> {
+    let Some(count) = args.parts.or(args.of) else {
+        let alone = args.method == "auto" && args.nodes == 1;
+        return if alone { Ok(None) } else { Err(Error::config("--method and --nodes are for --parts N")) };
+    };
+    let mut parts = PartsOptions::new(count as usize, program(args));
+    parts.method.clone_from(&args.method);
+    parts.nodes = args.nodes as usize;
+    parts.listen.clone_from(&args.join);
+    Ok(Some(parts))
+}
+
+/// What begins another part: this program, with whatever comes before the command (a Python script may), and the same
+/// configuration.
+fn program(args: &Simulate) -> Vec<OsString> {
+    let own = std::env::current_exe().map_or_else(|_| "chronaxie".into(), OsString::from);
+    let before = std::env::args_os().skip(1).take_while(|a| a != "simulate");
+    let mut all: Vec<OsString> = std::iter::once(own).chain(before).collect();
+    all.extend(["simulate".into(), args.config.clone().into_os_string(), "--quiet".into()]);
+    all.extend(overrides(args).into_iter().flat_map(|set| ["--set".into(), set.into()]));
+    all
 }
 
 /// The weights that change, at the start and at the end.

@@ -11,6 +11,7 @@ mod errors;
 mod kernel;
 mod layers;
 #[allow(unsafe_code)]
+mod part;
 mod plan;
 mod session;
 mod tools;
@@ -28,6 +29,8 @@ mod _native {
     use super::kernel::Kernel;
     #[pymodule_export]
     use super::layers::{Connectivity, draw_wiring, prepare};
+    #[pymodule_export]
+    use super::part::Part;
     #[pymodule_export]
     use super::plan::{Plan, Problem, cases, families, problem};
     #[pymodule_export]

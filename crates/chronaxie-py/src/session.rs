@@ -8,7 +8,7 @@ use chronaxie::spiking::analysis;
 use chronaxie::spiking::models as library;
 use chronaxie::spiking::network::DriveKind;
 use chronaxie::spiking::network::files::Files;
-use chronaxie::spiking::network::read::read_with;
+use chronaxie::spiking::network::read::{Settings, read_with};
 use chronaxie::spiking::simulate::Spike;
 use chronaxie::{Backend, Error, Result};
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 pub struct Session(simulate::Session);
 
 /// `(name, columns)`, each `(name, f64s)`.
-type Table = (String, Vec<(String, PyBackedBytes)>);
+pub(crate) type Table = (String, Vec<(String, PyBackedBytes)>);
 /// `(name, model, size, first cell, [(variable, unit)], unit of weights, f32 [size, 4] places)`.
 type Population<'py> =
     (String, &'static str, u32, u64, Vec<(&'static str, &'static str)>, &'static str, Option<Bound<'py, PyByteArray>>);
@@ -30,7 +30,7 @@ type Drive = (usize, &'static str, f64, f64, f64, f64);
 /// `(population, cells, times, [(variable, f32 [samples, cells])])`.
 type Trace<'py> = (usize, Vec<u32>, Bound<'py, PyByteArray>, Vec<(&'static str, Bound<'py, PyByteArray>)>);
 
-fn column<'py, T: Copy, const N: usize>(
+pub(crate) fn column<'py, T: Copy, const N: usize>(
     py: Python<'py>,
     values: &[T],
     bytes: impl Fn(T) -> [u8; N],
@@ -59,13 +59,7 @@ impl Session {
     ) -> PyResult<Self> {
         let signals = Signals::default();
         let work = || -> Result<simulate::Session> {
-            let mut config = parsed(text, path)?;
-            overrides.iter().try_for_each(|assignment| config.set(assignment))?;
-            let mut files = Files::beside(&config);
-            for (name, columns) in tables {
-                files = files.with(name, columns.into_iter().map(|(name, b)| (name, doubles(&b))).collect());
-            }
-            let settings = read_with(&config, &files)?;
+            let settings = settings_of(text, path, tables, &overrides)?;
             simulate::Session::open(settings, backend.parse::<Backend>()?, &signals)
         };
         let result = py.detach(work);
@@ -194,6 +188,22 @@ pub fn description_notes(py: Python<'_>, text: Option<String>, path: Option<Path
         read_with(&config, &Files::beside(&config)).map(|settings| settings.notes)
     });
     py_result(py, found)
+}
+
+/// A description with its tables, read.
+pub(crate) fn settings_of(
+    text: Option<String>,
+    path: Option<PathBuf>,
+    tables: Vec<Table>,
+    overrides: &[String],
+) -> Result<Settings> {
+    let mut config = parsed(text, path)?;
+    overrides.iter().try_for_each(|assignment| config.set(assignment))?;
+    let mut files = Files::beside(&config);
+    for (name, columns) in tables {
+        files = files.with(name, columns.into_iter().map(|(name, b)| (name, doubles(&b))).collect());
+    }
+    read_with(&config, &files)
 }
 
 fn parsed(text: Option<String>, path: Option<PathBuf>) -> Result<Config> {

@@ -5,6 +5,9 @@ mod analyze;
 #[cfg(test)]
 mod analyze_tests;
 mod changes;
+mod held;
+mod partition;
+mod parts;
 mod pictures;
 mod profile;
 mod run;
@@ -16,6 +19,9 @@ mod steer;
 mod tests;
 
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
+pub use held::{HeldFacts, HeldPart};
+pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
+pub use parts::{PartsOptions, RATE_HZ, join};
 pub use profile::{NetworkReport, StepPart, is_network, profile, refuse_case};
 pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};

@@ -1,5 +1,6 @@
 //! One simulation, from a configuration to a folder.
 
+use super::parts::{PartsOptions, Team};
 use super::pictures;
 use crate::bench::Provenance;
 use crate::config::Config;
@@ -37,6 +38,8 @@ pub struct RunOptions {
     pub gpus: Option<usize>,
     /// Whether to go on from the checkpoint in `out`.
     pub resume: bool,
+    /// How the network is shared out among processes, if it is.
+    pub parts: Option<PartsOptions>,
     /// The program's arguments, for `run.json`.
     pub arguments: Vec<String>,
     /// What is known of the build, for `run.json`.
@@ -47,7 +50,8 @@ impl RunOptions {
     /// A new run into `out`.
     pub fn new(out: impl Into<PathBuf>) -> Self {
         let provenance = Provenance::default();
-        Self { out: out.into(), backend: Backend::Auto, gpus: None, resume: false, arguments: Vec::new(), provenance }
+        let (out, backend) = (out.into(), Backend::Auto);
+        Self { out, backend, gpus: None, resume: false, parts: None, arguments: Vec::new(), provenance }
     }
     /// From the checkpoint at `path`: the file, or the folder of its run.
     ///
@@ -187,6 +191,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         }
     }
     why.iter().for_each(|why| progress.log(why));
+    if options.parts.is_some() && !matches!(device, Device::Cpu) {
+        return Err(Error::config(format!("parts are processes on CPUs, not on {}; --backend cpu", device.place())));
+    }
     let folder = RunFolder::open(&options.out, options.resume)?;
     let config_text = config.resolved();
     let plan = Plan::new(settings.network.clone())?;
@@ -196,9 +203,11 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let note = format!("{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
     progress.advance(0, &note);
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
-    let mut engine: Box<dyn Engine + '_> = match &device {
-        Device::Cpu => Box::new(CpuEngine::new(&plan, &built)?),
-        Device::Cuda(_) => cuda::engine(&plan, &cards, &built)?,
+    let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, progress)).transpose()?;
+    let mut engine: Box<dyn Engine + '_> = match (&device, &mut team) {
+        (_, Some(team)) => team.engine(&plan, &built)?,
+        (Device::Cpu, None) => Box::new(CpuEngine::new(&plan, &built)?),
+        (Device::Cuda(_), None) => cuda::engine(&plan, &cards, &built)?,
     };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;

@@ -96,13 +96,26 @@ pub const BATCH: usize = 256;
 /// The words of draws `first .. first + BATCH` of `owner`: `words[w][i]` is word w of draw `first + i`.
 #[inline(always)]
 fn batch_body(seed: u64, purpose: u32, owner: u32, first: u64, words: &mut [[u32; BATCH]; 4]) {
+    rounds(seed, purpose, owner, words, |i| first.wrapping_add(i as u64));
+}
+
+/// The words of draws `high << 32 | low[i]`, of at most [`BATCH`].
+#[inline(always)]
+fn listed_body(seed: u64, purpose: u32, owner: u32, high: u64, low: &[u32], words: &mut [[u32; BATCH]; 4]) {
+    let mut all = [0; BATCH];
+    all[..low.len()].copy_from_slice(low);
+    rounds(seed, purpose, owner, words, |i| high << 32 | u64::from(all[i]));
+}
+
+#[inline(always)]
+fn rounds(seed: u64, purpose: u32, owner: u32, words: &mut [[u32; BATCH]; 4], number: impl Fn(usize) -> u64) {
     const LANES: usize = 16;
     const M: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
     for at in (0..BATCH).step_by(LANES) {
         let mut c = [[0u32; LANES]; 4];
         for l in 0..LANES {
-            let index = first.wrapping_add((at + l) as u64);
+            let index = number(at + l);
             c[0][l] = index as u32;
             c[1][l] = (index >> 32) as u32;
             c[2][l] = owner;
@@ -130,13 +143,24 @@ fn batch_body(seed: u64, purpose: u32, owner: u32, first: u64, words: &mut [[u32
 
 #[allow(unsafe_code)]
 mod wide {
-    use super::{BATCH, batch_body};
+    use super::{BATCH, batch_body, listed_body};
     crate::dispatch!(
         /// [`draw`](super::draw) of [`BATCH`] numbers in a row, word by word.
         pub fn batch(seed: u64, purpose: u32, owner: u32, first: u64, words: &mut [[u32; BATCH]; 4]) = batch_body
     );
+    crate::dispatch!(
+        /// [`draw`](super::draw) of the numbers `high << 32 | low[i]`, of at most [`BATCH`], word by word.
+        pub fn listed(
+            seed: u64,
+            purpose: u32,
+            owner: u32,
+            high: u64,
+            low: &[u32],
+            words: &mut [[u32; BATCH]; 4],
+        ) = listed_body
+    );
 }
-pub use wide::batch;
+pub use wide::{batch, listed};
 
 #[cfg(test)]
 mod tests {
@@ -151,6 +175,12 @@ mod tests {
                 let one = draw(0x1234_5678_9abc_def0, Purpose::Pair, 9, first + i as u64);
                 assert_eq!([0, 1, 2, 3].map(|w| words[w][i]), one);
             }
+        }
+        let low = [5, 9, u32::MAX, 0];
+        listed(77, Purpose::Drive as u32, 3, 6, &low, &mut words);
+        for (i, low) in low.iter().enumerate() {
+            let one = draw(77, Purpose::Drive, 3, 6 << 32 | u64::from(*low));
+            assert_eq!([0, 1, 2, 3].map(|w| words[w][i]), one);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Spiking networks: a description, synapses from it, and engines that run it with the same spikes everywhere.
 //!
 //! [`network`] describes, [`plan`] turns the description into whole numbers, [`connect`] builds the synapses, [`models`]
-//! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them.
+//! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them; [`partition`] shares a network out.
 
 pub mod analysis;
 pub mod connect;
@@ -10,6 +10,7 @@ pub mod math;
 pub mod metrics;
 pub mod models;
 pub mod network;
+pub mod partition;
 pub mod plan;
 pub mod plasticity;
 pub mod record;

@@ -1,6 +1,7 @@
 //! A network as whole numbers: weights in units, delays in steps, drives as tables. What is decided here is decided once,
 //! for every engine, so that all of them have the same spikes.
 
+use super::connect::Subset;
 use super::draws::{Purpose, Stream};
 use super::math;
 use super::models::{Kind, Model};
@@ -438,7 +439,8 @@ impl Plan {
     ///
     /// # Errors
     /// `Config`, where a cell's own parameters cannot be run.
-    pub fn parameters(&self, population: usize, cells: std::ops::Range<u32>) -> Result<Vec<Vec<f64>>> {
+    pub fn parameters<'s>(&self, population: usize, cells: impl Into<Subset<'s>>) -> Result<Vec<Vec<f64>>> {
+        let cells = cells.into();
         let p = &self.network.populations[population];
         let dc: f64 = self.network.drives.iter().filter(|d| d.target == population).fold(0.0, |sum, d| match d.kind {
             DriveKind::Dc { current } => sum + current,
@@ -450,7 +452,9 @@ impl Plan {
         for (i, d) in p.parameters.iter().enumerate() {
             let (owner, given) = (owner_of(population, i), p.given.parameter(i));
             let value = |cell: u32| given.map_or_else(|| self.cell_value(d, owner, cell), |own| own[cell as usize]);
-            values.push((0..count).map(|c| value(cells.start + c as u32)).collect());
+            // What all cells have is asked for of none of them, since there may be none.
+            let cell = |c: usize| if constants.is_some() { 0 } else { cells.at(c) };
+            values.push((0..count).map(|c| value(cell(c))).collect());
         }
         if let Some(current) = p.model.current() {
             values[current].iter_mut().for_each(|x| *x += dc);
@@ -459,7 +463,7 @@ impl Plan {
             for c in 0..count {
                 let own: Vec<f64> = values.iter().map(|v| v[c]).collect();
                 if let Some(problem) = p.model.problem(&own, self.network.dt_ms) {
-                    let cell = cells.start + c as u32;
+                    let cell = cells.at(c);
                     return Err(Error::config(format!("population {}: cell {cell} {problem}", p.name)));
                 }
             }
@@ -471,9 +475,10 @@ impl Plan {
     ///
     /// # Errors
     /// As [`parameters`](Self::parameters).
-    pub fn initial(&self, population: usize, cells: std::ops::Range<u32>) -> Result<Vec<Vec<f64>>> {
+    pub fn initial<'s>(&self, population: usize, cells: impl Into<Subset<'s>>) -> Result<Vec<Vec<f64>>> {
+        let cells = cells.into();
         let (p, model) = (&self.network.populations[population], self.models[population]);
-        let parameters = self.parameters(population, cells.clone())?;
+        let parameters = self.parameters(population, cells)?;
         let full = p.model.variables();
         // A reduced model has some of the variables, by name; what it has of its own starts at 0.
         let at: Vec<Option<usize>> =
@@ -481,7 +486,7 @@ impl Plan {
         let mut values = vec![vec![0.0; cells.len()]; at.len()];
         for c in 0..cells.len() {
             let own: Vec<f64> = parameters.iter().map(|v| v[if v.len() == 1 { 0 } else { c }]).collect();
-            let cell = cells.start + c as u32;
+            let cell = cells.at(c);
             let draw = |i: usize| match p.given.variable(i) {
                 Some(own) => own[cell as usize],
                 None => self.cell_value(&p.initial[i], owner_of(population, 32 + i), cell),
@@ -528,11 +533,19 @@ impl Plan {
     /// # Errors
     /// `OutOfMemory`.
     pub fn require_memory(&self) -> Result<()> {
+        self.require_memory_for(1.0)
+    }
+
+    /// Likewise for what has this share of the cells and of their synapses.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn require_memory_for(&self, share: f64) -> Result<()> {
         // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
         let cells = 64.0 * self.cells() as f64;
         let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
         let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
-        let asked = (6.0 * self.expected_synapses() + changing + cells) as u64;
+        let asked = ((6.0 * self.expected_synapses() + changing) * share + cells) as u64;
         let Some(free) = crate::memory::free().filter(|free| asked > *free) else { return Ok(()) };
         let gb = |bytes: u64| bytes as f64 / 1e9;
         Err(Error::new(

@@ -11,6 +11,7 @@ from typing import Any
 from .. import _native
 from . import metrics
 from ._network import Network, lognormal, normal, uniform, velocity
+from ._part import Part
 from ._simulation import Checkpoint, Drive, Population, Simulation, Synapses, Trace
 from ._spikes import Spikes
 
@@ -18,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "Drive",
     "Network",
+    "Part",
     "Population",
     "Simulation",
     "Spikes",

@@ -292,11 +292,15 @@ class Network:
         """
         from ._simulation import Simulation
 
+        simulation = Simulation(_native.Session(*self._parts(), backend))
+        if resume is not None:
+            simulation.restore(resume)
+        return simulation
+
+    def _parts(self) -> tuple[str | None, str | None, list[Any], list[str]]:
+        """What the native side reads: JSON or a path, tables as bytes, overrides."""
         tables = [(name, [(k, v.tobytes()) for k, v in columns.items()]) for name, columns in self._tables.items()]
         text = None
         if self._path is None:
             text = json.dumps({k: v for k, v in self._described.items() if v != []}, allow_nan=False)
-        simulation = Simulation(_native.Session(text, self._path, tables, self._set, backend))
-        if resume is not None:
-            simulation.restore(resume)
-        return simulation
+        return text, self._path, tables, self._set

@@ -60,8 +60,9 @@ impl Changing {
                 let first = part.slot + port * part.count();
                 // What the greatest strength passes on.
                 let most = kind.passed(kind.high, super::super::plasticity::fixed::ONE).unsigned_abs();
-                enumerate(plan, i, part.low..part.high, &mut |s, t, code, delay| {
-                    let slot = first + (t - part.low);
+                let cells = part.cells();
+                enumerate(plan, i, cells, &mut |s, t, code, delay| {
+                    let slot = first + cells.index(t);
                     let code = code.unsigned_abs();
                     let load = &mut load[slot as usize];
                     *load = load.saturating_add(if kind.stdp.is_some() { most } else { code });

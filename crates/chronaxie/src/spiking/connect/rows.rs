@@ -7,6 +7,7 @@
 
 use super::rules::visit;
 use super::shard::Part;
+use super::subset::Subset;
 use crate::spiking::network::place::distance;
 use crate::spiking::network::{Delay, Rule};
 use crate::spiking::plan::Plan;
@@ -94,16 +95,17 @@ impl Rows {
         let mut buckets: Vec<Vec<u64>> = (0..count).map(|_| Vec::with_capacity(room)).collect();
         for (i, p) in own() {
             let part = &parts[p.target];
-            let ports = plan.models[p.target].ports().len() as u32;
+            let (ports, cells) = (plan.models[p.target].ports().len() as u32, part.cells());
+            let (first, stride) = (part.slot, part.count());
             let mut put = |s: u32, t: u32, code: i32, delay: u16| {
                 let port = if code < 0 { ports - 1 } else { 0 };
-                let slot = part.slot + port * part.count() + (t - part.low);
+                let slot = first + port * stride + cells.index(t);
                 let synapse = u64::from(pack(slot, code)) << 16 | u64::from(delay) << 48;
                 buckets[(s >> BUCKET) as usize].push(synapse | u64::from(s & ((1 << BUCKET) - 1)));
                 let load = &mut load[slot as usize];
                 *load = load.saturating_add(code.unsigned_abs());
             };
-            enumerate(plan, i, part.low..part.high, &mut put);
+            enumerate(plan, i, cells, &mut put);
         }
         let mut sorter = Sorter { counts: vec![0; plan.max_delay as usize + 2], row: Vec::new() };
         let mut sorted = Vec::new();
@@ -154,15 +156,16 @@ pub(in crate::spiking) fn overflow(plan: &Plan, population: usize, units: u64) -
 
 /// Calls `put(source, target, weight in units, delay in steps)` for every synapse of a projection onto the cells `targets`.
 #[inline]
-pub(in crate::spiking) fn enumerate(
+pub(in crate::spiking) fn enumerate<'s>(
     plan: &Plan,
     projection: usize,
-    targets: Range<u32>,
+    targets: impl Into<Subset<'s>>,
     put: &mut impl FnMut(u32, u32, i32, u16),
 ) {
     let n = &plan.network;
     let p = &n.projections[projection];
     let efficacy = &plan.efficacies[projection];
+    let targets = targets.into();
     match (&efficacy.weight, &efficacy.delay, &p.rule) {
         (Some(w), Some(d), _) => {
             visit(plan, projection, targets, &mut |s, t, wb, db| put(s, t, w.pick(wb), d.pick(db) as u16));

@@ -1,27 +1,32 @@
 //! The rules, as enumerations that any part of the targets can be taken out of.
 //!
-//! A visitor is called with `(source, target, weight bits, delay bits)` for every synapse whose target lies in a range.
-//! What it is called with, over all ranges that make up the population, is the same multiset however the ranges are cut:
+//! A visitor is called with `(source, target, weight bits, delay bits)` for every synapse whose target is one of a subset.
+//! What it is called with, over all subsets that make up the population, is the same multiset however it is cut:
 //! each draw is keyed by what it decides. For an edge list the weight bits are the edge's index.
 
+use super::subset::Subset;
 use crate::spiking::draws::{BATCH, Purpose, Stream, batch, below, draw, uniform};
 use crate::spiking::math;
 use crate::spiking::network::place::distance;
 use crate::spiking::network::{Projection, Rule};
 use crate::spiking::plan::Plan;
-use std::ops::Range;
 
-/// Visits the synapses of projection `index` onto the cells `targets`, in an order that follows from the range alone.
+/// Visits the synapses of projection `index` onto the cells `targets`, in an order that follows from those cells alone.
 #[inline]
-pub fn visit(plan: &Plan, index: usize, targets: Range<u32>, visit: &mut impl FnMut(u32, u32, u32, u32)) {
+pub fn visit<'s>(
+    plan: &Plan,
+    index: usize,
+    targets: impl Into<Subset<'s>>,
+    visit: &mut impl FnMut(u32, u32, u32, u32),
+) {
     let p = &plan.network.projections[index];
     let owner = index as u32;
     let (n_source, n_target) = (plan.network.populations[p.source].size, plan.network.populations[p.target].size);
-    let walk = Walk { plan, p, owner, seed: plan.network.seed, n_source, n_target, targets };
+    let walk = Walk { plan, p, owner, seed: plan.network.seed, n_source, n_target, targets: targets.into() };
     match &p.rule {
         Rule::AllToAll => walk.pairs(visit, |_, _| true),
         Rule::OneToOne => {
-            for t in walk.targets.clone() {
+            for t in walk.targets.iter() {
                 walk.with_efficacy(t, t, t.into(), visit);
             }
         }
@@ -32,7 +37,7 @@ pub fn visit(plan: &Plan, index: usize, targets: Range<u32>, visit: &mut impl Fn
         Rule::Total { count, multapses: false } => walk.distinct(*count, visit),
         Rule::Distance { peak, length, radius } => walk.near(*peak, *length, *radius, visit),
         Rule::Edges(edges) => {
-            for (i, e) in edges.iter().enumerate().filter(|(_, e)| walk.targets.contains(&e.target)) {
+            for (i, e) in edges.iter().enumerate().filter(|(_, e)| walk.targets.contains(e.target)) {
                 visit(e.source, e.target, i as u32, 0);
             }
         }
@@ -46,7 +51,7 @@ struct Walk<'a> {
     seed: u64,
     n_source: u32,
     n_target: u32,
-    targets: Range<u32>,
+    targets: Subset<'a>,
 }
 
 impl Walk<'_> {
@@ -66,7 +71,7 @@ impl Walk<'_> {
     }
 
     fn pairs(&self, visit: &mut impl FnMut(u32, u32, u32, u32), keep: impl Fn(u32, u32) -> bool) {
-        for t in self.targets.clone() {
+        for t in self.targets.iter() {
             for s in 0..self.n_source {
                 if !(self.no_self() && s == t) && keep(s, t) {
                     self.with_efficacy(s, t, self.number(s, t), visit);
@@ -84,7 +89,7 @@ impl Walk<'_> {
             return;
         }
         let rate = 1.0 / math::ln(1.0 - x);
-        for t in self.targets.clone() {
+        for t in self.targets.iter() {
             let mut stream = Stream::new(self.seed, Purpose::Pair, self.owner, u64::from(t) << 32);
             let mut s = 0u64;
             loop {
@@ -102,7 +107,7 @@ impl Walk<'_> {
 
     fn in_degree(&self, count: u32, multapses: bool, visit: &mut impl FnMut(u32, u32, u32, u32)) {
         let mut taken = Taken::new(self.n_source);
-        for t in self.targets.clone() {
+        for t in self.targets.iter() {
             let first = u64::from(t) * u64::from(count);
             if multapses {
                 for k in 0..u64::from(count) {
@@ -125,7 +130,7 @@ impl Walk<'_> {
                 for k in 0..u64::from(count) {
                     let [t, _, w, d] = draw(self.seed, Purpose::Pair, self.owner, first + k);
                     let t = self.other(t, self.n_target, s);
-                    if self.targets.contains(&t) {
+                    if self.targets.contains(t) {
                         visit(s, t, w, d);
                     }
                 }
@@ -133,7 +138,7 @@ impl Walk<'_> {
                 let mut stream = Stream::new(self.seed, Purpose::Pair, self.owner, u64::from(s) << 32);
                 let skip = self.no_self().then_some(s);
                 taken.choose(count, skip, &mut stream, |k, t| {
-                    if self.targets.contains(&t) {
+                    if self.targets.contains(t) {
                         self.with_efficacy(s, t, first + u64::from(k), visit);
                     }
                 });
@@ -154,10 +159,19 @@ impl Walk<'_> {
 
     /// Draw k is source, target, weight and delay of synapse k; a batch of draws at a time.
     fn total(&self, count: u64, visit: &mut impl FnMut(u32, u32, u32, u32)) {
+        match self.targets.order.map(|o| o.places()) {
+            None => self.total_at(count, visit, |t| t),
+            Some(places) => self.total_at(count, visit, |t| places[t as usize]),
+        }
+    }
+
+    /// Likewise, where `place` says where a target stands.
+    #[inline(always)]
+    fn total_at(&self, count: u64, visit: &mut impl FnMut(u32, u32, u32, u32), place: impl Fn(u32) -> u32) {
         let mut words = [[0u32; BATCH]; 4];
         let mut kept = [0u16; BATCH];
         let (n_source, n_target) = (self.n_source, self.n_target);
-        let (low, width) = (self.targets.start, self.targets.end - self.targets.start);
+        let (low, width) = (self.targets.low, self.targets.high - self.targets.low);
         let no_self = self.no_self();
         let mut first = 0;
         while first < count {
@@ -171,7 +185,7 @@ impl Walk<'_> {
                     if no_self { self.other(words[1][i], n_target, source) } else { below(words[1][i], n_target) };
                 (words[0][i], words[1][i]) = (source, target);
                 kept[ours] = i as u16;
-                ours += usize::from(target.wrapping_sub(low) < width);
+                ours += usize::from(place(target).wrapping_sub(low) < width);
             }
             for &i in &kept[..ours] {
                 let i = usize::from(i);
@@ -188,7 +202,7 @@ impl Walk<'_> {
         for k in 0..count {
             let pair = permutation.at(k);
             let (t, s) = ((pair / u64::from(width)) as u32, (pair % u64::from(width)) as u32);
-            if self.targets.contains(&t) {
+            if self.targets.contains(t) {
                 let s = if self.no_self() { s + u32::from(s >= t) } else { s };
                 self.with_efficacy(s, t, k, visit);
             }
@@ -209,7 +223,7 @@ impl Walk<'_> {
         let mut boxes = std::collections::HashMap::<[i64; 4], Vec<u32>>::new();
         sources.iter().enumerate().for_each(|(i, x)| boxes.entry(cell(x)).or_default().push(i as u32));
         let mut found = Vec::new();
-        for t in self.targets.clone() {
+        for t in self.targets.iter() {
             let place = &targets[t as usize];
             let home = cell(place);
             found.clear();

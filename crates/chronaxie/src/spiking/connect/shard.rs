@@ -5,14 +5,15 @@
 
 use super::changing::Changing;
 use super::rows::Rows;
+use super::subset::{Order, Subset};
 use crate::spiking::plan::Plan;
 use crate::{Error, Result, pool};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// The most slots of a shard.
 pub const MAX_SLOTS: usize = 65_536;
 
-/// The cells `low .. high` of a population.
+/// The cells `low .. high` of a population, or those at these places of an order of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The first.
@@ -21,9 +22,16 @@ pub struct Part {
     pub high: u32,
     /// The slot of the first cell's first port; a port's slots lie together, `count` apart.
     pub slot: u32,
+    /// The order, where it is not that of the numbers; then cells here have rising numbers all the same.
+    pub order: Option<Arc<Order>>,
 }
 
 impl Part {
+    /// Its cells.
+    #[inline(always)]
+    pub fn cells(&self) -> Subset<'_> {
+        Subset { low: self.low, high: self.high, order: self.order.as_deref() }
+    }
     /// How many cells it has.
     pub fn count(&self) -> u32 {
         self.high - self.low
@@ -50,13 +58,12 @@ pub struct Shard {
 
 /// How many shards `threads` threads share: a multiple of them, or as many as the slots ask for.
 pub fn shards_for(plan: &Plan, threads: usize) -> usize {
-    let slots: u64 = plan
-        .network
-        .populations
-        .iter()
-        .zip(&plan.models)
-        .map(|(p, m)| u64::from(p.size) * m.ports().len() as u64)
-        .sum();
+    let sized = plan.network.populations.iter().zip(&plan.models);
+    shards_of(plan, sized.map(|(p, m)| u64::from(p.size) * m.ports().len() as u64).sum(), threads)
+}
+
+/// Likewise for a part of the network that has so many slots.
+pub fn shards_of(plan: &Plan, slots: u64, threads: usize) -> usize {
     // Each population's part may be one cell more than its share.
     let spare = plan.models.iter().map(|m| m.ports().len()).sum::<usize>();
     let room = (MAX_SLOTS - spare.min(MAX_SLOTS / 2)) as u64;
@@ -69,7 +76,7 @@ pub fn parts(plan: &Plan, index: usize, count: usize) -> (Vec<Part>, usize) {
     let mut slot = 0;
     let parts = plan.network.populations.iter().zip(&plan.models).map(|(p, m)| {
         let cut = |i: usize| (u64::from(p.size) * i as u64 / count as u64) as u32;
-        let part = Part { low: cut(index), high: cut(index + 1), slot };
+        let part = Part { low: cut(index), high: cut(index + 1), slot, order: None };
         slot += part.count() * m.ports().len() as u32;
         part
     });
@@ -82,9 +89,22 @@ pub fn parts(plan: &Plan, index: usize, count: usize) -> (Vec<Part>, usize) {
 /// # Errors
 /// `Config`, where the inputs of a cell can add up beyond 32 bits; `Interrupted`.
 pub fn build(plan: &Plan, count: usize, built: &(dyn Fn(usize) + Sync)) -> Result<Vec<Shard>> {
+    build_cut(plan, count, &|index| parts(plan, index, count), built)
+}
+
+/// Likewise, where `cut` says which cells shard i has, and how many slots.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_cut(
+    plan: &Plan,
+    count: usize,
+    cut: &(dyn Fn(usize) -> (Vec<Part>, usize) + Sync),
+    built: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Shard>> {
     let done = Mutex::new((0, Vec::new()));
     pool::for_each(count, |index| {
-        let (parts, slots) = parts(plan, index, count);
+        let (parts, slots) = cut(index);
         let shard = if slots > MAX_SLOTS {
             Err(Error::config(format!("network: {} populations are too many for a shard", parts.len())))
         } else {

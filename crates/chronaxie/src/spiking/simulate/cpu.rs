@@ -18,12 +18,15 @@ use super::barrier::Barrier;
 use super::lane::Lane;
 use super::learned::{self, Weights};
 use super::measure::{Clock, Part as Timed, Parts};
+use super::parts::{Exchange, Keys};
 use super::{Engine, Spike, State};
-use crate::spiking::connect::{Part, Synapses, list, rows, shard, shards_for};
-use crate::spiking::draws::{BATCH, Purpose, batch};
+use crate::spiking::connect::{Part, Subset, Synapses, list, rows, shard, shards_for};
+use crate::spiking::draws::{BATCH, Purpose, batch, listed};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// A thread that has fewer cells waits for the others longer than it works.
 const CELLS_A_THREAD: u64 = 8192;
@@ -38,6 +41,10 @@ pub struct CpuEngine<'a> {
     step: u64,
     /// Spikes of the last `max_delay` steps.
     recent: Vec<Spike>,
+    /// How it hears of the cells that others have, if it has not all of them.
+    exchange: Option<Box<dyn Exchange + 'a>>,
+    /// What fired here and nobody was told.
+    untold: Vec<Spike>,
 }
 
 impl std::fmt::Debug for CpuEngine<'_> {
@@ -65,7 +72,136 @@ impl<'a> CpuEngine<'a> {
         let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
         let shards = shard::build(plan, count, &|done| built(done, count))?;
         let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
-        Ok(Self { plan, lanes, step: 0, recent: Vec::new() })
+        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange: None, untold: Vec::new() })
+    }
+
+    /// That of the cells of one part of a layout. What fires elsewhere it hears by `exchange`, and then
+    /// [`advance`](Engine::advance) lists all spikes of the network; without one, by [`hear`](Self::hear). Its state has its
+    /// own cells and synapses alone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_part(
+        plan: &'a Plan,
+        layout: &Layout,
+        part: usize,
+        exchange: Option<Box<dyn Exchange + 'a>>,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        let cells = layout.cells(part);
+        plan.require_memory_for(cells as f64 / plan.cells() as f64)?;
+        let most = (cells / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;
+        let count = shard::shards_of(plan, layout.slots(plan, part), pool::num_threads().min(most));
+        let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
+        let cut = |index: usize| layout.shard(plan, part, index, count);
+        let shards = shard::build_cut(plan, count, &cut, &|done| built(done, count))?;
+        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
+        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange, untold: Vec::new() })
+    }
+
+    /// What the synapses here that change are known by.
+    pub fn keys(&self) -> Keys {
+        let shards: Vec<&shard::Shard> = self.shards().collect();
+        if self.plan.learning.is_some() { learned::keys(self.plan, &shards) } else { Keys::default() }
+    }
+
+    /// What is counted of the weights here that change, as [`learned::joined`] takes it.
+    pub(super) fn counted(&self) -> Vec<u64> {
+        match &self.plan.learning {
+            Some(learning) => learned::counted(self.plan, learning, &self.lanes, self.step),
+            None => Vec::new(),
+        }
+    }
+
+    /// The synapses here of a projection that changes: source, delay, target, strength.
+    pub(super) fn known(&self, projection: usize) -> Vec<list::Known> {
+        let shards: Vec<&shard::Shard> = self.shards().collect();
+        learned::known(self.plan, &shards, &learned::strengths(&self.lanes, self.step), projection)
+    }
+
+    /// How many steps there may be between two times at which parts hear of each other.
+    pub fn most_steps(&self) -> u64 {
+        u64::from(self.plan.min_delay).min(MOST_STEPS)
+    }
+
+    /// Refuses what must wait until [`hear`](Self::hear).
+    ///
+    /// # Errors
+    /// `Value`.
+    pub fn heard(&self) -> Result<()> {
+        let what = || Error::value(format!("step {}: what fired elsewhere was not heard yet", self.step));
+        if self.untold.is_empty() { Ok(()) } else { Err(what()) }
+    }
+
+    /// Runs `steps` steps, of which there may be as many as the shortest delay has; what fired here, by rising step and cell.
+    /// The next call is [`hear`](Self::hear).
+    ///
+    /// # Errors
+    /// `Value`, for more steps, or where it has yet to hear.
+    pub fn fire(&mut self, steps: u64) -> Result<Vec<Spike>> {
+        let most = self.most_steps();
+        if !self.untold.is_empty() || self.exchange.is_some() || !(1..=most).contains(&steps) {
+            return Err(Error::value(format!(
+                "{steps} steps from step {} on: at most {most} at a time, and what fires elsewhere is heard in between",
+                self.step
+            )));
+        }
+        learned::steps_left(self.plan, self.step + steps)?;
+        let (from, to) = (self.step, self.step + steps);
+        let fired = Mutex::new(Vec::new());
+        let lanes: Vec<Mutex<&mut Lane<'_>>> = self.lanes.iter_mut().map(Mutex::new).collect();
+        pool::for_each(lanes.len(), |i| {
+            let mut lane = lanes[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut own = Vec::new();
+            for now in from..to {
+                lane.deliver(now);
+                lane.update(now, &mut own);
+            }
+            fired.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
+        });
+        drop(lanes);
+        let mut fired = fired.into_inner().unwrap_or_else(PoisonError::into_inner);
+        fired.sort_unstable();
+        self.step = to;
+        // That nothing fired is to be told too.
+        self.untold = if fired.is_empty() { vec![NOTHING] } else { fired.clone() };
+        Ok(fired)
+    }
+
+    /// What fired in all other parts in the steps of the last [`fire`](Self::fire).
+    ///
+    /// # Errors
+    /// `Value`, where nothing is to be heard, or a spike is none of those steps or of this network.
+    pub fn hear(&mut self, others: &[Spike]) -> Result<()> {
+        let oldest = self.step.saturating_sub(u64::from(self.plan.min_delay));
+        let fits = |s: &&Spike| (oldest..self.step).contains(&s.step) && u64::from(s.cell) < self.plan.cells();
+        if let Some(bad) = others.iter().find(|s| !fits(s)) {
+            let what = format!("cell {} cannot have fired in step {} before step {}", bad.cell, bad.step, self.step);
+            return Err(Error::value(what));
+        }
+        if self.untold.is_empty() {
+            return Err(Error::value(format!("at step {} everything was heard already", self.step)));
+        }
+        let mut all = std::mem::take(&mut self.untold);
+        all.retain(|s| *s != NOTHING);
+        all.extend_from_slice(others);
+        all.sort_unstable();
+        for lane in &mut self.lanes {
+            for spike in &all {
+                lane.schedule(*spike, self.step);
+                lane.learn(*spike, self.step);
+            }
+            lane.rest(self.step);
+        }
+        self.remember(&all);
+        Ok(())
+    }
+
+    fn remember(&mut self, spikes: &[Spike]) {
+        self.recent.extend_from_slice(spikes);
+        let oldest = self.step.saturating_sub(u64::from(self.plan.max_delay));
+        let gone = self.recent.partition_point(|s| s.step < oldest);
+        self.recent.drain(..gone);
     }
 
     /// Brings synapses that change up to date whenever so many entries were added.
@@ -80,21 +216,32 @@ impl<'a> CpuEngine<'a> {
     }
 }
 
+/// In the place of spikes where there was none.
+const NOTHING: Spike = Spike { step: u64::MAX, cell: u32::MAX };
+
 /// What a thread tells the others, in turn in one of two lists, so that one is read while the other is written.
 type Mail = [RwLock<Vec<Spike>>; 2];
+
+/// Tells other parts what is in this turn's lists before a step, and hears what fired there.
+type Tell<'a> = &'a mut dyn FnMut(u64, usize) -> std::result::Result<Vec<Spike>, ()>;
 
 impl CpuEngine<'_> {
     /// Runs `steps` steps; times their parts, or does not.
     pub(super) fn walk<const TIMED: bool>(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Parts> {
         let threads = pool::num_threads().clamp(1, self.lanes.len());
-        let together = u64::from(self.plan.min_delay).min(MOST_STEPS);
+        let together = self.most_steps();
         let (from, to) = (self.step, self.step + steps);
         learned::steps_left(self.plan, to)?;
         let mail: Vec<Mail> = (0..threads).map(|_| Default::default()).collect();
         let barrier = Arc::new(Barrier::new(threads));
+        let mut exchange = self.exchange.as_deref_mut();
+        let shared = exchange.is_some();
+        // What other parts say, in turn, and whether they do no more.
+        let (heard, lost) = (Mail::default(), AtomicBool::new(false));
+        let mut failed = None;
         let mut hands: Vec<Vec<&mut Lane<'_>>> = (0..threads).map(|_| Vec::new()).collect();
         self.lanes.iter_mut().enumerate().for_each(|(i, lane)| hands[i % threads].push(lane));
-        let work = |own: usize, mut lanes: Vec<&mut Lane<'_>>| {
+        let work = |own: usize, mut lanes: Vec<&mut Lane<'_>>, mut tell: Option<Tell<'_>>| {
             let _guard = barrier.guard();
             let (mut fired, mut all) = (Vec::new(), Vec::new());
             let (mut step, mut turn) = (from, 0);
@@ -122,7 +269,24 @@ impl CpuEngine<'_> {
                 clock.lap(Timed::Exchange);
                 barrier.wait();
                 clock.lap(Timed::Waiting);
-                for from in &mail {
+                if shared {
+                    if let Some(tell) = &mut tell {
+                        match tell(next, turn) {
+                            Ok(spikes) => {
+                                all.extend_from_slice(&spikes);
+                                *heard[turn].write().unwrap_or_else(PoisonError::into_inner) = spikes;
+                            }
+                            Err(()) => lost.store(true, Ordering::Relaxed),
+                        }
+                    }
+                    clock.lap(Timed::Exchange);
+                    barrier.wait();
+                    clock.lap(Timed::Waiting);
+                    if lost.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+                for from in mail.iter().chain(shared.then_some(&heard)) {
                     let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
                     for lane in &mut lanes {
                         for spike in list.iter() {
@@ -142,8 +306,16 @@ impl CpuEngine<'_> {
         std::thread::scope(|scope| {
             let mut hands = hands.into_iter().enumerate();
             let (own, lanes) = hands.next().expect("there is at least one thread");
-            let others: Vec<_> = hands.map(|(i, lanes)| scope.spawn(move || work(i, lanes))).collect();
-            (found, parts) = work(own, lanes);
+            let work = &work;
+            let others: Vec<_> = hands.map(|(i, lanes)| scope.spawn(move || work(i, lanes, None))).collect();
+            let mut tell = |next: u64, turn: usize| {
+                let Some(exchange) = &mut exchange else { return Ok(Vec::new()) };
+                let lists = mail.iter().map(|m| m[turn].read().unwrap_or_else(PoisonError::into_inner));
+                let mut fired: Vec<Spike> = lists.flat_map(|list| list.clone()).collect();
+                fired.sort_unstable();
+                exchange.exchange(next, &fired).map_err(|e| failed = Some(e))
+            };
+            (found, parts) = work(own, lanes, Some(&mut tell));
             for other in others {
                 match other.join() {
                     Ok((list, own)) => {
@@ -154,6 +326,9 @@ impl CpuEngine<'_> {
                 }
             }
         });
+        if let Some(error) = failed {
+            return Err(error);
+        }
         parts.divide(threads as f64);
         // What the first thread spent beside its steps: threads start, and meet for the last time.
         clock.lap(Timed::Threads);
@@ -162,10 +337,7 @@ impl CpuEngine<'_> {
         let mut clock = Clock::<TIMED>::start();
         found.sort_unstable();
         self.step = to;
-        self.recent.extend_from_slice(&found);
-        let oldest = to.saturating_sub(u64::from(self.plan.max_delay));
-        let gone = self.recent.partition_point(|s| s.step < oldest);
-        self.recent.drain(..gone);
+        self.remember(&found);
         spikes.extend(found);
         clock.lap(Timed::Ordering);
         parts.add(&clock.parts);
@@ -189,7 +361,7 @@ impl Engine for CpuEngine<'_> {
             for lane in &self.lanes {
                 let (part, states) = lane.states(p);
                 for (all, own) in values.iter_mut().zip(states) {
-                    all[part.low as usize..part.high as usize].copy_from_slice(&own[..part.count() as usize]);
+                    part.cells().iter().zip(own).for_each(|(cell, x)| all[cell as usize] = *x);
                 }
             }
             values
@@ -208,6 +380,7 @@ impl Engine for CpuEngine<'_> {
             state.variables.iter().enumerate().for_each(|(p, values)| lane.set_states(p, values));
             state.recent.iter().for_each(|spike| lane.schedule(*spike, state.step));
         }
+        self.untold.clear();
         self.step = state.step;
         self.recent.clone_from(&state.recent);
         Ok(())
@@ -215,9 +388,11 @@ impl Engine for CpuEngine<'_> {
 
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
         let states = self.lanes.iter().map(|lane| lane.states(population));
-        let mut of = states.filter(|(part, _)| (part.low..part.high).contains(&cell));
-        let own = |(part, states): (&Part, &[Vec<f32>])| states.iter().map(|s| s[(cell - part.low) as usize]).collect();
-        Ok(of.next().map_or(Vec::new(), own))
+        let own = |(part, states): (&Part, &[Vec<f32>])| {
+            let at = part.cells().find(cell)?;
+            Some(states.iter().map(|s| s[at as usize]).collect())
+        };
+        Ok(states.filter_map(own).next().unwrap_or_default())
     }
 
     fn redrive(&mut self, plan: &Plan) -> Result<bool> {
@@ -302,20 +477,29 @@ fn prefetch(at: &u32) {
     let _ = at;
 }
 
-/// The arrivals of steps `4 quad .. 4 quad + 4` at `count` cells from `low` on.
-pub(super) fn draw_arrivals(
+/// The words of the draws of `quad` for the next cells from place `at` on, at most [`BATCH`].
+pub(super) fn draw_cells(
     seed: u64,
-    table: &PoissonTable,
-    low: u32,
+    (purpose, owner): (Purpose, u32),
+    cells: Subset<'_>,
+    at: usize,
     quad: u64,
-    count: usize,
-    counts: &mut [Vec<u16>; 4],
+    words: &mut [[u32; BATCH]; 4],
 ) {
+    // A population counts its cells, and a quad is 32 bits: 2^34 steps.
+    match cells.listed() {
+        None => batch(seed, purpose as u32, owner, quad << 32 | u64::from(cells.low + at as u32), words),
+        Some(list) => {
+            listed(seed, purpose as u32, owner, quad, &list[at..list.len().min(at + BATCH)], words);
+        }
+    }
+}
+
+/// The arrivals of steps `4 quad .. 4 quad + 4` at some cells.
+pub(super) fn draw_arrivals(seed: u64, table: &PoissonTable, cells: Subset<'_>, quad: u64, counts: &mut [Vec<u16>; 4]) {
     let mut words = [[0; BATCH]; 4];
-    for at in (0..count).step_by(BATCH) {
-        // The population of the drive's target counts its cells, and a quad is 32 bits: 2^34 steps.
-        let first = quad << 32 | u64::from(low + at as u32);
-        batch(seed, Purpose::Drive as u32, table.owner, first, &mut words);
+    for at in (0..cells.len()).step_by(BATCH) {
+        draw_cells(seed, (Purpose::Drive, table.owner), cells, at, quad, &mut words);
         // To the end of the padding: whole vectors.
         let len = (counts[0].len() - at).min(BATCH);
         for w in 0..4 {

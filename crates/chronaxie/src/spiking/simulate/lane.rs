@@ -2,13 +2,12 @@
 
 use super::learner::{Learner, slots_of};
 use super::{Learned, Spike};
-use crate::spiking::connect::{Part, Shard};
-use crate::spiking::draws::{BATCH, Purpose, batch};
+use crate::spiking::connect::{Part, Shard, Subset};
+use crate::spiking::draws::{BATCH, Purpose};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Kind, Model, PAD};
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result};
-use std::ops::Range;
 
 /// Cells that are advanced at a time: their inputs and states stay in the first cache.
 const CELLS: usize = BATCH;
@@ -112,15 +111,16 @@ impl<'a> Lane<'a> {
                 Kind::Replay => {
                     let list = self.plan.network.populations[population].replay.as_deref();
                     let list = list.map_or(&[][..], Vec::as_slice);
-                    let from = list.partition_point(|(s, c)| (*s, *c) < (step, cells.part.low));
-                    let here = list[from..].iter().take_while(|(s, c)| *s == step && *c < cells.part.high);
-                    spikes.extend(here.map(|(_, c)| Spike { step, cell: cells.first + c }));
+                    let from = list.partition_point(|(s, _)| *s < step);
+                    let here = list[from..].iter().take_while(|(s, _)| *s == step);
+                    let own = here.filter(|(_, c)| cells.part.cells().contains(*c));
+                    spikes.extend(own.map(|(_, c)| Spike { step, cell: cells.first + c }));
                 }
             }
             if let Some(learner) = &mut self.learner {
                 let (part, ports) = (&cells.part, cells.units.len());
                 for spike in &spikes[from..] {
-                    let slot = part.slot + (spike.cell - cells.first - part.low);
+                    let slot = part.slot + part.cells().index(spike.cell - cells.first);
                     learner.fired(step, slot as usize, part.count() as usize, ports);
                 }
             }
@@ -177,7 +177,7 @@ impl<'a> Lane<'a> {
     pub(super) fn constants(&self, plan: &Plan) -> Result<Vec<Constants>> {
         let of = |(i, c): (usize, &Cells)| {
             let padded = (c.part.count() as usize).next_multiple_of(PAD);
-            Constants::stepped(plan, i, c.part.low..c.part.high, padded)
+            Constants::stepped(plan, i, c.part.cells(), padded)
         };
         self.cells.iter().enumerate().map(of).collect()
     }
@@ -205,9 +205,8 @@ impl<'a> Lane<'a> {
 
     pub(super) fn set_states(&mut self, population: usize, variables: &[Vec<f32>]) {
         let cells = &mut self.cells[population];
-        let range = cells.part.low as usize..cells.part.high as usize;
         for (own, all) in cells.states.iter_mut().zip(variables) {
-            own[..range.len()].copy_from_slice(&all[range.clone()]);
+            cells.part.cells().iter().zip(own).for_each(|(cell, x)| *x = all[cell as usize]);
         }
         cells.drives.iter_mut().chain(&mut cells.source).for_each(|d| d.quad = u64::MAX);
     }
@@ -230,8 +229,9 @@ impl Constants {
     ///
     /// # Errors
     /// `Config`, where a cell's own parameters cannot be run.
-    pub fn new(plan: &Plan, population: usize, cells: Range<u32>, padded: usize) -> Result<Self> {
-        let mut constants = Self::stepped(plan, population, cells.clone(), padded)?;
+    pub fn new<'s>(plan: &Plan, population: usize, cells: impl Into<Subset<'s>>, padded: usize) -> Result<Self> {
+        let cells = cells.into();
+        let mut constants = Self::stepped(plan, population, cells, padded)?;
         let pad = |values: Vec<f64>| {
             let mut values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
             values.resize(padded, 0.0);
@@ -245,7 +245,7 @@ impl Constants {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn stepped(plan: &Plan, population: usize, cells: Range<u32>, padded: usize) -> Result<Self> {
+    pub fn stepped(plan: &Plan, population: usize, cells: Subset<'_>, padded: usize) -> Result<Self> {
         let model = plan.models[population];
         let count = cells.len();
         let parameters = plan.parameters(population, cells)?;
@@ -254,7 +254,9 @@ impl Constants {
         let terms = model.coefficient_count();
         let mut coefficients = vec![0.0; terms * stride.max(1)];
         let mut one = vec![0.0; terms];
-        for c in 0..if each { count } else { 1 } {
+        // A part may have no cell of a population whose cells have values of their own.
+        let one_for_all = usize::from(parameters.iter().all(|p| !p.is_empty()));
+        for c in 0..if each { count } else { one_for_all } {
             let own: Vec<f64> = parameters.iter().map(|p| p[c]).collect();
             model.coefficients(&own, plan.network.dt_ms, &mut one);
             one.iter().enumerate().for_each(|(k, x)| coefficients[k * stride.max(1) + c] = *x);
@@ -277,7 +279,7 @@ impl Cells {
         let model = plan.models[population];
         let padded = (part.count() as usize).next_multiple_of(PAD);
         let Constants { coefficients, stride, chances, states } =
-            Constants::new(plan, population, part.low..part.high, padded)?;
+            Constants::new(plan, population, part.cells(), padded)?;
         let drives = plan.poisson.iter().enumerate().filter(|(_, d)| d.target == population);
         Ok(Self {
             model,
@@ -295,12 +297,12 @@ impl Cells {
 
     /// Draws the arrivals of the four steps of `step`, where that was not done.
     fn drive(&mut self, seed: u64, tables: &[PoissonTable], step: u64) {
-        let (count, quad) = (self.part.count() as usize, step / 4);
+        let quad = step / 4;
         for d in &mut self.drives {
             let table = &tables[d.table];
             let active = (table.start..table.stop).contains(&step);
             if active && d.quad != quad {
-                super::cpu::draw_arrivals(seed, table, self.part.low, quad, count, &mut d.counts);
+                super::cpu::draw_arrivals(seed, table, self.part.cells(), quad, &mut d.counts);
                 d.quad = quad;
             }
         }
@@ -351,7 +353,7 @@ impl Cells {
                 inputs: &lanes[..self.units.len()],
                 spikes: &mut fired[..len],
             });
-            list(&fired[..real], step, self.first + self.part.low + at as u32, spikes);
+            list(&fired[..real], step, self.first, self.part.cells(), at, spikes);
         }
     }
 
@@ -363,8 +365,8 @@ impl Cells {
         if source.quad != quad {
             let mut words = [[0; BATCH]; 4];
             for at in (0..count).step_by(BATCH) {
-                let first = quad << 32 | u64::from(self.part.low + at as u32);
-                batch(plan.network.seed, Purpose::Source as u32, population as u32, first, &mut words);
+                let owner = (Purpose::Source, population as u32);
+                super::cpu::draw_cells(plan.network.seed, owner, self.part.cells(), at, quad, &mut words);
                 for i in 0..(count - at).min(BATCH) {
                     let chance = self.chances[if self.chances.len() == 1 { 0 } else { at + i }];
                     for w in 0..4 {
@@ -380,18 +382,18 @@ impl Cells {
     fn fire(&self, step: u64, spikes: &mut Vec<Spike>) {
         let Some(source) = &self.source else { return };
         let (count, word) = (self.part.count() as usize, (step % 4) as usize);
-        let cells = self.first + self.part.low;
+        let cells = self.part.cells();
         let fired = source.counts[word][..count].iter().enumerate().filter(|(_, c)| **c > 0);
-        spikes.extend(fired.map(|(i, _)| Spike { step, cell: cells + i as u32 }));
+        spikes.extend(fired.map(|(i, _)| Spike { step, cell: self.first + cells.at(i) }));
     }
 }
 
-/// Lists the cells that fired; most words of eight flags are 0.
-fn list(fired: &[u8], step: u64, first: u32, spikes: &mut Vec<Spike>) {
+/// Lists the cells from place `at` on that fired; most words of eight flags are 0.
+fn list(fired: &[u8], step: u64, first: u32, of: Subset<'_>, at: usize, spikes: &mut Vec<Spike>) {
     for (i, eight) in fired.chunks(8).enumerate() {
         if eight.iter().fold(0, |any, flag| any | flag) != 0 {
             let cells = eight.iter().enumerate().filter(|(_, flag)| **flag != 0);
-            spikes.extend(cells.map(|(l, _)| Spike { step, cell: first + (i * 8 + l) as u32 }));
+            spikes.extend(cells.map(|(l, _)| Spike { step, cell: first + of.at(at + i * 8 + l) }));
         }
     }
 }

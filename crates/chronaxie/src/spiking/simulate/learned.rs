@@ -2,6 +2,7 @@
 
 use super::State;
 use super::lane::Lane;
+use super::parts::Keys;
 use crate::spiking::connect::Shard;
 use crate::spiking::connect::changing::Group;
 use crate::spiking::connect::list::Known;
@@ -69,7 +70,7 @@ pub(super) fn cells_of(plan: &Plan, shard: &Shard) -> Vec<u32> {
     for (p, part) in shard.parts.iter().enumerate() {
         for port in 0..plan.models[p].ports().len() {
             for (i, slot) in part.slots(port).enumerate() {
-                cells[slot] = plan.first[p] as u32 + part.low + i as u32;
+                cells[slot] = plan.first[p] as u32 + part.cells().at(i);
             }
         }
     }
@@ -83,11 +84,30 @@ fn slots_of(plan: &Plan, shard: &Shard) -> Vec<u64> {
         let size = u64::from(plan.network.populations[p].size);
         for port in 0..plan.models[p].ports().len() {
             for (i, slot) in part.slots(port).enumerate() {
-                slots[slot] = first + port as u64 * size + u64::from(part.low) + i as u64;
+                slots[slot] = first + port as u64 * size + u64::from(part.cells().at(i));
             }
         }
     }
     slots
+}
+
+/// What the synapses of some shards are known by, in the order of a state.
+pub(super) fn keys(plan: &Plan, shards: &[&Shard]) -> Keys {
+    let cells: Vec<Vec<u32>> = shards.iter().map(|shard| cells_of(plan, shard)).collect();
+    let mut all = Keys::default();
+    for source in 0..plan.cells() as u32 {
+        let from = all.keys.len();
+        for (shard, cells) in shards.iter().zip(&cells) {
+            let Some(synapses) = &shard.changing else { continue };
+            for (group, places) in synapses.groups(source) {
+                let slots = synapses.slots[places.start as usize..places.end as usize].iter();
+                all.keys.extend(slots.map(|slot| key(group, cells[usize::from(*slot)])));
+            }
+        }
+        all.keys[from..].sort_unstable();
+        all.rows.push((all.keys.len() - from) as u32);
+    }
+    all
 }
 
 /// Strengths in the order of a state, from those in the order of each shard's rows; eligibilities likewise, since synapses that
@@ -371,6 +391,40 @@ pub(super) fn weights(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now:
     summarise(plan, learning, &shards, &strengths(lanes, now))
 }
 
+/// What is counted of the weights in the lanes, as numbers: of each kind the number of units, the sum, the squares in two
+/// halves, the count, the units.
+pub(super) fn counted(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now: u64) -> Vec<u64> {
+    let shards: Vec<&Shard> = lanes.iter().map(|l| &l.shard).collect();
+    let counts = summary(plan, learning, &shards, &strengths(lanes, now)).counts;
+    let mut all = Vec::new();
+    for c in counts {
+        all.extend([c.units.len() as u64, c.sum, c.squares as u64, (c.squares >> 64) as u64, c.count]);
+        all.extend(c.units);
+    }
+    all
+}
+
+/// The weights of all parts, of which each has counted its own; nothing where the numbers are none.
+pub(super) fn joined(plan: &Plan, parts: &[Vec<u64>]) -> Option<Vec<Weights>> {
+    let mut summary = Summary::new(plan);
+    for mut numbers in parts.iter().map(Vec::as_slice) {
+        for all in &mut summary.counts {
+            let (head, rest) = numbers.split_at_checked(5)?;
+            let (units, rest) = rest.split_at_checked(usize::try_from(head[0]).ok()?)?;
+            all.sum += head[1];
+            all.squares += u128::from(head[2]) | u128::from(head[3]) << 64;
+            all.count += head[4];
+            all.units.resize(all.units.len().max(units.len()), 0);
+            all.units.iter_mut().zip(units).for_each(|(all, own)| *all += own);
+            numbers = rest;
+        }
+        if !numbers.is_empty() {
+            return None;
+        }
+    }
+    Some(summary.weights())
+}
+
 /// What is counted of weights, by source, target and sign.
 pub(super) struct Summary<'a> {
     plan: &'a Plan,
@@ -407,6 +461,10 @@ impl<'a> Summary<'a> {
 
 /// The weights that these strengths are, in the order of each shard's rows.
 pub(super) fn summarise(plan: &Plan, learning: &Learning, shards: &[&Shard], strengths: &[Vec<u32>]) -> Vec<Weights> {
+    summary(plan, learning, shards, strengths).weights()
+}
+
+fn summary<'a>(plan: &'a Plan, learning: &Learning, shards: &[&Shard], strengths: &[Vec<u32>]) -> Summary<'a> {
     let mut summary = Summary::new(plan);
     for (shard, strengths) in shards.iter().zip(strengths) {
         let targets = cells_of(plan, shard);
@@ -420,5 +478,5 @@ pub(super) fn summarise(plan: &Plan, learning: &Learning, shards: &[&Shard], str
             }
         }
     }
-    summary.weights()
+    summary
 }

@@ -564,6 +564,6 @@ pub(super) fn slots_of(plan: &Plan, shard: &Shard, cell: u32) -> Option<(usize, 
     let p = plan.first.partition_point(|first| *first <= u64::from(cell)) - 1;
     let own = cell - plan.first[p] as u32;
     let part: &Part = &shard.parts[p];
-    let here = (part.low..part.high).contains(&own);
-    here.then(|| ((part.slot + own - part.low) as usize, part.count() as usize, plan.models[p].ports().len()))
+    let at = part.cells().find(own)?;
+    Some(((part.slot + at) as usize, part.count() as usize, plan.models[p].ports().len()))
 }

@@ -18,6 +18,7 @@ mod lane;
 pub mod learned;
 mod learner;
 pub mod measure;
+pub mod parts;
 pub mod reference;
 
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
 pub use cuda::CudaEngine;
 pub use learned::{Learned, Weights};
+pub use parts::{Exchange, PartsEngine};
 pub use reference::Reference;
 
 /// A cell that fired.

@@ -243,7 +243,7 @@ fn weights_are_sums_over_all_spikes() {
 }
 
 /// A balanced network whose projections each have another rule, and cells whose spikes carry a modulator.
-fn mixed(seed: u64, placement: [Placement; 4]) -> Network {
+pub(super) fn mixed(seed: u64, placement: [Placement; 4]) -> Network {
     let mut n = balanced(100, seed);
     // More than balance needs, so that there are many spikes soon.
     for d in &mut n.drives {

@@ -1,0 +1,214 @@
+//! A run whose network is shared out among processes.
+
+use super::run::fingerprint;
+use crate::config::Config;
+use crate::progress::Progress;
+use crate::spiking::Plan;
+use crate::spiking::network::read::read;
+use crate::spiking::partition::{self, Layout, Load};
+use crate::spiking::simulate::parts::engine::serve;
+use crate::spiking::simulate::parts::tcp::{self, Mesh, Setup};
+use crate::spiking::simulate::parts::wire::Members;
+use crate::spiking::simulate::parts::{AllGather, PartsEngine};
+use crate::spiking::simulate::{CpuEngine, Engine};
+use crate::{Error, ErrorKind, Result};
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the processes of a run know and strangers do not.
+const KEY: &str = "CHRONAXIE_JOIN_KEY";
+/// How long a part may say nothing.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Within this, parts that this process has begun are there.
+const BEGUN: Duration = Duration::from_secs(25);
+/// Likewise parts that someone begins, one after the other.
+const JOINED: Duration = Duration::from_secs(300);
+/// Hz, of cells whose rate nobody knows.
+pub const RATE_HZ: f64 = 5.0;
+
+/// How a network is shared out among processes.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PartsOptions {
+    /// How many.
+    pub count: usize,
+    /// How: `auto`, or the name of a partitioner.
+    pub method: String,
+    /// Machines, or what is to be taken for some: parts of one tell each other what fired before machines do.
+    pub nodes: usize,
+    /// Where this process, part 0, listens for the others, which somebody begins; nothing where it begins them itself.
+    pub listen: Option<String>,
+    /// The program and the first of its arguments; after these come `--part I --of N --join HOST:PORT --threads T`.
+    pub program: Vec<OsString>,
+}
+
+impl PartsOptions {
+    /// So many processes, which `program` begins.
+    pub fn new(count: usize, program: Vec<OsString>) -> Self {
+        Self { count, method: "auto".into(), nodes: 1, listen: None, program }
+    }
+}
+
+/// The other parts of a run, and how they are reached.
+pub(super) struct Team {
+    mesh: Option<Mesh>,
+    children: Vec<Child>,
+    layout: Layout,
+    words: String,
+    fingerprint: [u8; 32],
+}
+
+impl Team {
+    /// Begins the other parts, or waits for them.
+    pub fn gather(options: &PartsOptions, plan: &Plan, progress: &dyn Progress) -> Result<Self> {
+        let parts = options.count;
+        if options.nodes == 0 || options.nodes > parts.max(1) {
+            return Err(Error::config(format!("{} nodes cannot have {parts} parts", options.nodes)));
+        }
+        let (layout, method) = partition::choose(&Load::new(plan, RATE_HZ, false), parts, &options.method)?;
+        let place = options.listen.as_deref().unwrap_or("127.0.0.1:0");
+        let unable = |e: &std::io::Error| Error::unavailable(format!("part 0 cannot listen at {place}: {e}"));
+        let listener = TcpListener::bind(place).map_err(|e| unable(&e))?;
+        let own = listener.local_addr().map_err(|e| unable(&e))?;
+        let begun = options.listen.is_none();
+        let setup = Setup {
+            part: 0,
+            parts,
+            patience: PATIENCE,
+            gathering: if begun { BEGUN } else { JOINED },
+            key: if begun { secret() } else { std::env::var(KEY).unwrap_or_default() },
+            fingerprint: fingerprint(&plan.network),
+        };
+        let words = format!("{parts} parts by {method} on {} nodes", options.nodes);
+        let mut team = Self { mesh: None, children: Vec::new(), layout, words, fingerprint: setup.fingerprint };
+        if begun {
+            let threads = (crate::pool::num_threads() / parts).max(1);
+            for part in 1..parts {
+                let child = begin(options, &setup, part, &own.to_string(), threads)?;
+                progress.log(&format!("part {part} is process {}", child.id()));
+                team.children.push(child);
+            }
+            if parts > 1 {
+                crate::pool::set_num_threads(threads);
+            }
+        } else {
+            progress.log(&format!("part 0 of {parts} listens at {own}"));
+        }
+        let children = &mut team.children;
+        let mut look = || {
+            if progress.interrupted() {
+                return Err(Error::new(ErrorKind::Interrupted, "simulate: interrupted before it began"));
+            }
+            for (i, child) in children.iter_mut().enumerate() {
+                if let Ok(Some(status)) = child.try_wait() {
+                    let what = format!("part {} of {parts} has ended before it began: {status}", i + 1);
+                    return Err(Error::unavailable(what));
+                }
+            }
+            Ok(())
+        };
+        let mesh = tcp::host(&setup, &listener, options.nodes, team.layout.to_bytes(), &mut look)?;
+        team.mesh = Some(mesh);
+        Ok(team)
+    }
+
+    /// The engine of the whole.
+    pub fn engine<'a>(
+        &mut self,
+        plan: &'a Plan,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Box<dyn Engine + 'a>> {
+        let mesh = self.mesh.as_mut().ok_or_else(|| Error::value("the parts have not come together"))?;
+        let members = Members::new(plan, &self.layout);
+        let exchange = AllGather::new(mesh.spikes(), members, 0, mesh.nodes);
+        let own = CpuEngine::of_part(plan, &self.layout, 0, Some(Box::new(exchange)), built);
+        let own = own.inspect_err(|e| mesh.fail(e))?;
+        let link = Box::new(mesh.control());
+        let engine = PartsEngine::new(plan, self.layout.clone(), self.fingerprint, own, link, self.words.clone())?;
+        Ok(Box::new(engine))
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        drop(self.mesh.take());
+        let until = Instant::now() + Duration::from_secs(3);
+        for child in &mut self.children {
+            while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if matches!(child.try_wait(), Ok(None)) {
+                let _ = child.kill();
+            }
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What nobody else can guess in the time that a run takes.
+fn secret() -> String {
+    use std::hash::{BuildHasher, Hasher};
+    let word = || std::hash::RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", word(), word())
+}
+
+fn begin(options: &PartsOptions, setup: &Setup, part: usize, place: &str, threads: usize) -> Result<Child> {
+    let [program, first @ ..] = options.program.as_slice() else {
+        return Err(Error::config("nothing says which program runs the other parts"));
+    };
+    let more = ["--part", &part.to_string(), "--of", &setup.parts.to_string(), "--join", place].map(OsString::from);
+    let threads = ["--threads", &threads.to_string()].map(OsString::from);
+    let mut command = Command::new(program);
+    command.args(first).args(more).args(threads).env(KEY, &setup.key).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().map_err(|e| Error::unavailable(format!("part {part} cannot be begun: {e}")))
+}
+
+/// Part `part` of `parts` of a run whose part 0 listens at `place`: does its work until the run is over.
+///
+/// # Errors
+/// `Config` for a network that is not that of part 0; `Unavailable`, where a part has gone; what an engine refuses.
+pub fn join(config: &Config, part: usize, parts: usize, place: &str, progress: &dyn Progress) -> Result<()> {
+    let settings = read(config)?;
+    if part == 0 || part >= parts {
+        return Err(Error::config(format!(
+            "part {part} of {parts}: those that join are 1 to {}",
+            parts.saturating_sub(1)
+        )));
+    }
+    let plan = Plan::new(settings.network)?;
+    let setup = Setup {
+        part,
+        parts,
+        patience: PATIENCE,
+        gathering: JOINED,
+        key: std::env::var(KEY).unwrap_or_default(),
+        fingerprint: fingerprint(&plan.network),
+    };
+    let named = |e: Error| {
+        if e.to_string().contains(&format!("part {part} ")) { e } else { e.context(format!("part {part} of {parts}")) }
+    };
+    let mut mesh = tcp::join(&setup, place).map_err(named)?;
+    progress.log(&format!("part {part} of {parts} has joined part 0 at {place}"));
+    let layout = Layout::from_bytes(&plan.network, &mesh.more).filter(|l| l.parts() == parts);
+    let made = || -> Result<(Layout, CpuEngine<'_>)> {
+        let layout =
+            layout.ok_or_else(|| Error::value("part 0 says nothing that makes sense of who has which cells"))?;
+        let members = Members::new(&plan, &layout);
+        let exchange = AllGather::new(mesh.spikes(), members, part, mesh.nodes);
+        let engine = CpuEngine::of_part(&plan, &layout, part, Some(Box::new(exchange)), &|_, _| ())?;
+        Ok((layout, engine))
+    };
+    let (layout, engine) = match made() {
+        Ok(made) => made,
+        Err(e) => {
+            mesh.fail(&e);
+            return Err(named(e));
+        }
+    };
+    let mut link = mesh.control();
+    serve(&plan, &layout, part, setup.fingerprint, engine, &mut link).map_err(named)?;
+    mesh.linger();
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! How a network is shared out: which cell belongs to which part.
+//!
+//! A [`Layout`] says it; spikes do not depend on it, but the time of a step does. Partitioners, one a file, make layouts;
+//! [`evaluate`] says what each would cost: the README has the model.
+
+use crate::spiking::models::Kind;
+use crate::spiking::plan::Plan;
+use crate::{Error, Result};
+
+mod evaluate;
+mod graph;
+mod groups;
+mod index;
+mod kmeans;
+mod layout;
+mod metis;
+mod morton;
+mod sample;
+#[cfg(test)]
+mod tests;
+mod w_slice;
+
+pub use evaluate::{CELL_NS, CHANGING_NS, CROSSING_NS, EVENT_NS, EXCHANGE_NS, Evaluation, evaluate};
+pub use layout::{Layout, MAX_PARTS};
+
+/// Makes layouts.
+pub trait Partitioner: Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+    /// What it does, in a line.
+    fn about(&self) -> &'static str;
+    /// Whether it is for networks whose cells lie somewhere alone.
+    fn needs_places(&self) -> bool {
+        true
+    }
+    /// Cells of equal work in each part, as far as it goes.
+    ///
+    /// # Errors
+    /// `Unavailable`, where a library is missing.
+    fn layout(&self, load: &Load<'_>, parts: usize) -> Result<Layout>;
+}
+
+/// All partitioners.
+pub fn all() -> &'static [&'static dyn Partitioner] {
+    &[&index::Index, &w_slice::WSlice, &morton::Morton, &kmeans::KMeans, &metis::Metis]
+}
+
+/// The partitioner of this name.
+///
+/// # Errors
+/// `Config`, with the names that there are.
+pub fn find(name: &str) -> Result<&'static dyn Partitioner> {
+    let known = || all().iter().map(|p| p.name()).collect::<Vec<_>>().join(", ");
+    let found = all().iter().find(|p| p.name() == name);
+    found
+        .copied()
+        .ok_or_else(|| Error::config(format!("`{name}` is no way to share a network out; there are auto, {}", known())))
+}
+
+/// A network with what its cells are expected to do.
+pub struct Load<'a> {
+    /// The network.
+    pub plan: &'a Plan,
+    /// Spikes a second and cell, by population.
+    pub rates: Vec<f64>,
+    /// Whether synapses are counted one by one; else from samples and formulas.
+    pub exact: bool,
+    /// How many synapses of a projection a sample has.
+    sample: f64,
+    /// ns a step, `[population][cell]`.
+    work: Vec<Vec<f32>>,
+}
+
+impl<'a> Load<'a> {
+    /// With a rate of `rate_hz` for every population whose rate is not known, or for all but sources where `all` is true.
+    pub fn new(plan: &'a Plan, rate_hz: f64, all: bool) -> Self {
+        let n = &plan.network;
+        let rate = |p: &crate::spiking::Population| match p.model.kind() {
+            Kind::Poisson => p.typical()[0],
+            Kind::Replay => {
+                let list = p.replay.as_deref().map_or(&[][..], Vec::as_slice);
+                let steps = list.last().map_or(1, |(step, _)| step + 1) as f64;
+                list.len() as f64 / f64::from(p.size) / (steps * n.dt_ms * 1e-3)
+            }
+            Kind::Dynamics => p.reference.rate_hz.filter(|_| !all).unwrap_or(rate_hz),
+        };
+        let rates = n.populations.iter().map(rate).collect();
+        let exact = sample::countable(plan);
+        let mut load = Self { plan, rates, exact, sample: sample::SAMPLED, work: Vec::new() };
+        load.weigh();
+        load
+    }
+
+    fn weigh(&mut self) {
+        let n = &self.plan.network;
+        let mut work: Vec<Vec<f32>> = n.populations.iter().map(|p| vec![CELL_NS as f32; p.size as usize]).collect();
+        if self.exact {
+            sample::each(self.plan, None, &mut |s| {
+                work[n.projections[s.projection].target][s.target as usize] += self.event_ns(s.projection) as f32;
+            });
+        } else {
+            for (i, p) in n.projections.iter().enumerate() {
+                let all = sample::expected(self.plan, i) * self.event_ns(i);
+                let each = (all / f64::from(n.populations[p.target].size)) as f32;
+                work[p.target].iter_mut().for_each(|x| *x += each);
+            }
+        }
+        self.work = work;
+    }
+
+    /// How many synapses of a projection a sample has; nothing where all are counted.
+    fn sampled(&self) -> Option<f64> {
+        (!self.exact).then_some(self.sample)
+    }
+
+    /// Spikes a step of a cell of a population.
+    fn spikes(&self, population: usize) -> f64 {
+        (self.rates[population] * self.plan.network.dt_ms * 1e-3).min(1.0)
+    }
+
+    /// What a synapse of a projection costs, ns a step.
+    fn event_ns(&self, projection: usize) -> f64 {
+        let ns = if self.plan.changes(projection) { CHANGING_NS } else { EVENT_NS };
+        ns * self.spikes(self.plan.network.projections[projection].source)
+    }
+
+    /// What a cell costs, ns a step.
+    fn work(&self, population: usize, cell: u32) -> f64 {
+        self.work[population][cell as usize].into()
+    }
+}
+
+/// A layout by the partitioner `method`, or by the one of least cost where that is `auto`; its name, and what it would cost
+/// where that was asked.
+///
+/// # Errors
+/// `Config`, where there is no such partitioner, or it does not apply; `Unavailable`.
+pub fn choose(load: &Load<'_>, parts: usize, method: &str) -> Result<(Layout, &'static str)> {
+    if parts == 0 || parts > MAX_PARTS {
+        return Err(Error::config(format!("{parts} parts: a network is shared out among 1 to {MAX_PARTS}")));
+    }
+    if method != "auto" {
+        let by = find(method)?;
+        applies(load.plan, by)?;
+        return Ok((by.layout(load, parts)?, by.name()));
+    }
+    let mut layouts = Vec::new();
+    for by in all().iter().filter(|by| applies(load.plan, **by).is_ok()) {
+        // A library that is missing is no reason not to run.
+        layouts.extend(by.layout(load, parts).ok().map(|layout| (layout, by.name())));
+    }
+    let costs = evaluate(load, &layouts.iter().map(|(l, _)| l.clone()).collect::<Vec<_>>());
+    let best = best(&costs).unwrap_or(0);
+    Ok(layouts.swap_remove(best))
+}
+
+/// The first of least cost.
+pub fn best(costs: &[Evaluation]) -> Option<usize> {
+    (0..costs.len()).min_by(|a, b| costs[*a].step_us.total_cmp(&costs[*b].step_us))
+}
+
+/// Refuses a partitioner that needs places where no cell has one.
+///
+/// # Errors
+/// `Config`.
+pub fn applies(plan: &Plan, by: &dyn Partitioner) -> Result<()> {
+    if by.needs_places() && plan.network.populations.iter().all(|p| p.positions.is_none()) {
+        let what = format!("{} needs cells with places, and no population of this network has them (box)", by.name());
+        return Err(Error::config(what));
+    }
+    Ok(())
+}
+
+/// Cuts a list of cells, each with its work, into parts of equal work that follow each other.
+fn cut(work: impl Iterator<Item = f64> + Clone, parts: usize) -> Vec<u32> {
+    let total: f64 = work.clone().sum();
+    let mut before = 0.0;
+    work.map(|w| {
+        // By its middle, so that a part is as near to its share as it can be.
+        let part = ((before + 0.5 * w) / total.max(f64::MIN_POSITIVE) * parts as f64) as usize;
+        before += w;
+        part.min(parts - 1) as u32
+    })
+    .collect()
+}
