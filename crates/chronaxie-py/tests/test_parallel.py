@@ -193,19 +193,18 @@ def run_rank(case, group, rank, cut, seeds, options):
     return outputs, dict(zip(own, torch.autograd.grad(outputs, list(own.values()), seed)))
 
 
-def in_threads(case, cuts, options):
-    """Every rank's outputs and gradients."""
-    _, seeds, _, _ = law_of(case, len(cuts))
+def everywhere(work, cuts):
+    """What ``work`` gives for the group and the piece of each rank, in threads."""
     room, found, errors = Room(len(cuts)), [None] * len(cuts), []
 
-    def work(rank):
+    def one(rank):
         try:
-            found[rank] = run_rank(case, (room, rank), rank, cuts[rank], seeds, options)
+            found[rank] = work((room, rank), cuts[rank])
         except BaseException as e:  # noqa: BLE001
             errors.append(e)
             room.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(cuts))]
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(cuts))]
     for t in threads:
         t.start()
     for t in threads:
@@ -213,6 +212,12 @@ def in_threads(case, cuts, options):
     if errors:
         raise errors[0]
     return found
+
+
+def in_threads(case, cuts, options):
+    """Every rank's outputs and gradients."""
+    _, seeds, _, _ = law_of(case, len(cuts))
+    return everywhere(lambda group, cut: run_rank(case, group, group[1], cut, seeds, options), cuts)
 
 
 def cuts_of(*ends):
@@ -257,19 +262,26 @@ def test_the_same_bits_every_run(threads):
                 assert all(torch.equal(s, t) for s, t in zip(a, b)) and all(torch.equal(ga[k], gb[k]) for k in ga), name
 
 
+@pytest.mark.parametrize("design", ["summary", "wavefront"])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_nothing_is_something(threads, shape, design):
+    def work(group, at):
+        a = torch.rand(*shape, requires_grad=True)
+        h, last = parallel.linear_scan(a, a.detach(), group=group, design=design)
+        (h.sum() + last.sum()).backward()
+        assert h.shape == a.grad.shape == shape and last.shape == shape[:2] and not last.any()
+
+    everywhere(work, cuts_of(1, 2, 3))
+
+
 def test_half_precision_and_no_gradients(threads):
     for dtype, bound in ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)):
         q, k, v, i, f = (randn(1, 2, 30, n).to(dtype) if n else randn(1, 2, 30) for n in (16, 16, 16, 0, 0))
         whole = chronaxie.torch.mlstm(q, k, v, i, f)
         for design, parts in DESIGNS:
-            room, found = Room(2), [None, None]
-
-            def work(rank, cut, room=room, found=found, design=design, parts=parts):
-                own = [t[:, :, cut] for t in (q, k, v, i, f)]
-                found[rank] = parallel.mlstm(*own, group=(room, rank), design=design, parts=parts)
-
-            both = [threading.Thread(target=work, args=(r, c)) for r, c in enumerate(cuts_of(11, 30))]
-            [t.start() for t in both] and [t.join() for t in both]
+            options = {"design": design, "parts": parts}
+            work = lambda group, cut: parallel.mlstm(*(t[:, :, cut] for t in (q, k, v, i, f)), group=group, **options)  # noqa: E731, B023
+            found = everywhere(work, cuts_of(11, 30))
             assert found[0].dtype is dtype and not found[0].requires_grad
             assert_near(f"{dtype} {design}", torch.cat(found, 2), whole, bound)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -46,7 +47,7 @@ def _described(config: str | os.PathLike[str] | Network) -> tuple[Network, str]:
     """The network, and a hash of what describes it: of a file its bytes, but not those of files that it names."""
     from ..spiking import Network
 
-    network = config if isinstance(config, Network) else Network.read(config)
+    network = copy.copy(config) if isinstance(config, Network) else Network.read(config)
     found = hashlib.sha256(json.dumps([network._set, network._described], sort_keys=True).encode())
     if network._path is not None:
         try:
@@ -64,15 +65,11 @@ def _described(config: str | os.PathLike[str] | Network) -> tuple[Network, str]:
 def _run(network: Network, point: Mapping[str, Any], duration: float | None, discard: float, backend: str, cpus: float) -> Any:
     """One run: what a row has beside its parameters."""
     use_threads(cpus)
-    # The object store's copy is shared by tasks of one worker.
-    own = network._set
-    network._set = [*own, *(f"{k}={json.dumps(v)}" for k, v in point.items())]
-    try:
-        began = time.perf_counter()
-        simulation = network.build(backend=backend)
-        built = time.perf_counter()
-    finally:
-        network._set = own
+    own = copy.copy(network)
+    own._set = [*network._set, *(f"{k}={json.dumps(v)}" for k, v in point.items())]
+    began = time.perf_counter()
+    simulation = own.build(backend=backend)
+    built = time.perf_counter()
     duration = simulation.duration if duration is None else duration
     if not 0.0 <= discard <= duration:
         raise ConfigError(f"sweep: discard = {discard} ms is not between 0 and the duration of {duration} ms")
