@@ -148,10 +148,10 @@ CASES = {
 STATES = ("h0", "c", "n", "m")
 
 
-def piece_of(x, time, cut):
+def piece_of(x, time, cut, device="cpu"):
     """A rank's leaves: its own piece of what has time, and all of the rest."""
     own = {k: t.narrow(time[k], cut.start, cut.stop - cut.start) if k in time else t for k, t in x.items()}
-    return {k: t.clone().requires_grad_() for k, t in own.items()}
+    return {k: t.to(device, copy=True).requires_grad_() for k, t in own.items()}
 
 
 def seeds_of(outputs, rank):
@@ -182,14 +182,13 @@ def near(name, ours, law, bound):
     assert_near(name, real(ours), real(law), bound)
 
 
-def run_rank(case, group, rank, cut, seeds, options):
+def run_rank(case, group, rank, cut, seeds, options, device="cpu"):
     """Outputs and gradients of one rank."""
     x, time, ours, _, _, _ = case
-    own = piece_of(x, time, cut)
+    own = piece_of(x, time, cut, device)
     outputs = ours(group, cut, **own, **options)
     whole, mine = seeds[rank]
-    axis = 2
-    seed = [whole.narrow(axis, cut.start, cut.stop - cut.start), *mine]
+    seed = [s.to(device) for s in (whole.narrow(2, cut.start, cut.stop - cut.start), *mine)]
     return outputs, dict(zip(own, torch.autograd.grad(outputs, list(own.values()), seed)))
 
 
@@ -313,15 +312,19 @@ import torch.distributed as dist
 sys.path.insert(0, sys.argv[3])
 from test_parallel import processes
 rank, port = int(sys.argv[1]), sys.argv[2]
-at = f"tcp://127.0.0.1:{port}"
-dist.init_process_group("gloo", init_method=at, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
-processes(rank)
+at, backend = f"tcp://127.0.0.1:{port}", sys.argv[4]
+device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+if device.type == "cuda":
+    torch.cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+dist.init_process_group(backend, init_method=at, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+processes(rank, device)
 dist.destroy_process_group()
 print("done")
 """
 
 
-def processes(rank):
+def processes(rank, device):
     """What each of two ranks does."""
     import torch.distributed as dist
 
@@ -333,15 +336,15 @@ def processes(rank):
         assert message in str(e.value), str(e.value)
 
     # The first call of the group: one rank's piece is wrong in itself.
-    x = torch.rand(1, 2, 3)
+    x = torch.rand(1, 2, 3, device=device)
     wrong = x[:, :, :2] if rank else x
     message = "linear_scan: x.shape = (1, 2, 2) does not match [B, D, T] = (1, 2, 3)"
     sentence(chronaxie.ChronaxieError, message, lambda: parallel.linear_scan(x, wrong))
-    y = torch.rand(1, 2 + rank, 3)
+    y = torch.rand(1, 2 + rank, 3, device=device)
     said = "parallel.linear_scan: ranks disagree on D: 2 on rank 0, 3 on rank 1"
     sentence(chronaxie.ShapeError, said, lambda: parallel.linear_scan(y, y))
     said = "ranks disagree on whether gradients are needed: False on rank 0, True on rank 1"
-    needs = torch.rand(1, 2, 3, requires_grad=rank == 1)
+    needs = torch.rand(1, 2, 3, device=device, requires_grad=rank == 1)
     sentence(chronaxie.ConfigError, said, lambda: parallel.linear_scan(needs, x))
     said = "ranks disagree on design: summary on rank 0, wavefront on rank 1"
     sentence(chronaxie.ConfigError, said, lambda: parallel.linear_scan(x, x, design=("summary", "wavefront")[rank]))
@@ -353,7 +356,7 @@ def processes(rank):
             x, time, _, _, reverse, bound = case
             cut = cuts_of(12, 29)[rank]
             _, seeds, grads, outputs = law_of(case, 2)
-            made, got = run_rank(case, None, rank, cut, seeds, {"design": design, "parts": parts})
+            made, got = run_rank(case, None, rank, cut, seeds, {"design": design, "parts": parts}, device)
             near(f"{name} out", made[0], outputs[0][:, :, cut], bound)
             for ours, law in zip(made[1:], outputs[1:]):
                 near(f"{name} last", ours, law, bound)
@@ -365,7 +368,7 @@ def processes(rank):
                     dist.all_reduce(whole)
                     got[k] = torch.view_as_complex(whole) if got[k].is_complex() else whole
                 near(f"{name} grad {k}", got[k], law, 2 * bound)
-    spread(rank)
+    spread(rank, device)
 
 
 class Block(torch.nn.Module):
@@ -407,17 +410,17 @@ def train(net, model, x, steps=3):
     return torch.stack(losses)
 
 
-def spread(rank):
+def spread(rank, device):
     """Layers as they are under DistributedDataParallel and fully_shard: the losses of one process with all samples."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device.type, (2,))
     torch.manual_seed(0)
-    x = torch.randn(4, 7, 32)
+    x = torch.randn(4, 7, 32).to(device)
     for name, make in nets().items():
-        alone = [make() for _ in range(3)]
+        alone = [make().to(device) for _ in range(3)]
         for net in alone[1:]:
             net.load_state_dict(alone[0].state_dict())
         want = train(alone[0], alone[0], x)
@@ -430,7 +433,7 @@ def spread(rank):
         assert want[-1] < want[0], name
 
 
-def test_two_processes_over_gloo():
+def two_processes(backend):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -438,9 +441,20 @@ def test_two_processes_over_gloo():
     here = os.path.dirname(__file__)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(r), port, here], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [sys.executable, "-c", RANK, str(r), port, here, backend], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
         for r in range(2)
     ]
     said = [r.communicate(timeout=240)[0] for r in ranks]
     assert all(s.splitlines()[-1:] == ["done"] for s in said), said
+
+
+def test_two_processes_over_gloo():
+    two_processes("gloo")
+
+
+@pytest.mark.gpu
+def test_two_gpus_over_nccl(cuda):
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"PyTorch sees {torch.cuda.device_count()} CUDA device; two are needed")
+    two_processes("nccl")

@@ -146,7 +146,8 @@ class _Fired:
 
         step, neuron = (np.concatenate(column) for column in zip(*self.columns))
         order = np.lexsort((neuron, step))
-        return Spikes(step[order], neuron[order], *self.like, 0.0, stop)
+        names, sizes, dt = self.like
+        return Spikes(step[order], neuron[order], names, sizes, dt, 0.0, stop)
 
 
 def simulate(

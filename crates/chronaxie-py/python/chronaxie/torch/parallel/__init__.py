@@ -16,7 +16,7 @@ these are left to eager mode.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ from ._pieces import Linear, Mlstm, Piece, Selective
 from ._ranks import Ranks
 
 __all__ = ["Choice", "choose", "linear_scan", "mlstm", "selective_scan"]
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _eager(function: _Function) -> _Function:
+    """Left out of compiled graphs, which would hold this rank's sizes."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _agreed(kind: Any, ranks: Ranks, prepared: Any, last: bool, design: str, parts: int | None) -> Any:
@@ -48,7 +56,7 @@ def _agreed(kind: Any, ranks: Ranks, prepared: Any, last: bool, design: str, par
     return (piece, tensors, choice), facts
 
 
-@torch.compiler.disable
+@_eager
 def linear_scan(
     a: Tensor,
     x: Tensor,
@@ -89,10 +97,10 @@ def linear_scan(
         return _agreed(Linear, ranks, _scan.linear_call(a, x, start, reverse, reset), True, design, parts)
 
     piece, tensors, choice = ranks.agree(prepare)
-    return run(piece, ranks, choice, True, tensors)  # type: ignore[return-value]
+    return run(piece, ranks, choice, True, tensors)
 
 
-@torch.compiler.disable
+@_eager
 def selective_scan(
     u: Tensor,
     delta: Tensor,
@@ -148,7 +156,7 @@ def selective_scan(
     return made if return_last_state else made[0]
 
 
-@torch.compiler.disable
+@_eager
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -237,10 +245,8 @@ def _mlstm_call(
     (batch, heads, _, dqk), dv = q.shape, v.shape[3]
     shapes = ((batch, heads, dqk, dv), (batch, heads, dqk), (batch, heads))
     # Without a state m is 0, as for one rank.
-    states = [
-        torch.zeros(shape, device=q.device) if t is None else t for t, shape, on in zip(states, shapes, there) if on
-    ]
-    tensors = [q, k, v, *gates, *states]
+    given = zip(states, shapes, there)
+    tensors = [q, k, v, *gates, *(torch.zeros(s, device=q.device) if t is None else t for t, s, on in given if on)]
     options: dict[str, Any] = {
         "dtype": _mlstm._NAMES[q.dtype],
         "normalize": _mlstm._flag(normalize),

@@ -137,7 +137,7 @@ class _Summary(torch.autograd.Function):
     state; so also back in time. One all-gather each way."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Piece, ranks: Ranks, _: None, wants_last: bool, *tensors: Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, piece: Piece, ranks: Ranks, _: None, wants_last: bool, *tensors: Tensor) -> Any:
         x = dict(zip(piece.takes, tensors))
         # The first place has its true state from the start.
         made = piece.forward(x) if ranks.place == 0 else None
@@ -172,7 +172,7 @@ class _Wavefront(torch.autograd.Function):
     """Parts of the channels go through the ranks one after the other: a rank starts one when the state ahead of it comes."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Piece, ranks: Ranks, cuts: Any, wants_last: bool, *tensors: Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, piece: Piece, ranks: Ranks, cuts: Any, wants_last: bool, *tensors: Tensor) -> Any:
         x = dict(zip(piece.takes, tensors))
         whole = {n: piece.empty(n) for n in (piece.out, *piece.lasts)}
         kept: list[Tensor] = []

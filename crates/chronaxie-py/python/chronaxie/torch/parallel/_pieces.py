@@ -170,7 +170,7 @@ class Scan(Piece):
     def fold(self, gathered: list[Tensor], place: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         # A fold of summaries is the scan itself, over ranks.
         decays, ends = gathered
-        states, last = linear_scan(*(_over_ranks(t) for t in (decays, ends)))
+        states, last = linear_scan(_over_ranks(decays), _over_ranks(ends))
         shape = decays.shape[1:]
         ahead = states[..., max(place - 1, 0)].reshape(shape).contiguous()
         return [ahead], [last.reshape(shape)], [decays]
@@ -181,9 +181,9 @@ class Scan(Piece):
         if place + 1 == gathered[0].shape[0]:
             return of_last
         decays = kept[0].conj() if kept[0].is_complex() else kept[0]
-        later = [_over_ranks(t[place + 1 :]) for t in (decays, gathered[0])]
+        gates, own = (_over_ranks(t[place + 1 :]) for t in (decays, gathered[0]))
         shape = gathered[0].shape[1:]
-        _, behind = linear_scan(*later, of_last[0].reshape(later[0].shape[:2]), reverse=True)
+        _, behind = linear_scan(gates, own, of_last[0].reshape(gates.shape[:2]), reverse=True)
         return [behind.reshape(shape)]
 
 
@@ -216,9 +216,9 @@ class Linear(Scan):
         if steps > 1:
             options = {**self.options, "reverse": not reverse}
             plan = planned(self.entry, spell({**self.sizes, "T": steps - 1}, options), self.device)
-            given = {"a": a[..., ahead], "x": grad[..., rest], "h0": total, "reset": None if reset is None else reset[:, ahead]}
-            names = [t[0] for t in plan.signatures["forward"][0]]
-            total = plan.run("forward", [given[n].contiguous() if n == "reset" else given[n] for n in names])[1]  # type: ignore[union-attr]
+            given = [a[..., ahead], grad[..., rest], total]
+            given += [] if reset is None else [reset[:, ahead].contiguous()]
+            total = plan.run("forward", given)[1]
         found = a[..., near].to(total.dtype) * total
         if reset is not None:
             found = found.masked_fill(reset[:, near, None] != 0, 0.0)

@@ -23,7 +23,7 @@ class Ranks:
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(f"{name}: group = {group!r} needs torch.distributed.init_process_group() first")
         self.name, self.reverse = name, reverse
-        self.group = dist.group.WORLD if group is None else group
+        self.group: Any = dist.group.WORLD if group is None else group
         self.count, own = dist.get_world_size(self.group), dist.get_rank(self.group)
         if own < 0:
             raise ConfigError(f"{name}: this process is not one of the group's {self.count}")
@@ -40,7 +40,8 @@ class Ranks:
             ChronaxieError: of ``prepare``; or what the ranks disagree on.
         """
         agreed = _AGREED.setdefault(self.group, set())
-        made, facts, error = None, {}, None
+        made, error = None, None
+        facts: dict[str, Any] = {}
         try:
             made, facts = prepare()
         except ChronaxieError as e:
