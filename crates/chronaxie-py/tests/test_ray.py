@@ -93,43 +93,51 @@ def test_without_ray_there_is_a_sentence(monkeypatch, tmp_path):
 class Ring:
     """A part of a network of cells that add up whole numbers: with the interface of ``chronaxie.spiking.Part``."""
 
-    dt, min_delay, cells = 0.1, 5, 90
+    dt, min_delay, count = 0.1, 5, 90
+    populations = [("left", 30), ("right", 60)]
 
     def __init__(self, network, index, count):
         rng = np.random.default_rng(network["seed"])
-        self.weights = rng.integers(-40, 60, (self.cells, self.cells))
-        self.delays = rng.integers(self.min_delay, 12, (self.cells, self.cells))
-        self.low, self.high = self.cells * index // count, self.cells * (index + 1) // count
-        self.level, self.step = np.zeros(self.high - self.low, np.int64), 0
-        self.coming = np.zeros((32, self.high - self.low), np.int64)
-        self.drive = np.arange(self.low, self.high) % 7 + 3
+        self.weights = rng.integers(-40, 60, (self.count, self.count))
+        self.delays = rng.integers(self.min_delay, 12, (self.count, self.count))
+        self.cells = np.arange(self.count * index // count, self.count * (index + 1) // count)
+        self.level, self.step = np.zeros(len(self.cells), np.int64), 0
+        self.coming = np.zeros((32, len(self.cells)), np.int64)
+        self.drive = self.cells % 7 + 3
+        self.told = True
 
     def advance(self, steps):
-        assert 0 < steps <= self.min_delay
+        assert 0 < steps <= self.min_delay and self.told
         found = []
         for _ in range(steps):
             self.level += self.drive + self.coming[self.step % 32]
             self.coming[self.step % 32] = 0
             fired = np.flatnonzero(self.level > 500)
             self.level[fired] = 0
-            found += [(self.step, self.low + cell) for cell in fired]
+            found += [(self.step, self.cells[cell]) for cell in fired]
             self.step += 1
-        step, neuron = np.array(found, np.uint64).reshape(-1, 2).T
-        spikes = spiking.Spikes(step, neuron.astype(np.uint32), ["ring"], [self.cells], self.dt, 0.0, self.step * self.dt)
-        self.hear(spikes)
-        return spikes
+        step, cell = np.array(found, np.uint64).reshape(-1, 2).T
+        self._deliver(step, cell)
+        self.told = False
+        return step, cell.astype(np.uint32)
 
-    def hear(self, spikes):
-        own = np.arange(self.low, self.high)
-        for step, cell in zip(spikes.step, spikes.neuron):
-            at = (int(step) + self.delays[own, cell]) % 32
-            np.add.at(self.coming, (at, own - self.low), self.weights[own, cell])
+    def _deliver(self, step, cell):
+        own = np.arange(len(self.cells))
+        for s, c in zip(step, cell):
+            np.add.at(self.coming, ((int(s) + self.delays[self.cells, c]) % 32, own), self.weights[self.cells, c])
+
+    def hear(self, step, cell):
+        assert not self.told and (step >= self.step - self.min_delay).all() and not np.isin(cell, self.cells).any()
+        self._deliver(step, cell)
+        self.told = True
 
     def state(self):
+        assert self.told
         return self.level.copy(), self.coming.copy(), self.step
 
     def restore(self, state):
         self.level, self.coming, self.step = state[0].copy(), state[1].copy(), state[2]
+        self.told = True
 
 
 def sha256(spikes):
@@ -139,10 +147,12 @@ def sha256(spikes):
 
 def of_one(duration):
     """The ring's spikes in one process."""
-    part, fired = Ring({"seed": 3}, 0, 1), _simulate._Fired()
-    for _ in range(round(duration / part.dt) // part.min_delay):
-        fired.add([part.advance(part.min_delay)])
-    return fired.spikes(duration)
+    worker, fired = _simulate.Worker(Ring, {"seed": 3}, 0, 1, 1), _simulate._Fired()
+    _, every, dt, cells, populations = worker.facts()
+    assert (every, dt, cells) == (5, 0.1, 90)
+    for _ in range(round(duration / dt) // every):
+        fired.add([worker.advance(every)])
+    return fired.spikes(populations, dt, duration)
 
 
 CLUSTER = """
@@ -163,6 +173,10 @@ def kill(progress):
         os.kill(killed[0], signal.SIGKILL)
 
 spikes = on_ray.simulate({"seed": 3}, 100.0, num_workers=3, checkpoint_every=60, progress=kill, part=t.Ring)
+got = {"names": spikes.names, "sizes": spikes.sizes}
+if hasattr(t.spiking, "Part"):
+    real = on_ray.simulate(t.network(), 50.0, num_workers=3, method="index")
+    got["real"] = t.sha256(real)
 back = [b for a, b in zip(seen, seen[1:]) if b <= a]
 grid = {"simulation.seed": [1, 2], "population.0.parameters.refused": [0]}
 try:
@@ -180,6 +194,7 @@ second = on_ray.sweep(t.network(), grid, out=out + "/rows", duration=50.0, progr
 ray.shutdown()
 keys = [f.split(".")[0] for f in files]
 print(json.dumps({
+    **got,
     "sha256": t.sha256(spikes), "count": len(spikes), "back": back, "refused": refused, "fresh": sorted(fresh) == sorted(keys[:2]),
     "files": sorted(os.listdir(out + "/rows")) == files, "rows": [[r["simulation.seed"], r["spikes_sha256"]] for r in second],
     "same": [r["spikes_sha256"] for r in first] == [r["spikes_sha256"] for r in second], "seconds": time.perf_counter() - began,
@@ -196,6 +211,7 @@ def test_a_cluster_survives_a_killed_actor_and_a_stopped_sweep(tmp_path):
     said = json.loads(ran.stdout.splitlines()[-1])
     want = of_one(100.0)
     assert said["sha256"] == sha256(want) and said["count"] == len(want) > 500
+    assert said["names"] == ["left", "right"] and said["sizes"] == [30, 60]
     # Checkpoints are at every 300 steps; it went back once, to the first exchange behind one.
     assert said["back"] == [605]
     assert said["refused"].startswith("ChronaxieError: sweep: 2 of 2 runs failed; the first") and "refused" in said["refused"]
@@ -204,4 +220,8 @@ def test_a_cluster_survives_a_killed_actor_and_a_stopped_sweep(tmp_path):
     sim = network(3).build(backend="cpu")
     sim.run(50.0)
     assert said["rows"][2][1] == sim.spikes_sha256
+    if hasattr(spiking, "Part"):
+        whole = network().build(backend="cpu")
+        whole.run(50.0)
+        assert said["real"] == whole.spikes_sha256 and whole.spike_count > 100
     assert len(on_ray.read(tmp_path / "rows")) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
 from .._errors import ChronaxieError, ConfigError
@@ -22,37 +23,46 @@ class Progress(NamedTuple):
 
 
 class Worker:
-    """The actor of a part. What others fired reaches it as an argument of its next call, from their nodes to its own."""
+    """The actor of a part. What the others fired reaches it as arguments of its next call, from their nodes to its own."""
 
     def __init__(self, make: Any, network: Any, index: int, count: int, cpus: float) -> None:
         self.make, self.of, self.cpus = make, (network, index, count), cpus
         self.part: Any = None
+        # Whether it has yet to hear of the others.
+        self.due = False
 
-    def facts(self) -> tuple[int, int, float]:
-        """The process, the longest time between exchanges in steps, and the step, ms. The first call makes the part: what is
-        wrong with the network is said by it, and not by the actor's end."""
+    def facts(self) -> tuple[int, int, float, int, Any]:
+        """The process, the most steps between exchanges, the step in ms, cells here, and names and sizes of all populations,
+        where the part knows them. The first call makes the part: what is wrong with the network is said by it, and not by the
+        actor's end."""
         if self.part is None:
-            make = self.make
-            if make is None:
-                from ..spiking import Part as make  # type: ignore[attr-defined, no-redef]
             use_threads(self.cpus)
-            self.part = make(*self.of)
-        return os.getpid(), int(self.part.min_delay), float(self.part.dt)
+            self.part = self.make(*self.of)
+        part = self.part
+        return os.getpid(), int(part.min_delay), float(part.dt), len(part.cells), getattr(part, "populations", None)
+
+    def _hear(self, heard: tuple[Any, ...]) -> None:
+        import numpy as np
+
+        if self.due:
+            columns = zip(*heard) if heard else [[np.empty(0, np.uint64)], [np.empty(0, np.uint32)]]
+            self.part.hear(*(np.concatenate(column) for column in columns))
+        self.due = False
 
     def advance(self, steps: int, *heard: Any) -> Any:
-        """Takes in what the others fired, then goes on, and gives what its own cells fire."""
-        for spikes in heard:
-            self.part.hear(spikes)
-        return self.part.advance(steps)
+        """Takes in what the others fired, then goes on, and gives what its own cells fire, steps and cells."""
+        self._hear(heard)
+        fired, self.due = self.part.advance(steps), True
+        return fired
 
     def state(self, *heard: Any) -> Any:
         """Takes in what the others fired, and gives all that the rest follows from."""
-        for spikes in heard:
-            self.part.hear(spikes)
+        self._hear(heard)
         return self.part.state()
 
     def restore(self, state: Any) -> None:
         self.part.restore(state)
+        self.due = False
 
 
 class _Run:
@@ -63,6 +73,7 @@ class _Run:
         self.lost = tuple(getattr(ray.exceptions, n) for n in ("RayActorError", "ObjectLostError", "WorkerCrashedError"))
         self.workers = [make(i) for i in range(count)]
         self.processes: list[int] = []
+        self.populations: list[tuple[str, int]] = []
         self.fired = _Fired()
         # The step, how much had been fired until then, and each part's state, in this process's own store.
         self.saved: tuple[int, tuple[int, int], list[Any]] | None = None
@@ -72,12 +83,14 @@ class _Run:
         return [] if self.heard is None else [ref for j, ref in enumerate(self.heard) if j != i]
 
     def meet(self) -> tuple[int, float]:
-        """The time between exchanges, on which all agree, and the step."""
+        """The time between exchanges, the shortest that a part asks for, and the step."""
         found = self.ray.get([w.facts.remote() for w in self.workers])
         self.processes = [f[0] for f in found]
-        if len({f[1:] for f in found}) != 1:
-            raise ChronaxieError(f"ray.simulate: parts disagree on the shortest delay and the step: {[f[1:] for f in found]}")
-        return found[0][1:]  # type: ignore[no-any-return]
+        steps = {f[2] for f in found}
+        if len(steps) != 1:
+            raise ChronaxieError(f"ray.simulate: parts have steps of {sorted(steps)} ms; all must have one")
+        self.populations = found[0][4] or [("network", sum(f[3] for f in found))]
+        return min(f[1] for f in found), steps.pop()
 
     def advance(self, steps: int) -> None:
         """One exchange."""
@@ -122,15 +135,13 @@ class _Fired:
     def __init__(self) -> None:
         self.columns: list[tuple[Any, Any]] = []
         self.count = 0
-        self.like: Any = None
 
     def add(self, turn: list[Any]) -> None:
         import numpy as np
 
-        for spikes in turn:
-            self.columns.append((np.array(spikes.step, np.uint64), np.array(spikes.neuron, np.uint32)))
-            self.count += len(spikes.step)
-        self.like = (turn[0].names, turn[0].sizes, turn[0].dt)
+        for step, cell in turn:
+            self.columns.append((np.array(step, np.uint64), np.array(cell, np.uint32)))
+            self.count += len(step)
 
     def mark(self) -> tuple[int, int]:
         return len(self.columns), self.count
@@ -139,15 +150,21 @@ class _Fired:
         length, self.count = mark
         del self.columns[length:]
 
-    def spikes(self, stop: float) -> Spikes:
+    def spikes(self, populations: list[tuple[str, int]], dt: float, stop: float) -> Spikes:
         import numpy as np
 
         from ..spiking import Spikes
 
-        step, neuron = (np.concatenate(column) for column in zip(*self.columns))
-        order = np.lexsort((neuron, step))
-        names, sizes, dt = self.like
-        return Spikes(step[order], neuron[order], names, sizes, dt, 0.0, stop)
+        step, cell = (np.concatenate(column) for column in zip(*self.columns))
+        order = np.lexsort((cell, step))
+        names, sizes = zip(*populations)
+        return Spikes(step[order], cell[order], names, sizes, dt, 0.0, stop)
+
+
+def _part(network: Any, index: int, count: int, method: str) -> Any:
+    from ..spiking import Part  # type: ignore[attr-defined]
+
+    return Part(network, index, count, method=method)
 
 
 def simulate(
@@ -160,6 +177,7 @@ def simulate(
     resources: Mapping[str, float] | None = None,
     checkpoint_every: int = 200,
     max_failures: int = 3,
+    method: str = "auto",
     progress: Callable[[Progress], None] | None = None,
     part: Callable[[Any, int, int], Any] | None = None,
 ) -> Spikes:
@@ -175,6 +193,8 @@ def simulate(
         num_cpus, num_gpus, resources: what Ray sets aside for a part; it has so many threads.
         checkpoint_every: exchanges between checkpoints.
         max_failures: how many losses are made good.
+        method: how the network is shared out, as of :class:`chronaxie.spiking.Part`; where some machines have METIS and others
+            have not, one to name.
         progress: called after each exchange, once its spikes are here.
         part: makes a part of (network, index, count); :class:`chronaxie.spiking.Part` by default.
 
@@ -201,7 +221,8 @@ def simulate(
     shared = ray.put(described)
     options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "scheduling_strategy": "SPREAD"}
     actor = ray.remote(Worker).options(**options)
-    run = _Run(ray, lambda i: actor.remote(part, shared, i, num_workers, num_cpus), num_workers, max_failures)
+    make = partial(_part, method=method) if part is None else part
+    run = _Run(ray, lambda i: actor.remote(make, shared, i, num_workers, num_cpus), num_workers, max_failures)
     try:
         try:
             every, dt = run.meet()
@@ -225,7 +246,7 @@ def simulate(
                 continue
             if progress is not None:
                 progress(Progress(at, run.fired.count, list(run.processes)))
-        return run.fired.spikes(steps * dt)
+        return run.fired.spikes(run.populations, dt, steps * dt)
     finally:
         for worker in run.workers:
             ray.kill(worker)
