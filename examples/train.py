@@ -60,15 +60,24 @@ class Classifier(torch.nn.Module):
             self.layer = XLSTMBlock(channels, heads=2) if kind == "xlstm" else Mamba(channels)
         self.head = torch.nn.Linear(64, CLASSES)
 
-    def forward(self, x, there):
+    def forward(self, x):
         states, _ = self.layer(self.embed(x))
-        there = there.unsqueeze(-1)
-        return (self.head(states) * there).sum(1) / there.sum(1)
+        return self.head(states)
+
+
+def mean(values, there):
+    """Over the steps there are, of [B, T] or [B, T, classes]."""
+    there = there.view(*there.shape, *[1] * (values.dim() - 2))
+    return (values * there).sum(1) / there.sum(1)
+
+
+def correct(answers, there, labels):
+    return mean(answers.detach(), there).argmax(1) == labels
 
 
 def accuracy(model, x, there, labels):
     with torch.no_grad():
-        return float((model(x, there).argmax(1) == labels).float().mean())
+        return float(correct(model(x), there, labels).float().mean())
 
 
 def train(kind, rate, args, data, test):
@@ -90,15 +99,17 @@ def train(kind, rate, args, data, test):
         for batch in torch.randperm(len(series)).split(BATCH):
             x, there = padded([series[i] + NOISE * torch.randn_like(series[i]) for i in batch])
             x, there, wanted = x.to(args.device), there.to(args.device), labels[batch].to(args.device)
-            answers = model(x, there)
-            loss = cross_entropy(answers, wanted)
+            answers = model(x)
+            # As every step is asked, each has its own loss.
+            losses = cross_entropy(answers.transpose(1, 2), wanted[:, None].expand(there.shape), reduction="none")
+            loss = mean(losses, there).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             total += loss.item() * len(batch)
-            right += int((answers.argmax(1) == wanted).sum())
+            right += int(correct(answers, there, wanted).sum())
         curve.append(total / len(series))
         if (epoch + 1) % 10 == 0 or epoch + 1 == args.epochs:
             print(f"{kind}: epoch {epoch + 1:3}, loss {curve[-1]:.4f}, {100 * right / len(series):.1f} % of the training set")
@@ -147,8 +158,8 @@ def main():
     series, labels = read(DATA / "JapaneseVowels_TRAIN.ts")
     tested, wanted = read(DATA / "JapaneseVowels_TEST.ts")
     everything = torch.cat(series)
-    mean, deviation = everything.mean(0), everything.std(0)
-    series, tested = ([(s - mean) / deviation for s in part] for part in (series, tested))
+    centre, deviation = everything.mean(0), everything.std(0)
+    series, tested = ([(s - centre) / deviation for s in part] for part in (series, tested))
     args.out.mkdir(parents=True, exist_ok=True)
     curves, results = {}, []
     for kind, rate in RATES.items():

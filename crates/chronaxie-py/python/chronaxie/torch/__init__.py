@@ -12,7 +12,7 @@ import os as _os
 import torch as _torch
 
 from .. import _native
-from . import compat, wirings
+from . import compat, parallel, wirings
 from ._cfc import CfC, CfCCell, WiredCfCCell, cfc
 from ._functional import ltc
 from ._ltc import LTC, LTCCell
@@ -46,6 +46,7 @@ __all__ = [
     "ltc",
     "mlstm",
     "mlstm_step",
+    "parallel",
     "prepare",
     "selective_scan",
     "selective_state_update",

@@ -101,6 +101,52 @@ def _eager(tensors: Any, cuts: Tensor | None, gate: str, normalize: bool, throug
     return torch.cat(parts, 2), states
 
 
+def sizes_of(q: Tensor, v: Tensor) -> dict[str, int]:
+    """The sizes as a case spells them."""
+    batch, heads, steps, dqk = q.shape
+    return {"B": batch, "NH": heads, "T": steps, "K": dqk, "V": v.shape[3]}
+
+
+def checked(
+    entry: str, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, initial: Any, gate: str, normalize: bool, count: int
+) -> tuple[tuple[Tensor, Tensor], list[Tensor | None], tuple[bool, bool, bool]]:
+    """The gates and the ``count`` initial states in the type of sums, and which of c, n and m there are.
+
+    Raises:
+        ShapeError, DtypeError, ConfigError: a sentence with what does not fit.
+    """
+    for name, t, axes in (("q", q, "K"), ("k", k, "K"), ("v", v, "V")):
+        if t.dim() != 4:
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match [B, NH, T, {axes}]")
+        if t.dtype is not q.dtype:
+            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)} and q {short(q.dtype)}; they must hold the same")
+    batch, heads, steps, dqk = q.shape
+    dv = v.shape[3]
+    wanted = {"k": (k, q.shape), "v": (v, (batch, heads, steps, dv)), "i": (i, q.shape[:3]), "f": (f, q.shape[:3])}
+    for name, (t, shape) in wanted.items():
+        if tuple(t.shape) != tuple(shape):
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match q's: {tuple(shape)} is needed")
+    if gate == "exp" and not normalize:
+        raise ConfigError(f"{entry}: normalize = False is not offered: the exponential gate has no bound without it")
+    there = {"c_initial": True, "n_initial": normalize, "m_initial": gate == "exp"}
+    given = dict(zip(there, initial))
+    shapes = {"c_initial": (count, heads, dqk, dv), "n_initial": (count, heads, dqk), "m_initial": (count, heads)}
+    states: list[Tensor | None] = []
+    for name, t in given.items():
+        if t is None and there[name] and any(s is not None for s in initial):
+            raise ConfigError(f"{entry}: an initial state is {', '.join(n for n, on in there.items() if on)}; {name} is not given")
+        if t is not None and not there[name]:
+            raise ConfigError(f"{entry}: there is no {name} with gate = {gate} and normalize = {normalize}")
+        if t is not None and name == "m_initial" and t.dim() == 3 and t.shape[2] == 1:
+            t = t[..., 0]
+        if t is not None and tuple(t.shape) != shapes[name]:
+            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {shapes[name]}")
+        states.append(t)
+    exact = torch.float64 if q.dtype is torch.float64 else torch.float32
+    states = [None if s is None else s.to(exact).contiguous() for s in states]
+    return (i.to(exact), f.to(exact)), states, (True, normalize, gate == "exp")
+
+
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -149,38 +195,9 @@ def mlstm(
     """
     entry = _entry(gate)
     normalize = (gate == "exp") if normalize is None else bool(normalize)
-    for name, t, axes in (("q", q, "K"), ("k", k, "K"), ("v", v, "V")):
-        if t.dim() != 4:
-            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match [B, NH, T, {axes}]")
-        if t.dtype is not q.dtype:
-            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)} and q {short(q.dtype)}; they must hold the same")
-    batch, heads, steps, dqk = q.shape
-    dv = v.shape[3]
-    wanted = {"k": (k, q.shape), "v": (v, (batch, heads, steps, dv)), "i": (i, q.shape[:3]), "f": (f, q.shape[:3])}
-    for name, (t, shape) in wanted.items():
-        if tuple(t.shape) != tuple(shape):
-            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match q's: {tuple(shape)} is needed")
-    count = batch if cu_seqlens is None else cu_seqlens.numel() - 1
-    if gate == "exp" and not normalize:
-        raise ConfigError(f"{entry}: normalize = False is not offered: the exponential gate has no bound without it")
-    there = {"c_initial": True, "n_initial": normalize, "m_initial": gate == "exp"}
-    given = {"c_initial": c_initial, "n_initial": n_initial, "m_initial": m_initial}
-    initial = any(t is not None for t in given.values())
-    shapes = {"c_initial": (count, heads, dqk, dv), "n_initial": (count, heads, dqk), "m_initial": (count, heads)}
-    states: list[Tensor | None] = []
-    for name, t in given.items():
-        if initial and there[name] and t is None:
-            raise ConfigError(f"{entry}: an initial state is {', '.join(n for n, on in there.items() if on)}; {name} is not given")
-        if t is not None and not there[name]:
-            raise ConfigError(f"{entry}: there is no {name} with gate = {gate} and normalize = {normalize}")
-        if t is not None and name == "m_initial" and t.dim() == 3 and t.shape[2] == 1:
-            t = t[..., 0]
-        if t is not None and tuple(t.shape) != shapes[name]:
-            raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {shapes[name]}")
-        states.append(t)
-    exact = torch.float64 if q.dtype is torch.float64 else torch.float32
-    gates = (i.to(exact), f.to(exact))
-    states = [None if s is None else s.to(exact).contiguous() for s in states]
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    gates, states, there = checked(entry, q, k, v, i, f, (c_initial, n_initial, m_initial), gate, normalize, count)
+    exact, initial = gates[0].dtype, any(s is not None for s in states)
     out = v.dtype
     if autocast_kernel_dtype is not None:
         to = _dtype(entry, "autocast_kernel_dtype", autocast_kernel_dtype)
@@ -206,11 +223,10 @@ def mlstm(
         options |= {"wants": wants} if wants else {"backward": "false"}
         cuts = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
         tensors = [t for t in (q, k, v, *gates, cuts, *states) if t is not None]
-        sizes = {"B": batch, "NH": heads, "T": steps, "K": dqk, "V": dv}
-        returned = 1 + (sum(there.values()) if return_last_states else 0)
-        h, *last = call(entry, spell(sizes, options), returned, tensors)
+        returned = 1 + (sum(there) if return_last_states else 0)
+        h, *last = call(entry, spell(sizes_of(q, v), options), returned, tensors)
         made = iter(last)
-        last = [next(made) if on and return_last_states else None for on in there.values()]
+        last = [next(made) if on and return_last_states else None for on in there]
     h = h.to(out)
     if not return_last_states:
         return h  # type: ignore[no-any-return]

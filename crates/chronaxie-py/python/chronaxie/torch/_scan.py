@@ -12,6 +12,9 @@ from .._errors import ConfigError, DtypeError, ShapeError
 from ._framework import _NAMES, short
 from ._passes import call, device_of, planned, spell
 
+# An entry, its sizes, its options, and its tensors in the order of the signature.
+Prepared = tuple[str, dict[str, int], dict[str, Any], list[Tensor]]
+
 
 def _packing(entry: str, batch: int, steps: int, reset: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, list[Tensor]]:
     if reset is not None and cu_seqlens is not None:
@@ -64,6 +67,14 @@ def linear_scan(
     Raises:
         ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
     """
+    name, sizes, options, tensors = linear_call(a, x, h0, reverse, reset, cu_seqlens)
+    return call(name, spell(sizes, options), 2, tensors)  # type: ignore[return-value]
+
+
+def linear_call(
+    a: Tensor, x: Tensor, h0: Tensor | None, reverse: bool, reset: Tensor | None, cu_seqlens: Tensor | None = None
+) -> Prepared:
+    """What :func:`linear_scan` calls."""
     name = "linear_scan_complex" if a.is_complex() else "linear_scan"
     _sequence(name, "a", a, 3, "[B, D, T]")
     b, d, t = a.shape
@@ -79,8 +90,7 @@ def linear_scan(
     options |= {"h0": h0 is not None, "reverse": bool(reverse), "packing": packing}
     if h0 is not None:
         h0 = h0.to(torch.complex64 if a.is_complex() else torch.float32)
-    tensors = [a, x, *([] if h0 is None else [h0]), *packed]
-    return call(name, spell({"B": b, "D": d, "T": t}, options), 2, tensors)  # type: ignore[return-value]
+    return name, {"B": b, "D": d, "T": t}, options, [a, x, *([] if h0 is None else [h0]), *packed]
 
 
 def _stored(entry: str, name: str, t: Tensor) -> str:
@@ -146,6 +156,29 @@ def selective_scan(
     Raises:
         ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
     """
+    name, sizes, options, tensors = selective_call(
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, h0, reset, cu_seqlens, discretisation
+    )
+    out, last = call(name, spell(sizes, options), 2, tensors)
+    return (out, last) if return_last_state else out
+
+
+def selective_call(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    h0: Tensor | None,
+    reset: Tensor | None,
+    cu_seqlens: Tensor | None,
+    discretisation: str,
+) -> Prepared:
+    """What :func:`selective_scan` calls."""
     name = "selective_scan"
     _sequence(name, "u", u, 3, "[B, D, T]")
     _sequence(name, "A", A, 2, "[D, N]")
@@ -178,8 +211,7 @@ def selective_scan(
     given += [] if z is None else [z.to(u.dtype)]
     given += [] if delta_bias is None else [delta_bias.float()]
     given += [] if h0 is None else [h0.to(state)]
-    out, last = call(name, spell({"B": b, "D": d, "T": t, "N": A.shape[1]}, options), 2, [*given, *packed])
-    return (out, last) if return_last_state else out
+    return name, {"B": b, "D": d, "T": t, "N": A.shape[1]}, options, [*given, *packed]
 
 
 @torch.no_grad()
