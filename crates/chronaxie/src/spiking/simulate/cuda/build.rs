@@ -54,8 +54,6 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -
         .u32((card * config.local()) as u32)
         .u32(config.local() as u32)
         .u32(config.near as u32)
-        .u32(config.near_arrivals as u32)
-        .u32(config.lists as u32)
         .u32(config.learns.map_or(0, |l| l.head) as u32)
         .padded()
         .0

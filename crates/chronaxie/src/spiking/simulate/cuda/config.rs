@@ -25,8 +25,6 @@ const CALENDAR_STEPS: usize = 1 << 12;
 const CALENDAR_HZ: f64 = 12.0;
 /// The most arrivals of a drive in a step that the kernel keeps in a byte, as `kMostArrivals`.
 const MOST_ARRIVALS: usize = 255;
-/// Entries of each list of a calendar that wait in shared memory, as `kLate`.
-const LATE: usize = 128;
 /// Bits of a header before its ids, and the most ids in it, as `kTagBits + 1` and `kMostIds`.
 const HEAD_BITS: u32 = 13;
 const MOST_IDS: u32 = 4;
@@ -99,8 +97,6 @@ pub struct Config {
     pub near: usize,
     /// Likewise of arrivals.
     pub near_arrivals: usize,
-    /// Lists of a calendar that are in use at once: one for every delay.
-    pub lists: usize,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
 }
@@ -170,8 +166,7 @@ impl Config {
         } else {
             Place::Global
         };
-        let lists = (plan.max_delay as usize).next_power_of_two();
-        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + lists * (1 + LATE)) > room {
+        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
             (near, near_arrivals) = (0, 0);
         }
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
@@ -202,7 +197,6 @@ impl Config {
             room: if place == Place::Calendar { entries } else { 0 },
             near,
             near_arrivals,
-            lists,
             learns,
         })
     }
@@ -243,11 +237,7 @@ impl Config {
                 let learns = self.learns.map_or(0, |l| l.shared_bytes(self.cells, self.pitch));
                 (4 * self.ring * self.pitch + learns) as u32
             }
-            Place::Calendar if self.near > 0 => {
-                let held = self.near + self.near_arrivals + self.lists * (1 + LATE);
-                (4 * (self.ring + self.pitch + held)) as u32
-            }
-            Place::Calendar => (4 * (self.ring + self.pitch)) as u32,
+            Place::Calendar => (4 * (self.ring + self.pitch + self.near + self.near_arrivals)) as u32,
             Place::Global => 0,
         }
     }

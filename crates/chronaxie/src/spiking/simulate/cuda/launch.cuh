@@ -73,8 +73,6 @@ struct Share<false> {
   __device__ __forceinline__ const Many& many(const Many& given) const { return given; }
 };
 
-// Entries of a list of the calendar that wait in shared memory until they are a line, of kNear.
-constexpr unsigned kLate = 128;
 constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
 // Of kLearns: rules and traces in shared memory, and spikes of a step that are listed there.
 constexpr unsigned kMostRules = kLearns ? 16 : 1, kMostTraces = kLearns ? 4 : 1, kListed = 256;

@@ -54,8 +54,7 @@ struct Net {
   unsigned room;                // entries of a step of the calendar
   unsigned id_bits, ids;        // how a header is packed
   unsigned begin, local;        // which shards are here
-  unsigned near, near_arrivals; // of kNear: words of the states of the largest shard, and of its arrivals
-  unsigned lists;               // of kNear: of the calendar that are in use at once; a power of two
+  unsigned near;                // of kNear: words of the states of the largest shard
   unsigned head;                // words before a row's synapses in its segment, where they change (rows.cuh); or 0
 };
 

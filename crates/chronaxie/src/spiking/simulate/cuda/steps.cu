@@ -49,12 +49,7 @@ static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shar
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || (!kLearns && !kHeld), "on one card");
 // Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kFew = 1;
-#else
-constexpr int kFew = 2;
-#endif
-constexpr int kWarps = kThreads / 32, kBatch = (kMany || kTimed) && !kHeavy && !kHeld ? kFew : kShared || kHeavy ? 4 : 3;
+constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : kMany ? 2 : 3;
 
 struct Block {
   const Net& net;
@@ -65,8 +60,6 @@ struct Block {
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come
   unsigned* noted;       // [steps] of kCalendar
-  unsigned* filed;       // [lists] of kNear: how many entries of each list that is in use are not in `late`
-  unsigned* late;        // [lists, kLate] the others
   unsigned* calendar;    // [steps, room]
   const unsigned* first;
 
@@ -85,13 +78,6 @@ struct Block {
         return;
       }
       const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
-      if constexpr (kNear) {
-        const unsigned list = when & (net.lists - 1);
-        if (at - filed[list] < kLate && at < net.room) {
-          late[list * kLate + at % kLate] = (unsigned)s.weight << 16 | s.slot;
-          return;
-        }
-      }
       if (at < net.room) {
         __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
         return;
@@ -239,34 +225,13 @@ struct Block {
     }
   }
 
-  // Moves entries of the `lists` lists of `step` and later to the calendar, some for each warp: whole lines, or all. Nobody adds meanwhile.
-  __device__ __forceinline__ void file(u64 step, unsigned lists, bool all) const {
-    const unsigned lane = threadIdx.x % 32;
-    for (unsigned k = threadIdx.x / 32; k < lists; k += kWarps) {
-      const unsigned list = (unsigned)(step + k) & (net.lists - 1), when = place(step + k);
-      const unsigned count = min(noted[when] & ~kSpilt, net.room), done = filed[list];
-      if (count <= done) continue;
-      // What came when there was no room here is there already.
-      const unsigned wait = count - done, whole = wait >= kLate ? kLate : all ? wait : wait & ~31u;
-      for (unsigned i = lane; i < whole; i += 32)
-        __stcg(calendar + (u64)when * net.room + done + i, late[list * kLate + (done + i) % kLate]);
-      __syncwarp();
-      if (lane == 0) filed[list] = wait >= kLate ? count : done + whole;
-    }
-  }
-
   // Adds what the calendar has for `step`, which nobody adds to any more.
   __device__ __forceinline__ void gather(u64 step) const {
     const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
     const unsigned* from = calendar + (u64)place(step) * net.room;
-    const unsigned list = kNear ? (unsigned)step & (net.lists - 1) : 0, done = kNear ? filed[list] : 0;
 #pragma unroll 4
     for (unsigned i = threadIdx.x; i < count; i += kThreads) {
-      unsigned entry;
-      if constexpr (kNear)
-        entry = i < done ? __ldcg(from + i) : late[list * kLate + i % kLate];
-      else
-        entry = __ldcg(from + i);
+      const unsigned entry = __ldcg(from + i);
       atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16);
     }
     if (here > net.room) {
@@ -340,15 +305,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const u64 size = (u64)net.steps * net.pitch;
   int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
-  float* const near = (float*)held + net.pitch + net.steps;
-  unsigned* const near_arrivals = (unsigned*)near + net.near;
-  unsigned* const filed = near_arrivals + net.near_arrivals;
-  unsigned* const late = filed + net.lists;
   const Block block = {net,   run,
                        many,  laps,
                        self,
                        kShared ? held : kept,
-                       held,  noted, filed, late,
+                       held,  noted,
                        net.calendar + (u64)self * net.steps * net.room,
                        net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
@@ -390,16 +351,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
   if constexpr (kCalendar) {
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
-    if constexpr (kNear) {
-      for (unsigned i = threadIdx.x; i < net.lists; i += kThreads) filed[i] = 0;
-      __syncthreads();
-    }
-    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) {
-      const unsigned count = net.noted[self * net.steps + i];
-      noted[i] = count;
-      if constexpr (kNear)
-        if ((count & ~kSpilt) > 0) filed[i & (net.lists - 1)] = min(count & ~kSpilt, net.room);
-    }
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[self * net.steps + i];
   }
   // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
   const unsigned shard = (kMany ? net.begin : 0) + self;
@@ -418,7 +370,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     return task.y + lane;
   };
-  const Cells cells = {net, near, near_arrivals};
+  float* const near = (float*)held + net.pitch + net.steps;
+  const Cells cells = {net, near, (unsigned*)near + net.near};
   Own own;
   unsigned cell = 0;  // of kHeld
   if constexpr (kHeld)
@@ -452,10 +405,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
       if (threadIdx.x == 0) noted[block.place(step)] = 0;
-    if constexpr (kNear) {
-      if (threadIdx.x == 0) filed[(unsigned)step & (net.lists - 1)] = 0;
-      block.file(step + 1, net.lists - 1, false);
-    }
     if constexpr (kHeld) {
       if (from < to && cell < part.count && cells.fires(block.slots(step), part, step, cell, own))
         block.spike(part, cell, step, spikes + parity, ids[parity]);
@@ -503,7 +452,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const unsigned at = block.place(step);
     if (threadIdx.x == 0 && step < last) noted[at] = 0;
     __syncthreads();
-    if constexpr (kNear) block.file(step, net.lists, true);
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads)
       if (held[i] != 0) {
         atomicAdd(kept + (u64)at * net.pitch + i, held[i]);

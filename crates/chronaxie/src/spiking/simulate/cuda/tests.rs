@@ -136,8 +136,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     props.shared_per_block_optin = match how.place {
         Place::Shared => props.shared_per_block_optin,
         Place::Calendar => {
-            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { 9 * chosen.cells + 129 * chosen.lists } else { 0 }))
-                as u32
+            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { 9 * chosen.cells } else { 0 })) as u32
         }
         Place::Global => 0,
     };
