@@ -158,7 +158,6 @@ impl Config {
         let slot_bits = usize::BITS - pitch.leading_zeros();
         let room = (device.shared_per_block_optin as usize).saturating_sub(STATIC_SHARED);
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
-        let threads = if heavy { 512 } else { 1024 };
         let place = if 4 * ring * pitch <= room {
             Place::Shared
         } else if pitch <= CALENDAR_SLOTS && ring <= CALENDAR_STEPS && 4 * (pitch + ring) <= room {
@@ -169,6 +168,7 @@ impl Config {
         if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
             (near, near_arrivals) = (0, 0);
         }
+        let threads = threads(place, heavy, cards > 1);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
         let learns =
@@ -285,9 +285,13 @@ impl fmt::Display for Config {
     }
 }
 
+/// Threads of a block: fewer where a kernel needs more registers.
+fn threads(place: Place, heavy: bool, many: bool) -> u32 {
+    if heavy || (many && place == Place::Shared) { 512 } else { 1024 }
+}
+
 fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
-    let threads = if heavy { 512 } else { 1024 };
     let constants = vec![
         ("kPlace", Constant::Int(place as i32)),
         ("kHeavy", Constant::Bool(heavy)),
@@ -296,7 +300,7 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]
         ("kMany", Constant::Bool(many)),
         ("kTimed", Constant::Bool(timed)),
         ("kNear", Constant::Bool(near)),
-        ("kThreads", Constant::Int(threads)),
+        ("kThreads", Constant::Int(threads(place, heavy, many) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }

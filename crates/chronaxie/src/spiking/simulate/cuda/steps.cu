@@ -38,6 +38,8 @@
 //   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
 //   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
 //           in turn = 3.7 us; 4,100 additions and as many appended, 0.5 us. 7 us a step, a real-time factor of 0.07.
+//   Measured 17.3: delivery 6.9 and 2.2 of waiting for the slowest warp, drives 3.2, update 2.6 (6.5 before what cells share was read
+//   once a part). Tried: entries that wait in shared memory until they are a line, for whole lines to global memory (18.5).
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
@@ -49,7 +51,12 @@ static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shar
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || (!kLearns && !kHeld), "on one card");
 // Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
-constexpr int kWarps = kThreads / 32, kBatch = kShared || kHeavy ? 4 : kMany ? 2 : 3;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kFew = 1;
+#else
+constexpr int kFew = 2;
+#endif
+constexpr int kWarps = kThreads / 32, kBatch = (kMany || kTimed) && kThreads == 1024 && !kHeld ? kFew : kShared || kHeavy ? 4 : 3;
 
 struct Block {
   const Net& net;
