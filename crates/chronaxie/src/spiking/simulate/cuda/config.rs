@@ -168,7 +168,7 @@ impl Config {
         if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
             (near, near_arrivals) = (0, 0);
         }
-        let threads = threads(place, heavy, cards > 1);
+        let threads = threads(heavy, cards > 1, near > 0);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
         let learns =
@@ -286,8 +286,8 @@ impl fmt::Display for Config {
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.
-fn threads(place: Place, heavy: bool, many: bool) -> u32 {
-    if heavy || (many && place == Place::Shared) { 512 } else { 1024 }
+fn threads(heavy: bool, many: bool, near: bool) -> u32 {
+    if heavy || (many && !near) { 512 } else { 1024 }
 }
 
 fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]) -> Specialisation {
@@ -300,7 +300,7 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]
         ("kMany", Constant::Bool(many)),
         ("kTimed", Constant::Bool(timed)),
         ("kNear", Constant::Bool(near)),
-        ("kThreads", Constant::Int(threads(place, heavy, many) as i32)),
+        ("kThreads", Constant::Int(threads(heavy, many, near) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }
@@ -335,7 +335,7 @@ pub fn specialisations() -> Vec<Specialisation> {
     let kinds =
         kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false])));
     let near = [false, true].map(|many| (Place::Calendar, false, [false, false, many, false, true]));
-    let timed = [(Place::Shared, true, false), (Place::Calendar, false, false), (Place::Calendar, false, true)];
+    let timed = [(Place::Shared, true, false), (Place::Calendar, false, true)];
     let timed = timed.map(|(place, held, near)| (place, false, [held, false, false, true, near]));
     let kinds = kinds.chain(near).chain(timed);
     let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([build(), order(), rows()]);
