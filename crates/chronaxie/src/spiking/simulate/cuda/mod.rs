@@ -187,7 +187,7 @@ impl<'a> CudaEngine<'a> {
             for unit in &mut self.units {
                 for told in unit.told()? {
                     if told.flags & unit::LOST != 0 || *done.get_or_insert(told.done) != told.done {
-                        return Err(Error::value(format!(
+                        return Err(Error::lost(format!(
                             "a GPU of {} heard nothing from another for {} s in the steps from {from} on",
                             self.config.cards,
                             unit::PATIENCE_NS / 1_000_000_000
