@@ -25,7 +25,7 @@ class Room:
 
     def __init__(self, count):
         self.count, self.slots = count, [None] * count
-        self.barrier = threading.Barrier(count, timeout=60)
+        self.barrier = threading.Barrier(count, timeout=180)
         self.ways = {(a, b): [] for a in range(count) for b in (a - 1, a + 1)}
         self.news = threading.Condition()
 
@@ -62,7 +62,7 @@ class Threads(_ranks.Ranks):
                 self.room.news.notify_all()
             if like is not None and 0 <= self.place - step < self.count:
                 way = self.room.ways[self.place - step, self.place]
-                assert self.room.news.wait_for(lambda: way, timeout=60)
+                assert self.room.news.wait_for(lambda: way, timeout=180)
                 found = way.pop(0)
                 assert [t.shape for t in found] == [t.shape for t in like]
                 return found
@@ -317,7 +317,7 @@ device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu"
 if device.type == "cuda":
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
-dist.init_process_group(backend, init_method=at, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+dist.init_process_group(backend, init_method=at, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=180))
 processes(rank, device)
 dist.destroy_process_group()
 print("done")

@@ -206,7 +206,7 @@ print(json.dumps({
 def test_a_cluster_survives_a_killed_actor_and_a_stopped_sweep(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     argv = [sys.executable, "-c", textwrap.dedent(CLUSTER), os.path.dirname(__file__), str(tmp_path)]
-    ran = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=180)
+    ran = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = json.loads(ran.stdout.splitlines()[-1])
     want = of_one(100.0)
