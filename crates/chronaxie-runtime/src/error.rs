@@ -48,6 +48,8 @@ pub enum ErrorKind {
     },
     /// A call of the CUDA driver that failed, or a kernel that did.
     Cuda,
+    /// Another process that shares the work has gone or hangs.
+    Lost,
     /// A checkpoint or model file that does not fit.
     Checkpoint,
     /// The operating system refused a file operation.
@@ -117,6 +119,10 @@ impl Error {
     pub fn io(doing: &str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {
         Self::new(ErrorKind::Io, format!("cannot {doing} {}: {error}", path.into().display()))
     }
+    /// Another process that shares the work has gone or hangs.
+    pub fn lost(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Lost, message)
+    }
     /// A checkpoint or model file that does not fit.
     pub fn checkpoint(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Checkpoint, message)
@@ -125,7 +131,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Interrupted => 130,
-            ErrorKind::Compile { .. } | ErrorKind::OutOfMemory { .. } | ErrorKind::Cuda => 1,
+            ErrorKind::Compile { .. } | ErrorKind::OutOfMemory { .. } | ErrorKind::Cuda | ErrorKind::Lost => 1,
             _ => 2,
         }
     }

@@ -3,7 +3,7 @@
 use super::run::fingerprint;
 use crate::spiking::Plan;
 use crate::spiking::network::read::Settings;
-use crate::spiking::partition::{self, Layout, Load};
+use crate::spiking::partition::{self, Layout};
 use crate::spiking::simulate::parts::{state_bytes, state_from_bytes};
 use crate::spiking::simulate::{CpuEngine, Engine, Spike};
 use crate::{Error, Result};
@@ -146,7 +146,7 @@ fn serve(
     jobs: &Receiver<Job>,
 ) -> Result<()> {
     let plan = Plan::new(settings.network)?;
-    let (layout, method) = partition::choose(&Load::new(&plan, super::RATE_HZ, false), parts, method)?;
+    let (layout, method) = partition::choose(&plan, super::RATE_HZ, parts, method)?;
     let engine = CpuEngine::of_part(&plan, &layout, part, None, &|_, _| ())?;
     let facts = HeldFacts {
         dt_ms: plan.network.dt_ms,

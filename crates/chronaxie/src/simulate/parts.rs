@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::progress::Progress;
 use crate::spiking::Plan;
 use crate::spiking::network::read::read;
-use crate::spiking::partition::{self, Layout, Load};
+use crate::spiking::partition::{self, Layout};
 use crate::spiking::simulate::parts::engine::serve;
 use crate::spiking::simulate::parts::tcp::{self, Mesh, Setup};
 use crate::spiking::simulate::parts::wire::Members;
@@ -67,7 +67,7 @@ impl Team {
         if options.nodes == 0 || options.nodes > parts.max(1) {
             return Err(Error::config(format!("{} nodes cannot have {parts} parts", options.nodes)));
         }
-        let (layout, method) = partition::choose(&Load::new(plan, RATE_HZ, false), parts, &options.method)?;
+        let (layout, method) = partition::choose(plan, RATE_HZ, parts, &options.method)?;
         let place = options.listen.as_deref().unwrap_or("127.0.0.1:0");
         let unable = |e: &std::io::Error| Error::unavailable(format!("part 0 cannot listen at {place}: {e}"));
         let listener = TcpListener::bind(place).map_err(|e| unable(&e))?;
@@ -104,7 +104,7 @@ impl Team {
             for (i, child) in children.iter_mut().enumerate() {
                 if let Ok(Some(status)) = child.try_wait() {
                     let what = format!("part {} of {parts} has ended before it began: {status}", i + 1);
-                    return Err(Error::unavailable(what));
+                    return Err(Error::lost(what));
                 }
             }
             Ok(())
@@ -168,7 +168,7 @@ fn begin(options: &PartsOptions, setup: &Setup, part: usize, place: &str, thread
 /// Part `part` of `parts` of a run whose part 0 listens at `place`: does its work until the run is over.
 ///
 /// # Errors
-/// `Config` for a network that is not that of part 0; `Unavailable`, where a part has gone; what an engine refuses.
+/// `Config` for a network that is not that of part 0; `Lost`, where a part has gone; what an engine refuses.
 pub fn join(config: &Config, part: usize, parts: usize, place: &str, progress: &dyn Progress) -> Result<()> {
     let settings = read(config)?;
     if part == 0 || part >= parts {

@@ -28,6 +28,9 @@ impl Partitioner for Metis {
     fn needs_places(&self) -> bool {
         false
     }
+    fn missing(&self) -> Option<Error> {
+        open(std::env::var_os(VARIABLE)).err()
+    }
     fn layout(&self, load: &Load<'_>, parts: usize) -> Result<Layout> {
         let library = open(std::env::var_os(VARIABLE))?;
         let graph = Graph::new(load);

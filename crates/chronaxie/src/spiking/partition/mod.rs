@@ -33,6 +33,10 @@ pub trait Partitioner: Sync {
     fn needs_places(&self) -> bool {
         true
     }
+    /// Why it cannot be used on this machine, if it cannot.
+    fn missing(&self) -> Option<Error> {
+        None
+    }
     /// Cells of equal work in each part, as far as it goes.
     ///
     /// # Errors
@@ -130,28 +134,39 @@ impl<'a> Load<'a> {
     }
 }
 
-/// A layout by the partitioner `method`, or by the one of least cost where that is `auto`; its name, and what it would cost
-/// where that was asked.
+/// A layout by the partitioner `method`, or by the one of least cost where that is `auto`, and its name; `rate_hz` is the rate of
+/// cells whose rate is not known. Where there is no choice nothing is weighed.
 ///
 /// # Errors
 /// `Config`, where there is no such partitioner, or it does not apply; `Unavailable`.
-pub fn choose(load: &Load<'_>, parts: usize, method: &str) -> Result<(Layout, &'static str)> {
+pub fn choose(plan: &Plan, rate_hz: f64, parts: usize, method: &str) -> Result<(Layout, &'static str)> {
     if parts == 0 || parts > MAX_PARTS {
         return Err(Error::config(format!("{parts} parts: a network is shared out among 1 to {MAX_PARTS}")));
     }
-    if method != "auto" {
-        let by = find(method)?;
-        applies(load.plan, by)?;
-        return Ok((by.layout(load, parts)?, by.name()));
-    }
-    let mut layouts = Vec::new();
-    for by in all().iter().filter(|by| applies(load.plan, **by).is_ok()) {
+    let ways: Vec<&'static dyn Partitioner> = if method == "auto" {
         // A library that is missing is no reason not to run.
-        layouts.extend(by.layout(load, parts).ok().map(|layout| (layout, by.name())));
+        let fit = |by: &&&'static dyn Partitioner| applies(plan, **by).is_ok() && by.missing().is_none();
+        all().iter().filter(fit).copied().collect()
+    } else {
+        let by = find(method)?;
+        applies(plan, by)?;
+        vec![by]
+    };
+    if let [by] = ways[..]
+        && by.name() == index::Index.name()
+    {
+        return Ok((Layout::even(&plan.network, parts), by.name()));
     }
-    let costs = evaluate(load, &layouts.iter().map(|(l, _)| l.clone()).collect::<Vec<_>>());
-    let best = best(&costs).unwrap_or(0);
-    Ok(layouts.swap_remove(best))
+    let load = Load::new(plan, rate_hz, false);
+    if let [by] = ways[..] {
+        return Ok((by.layout(&load, parts)?, by.name()));
+    }
+    // One that fails is out.
+    let made = ways.iter().filter_map(|by| by.layout(&load, parts).ok().map(|layout| (layout, by.name())));
+    let (layouts, names): (Vec<Layout>, Vec<&'static str>) = made.unzip();
+    let at = best(&evaluate(&load, &layouts)).unwrap_or(0);
+    let best = layouts.into_iter().zip(names).nth(at);
+    best.ok_or_else(|| Error::value("no way to share the network out works"))
 }
 
 /// The first of least cost.

@@ -123,7 +123,7 @@ fn places_cut_less_and_counts_are_those_of_plain_loops() {
         // A box that is four times as long in w: slices of it are hard to beat.
         assert!(cut(name).is_none_or(|cut| cut < 0.5 * index), "{name} {:?} of {index}", cut(name));
     }
-    let (layout, name) = choose(&load, parts, "auto").unwrap();
+    let (layout, name) = choose(&plan, 8.0, parts, "auto").unwrap();
     let at = best(&costs).unwrap();
     assert!(name == found[at].0 && layout == found[at].1 && name != "index");
 }
@@ -175,12 +175,11 @@ fn what_cannot_be_is_refused_in_a_sentence() {
     let mut n = Network::new(0.1, 3).unwrap();
     n.add(Population::new("E", models::find("lif_exp").unwrap(), 6));
     let plan = Plan::new(n).unwrap();
-    let load = Load::new(&plan, 5.0, false);
-    let says = |parts, method| choose(&load, parts, method).unwrap_err().to_string();
+    let says = |parts, method| choose(&plan, 5.0, parts, method).unwrap_err().to_string();
     assert!(says(2, "hash").contains("there are auto, index, w_slice, morton, kmeans, metis"));
     assert!(says(2, "kmeans").contains("kmeans needs cells with places"));
     assert!(says(0, "auto").contains("0 parts"));
-    assert_eq!(choose(&load, 9, "auto").unwrap().0.parts(), 9);
+    assert_eq!(choose(&plan, 5.0, 9, "auto").unwrap().0.parts(), 9);
     let missing = metis::open(Some("no-such-library".into())).map(drop).unwrap_err();
     assert_eq!(missing.kind(), &ErrorKind::Unavailable);
     assert!(missing.to_string().contains("looked for no-such-library; install it"), "{missing}");

@@ -132,15 +132,15 @@ impl Channels {
 
 impl Link for Channels {
     fn send(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
-        let gone = |_| Error::unavailable(format!("part {to} has gone, which part {} tells what fired", self.part));
+        let gone = |_| Error::lost(format!("part {to} has gone, which part {} tells what fired", self.part));
         self.to[to].send(bytes.to_vec()).map_err(gone)
     }
     fn receive(&mut self, from: usize) -> Result<Vec<u8>> {
         self.from[from].recv_timeout(self.patience).map_err(|e| match e {
             RecvTimeoutError::Disconnected => {
-                Error::unavailable(format!("part {from} has gone, for which part {} waits", self.part))
+                Error::lost(format!("part {from} has gone, for which part {} waits", self.part))
             }
-            RecvTimeoutError::Timeout => Error::unavailable(format!(
+            RecvTimeoutError::Timeout => Error::lost(format!(
                 "part {from} has said nothing for {:.0} s, for which part {} waits",
                 self.patience.as_secs_f64(),
                 self.part

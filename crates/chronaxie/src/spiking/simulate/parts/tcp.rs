@@ -86,7 +86,7 @@ impl Inner {
             ErrorKind::InvalidData => format!("has sent {e}"),
             _ => "has gone: its connection ended".to_owned(),
         };
-        Error::unavailable(format!("part {who} of {} {what}, as part {} saw", self.parts, self.part))
+        Error::lost(format!("part {who} of {} {what}, as part {} saw", self.parts, self.part))
     }
 
     /// The connection to `who` is of no use any more.
@@ -134,7 +134,7 @@ impl Inner {
                 Ok((Kind::Spikes, bytes)) => drop(spikes.send(bytes)),
                 Ok((Kind::Control, bytes)) => drop(control.send(bytes)),
                 Ok((Kind::Fail, bytes)) => {
-                    return self.fail(Error::unavailable(String::from_utf8_lossy(&bytes)), Some(from));
+                    return self.fail(Error::lost(String::from_utf8_lossy(&bytes)), Some(from));
                 }
                 Ok((kind, _)) => {
                     let e = io::Error::new(ErrorKind::InvalidData, format!("a {kind:?} in the middle of a run"));
@@ -305,7 +305,7 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         let inner = &self.inner;
         if !inner.done.load(Ordering::Acquire) {
-            inner.fail(Error::unavailable(format!("part {} of {} has ended", inner.part, inner.parts)), None);
+            inner.fail(Error::lost(format!("part {} of {} has ended", inner.part, inner.parts)), None);
         }
         inner.done.store(true, Ordering::Release);
         let close = |how| {
@@ -324,7 +324,7 @@ impl Drop for Mesh {
 }
 
 fn failed(setup: &Setup, doing: &str, e: &io::Error) -> Error {
-    Error::unavailable(format!("part {} of {} cannot {doing}: {e}", setup.part, setup.parts))
+    Error::lost(format!("part {} of {} cannot {doing}: {e}", setup.part, setup.parts))
 }
 
 fn short(hash: &[u8; 32]) -> String {
@@ -367,7 +367,7 @@ fn gather(
             for (_, stream, _) in &here {
                 let _ = write_frame(stream, Kind::Fail, what.as_bytes());
             }
-            return Err(Error::unavailable(what));
+            return Err(Error::lost(what));
         }
         let Ok((mut stream, _)) = listener.accept() else {
             std::thread::sleep(LOOK / 4);
@@ -415,7 +415,7 @@ fn gather(
 /// and may end the waiting.
 ///
 /// # Errors
-/// `Config`, where one has another network; `Unavailable`, where one does not come.
+/// `Config`, where one has another network; `Lost`, where one does not come.
 pub fn host(
     setup: &Setup,
     listener: &TcpListener,
@@ -462,7 +462,7 @@ fn connect(setup: &Setup, to: &str, until: Instant) -> Result<TcpStream> {
 /// Any other part: joins the part 0 that listens at `to`, as `host:port`.
 ///
 /// # Errors
-/// `Unavailable`, where nobody is there, or part 0 refuses.
+/// `Lost`, where nobody is there, or part 0 refuses.
 pub fn join(setup: &Setup, to: &str) -> Result<Mesh> {
     let until = Instant::now() + setup.gathering;
     let mut first = connect(setup, to, until)?;
