@@ -10,8 +10,8 @@ mod dlpack;
 mod errors;
 mod kernel;
 mod layers;
-#[allow(unsafe_code)]
 mod part;
+#[allow(unsafe_code)]
 mod plan;
 mod session;
 mod tools;
