@@ -152,10 +152,10 @@ pub fn choose(plan: &Plan, rate_hz: f64, parts: usize, method: &str) -> Result<(
         applies(plan, by)?;
         vec![by]
     };
-    if let [by] = ways[..] {
-        if by.name() == index::Index.name() {
-            return Ok((Layout::even(&plan.network, parts), by.name()));
-        }
+    if let [by] = ways[..]
+        && by.name() == index::Index.name()
+    {
+        return Ok((Layout::even(&plan.network, parts), by.name()));
     }
     let load = Load::new(plan, rate_hz, false);
     if let [by] = ways[..] {

@@ -168,7 +168,7 @@ impl Config {
         if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
             (near, near_arrivals) = (0, 0);
         }
-        let threads = threads(heavy, cards > 1, near > 0);
+        let threads = threads(place, heavy, cards > 1, near > 0);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
         let learns =
@@ -286,8 +286,8 @@ impl fmt::Display for Config {
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.
-fn threads(heavy: bool, many: bool, near: bool) -> u32 {
-    if heavy || (many && !near) { 512 } else { 1024 }
+fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
+    if heavy || place == Place::Global || (many && !near) { 512 } else { 1024 }
 }
 
 fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]) -> Specialisation {
@@ -300,7 +300,7 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]
         ("kMany", Constant::Bool(many)),
         ("kTimed", Constant::Bool(timed)),
         ("kNear", Constant::Bool(near)),
-        ("kThreads", Constant::Int(threads(heavy, many, near) as i32)),
+        ("kThreads", Constant::Int(threads(place, heavy, many, near) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }

@@ -9,6 +9,7 @@ use super::{Checkpoint, Spike, State};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 pub mod engine;
@@ -175,6 +176,14 @@ pub fn split(plan: &Plan, layout: &Layout, state: &State, keys: &[Keys]) -> Resu
     Ok(parts)
 }
 
+/// Tells the states of parts apart: of whose network, in which layout, of which part.
+fn mark(layout: &Layout, part: usize, fingerprint: [u8; 32]) -> [u8; 32] {
+    let mut hash = Sha256::new_with_prefix(fingerprint);
+    hash.update((part as u64).to_le_bytes());
+    hash.update(layout.to_bytes());
+    hash.finalize().into()
+}
+
 /// A part's state as bytes, with the variables of its own cells alone.
 pub fn state_bytes(layout: &Layout, part: usize, fingerprint: [u8; 32], state: &State) -> Vec<u8> {
     let own = |(p, variables): (usize, &Vec<Vec<f32>>)| {
@@ -183,6 +192,7 @@ pub fn state_bytes(layout: &Layout, part: usize, fingerprint: [u8; 32], state: &
     };
     let variables = state.variables.iter().enumerate().map(own).collect();
     let state = State { step: state.step, variables, recent: state.recent.clone(), learned: state.learned.clone() };
+    let fingerprint = mark(layout, part, fingerprint);
     Checkpoint { fingerprint, state, hash: Default::default(), logged: 0, counts: Vec::new() }.to_bytes()
 }
 
@@ -203,7 +213,7 @@ pub fn state_from_bytes(
     let sizes = |p: usize| vec![layout.own(part, p).len(); plan.models[p].variables().len()];
     let fits = state.variables.len() == plan.models.len()
         && state.variables.iter().enumerate().all(|(p, v)| v.iter().map(Vec::len).eq(sizes(p)));
-    if !fits || c.fingerprint != fingerprint {
+    if !fits || c.fingerprint != mark(layout, part, fingerprint) {
         return Err(Error::checkpoint(format!("{what}: it is of another part or network")));
     }
     for (p, variables) in state.variables.iter_mut().enumerate() {
