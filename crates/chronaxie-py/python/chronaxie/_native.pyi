@@ -9,6 +9,7 @@ __all__ = [
     "Connectivity",
     "Framework",
     "Kernel",
+    "Part",
     "Plan",
     "Problem",
     "Session",
