@@ -91,7 +91,9 @@ fn bad_input_is_a_sentence() {
     );
     refuses(&["simulate", EXAMPLE, "--backend", "gpu"], "is not one of auto, cpu, cuda");
     refuses(&["simulate", EXAMPLE, "--resume", "nowhere"], "no run");
-    refuses(&["simulate", EXAMPLE, "--gpus", "2"], "--gpus");
+    refuses(&["simulate", EXAMPLE, "--gpus", "2", "--backend", "cpu"], "2 GPUs are cuda:0 and those after it");
+    refuses(&["simulate", EXAMPLE, "--gpus", "2", "--backend", "cuda:1"], "is one GPU and --gpus 2 a count");
+    refuses(&["simulate", EXAMPLE, "--gpus", "9"], "9 is not in 1..=8");
     let a = scratch("zero");
     refuses(&["simulate", EXAMPLE, "--set", "simulation.dt=0", "--out", a.to_str().unwrap()], "simulation.dt must be");
     assert!(!a.exists(), "nothing is written for a configuration that is refused");

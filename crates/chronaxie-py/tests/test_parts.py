@@ -36,7 +36,7 @@ def carry(parts, steps):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_parts_have_the_spikes_of_the_whole_and_go_on_from_their_states(count):
-    whole = network().build("cpu").run(steps=600)
+    whole = network().build("cpu").run(steps=900)
     parts = [spiking.Part(network(), i, count, method="index") for i in range(count)]
     assert sorted(np.concatenate([p.cells for p in parts])) == list(range(200))
     assert sum(p.synapse_count for p in parts) == network().build("cpu").synapse_count
@@ -45,7 +45,7 @@ def test_parts_have_the_spikes_of_the_whole_and_go_on_from_their_states(count):
     parts = [spiking.Part(network(), i, count, method="index") for i in range(count)]
     for part, state in zip(parts, states):
         part.restore(state)
-    last = carry(parts, 600)
+    last = carry(parts, 900)
     assert len(whole) > 500
     assert np.array_equal(np.concatenate([first[0], last[0]]), whole.step)
     assert np.array_equal(np.concatenate([first[1], last[1]]), whole.neuron)

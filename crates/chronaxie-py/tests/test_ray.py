@@ -174,7 +174,7 @@ def kill(progress):
 
 spikes = on_ray.simulate({"seed": 3}, 100.0, num_workers=3, checkpoint_every=60, progress=kill, part=t.Ring)
 got = {"names": spikes.names, "sizes": spikes.sizes}
-got["real"] = t.sha256(on_ray.simulate(t.network(), 50.0, num_workers=3, method="index"))
+got["real"] = t.sha256(on_ray.simulate(t.network(), 80.0, num_workers=3, method="index"))
 back = [b for a, b in zip(seen, seen[1:]) if b <= a]
 grid = {"simulation.seed": [1, 2], "population.0.parameters.refused": [0]}
 try:
@@ -219,6 +219,6 @@ def test_a_cluster_survives_a_killed_actor_and_a_stopped_sweep(tmp_path):
     sim.run(50.0)
     assert said["rows"][2][1] == sim.spikes_sha256
     whole = network().build(backend="cpu")
-    whole.run(50.0)
+    whole.run(80.0)
     assert said["real"] == whole.spikes_sha256 and whole.spike_count > 100
     assert len(on_ray.read(tmp_path / "rows")) == 4
