@@ -86,7 +86,7 @@ pub struct NetworkReport {
     pub recorded_us: f64,
     /// Wall time over model time, of `step_us`.
     pub real_time_factor: f64,
-    /// The parts of a step, which follow each other; on a GPU those of the first warp of each block of the resident kernel, as shares
+    /// The parts of a step, which follow each other; on a GPU those of a warp of each block of the resident kernel, as shares
     /// of `step_us`, and none where the kernel has no clocks.
     pub parts: Vec<StepPart>,
     /// Their sum: a step with the clock between its parts.
@@ -140,7 +140,7 @@ struct Windows {
     hashed: Vec<f64>,
     written: Vec<f64>,
     parts: Vec<Parts>,
-    /// Of the resident kernel: what its first warps do, and the share of each.
+    /// Of the resident kernel: what a warp of each block does, and the share of each.
     shares: Vec<Vec<(&'static str, f64)>>,
     spikes: u64,
     moved: Moved,
@@ -393,7 +393,7 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
 /// Where the ceilings of a GPU come from.
 const CEILINGS: &str = "the data sheet's bandwidth, and two trips to the second cache";
 
-/// The parts of a step of the resident kernel, by the clocks of the first warp of each block: medians of their shares of a step.
+/// The parts of a step of the resident kernel, by the clocks of the second warp of each block: medians of their shares of a step.
 fn resident(
     shares: &[Vec<(&'static str, f64)>],
     step_us: f64,
@@ -410,7 +410,6 @@ fn resident(
             "delivery" => (Some(bytes), events, "synapses", "latency"),
             "calendar" => (Some(8.0 * events), events, "synapses", "latency"),
             "update" | "drives" => (None, cells, "cells", "compute"),
-            "telling and logging" => (Some(8.0 * spikes), spikes, "spikes", "latency"),
             _ => (None, spikes, "spikes", "latency"),
         };
         let memory_us = bytes.map(|b| 1e6 * b / rate);

@@ -275,16 +275,6 @@ class Mlstm(Piece):
     def decay(self, x: Named) -> Tensor:
         return F.logsigmoid(x["f"]).sum(-1, dtype=torch.float64).float()
 
-    def _zeros(self, spec: Any) -> Tensor:
-        return torch.zeros(list(spec[2]), dtype=_TYPES[spec[3]], device=self.device)
-
-    def empty(self, name: str) -> Tensor:
-        """An output to be written."""
-        return torch.empty(list(self.gives[name][2]), dtype=_TYPES[self.gives[name][3]], device=self.device)
-
-    def zero_lasts(self) -> list[Tensor]:
-        return [self._zeros(self.gives[n]) for n in self.lasts]
-
     def no_states(self, x: Named) -> list[Tensor]:
         return [torch.full_like(x[n], _NOTHING if n == "m_initial" else 0.0) for n in self.starts]
 

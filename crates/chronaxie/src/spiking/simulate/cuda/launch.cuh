@@ -44,7 +44,7 @@ __device__ __forceinline__ u64 nanoseconds() {
 }
 
 // What of a launch is this block's card's.
-template <bool kOne>
+template <bool kOn>
 struct Share {
   Card card;
   Run of;

@@ -358,7 +358,9 @@ impl Engine for CudaEngine<'_> {
         self.timed = false;
         ran?;
         let all = self.laps.iter().sum::<u64>().max(1) as f64;
-        Ok(Some(unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, lap as f64 / all)).collect()))
+        let parts = unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, lap as f64 / all));
+        let has = |name: &str| name != unit::CALENDAR || self.config.place == config::Place::Calendar;
+        Ok(Some(parts.filter(|(name, _)| has(name)).collect()))
     }
 
     fn state(&self) -> Result<State> {

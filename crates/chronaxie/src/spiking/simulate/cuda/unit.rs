@@ -17,17 +17,19 @@ pub const FULL: u64 = 1;
 pub const LOST: u64 = 2;
 /// How long a kernel waits for another card's.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
-/// What the first warp of a block does in a step, as launch.cuh has them.
+/// What the second warp of a block does in a step, as launch.cuh has them; the first one tells.
 pub const PARTS: [&str; 8] = [
     "waiting for other blocks",
     "delivery",
     "waiting for the block's warps after delivery",
     "update",
     "waiting for the block's warps after their update",
-    "telling and logging",
+    "passing what the first warp tells",
     "drives",
-    "calendar",
+    CALENDAR,
 ];
+/// The part that a ring has not.
+pub const CALENDAR: &str = "calendar";
 /// Words of a launch's result.
 const WORDS: usize = 4 + PARTS.len();
 /// Spikes that are copied at a time.
