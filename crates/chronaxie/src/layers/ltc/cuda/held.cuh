@@ -13,6 +13,12 @@ struct Schedule {
   const float4* folded;   // [blocks, kSlots, threads]: a, b, p, q; zeros where there is no synapse
 };
 
+// A number that a lambda knows when it is compiled.
+template <int kValue>
+struct Number {
+  static constexpr int value = kValue;
+};
+
 // The same value, of which the compiler cannot compute anything ahead of a loop.
 __device__ __forceinline__ int opaque(int x) {
   int r;

@@ -5,7 +5,8 @@ use super::on_device::{DeviceSchedule, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE, WHOLE_ADJOINT,
+    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE,
+    WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -77,12 +78,15 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
     [
-        one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row)),
+        one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row && !h.quad)),
+        one(&QUAD, "ltc_quad", &c.recurrence.filter(|h| h.quad)),
         one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole)),
         one(&WHOLE, "ltc_whole", &c.recurrence.filter(|h| h.whole)),
-        one(&RECURRENCE, "ltc_recurrence", &c.rebuild),
+        one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
+        one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad)),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole)),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole && !h.quad)),
+        one(&QUAD_ADJOINT, "ltc_quad_adjoint", &c.adjoint.filter(|h| h.quad)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
         one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|_| Held::whole())),
     ]
@@ -121,12 +125,14 @@ impl HeldKernel {
         let (source, entry) = match h {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
+            Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
+            Held { quad: true, .. } => (&QUAD, "ltc_quad"),
             Held { pairs: true, .. } => (&ADJOINT, "ltc_adjoint_held"),
             _ => (&RECURRENCE, "ltc_recurrence"),
         };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
-        let mut launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
+        let mut launch = LaunchConfig::new((1, 1, 1), ((h.threads * h.halves()) as u32, 1, 1)).shared(h.shared);
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
             kernel.max_active_clusters(&launch)? as usize
@@ -139,7 +145,7 @@ impl HeldKernel {
                 h.blocks, h.shared
             )));
         }
-        let groups = batch.div_ceil(h.rows).max(1);
+        let groups = batch.div_ceil(h.rows).max(1).div_ceil(h.halves());
         launch.grid.0 = if h.whole { batch as u32 } else { (h.blocks * resident.min(groups)) as u32 };
         Self::new(device, s, kernel, h, launch, h.least_lanes(), true, h.blocks * resident)
     }
@@ -216,9 +222,9 @@ impl HeldKernel {
         4 * self.schedule.slots() * self.clusters()
     }
 
-    /// How many clusters a launch has.
+    /// How many clusters a launch has, or halves of them that walk on their own.
     pub(super) fn clusters(&self) -> usize {
-        self.launch.grid.0 as usize / self.held.blocks
+        self.launch.grid.0 as usize / self.held.blocks * self.held.halves()
     }
 
     /// The same of the sensory sums of `rows` rows.

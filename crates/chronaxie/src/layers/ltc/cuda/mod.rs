@@ -31,6 +31,9 @@ const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", i
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
+const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
+const QUAD_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
@@ -43,6 +46,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("whole.cuh", include_str!("whole.cuh")),
     ("exchange.cuh", include_str!("exchange.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
+    ("quad.cuh", include_str!("quad.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
@@ -93,6 +97,11 @@ pub fn specialisations() -> Vec<Specialisation> {
             all.push(held::specialisation(&WHOLE, &["ltc_whole"], &whole, fast, false));
             all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &whole, fast, false));
         }
+        for rebuild in [false, true].into_iter().filter(|&rebuild| fast || rebuild) {
+            all.push(held::specialisation(&QUAD, &["ltc_quad"], &Held { rebuild, ..Held::quad() }, fast, true));
+        }
+        let quad = Held { pairs: true, ..Held::quad() };
+        all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &quad, fast, true));
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };

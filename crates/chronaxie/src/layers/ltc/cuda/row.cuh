@@ -62,11 +62,6 @@ __device__ __forceinline__ Neurons neuron_of(const Schedule& s, unsigned block, 
   return n;
 }
 
-template <int kValue>
-struct Number {
-  static constexpr int value = kValue;
-};
-
 // Both sums over the lanes of a target; the order is fixed.
 __device__ __forceinline__ void lanes_sums(int lanes, float& num, float& den) {
 #pragma unroll

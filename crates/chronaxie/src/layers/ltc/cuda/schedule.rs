@@ -82,6 +82,14 @@ impl Lists {
         Some(Shape { threads, warp_slots: busiest })
     }
 
+    /// Slots beyond the first `on` of a thread, of all warps together in the block that has the most.
+    pub(super) fn beyond(&self, blocks: usize, slots: usize, least: usize, on: usize) -> Option<usize> {
+        let of_block = |owners: Vec<usize>| {
+            Some(self.warps(&owners, slots, least)?.iter().map(|w| w.slots.saturating_sub(on)).sum::<usize>())
+        };
+        self.deal(blocks).into_iter().map(of_block).try_fold(0, |most, n| Some(most.max(n?)))
+    }
+
     /// The warps of a block: owners of equal lane counts together, longest lists first.
     fn warps(&self, owners: &[usize], slots: usize, least: usize) -> Option<Vec<Warp>> {
         let mut by_lanes: Vec<(usize, usize)> =

@@ -1,5 +1,8 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
+mod quad;
+mod whole;
+
 use super::schedule::{Lists, Shape};
 use super::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
@@ -64,6 +67,8 @@ pub struct Held {
     pub row: bool,
     /// Whether that block makes the sums over the inputs, too: the forward pass in one launch.
     pub whole: bool,
+    /// Whether the kernel is the one for four rows side by side in each half of a block; `threads` are a half's.
+    pub quad: bool,
     /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
     pub pairs: bool,
     /// Dynamic shared memory of a block.
@@ -83,8 +88,12 @@ impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
-        let (rebuild, row, whole, pairs) = (false, false, false, false);
-        Self { blocks, rows, slots, threads, max_threads, groups, rebuild, row, whole, pairs, shared: 0 }
+        let (rebuild, row, whole, quad, pairs) = (false, false, false, false, false);
+        Self { blocks, rows, slots, threads, max_threads, groups, rebuild, row, whole, quad, pairs, shared: 0 }
+    }
+    /// The shape of quad.cu.
+    pub(super) const fn quad() -> Self {
+        Self { quad: true, ..Self::of(quad::SHAPE) }
     }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
@@ -98,12 +107,24 @@ impl Held {
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
         let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
-        if self.row { of_shape } else { self.rows }
+        if self.row {
+            of_shape
+        } else if self.quad {
+            quad::LANES
+        } else {
+            self.rows
+        }
+    }
+    /// Parts of a block that walk rows of their own.
+    pub(super) const fn halves(&self) -> usize {
+        if self.quad { 2 } else { 1 }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
     pub(super) const fn many(&self) -> bool {
-        self.groups > 1 || self.rebuild || (!self.row && self.slots == 20 && self.max_threads == 512)
+        self.groups > 1
+            || (self.rebuild && !self.quad)
+            || (!self.row && !self.quad && self.slots == 20 && self.max_threads == 512)
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
@@ -205,7 +226,7 @@ pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 
 /// The same for the adjoint of the sensory gates.
 pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 2] = [(2, 8, 512), (2, 20, 256)];
 /// Slots and threads of the sensory sums.
-pub(super) const SENSORY_SHAPES: [(usize, usize); 2] = [(40, 256), (12, 512)];
+pub(super) const SENSORY_SHAPES: [(usize, usize); 3] = [(40, 256), (12, 512), (14, 512)];
 /// Rows side by side of the sensory sums.
 pub(super) const SENSORY_ROWS: usize = 4;
 
@@ -288,6 +309,11 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             }
         }
     }
+    // Clusters alone.
+    let four = if most > 1 { quad::hold(p, limit, resident, wish, role, &lists, batch) } else { None };
+    if four.is_some_and(|four| best.is_none_or(|best| four.0 < best.0)) {
+        best = four;
+    }
     for blocks in (1..=most).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0) {
         let shapes: &[_] = match (adjoint, blocks) {
             (true, 1) => &BLOCK_ADJOINTS,
@@ -368,47 +394,6 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
         }
     }
     best.map(|(_, held)| held)
-}
-
-/// The forward pass in one launch: for few rows of few steps.
-fn whole(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
-    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups) && !wish.rows_only;
-    let few = p.batch <= props.sm_count as usize
-        && p.steps * p.unfolds <= WHOLE_UNFOLDS
-        && p.steps * p.connectivity.sensory.len() <= WHOLE_GATES;
-    let fits = (1..=ROW_NEURONS).contains(&p.hidden) && p.inputs > 0 && p.unfolds.is_multiple_of(2);
-    let fast = p.precision == Precision::Fast && props.compute_capability >= (8, 0);
-    if !(alone && few && fits && fast && wanted(WHOLE_SHAPE.slots, wish.slots)) {
-        return None;
-    }
-    let of = WHOLE_SHAPE;
-    let row = Lists::by_target(&p.connectivity.recurrent)?.shape(1, of.slots, 1, of.lanes)?;
-    let inputs = Lists::by_target(&p.connectivity.sensory)?.shape(1, WHOLE_INPUTS.0, WHOLE_STEPS, WHOLE_INPUTS.1)?;
-    let threads = row.threads.max(inputs.threads);
-    // What the kernel's header says of its shared memory.
-    let shared = (p.steps * p.hidden * 8).next_multiple_of(16) + 2 * p.inputs * 16;
-    let fits = threads <= of.threads && shared <= 40 << 10;
-    fits.then(|| Held { threads, shared: shared as u32, ..Held::whole() })
-}
-
-/// The backward pass alike, of a problem whose forward pass `row` is: synapses by source, of both sides.
-fn whole_adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option<[Held; 2]> {
-    let row = row.filter(|h| h.whole && p.backward && p.save == Save::Recompute && !p.layer_norm)?;
-    let shape = |lists: Option<Lists>, (slots, lanes): (usize, usize), width: usize| {
-        lists?.shape(1, slots, width, lanes).filter(|s| s.threads <= row.max_threads)
-    };
-    let s = &p.connectivity;
-    let by_target = shape(Lists::by_target(&s.recurrent), (WHOLE_SHAPE.slots, WHOLE_SHAPE.lanes), WHOLE_STEPS)?;
-    let by_source = shape(Lists::by_source(&s.recurrent), WHOLE_SOURCES, 2)?;
-    let inputs = shape(Lists::by_source(&s.sensory), WHOLE_INPUT_SOURCES, 2)?;
-    // What the kernel's header says of its shared memory.
-    let (t, h, d) = (p.steps, p.hidden, p.inputs);
-    let traces = (2 * t * (p.unfolds * h + 4)).max(t * d).next_multiple_of(4);
-    let shared = (t * h * 8).next_multiple_of(16) + 4 * (t.next_multiple_of(8) * d + traces) + 80 * h;
-    let threads = row.threads.max(by_target.threads).max(by_source.threads).max(inputs.threads);
-    let held = |slots| Held { slots, threads, pairs: true, shared: shared as u32, ..row };
-    (shared <= props.shared_per_block_optin as usize).then(|| [held(WHOLE_SOURCES.0), held(WHOLE_INPUT_SOURCES.0)])
 }
 
 /// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
@@ -508,7 +493,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8);
     let held = hold(p, props, resident, &wish.of(Role::Recurrence), Role::Recurrence, p.batch);
-    let held = whole(p, props, &wish.of(Role::Recurrence)).or(held);
+    let held = whole::forward(p, props, &wish.of(Role::Recurrence)).or(held);
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -528,7 +513,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
-    if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole_adjoint(p, props, held), wish.of) {
+    if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),
             sensory_adjoint: Some(sensory),

@@ -56,6 +56,16 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
     let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
     assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
+    // Many rows go four side by side, in both halves of a block; few do not, nor what has an odd number of unfolds.
+    let four = |p: &Ltc| {
+        let c = choose(p, &DeviceProps::SM_90, None).unwrap();
+        [c.recurrence, c.rebuild, c.adjoint].map(|h| h.is_some_and(|h| h.quad))
+    };
+    assert_eq!(four(&c), [true; 3], "{config}");
+    assert_eq!(four(&Ltc { unfolds: 5, ..c.clone() }), [false; 3]);
+    assert_eq!(four(&Ltc { batch: 16, ..c.clone() }), [false, true, false]);
+    assert_eq!(four(&Ltc { save: Save::Store, ..c.clone() })[..2], [false; 2]);
+    assert_eq!(four(&Ltc { precision: Precision::Exact, ..c.clone() }), [false, true, true]);
     // A multiprocessor fewer does not take twice the rows.
     let mut fewer = DeviceProps::SM_90;
     fewer.sm_count = 131;
