@@ -1,6 +1,7 @@
 //! LTC as an entry of the registry: its cases, and the problem behind the contract.
 
 use super::spec::{Constraint, Ltc, Mapping, Save};
+use super::wirings::Rule;
 use super::{Connectivity, Synapses, cpu, cuda, init, reference};
 use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Signature, Tensors, Tolerance};
@@ -69,6 +70,7 @@ pub struct LtcEntry;
 
 const OPTIONS: &[&str] = &[
     "density",
+    "wiring",
     "unfolds",
     "dt",
     "epsilon",
@@ -140,12 +142,11 @@ impl Op for LtcEntry {
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         case.allow(&["B", "T", "D", "H"], OPTIONS)?;
         let (inputs, hidden) = (case.size("D")?, case.size("H")?);
-        let connectivity = random_connectivity(inputs, hidden, case.get("density", 0.5)?, case.get("seed", 1)?)?;
-        spelled(case, Arc::new(connectivity))
+        spelled(case, Arc::new(drawn(case, inputs, hidden)?))
     }
     /// Over a [`Connectivity`]: D and H are its own, and there is no density to draw.
     fn problem_over(&self, case: &Case, prepared: Arc<dyn Any + Send + Sync>) -> Result<Arc<dyn Problem>> {
-        let drawn = ["density", "seed"];
+        let drawn = ["density", "wiring", "seed"];
         let options: Vec<_> = OPTIONS.iter().copied().filter(|o| !drawn.contains(o)).collect();
         case.allow(&["B", "T"], &options)?;
         let connectivity = prepared
@@ -184,6 +185,23 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
     Ok(Arc::new(problem.build()?))
 }
 
+/// The synapses of a case: `wiring=random` by `density`, or `wiring=auto_ncp` with H / 8 motor neurons, as ncps draws it.
+fn drawn(case: &Case, inputs: usize, hidden: usize) -> Result<Connectivity> {
+    match case.get("wiring", "random".to_owned())?.as_str() {
+        "random" => random_connectivity(inputs, hidden, case.get("density", 0.5)?, case.get("seed", 1)?),
+        "auto_ncp" => {
+            case.allow(
+                &["B", "T", "D", "H"],
+                &OPTIONS.iter().copied().filter(|&o| o != "density").collect::<Vec<_>>(),
+            )?;
+            let seed = case.get("seed", 22222)?;
+            let rule = Rule::AutoNcp { units: hidden, output_size: (hidden / 8).max(1), sparsity_level: 0.5, seed };
+            rule.build(inputs)?.connectivity()
+        }
+        other => Err(Error::value(format!("ltc: wiring = {other} is neither random nor auto_ncp"))),
+    }
+}
+
 /// Each synapse with probability `density`; a neuron that would have no source at all gets one.
 pub(super) fn random_connectivity(inputs: usize, hidden: usize, density: f64, seed: u64) -> Result<Connectivity> {
     if !(0.0..=1.0).contains(&density) {
@@ -205,6 +223,23 @@ pub(super) fn random_connectivity(inputs: usize, hidden: usize, density: f64, se
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A case's wiring is that of ncps: fewer synapses than at half density, and no density to draw.
+    #[test]
+    fn a_case_may_have_a_wiring_of_ncps() {
+        let synapses = |case: &str| {
+            let case = case.parse().unwrap();
+            drawn(&case, 32, 64).map(|c| c.recurrent.len())
+        };
+        let wired = synapses("B1_T1_D32_H64,wiring=auto_ncp").unwrap();
+        let rule = Rule::auto_ncp(64, 8).build(32).unwrap();
+        assert_eq!(wired, rule.synapse_count());
+        assert!(wired < synapses("B1_T1_D32_H64").unwrap() / 2, "{wired}");
+        let error = |case: &str| synapses(case).unwrap_err().to_string();
+        assert!(error("B1_T1_D32_H64,wiring=ring").contains("wiring = ring is neither random nor auto_ncp"));
+        assert!(error("B1_T1_D32_H64,wiring=auto_ncp,density=0.5").contains("density"));
+        assert!(LtcEntry.problem(&"B1_T1_D32_H64,wiring=auto_ncp".parse().unwrap()).is_ok());
+    }
 
     #[test]
     fn a_case_over_prepared_synapses_has_their_sizes() {

@@ -22,13 +22,6 @@ constexpr int kTile = 256;
 // Nanoseconds of half an unfold of one half of a block.
 constexpr unsigned kHalfUnfold = 1100;
 
-// The address so many elements behind this one, computed when it is asked for: registers are short.
-__device__ __forceinline__ const float4* behind(const float4* at, unsigned elements) {
-  i64 r;
-  asm volatile("add.s64 %0, %1, %2;" : "=l"(r) : "l"(at), "l"((i64)elements * 16));
-  return (const float4*)r;
-}
-
 // The same value, of which nothing is computed ahead of a loop: registers are short.
 __device__ __forceinline__ i64 opaque64(i64 x) {
   i64 r;
@@ -118,7 +111,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   __shared__ Rest rests[2 * kThreads / 32];
   float4* const on = dynamic + half.thread;
   // Behind what threads keep lie the other slots of the half's warps; behind them their sums, of both halves; and their sources.
-  volatile float* const keeps = (volatile float*)(dynamic + kOn * kThreads) + threadIdx.x;
+  float* const keeps = (float*)(dynamic + kOn * kThreads) + threadIdx.x;
   if (lane == 0) {
     constexpr int kFrom = kOn * kThreads + kKeeps / 4 * 2 * kThreads;
     Rest rest = {kFrom, 0, 0, 0};
@@ -135,8 +128,8 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   }
   __syncwarp();
   float4* const saved = gate_sums + (((i64)half.slot(blocks) * blocks + rank) * kSlots * half.threads + half.thread);
-  auto keep = [&](int which) -> volatile float& { return keeps[which * (2 * kThreads)]; };
-  auto kept_place = [&](int which) { return (float*)&keep(which); };
+  auto kept_place = [&](int which) { return keeps + which * (2 * kThreads); };
+  auto keep = [&](int which) -> volatile float& { return *(volatile float*)kept_place(which); };
   auto address = [&](int which) -> const float* volatile& {
     return ((const float* volatile*)((float*)(dynamic + kOn * kThreads) + which * (2 * kThreads)))[threadIdx.x];
   };
@@ -208,7 +201,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
     for (int s = 0; s < kOn; s++) {
       sums.of[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (!first_chunk) sums.of[s] = *before;
-      before = behind(before, half.threads);
+      before += opaque64(half.threads);
     }
   }
 
@@ -323,7 +316,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   }
   float4* after = saved;
 #pragma unroll
-  for (int s = 0; s < kOn; s++) *after = sums.of[s], after = (float4*)behind(after, half.threads);
+  for (int s = 0; s < kOn; s++) *after = sums.of[s], after += opaque64(half.threads);
 #pragma unroll 1
   for (int s = 0, at = rests[warp].first + lane; s < kOff; s++, at += 32, after += half.threads)
     *after = at < rests[warp].end ? dynamic[rests[warp].sums + at] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);

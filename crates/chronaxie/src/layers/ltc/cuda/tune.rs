@@ -373,9 +373,15 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     if groups == 1 { one } else { one.max(groups * (busy + 300 + 100 * warps)) }
                 } else {
                     let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
-                    // Several blocks of a multiprocessor share its units, where there are so many.
+                    // Several blocks of a multiprocessor share its units, where there are so many; and clusters that do
+                    // wait for each other everywhere (H200, measured): their groups take as long as one by one.
                     let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
-                    if crowded { unfold.max(groups * gates * sharing) * 17 / 16 } else { unfold }
+                    let together = unfold.max(groups * gates * sharing) * 17 / 16;
+                    match (crowded, blocks) {
+                        (false, _) => unfold,
+                        (true, 1) => together,
+                        (true, _) => together.max(groups * unfold_clocks(1, gates, blocks, shape.threads) * 6 / 5),
+                    }
                 };
                 let clocks = unfold * (clusters * groups).max(all_groups) / (clusters * groups);
                 if best.is_none_or(|(least, _)| clocks < least) {
