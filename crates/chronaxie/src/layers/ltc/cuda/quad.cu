@@ -10,6 +10,11 @@
 // Work: four gates are a load of 16 bytes, an offset, 4 + 8 fused multiply-adds, and 4 (fast: tanh) or 8 (exact: ex2, rcp)
 // special operations, 16 a clock and multiprocessor, which bind. Floor (H200, 1.98 GHz, fast): 1.6 ms for B128 T256 H256 at
 // density 0.5, 1.8 ms in the 120 multiprocessors that clusters of 8 use.
+// Clocks of an unfold of eight rows (H200, fast): 2760 with 128 neurons at full density in a cluster of 4, where all lists have 16
+// slots; 3600 with 256 at half density in a cluster of 8, where they have up to 19 and meet banks a quarter more often. One half
+// alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and 3950: each
+// waits for the slowest of its blocks, and all share with others. The next part's states ahead of the last unfold (kRebuild): no
+// difference.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the states
 // and denominators of its unfolds are written.
 // Bytes: as recurrence.cu.
