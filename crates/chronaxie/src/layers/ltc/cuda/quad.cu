@@ -13,8 +13,8 @@
 // Clocks of an unfold of eight rows (H200, fast): 2760 with 128 neurons at full density in a cluster of 4, where all lists have 16
 // slots; 3600 with 256 at half density in a cluster of 8, where they have up to 19 and meet banks a quarter more often. One half
 // alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and 3950: each
-// waits for the slowest of its blocks, and all share with others. The next part's states ahead of the last unfold (kRebuild): no
-// difference.
+// waits for the slowest of its blocks, and all share with others; the next part's states ahead of the last unfold (kRebuild), no
+// faster.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the states
 // and denominators of its unfolds are written.
 // Bytes: as recurrence.cu.
@@ -214,7 +214,7 @@ ltc_quad(Schedule schedule,
     const i64 b = row_of_group(group);
     if (there && place_of_lane() < 4 && b < batch) final_state[b * hidden + j] = start ? start[b * start_b + j * start_h] : 0.0f;
   }
-  stand_apart(half, kHalfUnfold);
+  if (!kRebuild) stand_apart(half, kHalfUnfold);
   float v = 0.0f;
   {
     const Part p = first_part(0, 1, half.slot(blocks), half.slots(blocks), all_groups, steps);
@@ -231,21 +231,19 @@ ltc_quad(Schedule schedule,
 #pragma unroll 1
   while (kept_part->left > 0) {
     copies_here();
-    // Whether the part ends with this step, and whether the state with which the next one begins is on its way.
-    bool ends, follows;
+    bool ends;
     {
       const Part p = *kept_part;
       const float4 next = *keep(kNextStep), neuron = *keep(kNeuron);
       const float c = elapsed ? __fdiv_rn(neuron.x, next.z) : neuron.x;
       put(keep(kThisStep), c, neuron.y + next.x, neuron.z + c + next.y);
-      ends = kRebuild || uniform(p.left == 1);
+      ends = uniform(p.left == 1);
       // What the next step needs; what another cluster makes is awaited at the end of this part only.
       Part then = p;
       then.step++, then.left--;
       if (ends && p.rest > 0) then = next_part(then, steps);
       const bool known = then.left > 0 && (kRebuild || !ends || then.step == 0);
-      follows = kRebuild ? then.left > 0 : false;
-      if (known) look_at(then, kRebuild || ends);
+      if (known) look_at(then, ends);
       if (kRebuild) {
         // Lanes of the first four write the states, the next four the denominators.
         const i64 b = row_of_group(p.group);
@@ -257,17 +255,13 @@ ltc_quad(Schedule schedule,
     auto unfold = [&](auto which, bool last) {
       constexpr int kHalf = decltype(which)::value;
       four_take(mine, kHalf, parity, opaque(hidden) * 16, half);
-      // After the last unfold of a part its states are of no use to others: the next part's first ones are given before it.
-      if (kRebuild && last && follows) {
-        copies_here();
-        give(1 - kHalf, keep(kNextStep)->w);
-      }
       float nums[4], dens[4];
       four_gates(held, off, shape.y, tiles[0][kHalf], nums, dens);
       const float4 own = *keep(kThisStep);
       const float num = four_sum(nums, lane, lanes), den = own.z + four_sum(dens, lane, lanes);
       const float old = v;
       v = quotient(num + fmaf(own.x, v, own.y), den);
+      // After the last one of a part the next part's first state is given instead.
       if (!last) give(1 - kHalf, v);
       if (kRebuild) {
         float* const trace = *(float* volatile*)keep(kTrace);
@@ -303,7 +297,7 @@ ltc_quad(Schedule schedule,
       if (!kRebuild && p.step > 0) look_at(p, true);
       copies_here();
       v = keep(kNextStep)->w;
-      if (!kRebuild || !follows) give(0, v);
+      give(0, v);
     }
     put_part(p);
   }
