@@ -198,7 +198,7 @@ fn drawn(case: &Case, inputs: usize, hidden: usize) -> Result<Connectivity> {
             let rule = Rule::AutoNcp { units: hidden, output_size: (hidden / 8).max(1), sparsity_level: 0.5, seed };
             rule.build(inputs)?.connectivity()
         }
-        other => Err(Error::value(format!("ltc: wiring = {other} is neither random nor auto_ncp"))),
+        other => Err(Error::value(format!("wiring = {other} is neither random nor auto_ncp"))),
     }
 }
 

@@ -1,9 +1,9 @@
 // LTC, forward, of many rows: a cluster of blocks holds every synapse and walks four batch rows side by side (the equations:
-// forward.cu). What recurrence.cu does of two rows, with half the instructions: an unfold of a warp has about 70 beside its
-// gates, whatever the number of rows, and a load of 16 bytes serves four gates.
+// forward.cu). What recurrence.cu does of two rows, with three quarters of the instructions: an unfold of a warp has about 150
+// beside its gates, whatever the number of rows, and a load of 16 bytes serves four gates.
 //
-// A block has two halves with the same synapses, which walk groups of rows of their own and begin half an unfold apart: while
-// the states of one travel, and its sums and divisions are made, the other has gates. That takes 128 registers a thread, so
+// A block has two halves with the same synapses, which walk groups of rows of their own and begin half an unfold apart (not if
+// kRebuild, where a part is one step and registers are shorter still): while the states of one travel, and its sums and divisions are made, the other has gates. That takes 128 registers a thread, so
 // that the last slots, which few threads use, lie in shared memory. Tiles lie at fixed places and unfolds go in pairs: no
 // address and no branch depends on which tile it is.
 //
@@ -11,8 +11,8 @@
 // special operations, 16 a clock and multiprocessor, which bind. Floor (H200, 1.98 GHz, fast): 1.6 ms for B128 T256 H256 at
 // density 0.5, 1.8 ms in the 120 multiprocessors that clusters of 8 use.
 // Clocks of an unfold of eight rows (H200, fast): 2760 with 128 neurons at full density in a cluster of 4, where all lists have 16
-// slots; 3600 with 256 at half density in a cluster of 8, where they have up to 19 and meet banks a quarter more often. One half
-// alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and 3950: each
+// slots; 3600 with 256 at half density in a cluster of 8, where they have up to 19 and meet banks a quarter more often. A block
+// of one half alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and 3950: each
 // waits for the slowest of its blocks, and all share with others; the next part's states ahead of the last unfold (kRebuild), no
 // faster.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the states
@@ -30,7 +30,7 @@ constexpr int kOn = kSlots * 4 / 5;
 // Most neurons: states of four rows lie in two tiles of so many.
 constexpr int kTile = 512;
 // Nanoseconds of half an unfold of one half of a block.
-constexpr unsigned kHalfUnfold = kFast ? 600 : 900;
+constexpr unsigned kHalfUnfold = 600;
 // Slots whose loads are in flight ahead of their gates.
 constexpr int kFlight = 3;
 
@@ -79,13 +79,13 @@ __device__ __forceinline__ void four_gates(const Four& held, const Off* off, int
 // bytes of all threads in turn.
 enum Keep {
   kNextStep,  // its sums over the inputs, Ns and Ds; its time; the state where a part begins
-  kThisStep,  // c, and what both sums begin with; kRebuild: whether there is a trace
+  kThisStep,  // c, and what both sums begin with
   kNeuron,    // c, or c dt where times are given; what both sums begin with but for the inputs; schedule.target
   kTrace,     // kRebuild: where this unfold's state or denominator goes, or null
   kKeeps
 };
 
-// Dynamic shared memory: kKeeps of 16 bytes and kOff slots of 20 bytes of each thread of the block.
+// Dynamic shared memory: kKeeps of 16 bytes, and the slots behind kOn, of 20 bytes, of each thread of the block.
 extern "C" __global__ void __launch_bounds__(2 * kThreads, 1)
 ltc_quad(Schedule schedule,
          const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,

@@ -122,9 +122,7 @@ impl Held {
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
     pub(super) const fn many(&self) -> bool {
-        self.groups > 1
-            || (self.rebuild && !self.quad)
-            || (!self.row && !self.quad && self.slots == 20 && self.max_threads == 512)
+        !self.quad && (self.groups > 1 || self.rebuild || (!self.row && self.slots == 20 && self.max_threads == 512))
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
@@ -239,6 +237,16 @@ const fn always(slots: usize) -> usize {
     }
 }
 
+/// Clocks of a scheduler that a warp's gate takes: special operations bind, or issue slots in the adjoint.
+const fn gate_clocks(adjoint: bool, fast: bool) -> usize {
+    match (adjoint, fast) {
+        (false, true) => 8,
+        (true, true) => 13,
+        (false, false) => 16,
+        (true, false) => 18,
+    }
+}
+
 /// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
 /// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
 /// exchange, and the more of the sums and divisions the longer their gates are.
@@ -350,13 +358,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 groups * (2 * p.hidden * values * 4 + 16 + of_group) + once
             };
             let warps = shape.threads / 32;
-            // Special operations bind, or issue slots in the adjoint.
-            let gate = match (adjoint, fast) {
-                (false, true) => 8,
-                (true, true) => 13,
-                (false, false) => 16,
-                (true, false) => 18,
-            };
+            let gate = gate_clocks(adjoint, fast);
             let busy = shape.warp_slots.div_ceil(warps).max(if adjoint { 0 } else { always(slots) });
             let gates = warps.div_ceil(4) * busy * rows * gate;
             // More groups than there are rows for are of use to nobody who does not ask for them.

@@ -1,6 +1,6 @@
 //! The choice of the kernels of four rows side by side.
 
-use super::{Held, Residency, Role};
+use super::{Held, Residency, Role, gate_clocks};
 use crate::layers::ltc::cuda::schedule::Lists;
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
@@ -37,12 +37,7 @@ pub(super) fn hold(
         return None;
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
-    let gate = match (adjoint, p.precision == Precision::Fast) {
-        (false, true) => 8,
-        (true, true) => 13,
-        (false, false) => 16,
-        (true, false) => 18,
-    };
+    let gate = gate_clocks(adjoint, p.precision == Precision::Fast);
     let of_blocks = |blocks: usize| {
         let shape = lists.shape(blocks, slots, rows, LANES).filter(|s| s.threads <= max_threads)?;
         // What the kernels' headers say of their shared memory.
