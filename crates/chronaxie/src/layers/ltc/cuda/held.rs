@@ -5,7 +5,7 @@ use super::on_device::{DeviceSchedule, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE,
+    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY, SENSORY_ADJOINT, WHOLE,
     WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
@@ -85,7 +85,8 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
         one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad)),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole && !h.quad)),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.row && !h.quad)),
+        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(|h| h.row && !h.whole)),
         one(&QUAD_ADJOINT, "ltc_quad_adjoint", &c.adjoint.filter(|h| h.quad)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
         one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|_| Held::whole())),
@@ -124,6 +125,7 @@ impl HeldKernel {
         let cluster = h.blocks > 1;
         let (source, entry) = match h {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
+            Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
             Held { quad: true, .. } => (&QUAD, "ltc_quad"),

@@ -34,6 +34,8 @@ const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", inclu
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const QUAD_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
+const ROW_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
@@ -102,6 +104,10 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         let quad = Held { pairs: true, ..Held::quad() };
         all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &quad, fast, true));
+        all.extend(tune::ROW_ADJOINTS.map(|s| {
+            let h = Held { pairs: true, ..Held::row(s) };
+            held::specialisation(&ROW_ADJOINT, &["ltc_row_adjoint"], &h, fast, s.cluster)
+        }));
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };

@@ -1,10 +1,13 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
+mod inputs;
 mod quad;
+mod row;
 mod whole;
 
-use super::schedule::{Lists, Shape};
+use super::schedule::Lists;
 use super::wish::Wish;
+pub(super) use inputs::{sensory_budget, sensory_tile};
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
@@ -106,7 +109,8 @@ impl Held {
     /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
-        let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
+        let shapes: &[RowShape] = if self.pairs { &ROW_ADJOINTS } else { &ROW_SHAPES };
+        let of_shape = shapes.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
         if self.row {
             of_shape
         } else if self.quad {
@@ -126,7 +130,8 @@ impl Held {
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
-        width(self.rows, self.pairs)
+        // The adjoint of one row reads alpha alone.
+        if self.row && !self.whole { 1 } else { width(self.rows, self.pairs) }
     }
 }
 
@@ -199,6 +204,11 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
+/// Its adjoint, in a cluster and in one block: what the registers hold at 12 a slot, and about 40.
+pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
+    RowShape { slots: 10, threads: 352, lanes: 8, cluster: true },
+    RowShape { slots: 16, threads: 256, lanes: 4, cluster: false },
+];
 /// The one that does all of a short forward pass, and what it holds of the inputs: slots and least lanes, as in whole.cuh.
 pub(super) const WHOLE_SHAPE: RowShape = RowShape { slots: 10, threads: 512, lanes: 8, cluster: false };
 pub(super) const WHOLE_INPUTS: (usize, usize) = (12, 8);
@@ -258,12 +268,6 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
     if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 
-/// Clocks of an unfold of row.cu: the special-function unit of a scheduler, and the chain beside it, which is longer with more
-/// warps and in a cluster.
-fn row_clocks(shape: &Shape, blocks: usize) -> usize {
-    shape.warp_slots.div_ceil(4) * 8 + shape.threads / 4 + if blocks > 1 { 450 } else { 260 }
-}
-
 /// How many clusters of each size are resident at once, from 1 block on.
 pub(super) type Residency = [usize; 9];
 
@@ -299,23 +303,8 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    let rows_alone =
-        wanted(1, wish.rows) && wanted(1, wish.groups) && p.hidden <= ROW_NEURONS && p.unfolds.is_multiple_of(2);
-    if role == Role::Recurrence && fast && rows_alone {
-        for (of, blocks) in ROW_SHAPES.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b))) {
-            if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
-                continue;
-            }
-            let Some(shape) = lists.shape(blocks, of.slots, 1, of.lanes).filter(|s| s.threads <= of.threads) else {
-                continue;
-            };
-            // Small blocks share a multiprocessor.
-            let clusters = resident[blocks] * if blocks > 1 { 2 } else { 1 };
-            let clocks = row_clocks(&shape, blocks) * batch.max(clusters) / clusters;
-            if best.is_none_or(|(least, _)| clocks < least) {
-                best = Some((clocks, Held { threads: shape.threads, blocks, ..Held::row(of) }));
-            }
-        }
+    if let Some(one) = row::hold(p, resident, wish, role, &lists, batch, most) {
+        best = Some(one);
     }
     // Clusters alone.
     let four = if most > 1 { quad::hold(p, limit, resident, wish, role, &lists, batch) } else { None };
@@ -404,76 +393,6 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     best.map(|(_, held)| held)
 }
 
-/// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
-fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
-    if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
-        return None;
-    }
-    let lists = Lists::by_target(&p.connectivity.sensory)?;
-    let rows = SENSORY_ROWS;
-    let mut best: Option<(usize, Held)> = None;
-    for blocks in [1, 2, 4, 8, 16, 32, 64] {
-        for (slots, max_threads) in SENSORY_SHAPES {
-            let Some(shape) = lists.shape(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
-                continue;
-            };
-            let warps = shape.threads / 32;
-            let busy = shape.warp_slots.div_ceil(warps).max(always(slots));
-            // Beside its gates a warp adds the sums of its lanes.
-            let clocks = blocks * warps.div_ceil(4) * (busy * rows * 8 + 150);
-            let tile = sensory_tile(p.batch * p.steps, p.inputs, blocks, props);
-            if tile == 0 || best.is_some_and(|(least, _)| least <= clocks) {
-                continue;
-            }
-            let shared = (tile * (p.inputs * 4 + 8)) as u32;
-            let threads = shape.threads;
-            best =
-                Some((clocks, Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) }));
-        }
-    }
-    best.map(|(_, held)| held)
-}
-
-/// Rows of a tile of the sensory sums of `rows` rows: so many that reading them is short beside their gates, but that every
-/// multiprocessor has some; none if a few do not fit shared memory.
-pub(super) fn sensory_tile(rows: usize, inputs: usize, parts: usize, props: &DeviceProps) -> usize {
-    let share = (rows * parts).div_ceil(props.sm_count as usize).max(1);
-    let fit = props.shared_per_block_optin as usize / (inputs * 4 + 8) / SENSORY_ROWS * SENSORY_ROWS;
-    share.next_multiple_of(SENSORY_ROWS).min(32).min(fit)
-}
-
-/// Bytes that the sums of the sensory gates may take, block by block: where the inputs and outputs are not small, as much as
-/// the portable kernels would take instead.
-pub(super) fn sensory_budget(p: &Ltc) -> usize {
-    (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
-}
-
-/// How the adjoint of the sensory gates is held for chunks of `rows` rows: in as few parts of the inputs as possible, and
-/// only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory.
-fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option<Held> {
-    if p.inputs == 0 || p.hidden == 0 {
-        return None;
-    }
-    let lists = Lists::by_source(&p.connectivity.sensory)?;
-    let limit = props.shared_per_block_optin as usize;
-    let of_row = p.hidden * 8 + p.inputs * 4;
-    for blocks in [1, 2, 4, 8, 16, 32, 64] {
-        for (rows, slots, max_threads) in SENSORY_ADJOINTS {
-            let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
-            let (Some(Shape { threads, .. }), true) = (shape, rows * of_row <= limit) else { continue };
-            let workers = sensory_budget(p) / (16 * blocks * slots * threads);
-            if 2 * workers * blocks < props.sm_count as usize && 48 * workers < rows_of_chunk {
-                return None;
-            }
-            let tile = (limit / of_row / rows * rows).min(8);
-            let shared = (tile * of_row) as u32;
-            let held = Held::of((rows, slots, max_threads));
-            return Some(Held { blocks, threads, groups: tile, pairs: true, shared, ..held });
-        }
-    }
-    None
-}
-
 /// The configuration of `p` on a device of `props`; `variant` asks for one by name.
 ///
 /// # Errors
@@ -532,10 +451,10 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     }
     Ok(Config {
         adjoint,
-        sensory_adjoint: adjoint.and_then(|_| sensory_adjoint(p, props, rows * even)),
+        sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
         rebuild,
         recurrence: held,
-        sensory: sensory(p, props, &wish.of(Role::Recurrence)),
+        sensory: inputs::sensory(p, props, &wish.of(Role::Recurrence)),
         lanes: lanes_of,
         sensory_lanes: lanes(p.connectivity.sensory.len(), p.hidden),
         threads: (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024),

@@ -1,0 +1,93 @@
+//! The choice of the kernels of the gates over the inputs.
+
+use super::{Held, SENSORY_ADJOINTS, SENSORY_ROWS, SENSORY_SHAPES, always, backward_budget, io_bytes};
+use crate::DeviceProps;
+use crate::layers::ltc::cuda::schedule::{Lists, Shape};
+use crate::layers::ltc::cuda::wish::Wish;
+use crate::layers::ltc::spec::Ltc;
+
+/// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
+pub(super) fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
+    if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
+        return None;
+    }
+    let lists = Lists::by_target(&p.connectivity.sensory)?;
+    let rows = SENSORY_ROWS;
+    let mut best: Option<(usize, Held)> = None;
+    for blocks in [1, 2, 4, 8, 16, 32, 64] {
+        for (slots, max_threads) in SENSORY_SHAPES {
+            let Some(shape) = lists.shape(blocks, slots, rows, 1).filter(|s| s.threads <= max_threads) else {
+                continue;
+            };
+            let warps = shape.threads / 32;
+            let busy = shape.warp_slots.div_ceil(warps).max(always(slots));
+            // Beside its gates a warp adds the sums of its lanes.
+            let clocks = blocks * warps.div_ceil(4) * (busy * rows * 8 + 150);
+            let tile = sensory_tile(p.batch * p.steps, p.inputs, blocks, props);
+            if tile == 0 || best.is_some_and(|(least, _)| least <= clocks) {
+                continue;
+            }
+            let shared = (tile * (p.inputs * 4 + 8)) as u32;
+            let threads = shape.threads;
+            best =
+                Some((clocks, Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) }));
+        }
+    }
+    best.map(|(_, held)| held)
+}
+
+/// Rows of a tile of the sensory sums of `rows` rows: so many that reading them is short beside their gates, but that every
+/// multiprocessor has some; none if a few do not fit shared memory.
+pub(in crate::layers::ltc::cuda) fn sensory_tile(rows: usize, inputs: usize, parts: usize, props: &DeviceProps) -> usize {
+    let share = (rows * parts).div_ceil(props.sm_count as usize).max(1);
+    let fit = props.shared_per_block_optin as usize / (inputs * 4 + 8) / SENSORY_ROWS * SENSORY_ROWS;
+    share.next_multiple_of(SENSORY_ROWS).min(32).min(fit)
+}
+
+/// Bytes that the sums of the sensory gates may take, block by block: where the inputs and outputs are not small, as much as
+/// the portable kernels would take instead.
+pub(in crate::layers::ltc::cuda) fn sensory_budget(p: &Ltc) -> usize {
+    (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
+}
+
+/// How the adjoint of the sensory gates is held for chunks of `rows` rows: in the parts of the inputs with which it takes the
+/// fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory,
+/// and many parts of few synapses less than many blocks of all.
+pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option<Held> {
+    if p.inputs == 0 || p.hidden == 0 {
+        return None;
+    }
+    let lists = Lists::by_source(&p.connectivity.sensory)?;
+    let limit = props.shared_per_block_optin as usize;
+    let of_row = p.hidden * 8 + p.inputs * 4;
+    let processors = props.sm_count as usize;
+    let mut best: Option<(usize, usize, Held)> = None;
+    for blocks in [1, 2, 4, 8, 16, 32, 64] {
+        for (rows, slots, max_threads) in SENSORY_ADJOINTS {
+            let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
+            let (Some(Shape { threads, warp_slots }), true) = (shape, rows * of_row <= limit) else { continue };
+            let tile = (limit / of_row / rows * rows).min(8);
+            let shared = (tile * of_row) as u32;
+            let together = (max_threads / threads).min(limit / (tile * of_row)).clamp(1, 4);
+            let affordable = sensory_budget(p) / (16 * blocks * slots * threads);
+            let workers = affordable.min(processors * together / blocks).min(rows_of_chunk.div_ceil(tile));
+            if workers == 0 {
+                continue;
+            }
+            // Issue slots of gates and of what a warp has beside them for two rows; reading a tile; beginning and ending.
+            let sharing = (blocks * workers).div_ceil(processors);
+            let share = rows_of_chunk.div_ceil(workers);
+            let gates = share.div_ceil(rows) * (warp_slots * 13 * rows + threads / 32 * 90) / 4 * sharing;
+            let tiles = share.div_ceil(tile) * (700 + p.hidden * sharing);
+            let ends = 3000 + slots * threads / 2 * sharing;
+            let clocks = gates + tiles + ends;
+            if best.is_none_or(|(least, ..)| clocks < least) {
+                let held = Held::of((rows, slots, max_threads));
+                best = Some((clocks, workers, Held { blocks, threads, groups: tile, pairs: true, shared, ..held }));
+            }
+        }
+    }
+    // Too few blocks for so many rows: the portable kernels are faster.
+    let (_, workers, held) = best?;
+    (2 * workers * held.blocks >= processors || 48 * workers >= rows_of_chunk).then_some(held)
+}
