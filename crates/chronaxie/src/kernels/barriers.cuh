@@ -23,6 +23,11 @@ __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, unsi
   barrier_expect_at(shared_address(barrier), bytes);
 }
 
+// Arrives.
+__device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Waits until the phase of this parity is complete. Phases are numbered from 0.
 __device__ __forceinline__ void barrier_wait_at(unsigned barrier, unsigned parity) {
   unsigned done;

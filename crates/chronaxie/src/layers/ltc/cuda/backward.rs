@@ -411,11 +411,18 @@ impl BackwardCall<'_> {
                 args! {
                     Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
                     region(t.step_sums), region(t.grad_u), region(t.sensory_sums), Arg::I64(rows as i64),
-                    Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
+                    Arg::I64(steps as i64), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
+                    Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
                     Arg::I32(k.held.groups as i32), Arg::I32(i32::from(last))
                 },
             )?;
         }
+        // Of all steps together, when all are there.
+        let (t0, steps, rows) = match (t.at_once, t0) {
+            (false, _) => (t0, steps, rows),
+            (true, 0) => (0, p.steps, (p.batch * p.steps) as u64),
+            (true, _) => return Ok(()),
+        };
         let x_args = [at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2)];
         let [x0, x1, x2, x3] = x_args;
         if self.held_sensory().is_none() {

@@ -23,7 +23,7 @@ pub(super) fn specialisation(
     fast: bool,
     cluster: bool,
 ) -> Specialisation {
-    let oldest = if cluster {
+    let oldest = if cluster || h.copies() > 0 {
         90
     } else if h.whole {
         // Where a thread's registers suffice.
@@ -134,12 +134,13 @@ impl HeldKernel {
         };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
-        let mut launch = LaunchConfig::new((1, 1, 1), ((h.threads * h.halves()) as u32, 1, 1)).shared(h.shared);
+        let threads = (h.threads * h.halves() + h.copies()) as u32;
+        let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1)).shared(h.shared);
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
             kernel.max_active_clusters(&launch)? as usize
         } else {
-            (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize
+            (kernel.max_active_blocks(threads, h.shared)? * device.props().sm_count) as usize
         };
         if resident == 0 {
             return Err(Error::unavailable(format!(

@@ -132,7 +132,12 @@ pub(super) struct Traces {
     pub(super) neurons: RegionId,
     pub(super) inputs: RegionId,
     pub(super) outputs: RegionId,
+    /// Whether dL/du is kept for all steps, so that what follows from it is made once and not once a chunk.
+    pub(super) at_once: bool,
 }
+
+/// The most bytes of dL/du that are kept for all steps.
+const AT_ONCE: usize = 2 << 20;
 
 impl Traces {
     fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize) -> Result<Self> {
@@ -151,15 +156,19 @@ impl Traces {
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() { 0 } else { ss });
         let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
+        let all_rows = p.batch * p.steps;
+        let at_once = gates.is_some() && !whole && !p.layer_norm && 4 * all_rows * p.inputs <= AT_ONCE;
+        let input_rows = if at_once { all_rows } else { rows };
         let partial = [
             (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
             (ss, tune::most_slices(rows, ss.div_ceil(256))),
             (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
-            (p.inputs, tune::most_slices(rows, p.inputs.div_ceil(32))),
+            (p.inputs, tune::most_slices(input_rows, p.inputs.div_ceil(32))),
             (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
         ];
         let l = &mut common.layout;
         Ok(Self {
+            at_once,
             v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
             alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
@@ -170,7 +179,7 @@ impl Traces {
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
             step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
-            grad_u: l.push("grad_u", Dtype::F32, rows * p.inputs)?,
+            grad_u: l.push("grad_u", Dtype::F32, input_rows * p.inputs)?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0))?,
             recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,

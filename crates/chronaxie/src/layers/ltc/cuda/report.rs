@@ -72,6 +72,8 @@ impl CudaPlan {
         };
         let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
+        let at_once = self.traces.as_ref().is_some_and(|t| t.at_once);
+        let (together, all_rows) = if at_once { (1, p.batch * t) } else { (chunks, rows) };
         if let Some(held) = &self.held_backward {
             let kernels = [held.rebuild.as_ref(), self.sensory.as_ref(), Some(&held.adjoint), held.sensory.as_ref()];
             let slots = kernels.into_iter().flatten().map(|k| k.folded() / 4).sum::<usize>();
@@ -89,7 +91,8 @@ impl CudaPlan {
             } else {
                 list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
             }
-            list.push(LaunchReport::new(&k.add_slices, 2 * chunks, grid(ss.div_ceil(256), 1), flat, 0)?);
+            let added = if held.sensory.is_some() { (together, d) } else { (2 * chunks, ss) };
+            list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
             list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
         } else {
             list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
@@ -100,10 +103,12 @@ impl CudaPlan {
         if p.elapsed && self.held_backward.is_none() {
             list.push(LaunchReport::new(&k.elapsed, chunks, grid(rows, 1), flat, 0)?);
         }
-        let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
-        list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
-        list.push(LaunchReport::new(&k.inputs_backward, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
-        list.push(LaunchReport::new(&k.input_sums, chunks, sum(rows, d.div_ceil(32)), tall, 0)?);
+        if self.held_backward.as_ref().is_none_or(|h| h.sensory.is_none()) {
+            let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
+            list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
+        }
+        list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if p.output_mapping != Mapping::None {
             list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
         }
@@ -113,8 +118,8 @@ impl CudaPlan {
         for (_, synapses) in closed.into_iter().filter(|&(held, n)| !held && n > 0) {
             list.push(LaunchReport::new(&k.close_synapses, 1, grid(synapses.div_ceil(256), 1), flat, 0)?);
         }
-        let together = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
-        list.push(LaunchReport::new(&k.close, 1, grid(together.div_ceil(256), 1), flat, 0)?);
+        let closing = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
+        list.push(LaunchReport::new(&k.close, 1, grid(closing.div_ceil(256), 1), flat, 0)?);
         Ok(list)
     }
 }

@@ -7,42 +7,36 @@
 // so that gates and u are made while alpha travels, and so are the sums, of which beta_j = -alpha_j v'_j. When alpha is there, an
 // unfold is: its loads, in flight together; two operations a synapse; sums over the lanes of a source; a product; store.
 //
-// A thread holds synapses of one source. Unfolds go in pairs, as in row.cuh. The states v' of all targets are copied to shared
-// memory an unfold ahead; all warps of a block meet once an unfold, while alpha travels, so that they are there.
+// A thread holds synapses of one source. Unfolds go in pairs, as in row.cuh. A warp of its own copies states and denominators of
+// all neurons to shared memory, some unfolds ahead: what an unfold needs is then one wait away, and no address is made.
 //
 // Floor (H200, 1.98 GHz): 14 issue slots a synapse, S / 32 * 14 / 4 clocks of a multiprocessor (H 128 at density 0.5 in a cluster
 // of 3: 300; H 64 in one block: 225), and the chain of row.cu with a division less.
+// Tried: every thread copies states, and reads v and denominators from global memory, for the next unfold but one: 1650 clocks an
+// unfold in a cluster of 4 with 9 warps, of which 500 waited for those reads and 160 for each other.
 // Bytes: as adjoint.cu, and the states once more a block, from L2.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
 constexpr bool kShared = false;
+#include "cluster.cuh"
 #include "row.cuh"
 
 // Slots for which there is code of their own: these, and all even numbers from kFewest on.
 constexpr int kFewest = kSlots / 2 / 2 * 2;
-// Tiles: of alpha, of even and odd unfolds; of v' alike.
-constexpr int kStates = 2 * kTile * 4;
+// Most neurons, whose values lie in their places of a tile.
+constexpr int kPlaces = 256;
+// What an unfold needs, of even and of odd ones: v' and v of all neurons, and the denominators of the unfold before.
+struct Stages {
+  float of[2][3][kPlaces];
+  unsigned long long full[2], empty[2];  // complete when it is there, and when all warps have read it
+};
 
 // All threads that walk in this block have come here.
 __device__ __forceinline__ void meet(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
 // Blocks that walk together.
-__device__ __forceinline__ unsigned cluster_size() {
-#if __CUDA_ARCH__ >= 900
-  if (kCluster) return cluster_blocks();
-#endif
-  return 1;
-}
-
-// Copies one float to an address of shared memory; the thread waits for it by copies_here.
-__device__ __forceinline__ void copy_at(unsigned to, const float* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-#else
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(*from) : "memory");
-#endif
-}
+__device__ __forceinline__ unsigned cluster_size() { return kCluster ? cluster_blocks() : 1; }
 
 struct WalkBack {
   const float* states;   // after each step: [B, T, H]
@@ -79,11 +73,10 @@ struct Gates {
   float4 sums[kN];
 };
 
-// All steps of row b, last first. `round` counts pairs of unfolds since the kernel began. `node`: which neuron, or -1, has the
-// place that this thread copies, to the address `copies` of shared memory; `nodes` of all places; `threads` walk in this block.
+// All steps of row b, last first. `round` counts pairs of unfolds since the kernel began; `threads` walk in this block.
 template <int kN>
 __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept& kept, const Neurons& n, const Others& others,
-                                          int lanes, char* tiles, unsigned copies, int node, const unsigned short* nodes, int threads, i64 b,
+                                          int lanes, char* tiles, Stages& stages, int threads, i64 b,
                                           unsigned& round) {
   const int hidden = w.hidden;
   // dL/d out and time of a step, into `kept`.
@@ -91,62 +84,35 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
     if (kept.output_w != 0.0f) copy_ahead<4>(&kept.grad, w.grad_out + (b * w.grad_b + (i64)opaque(n.j) * w.grad_m + t * w.grad_t));
     if (w.elapsed) copy_ahead<4>(&kept.time, w.elapsed + (b * w.elapsed_b + t * w.elapsed_t));
   };
-  // The states in `row` into tile kHalf.
-  auto copy_states = [&](auto which, const float* row) {
-    constexpr int kHalf = decltype(which)::value;
-    if (node >= 0) copy_at(copies + kHalf * kTile * 4, row + node);
-    if (hidden <= threads) return;
-#pragma unroll 1
-    for (unsigned more = threads; threadIdx.x + more < hidden; more += threads)
-      copy_at(copies + kHalf * kTile * 4 + more * 4, row + nodes[threadIdx.x + more]);
-  };
-  const int rounds = w.steps * w.unfolds;
-  const float* const ends = w.states + (b * w.total_steps + (w.t0 + w.steps - 1)) * hidden;
-  // The trace of this row; in it the unfold of round 0, then that of two rounds later than the one under way, or the last.
-  const float* const trace = w.trace_v + b * w.trace_b;
-  const float* const dens = trace + w.dens;
-  int at = (rounds - 1) * hidden;
-  auto go_back = [&] { at = max(at - hidden, 0); };
-  float v[2], den[2], reciprocal;
-  auto look = [&](auto which) {
-    constexpr int kHalf = decltype(which)::value;
-    v[kHalf] = trace[at + n.j];
-    den[kHalf] = dens[at + n.j];
-  };
-  // The last copies of another row are of no use, but must not come later than these.
-  copies_here();
-  look_at(w.t0 + w.steps - 1);
-  copy_states(Number<0>(), ends);
-  copy_states(Number<1>(), trace + at);
-  look(Number<0>());
-  go_back();
-  look(Number<1>());
-  float x[kN], u[kN], t[kN], after[kN];
-  float alpha, left_over, c, sum_alpha = 0.0f, sum_beta = 0.0f, sum_change = 0.0f;
+  float x[kN], u[kN], t[kN], after[2][kN];
+  float v[2], den, reciprocal, alpha, left_over, c, sum_alpha = 0.0f, sum_beta = 0.0f, sum_change = 0.0f;
   // c of a step, whose time has been looked at.
   auto begin_step = [&] {
     const float inverse = w.elapsed ? 1.0f / kept.time : 1.0f;
     kept.inverse = inverse, c = kept.rate_c * inverse;
   };
+  auto divide_by = [&](float x) {
+    den = n.there ? x : 1.0f;
+    asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(den));
+  };
   // alpha from a = dL/dv' of the unfold of tile kHalf, given to all.
   auto give = [&](auto which, float a) {
     constexpr int kHalf = decltype(which)::value;
     alpha = a * reciprocal;
-    if (!kFast) alpha = fmaf(fmaf(-alpha, den[kHalf], a), reciprocal, alpha);
+    if (!kFast) alpha = fmaf(fmaf(-alpha, den, a), reciprocal, alpha);
     give_state<kHalf>(others, n, tiles, alpha);
+    // Nothing that can wait comes before that.
+    __syncwarp();
   };
-  // What belongs to that alpha: `now` is v, `then` v'.
-  auto add_own = [&](float now, float then) {
-    const float beta = -alpha * then;
-    left_over = alpha * c;
-    sum_alpha += alpha, sum_beta += beta, sum_change += fmaf(alpha, now, beta);
-  };
-  // Gates and u of the unfold of tile kHalf; then its states make room for those of two rounds later, and the next unfold's
-  // division is prepared.
+  // Gates and u of the unfold of tile kHalf; what belongs to its own alpha; the division of the unfold before.
   auto prepare = [&](auto which) {
     constexpr int kHalf = decltype(which)::value;
+    barrier_wait(&stages.full[kHalf], round & 1);
+    const char* const stage = (const char*)stages.of[kHalf];
+    v[kHalf] = *(const volatile float*)(stage + n.place + kPlaces * 4);
 #pragma unroll
-    for (int i = 0; i < kN; i++) after[i] = *(const volatile float*)(tiles + g.from[i] + (kStates + kHalf * kTile * 4));
+    for (int i = 0; i < kN; i++) after[kHalf][i] = *(const volatile float*)(stage + g.from[i]);
+    const float before = *(const volatile float*)(stage + n.place + kPlaces * 8);
 #pragma unroll
     for (int i = 0; i < kN; i += 4) {
       const float4 y = *(const float4*)(g.b + i);
@@ -154,20 +120,23 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
 #pragma unroll
       for (int h = 0; h < 4 && i + h < kN; h++) t[i + h] = gate_of(g.a[i + h], bs[h], v[kHalf]);
     }
+    const float beta = -alpha * v[1 - kHalf];
+    left_over = alpha * c;
+    sum_alpha += alpha, sum_beta += beta, sum_change += fmaf(alpha, v[kHalf], beta);
 #pragma unroll
     for (int i = 0; i < kN; i++)
-      u[i] = fmaf(-after[i], g.p[i], g.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
-    // The other one is there, and all have read this one.
-    copies_here();
-    meet(threads);
-    copy_states(which, trace + at);
-    go_back();
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(den[1 - kHalf]));
+      u[i] = fmaf(-after[kHalf][i], g.p[i], g.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
+    divide_by(before);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&stages.empty[kHalf]);
   };
   // alpha of the tile kHalf, when all of it is there: dL/dv of its unfold.
   auto gather = [&](auto which) {
     constexpr int kHalf = decltype(which)::value;
-    take_states<kHalf>(others, round & 1);
+    if (kCluster)
+      take_states<kHalf>(others, round & 1);
+    else
+      meet(threads);
     float total = 0.0f, other = 0.0f;
 #pragma unroll
     for (int i = 0; i < kN; i++) x[i] = *(const volatile float*)(tiles + g.from[i] + kHalf * kTile * 4);
@@ -194,18 +163,18 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
     for (int i = 0; i < kN; i++) {
       const float y = x[i] * t[i];
       g.sums[i].x += y;
-      g.sums[i].y = fmaf(-after[i], y, g.sums[i].y);
+      g.sums[i].y = fmaf(-after[kHalf][i], y, g.sums[i].y);
       g.sums[i].z += u[i];
       g.sums[i].w = fmaf(u[i], kFast ? v[kHalf] : v[kHalf] - g.b[i], g.sums[i].w);
     }
   };
+  look_at(w.t0 + w.steps - 1);
   copies_here();
-  meet(threads);
   begin_step();
   float a = n.there ? fmaf(kept.grad, kept.output_w, w.grad_end[b * w.end_b + n.j * w.end_h]) : 0.0f;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(den[0]));
+  v[1] = w.states[(b * w.total_steps + (w.t0 + w.steps - 1)) * hidden + n.j];
+  divide_by(w.trace_v[b * w.trace_b + (i64)(w.steps * w.unfolds - 1) * hidden + n.j + w.dens]);
   give(Number<0>(), a);
-  add_own(v[0], ends[n.j]);
   prepare(Number<0>());
 #pragma unroll 1
   for (int step = w.steps - 1; step >= 0; step--) {
@@ -215,11 +184,10 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
       a = gather(Number<0>());
       give(Number<1>(), a);
       add(Number<0>());
-      add_own(v[1], v[0]);
-      look(Number<0>());
       prepare(Number<1>());
-      a = gather(Number<1>());
       const bool ends_step = k == 0, ends_row = ends_step && step == 0;
+      if (ends_step) copies_here();
+      a = gather(Number<1>());
       if (ends_step && !ends_row) a = fmaf(kept.grad, kept.output_w, a);
       if (!ends_row) give(Number<0>(), a);
       add(Number<1>());
@@ -234,48 +202,76 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
         sum_alpha = sum_beta = sum_change = 0.0f;
         if (!ends_row) begin_step();
       }
-      if (!ends_row) {
-        add_own(v[0], v[1]);
-        look(Number<1>());
-        prepare(Number<0>());
-      }
       round++;
+      if (!ends_row) prepare(Number<0>());
     }
   }
   if (n.writer) w.grad_start[b * hidden + n.j] = a;
+}
+
+// What the warp that copies does: the stages of each row, last unfold first.
+__device__ __forceinline__ void copy_stages(const WalkBack& w, Stages& stages, const unsigned short* nodes, int batch) {
+  const int lane = threadIdx.x % 32, rounds = w.steps * w.unfolds;
+  constexpr int kEach = kPlaces / 32;
+  int node[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; i++) node[i] = lane + 32 * i < w.hidden ? nodes[lane + 32 * i] : -1;
+  unsigned round = 0;
+#pragma unroll 1
+  for (i64 b = blockIdx.x / cluster_size(); b < batch; b += gridDim.x / cluster_size()) {
+    const float* after = w.states + (b * w.total_steps + (w.t0 + w.steps - 1)) * w.hidden;
+    const float* v = w.trace_v + (b * w.trace_b + (i64)(rounds - 1) * w.hidden);
+#pragma unroll 1
+    for (int n = 0; n < rounds; n++, round++) {
+      const int half = round & 1;
+      if (round >= 2) barrier_wait(&stages.empty[half], (round / 2 - 1) & 1);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kEach; i++) {
+        if (node[i] < 0) continue;
+        float* to = stages.of[half][0] + lane + 32 * i;
+        copy_ahead<4>(to, after + node[i]);
+        copy_ahead<4>(to + kPlaces, v + node[i]);
+        if (n + 1 < rounds) copy_ahead<4>(to + 2 * kPlaces, v - w.hidden + w.dens + node[i]);
+      }
+      after = v, v -= w.hidden;
+      copies_here();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&stages.full[half]);
+    }
+  }
 }
 
 // All rows of a cluster.
 template <int kN>
 __device__ __forceinline__ void walk_all(const Schedule& schedule, unsigned block, float4* saved, bool first_chunk, int used,
                                          const WalkBack& w, Kept& kept, const Neurons& n, const Others& others, int lanes,
-                                         char* tiles, const unsigned short* nodes, float* bs, int threads, int batch) {
+                                         char* tiles, Stages& stages, float* bs, int threads, int batch) {
   if constexpr (kN - 2 >= kFewest) {
     if (used <= kN - 2)
-      return walk_all<kN - 2>(schedule, block, saved, first_chunk, used, w, kept, n, others, lanes, tiles, nodes, bs, threads, batch);
+      return walk_all<kN - 2>(schedule, block, saved, first_chunk, used, w, kept, n, others, lanes, tiles, stages, bs, threads, batch);
   }
+  const unsigned held = blockDim.x - 32;
   Gates<kN> g;
   g.b = bs;
 #pragma unroll
   for (int i = 0; i < kN; i++) {
-    const float4 x = schedule.folded[(block * kSlots + i) * blockDim.x + threadIdx.x];
+    const float4 x = schedule.folded[(block * kSlots + i) * held + threadIdx.x];
     g.a[i] = x.x, bs[i] = x.y, g.p[i] = x.z, g.q[i] = x.w;
-    const unsigned pair = schedule.from[(block * (kSlots / 2) + i / 2) * blockDim.x + threadIdx.x];
+    const unsigned pair = schedule.from[(block * (kSlots / 2) + i / 2) * held + threadIdx.x];
     g.from[i] = opaque(4 * (i % 2 ? pair >> 16 : pair & 0xffff));
-    g.sums[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * blockDim.x];
+    g.sums[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * held];
   }
   unsigned round = 0;
-  const int node = opaque(threadIdx.x < w.hidden ? nodes[threadIdx.x] : -1);
-  const unsigned copies = opaque((unsigned)__cvta_generic_to_shared(tiles) + kStates + threadIdx.x * 4);
   const unsigned blocks = cluster_size();
 #pragma unroll 1
   for (i64 b = blockIdx.x / blocks; b < batch; b += gridDim.x / blocks)
-    walk_back<kN>(w, g, kept, n, others, lanes, tiles, copies, node, nodes, threads, b, round);
+    walk_back<kN>(w, g, kept, n, others, lanes, tiles, stages, threads, b, round);
 #pragma unroll
-  for (int i = 0; i < kN; i++) saved[(i64)i * blockDim.x] = g.sums[i];
+  for (int i = 0; i < kN; i++) saved[(i64)i * held] = g.sums[i];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads + 32, 1)
 ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 const float* states,                                                        // [B, T, H]
                 const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
@@ -291,70 +287,65 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 float4* __restrict__ neuron_sums,   // [clusters, H]: alpha, beta, alpha (v - v') K / dt; likewise
                 unsigned*, int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int,
                 int first_chunk, int constrained) {
-  __shared__ __align__(16) char tiles[2 * kStates];
+  __shared__ __align__(16) char tiles[2 * kTile * 4];
+  __shared__ Stages stages;
   __shared__ __align__(16) float bs[kThreads][(kSlots + 3) / 4 * 4];
   __shared__ Kept all_kept[kThreads];
-  __shared__ unsigned short nodes[kTile];
-  unsigned rank = 0;
-#if __CUDA_ARCH__ >= 900
+  __shared__ unsigned short nodes[kPlaces];
   __shared__ unsigned long long barriers[2];
-  if (kCluster) rank = cluster_rank();
-#endif
-  const unsigned blocks = cluster_size(), cluster = blockIdx.x / blocks;
+  // The last warp copies, the others hold synapses.
+  const unsigned rank = kCluster ? cluster_rank() : 0, blocks = cluster_size(), cluster = blockIdx.x / blocks, held = blockDim.x - 32;
+  const bool copies = threadIdx.x >= held;
   // Places of all blocks' neurons.
-  for (unsigned i = threadIdx.x; i < blocks * blockDim.x; i += blockDim.x) {
+  for (unsigned i = threadIdx.x; i < blocks * held; i += blockDim.x) {
     const int owner = schedule.target[i];
     if (owner >= 0) nodes[owner >> 16] = owner & 0xffff;
   }
-  int2 shape = schedule.warps[rank * (blockDim.x / 32) + threadIdx.x / 32];
+  int2 shape = copies ? make_int2(32, 0) : schedule.warps[rank * (held / 32) + threadIdx.x / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
-  const int owner = schedule.target[rank * blockDim.x + threadIdx.x];
+  const int owner = copies ? -1 : schedule.target[rank * held + threadIdx.x];
   const int sub = threadIdx.x & (shape.x - 1);
   Neurons n = {owner >= 0, owner >= 0 && sub == 0, 0, 0, 0.0f, 0.0f, 1.0f};
-  Kept& kept = all_kept[threadIdx.x];
-  kept = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 1.0f};
+  Kept& kept = all_kept[copies ? 0 : threadIdx.x];
+  if (!copies) kept = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 1.0f};
   if (n.there) {
     n.j = owner & 0xffff, n.place = 4 * (owner >> 16);
     kept.rate_c = positive(cm[n.j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
     if (n.j < outputs) kept.output_w = output_w ? output_w[n.j] : 1.0f;
   }
-  float4* const saved = gate_sums + ((i64)blockIdx.x * kSlots * blockDim.x + threadIdx.x);
+  float4* const saved = gate_sums + ((i64)blockIdx.x * kSlots * held + threadIdx.x);
   const WalkBack w = {states, elapsed, elapsed_b, elapsed_t, grad_out, grad_b, grad_t, grad_m, grad_end, end_b, end_h,
                       grad_start, trace_v, trace_b, trace_den - trace_v, step_sums, step_changes, hidden, unfolds, total_steps,
                       t0, steps, elapsed ? (float)unfolds : (float)unfolds / dt};
   Others others = {false, false, 0, 0, 0, 0};
-  // A warp without sources has no part in any round of a cluster (exchange.cuh).
-  bool walks = true;
-  __syncthreads();
-#if __CUDA_ARCH__ >= 900
+  const unsigned to = sub < (int)blocks ? sub : 0;
   if (kCluster) {
-    const unsigned to = sub < (int)blocks ? sub : 0;
     others.sends = opaque(n.there && sub < (int)blocks), others.sets = threadIdx.x == 0;
     others.tiles = opaque(in_block(shared_address(tiles) + n.place, to));
     others.barriers = opaque(in_block(shared_address(barriers), to));
     others.mine = opaque(shared_address(barriers)), others.bytes = hidden * 4;
-    walks = threadIdx.x < 32 || __any_sync(~0u, n.there);
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; i++) barrier_init(barriers + i, 1);
-      barrier_init_fence();
-      for (int i = 0; i < 2; i++) barrier_expect(barriers + i, others.bytes);
-    }
-    __syncthreads();
-    cluster_sync();
   }
-#endif
+  // A warp without sources has no part in any round (exchange.cuh).
+  const bool walks = !copies && (threadIdx.x < 32 || __any_sync(~0u, n.there));
   const int threads = __syncthreads_count(walks);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) barrier_init(barriers + i, 1);
+    for (int i = 0; i < 2; i++) barrier_init(&stages.full[i], 1), barrier_init(&stages.empty[i], threads / 32);
+    barrier_init_fence();
+    for (int i = 0; kCluster && i < 2; i++) barrier_expect(barriers + i, others.bytes);
+  }
+  __syncthreads();
+  if (kCluster) cluster_sync();
+  if (copies && steps > 0) copy_stages(w, stages, nodes, batch);
   if (walks && steps > 0)
-    walk_all<kSlots>(schedule, rank, saved, first_chunk, shape.y, w, kept, n, others, shape.x, tiles, nodes, bs[threadIdx.x], threads, batch);
+    walk_all<kSlots>(schedule, rank, saved, first_chunk, shape.y, w, kept, n, others, shape.x, tiles, stages, bs[threadIdx.x], threads, batch);
   // Without steps the gradient passes through.
   for (i64 b = cluster; steps == 0 && n.writer && b < batch; b += gridDim.x / blocks)
     grad_start[b * hidden + n.j] = grad_end[b * end_b + n.j * end_h];
   if (n.writer) {
-    float4* to = neuron_sums + ((i64)cluster * hidden + n.j);
-    const float4 s = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
-    *to = make_float4(s.x + kept.alpha, s.y + kept.beta, s.z + kept.change, 0.0f);
+    float4* sum = neuron_sums + ((i64)cluster * hidden + n.j);
+    const float4 s = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *sum;
+    *sum = make_float4(s.x + kept.alpha, s.y + kept.beta, s.z + kept.change, 0.0f);
   }
-#if __CUDA_ARCH__ >= 900
   if (kCluster) cluster_sync();
-#endif
 }

@@ -18,9 +18,11 @@ static_assert(kRows <= 2, "one plane of pairs");
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D]
                     const float2* __restrict__ step_sums,            // [rows, H]
-                    float* __restrict__ grad_u,                      // [rows, D]
+                    float* __restrict__ grad_u,                      // [rows, D], or the steps from t0 on of [B, T, D]
                     float4* __restrict__ gate_sums,                  // [workers, parts, kSlots, threads], added to unless first
-                    i64 rows, int inputs, int hidden, int parts, int tile_rows, int first_chunk) {
+                    i64 rows, i64 steps, i64 t0, i64 total_steps, int inputs, int hidden, int parts, int tile_rows,
+                    int first_chunk) {
+  __shared__ float* to[kTile];  // where each row of the tile goes
   extern __shared__ __align__(16) float shared[];
   float *pairs = shared, *inputs_of = shared + (i64)tile_rows * hidden * 2;
   const unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
@@ -38,6 +40,10 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
   for (i64 first = (i64)worker * tile_rows; first < rows; first += (i64)workers * tile_rows) {
     __syncthreads();
     const int there = (int)(rows - first < tile_rows ? rows - first : tile_rows);
+    for (int r = threadIdx.x; r < there; r += blockDim.x) {
+      const i64 b = (first + r) / steps;
+      to[r] = grad_u + (b * total_steps + t0 + (first + r - b * steps)) * inputs;
+    }
     // All rows of a target at once, so that their reads are in flight together.
     for (int j = threadIdx.x; j < hidden; j += blockDim.x) {
       float2 x[kTile];
@@ -64,7 +70,7 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
       adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + (i64)q * hidden * 2 * kRows), 0, v, total);
       const float sum = owner_sum(total, lane, shape.x);
       const int r = q * kRows + (lane & (kRows - 1));
-      if (d >= 0 && sub < kRows && r < there) grad_u[(first + r) * inputs + d] = sum;
+      if (d >= 0 && sub < kRows && r < there) to[r][d] = sum;
     }
   }
 #pragma unroll

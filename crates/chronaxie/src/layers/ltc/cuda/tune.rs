@@ -100,7 +100,7 @@ impl Held {
     }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
-        Self { row: true, ..Self::of((1, s.slots, s.threads)) }
+        Self { row: true, blocks: if s.cluster { 2 } else { 1 }, ..Self::of((1, s.slots, s.threads)) }
     }
     /// The shape of whole.cu and whole_adjoint.cu.
     pub(super) const fn whole() -> Self {
@@ -110,7 +110,8 @@ impl Held {
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
         let shapes: &[RowShape] = if self.pairs { &ROW_ADJOINTS } else { &ROW_SHAPES };
-        let of_shape = shapes.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
+        let is_this = |s: &&RowShape| s.slots == self.slots && s.cluster == (self.blocks > 1);
+        let of_shape = shapes.iter().find(is_this).map_or(1, |s| s.lanes);
         if self.row {
             of_shape
         } else if self.quad {
@@ -122,6 +123,10 @@ impl Held {
     /// Parts of a block that walk rows of their own.
     pub(super) const fn halves(&self) -> usize {
         if self.quad { 2 } else { 1 }
+    }
+    /// Threads of a block that hold nothing and copy what the others need.
+    pub(super) const fn copies(&self) -> usize {
+        if self.row && self.pairs && !self.whole { 32 } else { 0 }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
@@ -204,11 +209,14 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
-/// Its adjoint, in a cluster and in one block: what the registers hold at 12 a slot, and about 40.
+/// Its adjoint, in a cluster and in one block. With the warp that copies there are three a scheduler, of 168 registers: 10 slots
+/// and a little.
 pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
-    RowShape { slots: 10, threads: 352, lanes: 8, cluster: true },
-    RowShape { slots: 16, threads: 256, lanes: 4, cluster: false },
+    RowShape { slots: 12, threads: 352, lanes: 8, cluster: true },
+    RowShape { slots: 12, threads: 352, lanes: 4, cluster: false },
 ];
+/// Neurons that it has places for.
+const ROW_SOURCES: usize = 256;
 /// The one that does all of a short forward pass, and what it holds of the inputs: slots and least lanes, as in whole.cuh.
 pub(super) const WHOLE_SHAPE: RowShape = RowShape { slots: 10, threads: 512, lanes: 8, cluster: false };
 pub(super) const WHOLE_INPUTS: (usize, usize) = (12, 8);

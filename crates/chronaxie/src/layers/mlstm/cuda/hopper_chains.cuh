@@ -11,9 +11,6 @@ constexpr int kSlice = kRows * kLine;
 constexpr int kSlices = kColumns / 64;  // of the queries, of a warpgroup
 constexpr int kAhead = 2;               // chunks that are copied ahead
 
-__device__ __forceinline__ void barrier_arrive(u64* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 // 2^x, 0 where that is subnormal.
 __device__ __forceinline__ float power(float x) {
   float y;

@@ -74,11 +74,14 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize
             if workers == 0 {
                 continue;
             }
-            // Issue slots of gates and of what a warp has beside them for two rows; reading a tile; beginning and ending.
+            // Of the rows side by side: issue slots of gates and of what a warp has beside them, or how long one warp takes alone.
             let sharing = (blocks * workers).div_ceil(processors);
-            let share = rows_of_chunk.div_ceil(workers);
-            let gates = share.div_ceil(rows) * (warp_slots * 13 * rows + threads / 32 * 90) / 4 * sharing;
-            let tiles = share.div_ceil(tile) * (700 + p.hidden * sharing);
+            let (share, warps) = (rows_of_chunk.div_ceil(workers), threads / 32);
+            let issued = (warp_slots * 13 * rows + warps * 90).div_ceil(4) * sharing;
+            let alone = warp_slots.div_ceil(warps) * 26 * rows + 300;
+            let gates = share.div_ceil(rows) * issued.max(alone);
+            // Reading a tile: each thread has loads of several rows in flight, of one target after the other.
+            let tiles = share.div_ceil(tile) * (600 * p.hidden.div_ceil(threads) + 300);
             let ends = 3000 + slots * threads / 2 * sharing;
             let clocks = gates + tiles + ends;
             if best.is_none_or(|(least, ..)| clocks < least) {

@@ -1,6 +1,6 @@
 //! The choice of the kernels of one batch row at a time, with the shortest chain of an unfold.
 
-use super::{Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role};
+use super::{Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, ROW_SOURCES, Residency, Role};
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
@@ -23,8 +23,10 @@ pub(super) fn hold(
         _ => return None,
     };
     let alone = wanted(1, wish.rows) && wanted(1, wish.groups);
-    let fits = p.hidden <= ROW_NEURONS && p.unfolds.is_multiple_of(2);
     let adjoint = role == Role::Adjoint;
+    // The adjoint needs barriers that old devices have not.
+    let fits = p.unfolds.is_multiple_of(2) && (!adjoint || most > 1);
+    let fits = fits && p.hidden <= if adjoint { ROW_SOURCES } else { ROW_NEURONS };
     // There a stored unfold of a batch row is found by 32 bits; rebuilt ones are fewer.
     let stored = adjoint && p.save == Save::Store;
     let found = p.steps.checked_mul(p.unfolds * p.hidden).is_some_and(|n| n <= i32::MAX as usize);
@@ -59,5 +61,5 @@ fn forward_clocks(shape: &Shape, blocks: usize) -> usize {
 fn adjoint_clocks(shape: &Shape, blocks: usize, precision: Precision) -> usize {
     let slot = if precision == Precision::Fast { 14 } else { 20 };
     let warps = shape.threads / 32;
-    (shape.warp_slots * slot + warps * 70).div_ceil(4) + if blocks > 1 { 250 } else { 150 }
+    (shape.warp_slots * slot + warps * 70).div_ceil(4) + if blocks > 1 { 400 } else { 200 }
 }
