@@ -236,9 +236,11 @@ pub(super) fn launch(
 
 /// One launch of a given shape.
 pub(super) fn launch_as(k: &Kernel, stream: StreamRef, config: &LaunchConfig, args: &[Arg]) -> Result<()> {
+    // Every kernel of the family waits for the one before by itself (ltc.cuh).
+    let programmatic = k.device().props().compute_capability >= (9, 0);
     // SAFETY: every pointer among the arguments was checked against the signature, lies in the scratch layout, or
     // belongs to the plan.
-    unsafe { k.launch(stream, config, args) }
+    unsafe { k.launch(stream, &LaunchConfig { programmatic, ..*config }, args) }
 }
 
 pub(super) fn at(views: &[View<'_>], slot: Option<usize>) -> Arg<'static> {

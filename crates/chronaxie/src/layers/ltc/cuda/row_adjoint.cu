@@ -287,6 +287,7 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 float4* __restrict__ neuron_sums,   // [clusters, H]: alpha, beta, alpha (v - v') K / dt; likewise
                 unsigned*, int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int,
                 int first_chunk, int constrained) {
+  after_earlier_kernels();
   __shared__ __align__(16) char tiles[2 * kTile * 4];
   __shared__ Stages stages;
   __shared__ __align__(16) float bs[kThreads][(kSlots + 3) / 4 * 4];

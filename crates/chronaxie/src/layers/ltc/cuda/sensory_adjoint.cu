@@ -22,6 +22,7 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
                     float4* __restrict__ gate_sums,                  // [workers, parts, kSlots, threads], added to unless first
                     i64 rows, i64 steps, i64 t0, i64 total_steps, int inputs, int hidden, int parts, int tile_rows,
                     int first_chunk) {
+  after_earlier_kernels();
   __shared__ float* to[kTile];  // where each row of the tile goes
   extern __shared__ __align__(16) float shared[];
   float *pairs = shared, *inputs_of = shared + (i64)tile_rows * hidden * 2;
