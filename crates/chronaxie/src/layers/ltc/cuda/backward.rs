@@ -149,6 +149,19 @@ impl BackwardCall<'_> {
                 plan.constrained()
             },
         )?;
+        if let (Some(sums), true) = (&k.unfolds, steps > 0) {
+            launch_as(
+                &sums.kernel,
+                args.stream,
+                &sums.launch,
+                args! {
+                    Arg::Bytes(&sums.schedule.bytes(t.common.layout.address(base, t.unfolds_folded))), v, den,
+                    at(args.inputs, Some(g.states)), region(t.gate_sums), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
+                    Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
+                    Arg::I32(sums.held.blocks as i32), Arg::I32(sums.held.threads as i32), Arg::I32(i32::from(last))
+                },
+            )?;
+        }
         self.close_elapsed(k, args, changes, t0, steps)
     }
 
@@ -410,10 +423,10 @@ impl BackwardCall<'_> {
                 &k.launch,
                 args! {
                     Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
-                    region(t.step_sums), region(t.grad_u), region(t.sensory_sums), Arg::I64(rows as i64),
-                    Arg::I64(steps as i64), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
+                    region(t.step_sums), region(t.grad_u), region(t.sensory_sums), Arg::I32(rows as i32),
+                    Arg::I32(steps as i32), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
                     Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
-                    Arg::I32(k.held.groups as i32), Arg::I32(i32::from(last))
+                    Arg::I32(k.held.threads as i32), Arg::I32(i32::from(last))
                 },
             )?;
         }
@@ -496,8 +509,8 @@ impl BackwardCall<'_> {
             )?;
             // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
             if let (Some(grad), true) = (g.w, p.steps > 0) {
-                sides[0] = self.close_side(args, base, &k.adjoint, t.gate_sums, (s.w, grad));
-                threads += k.adjoint.schedule.slots() as u64;
+                sides[0] = self.close_side(args, base, k.sums(), t.gate_sums, (s.w, grad));
+                threads += k.sums().schedule.slots() as u64;
             }
             if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
                 sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));

@@ -44,23 +44,24 @@ struct Held {
   unsigned from[kPacked ? kSlots / 2 : kSlots];  // byte offsets of sources, two in one where registers are short
 };
 
-// What ltc_fold_held made for this thread; p0 and q0 are this lane's parts.
-__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0, float4* shared = nullptr) {
+// What ltc_fold_held made for this thread, or for the `thread`-th of `threads`; p0 and q0 are this lane's parts.
+__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0, float4* shared, unsigned threads,
+                                     unsigned thread) {
   Held held;
   p0 = q0 = 0.0f;
-  held.shared = shared + threadIdx.x * kPitch;
+  held.shared = shared + thread * kPitch;
 #pragma unroll
   for (int i = 0; i < kSlots; i++) {
-    float4 x = s.folded[(block * kSlots + i) * blockDim.x + threadIdx.x];
+    float4 x = s.folded[(block * kSlots + i) * threads + thread];
     if constexpr (kShared)
-      shared[threadIdx.x * kPitch + i] = x;
+      shared[thread * kPitch + i] = x;
     else
       held.a[i] = x.x, held.b[i] = x.y, held.p[i] = x.z, held.q[i] = x.w;
     if (kFast) p0 += x.z, q0 += x.w;
   }
 #pragma unroll
   for (int i = 0; i < kSlots / 2; i++) {
-    unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * (unsigned)(kPairs ? 8 * (kRows < 2 ? 1 : 2) : 4 * kRows);
+    unsigned pair = s.from[(block * (kSlots / 2) + i) * threads + thread] * (unsigned)(kPairs ? 8 * (kRows < 2 ? 1 : 2) : 4 * kRows);
     if constexpr (kPacked) {
       held.from[i] = pair;
     } else {
@@ -69,6 +70,10 @@ __device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p
     }
   }
   return held;
+}
+
+__device__ __forceinline__ Held hold(const Schedule& s, unsigned block, float& p0, float& q0, float4* shared = nullptr) {
+  return hold(s, block, p0, q0, shared, blockDim.x, threadIdx.x);
 }
 
 // a, b, p, q of a slot.

@@ -27,6 +27,8 @@ const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", inc
 const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
 const SENSORY_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/sensory_adjoint.cu", include_str!("sensory_adjoint.cu"));
+const UNFOLD_SUMS: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/unfold_sums.cu", include_str!("unfold_sums.cu"));
 const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
@@ -50,6 +52,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("parts.cuh", include_str!("parts.cuh")),
     ("quad.cuh", include_str!("quad.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
+    ("row_sums.cuh", include_str!("row_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
 ];
@@ -123,6 +126,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
         all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
+        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(UNFOLD_SUMS, "ltc_unfold_sums", s, false)));
     }
     // What else the compared cases launch, each for the architectures on which they do.
     static ARCHS: [&str; 6] = COMPARED_ARCHS;

@@ -1,20 +1,21 @@
-// LTC, backward through the recurrence, where one block, or a cluster of small ones, holds every recurrent synapse and its four
-// sums in registers and walks one batch row: the shortest chain of an unfold (the equations, and what it leaves behind:
-// adjoint.cu). For problems with few rows, whose time is T K such chains.
+// LTC, backward through the recurrence, where one block, or a cluster of small ones, holds every recurrent synapse and walks one
+// batch row: the shortest chain of an unfold (the equations: adjoint.cu). For problems with few rows, whose time is T K such
+// chains. The sums of each synapse are left to unfold_sums.cu, which makes them of all unfolds in parallel; alpha takes the
+// place of the denominator in the trace for it.
 //
 // What an unfold waits for is alpha alone, one number a neuron: the states are known ahead, and with them
-//   dz_ij = alpha_j u_ij,   u_ij = (q_ij - v'_j p_ij) r_ij (1 - r_ij)
-// so that gates and u are made while alpha travels, and so are the sums, of which beta_j = -alpha_j v'_j. When alpha is there, an
-// unfold is: its loads, in flight together; two operations a synapse; sums over the lanes of a source; a product; store.
+//   sigma_ij dz_ij = alpha_j u_ij,   u_ij = sigma_ij (q_ij - v'_j p_ij) r_ij (1 - r_ij)
+// so that gates and u are made while alpha travels. When it is there, an unfold is: its loads, in flight together; one operation
+// a synapse; sums over the lanes of a source; a product; store.
 //
 // A thread holds synapses of one source. Unfolds go in pairs, as in row.cuh. A warp of its own copies states and denominators of
-// all neurons to shared memory, some unfolds ahead: what an unfold needs is then one wait away, and no address is made.
+// all neurons to shared memory an unfold ahead: what an unfold needs is then one wait away, and no address is made.
 //
-// Floor (H200, 1.98 GHz): 14 issue slots a synapse, S / 32 * 14 / 4 clocks of a multiprocessor (H 128 at density 0.5 in a cluster
-// of 3: 300; H 64 in one block: 225), and the chain of row.cu with a division less.
-// Tried: every thread copies states, and reads v and denominators from global memory, for the next unfold but one: 1650 clocks an
-// unfold in a cluster of 4 with 9 warps, of which 500 waited for those reads and 160 for each other.
-// Bytes: as adjoint.cu, and the states once more a block, from L2.
+// Floor (H200, 1.98 GHz): the chain of row.cu with half of its sums and a division less, some 450 clocks in a cluster; 9 issue slots
+// a synapse, S / 32 * 9 / 4 clocks of a multiprocessor (H 128 at density 0.5 in a cluster of 4: 144).
+// Tried: the sums too, in this kernel's registers, 14 issue slots a synapse: 1790 clocks an unfold of H 128 in a cluster of 3 with 11
+// warps of up to 12 slots, as long as adjoint.cu; a warp, whose instructions go in order, takes 1100 to 1400 for 8 to 10 slots.
+// Bytes: states and denominators once, states once more a block, and alpha written, all from and to L2.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -47,8 +48,9 @@ struct WalkBack {
   const float* grad_end;
   i64 end_b, end_h;
   float* grad_start;
-  const float* trace_v;  // [B, steps, K, H], a row trace_b apart; denominators lie `dens` elements behind
-  i64 trace_b, dens;
+  const float* trace_v;  // [B, steps, K, H], a row trace_b apart
+  float* trace_den;      // the same of denominators, then of alpha
+  i64 trace_b;
   float2* step_sums;
   float* step_changes;
   int hidden, unfolds, total_steps, t0, steps;
@@ -64,13 +66,11 @@ struct alignas(16) Kept {
   float grad, time;           // dL/d out and the time of the step that is next
 };
 
-// The synapses of a lane that has up to kN, and their sums.
+// The synapses of a lane that has up to kN; p and q are times a.
 template <int kN>
 struct Gates {
-  float a[kN], p[kN], q[kN];
-  const float* b;     // in shared memory
+  float a[kN], b[kN], p[kN], q[kN];
   unsigned from[kN];  // where in a tile their targets lie, in bytes
-  float4 sums[kN];
 };
 
 // All steps of row b, last first. `round` counts pairs of unfolds since the kernel began; `threads` walk in this block.
@@ -84,8 +84,7 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
     if (kept.output_w != 0.0f) copy_ahead<4>(&kept.grad, w.grad_out + (b * w.grad_b + (i64)opaque(n.j) * w.grad_m + t * w.grad_t));
     if (w.elapsed) copy_ahead<4>(&kept.time, w.elapsed + (b * w.elapsed_b + t * w.elapsed_t));
   };
-  float x[kN], u[kN], t[kN], after[2][kN];
-  float v[2], den, reciprocal, alpha, left_over, c, sum_alpha = 0.0f, sum_beta = 0.0f, sum_change = 0.0f;
+  float u[kN], v[2], den, reciprocal, alpha, left_over, c, sum_alpha = 0.0f, sum_beta = 0.0f, sum_change = 0.0f;
   // c of a step, whose time has been looked at.
   auto begin_step = [&] {
     const float inverse = w.elapsed ? 1.0f / kept.time : 1.0f;
@@ -109,23 +108,19 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
     constexpr int kHalf = decltype(which)::value;
     barrier_wait(&stages.full[kHalf], round & 1);
     const char* const stage = (const char*)stages.of[kHalf];
+    float after[kN];
     v[kHalf] = *(const volatile float*)(stage + n.place + kPlaces * 4);
 #pragma unroll
-    for (int i = 0; i < kN; i++) after[kHalf][i] = *(const volatile float*)(stage + g.from[i]);
+    for (int i = 0; i < kN; i++) after[i] = *(const volatile float*)(stage + g.from[i]);
     const float before = *(const volatile float*)(stage + n.place + kPlaces * 8);
 #pragma unroll
-    for (int i = 0; i < kN; i += 4) {
-      const float4 y = *(const float4*)(g.b + i);
-      const float bs[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-      for (int h = 0; h < 4 && i + h < kN; h++) t[i + h] = gate_of(g.a[i + h], bs[h], v[kHalf]);
+    for (int i = 0; i < kN; i++) {
+      const float t = gate_of(g.a[i], g.b[i], v[kHalf]);
+      u[i] = fmaf(-after[i], g.p[i], g.q[i]) * (kFast ? fmaf(-t, t, 1.0f) : fmaf(-t, t, t));
     }
     const float beta = -alpha * v[1 - kHalf];
     left_over = alpha * c;
     sum_alpha += alpha, sum_beta += beta, sum_change += fmaf(alpha, v[kHalf], beta);
-#pragma unroll
-    for (int i = 0; i < kN; i++)
-      u[i] = fmaf(-after[kHalf][i], g.p[i], g.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
     divide_by(before);
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(&stages.empty[kHalf]);
@@ -137,14 +132,13 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
       take_states<kHalf>(others, round & 1);
     else
       meet(threads);
-    float total = 0.0f, other = 0.0f;
+    float total = 0.0f, other = 0.0f, x[kN];
 #pragma unroll
     for (int i = 0; i < kN; i++) x[i] = *(const volatile float*)(tiles + g.from[i] + kHalf * kTile * 4);
 #pragma unroll
     for (int i = 0; i < kN; i++) {
-      u[i] *= x[i];
       float& to = i % 2 ? other : total;
-      to = fmaf(u[i], g.a[i], to);
+      to = fmaf(u[i], x[i], to);
     }
     total += other;
 #pragma unroll
@@ -153,28 +147,22 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
 #pragma unroll 1
       for (int o = kLanes; o < lanes; o *= 2) total += __shfl_xor_sync(~0u, total, o);
     }
-    // a is sigma / 2 and u twice itself, or -sigma log2(e).
+    // a is sigma / 2 and the rest of u twice itself, or -sigma log2(e).
     return fmaf(total, kFast ? 1.0f : -0.69314718055994531f, left_over);
-  };
-  // The sums of each synapse.
-  auto add = [&](auto which) {
-    constexpr int kHalf = decltype(which)::value;
-#pragma unroll
-    for (int i = 0; i < kN; i++) {
-      const float y = x[i] * t[i];
-      g.sums[i].x += y;
-      g.sums[i].y = fmaf(-after[kHalf][i], y, g.sums[i].y);
-      g.sums[i].z += u[i];
-      g.sums[i].w = fmaf(u[i], kFast ? v[kHalf] : v[kHalf] - g.b[i], g.sums[i].w);
-    }
   };
   look_at(w.t0 + w.steps - 1);
   copies_here();
   begin_step();
   float a = n.there ? fmaf(kept.grad, kept.output_w, w.grad_end[b * w.end_b + n.j * w.end_h]) : 0.0f;
   v[1] = w.states[(b * w.total_steps + (w.t0 + w.steps - 1)) * hidden + n.j];
-  divide_by(w.trace_v[b * w.trace_b + (i64)(w.steps * w.unfolds - 1) * hidden + n.j + w.dens]);
+  float* to = w.trace_den + (b * w.trace_b + (i64)(w.steps * w.unfolds - 1) * hidden + n.j);
+  divide_by(*to);
+  auto keep_alpha = [&] {
+    if (n.writer) *to = alpha;
+    to -= hidden;
+  };
   give(Number<0>(), a);
+  keep_alpha();
   prepare(Number<0>());
 #pragma unroll 1
   for (int step = w.steps - 1; step >= 0; step--) {
@@ -183,14 +171,16 @@ __device__ __forceinline__ void walk_back(const WalkBack& w, Gates<kN>& g, Kept&
     for (int k = w.unfolds - 2; k >= 0; k -= 2) {
       a = gather(Number<0>());
       give(Number<1>(), a);
-      add(Number<0>());
+      keep_alpha();
       prepare(Number<1>());
       const bool ends_step = k == 0, ends_row = ends_step && step == 0;
       if (ends_step) copies_here();
       a = gather(Number<1>());
       if (ends_step && !ends_row) a = fmaf(kept.grad, kept.output_w, a);
-      if (!ends_row) give(Number<0>(), a);
-      add(Number<1>());
+      if (!ends_row) {
+        give(Number<0>(), a);
+        keep_alpha();
+      }
       if (ends_step) {
         if (n.writer) {
           const i64 at = (b * w.steps + step) * hidden + opaque(n.j);
@@ -216,6 +206,7 @@ __device__ __forceinline__ void copy_stages(const WalkBack& w, Stages& stages, c
   int node[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; i++) node[i] = lane + 32 * i < w.hidden ? nodes[lane + 32 * i] : -1;
+  const i64 dens = w.trace_den - w.trace_v;
   unsigned round = 0;
 #pragma unroll 1
   for (i64 b = blockIdx.x / cluster_size(); b < batch; b += gridDim.x / cluster_size()) {
@@ -232,7 +223,7 @@ __device__ __forceinline__ void copy_stages(const WalkBack& w, Stages& stages, c
         float* to = stages.of[half][0] + lane + 32 * i;
         copy_ahead<4>(to, after + node[i]);
         copy_ahead<4>(to + kPlaces, v + node[i]);
-        if (n + 1 < rounds) copy_ahead<4>(to + 2 * kPlaces, v - w.hidden + w.dens + node[i]);
+        if (n + 1 < rounds) copy_ahead<4>(to + 2 * kPlaces, v - w.hidden + dens + node[i]);
       }
       after = v, v -= w.hidden;
       copies_here();
@@ -244,34 +235,30 @@ __device__ __forceinline__ void copy_stages(const WalkBack& w, Stages& stages, c
 
 // All rows of a cluster.
 template <int kN>
-__device__ __forceinline__ void walk_all(const Schedule& schedule, unsigned block, float4* saved, bool first_chunk, int used,
-                                         const WalkBack& w, Kept& kept, const Neurons& n, const Others& others, int lanes,
-                                         char* tiles, Stages& stages, float* bs, int threads, int batch) {
+__device__ __forceinline__ void walk_all(const Schedule& schedule, unsigned block, int used, const WalkBack& w, Kept& kept,
+                                         const Neurons& n, const Others& others, int lanes, char* tiles, Stages& stages,
+                                         int threads, int batch) {
   if constexpr (kN - 2 >= kFewest) {
     if (used <= kN - 2)
-      return walk_all<kN - 2>(schedule, block, saved, first_chunk, used, w, kept, n, others, lanes, tiles, stages, bs, threads, batch);
+      return walk_all<kN - 2>(schedule, block, used, w, kept, n, others, lanes, tiles, stages, threads, batch);
   }
   const unsigned held = blockDim.x - 32;
   Gates<kN> g;
-  g.b = bs;
 #pragma unroll
   for (int i = 0; i < kN; i++) {
     const float4 x = schedule.folded[(block * kSlots + i) * held + threadIdx.x];
-    g.a[i] = x.x, bs[i] = x.y, g.p[i] = x.z, g.q[i] = x.w;
+    g.a[i] = x.x, g.b[i] = x.y, g.p[i] = x.x * x.z, g.q[i] = x.x * x.w;
     const unsigned pair = schedule.from[(block * (kSlots / 2) + i / 2) * held + threadIdx.x];
     g.from[i] = opaque(4 * (i % 2 ? pair >> 16 : pair & 0xffff));
-    g.sums[i] = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * held];
   }
   unsigned round = 0;
   const unsigned blocks = cluster_size();
 #pragma unroll 1
   for (i64 b = blockIdx.x / blocks; b < batch; b += gridDim.x / blocks)
     walk_back<kN>(w, g, kept, n, others, lanes, tiles, stages, threads, b, round);
-#pragma unroll
-  for (int i = 0; i < kN; i++) saved[(i64)i * held] = g.sums[i];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads + 32, 1)
+extern "C" __global__ void __launch_bounds__(kThreads + 64, 2)
 ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 const float* states,                                                        // [B, T, H]
                 const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
@@ -279,18 +266,17 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 const float* __restrict__ output_w,                                         // [M] or null
                 const float* grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(state after the chunk), any strides
                 float* grad_start,                            // [B, H]: dL/d(state before the chunk)
-                const float* trace_v, const float* trace_den,  // [B, steps, K, H], trace_b apart
+                const float* trace_v, float* trace_den,        // [B, steps, K, H], trace_b apart; gives alpha in its place
                 i64 trace_b,
                 float2* __restrict__ step_sums,     // [B, steps, H]: sums of alpha and of beta over k
                 float* __restrict__ step_changes,   // [B, steps, H] or null: sums of alpha (v - v') over k
-                float4* __restrict__ gate_sums,     // [clusters, blocks, kSlots, threads], added to unless first
-                float4* __restrict__ neuron_sums,   // [clusters, H]: alpha, beta, alpha (v - v') K / dt; likewise
+                float4*,
+                float4* __restrict__ neuron_sums,   // [clusters, H]: alpha, beta, alpha (v - v') K / dt; added to unless first
                 unsigned*, int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int,
                 int first_chunk, int constrained) {
   after_earlier_kernels();
   __shared__ __align__(16) char tiles[2 * kTile * 4];
   __shared__ Stages stages;
-  __shared__ __align__(16) float bs[kThreads][(kSlots + 3) / 4 * 4];
   __shared__ Kept all_kept[kThreads];
   __shared__ unsigned short nodes[kPlaces];
   __shared__ unsigned long long barriers[2];
@@ -314,9 +300,8 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
     kept.rate_c = positive(cm[n.j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
     if (n.j < outputs) kept.output_w = output_w ? output_w[n.j] : 1.0f;
   }
-  float4* const saved = gate_sums + ((i64)blockIdx.x * kSlots * held + threadIdx.x);
   const WalkBack w = {states, elapsed, elapsed_b, elapsed_t, grad_out, grad_b, grad_t, grad_m, grad_end, end_b, end_h,
-                      grad_start, trace_v, trace_b, trace_den - trace_v, step_sums, step_changes, hidden, unfolds, total_steps,
+                      grad_start, trace_v, trace_den, trace_b, step_sums, step_changes, hidden, unfolds, total_steps,
                       t0, steps, elapsed ? (float)unfolds : (float)unfolds / dt};
   Others others = {false, false, 0, 0, 0, 0};
   const unsigned to = sub < (int)blocks ? sub : 0;
@@ -339,7 +324,7 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   if (kCluster) cluster_sync();
   if (copies && steps > 0) copy_stages(w, stages, nodes, batch);
   if (walks && steps > 0)
-    walk_all<kSlots>(schedule, rank, saved, first_chunk, shape.y, w, kept, n, others, shape.x, tiles, stages, bs[threadIdx.x], threads, batch);
+    walk_all<kSlots>(schedule, rank, shape.y, w, kept, n, others, shape.x, tiles, stages, threads, batch);
   // Without steps the gradient passes through.
   for (i64 b = cluster; steps == 0 && n.writer && b < batch; b += gridDim.x / blocks)
     grad_start[b * hidden + n.j] = grad_end[b * end_b + n.j * end_h];

@@ -45,6 +45,8 @@ pub struct Config {
     pub adjoint: Option<Held>,
     /// The adjoint of the sensory gates alike.
     pub sensory_adjoint: Option<Held>,
+    /// The sums of each synapse over the unfolds, where the adjoint leaves them to a kernel of their own.
+    pub unfold_sums: Option<Held>,
     /// The unfolds that the adjoint needs, rebuilt with the synapses in registers.
     pub rebuild: Option<Held>,
 }
@@ -154,6 +156,7 @@ impl fmt::Display for Config {
         }
         for (name, held) in [
             ("adjoint", &self.adjoint),
+            ("unfold sums", &self.unfold_sums),
             ("rebuild", &self.rebuild),
             ("sensory adjoint", &self.sensory_adjoint),
             ("sensory", &self.sensory),
@@ -209,11 +212,10 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
-/// Its adjoint, in a cluster and in one block. With the warp that copies there are three a scheduler, of 168 registers: 10 slots
-/// and a little.
+/// Its adjoint, in a cluster and in one block.
 pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
-    RowShape { slots: 12, threads: 352, lanes: 8, cluster: true },
-    RowShape { slots: 12, threads: 352, lanes: 4, cluster: false },
+    RowShape { slots: 24, threads: 128, lanes: 4, cluster: true },
+    RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
 ];
 /// Neurons that it has places for.
 const ROW_SOURCES: usize = 256;
@@ -311,7 +313,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    if let Some(one) = row::hold(p, resident, wish, role, &lists, batch, most) {
+    if let Some(one) = row::hold(p, props, resident, wish, role, &lists, batch, most) {
         best = Some(one);
     }
     // Clusters alone.
@@ -440,7 +442,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         if p.backward { hold(p, props, resident, &wish.of(Role::Adjoint), Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
-    let budget = backward_budget(p);
+    // The sums of the kernel of one row are smaller, and each chunk costs it a row's beginning.
+    let budget = backward_budget(p) * if adjoint.is_some_and(|h| h.row) { 3 } else { 2 } / 2;
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {
@@ -448,10 +451,12 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
+    let unfold_sums = adjoint.filter(|h| h.row).and_then(|_| inputs::unfold_sums(p, props, rows * even * p.unfolds));
     if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),
             sensory_adjoint: Some(sensory),
+            unfold_sums: None,
             rebuild: None,
             backward_chunk: p.steps.max(1),
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
@@ -460,6 +465,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     Ok(Config {
         adjoint,
         sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
+        unfold_sums,
         rebuild,
         recurrence: held,
         sensory: inputs::sensory(p, props, &wish.of(Role::Recurrence)),

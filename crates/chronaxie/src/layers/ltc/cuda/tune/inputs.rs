@@ -6,6 +6,10 @@ use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::Ltc;
 
+/// Rows of a tile, as in row_sums.cuh, and the most groups that a block has barriers for.
+const SUMS_TILE: usize = 8;
+const MOST_GROUPS: usize = 8;
+
 /// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
 pub(super) fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
     if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
@@ -50,47 +54,54 @@ pub(in crate::layers::ltc::cuda) fn sensory_budget(p: &Ltc) -> usize {
     (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
 }
 
-/// How the adjoint of the sensory gates is held for chunks of `rows` rows: in the parts of the inputs with which it takes the
-/// fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory,
-/// and many parts of few synapses less than many blocks of all.
-pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows_of_chunk: usize) -> Option<Held> {
+/// How the adjoint of the sensory gates is held for chunks of `rows` rows, if the budget gives enough blocks.
+pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Option<Held> {
     if p.inputs == 0 || p.hidden == 0 {
         return None;
     }
-    let lists = Lists::by_source(&p.connectivity.sensory)?;
+    sums(&Lists::by_source(&p.connectivity.sensory)?, p.hidden, rows, sensory_budget(p), props)
+}
+
+/// The same of the sums of the recurrent synapses over `rows` unfolds.
+pub(super) fn unfold_sums(p: &Ltc, props: &DeviceProps, rows: usize) -> Option<Held> {
+    sums(&Lists::by_source(&p.connectivity.recurrent)?, p.hidden, rows, sensory_budget(p), props)
+}
+
+/// How sums over `rows` rows of `others` targets are held (row_sums.cuh): in the parts of the sources with which they take the
+/// fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory,
+/// and many parts of few synapses less than many blocks of all; groups of a block share its sums.
+fn sums(lists: &Lists, others: usize, rows: usize, budget: usize, props: &DeviceProps) -> Option<Held> {
     let limit = props.shared_per_block_optin as usize;
-    let of_row = p.hidden * 8 + p.inputs * 4;
     let processors = props.sm_count as usize;
     let mut best: Option<(usize, usize, Held)> = None;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
-        for (rows, slots, max_threads) in SENSORY_ADJOINTS {
-            let shape = lists.shape(blocks, slots, 2 * rows, rows).filter(|s| s.threads <= max_threads);
-            let (Some(Shape { threads, warp_slots }), true) = (shape, rows * of_row <= limit) else { continue };
-            let tile = (limit / of_row / rows * rows).min(8);
-            let shared = (tile * of_row) as u32;
-            let together = (max_threads / threads).min(limit / (tile * of_row)).clamp(1, 4);
-            let affordable = sensory_budget(p) / (16 * blocks * slots * threads);
-            let workers = affordable.min(processors * together / blocks).min(rows_of_chunk.div_ceil(tile));
-            if workers == 0 {
+        for (side, slots, max_threads) in SENSORY_ADJOINTS {
+            let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
+            let Some(Shape { threads, warp_slots }) = shape else { continue };
+            let of_group = (SUMS_TILE * others * 8).max(threads * 16);
+            let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS);
+            let tiles = rows.div_ceil(SUMS_TILE);
+            let affordable = budget / (16 * blocks * slots * threads);
+            let workers = affordable.min(processors / blocks).min(tiles);
+            if workers == 0 || groups == 0 {
                 continue;
             }
-            // Of the rows side by side: issue slots of gates and of what a warp has beside them, or how long one warp takes alone.
-            let sharing = (blocks * workers).div_ceil(processors);
-            let (share, warps) = (rows_of_chunk.div_ceil(workers), threads / 32);
-            let issued = (warp_slots * 13 * rows + warps * 90).div_ceil(4) * sharing;
-            let alone = warp_slots.div_ceil(warps) * 26 * rows + 300;
-            let gates = share.div_ceil(rows) * issued.max(alone);
-            // Reading a tile: each thread has loads of several rows in flight, of one target after the other.
-            let tiles = share.div_ceil(tile) * (600 * p.hidden.div_ceil(threads) + 300);
-            let ends = 3000 + slots * threads / 2 * sharing;
-            let clocks = gates + tiles + ends;
+            let groups = groups.min(tiles.div_ceil(workers));
+            // Of two rows: issue slots of all groups, or how long the warps of one take alone; its share of the tiles, each read with
+            // loads of several rows in flight, of one target after the other.
+            let warps = threads / 32;
+            let issued = (warp_slots * 13 * side + warps * 90) * groups / 4;
+            let alone = warp_slots.div_ceil(warps) * 26 * side + 300;
+            let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
+            let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;
             if best.is_none_or(|(least, ..)| clocks < least) {
-                let held = Held::of((rows, slots, max_threads));
-                best = Some((clocks, workers, Held { blocks, threads, groups: tile, pairs: true, shared, ..held }));
+                let shared = (groups * of_group) as u32;
+                let held = Held::of((side, slots, max_threads));
+                best = Some((clocks, workers, Held { blocks, threads, groups, pairs: true, shared, ..held }));
             }
         }
     }
     // Too few blocks for so many rows: the portable kernels are faster.
     let (_, workers, held) = best?;
-    (2 * workers * held.blocks >= processors || 48 * workers >= rows_of_chunk).then_some(held)
+    (2 * workers * held.blocks >= processors || 48 * workers >= rows).then_some(held)
 }

@@ -4,11 +4,13 @@ use super::{Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, ROW_SOURCES, Residency,
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
+use crate::DeviceProps;
 use crate::op::Precision;
 
 /// One row at a time, for few rows: how many clocks an unfold of them takes, and how it is held. `most` blocks a cluster.
 pub(super) fn hold(
     p: &Ltc,
+    props: &DeviceProps,
     resident: &Residency,
     wish: &Wish,
     role: Role,
@@ -27,21 +29,23 @@ pub(super) fn hold(
     // The adjoint needs barriers that old devices have not.
     let fits = p.unfolds.is_multiple_of(2) && (!adjoint || most > 1);
     let fits = fits && p.hidden <= if adjoint { ROW_SOURCES } else { ROW_NEURONS };
-    // There a stored unfold of a batch row is found by 32 bits; rebuilt ones are fewer.
-    let stored = adjoint && p.save == Save::Store;
-    let found = p.steps.checked_mul(p.unfolds * p.hidden).is_some_and(|n| n <= i32::MAX as usize);
-    if !(alone && fits && (found || !stored)) {
+    // It gives alpha in the place of what was rebuilt, and leaves the sums to another kernel.
+    let fits = fits && (!adjoint || (p.save == Save::Recompute && super::inputs::unfold_sums(p, props, batch).is_some()));
+    if !(alone && fits) {
         return None;
     }
+    let synapses = p.connectivity.recurrent.len();
     let of_blocks = |of: super::RowShape, blocks: usize| {
         if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
             return None;
         }
         let shape = lists.shape(blocks, of.slots, 1, of.lanes).filter(|s| s.threads <= of.threads)?;
         // Small blocks share a multiprocessor.
-        let clusters = resident[blocks] * if blocks > 1 && !adjoint { 2 } else { 1 };
+        let clusters = resident[blocks] * if blocks > 1 || adjoint { 2 } else { 1 };
         let clocks = if adjoint {
-            adjoint_clocks(&shape, blocks, p.precision) * batch.div_ceil(clusters).max(1)
+            // The sums afterwards, over all multiprocessors.
+            let sums = batch * synapses * 5 / 32 / props.sm_count as usize;
+            adjoint_clocks(&shape, blocks) * batch.div_ceil(clusters).max(1) + sums
         } else {
             forward_clocks(&shape, blocks) * batch.max(clusters) / clusters
         };
@@ -58,8 +62,7 @@ fn forward_clocks(shape: &Shape, blocks: usize) -> usize {
 }
 
 /// Clocks of an unfold of row_adjoint.cu: the issue slots of a scheduler, and the chain beside them.
-fn adjoint_clocks(shape: &Shape, blocks: usize, precision: Precision) -> usize {
-    let slot = if precision == Precision::Fast { 14 } else { 20 };
+fn adjoint_clocks(shape: &Shape, blocks: usize) -> usize {
     let warps = shape.threads / 32;
-    (shape.warp_slots * slot + warps * 70).div_ceil(4) + if blocks > 1 { 400 } else { 200 }
+    (shape.warp_slots * 9 + warps * 90).div_ceil(4) + if blocks > 1 { 400 } else { 200 }
 }

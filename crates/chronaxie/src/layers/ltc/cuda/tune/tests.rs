@@ -81,12 +81,14 @@ fn few_rows_have_a_cluster_each() {
         Ltc { precision: Precision::Fast, ..Ltc::new(batch, 64, Arc::new(c)) }
     };
     let adjoint = |p: &Ltc, d: &DeviceProps| choose(p, d, None).unwrap().adjoint.filter(|h| h.row).map(|h| h.blocks);
-    assert_eq!(adjoint(&half(32, 128), &DeviceProps::SM_90), Some(3));
+    assert_eq!(adjoint(&half(32, 128), &DeviceProps::SM_90), Some(4));
     assert_eq!(adjoint(&half(32, 128), &DeviceProps::SM_80), None);
     assert_eq!(adjoint(&half(128, 256), &DeviceProps::SM_90), None, "many rows go side by side");
     assert_eq!(adjoint(&Ltc { unfolds: 5, ..half(32, 128) }, &DeviceProps::SM_90), None);
     let row = choose(&half(32, 128), &DeviceProps::SM_90, None).unwrap().adjoint.unwrap();
-    assert_eq!((row.copies(), row.width(), row.least_lanes()), (32, 1, 8));
+    assert_eq!((row.copies(), row.width(), row.least_lanes()), (32, 1, 4));
+    // What a forward pass stored is not overwritten.
+    assert_eq!(adjoint(&Ltc { save: Save::Store, ..half(32, 128) }, &DeviceProps::SM_90), None);
 }
 
 /// A short pass of few rows is one block a row, forward and backward; what such a block cannot do is left to the others.
