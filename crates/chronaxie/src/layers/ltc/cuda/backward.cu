@@ -297,7 +297,8 @@ ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict_
 extern "C" __global__ void __launch_bounds__(256)
 ltc_inputs_backward(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,
                     const float* __restrict__ norm_weight, const float* __restrict__ input_w,
-                    const float* __restrict__ grad_u, float* __restrict__ grad_x, i64 rows, i64 rows_per_batch, i64 t0,
+                    const float* grad_u, float* grad_x,  // the same where there is no LayerNorm and all steps are there
+                    i64 rows, i64 rows_per_batch, i64 t0,
                     i64 total_steps, int inputs, float norm_epsilon) {
   after_earlier_kernels();
   i64 row = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;

@@ -149,19 +149,6 @@ impl BackwardCall<'_> {
                 plan.constrained()
             },
         )?;
-        if let (Some(sums), true) = (&k.unfolds, steps > 0) {
-            launch_as(
-                &sums.kernel,
-                args.stream,
-                &sums.launch,
-                args! {
-                    Arg::Bytes(&sums.schedule.bytes(t.common.layout.address(base, t.unfolds_folded))), v, den,
-                    at(args.inputs, Some(g.states)), region(t.gate_sums), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
-                    Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(steps as i32),
-                    Arg::I32(sums.held.blocks as i32), Arg::I32(sums.held.threads as i32), Arg::I32(i32::from(last))
-                },
-            )?;
-        }
         self.close_elapsed(k, args, changes, t0, steps)
     }
 
@@ -415,6 +402,8 @@ impl BackwardCall<'_> {
         if p.inputs == 0 || (g.x.is_none() && !parameters && !gates) {
             return Ok(());
         }
+        let grad_x = out(args.outputs, g.x);
+        let du = if t.at_once { grad_x } else { region(t.grad_u) };
         if let Some(k) = self.held_sensory().filter(|_| !whole) {
             let last = t0 + steps == p.steps;
             launch_as(
@@ -423,7 +412,7 @@ impl BackwardCall<'_> {
                 &k.launch,
                 args! {
                     Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
-                    region(t.step_sums), region(t.grad_u), region(t.sensory_sums), Arg::I32(rows as i32),
+                    region(t.step_sums), du, region(t.sensory_sums), Arg::I32(rows as i32),
                     Arg::I32(steps as i32), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
                     Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
                     Arg::I32(k.held.threads as i32), Arg::I32(i32::from(last))
@@ -453,7 +442,28 @@ impl BackwardCall<'_> {
                 },
             )?;
         }
-        if g.x.is_some() && !whole {
+        // These sums first: dL/dx may take the place of dL/du.
+        if parameters {
+            let blocks = p.inputs.div_ceil(32);
+            let slice = tune::slice(rows as usize, blocks);
+            let slices = (rows as usize).div_ceil(slice);
+            launch(
+                &self.k.input_sums,
+                stream,
+                (blocks as u64, slices as u64),
+                (32, 8),
+                0,
+                args! {
+                    x0, x1, x2, x3, at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
+                    region(t.common.stats), du, region(t.partial), Arg::I64(rows as i64),
+                    Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
+                },
+            )?;
+            self.add(base, stream, t.inputs, p.inputs, slices)?;
+        }
+        // Where the inputs are read as they are, it is dL/dx.
+        let same = t.at_once && s.input_w.is_none();
+        if g.x.is_some() && !whole && !same {
             launch(
                 &self.k.inputs_backward,
                 stream,
@@ -461,31 +471,13 @@ impl BackwardCall<'_> {
                 (THREADS, 1),
                 0,
                 args! {
-                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), region(t.grad_u), out(args.outputs, g.x),
+                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), du, grad_x,
                     Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I64(p.steps as i64),
                     Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
                 },
             )?;
         }
-        if !parameters {
-            return Ok(());
-        }
-        let blocks = p.inputs.div_ceil(32);
-        let slice = tune::slice(rows as usize, blocks);
-        let slices = (rows as usize).div_ceil(slice);
-        launch(
-            &self.k.input_sums,
-            stream,
-            (blocks as u64, slices as u64),
-            (32, 8),
-            0,
-            args! {
-                x0, x1, x2, x3, at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
-                region(t.common.stats), region(t.grad_u), region(t.partial), Arg::I64(rows as i64),
-                Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
-            },
-        )?;
-        self.add(base, stream, t.inputs, p.inputs, slices)
+        Ok(())
     }
 
     /// From sums to gradients.
@@ -509,8 +501,8 @@ impl BackwardCall<'_> {
             )?;
             // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
             if let (Some(grad), true) = (g.w, p.steps > 0) {
-                sides[0] = self.close_side(args, base, k.sums(), t.gate_sums, (s.w, grad));
-                threads += k.sums().schedule.slots() as u64;
+                sides[0] = self.close_side(args, base, &k.adjoint, t.gate_sums, (s.w, grad));
+                threads += k.adjoint.schedule.slots() as u64;
             }
             if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
                 sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));

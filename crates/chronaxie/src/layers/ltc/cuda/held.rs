@@ -5,8 +5,8 @@ use super::on_device::{DeviceSchedule, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY, SENSORY_ADJOINT,
-    UNFOLD_SUMS, WHOLE, WHOLE_ADJOINT,
+    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE,
+    WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -23,7 +23,7 @@ pub(super) fn specialisation(
     fast: bool,
     cluster: bool,
 ) -> Specialisation {
-    let oldest = if cluster || h.copies() > 0 {
+    let oldest = if cluster {
         90
     } else if h.whole {
         // Where a thread's registers suffice.
@@ -75,7 +75,7 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
 /// Every specialisation that a configuration launches.
 pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     let one = |source: &KernelSource, entry: &'static str, h: &Option<Held>| {
-        h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory") && !entry.contains("sums")))
+        h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
     [
         one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row && !h.quad)),
@@ -85,11 +85,9 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
         one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad)),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.row && !h.quad)),
-        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(|h| h.row && !h.whole)),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole && !h.quad)),
         one(&QUAD_ADJOINT, "ltc_quad_adjoint", &c.adjoint.filter(|h| h.quad)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
-        one(&UNFOLD_SUMS, "ltc_unfold_sums", &c.unfold_sums),
         one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|_| Held::whole())),
     ]
     .into_iter()
@@ -126,7 +124,6 @@ impl HeldKernel {
         let cluster = h.blocks > 1;
         let (source, entry) = match h {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
-            Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
             Held { quad: true, .. } => (&QUAD, "ltc_quad"),
@@ -135,7 +132,7 @@ impl HeldKernel {
         };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
-        let threads = (h.threads * h.halves() + h.copies()) as u32;
+        let threads = (h.threads * h.halves()) as u32;
         let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1)).shared(h.shared);
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
@@ -174,26 +171,25 @@ impl HeldKernel {
         (tile, LaunchConfig { grid: ((parts * workers) as u32, 1, 1), ..self.launch })
     }
 
-    /// The kernel that makes sums over `rows` rows: the adjoint of the sensory gates, or the sums over unfolds. Those of its
-    /// blocks take no more than `budget` bytes, if that leaves a block for each part.
-    pub(super) fn sums_of_rows(
+    /// The adjoint of the sensory gates of `rows` rows; the sums of its blocks take no more than `budget` bytes, if that
+    /// leaves a block for each part.
+    pub(super) fn sensory_adjoint(
         device: &Arc<CudaDevice>,
         s: &Synapses,
-        (source, entry): (&KernelSource, &'static str),
         rows: usize,
         h: Held,
         budget: usize,
         fast: bool,
     ) -> Result<Self> {
-        let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, false), entry)?;
+        let entry = "ltc_sensory_adjoint";
+        let kernel = device.kernel(&specialisation(&SENSORY_ADJOINT, &[entry], &h, fast, false), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let threads = (h.threads * h.groups) as u32;
         let resident = (kernel.max_active_blocks(threads, h.shared)? * device.props().sm_count) as usize;
         let affordable = budget / (16 * h.blocks * h.slots * h.threads);
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(8 * h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
-        let launch =
-            LaunchConfig { programmatic: true, ..LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared) };
+        let launch = LaunchConfig { programmatic: true, ..LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared) };
         Self::new(device, s, kernel, h, launch, h.rows, false, resident)
     }
 
@@ -287,32 +283,18 @@ pub(super) struct HeldBackward {
     /// Where one kernel does all: its schedules by target, recurrent and of the inputs.
     pub(super) whole: Option<[DeviceSchedule; 2]>,
     pub(super) sensory: Option<HeldKernel>,
-    /// The sums of each recurrent synapse, where the adjoint leaves them to another kernel.
-    pub(super) unfolds: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
     pub(super) close_elapsed: Kernel,
 }
 
 impl HeldBackward {
-    /// The kernel that has the sums of each recurrent synapse.
-    pub(super) fn sums(&self) -> &HeldKernel {
-        self.unfolds.as_ref().unwrap_or(&self.adjoint)
-    }
     /// None where the configuration has no adjoint that holds its synapses.
     pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, c: &Config) -> Result<Option<Self>> {
         let Some(adjoint) = c.adjoint else { return Ok(None) };
         let (batch, chunk, fast) = (p.batch, c.backward_chunk, c.fast);
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
-        let rows = batch * chunk;
-        let sensory = |h| {
-            let of = (&SENSORY_ADJOINT, "ltc_sensory_adjoint");
-            HeldKernel::sums_of_rows(device, &p.connectivity.sensory, of, rows, h, budget, fast)
-        };
-        let unfolds = |h| {
-            let of = (&UNFOLD_SUMS, "ltc_unfold_sums");
-            HeldKernel::sums_of_rows(device, s, of, rows * p.unfolds, h, budget, fast)
-        };
+        let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, batch * chunk, h, budget, fast);
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
         if let (true, Some(inputs)) = (adjoint.whole, c.sensory_adjoint) {
             let row = Held::whole();
@@ -328,7 +310,6 @@ impl HeldBackward {
             return Ok(Some(Self {
                 adjoint: HeldKernel::new(device, s, kernel.clone(), adjoint, launch, of_sources.1, true, batch)?,
                 sensory: Some(HeldKernel::new(device, ss, kernel, inputs, launch, of_inputs.1, false, batch)?),
-                unfolds: None,
                 rebuild: None,
                 whole: Some([DeviceSchedule::new(device, &by_target)?, whole_inputs(device, ss, &adjoint)?]),
                 clear: close("ltc_clear")?,
@@ -339,7 +320,6 @@ impl HeldBackward {
         Ok(Some(Self {
             adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
             sensory: c.sensory_adjoint.map(sensory).transpose()?,
-            unfolds: c.unfold_sums.map(unfolds).transpose()?,
             rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
             whole: None,
             clear: close("ltc_clear")?,
@@ -461,10 +441,10 @@ impl CudaPlan {
         neurons: u64,
         stream: StreamRef,
     ) -> Result<()> {
-        debug_assert!(sides.len() <= 5);
+        debug_assert!(sides.len() <= 4);
         let n = if neurons == 0 { 0 } else { self.p.hidden };
         let mut threads = words + n;
-        let mut packed = [[0u8; 56]; 5];
+        let mut packed = [[0u8; 56]; 4];
         for (to, &(side, k, folded)) in packed.iter_mut().zip(sides) {
             let w = match side {
                 Side::Recurrent => self.slots.w,
@@ -487,7 +467,7 @@ impl CudaPlan {
             &LaunchConfig { programmatic: true, ..LaunchConfig::linear(threads, 256) },
             args! {
                 Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::Bytes(&packed[2]), Arg::Bytes(&packed[3]),
-                Arg::Bytes(&packed[4]), Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),
+                Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),
                 self.constrained()
             },
         )

@@ -118,7 +118,6 @@ pub(super) struct Traces {
     pub(super) alpha: RegionId,
     pub(super) beta: RegionId,
     pub(super) adjoint_folded: RegionId,
-    pub(super) unfolds_folded: RegionId,
     pub(super) gate_sums: RegionId,
     pub(super) sensory_folded: RegionId,
     pub(super) sensory_sums: RegionId,
@@ -133,15 +132,14 @@ pub(super) struct Traces {
     pub(super) neurons: RegionId,
     pub(super) inputs: RegionId,
     pub(super) outputs: RegionId,
-    /// Whether dL/du is kept for all steps, so that what follows from it is made once and not once a chunk.
+    /// Whether dL/du is kept for all steps, in the place of dL/dx, so that what follows from it is made once and not once a
+    /// chunk.
     pub(super) at_once: bool,
 }
 
-/// The most bytes of dL/du that are kept for all steps.
-const AT_ONCE: usize = 2 << 20;
-
 impl Traces {
-    fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize) -> Result<Self> {
+    /// `sensory`: floats of the folded synapses of the sensory sums; `grad_x`: whether dL/dx is asked for.
+    fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize, grad_x: bool) -> Result<Self> {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
@@ -157,9 +155,8 @@ impl Traces {
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() { 0 } else { ss });
         let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
-        let all_rows = p.batch * p.steps;
-        let at_once = gates.is_some() && !whole && !p.layer_norm && 4 * all_rows * p.inputs <= AT_ONCE;
-        let input_rows = if at_once { all_rows } else { rows };
+        let at_once = gates.is_some() && !whole && !p.layer_norm && grad_x;
+        let input_rows = if at_once { p.batch * p.steps } else { rows };
         let partial = [
             (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
             (ss, tune::most_slices(rows, ss.div_ceil(256))),
@@ -174,18 +171,13 @@ impl Traces {
             alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
-            unfolds_folded: l.push(
-                "unfold_sums_folded",
-                Dtype::F32,
-                held.and_then(|h| h.unfolds.as_ref()).map_or(0, HeldKernel::folded),
-            )?,
-            gate_sums: l.push("cluster_gate_sums", Dtype::F32, held.map_or(0, |h| h.sums().sums()))?,
+            gate_sums: l.push("cluster_gate_sums", Dtype::F32, held.map_or(0, |h| h.adjoint.sums()))?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
             sensory_sums: l.push("block_sensory_sums", Dtype::F32, gates.map_or(0, HeldKernel::sums))?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
             step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
-            grad_u: l.push("grad_u", Dtype::F32, input_rows * p.inputs)?,
+            grad_u: l.push("grad_u", Dtype::F32, if at_once { 0 } else { rows * p.inputs })?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0))?,
             recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,
@@ -332,7 +324,8 @@ impl CudaPlan {
                 recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             )?,
             traces: if p.backward {
-                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory))?)
+                let grad_x = backward_signature.as_ref().is_some_and(|s| s.output("grad_x").is_some());
+                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory), grad_x)?)
             } else {
                 None
             },
@@ -364,7 +357,7 @@ impl CudaPlan {
             (_, false) => &self.recurrence,
         };
         let address = |id| c.layout.address(base, id);
-        let mut sides = Vec::with_capacity(5);
+        let mut sides = Vec::with_capacity(4);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
                 sides.push((side, k, address(id)));
@@ -372,7 +365,6 @@ impl CudaPlan {
         }
         if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
             sides.push((Side::Recurrent, &held.adjoint, address(t.adjoint_folded)));
-            sides.extend(held.unfolds.as_ref().map(|k| (Side::Recurrent, k, address(t.unfolds_folded))));
             sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k, address(t.sensory_folded))));
         }
         let carried = c.layout.region(c.carried).len / 4;

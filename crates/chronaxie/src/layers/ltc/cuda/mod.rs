@@ -27,8 +27,6 @@ const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", inc
 const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
 const SENSORY_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/sensory_adjoint.cu", include_str!("sensory_adjoint.cu"));
-const UNFOLD_SUMS: KernelSource =
-    KernelSource::embedded("layers/ltc/cuda/unfold_sums.cu", include_str!("unfold_sums.cu"));
 const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
@@ -36,8 +34,6 @@ const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", inclu
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const QUAD_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
-const ROW_ADJOINT: KernelSource =
-    KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
@@ -52,7 +48,6 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("parts.cuh", include_str!("parts.cuh")),
     ("quad.cuh", include_str!("quad.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
-    ("row_sums.cuh", include_str!("row_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
 ];
@@ -107,10 +102,6 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         let quad = Held { pairs: true, ..Held::quad() };
         all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &quad, fast, true));
-        all.extend(tune::ROW_ADJOINTS.map(|s| {
-            let h = Held { pairs: true, ..Held::row(s) };
-            held::specialisation(&ROW_ADJOINT, &["ltc_row_adjoint"], &h, fast, s.cluster)
-        }));
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };
@@ -126,7 +117,6 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
         all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
-        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(UNFOLD_SUMS, "ltc_unfold_sums", s, false)));
     }
     // What else the compared cases launch, each for the architectures on which they do.
     static ARCHS: [&str; 6] = COMPARED_ARCHS;

@@ -75,13 +75,7 @@ impl CudaPlan {
         let at_once = self.traces.as_ref().is_some_and(|t| t.at_once);
         let (together, all_rows) = if at_once { (1, p.batch * t) } else { (chunks, rows) };
         if let Some(held) = &self.held_backward {
-            let kernels = [
-                held.rebuild.as_ref(),
-                self.sensory.as_ref(),
-                Some(&held.adjoint),
-                held.unfolds.as_ref(),
-                held.sensory.as_ref(),
-            ];
+            let kernels = [held.rebuild.as_ref(), self.sensory.as_ref(), Some(&held.adjoint), held.sensory.as_ref()];
             let slots = kernels.into_iter().flatten().map(|k| k.folded() / 4).sum::<usize>();
             list[0] = LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?;
             list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
@@ -92,9 +86,6 @@ impl CudaPlan {
                 list.push(k.report(chunks)?);
             }
             list.push(held.adjoint.report(chunks)?);
-            if let Some(k) = &held.unfolds {
-                list.push(k.report(chunks)?);
-            }
             if let Some(k) = &held.sensory {
                 list.push(k.report(chunks)?);
             } else {
@@ -116,7 +107,9 @@ impl CudaPlan {
             let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
             list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
         }
-        list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
+        if !at_once || self.slots.input_w.is_some() {
+            list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
+        }
         list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if p.output_mapping != Mapping::None {
             list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);

@@ -7,10 +7,10 @@ mod whole;
 
 use super::schedule::Lists;
 use super::wish::Wish;
-pub(super) use inputs::{sensory_budget, sensory_tile};
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
+pub(super) use inputs::{sensory_budget, sensory_tile};
 use std::fmt;
 
 /// Scratch that the traces of one chunk of steps may take.
@@ -45,8 +45,6 @@ pub struct Config {
     pub adjoint: Option<Held>,
     /// The adjoint of the sensory gates alike.
     pub sensory_adjoint: Option<Held>,
-    /// The sums of each synapse over the unfolds, where the adjoint leaves them to a kernel of their own.
-    pub unfold_sums: Option<Held>,
     /// The unfolds that the adjoint needs, rebuilt with the synapses in registers.
     pub rebuild: Option<Held>,
 }
@@ -102,7 +100,7 @@ impl Held {
     }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
-        Self { row: true, blocks: if s.cluster { 2 } else { 1 }, ..Self::of((1, s.slots, s.threads)) }
+        Self { row: true, ..Self::of((1, s.slots, s.threads)) }
     }
     /// The shape of whole.cu and whole_adjoint.cu.
     pub(super) const fn whole() -> Self {
@@ -111,9 +109,7 @@ impl Held {
     /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
-        let shapes: &[RowShape] = if self.pairs { &ROW_ADJOINTS } else { &ROW_SHAPES };
-        let is_this = |s: &&RowShape| s.slots == self.slots && s.cluster == (self.blocks > 1);
-        let of_shape = shapes.iter().find(is_this).map_or(1, |s| s.lanes);
+        let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
         if self.row {
             of_shape
         } else if self.quad {
@@ -126,10 +122,6 @@ impl Held {
     pub(super) const fn halves(&self) -> usize {
         if self.quad { 2 } else { 1 }
     }
-    /// Threads of a block that hold nothing and copy what the others need.
-    pub(super) const fn copies(&self) -> usize {
-        if self.row && self.pairs && !self.whole { 32 } else { 0 }
-    }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
     pub(super) const fn many(&self) -> bool {
@@ -137,8 +129,7 @@ impl Held {
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
-        // The adjoint of one row reads alpha alone.
-        if self.row && !self.whole { 1 } else { width(self.rows, self.pairs) }
+        width(self.rows, self.pairs)
     }
 }
 
@@ -156,7 +147,6 @@ impl fmt::Display for Config {
         }
         for (name, held) in [
             ("adjoint", &self.adjoint),
-            ("unfold sums", &self.unfold_sums),
             ("rebuild", &self.rebuild),
             ("sensory adjoint", &self.sensory_adjoint),
             ("sensory", &self.sensory),
@@ -212,13 +202,6 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
-/// Its adjoint, in a cluster and in one block.
-pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
-    RowShape { slots: 24, threads: 128, lanes: 4, cluster: true },
-    RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
-];
-/// Neurons that it has places for.
-const ROW_SOURCES: usize = 256;
 /// The one that does all of a short forward pass, and what it holds of the inputs: slots and least lanes, as in whole.cuh.
 pub(super) const WHOLE_SHAPE: RowShape = RowShape { slots: 10, threads: 512, lanes: 8, cluster: false };
 pub(super) const WHOLE_INPUTS: (usize, usize) = (12, 8);
@@ -313,7 +296,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    if let Some(one) = row::hold(p, props, resident, wish, role, &lists, batch, most) {
+    if let Some(one) = row::hold(p, resident, wish, role, &lists, batch, most) {
         best = Some(one);
     }
     // Clusters alone.
@@ -442,8 +425,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         if p.backward { hold(p, props, resident, &wish.of(Role::Adjoint), Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
-    // The sums of the kernel of one row are smaller, and each chunk costs it a row's beginning.
-    let budget = backward_budget(p) * if adjoint.is_some_and(|h| h.row) { 3 } else { 2 } / 2;
+    let budget = backward_budget(p);
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {
@@ -451,12 +433,10 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
-    let unfold_sums = adjoint.filter(|h| h.row).and_then(|_| inputs::unfold_sums(p, props, rows * even * p.unfolds));
     if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),
             sensory_adjoint: Some(sensory),
-            unfold_sums: None,
             rebuild: None,
             backward_chunk: p.steps.max(1),
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
@@ -465,7 +445,6 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     Ok(Config {
         adjoint,
         sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
-        unfold_sums,
         rebuild,
         recurrence: held,
         sensory: inputs::sensory(p, props, &wish.of(Role::Recurrence)),

@@ -6,7 +6,7 @@ use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::Ltc;
 
-/// Rows of a tile, as in row_sums.cuh, and the most groups that a block has barriers for.
+/// Rows of a tile, as in sensory_adjoint.cu, and the most groups that a block has barriers for.
 const SUMS_TILE: usize = 8;
 const MOST_GROUPS: usize = 8;
 
@@ -42,7 +42,12 @@ pub(super) fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held>
 
 /// Rows of a tile of the sensory sums of `rows` rows: so many that reading them is short beside their gates, but that every
 /// multiprocessor has some; none if a few do not fit shared memory.
-pub(in crate::layers::ltc::cuda) fn sensory_tile(rows: usize, inputs: usize, parts: usize, props: &DeviceProps) -> usize {
+pub(in crate::layers::ltc::cuda) fn sensory_tile(
+    rows: usize,
+    inputs: usize,
+    parts: usize,
+    props: &DeviceProps,
+) -> usize {
     let share = (rows * parts).div_ceil(props.sm_count as usize).max(1);
     let fit = props.shared_per_block_optin as usize / (inputs * 4 + 8) / SENSORY_ROWS * SENSORY_ROWS;
     share.next_multiple_of(SENSORY_ROWS).min(32).min(fit)
@@ -54,23 +59,15 @@ pub(in crate::layers::ltc::cuda) fn sensory_budget(p: &Ltc) -> usize {
     (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
 }
 
-/// How the adjoint of the sensory gates is held for chunks of `rows` rows, if the budget gives enough blocks.
+/// How the adjoint of the sensory gates is held for chunks of `rows` rows (sensory_adjoint.cu): in the parts of the inputs with which
+/// they take the fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block
+/// cost memory, and many parts of few synapses less than many blocks of all; groups of a block share its sums.
 pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Option<Held> {
     if p.inputs == 0 || p.hidden == 0 {
         return None;
     }
-    sums(&Lists::by_source(&p.connectivity.sensory)?, p.hidden, rows, sensory_budget(p), props)
-}
-
-/// The same of the sums of the recurrent synapses over `rows` unfolds.
-pub(super) fn unfold_sums(p: &Ltc, props: &DeviceProps, rows: usize) -> Option<Held> {
-    sums(&Lists::by_source(&p.connectivity.recurrent)?, p.hidden, rows, sensory_budget(p), props)
-}
-
-/// How sums over `rows` rows of `others` targets are held (row_sums.cuh): in the parts of the sources with which they take the
-/// fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block cost memory,
-/// and many parts of few synapses less than many blocks of all; groups of a block share its sums.
-fn sums(lists: &Lists, others: usize, rows: usize, budget: usize, props: &DeviceProps) -> Option<Held> {
+    let lists = Lists::by_source(&p.connectivity.sensory)?;
+    let (others, budget) = (p.hidden, sensory_budget(p));
     let limit = props.shared_per_block_optin as usize;
     let processors = props.sm_count as usize;
     let mut best: Option<(usize, usize, Held)> = None;
@@ -90,7 +87,7 @@ fn sums(lists: &Lists, others: usize, rows: usize, budget: usize, props: &Device
             // Of two rows: issue slots of all groups, or how long the warps of one take alone; its share of the tiles, each read with
             // loads of several rows in flight, of one target after the other.
             let warps = threads / 32;
-            let issued = (warp_slots * 13 * side + warps * 90) * groups / 4;
+            let issued = (warp_slots * 13 * side + warps * 110) * groups / 4;
             let alone = warp_slots.div_ceil(warps) * 26 * side + 300;
             let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
             let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;

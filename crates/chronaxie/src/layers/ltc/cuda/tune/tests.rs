@@ -73,24 +73,6 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
 }
 
-/// Few rows go one at a time, each in a cluster of its own: of those sizes of which there are enough at once.
-#[test]
-fn few_rows_have_a_cluster_each() {
-    let half = |batch, hidden| {
-        let c = crate::layers::ltc::entry::random_connectivity(32, hidden, 0.5, 1).unwrap();
-        Ltc { precision: Precision::Fast, ..Ltc::new(batch, 64, Arc::new(c)) }
-    };
-    let adjoint = |p: &Ltc, d: &DeviceProps| choose(p, d, None).unwrap().adjoint.filter(|h| h.row).map(|h| h.blocks);
-    assert_eq!(adjoint(&half(32, 128), &DeviceProps::SM_90), Some(4));
-    assert_eq!(adjoint(&half(32, 128), &DeviceProps::SM_80), None);
-    assert_eq!(adjoint(&half(128, 256), &DeviceProps::SM_90), None, "many rows go side by side");
-    assert_eq!(adjoint(&Ltc { unfolds: 5, ..half(32, 128) }, &DeviceProps::SM_90), None);
-    let row = choose(&half(32, 128), &DeviceProps::SM_90, None).unwrap().adjoint.unwrap();
-    assert_eq!((row.copies(), row.width(), row.least_lanes()), (32, 1, 4));
-    // What a forward pass stored is not overwritten.
-    assert_eq!(adjoint(&Ltc { save: Save::Store, ..half(32, 128) }, &DeviceProps::SM_90), None);
-}
-
 /// A short pass of few rows is one block a row, forward and backward; what such a block cannot do is left to the others.
 #[test]
 fn short_sequences_take_one_launch() {
