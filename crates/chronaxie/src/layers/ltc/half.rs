@@ -198,11 +198,10 @@ impl Plan for HalfPlan {
     fn launches(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
         let mut list = self.inner.launches(pass)?;
         if let (Conversions::Cuda(c), Some(h)) = (&self.conversions, self.halved(pass)) {
-            let widened = h.widened.iter().map(|&(at, _)| h.signature.inputs[at].shape.elements());
-            let rounded = h.rounded.iter().map(|&(_, at)| h.signature.outputs[at].shape.elements());
-            let (first, last) = c.reports(widened.collect(), rounded.collect())?;
-            list.splice(0..0, first);
-            list.extend(last);
+            let inputs = h.widened.iter().map(|&(at, _)| h.signature.inputs[at].shape.elements());
+            let outputs = h.rounded.iter().map(|&(_, at)| h.signature.outputs[at].shape.elements());
+            list.splice(0..0, c.report(true, &inputs.collect::<Vec<_>>())?);
+            list.extend(c.report(false, &outputs.collect::<Vec<_>>())?);
         }
         Ok(list)
     }

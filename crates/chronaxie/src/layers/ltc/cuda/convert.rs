@@ -73,16 +73,11 @@ impl Conversions {
         launch(&self.round, stream, (blocks(count), 1), (THREADS, 1), 0, &args)
     }
 
-    /// What `profile` prints of tensors of these numbers of elements.
-    pub(in crate::layers::ltc) fn reports(
-        &self,
-        widened: Vec<usize>,
-        rounded: Vec<usize>,
-    ) -> Result<(Vec<LaunchReport>, Vec<LaunchReport>)> {
-        let report = |kernel: &Kernel, counts: Vec<usize>| -> Result<Vec<LaunchReport>> {
-            let counts = counts.into_iter().filter(|&n| n > 0);
-            counts.map(|n| LaunchReport::new(kernel, 1, (blocks(n) as u32, 1, 1), (THREADS, 1, 1), 0)).collect()
-        };
-        Ok((report(&self.widen, widened)?, report(&self.round, rounded)?))
+    /// What `profile` prints of tensors of these numbers of elements that are widened, or else rounded; nothing of none.
+    pub(in crate::layers::ltc) fn report(&self, widened: bool, elements: &[usize]) -> Result<Option<LaunchReport>> {
+        let (kernel, launches) = (if widened { &self.widen } else { &self.round }, elements.iter().filter(|&&n| n > 0));
+        let grid = (launches.clone().map(|&n| blocks(n)).max().unwrap_or(0) as u32, 1, 1);
+        let report = LaunchReport::new(kernel, launches.count(), grid, (THREADS, 1, 1), 0)?;
+        Ok(Some(report).filter(|r| r.launches > 0))
     }
 }
