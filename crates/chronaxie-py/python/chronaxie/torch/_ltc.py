@@ -152,6 +152,9 @@ class LTCCell(MaskedModule):
 class LTC(SequenceModule):
     """A liquid time-constant network over sequences; drop-in for ``ncps.torch.LTC``.
 
+    float16 and bfloat16 inputs, and any under autocast, are taken as they are stored: the output has their type. States are
+    float32, and so is what is computed.
+
     Args:
         input_size: D.
         units: H, fully connected, or a wiring of :mod:`chronaxie.torch.wirings` or ncps.
