@@ -227,8 +227,10 @@ impl Caller {
             let Some(tensor) = tensor else { return Err(count(&format!("and {} is not given", spec.name))) };
             if tensor.is_none() {
                 let zero = framework.read(self.zero.bind(py), entry, "zero")?;
+                // The bits of a zero are those of any type that is no larger.
+                let dtype = if spec.dtype.size() <= zero.dtype.size() { spec.dtype } else { zero.dtype };
                 // SAFETY: one element, which the plan holds.
-                given.views.push(unsafe { view(&Seen { shape: spec.shape, strides: [0; MAX_RANK], ..zero }) });
+                given.views.push(unsafe { view(&Seen { dtype, shape: spec.shape, strides: [0; MAX_RANK], ..zero }) });
                 continue;
             }
             let mut seen = framework.read(&tensor, entry, &spec.name)?;

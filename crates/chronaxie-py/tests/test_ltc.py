@@ -216,25 +216,6 @@ def test_a_changed_parameter_is_read_anew(device):
     assert not torch.equal(before, changed) and not torch.equal(want, changed)
 
 
-def test_half_precision_is_computed_in_float32(device):
-    tensors, options = inputs(device, h0=True)
-    for dtype in (torch.float16, torch.bfloat16):
-        x = tensors["x"].detach().to(dtype)
-        want, state = ct.ltc(**dict(tensors, x=x.float()), **options)
-        out, final = ct.ltc(**dict(tensors, x=x), **options)
-        assert out.dtype is final.dtype is torch.float32 and torch.equal(out, want)
-        half = {n: t.detach().to(dtype).requires_grad_() for n, t in tensors.items()}
-        single = {n: t.detach().float() for n, t in half.items()}
-        out, final = ct.ltc(**half, **options)
-        assert out.dtype is dtype and final.dtype is torch.float32
-        assert torch.equal(out, ct.ltc(**single, **options)[0].to(dtype))
-        out.sum().backward()
-        assert half["w"].grad.dtype is dtype and half["w"].grad.isfinite().all()
-        with torch.autocast(device.type, dtype=dtype):
-            out, final = ct.ltc(**dict(tensors, x=(tensors["x"] @ torch.eye(D, device=device))), **options)
-        assert out.dtype is final.dtype is torch.float32
-
-
 def test_fast_is_near(device):
     tensors, options = inputs(device)
     _, out64, _ = law(tensors, options)

@@ -6,6 +6,8 @@ pub use chronaxie_runtime::cuda::Header;
 pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));
 /// Clusters: ranks, barriers, stores to other blocks.
 pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
+/// Numbers stored in 16 bits.
+pub const HALF: Header = ("half.cuh", include_str!("half.cuh"));
 /// Products of tiles on tensor cores.
 pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
@@ -13,4 +15,4 @@ pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, MMA, SCAN, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, HALF, MMA, SCAN, WGMMA];

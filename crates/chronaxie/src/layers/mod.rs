@@ -6,5 +6,6 @@ pub mod ltc;
 pub mod mlstm;
 pub mod ssm;
 
+mod halves;
 mod memory;
 mod wants;

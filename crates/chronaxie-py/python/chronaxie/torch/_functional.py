@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Callable
 
 import torch
@@ -11,7 +12,7 @@ from torch.compiler import is_compiling
 from .._errors import ConfigError, DtypeError, ShapeError
 from . import _eager, _op, _options, _plan
 from ._framework import short
-from ._plan import LEAD, Layer
+from ._plan import LEAD, STORED, Layer
 from ._synapses import Synapses
 
 _FLOAT = torch.float32
@@ -19,6 +20,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.float16, torch.bfloat16)
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+# Whether autocast is on for any kind of device.
+autocasts = torch._C._is_any_autocast_enabled
 Tensors = tuple[Any, ...]
 
 
@@ -32,18 +35,36 @@ def native(x: Tensor) -> bool:
     return x.is_meta or (x.is_cuda and not _unavailable(x.get_device()))
 
 
-def plain(x: Any, weight: Any) -> bool:
-    """Whether a call is what most are, a float32 tensor in eager mode: with as few questions as tell."""
+def plain(x: Any, weight: Any, stored: Any = ()) -> bool:
+    """Whether a call is what most are, a float32 tensor (or one of the types ``stored``) in eager mode: with as few questions
+    as tell."""
     return (
         not is_compiling()
         and type(x) is Tensor
         and type(weight) in _PLAIN
-        and x.dtype is _FLOAT
+        and (x.dtype is _FLOAT or x.dtype in stored)
         and weight.dtype is _FLOAT
         and x.dim() == 3
         and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
         and not (_transforms() or _modes())
     )
+
+
+def _casts(x: Tensor) -> bool:
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def autocast(x: Tensor) -> Tensor:
+    """x in the type that autocast has its inputs in, where that is on for x's device."""
+    if x.dtype in (_FLOAT, *_HALF) and _casts(x):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+def single(x: Tensor) -> Any:
+    """Where PyTorch's operations on x's device are of the types that their tensors have, autocast or not."""
+    return torch.autocast(x.device.type, enabled=False) if _casts(x) else nullcontext()
 
 
 def dispatch(
@@ -63,30 +84,42 @@ def dispatch(
     of the signature. ``text`` spells the options, ``key`` and ``lists`` are what a graph needs of prepared synapses, and
     ``eager`` computes the same by PyTorch's operations.
 
-    float16 and bfloat16 are computed in float32; final states are then float32, and the output has the type that PyTorch
-    promotes x and the parameters to. float64 parameters take the eager path.
+    An entry that stores float16 and bfloat16 takes x as it is, or as autocast has it, and gives the output and the gradient
+    of x in its type. Of other entries they are computed in float32, and the output has the type that PyTorch promotes x and
+    the parameters to. Parameters are taken as float32, and final states are float32. float64 parameters take the eager path.
     """
     x, weight = tensors[0], tensors[LEAD]
+    stored: Any = STORED.get(entry, ())
+    if stored and (is_compiling() or autocasts()) and weight.dtype is not torch.float64:
+        x = autocast(x)
+        tensors = (x, *tensors[1:])
     if not force_eager and plain(x, weight):
         return _op.call(layer, lists, tensors)  # type: ignore[arg-type]
     if x.dim() != 3:
         raise ShapeError(f"{entry}: x.shape = {tuple(x.shape)} does not match [B, T, D]")
     if weight.dtype is torch.float64:
         return eager(tensors)
-    if x.dtype is not _FLOAT or weight.dtype is not _FLOAT:
+    # functorch differentiates and batches PyTorch's own operations only.
+    eagerly = force_eager or not (x.is_cpu or native(x)) or (not is_compiling() and bool(_transforms()))
+    dtype = x.dtype
+    if dtype is not _FLOAT or weight.dtype is not _FLOAT:
         for name, t in (("x", x), ("parameters", weight)):
             if t.dtype not in (_FLOAT, *_HALF):
                 raise DtypeError(
                     f"{entry}: x holds {short(x.dtype)} and the parameters {short(weight.dtype)}: "
                     f"{name} must be float32, float16 or bfloat16, or the parameters float64"
                 )
-        single = tuple(t if t is None or t.dtype is _FLOAT else t.float() for t in tensors)
-        out, *final = dispatch(entry, text, states, layer, single, lists, key, eager, force_eager)
-        return (out.to(torch.promote_types(x.dtype, weight.dtype)), *final)
-    # functorch differentiates and batches PyTorch's own operations only.
-    if force_eager or not (x.is_cpu or native(x)) or (not is_compiling() and _transforms()):
-        return eager(tensors)
-    return _op.traced(entry, text, states, key, lists, tensors)
+        first = x if dtype in stored and not eagerly else x.float()
+        tensors = (first, *(t if t is None or t.dtype is _FLOAT else t.float() for t in tensors[1:]))
+        dtype = dtype if stored else torch.promote_types(dtype, weight.dtype)
+    if eagerly:
+        with single(x) if stored else nullcontext():
+            out, *final = eager(tensors)
+    elif plain(tensors[0], tensors[LEAD], stored):
+        out, *final = _op.call(layer, lists, tensors)  # type: ignore[arg-type]
+    else:
+        out, *final = _op.traced(entry, text, states, key, lists, tensors)
+    return (out if out.dtype is dtype else out.to(dtype), *final)
 
 
 def ltc(
@@ -125,7 +158,7 @@ def ltc(
     Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons). Matrices are ``[source, target]``.
 
     Args:
-        x: ``[B, T, D]``, any strides.
+        x: ``[B, T, D]``, any strides, of float32, float16 or bfloat16; under autocast it is taken in autocast's type.
         w, mu, sigma, erev: ``[H, H]``, synapses between neurons.
         sensory_w, sensory_mu, sensory_sigma, sensory_erev: ``[D, H]``, synapses from inputs.
         gleak, vleak, cm: ``[H]``.
@@ -144,7 +177,8 @@ def ltc(
         save: ``recompute`` or ``store``, which takes 8 bytes for each of B T K H and saves one evaluation of each gate.
 
     Returns:
-        ``(out, final_state)``: ``[B, T, M]`` and ``[B, H]``. Gradients flow through both.
+        ``(out, final_state)``: ``[B, T, M]`` in x's type, which its gradient has too, and ``[B, H]`` in float32, in which all
+        is computed. Gradients flow through both.
 
     Raises:
         ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.

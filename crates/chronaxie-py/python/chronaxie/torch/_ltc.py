@@ -6,13 +6,14 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._errors import ShapeError
-from . import _options
+from . import _functional, _options
 from . import wirings
 from ._module import MaskedModule, uniform
-from ._sequence import LSTMCell, SequenceModule, cell_times
+from ._sequence import LSTMCell, SequenceModule, cell_times, lstm_step
 
 
 class LTCCell(MaskedModule):
@@ -151,6 +152,9 @@ class LTCCell(MaskedModule):
 class LTC(SequenceModule):
     """A liquid time-constant network over sequences; drop-in for ``ncps.torch.LTC``.
 
+    float16 and bfloat16 inputs, and any under autocast, are taken as they are stored: the output has their type. States are
+    float32, and so is what is computed.
+
     Args:
         input_size: D.
         units: H, fully connected, or a wiring of :mod:`chronaxie.torch.wirings` or ncps.
@@ -220,15 +224,25 @@ class LTC(SequenceModule):
     def _stepped(
         self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        x, step = _functional.autocast(x), self.lstm
+        # The LSTM is of float32 where the recurrence is, whatever x and the parameters are stored in.
+        maps = step.input_map.weight, step.input_map.bias, step.recurrent_map.weight
+        halves = maps[0].dtype in (torch.float16, torch.bfloat16)
+        dtype = torch.float32 if halves else maps[0].dtype
         if h is None or c is None:
-            h = c = x.new_zeros(x.shape[0], self.state_size, dtype=self.rnn_cell.w.dtype)
-        mapped = self.lstm.input_map(x)
-        outputs = []
-        for t in range(x.shape[1]):
-            h, c = self.lstm(mapped[:, t], (h, c))
-            step = None if elapsed is None else elapsed[:, t : t + 1]
-            out, h = self.rnn_cell._call(x[:, t : t + 1], h, step)
-            outputs.append(out)
+            h = c = x.new_zeros(x.shape[0], self.state_size, dtype=dtype)
+        h, c, outputs = h.to(dtype), c.to(dtype), []
+        with _functional.single(x):
+            if halves:
+                weight, bias, recurrent = (p.float() for p in maps)
+                mapped = F.linear(x.float(), weight, bias)
+            else:
+                mapped = step.input_map(x.to(dtype))
+            for t in range(x.shape[1]):
+                h, c = lstm_step(mapped[:, t] + F.linear(h, recurrent), c) if halves else step(mapped[:, t], (h, c))
+                times = None if elapsed is None else elapsed[:, t : t + 1]
+                out, h = self.rnn_cell._call(x[:, t : t + 1], h, times)
+                outputs.append(out)
         out = torch.cat(outputs, 1) if outputs else x.new_zeros(x.shape[0], 0, self.motor_size)
         return out, h, c
 

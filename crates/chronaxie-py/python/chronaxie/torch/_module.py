@@ -94,7 +94,7 @@ class MaskedModule(nn.Module):
             self._refresh()
         tensors = (x, h0, None, elapsed, *self._sources())
         lists = self._buffers["_synapse_lists"]
-        if not eager and _functional.plain(x, tensors[LEAD]):
+        if not eager and _functional.plain(x, tensors[LEAD]) and not _functional.autocasts():
             return _op.call(self._layer, lists, tensors)  # type: ignore[arg-type, return-value]
         return _functional.dispatch(  # type: ignore[return-value]
             "ltc", self._options.text, 2, self._layer, tensors, lists, self._key, self._eagerly, eager

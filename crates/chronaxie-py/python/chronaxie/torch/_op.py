@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from .._errors import ChronaxieError
+from ._framework import _TYPES
 from ._plan import LEAD, NOT_TENSORS, Layer, Plan
 from ._synapses import find
 
@@ -26,8 +27,8 @@ _DATA = "Tensor x, Tensor? h0, Tensor? c0, Tensor? elapsed, Tensor[] parameters,
 class _Form(NamedTuple):
     """What a graph must know of a problem before there are sizes B and T."""
 
-    # Sizes of each output of the forward pass, with the letters "B" and "T" where it has theirs.
-    outputs: list[list[Any]]
+    # Sizes of each output of the forward pass, with the letters "B" and "T" where it has theirs, and its type.
+    outputs: list[tuple[list[Any], torch.dtype]]
     # How many of them are the caller's; the others are what the backward pass needs, beside the first one if it does.
     states: int
     saves_out: bool
@@ -36,17 +37,17 @@ class _Form(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _form(entry: str, text: str, packed: bool, backward: bool) -> _Form:
-    problem = Layer(entry, text).problem(1, 1, False, False, (True,) * (LEAD + 1) if backward else None)
+def _form(entry: str, text: str, packed: bool, dtype: torch.dtype, backward: bool) -> _Form:
+    problem = Layer(entry, text).problem(1, 1, False, False, dtype, (True,) * (LEAD + 1) if backward else None)
     inputs, outputs = problem.signature("forward")
-    shapes = []
-    for _, axes, sizes, _, _, _ in outputs:
+    made = []
+    for _, axes, sizes, type_, _, _ in outputs:
         letters = axes.strip("[]").split(", ")
-        shapes.append([letter if letter in ("B", "T") else n for letter, n in zip(letters, sizes)])
+        made.append(([letter if letter in ("B", "T") else n for letter, n in zip(letters, sizes)], _TYPES[type_]))
     states = sum(t[4] != "saved" for t in outputs)
     saves_out = backward and any(t[0] == "out" for t in problem.signature("backward")[0])
     listed = [t[4] for t in inputs if t[0] != "x" and not (packed and t[4] == "prepared")]
-    return _Form(shapes, states, saves_out, [role == "parameter" for role in listed])
+    return _Form(made, states, saves_out, [role == "parameter" for role in listed])
 
 
 class Family(NamedTuple):
@@ -86,7 +87,7 @@ def _define(family: Family) -> None:
 
     def plan(data: Any, parameters: Any, lists: Any, text: str, key: int, wants: Any) -> Plan:
         x, h0, c0, elapsed = data
-        at = (x.shape[0], x.shape[1], x.get_device(), h0 is None, c0 is None, elapsed is None, wants)
+        at = (x.shape[0], x.shape[1], x.get_device(), h0 is None, c0 is None, elapsed is None, x.dtype, wants)
         return family.layer(text, key, lists, parameters).plan(at)
 
     # The arguments of the operators stand in `_DATA`: four of data, then the rest.
@@ -101,25 +102,25 @@ def _define(family: Family) -> None:
         p = plan(data, parameters, lists, text, key, each)
         return p.run("backward", (*data, *parameters, *saved), lists, tuple(grads))  # type: ignore[no-any-return]
 
-    def form(text: str, parameters: Any, backward: bool = True) -> _Form:
-        return _form(entry, family.sized(text, parameters), family.packed, backward)
+    def form(text: str, x: Tensor, parameters: Any, backward: bool = True) -> _Form:
+        return _form(entry, family.sized(text, parameters), family.packed, x.dtype, backward)
 
     def forward_fake(*args: Any) -> list[Tensor]:
         x, (parameters, _, text, _, backward) = args[0], args[LEAD:]
         letters = {"B": x.shape[0], "T": x.shape[1]}
-        shapes = form(text, parameters, backward).outputs
-        return [x.new_empty([letters.get(n, n) for n in shape]) for shape in shapes]
+        outputs = form(text, x, parameters, backward).outputs
+        return [x.new_empty([letters.get(n, n) for n in shape], dtype=dtype) for shape, dtype in outputs]
 
     def backward_fake(grads: Any, *args: Any) -> list[Tensor]:
         data, (parameters, _, _, text, _, wants) = args[:LEAD], args[LEAD:]
         wanted = [t for t, want in zip(data, wants) if want and t is not None]
         if wants[LEAD]:
-            wanted += [p for p, trained in zip(parameters, form(text, parameters).trained) if trained]
+            wanted += [p for p, trained in zip(parameters, form(text, data[0], parameters).trained) if trained]
         return [t.new_empty(t.shape) for t in wanted]
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         data, (parameters, lists, ctx.text, ctx.key, backward) = inputs[:LEAD], inputs[LEAD:]
-        f = ctx.form = form(ctx.text, parameters, backward)
+        f = ctx.form = form(ctx.text, data[0], parameters, backward)
         ctx.count = len(parameters)
         ctx.save_for_backward(*data, lists, *parameters, *output[: f.saves_out], *output[f.states :])
         ctx.set_materialize_grads(False)
@@ -157,7 +158,7 @@ class Recurrence(torch.autograd.Function):
     def forward(ctx: Any, layer: Layer, lists: Tensor | None, *tensors: Any) -> Any:  # type: ignore[override]
         x, h0, c0, elapsed = tensors[:LEAD]
         batch, steps, _ = x.shape
-        key = batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, ctx.needs_input_grad
+        key = batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, x.dtype, ctx.needs_input_grad
         p = layer.plans.get(key)
         if p is None:
             # Under this key too, which costs no slice of it.
@@ -197,7 +198,7 @@ def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[
         return _APPLY[layer.entry](layer, lists, *tensors)  # type: ignore[no-any-return]
     x, h0, c0, elapsed = tensors[:LEAD]
     batch, steps, _ = x.shape
-    p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, None))
+    p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, x.dtype, None))
     if profiler._is_profiler_enabled:
         with profiler.record_function(f"chronaxie::{layer.entry}"):
             return tuple(p.forward(tensors, lists))

@@ -17,6 +17,8 @@ from ._framework import FRAMEWORK
 
 # x, h0, c0, elapsed.
 LEAD = 4
+# What x and the outputs of an entry may be stored in beside float32, as the registry spells it.
+STORED = {"ltc": {torch.float16: "f16", torch.bfloat16: "bf16"}}
 _MAX_PLANS = 256
 _LEAD_NAMES = ("x", "h0", "c0", "elapsed")
 
@@ -27,8 +29,8 @@ class Plan:
     __slots__ = ("forward", "backward", "run", "states", "saves_out", "whole")
 
     def __init__(self, layer: Layer, key: Any) -> None:
-        batch, steps, index, no_h0, no_c0, no_elapsed, wants = key
-        problem = layer.problem(batch, steps, not no_h0, not no_elapsed, wants)
+        batch, steps, index, no_h0, no_c0, no_elapsed, dtype, wants = key
+        problem = layer.problem(batch, steps, not no_h0, not no_elapsed, dtype, wants)
         layout: list[int | None] = []
         if wants is not None:
             # What autograd.Function's backward returns: one for each argument, the first of which are no tensors.
@@ -65,9 +67,13 @@ class Layer:
         # It does not change, and what it keeps are plans.
         return self
 
-    def problem(self, batch: int, steps: int, h0: bool, elapsed: bool, wants: Any) -> _native.Problem:
-        """The problem of these sizes; ``wants`` says of each tensor whether it needs a gradient, None that none does."""
+    def problem(
+        self, batch: int, steps: int, h0: bool, elapsed: bool, dtype: torch.dtype, wants: Any
+    ) -> _native.Problem:
+        """The problem of these sizes, with x of ``dtype``; ``wants`` says of each tensor whether it needs a gradient, None that none does."""
         case = f"B{batch}_T{steps}{self.text},h0={str(h0).lower()},elapsed={str(elapsed).lower()}"
+        if dtype in STORED.get(self.entry, ()):
+            case += f",dtype={STORED[self.entry][dtype]}"
         if wants is None:
             case += ",backward=false"
         else:
@@ -76,7 +82,7 @@ class Layer:
         return _native.problem(self.entry, case, self.native)
 
     def plan(self, key: Any) -> Plan:
-        """The plan for ``(B, T, device index or -1, no h0?, no c0?, no elapsed?, wants or None)``."""
+        """The plan for ``(B, T, device index or -1, no h0?, no c0?, no elapsed?, x's dtype, wants or None)``."""
         found = self.plans.get(key)
         if found is None:
             # Of too many, the oldest go.

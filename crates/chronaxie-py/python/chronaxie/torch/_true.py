@@ -20,6 +20,8 @@ _PICK_NORM = itemgetter("weight", "bias")
 class TrueLiquidTimeConstant(MaskedModule):
     """A liquid time-constant network with a LayerNorm on its inputs; drop-in for ltc-cuda's.
 
+    float16 and bfloat16 inputs, and any under autocast, are taken as they are stored, as in :class:`LTC`.
+
     Args:
         input_dim: D.
         hidden_dim: H; all neurons are outputs.

@@ -32,6 +32,7 @@
 mod avx;
 mod backward;
 mod close;
+mod convert;
 mod fold;
 mod forward;
 mod gates;
@@ -48,6 +49,7 @@ use crate::shared::Shared;
 use crate::simd::level;
 use crate::{Error, Layout, Place, Result, View, ViewMut, pool};
 use backward::{Given, Gradients};
+pub(super) use convert::{round, widen};
 use fold::{Room, SideInputs};
 use forward::{Call, Outputs};
 use layout::{Buffers, Group, Regions, Sums};

@@ -2,11 +2,11 @@
 
 use super::spec::{Constraint, Ltc, Mapping, Save};
 use super::wirings::Rule;
-use super::{Connectivity, Synapses, cpu, cuda, init, reference};
+use super::{Connectivity, Synapses, cpu, cuda, half, init, reference};
 use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Signature, Tensors, Tolerance};
 use crate::rng::Rng;
-use crate::{Device, Error, Result};
+use crate::{Device, Dtype, Error, Result};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -18,6 +18,9 @@ impl Problem for Ltc {
         self.signature_of(pass)
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
+        if self.dtype != Dtype::F32 {
+            return Ok(Box::new(half::HalfPlan::new(self, device, options)?));
+        }
         Ok(match device {
             Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
             Device::Cuda(_) if self.mixed_memory => {
@@ -72,6 +75,7 @@ const OPTIONS: &[&str] = &[
     "density",
     "wiring",
     "unfolds",
+    "dtype",
     "dt",
     "epsilon",
     "elapsed",
@@ -121,6 +125,20 @@ impl Op for LtcEntry {
                 // Of the gradient of x, LayerNorm leaves 1e-5.
                 "B1_T1_D2_H2,density=1,norm=true",
                 "B9_T3_D2_H5,density=1,norm=true",
+                // x and out in 16 bits: plain, so that the states are no outputs; with every option; empty.
+                "B5_T3_D5_H40,dtype=bf16",
+                "B5_T3_D5_H40,dtype=f16",
+                "B9_T7_D6_H33,dtype=bf16,h0=true,elapsed=true,norm=true,output=affine,outputs=5",
+                "B3_T5_D7_H11,dtype=f16,density=1,dt=1,unfolds=3,h0=true,elapsed=true,output=affine,outputs=4",
+                "B6_T4_D5_H17,dtype=bf16,store=true,input=linear,output=linear,h0=true",
+                "B2_T4_D5_H33,dtype=f16,store=true,identity=true,elapsed=true,precision=fast",
+                "B17_T9_D24_H64,dtype=bf16,precision=fast",
+                "B2_T3_D2_H5,dtype=bf16,wants=parameters",
+                "B3_T2_D5_H9,dtype=f16,backward=false",
+                "B2_T0_D3_H5,dtype=bf16,h0=true",
+                "B2_T3_D0_H5,dtype=f16,density=1,h0=true",
+                "B0_T3_D3_H5,dtype=bf16",
+                "B2_T3_D2_H0,dtype=f16,density=1",
                 // Both sides of where one block, a cluster of 2 to 8, and lists read from memory take turns.
                 "B5_T3_D4_H63,h0=true",
                 "B140_T3_D4_H64,unfolds=2,precision=fast",
@@ -166,6 +184,7 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
     let flag = |name| case.get(name, false);
     let problem = Ltc {
         unfolds: case.get("unfolds", base.unfolds)?,
+        dtype: dtype_of(case)?,
         dt: case.get("dt", base.dt)?,
         epsilon: case.get("epsilon", base.epsilon)?,
         elapsed: flag("elapsed")?,
@@ -183,6 +202,14 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
         ..base
     };
     Ok(Arc::new(problem.build()?))
+}
+
+/// The element type of x and out that a case names.
+fn dtype_of(case: &Case) -> Result<Dtype> {
+    let name = case.option("dtype").unwrap_or("f32");
+    let known = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    let unknown = || Error::dtype(format!("ltc: element type `{name}` is not one of f32, f16, bf16"));
+    known.into_iter().find(|d| d.name() == name).ok_or_else(unknown)
 }
 
 /// The synapses of a case: `wiring=random` by `density`, or `wiring=auto_ncp` with H / 8 motor neurons, as ncps draws it.
@@ -255,6 +282,7 @@ mod tests {
         let message = |case| problem(case).unwrap_err().to_string();
         assert!(message("B2_T4_D9").contains("axis D is not one of B, T"));
         assert!(message("B2_T4,density=1").contains("option density is not one of"));
+        assert!(message("B2_T4,dtype=f8").contains("element type `f8` is not one of f32, f16, bf16"));
         assert!(message("B2_T4,wants=w").contains("wants=w is not a valid value"));
         let e = LtcEntry.problem_over(&"B2_T4".parse().unwrap(), Arc::new(7u8)).unwrap_err().to_string();
         assert!(e.contains("is not a connectivity"), "{e}");

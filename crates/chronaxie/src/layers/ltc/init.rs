@@ -76,7 +76,7 @@ pub fn initial_parameters(p: &Ltc, polarity: &[i8], sensory_polarity: &[i8], see
     Ok(parameters)
 }
 
-/// Random values at unit scale, rounded to f32, for everything that `pass` reads but for what the forward pass wrote.
+/// Random values at unit scale, rounded to what is stored, for everything that `pass` reads but for what the forward pass wrote.
 ///
 /// Parameters are spread wider than where training starts: sigma has both signs, and under softplus so have w, gleak and
 /// cm. Elapsed times are in `[0.01, 0.1]`. Parameters of masked synapses are as random as the others: nothing may read
@@ -91,7 +91,7 @@ pub fn sample(p: &Ltc, pass: Pass, seed: u64) -> Result<Tensors> {
     for spec in signature.inputs.iter().filter(saved).filter(|s| s.role != Role::Prepared) {
         let mut rng = stream(&spec.name, seed);
         let values = Values::from_fn(spec.shape, || draw(p, &spec.name, &mut rng));
-        tensors.insert(spec.name.clone(), values.rounded(Dtype::F32));
+        tensors.insert(spec.name.clone(), values.rounded(spec.dtype));
     }
     for (name, list) in p.connectivity.values() {
         tensors.insert(name, list);

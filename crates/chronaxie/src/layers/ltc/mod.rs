@@ -4,6 +4,7 @@ pub mod connectivity;
 pub mod cpu;
 pub mod cuda;
 pub mod entry;
+mod half;
 pub mod init;
 pub mod reference;
 pub mod spec;

@@ -71,8 +71,7 @@ pub enum Save {
 
 /// Sizes and options of an LTC layer over a batch of sequences.
 ///
-/// Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons), K unfolds, S synapses. All tensors are
-/// f32. Built with [`Ltc::new`] and the methods that set options, checked by [`Ltc::build`].
+/// Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons), K unfolds, S synapses. Built with [`Ltc::new`] and the methods that set options, checked by [`Ltc::build`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Ltc {
@@ -88,6 +87,8 @@ pub struct Ltc {
     pub outputs: usize,
     /// K, semi-implicit Euler steps a time step.
     pub unfolds: usize,
+    /// Of x, out and their gradients: f32, f16 or bf16. Parameters, times, states, sums and other gradients are f32.
+    pub dtype: Dtype,
     /// Seconds a time step, where no elapsed times are given.
     pub dt: f64,
     /// Added to each denominator.
@@ -134,6 +135,7 @@ impl Ltc {
             hidden,
             outputs: hidden,
             unfolds: 6,
+            dtype: Dtype::F32,
             dt: 1.0 / 30.0,
             epsilon: 1e-8,
             elapsed: false,
@@ -157,6 +159,12 @@ impl Ltc {
     pub fn build(self) -> Result<Self> {
         if self.unfolds == 0 || self.unfolds > MAX_UNFOLDS {
             return Err(Error::value(format!("ltc: unfolds = {} is not in 1 ..= {MAX_UNFOLDS}", self.unfolds)));
+        }
+        if !matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            return Err(Error::dtype(format!(
+                "ltc: x and out of {} are not offered; f32, f16 and bf16 are",
+                self.dtype
+            )));
         }
         if !(self.dt > 0.0 && self.dt.is_finite()) {
             return Err(Error::value(format!("ltc: dt = {} is not a positive number", self.dt)));
@@ -185,16 +193,22 @@ impl Ltc {
         }
         Ok(self)
     }
-    /// Whether the states are returned as they are, so that the outputs are the checkpoints of the backward pass.
+    /// The problem between the conversions of x and out: all of f32.
+    pub(super) fn widened(&self) -> Self {
+        Self { dtype: Dtype::F32, ..self.clone() }
+    }
+    /// Whether the states are returned as they are, so that the outputs are the checkpoints of the backward pass. Rounded
+    /// outputs are not: from those the unfolds would be rebuilt as others.
     pub fn outputs_are_states(&self) -> bool {
-        self.outputs == self.hidden && self.output_mapping == Mapping::None
+        self.dtype == Dtype::F32 && self.outputs == self.hidden && self.output_mapping == Mapping::None
     }
     /// What goes in: data, then parameters, then the prepared index lists.
     pub fn forward_inputs(&self) -> Vec<TensorSpec> {
         let (b, t, d, h, m) = (self.batch, self.steps, self.inputs, self.hidden, self.outputs);
         let f = |name: &'static str, axes, shape: &[usize], role| TensorSpec::new(name, axes, shape, Dtype::F32, role);
         use crate::op::Role::{Input, Parameter, Prepared, State};
-        let mut v = vec![f("x", "[B, T, D]", &[b, t, d], Input).any_strides()];
+        let x = TensorSpec::new("x", "[B, T, D]", [b, t, d], self.dtype, Input);
+        let mut v = vec![x.any_strides()];
         if self.initial_state {
             v.push(f("h0", "[B, H]", &[b, h], State).any_strides());
             if self.mixed_memory {
@@ -235,7 +249,8 @@ impl Ltc {
         let (b, t, h, m, k) = (self.batch, self.steps, self.hidden, self.outputs, self.unfolds);
         let f = |name: &'static str, axes, shape: &[usize], role| TensorSpec::new(name, axes, shape, Dtype::F32, role);
         use crate::op::Role::{Output, Saved, State};
-        let mut v = vec![f("out", "[B, T, M]", &[b, t, m], Output), f("final_state", "[B, H]", &[b, h], State)];
+        let out = TensorSpec::new("out", "[B, T, M]", [b, t, m], self.dtype, Output);
+        let mut v = vec![out, f("final_state", "[B, H]", &[b, h], State)];
         if self.mixed_memory {
             v.push(f("final_cell", "[B, H]", &[b, h], State));
         }
@@ -291,7 +306,7 @@ impl Ltc {
         }
         let gradient = output.starts_with("grad_");
         let cancels = matches!(output, "grad_cm" | "grad_elapsed");
-        Some(match (self.precision, gradient) {
+        let of_f32 = match (self.precision, gradient) {
             (Precision::Exact, true) if cancels => Tolerance {
                 metric: Metric::Relative,
                 value: 1e-4,
@@ -317,7 +332,25 @@ impl Ltc {
                 value: 3e-3,
                 reason: "tanh.approx.f32 has a relative error of 2^-11, and r (1 - r) doubles it",
             },
-        })
+        };
+        Some(if matches!(output, "out" | "grad_x") { self.rounded(of_f32) } else { of_f32 })
+    }
+    /// The bound of what is rounded once from f32 to the dtype: half a unit in the last place, which the error of f32
+    /// comes on top of. (In f16 for values in its normal range.)
+    fn rounded(&self, of_f32: Tolerance) -> Tolerance {
+        let (half_unit, reason) = match self.dtype {
+            Dtype::F32 => return of_f32,
+            Dtype::F16 => (2f64.powi(-11), "that of f32, and one rounding to 11 bits"),
+            _ => (2f64.powi(-8), "that of f32, and one rounding to 8 bits"),
+        };
+        // The half unit is relative to the value. A state is a convex combination of h0, vleak, erev and 0, which are below
+        // 2 at unit scale; behind an output mapping, of 1.5 and 0.5 at most, it is below 4.
+        let below = match of_f32.metric {
+            Metric::Relative => 1.0 + of_f32.value,
+            Metric::MaxAbsolute if self.output_mapping == Mapping::None => 1.0,
+            Metric::MaxAbsolute => 2.0,
+        };
+        Tolerance { value: of_f32.value + half_unit * below, reason, ..of_f32 }
     }
 }
 
@@ -351,10 +384,39 @@ mod tests {
     }
 
     #[test]
+    fn halves_are_x_and_out_and_their_gradients() {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let p = Ltc { dtype, initial_state: true, elapsed: true, save: Save::Store, ..problem() };
+            let (f, b) = (p.signature_of(Pass::Forward).unwrap(), p.signature_of(Pass::Backward).unwrap());
+            let halves = |list: &[TensorSpec]| -> Vec<String> {
+                list.iter().filter(|t| t.dtype == dtype).map(|t| t.name.to_string()).collect()
+            };
+            assert_eq!((halves(&f.inputs), halves(&f.outputs)), (vec!["x".to_owned()], vec!["out".to_owned()]));
+            assert_eq!(halves(&b.inputs), ["x", "grad_out"]);
+            assert_eq!(halves(&b.outputs), ["grad_x"]);
+            // What is rounded is no state to start from.
+            assert!(f.output("states").is_some() && b.input("states").is_some() && b.input("out").is_none());
+            let single = p.widened();
+            for name in ["final_state", "grad_h0", "grad_w", "grad_cm"] {
+                assert_eq!(p.tolerance_of(name), single.tolerance_of(name), "{name}");
+            }
+            let unit = if dtype == Dtype::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
+            for name in ["out", "grad_x"] {
+                let more = p.tolerance_of(name).unwrap().value - single.tolerance_of(name).unwrap().value;
+                assert!(more >= unit && more < 1.0001 * unit, "{name}: {more}");
+            }
+        }
+    }
+
+    #[test]
     fn values_out_of_range_are_named() {
         let message = |p: Ltc| p.build().unwrap_err().to_string();
         assert_eq!(message(Ltc { unfolds: 0, ..problem() }), "ltc: unfolds = 0 is not in 1 ..= 1024");
         assert_eq!(message(Ltc { dt: -0.5, ..problem() }), "ltc: dt = -0.5 is not a positive number");
+        assert_eq!(
+            message(Ltc { dtype: Dtype::F64, ..problem() }),
+            "ltc: x and out of f64 are not offered; f32, f16 and bf16 are"
+        );
         assert!(message(Ltc { outputs: 9, ..problem() }).contains("outputs = 9 is more than hidden = 5"));
         assert!(message(Ltc { hidden: 7, ..problem() }).contains("hidden = 7 do not match"));
         assert!(message(Ltc { epsilon: f64::NAN, ..problem() }).contains("epsilon = NaN"));

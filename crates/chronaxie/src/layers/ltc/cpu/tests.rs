@@ -288,6 +288,79 @@ fn groups_cover_the_batch_once() {
     }
 }
 
+/// What is stored in 16 bits is widened exactly and rounded once: to the bit what the f32 plan makes of the same numbers.
+#[test]
+fn halves_are_the_results_of_f32_rounded_once() {
+    let mut problems = problems();
+    let mapped = Ltc { output_mapping: Mapping::Affine, outputs: 3, ..Ltc::new(9, 4, connectivity(5, 13, 2)) };
+    problems.push(("the state last".to_owned(), Ltc { initial_state: true, backward: false, ..mapped.clone() }));
+    problems.push(("no gradient of x".to_owned(), Ltc { wants: Wants { x: false, ..Wants::default() }, ..mapped }));
+    for (name, p) in problems {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let half = Ltc { dtype, ..p.clone() };
+            let pass = if p.backward { Pass::Backward } else { Pass::Forward };
+            let inputs = half.sample(pass, 6).unwrap();
+            let of = |p: &Ltc| match pass {
+                Pass::Backward => both(p, &inputs),
+                _ => Session::new(Arc::new(p.clone()), &Device::Cpu).unwrap().forward(&inputs).unwrap(),
+            };
+            let (got, want) = (of(&half), of(&p));
+            let mut rounded = 0;
+            for (name_of, values) in want.iter() {
+                let stored = if matches!(name_of, "out" | "grad_x") { dtype } else { Dtype::F32 };
+                rounded += usize::from(stored == dtype);
+                let want = values.clone().rounded(stored);
+                assert_eq!(got.get(name_of).unwrap(), &want, "{name}, {dtype}: {name_of}");
+            }
+            assert_eq!(rounded, 1 + usize::from(p.backward && p.wants.x), "{name}");
+        }
+    }
+}
+
+/// A value that is lost in 16 bits must have been there: the test above would not see states that come of rounded ones.
+#[test]
+fn the_gradients_of_halves_start_from_f32_states() {
+    let half = Ltc { dtype: Dtype::Bf16, dt: 1.0, ..Ltc::new(3, 6, connectivity(4, 7, 2)) };
+    let inputs = half.sample(Pass::Backward, 2).unwrap();
+    let mut session = Session::new(Arc::new(half.clone()), &Device::Cpu).unwrap();
+    let names = |want: bool| -> Tensors {
+        let kept = inputs.iter().filter(|(n, _)| n.starts_with("grad_") == want);
+        kept.map(|(n, v)| (n.to_owned(), v.clone())).collect()
+    };
+    let made = session.forward(&names(false)).unwrap();
+    let (out, states) = (made.get("out").unwrap(), made.get("states").unwrap());
+    assert_ne!(out.data, states.data);
+    assert_eq!(out.data, states.clone().rounded(Dtype::Bf16).data);
+    let want = session.backward(&names(true)).unwrap();
+    let law = half.reference(Pass::Backward, &inputs, false).unwrap();
+    for name in ["grad_w", "grad_sigma", "grad_sensory_mu"] {
+        let bound = half.tolerance_of(name).unwrap();
+        let e = error(bound.metric, want.get(name).unwrap(), law.get(name).unwrap());
+        assert!(e <= bound.value, "{name} is off by {e:e}");
+    }
+}
+
+#[test]
+fn x_of_another_type_is_refused_with_both_names() {
+    let p = Ltc { dtype: Dtype::Bf16, backward: false, ..Ltc::new(1, 1, connectivity(2, 3, 1)) };
+    let plan = p.plan(&Device::Cpu, &PlanOptions::default()).unwrap();
+    assert!(plan.config().ends_with("x and out = bf16"), "{}", plan.config());
+    let signature = plan.signature(Pass::Forward).unwrap();
+    let (floats, indices) = ([0f32; 9], [0i32; 32]);
+    let view = |spec: &crate::op::TensorSpec| match (spec.dtype, spec.shape.elements()) {
+        (Dtype::I32, n) => View::from_slice(&indices[..n], spec.shape).unwrap(),
+        (_, n) => View::from_slice(&floats[..n], spec.shape).unwrap(),
+    };
+    let views: Vec<View<'_>> = signature.inputs.iter().map(view).collect();
+    let (mut out, mut state, mut none) = ([0f32; 3], [0f32; 3], [0u8; 0]);
+    let mut outputs =
+        [ViewMut::from_slice(&mut out[..], [1, 1, 3]).unwrap(), ViewMut::from_slice(&mut state[..], [1, 3]).unwrap()];
+    let scratch = ViewMut::from_slice(&mut none[..], [0]).unwrap();
+    let mut args = Args { inputs: &views, outputs: &mut outputs, scratch, stream: StreamRef::LEGACY };
+    let e = plan.run(Pass::Forward, &mut args).unwrap_err().to_string();
+    assert_eq!(e, "ltc: x holds f32, bf16 is needed");
+}
+
 /// Every strided input as a view with gaps and turned axes.
 #[test]
 fn strides_change_no_bit() {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod backward;
+mod convert;
 mod held;
 mod launch;
 mod on_device;
@@ -10,6 +11,7 @@ mod schedule;
 mod tune;
 mod wish;
 
+pub(super) use convert::Conversions;
 pub use launch::CudaPlan;
 pub use tune::{Config, Held, choose};
 
@@ -78,7 +80,7 @@ fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, f
 /// What is compiled ahead, exact and fast: two list lengths of the portable kernels; of those that hold their synapses,
 /// each shape in one block and in a cluster, and everything that the compared cases launch.
 pub fn specialisations() -> Vec<Specialisation> {
-    let mut all = Vec::new();
+    let mut all = convert::specialisations().to_vec();
     for fast in [false, true] {
         for lanes in [8, 32] {
             all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast));

@@ -4,7 +4,8 @@
 use super::gates;
 use super::gemm::dot;
 use super::layout::Block;
-use super::pack::{Tokens, bf16_from_f32, bf16_to_f32, f16_to_f32};
+use super::pack::Tokens;
+use crate::layers::halves::{bf16_from_f32, bf16_to_f32, f16_to_f32};
 use crate::layers::mlstm::Gate;
 use crate::layers::mlstm::spec::HEAD_MOST;
 use crate::layers::mlstm::step::{HeadNorm, MlstmStep};

@@ -23,14 +23,22 @@ const HOPPER_PAIRS: KernelSource =
 const HOPPER_WALKS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_walks.cu", include_str!("hopper_walks.cu"));
 const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
-pub(super) const HEADERS: &[Header] = &[SHARED];
+pub(super) const HEADERS: &[Header] = &[SHARED, kernels::HALF];
 const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
 const GRADIENTS: Header = ("gradients.cuh", include_str!("gradients.cuh"));
-const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::MMA, TENSOR, GRADIENTS];
-const HOPPER_HEADERS: &[Header] =
-    &[SHARED, kernels::MMA, TENSOR, GRADIENTS, kernels::WGMMA, ("hopper.cuh", include_str!("hopper.cuh"))];
+const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::HALF, kernels::MMA, TENSOR, GRADIENTS];
+const HOPPER_HEADERS: &[Header] = &[
+    SHARED,
+    kernels::HALF,
+    kernels::MMA,
+    TENSOR,
+    GRADIENTS,
+    kernels::WGMMA,
+    ("hopper.cuh", include_str!("hopper.cuh")),
+];
 const CHAIN_HEADERS: &[Header] = &[
     SHARED,
+    kernels::HALF,
     kernels::MMA,
     TENSOR,
     kernels::WGMMA,
