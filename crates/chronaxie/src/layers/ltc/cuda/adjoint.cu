@@ -79,7 +79,6 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
                  unsigned* carried,                  // [B, H] of kAwaited where a group may be cut
                  int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
                  int first_chunk, int constrained) {
-  after_earlier_kernels();
   extern __shared__ __align__(16) char shared[];
   unsigned rank = 0, blocks = 1;
 #if __CUDA_ARCH__ >= 900

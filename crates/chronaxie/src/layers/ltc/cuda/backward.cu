@@ -34,7 +34,6 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
             float* trace_alpha, float* trace_beta,         // [B, steps, K, H]
             float2* __restrict__ sums,                     // [B, steps, H]: sums of alpha and of beta over k
             int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon) {
-  after_earlier_kernels();
   extern __shared__ float shared[];
   float* a = shared + 2 * (i64)hidden;
   i64 b = blockIdx.x;
@@ -139,7 +138,6 @@ ltc_gate_sums(const Synapse* __restrict__ by_target, const int* __restrict__ sou
               const float* __restrict__ alpha, const float* __restrict__ beta, int pitch,  // [rows, H], pitch apart
               float4* __restrict__ partial,                                                // [slices, S]
               i64 synapses, i64 rows, i64 slice, int sources, int hidden) {
-  after_earlier_kernels();
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (s >= synapses) return;
   Synapse syn = by_target[s];
@@ -171,7 +169,6 @@ ltc_gate_sums(const Synapse* __restrict__ by_target, const int* __restrict__ sou
 // sums[e] += the partial sums of its slices, in order.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_add_slices(const float4* __restrict__ partial, float4* __restrict__ sums, i64 elements, i64 slices) {
-  after_earlier_kernels();
   i64 e = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (e >= elements) return;
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -212,7 +209,6 @@ extern "C" __global__ void __launch_bounds__(256)
 ltc_neuron_sums(const float* __restrict__ v, i64 v_b, i64 rows_per_batch, const float* __restrict__ alpha,
                 const float* __restrict__ beta, const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,
                 float4* __restrict__ partial, i64 rows, i64 slice, int hidden, int unfolds, i64 t0) {
-  after_earlier_kernels();
   column_sums(
       [&](i64 n, int j) {
         i64 b = n / rows_per_batch, r = n % rows_per_batch;
@@ -230,7 +226,6 @@ ltc_elapsed_gradient(const float* __restrict__ v, i64 v_b, const float* __restri
                      const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t,
                      float* __restrict__ grad_elapsed,  // [B, T]
                      int hidden, int unfolds, i64 total_steps, i64 t0, i64 steps) {
-  after_earlier_kernels();
   __shared__ float part[8];
   i64 b = blockIdx.x / steps, r = blockIdx.x % steps;
   const float* from = v + b * v_b + r * unfolds * hidden;
@@ -256,7 +251,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict__ target_of,
                    const int* __restrict__ source_offsets, const float* __restrict__ u, const float2* __restrict__ sums,
                    float* __restrict__ grad_u, i64 rows, int inputs, int hidden) {
-  after_earlier_kernels();
   constexpr int kGroups = 256 / kLanes;
   int d = blockIdx.y * kGroups + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   bool active = d < inputs;
@@ -300,7 +294,6 @@ ltc_inputs_backward(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64
                     const float* grad_u, float* grad_x,  // the same where there is no LayerNorm and all steps are there
                     i64 rows, i64 rows_per_batch, i64 t0,
                     i64 total_steps, int inputs, float norm_epsilon) {
-  after_earlier_kernels();
   i64 row = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;
   int lane = threadIdx.x & 31;
   if (row >= rows) return;
@@ -335,7 +328,6 @@ ltc_input_sums(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stri
                const float* __restrict__ norm_weight, const float* __restrict__ norm_bias,
                const float* __restrict__ input_w, const float2* __restrict__ stats, const float* __restrict__ grad_u,
                float4* __restrict__ partial, i64 rows, i64 slice, i64 rows_per_batch, i64 t0, int inputs) {
-  after_earlier_kernels();
   column_sums(
       [&](i64 n, int d) {
         float du = grad_u[n * inputs + d];
@@ -356,7 +348,6 @@ ltc_input_sums(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stri
 extern "C" __global__ void __launch_bounds__(256)
 ltc_output_sums(const float* __restrict__ states, const float* __restrict__ grad_out, i64 grad_b, i64 grad_t, i64 grad_m,
                 float4* __restrict__ partial, i64 rows, i64 slice, i64 total_steps, int hidden, int outputs) {
-  after_earlier_kernels();
   column_sums(
       [&](i64 n, int m) {
         float g = grad_out[(n / total_steps) * grad_b + (n % total_steps) * grad_t + m * grad_m];
@@ -372,7 +363,6 @@ ltc_close_synapses(const Synapse* __restrict__ by_target, const int* __restrict_
                    const float* __restrict__ erev, float* __restrict__ grad_w, float* __restrict__ grad_mu,
                    float* __restrict__ grad_sigma, float* __restrict__ grad_erev, i64 synapses, int hidden,
                    int constrained) {
-  after_earlier_kernels();
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (s >= synapses) return;
   i64 at = (i64)source_of[s] * hidden + target_index[s];

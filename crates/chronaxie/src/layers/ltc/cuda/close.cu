@@ -14,7 +14,6 @@ struct Tensors {
 // Zeros in several tensors of four-byte elements: blockIdx.y says which.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_clear(Tensors tensors) {
-  after_earlier_kernels();
   unsigned* at = tensors.of[blockIdx.y].at;
   i64 elements = tensors.of[blockIdx.y].elements;
   for (i64 e = blockIdx.x * 256ll + threadIdx.x; e < elements; e += gridDim.x * 256ll) at[e] = 0u;
@@ -23,7 +22,6 @@ ltc_clear(Tensors tensors) {
 // The sums of each neuron over clusters: alpha, beta, alpha (v - v') K / dt.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_add_neurons(const float4* __restrict__ partial, float4* __restrict__ sums, int clusters, int hidden) {
-  after_earlier_kernels();
   int j = blockIdx.x * blockDim.x + threadIdx.x;
   if (j >= hidden) return;
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -91,7 +89,6 @@ __device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
 extern "C" __global__ void __launch_bounds__(256)
 ltc_close(CloseSide recurrent, CloseSide sensory, CloseNeurons n, CloseColumns inputs, CloseColumns outputs, int hidden,
           int constrained) {
-  after_earlier_kernels();
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (s < recurrent.slots) return close_synapse(recurrent, n.sums, s, hidden, constrained);
   s -= recurrent.slots;
@@ -116,7 +113,6 @@ ltc_close_elapsed(const float* __restrict__ step_changes,  // [B, steps, H]
                   const float* __restrict__ cm, const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t,
                   float* __restrict__ grad_elapsed,  // [B, T]
                   i64 rows, int hidden, int unfolds, i64 total_steps, i64 t0, i64 steps, int constrained) {
-  after_earlier_kernels();
   i64 n = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;
   int lane = threadIdx.x & 31;
   if (n >= rows) return;

@@ -37,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(256)
 ltc_fold_held(FoldSide first, FoldSide second, FoldSide third, FoldSide fourth,
               unsigned* __restrict__ carried, i64 words,  // made kAwaited
               FoldNeurons n, float unfolds, int constrained) {
-  after_earlier_kernels();
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (s < first.slots) return fold_synapse(first, s, constrained);
   s -= first.slots;

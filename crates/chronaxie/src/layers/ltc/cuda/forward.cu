@@ -21,7 +21,6 @@ ltc_fold(const float* __restrict__ w, const float* __restrict__ mu, const float*
          const float* __restrict__ erev, const int* __restrict__ target_offsets, const int* __restrict__ source_of,
          const int* __restrict__ source_offsets, const int* __restrict__ target_of, Synapse* __restrict__ by_target,
          int* __restrict__ target_index, Synapse* __restrict__ by_source, int sources, int targets, int constrained) {
-  after_earlier_kernels();
   i64 warp = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;
   int lane = threadIdx.x & 31;
   if (warp >= (i64)targets + sources) return;
@@ -49,7 +48,6 @@ ltc_inputs(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d
            const float* __restrict__ input_w, const float* __restrict__ input_b,  // each [D] or null
            float* __restrict__ u, float2* __restrict__ stats,  // [rows, D]; mean and 1 / deviation, [rows]
            i64 rows, i64 rows_per_batch, i64 t0, int inputs, float norm_epsilon) {
-  after_earlier_kernels();
   i64 row = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;
   int lane = threadIdx.x & 31;
   if (row >= rows) return;
@@ -81,7 +79,6 @@ ltc_sensory(const Synapse* __restrict__ synapses, const int* __restrict__ source
             const int* __restrict__ target_offsets, const float* __restrict__ u,  // [rows, D]
             float2* __restrict__ sums,                                           // [rows, H]
             i64 rows, int inputs, int hidden) {
-  after_earlier_kernels();
   constexpr int kGroups = 256 / kLanes;
   int j = blockIdx.y * kGroups + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   bool active = j < hidden;
@@ -123,7 +120,6 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
             float* final_state,                                  // [B, H]
             float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
             int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon) {
-  after_earlier_kernels();
   extern __shared__ float shared[];
   float *v = shared, *v_next = shared + hidden;
   i64 b = blockIdx.x;

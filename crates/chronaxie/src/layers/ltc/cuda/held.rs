@@ -158,7 +158,6 @@ impl HeldKernel {
         kernel.set_max_dynamic_shared(h.shared)?;
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
         let launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
-        let launch = LaunchConfig { programmatic: true, ..launch };
         Self::new(device, s, kernel, h, launch, 1, false, resident)
     }
 
@@ -189,7 +188,7 @@ impl HeldKernel {
         let affordable = budget / (16 * h.blocks * h.slots * h.threads);
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(8 * h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
-        let launch = LaunchConfig { programmatic: true, ..LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared) };
+        let launch = LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared);
         Self::new(device, s, kernel, h, launch, h.rows, false, resident)
     }
 
@@ -343,7 +342,6 @@ impl HeldBackward {
             let longest = some.iter().map(|t| t.1).max().unwrap_or(0);
             let blocks = longest.div_ceil(1024).clamp(1, 256) as u32;
             let config = LaunchConfig::new((blocks, some.len() as u32, 1), (256, 1, 1));
-            let config = LaunchConfig { programmatic: true, ..config };
             launch_as(&self.clear, stream, &config, &[Arg::Bytes(&packed)])?;
         }
         Ok(())
@@ -464,7 +462,7 @@ impl CudaPlan {
         launch_as(
             &self.fold,
             stream,
-            &LaunchConfig { programmatic: true, ..LaunchConfig::linear(threads, 256) },
+            &LaunchConfig::linear(threads, 256),
             args! {
                 Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::Bytes(&packed[2]), Arg::Bytes(&packed[3]),
                 Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),

@@ -227,20 +227,16 @@ pub(super) fn launch(
         grid: (grid.0 as u32, grid.1 as u32, 1),
         block: (block.0, block.1, 1),
         shared_bytes: shared,
-        programmatic: true,
         ..LaunchConfig::default()
     };
     launch_as(k, stream, &config, args)
 }
 
-/// One launch of a given shape. Every kernel of the family waits for the one before by itself (ltc.cuh), so that it may be
-/// launched while that still runs. Those with few blocks and long chains are not: their blocks would find the multiprocessors
-/// half taken, and share some while others stay empty (B32 T64 H128 forward 0.165 ms in the place of 0.159, H200).
+/// One launch of a given shape.
 pub(super) fn launch_as(k: &Kernel, stream: StreamRef, config: &LaunchConfig, args: &[Arg]) -> Result<()> {
-    let programmatic = config.programmatic && k.device().props().compute_capability >= (9, 0);
     // SAFETY: every pointer among the arguments was checked against the signature, lies in the scratch layout, or
     // belongs to the plan.
-    unsafe { k.launch(stream, &LaunchConfig { programmatic, ..*config }, args) }
+    unsafe { k.launch(stream, config, args) }
 }
 
 pub(super) fn at(views: &[View<'_>], slot: Option<usize>) -> Arg<'static> {

@@ -2,15 +2,6 @@
 #pragma once
 typedef long long i64;
 
-// The first statement of every kernel here: it is launched while the one before still runs (LaunchConfig::programmatic), waits
-// for its end, and lets the next one come. Nothing is read ahead of that.
-__device__ __forceinline__ void after_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // One synapse, folded once a call: z = sigma (v - mu), p = softplus(w), q = p erev.
 struct alignas(16) Synapse {
   float sigma, mu, p, q;

@@ -101,7 +101,6 @@ ltc_quad(Schedule schedule,
          int constrained, float epsilon,
          const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
          unsigned* carried) {  // [B, H] of kAwaited where a group may be cut
-  after_earlier_kernels();
 #if __CUDA_ARCH__ >= 900
   if (kRebuild) steps = 1;
   __shared__ __align__(16) float4 tiles[2][2][kTile];

@@ -95,7 +95,6 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  unsigned* carried,                  // [B, H] of kAwaited where a group may be cut
                  int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
                  int first_chunk, int constrained) {
-  after_earlier_kernels();
 #if __CUDA_ARCH__ >= 900
   __shared__ __align__(16) float4 tiles[2][2][2][kTile];
   __shared__ unsigned long long barriers[2][2];

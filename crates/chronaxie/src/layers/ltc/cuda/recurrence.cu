@@ -43,7 +43,6 @@ ltc_recurrence(Schedule schedule,
                int constrained, float epsilon,
                const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
                unsigned* carried) {  // [B, H] of kAwaited where a group may be cut
-  after_earlier_kernels();
   if (kRebuild) steps = 1;
   extern __shared__ __align__(16) char shared[];
   if (!kMany) groups = 1;

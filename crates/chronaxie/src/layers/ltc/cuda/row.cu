@@ -31,7 +31,6 @@ ltc_row(Schedule schedule,
         float* final_state,                                               // [B, H]
         float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
         int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int constrained, float epsilon) {
-  after_earlier_kernels();
   __shared__ __align__(16) char tiles[2 * kTile * 4];
   unsigned rank = 0, blocks = 1;
 #if __CUDA_ARCH__ >= 900

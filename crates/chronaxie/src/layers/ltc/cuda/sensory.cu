@@ -18,7 +18,6 @@ ltc_sensory_sums(Schedule schedule, const float* __restrict__ x, i64 stride_b, i
                  float2* __restrict__ sums,                                             // [B, steps, H]
                  i64 rows, i64 rows_per_batch, i64 t0, int inputs, int hidden, int parts, int tile_rows,
                  float norm_epsilon) {
-  after_earlier_kernels();
   extern __shared__ __align__(16) float tile[];  // [tile_rows / kRows, D, kRows], then where each row starts
   i64* row_offset = (i64*)(tile + (i64)tile_rows * inputs);
   unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;

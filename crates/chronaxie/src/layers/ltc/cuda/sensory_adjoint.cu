@@ -29,7 +29,6 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
                     float4* __restrict__ gate_sums,                  // [workers, parts, kSlots, threads], added to unless first
                     int rows, int steps, i64 t0, i64 total_steps, int inputs, int hidden, int parts, int threads,
                     int first_chunk) {
-  after_earlier_kernels();
   extern __shared__ __align__(16) char shared[];
   const unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
   const int group = threadIdx.x / threads, groups = blockDim.x / threads, thread = threadIdx.x - group * threads;

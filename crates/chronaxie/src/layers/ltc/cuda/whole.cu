@@ -21,7 +21,6 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
           float* final_state,                                               // [B, H]
           float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
           int hidden, int inputs, int outputs, int unfolds, int steps, int constrained, float epsilon, float norm_epsilon) {
-  after_earlier_kernels();
   extern __shared__ __align__(16) char shared[];
   float2* const sums = (float2*)shared;
   float* const u = (float*)(shared + ((i64)steps * hidden * 8 + 15) / 16 * 16);

@@ -88,7 +88,6 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
                   float4* __restrict__ neuron_sums,  // [B, H]: alpha, beta, alpha (v - v') K / dt
                   Neuron* __restrict__ folded,       // [H]
                   int hidden, int inputs, int outputs, int unfolds, int steps, int constrained, float epsilon) {
-  after_earlier_kernels();
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 b = blockIdx.x;
