@@ -175,7 +175,7 @@ __device__ __forceinline__ void scan_rows(const Sequence& a, const Sequence& x, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kStored == 0 ? 0 : 1)
     scan_forward_rows(Sequence a, Sequence x, State h0, Sequence h, State h_last, Sizes n) {
   scan_rows<true>(a, x, h0, h, h_last, n);
 }
