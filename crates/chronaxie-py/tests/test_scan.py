@@ -9,7 +9,7 @@ from conftest import assert_near
 
 
 def law_linear(a, x, h0, reverse=False, reset=None):
-    h = torch.zeros_like(x[..., 0]) if h0 is None else h0
+    h = x.new_zeros(x.shape[:2]) if h0 is None else h0
     states = []
     for t in range(x.shape[2])[:: -1 if reverse else 1]:
         keep = 1.0 if reset is None else (reset[:, t, None] == 0).to(x.dtype)
@@ -116,6 +116,48 @@ def test_linear_scan_is_cut_anywhere_forgets_and_takes_packed_sequences(device):
     reset[0, [0, 30, 31]] = 1
     exact = law_linear(a.cpu().double(), x.cpu().double(), None, reset=reset.cpu())
     assert_near("reset", linear_scan(a, x, reset=reset)[0], exact[0], 1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 33, 264])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)], ids=str)
+def test_linear_scan_takes_halves_as_they_are(device, dtype, bound, reverse, steps):
+    a, x, h0 = torch.rand(2, 5, steps), torch.randn(2, 5, steps), torch.randn(2, 5)
+    for lay in (lambda t: t, lambda t: t.mT.contiguous().mT):
+        tensors = {"a": lay(a.to(dtype)), "x": lay(x.to(dtype)), "h0": h0}
+        leaves = {k: leaf(t, device) for k, t in tensors.items()}
+        h, last = linear_scan(**leaves, reverse=reverse)
+        assert h.dtype is dtype and last.dtype is torch.float32
+        exact = {k: t.double().requires_grad_() for k, t in tensors.items()}
+        law, law_last = law_linear(**exact, reverse=reverse)
+        assert_near("h", h, law, bound)
+        assert_near("h_last", last, law_last, 1e-5)
+        seeds = torch.randn(h.shape).to(dtype), torch.randn(last.shape)
+        got = torch.autograd.grad((h, last), list(leaves.values()), [s.to(device) for s in seeds])
+        want = torch.autograd.grad((law, law_last), list(exact.values()), [s.double() for s in seeds])
+        for k, g, w in zip(leaves, got, want):
+            assert g.dtype is leaves[k].dtype
+            assert_near(f"grad {k}", g, w, 1e-5 if k == "h0" else 2 * bound)
+        if device.type == "cpu":
+            wide, same = linear_scan(*(t.detach().float() for t in leaves.values()), reverse=reverse)
+            assert torch.equal(h, wide.to(dtype)) and torch.equal(last, same), "float32's, rounded once"
+    with pytest.raises(chronaxie.ChronaxieError, match="x holds f32, .* is needed"):
+        linear_scan(a.to(device, dtype), x.to(device))
+
+
+def test_linear_scan_of_halves_forgets_and_takes_packed_sequences(device):
+    a, x = torch.rand(1, 7, 90, device=device).half(), torch.randn(1, 7, 90, device=device).half()
+    cu = torch.tensor([0, 20, 20, 55, 90], dtype=torch.int32, device=device)
+    packed, lasts = linear_scan(a, x, cu_seqlens=cu)
+    assert packed.dtype is torch.float16 and lasts.dtype is torch.float32
+    for s, (i, j) in enumerate([(0, 20), (20, 20), (20, 55), (55, 90)]):
+        h, h_last = law_linear(a[:, :, i:j].cpu().double(), x[:, :, i:j].cpu().double(), None)
+        assert_near(f"sequence {s}", packed[:, :, i:j], h, 2e-3)
+        assert_near(f"state {s}", lasts[s], h_last[0], 1e-5)
+    reset = torch.zeros(1, 90, dtype=torch.uint8, device=device)
+    reset[0, [0, 30, 31]] = 1
+    exact = law_linear(a.cpu().double(), x.cpu().double(), None, reset=reset.cpu())
+    assert_near("reset", linear_scan(a, x, reset=reset)[0], exact[0], 2e-3)
 
 
 @pytest.mark.parametrize("rule", ["exp", "zoh", "bilinear"])

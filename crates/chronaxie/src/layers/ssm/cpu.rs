@@ -2,8 +2,9 @@
 //!
 //! Rows contiguous in time take eight steps at a time: a scan of affine maps in a register breaks the chain of dependent
 //! operations to one per eight steps, so memory binds and not the latency of a multiplication. Channels that lie next to
-//! each other are vectors already. Any other strides run one step after the other. Scans of other types than f32, with
-//! forgetting, or of sequences end to end are in `general.rs`.
+//! each other are vectors already. Any other strides run one step after the other. Halves take the same ways, widened and
+//! rounded part by part, so that they are what f32 gives, rounded once. Complex scans, with forgetting, or of sequences
+//! end to end are in `general.rs`.
 
 #![allow(unsafe_code)]
 
@@ -11,10 +12,13 @@ use super::lanes::Array;
 use super::packing::Packing;
 use super::spec::{LinearScan, NAME};
 use crate::op::{Args, CpuPlan, CpuWork, Pass, PlanOptions, Planned};
-use crate::{Dtype, Error, Layout, Result, View, ViewMut};
+use crate::{Dtype, Error, Layout, Place, Result, View, ViewMut};
 use chronaxie_runtime::{dispatch, pool, simd};
+use half::{bf16, f16};
+use stored::{Stored, parts};
 
 mod general;
+mod stored;
 
 /// Channels that a task takes when they lie next to each other: 1 KiB a step and tensor.
 const CHANNELS_PER_TASK: usize = 256;
@@ -39,44 +43,54 @@ impl Cpu {
 impl CpuWork for Cpu {
     fn execute(&self, pass: Pass, _planned: &Planned, args: &mut Args<'_, '_>) -> Result<()> {
         let p = &self.problem;
-        let given = usize::from(p.has_initial_state());
-        if p.dtype() != Dtype::F32 || p.packing() != Packing::Whole {
+        if p.packing() != Packing::Whole {
             return general(p, pass, args);
         }
-        match pass {
-            Pass::Forward => {
-                let [h, h_last] = args.outputs else { return Err(miscounted()) };
-                let h0 = args.inputs.get(2).map(Rows::state).transpose()?;
-                let io = Forward {
-                    a: Rows::sequence(&args.inputs[0])?,
-                    x: Rows::sequence(&args.inputs[1])?,
-                    h0,
-                    h: Rows::sequence_mut(h)?,
-                    h_last: Rows::state_mut(h_last)?,
-                };
-                run(p, &[io.a, io.x, io.h], &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
-            }
-            _ => {
-                let (inputs, outputs) = (args.inputs, &mut *args.outputs);
-                if inputs.len() != 4 + given || outputs.len() != 2 + given {
-                    return Err(miscounted());
-                }
-                let io = Backward {
-                    a: Rows::sequence(&inputs[0])?,
-                    h0: if given == 1 { Some(Rows::state(&inputs[1])?) } else { None },
-                    h: Rows::sequence(&inputs[1 + given])?,
-                    grad_h: Rows::sequence(&inputs[2 + given])?,
-                    grad_h_last: Rows::state(&inputs[3 + given])?,
-                    grad_a: Rows::sequence_mut(&mut outputs[0])?,
-                    grad_x: Rows::sequence_mut(&mut outputs[1])?,
-                    grad_h0: outputs.get_mut(2).map(Rows::state_mut).transpose()?,
-                };
-                let sequences = [io.a, io.h, io.grad_h, io.grad_a, io.grad_x];
-                run(p, &sequences, &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
-            }
+        match p.dtype() {
+            Dtype::F32 => plain::<f32>(p, pass, args),
+            Dtype::Bf16 => plain::<bf16>(p, pass, args),
+            Dtype::F16 => plain::<f16>(p, pass, args),
+            _ => general(p, pass, args),
         }
-        Ok(())
     }
+}
+
+/// Runs a pass of real whole sequences.
+fn plain<T: Stored>(p: &LinearScan, pass: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+    let given = usize::from(p.has_initial_state());
+    match pass {
+        Pass::Forward => {
+            let [h, h_last] = args.outputs else { return Err(miscounted()) };
+            let h0 = args.inputs.get(2).map(Rows::state).transpose()?;
+            let io = Forward::<T> {
+                a: Rows::sequence(&args.inputs[0])?,
+                x: Rows::sequence(&args.inputs[1])?,
+                h0,
+                h: Rows::sequence_mut(h)?,
+                h_last: Rows::state_mut(h_last)?,
+            };
+            run(p, &[io.a, io.x, io.h], &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
+        }
+        _ => {
+            let (inputs, outputs) = (args.inputs, &mut *args.outputs);
+            if inputs.len() != 4 + given || outputs.len() != 2 + given {
+                return Err(miscounted());
+            }
+            let io = Backward::<T> {
+                a: Rows::sequence(&inputs[0])?,
+                h0: if given == 1 { Some(Rows::state(&inputs[1])?) } else { None },
+                h: Rows::sequence(&inputs[1 + given])?,
+                grad_h: Rows::sequence(&inputs[2 + given])?,
+                grad_h_last: Rows::state(&inputs[3 + given])?,
+                grad_a: Rows::sequence_mut(&mut outputs[0])?,
+                grad_x: Rows::sequence_mut(&mut outputs[1])?,
+                grad_h0: outputs.get_mut(2).map(Rows::state_mut).transpose()?,
+            };
+            let sequences = [io.a, io.h, io.grad_h, io.grad_a, io.grad_x];
+            run(p, &sequences, &|row, count| io.channels(p, row, count), &|row| io.row(p, row));
+        }
+    }
+    Ok(())
 }
 
 /// Runs a pass of any storage type and packing.
@@ -116,43 +130,51 @@ fn miscounted() -> Error {
 
 /// A tensor as rows over time: an address, and strides in elements.
 #[derive(Clone, Copy)]
-struct Rows {
-    ptr: *mut f32,
+struct Rows<T> {
+    ptr: *mut T,
     b: isize,
     d: isize,
     t: isize,
 }
 
 // SAFETY: tasks write only rows that belong to their index, and the views behind the pointers outlive the tasks.
-unsafe impl Send for Rows {}
+unsafe impl<T> Send for Rows<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Rows {}
+unsafe impl<T> Sync for Rows<T> {}
 
-impl Rows {
+impl<T: Stored> Rows<T> {
+    /// `[B, D, T]`.
     fn sequence(v: &View<'_>) -> Result<Self> {
+        if v.dtype() != T::DTYPE || v.place() != Place::Cpu {
+            let (dtype, place, want) = (v.dtype(), v.place(), T::DTYPE);
+            return Err(Error::dtype(format!("{NAME}: a {dtype} tensor on {place} was used as host {want}")));
+        }
         let s = v.strides();
-        Ok(Self { ptr: v.as_ptr::<f32>()?.cast_mut(), b: s[0], d: s[1], t: s[2] })
-    }
-    fn state(v: &View<'_>) -> Result<Self> {
-        let s = v.strides();
-        Ok(Self { ptr: v.as_ptr::<f32>()?.cast_mut(), b: s[0], d: s[1], t: 0 })
+        Ok(Self { ptr: v.address() as *mut T, b: s[0], d: s[1], t: s[2] })
     }
     fn sequence_mut(v: &mut ViewMut<'_>) -> Result<Self> {
-        Ok(Self { ptr: v.as_mut_ptr()?, ..Self::sequence(&v.as_view())? })
-    }
-    fn state_mut(v: &mut ViewMut<'_>) -> Result<Self> {
-        Ok(Self { ptr: v.as_mut_ptr()?, ..Self::state(&v.as_view())? })
+        Self::sequence(&v.as_view())
     }
     /// The address of a row's time 0.
-    fn row(self, p: &LinearScan, row: usize) -> *mut f32 {
+    fn row(self, p: &LinearScan, row: usize) -> *mut T {
         let (b, d) = (row / p.channels(), row % p.channels());
         self.ptr.wrapping_offset(b as isize * self.b + d as isize * self.d)
     }
 }
 
+impl Rows<f32> {
+    fn state(v: &View<'_>) -> Result<Self> {
+        let s = v.strides();
+        Ok(Self { ptr: v.as_ptr::<f32>()?.cast_mut(), b: s[0], d: s[1], t: 0 })
+    }
+    fn state_mut(v: &mut ViewMut<'_>) -> Result<Self> {
+        Ok(Self { ptr: v.as_mut_ptr()?, ..Self::state(&v.as_view())? })
+    }
+}
+
 /// Runs `channels(first row, count)` if all of the tensors have their channels next to each other but not their steps,
 /// else `row(row)` for every row.
-fn run(p: &LinearScan, tensors: &[Rows], channels: &(dyn Fn(usize, usize) + Sync), row: &(dyn Fn(usize) + Sync)) {
+fn run<T>(p: &LinearScan, tensors: &[Rows<T>], channels: &(dyn Fn(usize, usize) + Sync), row: &(dyn Fn(usize) + Sync)) {
     let by_time = p.steps() <= 1 || tensors.iter().all(|r| r.t == 1);
     if !by_time && tensors.iter().all(|r| r.d == 1) {
         let groups = p.channels().div_ceil(CHANNELS_PER_TASK);
@@ -175,15 +197,15 @@ fn place(s: usize, n: usize, descending: bool) -> isize {
 }
 
 /// The tensors of the forward pass.
-struct Forward {
-    a: Rows,
-    x: Rows,
-    h0: Option<Rows>,
-    h: Rows,
-    h_last: Rows,
+struct Forward<T> {
+    a: Rows<T>,
+    x: Rows<T>,
+    h0: Option<Rows<f32>>,
+    h: Rows<T>,
+    h_last: Rows<f32>,
 }
 
-impl Forward {
+impl<T: Stored> Forward<T> {
     fn row(&self, p: &LinearScan, row: usize) {
         let (n, descending) = (p.steps(), p.is_reverse());
         let (a, x, h) = (self.a.row(p, row), self.x.row(p, row), self.h.row(p, row));
@@ -192,13 +214,20 @@ impl Forward {
             let mut state = self.h0.map_or(0.0, |h0| *h0.row(p, row));
             if n > 0 && [self.a, self.x, self.h].iter().all(|r| r.t == 1) {
                 let (a, x) = (std::slice::from_raw_parts(a, n), std::slice::from_raw_parts(x, n));
-                let stream = p.rows() * n >= STREAM_FROM;
-                state = scan(a, x, std::slice::from_raw_parts_mut(h, n), state, descending, stream);
+                let h = std::slice::from_raw_parts_mut(h, n);
+                // A buffer is read at once.
+                let stream = T::DTYPE == Dtype::F32 && p.rows() * n >= STREAM_FROM;
+                let [mut wide_a, mut wide_x, mut wide_h] = [(); 3].map(|()| T::buffer());
+                for part in parts::<T>(n, descending) {
+                    let a = T::read(&a[part.clone()], &mut wide_a);
+                    let x = T::read(&x[part.clone()], &mut wide_x);
+                    state = T::write(&mut h[part], &mut wide_h, |h| scan(a, x, h, state, descending, stream));
+                }
             } else {
                 for s in 0..n {
                     let t = place(s, n, descending);
-                    state = *a.offset(t * self.a.t) * state + *x.offset(t * self.x.t);
-                    *h.offset(t * self.h.t) = state;
+                    state = (*a.offset(t * self.a.t)).load() * state + (*x.offset(t * self.x.t)).load();
+                    *h.offset(t * self.h.t) = T::store(state);
                 }
             }
             *self.h_last.row(p, row) = state;
@@ -209,6 +238,7 @@ impl Forward {
         let n = p.steps();
         let (a, x, h) = (self.a.row(p, row), self.x.row(p, row), self.h.row(p, row));
         let mut state = [0.0; CHANNELS_PER_TASK];
+        let [mut wide_a, mut wide_x, mut wide_h] = [(); 3].map(|()| T::buffer());
         // SAFETY: as in `row`; channels row to row + count are of one batch element and next to each other.
         unsafe {
             if let Some(h0) = self.h0 {
@@ -216,12 +246,10 @@ impl Forward {
             }
             for s in 0..n {
                 let t = place(s, n, p.is_reverse());
-                forward_step(
-                    &mut state[..count],
-                    std::slice::from_raw_parts(a.offset(t * self.a.t), count),
-                    std::slice::from_raw_parts(x.offset(t * self.x.t), count),
-                    std::slice::from_raw_parts_mut(h.offset(t * self.h.t), count),
-                );
+                let a = T::read(std::slice::from_raw_parts(a.offset(t * self.a.t), count), &mut wide_a);
+                let x = T::read(std::slice::from_raw_parts(x.offset(t * self.x.t), count), &mut wide_x);
+                let h = std::slice::from_raw_parts_mut(h.offset(t * self.h.t), count);
+                T::write(h, &mut wide_h, |h| forward_step(&mut state[..count], a, x, h));
             }
             state[..count].iter().enumerate().for_each(|(c, &s)| *self.h_last.row(p, row + c) = s);
         }
@@ -239,18 +267,18 @@ fn forward_step_body(state: &mut [f32], a: &[f32], x: &[f32], h: &mut [f32]) {
 dispatch!(fn forward_step(state: &mut [f32], a: &[f32], x: &[f32], h: &mut [f32]) = forward_step_body);
 
 /// The tensors of the backward pass.
-struct Backward {
-    a: Rows,
-    h0: Option<Rows>,
-    h: Rows,
-    grad_h: Rows,
-    grad_h_last: Rows,
-    grad_a: Rows,
-    grad_x: Rows,
-    grad_h0: Option<Rows>,
+struct Backward<T> {
+    a: Rows<T>,
+    h0: Option<Rows<f32>>,
+    h: Rows<T>,
+    grad_h: Rows<T>,
+    grad_h_last: Rows<f32>,
+    grad_a: Rows<T>,
+    grad_x: Rows<T>,
+    grad_h0: Option<Rows<f32>>,
 }
 
-impl Backward {
+impl<T: Stored> Backward<T> {
     fn row(&self, p: &LinearScan, row: usize) {
         let (n, descending) = (p.steps(), !p.is_reverse());
         let (a, h, g) = (self.a.row(p, row), self.h.row(p, row), self.grad_h.row(p, row));
@@ -262,20 +290,37 @@ impl Backward {
             let mut mu = *self.grad_h_last.row(p, row);
             if n > 0 && sequences.iter().all(|r| r.t == 1) {
                 use std::slice::{from_raw_parts as read, from_raw_parts_mut as write};
-                let row = BackwardRow { a: read(a, n), h: read(h, n), g: read(g, n), before_first };
-                let stream = p.rows() * n >= STREAM_FROM;
-                mu = backward_row(row, write(grad_a, n), write(grad_x, n), mu, descending, stream);
+                let (a, h, g) = (read(a, n), read(h, n), read(g, n));
+                let (grad_a, grad_x) = (write(grad_a, n), write(grad_x, n));
+                let stream = T::DTYPE == Dtype::F32 && p.rows() * n >= STREAM_FROM;
+                let [mut wide_a, mut wide_h, mut wide_g] = [(); 3].map(|()| T::buffer());
+                let [mut wide_ga, mut wide_gx] = [(); 2].map(|()| T::buffer());
+                for part in parts::<T>(n, descending) {
+                    // The state that the scan visits behind this part.
+                    let behind = if descending { part.start.checked_sub(1) } else { Some(part.end) };
+                    let row = BackwardRow {
+                        a: T::read(&a[part.clone()], &mut wide_a),
+                        h: T::read(&h[part.clone()], &mut wide_h),
+                        g: T::read(&g[part.clone()], &mut wide_g),
+                        before_first: behind.and_then(|i| h.get(i)).map_or(before_first, |h| h.load()),
+                    };
+                    mu = T::write(&mut grad_a[part.clone()], &mut wide_ga, |grad_a| {
+                        T::write(&mut grad_x[part], &mut wide_gx, |grad_x| {
+                            backward_row(row, grad_a, grad_x, mu, descending, stream)
+                        })
+                    });
+                }
             } else {
                 for s in 0..n {
                     let t = place(s, n, descending);
                     let before = match s + 1 < n {
-                        true => *h.offset(place(s + 1, n, descending) * self.h.t),
+                        true => (*h.offset(place(s + 1, n, descending) * self.h.t)).load(),
                         false => before_first,
                     };
-                    let lambda = *g.offset(t * self.grad_h.t) + mu;
-                    *grad_a.offset(t * self.grad_a.t) = lambda * before;
-                    *grad_x.offset(t * self.grad_x.t) = lambda;
-                    mu = *a.offset(t * self.a.t) * lambda;
+                    let lambda = (*g.offset(t * self.grad_h.t)).load() + mu;
+                    *grad_a.offset(t * self.grad_a.t) = T::store(lambda * before);
+                    *grad_x.offset(t * self.grad_x.t) = T::store(lambda);
+                    mu = (*a.offset(t * self.a.t)).load() * lambda;
                 }
             }
             if let Some(grad_h0) = self.grad_h0 {
@@ -290,6 +335,8 @@ impl Backward {
         let (a, h, g) = (self.a.row(p, row), self.h.row(p, row), self.grad_h.row(p, row));
         let (grad_a, grad_x) = (self.grad_a.row(p, row), self.grad_x.row(p, row));
         let (mut mu, mut first) = ([0.0; CHANNELS_PER_TASK], [0.0; CHANNELS_PER_TASK]);
+        let [mut wide_a, mut wide_h, mut wide_g] = [(); 3].map(|()| T::buffer());
+        let [mut wide_ga, mut wide_gx] = [(); 2].map(|()| T::buffer());
         // SAFETY: as in `row`; channels row to row + count are of one batch element and next to each other.
         unsafe {
             mu[..count].iter_mut().enumerate().for_each(|(c, m)| *m = *self.grad_h_last.row(p, row + c));
@@ -299,17 +346,17 @@ impl Backward {
             for s in 0..n {
                 let t = place(s, n, descending);
                 let before = match s + 1 < n {
-                    true => read(h.offset(place(s + 1, n, descending) * self.h.t), count),
+                    true => T::read(read(h.offset(place(s + 1, n, descending) * self.h.t), count), &mut wide_h),
                     false => &first[..count],
                 };
-                backward_step(
-                    &mut mu[..count],
-                    read(a.offset(t * self.a.t), count),
-                    before,
-                    read(g.offset(t * self.grad_h.t), count),
-                    write(grad_a.offset(t * self.grad_a.t), count),
-                    write(grad_x.offset(t * self.grad_x.t), count),
-                );
+                let a = T::read(read(a.offset(t * self.a.t), count), &mut wide_a);
+                let g = T::read(read(g.offset(t * self.grad_h.t), count), &mut wide_g);
+                let grad_x = write(grad_x.offset(t * self.grad_x.t), count);
+                T::write(write(grad_a.offset(t * self.grad_a.t), count), &mut wide_ga, |grad_a| {
+                    T::write(grad_x, &mut wide_gx, |grad_x| {
+                        backward_step(&mut mu[..count], a, before, g, grad_a, grad_x)
+                    });
+                });
             }
             if let Some(grad_h0) = self.grad_h0 {
                 mu[..count].iter().enumerate().for_each(|(c, &m)| *grad_h0.row(p, row + c) = m);

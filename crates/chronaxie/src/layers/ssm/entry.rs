@@ -48,6 +48,11 @@ const CHECK: &[&str] = &[
     "B1_D40_T517,dtype=bf16,reverse=true,packing=reset",
     "B2_D19_T200,dtype=f16,h0=true,gates=signed",
     "B1_D40_T517,dtype=f16,packing=5,h0=true",
+    "B2_D17_T1024,dtype=bf16,h0=true,reverse=true,gates=slow",
+    "B2_D9_T2049,dtype=f16,gates=slow",
+    "B1_D130_T1028,dtype=bf16,h0=true,gates=extreme",
+    "B3_D5_T1,dtype=f16,h0=true",
+    "B1_D1100_T520,dtype=f16,h0=true",
 ];
 const COMPARED_COMPLEX: &[&str] = &["B1_D1024_T1000000"];
 const CPU_COMPLEX: &[&str] = &["B1_D1024_T4096", "B1_D64_T65536"];

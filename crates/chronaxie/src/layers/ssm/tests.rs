@@ -9,12 +9,13 @@ use super::spec::{Gates, LinearScan};
 use super::{LinearScanComplexOp, LinearScanOp};
 use crate::check::gpu::gpu;
 use crate::cuda::{DeviceBuffer, StreamRef, download, upload};
-use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
+use crate::op::{Args, CaseSet, Metric, Op, Pass, PlanOptions, Problem, TensorSpec, Tensors, Values};
 use crate::real::Dual;
 use crate::rng::Rng;
 use crate::{Device, Dtype, Place, Shape, View, ViewMut};
 
 mod general;
+mod halves;
 
 /// How a `[B, D, T]` tensor lies in memory in a test.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,16 +32,20 @@ enum Memory {
 
 const MEMORIES: [Memory; 4] = [Memory::Contiguous, Memory::ChannelsLast, Memory::TimeFirst, Memory::Backwards];
 
-/// A tensor in some memory layout; gaps hold NaN.
+/// A tensor of f32 or halves in some memory layout; gaps hold NaN.
 struct Tensor {
     shape: Shape,
+    dtype: Dtype,
     strides: Vec<isize>,
     origin: usize,
-    data: Vec<f32>,
+    /// How many elements the memory has.
+    count: usize,
+    /// Words of one f32 or two halves.
+    data: Vec<i32>,
 }
 
 impl Tensor {
-    fn new(shape: Shape, memory: Memory) -> Self {
+    fn new(shape: Shape, dtype: Dtype, memory: Memory) -> Self {
         let n = shape.iter().map(|&n| n as isize).collect::<Vec<_>>();
         let (strides, origin) = match (shape.len(), memory) {
             (3, Memory::ChannelsLast) => (vec![n[1] * n[2], 1, n[1]], 0),
@@ -50,7 +55,32 @@ impl Tensor {
             _ => (shape.contiguous_strides()[..shape.len()].to_vec(), 0),
         };
         let far: isize = n.iter().zip(&strides).map(|(n, s)| (n - 1).max(0) * s.max(&0)).sum();
-        Self { shape, strides, origin: origin as usize, data: vec![f32::NAN; (origin + far + 1) as usize] }
+        let count = (origin + far + 1) as usize;
+        let words = (count * dtype.size()).div_ceil(4);
+        let mut new = Self { shape, dtype, strides, origin: origin as usize, count, data: vec![0; words] };
+        (0..words * 4 / dtype.size()).for_each(|at| new.put(at, f64::NAN));
+        new
+    }
+    /// The element at a place in memory.
+    fn at(&self, at: usize) -> f64 {
+        let half = |at: usize| (self.data[at / 2] >> (16 * (at % 2))) as u16;
+        match self.dtype {
+            Dtype::Bf16 => half::bf16::from_bits(half(at)).to_f64(),
+            Dtype::F16 => half::f16::from_bits(half(at)).to_f64(),
+            _ => f64::from(f32::from_bits(self.data[at] as u32)),
+        }
+    }
+    fn put(&mut self, at: usize, value: f64) {
+        let bits = match self.dtype {
+            Dtype::Bf16 => half::bf16::from_f64(value).to_bits(),
+            Dtype::F16 => half::f16::from_f64(value).to_bits(),
+            _ => {
+                self.data[at] = (value as f32).to_bits() as i32;
+                return;
+            }
+        };
+        let (word, shift) = (&mut self.data[at / 2], 16 * (at % 2));
+        *word = *word & !(0xffff << shift) | i32::from(bits) << shift;
     }
     fn index(&self, i: usize) -> usize {
         let mut rest = i;
@@ -64,29 +94,29 @@ impl Tensor {
     fn set(&mut self, values: &[f64]) {
         for (i, &v) in values.iter().enumerate() {
             let at = self.index(i);
-            self.data[at] = v as f32;
+            self.put(at, v);
         }
     }
     fn get(&self) -> Vec<f64> {
-        (0..self.shape.elements()).map(|i| f64::from(self.data[self.index(i)])).collect()
+        (0..self.shape.elements()).map(|i| self.at(self.index(i))).collect()
     }
     /// The tensor in a copy of its memory that starts at `base`.
     ///
     /// # Safety
-    /// `base` must be the address of as many floats as `data` has, which live and are used as `View::from_raw` says.
+    /// `base` must be the address of as many words as `data` has, which live and are used as `View::from_raw` says.
     unsafe fn view<'a>(&self, base: u64, place: Place) -> View<'a> {
-        let first = base + 4 * self.origin as u64;
+        let first = base + (self.dtype.size() * self.origin) as u64;
         // SAFETY: `new` has made the memory as long as the farthest element; the caller vouches for the rest.
-        unsafe { View::from_raw(first as *const u8, Dtype::F32, self.shape, &self.strides, place) }
+        unsafe { View::from_raw(first as *const u8, self.dtype, self.shape, &self.strides, place) }
     }
     /// The same, to be written.
     ///
     /// # Safety
     /// As `view`, and nobody else uses the memory.
     unsafe fn view_mut<'a>(&self, base: u64, place: Place) -> ViewMut<'a> {
-        let first = base + 4 * self.origin as u64;
+        let first = base + (self.dtype.size() * self.origin) as u64;
         // SAFETY: as above, and no two indices meet.
-        unsafe { ViewMut::from_raw(first as *mut u8, Dtype::F32, self.shape, &self.strides, place) }
+        unsafe { ViewMut::from_raw(first as *mut u8, self.dtype, self.shape, &self.strides, place) }
     }
 }
 
@@ -104,12 +134,12 @@ fn run_on(at: &Where, p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl
     let options = PlanOptions { variant: at.variant.map(str::to_owned), ..PlanOptions::default() };
     let plan = p.plan(&at.device, &options).unwrap();
     let signature = p.signature(pass).unwrap();
-    let tensor = |i: usize, shape| Tensor::new(shape, memory(i));
-    let mut ins: Vec<_> = signature.inputs.iter().enumerate().map(|(i, t)| tensor(i, t.shape)).collect();
+    let tensor = |i: usize, t: &TensorSpec| Tensor::new(t.shape, t.dtype, memory(i));
+    let mut ins: Vec<_> = signature.inputs.iter().enumerate().map(|(i, t)| tensor(i, t)).collect();
     for (t, spec) in ins.iter_mut().zip(&signature.inputs) {
         t.set(&inputs.get(&spec.name).unwrap().data);
     }
-    let mut outs: Vec<_> = signature.outputs.iter().enumerate().map(|(i, t)| tensor(i + 7, t.shape)).collect();
+    let mut outs: Vec<_> = signature.outputs.iter().enumerate().map(|(i, t)| tensor(i + 7, t)).collect();
     let copies: Vec<_> = match &at.device {
         Device::Cpu => Vec::new(),
         Device::Cuda(d) => ins.iter().chain(&outs).map(|t| upload(d, &t.data, [t.data.len()]).unwrap()).collect(),
@@ -133,10 +163,10 @@ fn run_on(at: &Where, p: &LinearScan, pass: Pass, inputs: &Tensors, memory: impl
     let mut args = Args { inputs: &views, outputs: &mut views_out, scratch, stream: StreamRef::LEGACY };
     plan.run(pass, &mut args).unwrap();
     for (t, copy) in outs.iter_mut().zip(copies.iter().skip(ins.len())) {
-        t.data = download(&copy.view(Dtype::F32, [t.data.len()]).unwrap()).unwrap();
+        t.data = download(&copy.view(Dtype::I32, [t.data.len()]).unwrap()).unwrap();
     }
     for t in &outs {
-        let written = t.data.iter().filter(|x| !x.is_nan()).count();
+        let written = (0..t.count).filter(|&at| !t.at(at).is_nan()).count();
         assert_eq!(written, t.shape.elements(), "gaps stay as they were, and every element is written");
     }
     let named = signature.outputs.iter().zip(&outs);

@@ -1,4 +1,4 @@
-//! Every scan but the plain one of f32: half precision, complex numbers, forgetting, sequences end to end. A task takes
+//! Scans with forgetting, of sequences end to end (f32 and halves), and of complex numbers. A task takes
 //! sixteen channels of one sequence, in tiles of 128 steps.
 
 use super::super::lanes::{Array, LANES, Number, STEPS, Span, State, Tile, Wide, WideComplex, load_state, store_state};

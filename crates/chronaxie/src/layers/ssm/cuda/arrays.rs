@@ -31,17 +31,24 @@ pub(in super::super) fn marks(packing: Packing, tensor: Option<&View<'_>>, batch
     bytes
 }
 
-/// `kStored` and `kComplex`.
-pub(in super::super) fn constants(stored: Dtype, complex: bool) -> Vec<(&'static str, Constant)> {
-    let stored = match stored {
+/// `kStored`.
+pub(super) fn stored(dtype: Dtype) -> (&'static str, Constant) {
+    let number = match dtype {
         Dtype::Bf16 => 1,
         Dtype::F16 => 2,
         _ => 0,
     };
-    vec![("kStored", Constant::Int(stored)), ("kComplex", Constant::Bool(complex))]
+    ("kStored", Constant::Int(number))
 }
 
-/// What the kernels include that keep runs of steps in registers.
+/// `kStored` and `kComplex`.
+pub(in super::super) fn constants(dtype: Dtype, complex: bool) -> Vec<(&'static str, Constant)> {
+    vec![stored(dtype), ("kComplex", Constant::Bool(complex))]
+}
+
+/// Elements of the storage types, which takes `kernels::HALF` too.
+pub(in super::super) const STORED: Header = ("stored.cuh", include_str!("stored.cuh"));
+/// What the kernels include that keep runs of steps in registers, with `STORED`.
 pub(in super::super) const RUNS: Header = ("runs.cuh", include_str!("runs.cuh"));
 
 /// How well views suit the kernels that want contiguous time: not at all (`None`), or whether vectors of 16 bytes may be

@@ -1,24 +1,26 @@
 // linear_scan, forward: h_t = a_t h_{t-1} + x_t
 //
-//   a, x, h  [B, D, T] f32        h0, h_last  [B, D] f32
+//   a, x, h  [B, D, T] f32, bf16 or f16 (kStored)        h0, h_last  [B, D] f32
 //
 // With kDescending time runs from T-1 to 0. A row is one (b, d). Bytes a step: 8 in, 4 out; flops: 2. So memory binds:
 // at 4.28 TB/s (a copy on an H200) 357 G steps/s, 1.54 a clock on each of 132 multiprocessors, where 83 clocks pass
 // for 128 steps (one float4 a lane). For these a warp issues 14 shuffles and about 155 instructions in all, of 83 and
-// 332 that the multiprocessor can: neither binds, and latency is hidden by blocks (8 a multiprocessor).
+// 332 that the multiprocessor can: neither binds, and latency is hidden by blocks (8 a multiprocessor). Halves take half
+// the bytes, and so 41 clocks for 128 steps: their vectors are eight steps long, which halves the shuffles a step too.
+// They are widened exactly where they are read and rounded once where they are written; states stay f32 in between.
 //
 // Who computes what, rows contiguous in time (bulk, rows, strided): a block takes one row, tile after tile of kTile
-// steps. A lane owns kVectors runs of four steps, consecutive lanes consecutive runs, so that every 16-byte access of
-// a warp is one piece of 512 bytes without bank conflicts. Runs become affine maps (a, x), maps are scanned by
+// steps. A lane owns kVectors runs of kSteps steps (16 bytes), consecutive lanes consecutive runs, so that every 16-byte
+// access of a warp is one piece of 512 bytes without bank conflicts. Runs become affine maps (a, x), maps are scanned by
 // shuffles in the warp and folded over the warps in order, and then each run is done again from its starting state:
 // the states that are written come from the recurrence itself, and products of gates only carry states across runs.
 //
 //   bulk      (sm_90 on) a ring of kStages tiles in shared memory that bulk copies fill: at least kStages - 1 tiles of
 //             a and x are in flight, whatever the registers hold, and across the rows of a block without a gap
 //   rows      (any) the next tile is prefetched in registers by 16-byte loads
-//   strided   (any) the same with any stride and alignment, by 4-byte loads
+//   strided   (any) the same with any stride and alignment, by loads of one element
 //   channels  (any) rows next to each other in memory: a lane owns a row, a warp owns a run of kRun steps, so that a
-//             warp's access is 128 contiguous bytes; carried over the warps as above
+//             warp's access is 128 contiguous bytes (64 of halves); carried over the warps as above
 //
 // Tried on an H200 with 1024 rows of 65536 steps, forward / forward and backward in ms (2026-11-21; 0.2034 / 0.550
 // without any of them): reads that leave L2 last 0.1997 / 0.533, kept, and as much at 4 and 12 times the size; reads
@@ -35,40 +37,41 @@
 
 // The tile's states from its gates and inputs.
 template <typename OnBarrier>
-__device__ __forceinline__ void scan_tile(const float (&a)[kVectors][4], const float (&x)[kVectors][4],
-                                          float (&h)[kVectors][4], float& state, Affine* slots, OnBarrier on_barrier) {
+__device__ __forceinline__ void scan_tile(const float (&a)[kVectors][kSteps], const float (&x)[kVectors][kSteps],
+                                          float (&h)[kVectors][kSteps], float& state, Affine* slots,
+                                          OnBarrier on_barrier) {
   Affine run[kVectors];
   float start[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     run[v] = {a[v][0], x[v][0]};
 #pragma unroll
-    for (int k = 1; k < 4; ++k) run[v] = then(run[v], {a[v][k], x[v][k]});
+    for (int k = 1; k < kSteps; ++k) run[v] = then(run[v], {a[v][k], x[v][k]});
   }
   block_scan<kWarps>(run, start, state, slots, on_barrier);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) h[v][k] = start[v] = fmaf(a[v][k], start[v], x[v][k]);
+    for (int k = 0; k < kSteps; ++k) h[v][k] = start[v] = fmaf(a[v][k], start[v], x[v][k]);
   }
 }
 
 template <bool kAligned>
-__device__ __forceinline__ void store_tile(float* row, i64 stride, const Tile& tile, const float (&h)[kVectors][4],
-                                           float* last) {
+__device__ __forceinline__ void store_tile(Stored* row, i64 stride, const Tile& tile,
+                                           const float (&h)[kVectors][kSteps], float* last) {
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int at = vector_offset(v);
-    store4<kAligned>(row, stride, tile, at, h[v]);
-    if (holds_last(tile, at)) *last = h[v][3];
+    store_vector<kAligned>(row, stride, tile, at, h[v]);
+    if (holds_last(tile, at)) *last = h[v][kSteps - 1];
   }
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Rows contiguous in time, each starting at a multiple of 16 bytes, steps a multiple of 4.
+// Rows contiguous in time, each starting at a multiple of 16 bytes, whole vectors long.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scan_forward_bulk(Sequence a, Sequence x, State h0, Sequence h, State h_last, Sizes n) {
-  __shared__ alignas(128) float ring[kStages][2][kTile];
+  __shared__ alignas(128) Stored ring[kStages][2][kTile];
   __shared__ alignas(8) unsigned long long full[kStages];
   __shared__ alignas(16) Affine slots[2][kWarps];
   const i64 tiles = tile_count(n.steps);
@@ -83,11 +86,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 
   // Thread 0 walks ahead of the block over the same sequence of (row, tile).
   i64 fetch_row = blockIdx.x, fetch_tile = 0;
-  const float *fetch_a = row_of(a, n, fetch_row), *fetch_x = row_of(x, n, fetch_row);
+  const Stored *fetch_a = row_of(a, n, fetch_row), *fetch_x = row_of(x, n, fetch_row);
   auto fetch = [&](int stage) {
     if (fetch_row >= n.rows || tiles == 0) return;
     const Tile tile = tile_at(fetch_tile, tiles, n.steps);
-    const unsigned bytes = 4 * tile.left;
+    const unsigned bytes = sizeof(Stored) * tile.left;
     barrier_expect(&full[stage], 2 * bytes);
     bulk_copy(ring[stage][0], fetch_a + tile.begin, bytes, &full[stage], policy);
     bulk_copy(ring[stage][1], fetch_x + tile.begin, bytes, &full[stage], policy);
@@ -106,12 +109,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   unsigned parity = 0;
   for (i64 row = blockIdx.x; row < n.rows; row += gridDim.x) {
     const float* first = row_of(h0, n, row);
-    float *out = row_of(h, n, row), *last = row_of(h_last, n, row);
+    Stored* out = row_of(h, n, row);
+    float* last = row_of(h_last, n, row);
     float state = first ? __ldg(first) : 0.f;
     if (tiles == 0 && threadIdx.x == 0) *last = state;
     for (i64 nth = 0; nth < tiles; ++nth) {
       const Tile tile = tile_at(nth, tiles, n.steps);
-      float av[kVectors][4], xv[kVectors][4], hv[kVectors][4];
+      float av[kVectors][kSteps], xv[kVectors][kSteps], hv[kVectors][kSteps];
       barrier_wait(&full[stage], parity);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -119,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         fill(av[v], 1.f);
         fill(xv[v], 0.f);
         if (at < tile.left) {
-          unpack(av[v], *reinterpret_cast<const float4*>(&ring[stage][0][at]));
-          unpack(xv[v], *reinterpret_cast<const float4*>(&ring[stage][1][at]));
+          unpack(av[v], *vector_at(&ring[stage][0][at]));
+          unpack(xv[v], *vector_at(&ring[stage][1][at]));
         }
       }
       scan_tile(av, xv, hv, state, slots[turn], [&] {
@@ -144,21 +148,23 @@ __device__ __forceinline__ void scan_rows(const Sequence& a, const Sequence& x, 
   const i64 tiles = tile_count(n.steps);
   int turn = 0;
   for (i64 row = blockIdx.x; row < n.rows; row += gridDim.x) {
-    const float *a_row = row_of(a, n, row), *x_row = row_of(x, n, row), *first = row_of(h0, n, row);
-    float *out = row_of(h, n, row), *last = row_of(h_last, n, row);
+    const Stored *a_row = row_of(a, n, row), *x_row = row_of(x, n, row);
+    const float* first = row_of(h0, n, row);
+    Stored* out = row_of(h, n, row);
+    float* last = row_of(h_last, n, row);
     float state = first ? __ldg(first) : 0.f;
     if (tiles == 0 && threadIdx.x == 0) *last = state;
-    float next_a[kVectors][4], next_x[kVectors][4];
+    float next_a[kVectors][kSteps], next_x[kVectors][kSteps];
     auto fetch = [&](const Tile& tile) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        load4<kAligned>(next_a[v], a_row, a.t, tile, vector_offset(v), 1.f);
-        load4<kAligned>(next_x[v], x_row, x.t, tile, vector_offset(v), 0.f);
+        load_vector<kAligned>(next_a[v], a_row, a.t, tile, vector_offset(v), 1.f);
+        load_vector<kAligned>(next_x[v], x_row, x.t, tile, vector_offset(v), 0.f);
       }
     };
     if (tiles > 0) fetch(tile_at(0, tiles, n.steps));
     for (i64 nth = 0; nth < tiles; ++nth) {
-      float av[kVectors][4], xv[kVectors][4], hv[kVectors][4];
+      float av[kVectors][kSteps], xv[kVectors][kSteps], hv[kVectors][kSteps];
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) copy(av[v], next_a[v]), copy(xv[v], next_x[v]);
       if (nth + 1 < tiles) fetch(tile_at(nth + 1, tiles, n.steps));
@@ -169,7 +175,7 @@ __device__ __forceinline__ void scan_rows(const Sequence& a, const Sequence& x, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kStored == 0 ? 0 : 1)
     scan_forward_rows(Sequence a, Sequence x, State h0, Sequence h, State h_last, Sizes n) {
   scan_rows<true>(a, x, h0, h, h_last, n);
 }
@@ -190,9 +196,9 @@ extern "C" __global__ void __launch_bounds__(32 * kChannelWarps)
     const float* first = row_of(h0, n, row);
     float* last = row_of(h_last, n, row);
     float state = first ? __ldg(first) : 0.f;
-    Walk<const float> from_a = walk<const float>(row_of(a, n, row), a.t, n.steps);
-    Walk<const float> from_x = walk<const float>(row_of(x, n, row), x.t, n.steps);
-    Walk<float> to_h = walk<float>(row_of(h, n, row), h.t, n.steps);
+    Walk<const Stored> from_a = walk<const Stored>(row_of(a, n, row), a.t, n.steps);
+    Walk<const Stored> from_x = walk<const Stored>(row_of(x, n, row), x.t, n.steps);
+    Walk<Stored> to_h = walk<Stored>(row_of(h, n, row), h.t, n.steps);
     if (n.steps == 0 && threadIdx.x < 32 && writes) *last = state;
 
     float next_a[kRun], next_x[kRun];

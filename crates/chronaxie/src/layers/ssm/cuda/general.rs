@@ -1,4 +1,5 @@
-//! Launches of `general.cu` and `complex.cu`: every scan but the plain one of f32.
+//! Launches of `general.cu` and `complex.cu`: scans with forgetting, of sequences end to end, and of complex
+//! numbers.
 
 use super::super::packing::Packing;
 use super::super::spec::LinearScan;

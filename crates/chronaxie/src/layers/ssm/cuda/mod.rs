@@ -11,23 +11,25 @@ use super::spec::{LinearScan, NAME};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, Result, View};
+use arrays::{STORED, stored};
 use chronaxie_runtime::cuda::{Archs, Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 use tune::{Config, Kind, SequenceLayout};
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/ssm/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ssm/cuda/backward.cu", include_str!("backward.cu"));
-const HEADERS: &[Header] = &[kernels::BARRIERS, kernels::SCAN, ("tile.cuh", include_str!("tile.cuh"))];
+const HEADERS: &[Header] =
+    &[kernels::BARRIERS, kernels::HALF, kernels::SCAN, STORED, ("tile.cuh", include_str!("tile.cuh"))];
 
 /// The source of a pass with the constants of `config`; `bulk` says whether the architectures have bulk copies.
-fn specialisation(pass: Pass, config: &Config, bulk: bool, archs: Archs) -> Specialisation {
+fn specialisation(dtype: Dtype, pass: Pass, config: &Config, bulk: bool, archs: Archs) -> Specialisation {
     let source = if pass == Pass::Forward { FORWARD } else { BACKWARD };
     let kinds = Kind::ALL.into_iter().filter(|&k| bulk || k != Kind::Bulk);
     let entries: Vec<_> = kinds.map(|k| k.entry(pass)).collect();
     let mut spec = Specialisation::new(source, &entries);
     spec.headers = HEADERS;
     spec.archs = archs;
-    spec.constants = vec![("kDescending", config.descending.into())];
+    spec.constants = vec![("kDescending", config.descending.into()), stored(dtype)];
     let numbers = [
         ("kThreads", config.threads),
         ("kVectors", config.vectors),
@@ -47,25 +49,28 @@ const CLASSES: [(DeviceProps, bool, &[&str]); 3] = [
     (DeviceProps::SM_120, true, &["sm_120"]),
 ];
 
-/// Every kernel that a default plan can launch: both passes and directions, and long, middling and short rows.
+/// Every kernel that a default plan can launch: both passes and directions, long, middling and short rows, each stored as
+/// f32, bf16 and f16.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let mut list = general::specialisations(false);
-    for (device, bulk, archs) in CLASSES {
+    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+    for (dtype, (device, bulk, archs)) in dtypes.into_iter().flat_map(|d| CLASSES.map(|c| (d, c))) {
         for steps in [65536, 512, 256] {
             for (pass, reverse) in [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, false), (p, true)]) {
                 let config = LinearScan::new(1, 1, steps)
+                    .and_then(|p| p.with_dtype(dtype))
                     .and_then(|p| Config::choose(&p.with_reverse(reverse), pass, &device, None))
                     .expect("default configurations fit every fixture, as a test shows");
-                list.push(specialisation(pass, &config, bulk, Archs::Only(archs)));
+                list.push(specialisation(dtype, pass, &config, bulk, Archs::Only(archs)));
             }
         }
     }
     list
 }
 
-/// The plan of a scan: that of its own kernels where it is plain and of f32, and else the general one.
+/// The plan of a scan: that of its own kernels where it is real and of whole sequences, and else the general one.
 pub(super) fn plan(p: LinearScan, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Box<dyn Plan>> {
-    let plain = p.dtype() == Dtype::F32 && p.packing() == Packing::Whole;
+    let plain = !p.is_complex() && p.packing() == Packing::Whole;
     if plain && options.variant.as_deref() != Some("serial") {
         return Ok(Box::new(CudaPlan::new(p, device, options)?));
     }
@@ -93,7 +98,7 @@ impl PassPlan {
         let config = Config::choose(p, pass, device.props(), variant)?;
         let bulk = device.props().compute_capability.0 >= 9;
         let archs = if bulk { Archs::AtLeast(90) } else { Archs::All };
-        let spec = specialisation(pass, &config, bulk, archs);
+        let spec = specialisation(p.dtype(), pass, &config, bulk, archs);
         let mut kernels = [None, None, None, None];
         for kind in Kind::ALL.into_iter().filter(|&k| bulk || k != Kind::Bulk) {
             kernels[kind as usize] = Some(device.kernel(&spec, kind.entry(pass))?);
@@ -266,15 +271,18 @@ mod tests {
             let arch = device.arch();
             let (one, bulk, _) = CLASSES.into_iter().find(|(_, _, archs)| archs.contains(&arch.as_str())).unwrap();
             assert_eq!(bulk, device.compute_capability.0 >= 9);
-            for (steps, pass) in
-                [0, 256, 512, 1 << 20].into_iter().flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)])
+            let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+            for ((steps, pass), dtype) in [0, 256, 512, 1 << 20]
+                .into_iter()
+                .flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)])
+                .flat_map(|case| dtypes.map(|d| (case, d)))
             {
-                let p = LinearScan::new(3, 5, steps).unwrap();
+                let p = LinearScan::new(3, 5, steps).unwrap().with_dtype(dtype).unwrap();
                 let choose = |d| Config::choose(&p, pass, d, None).unwrap();
                 assert_eq!(choose(&device), choose(&one), "{arch}");
             }
         }
-        assert_eq!(specialisations().len(), 36 + 6);
+        assert_eq!(specialisations().len(), 3 * 36 + 6);
     }
 
     #[test]

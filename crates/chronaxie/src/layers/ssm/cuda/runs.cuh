@@ -3,38 +3,7 @@
 #pragma once
 
 #include "number.cuh"
-
-template <int kType>
-struct StoredOf {
-  typedef unsigned short type;
-};
-template <>
-struct StoredOf<0> {
-  typedef float type;
-};
-typedef StoredOf<kStored>::type Stored;
-// Elements of 16 bytes.
-constexpr int kVector = 16 / sizeof(Stored);
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(unsigned short x) {
-  if (kStored == 1) return __uint_as_float(static_cast<unsigned>(x) << 16);
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-__device__ __forceinline__ void narrow(float& to, float x) { to = x; }
-__device__ __forceinline__ void narrow(unsigned short& to, float x) {
-  if (kStored == 1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(x));
-#else
-    to = to_bfloat(x);
-#endif
-  } else {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to) : "f"(x));
-  }
-}
+#include "stored.cuh"
 
 // kCount steps of a row from `t` on; 0 where the row has ended. With kAligned they are whole vectors.
 template <int kCount>

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "scan.cuh"
+#include "stored.cuh"
 
 using i64 = long long;
 
 struct Sequence {  // [B, D, T], strides in elements
-  float* data;
+  Stored* data;
   i64 b, d, t;
 };
 
@@ -20,10 +21,11 @@ struct Sizes {
 };
 
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = kThreads * kVectors * 4;  // steps
+constexpr int kSteps = kVector;                      // of a vector: four of f32, eight of a half
+constexpr int kTile = kThreads * kVectors * kSteps;  // steps
 static_assert(kThreads % 32 == 0 && kVectors > 0 && kStages > 0 && kBlocksPerSm > 0 && kRun > 0, "see tune.rs");
 
-__device__ __forceinline__ float* row_of(const Sequence& s, const Sizes& n, i64 row) {
+__device__ __forceinline__ Stored* row_of(const Sequence& s, const Sizes& n, i64 row) {
   return s.data + (row / n.channels) * s.b + (row % n.channels) * s.d;
 }
 
@@ -32,7 +34,7 @@ __device__ __forceinline__ float* row_of(const State& s, const Sizes& n, i64 row
 }
 
 // Tiles start at multiples of kTile whatever the direction, and the last in memory may be cut short. The scan takes
-// them in the order of its direction, and so do a block's vectors of four steps within a tile.
+// them in the order of its direction, and so do a block's vectors within a tile.
 struct Tile {
   i64 begin;
   int left;       // steps of it that exist, 1 to kTile
@@ -50,36 +52,45 @@ __device__ __forceinline__ Tile tile_at(i64 nth, i64 tiles, i64 steps) {
 // Where in its tile this thread's v-th vector starts, in steps.
 __device__ __forceinline__ int vector_offset(int v) {
   const int nth = ((threadIdx.x / 32) * kVectors + v) * 32 + threadIdx.x % 32;
-  return 4 * (kDescending ? kTile / 4 - 1 - nth : nth);
+  return kSteps * (kDescending ? kTile / kSteps - 1 - nth : nth);
 }
 
-// Whether the vector at `at` holds the row's last step. It is then element 3 in the order of the scan or only steps
+// Whether the vector at `at` holds the row's last step. It is then the last element in the order of the scan, or only steps
 // outside the row follow it, and these change no state.
 __device__ __forceinline__ bool holds_last(const Tile& tile, int at) {
-  return tile.last_step >= at && tile.last_step < at + 4;
+  return tile.last_step >= at && tile.last_step < at + kSteps;
 }
 
 // The place in memory of element k in the order of the scan.
-__device__ __forceinline__ int in_order(int k) { return kDescending ? 3 - k : k; }
+__device__ __forceinline__ int in_order(int k) { return kDescending ? kSteps - 1 - k : k; }
 
-__device__ __forceinline__ void unpack(float (&to)[4], float4 from) {
-  const float memory[4] = {from.x, from.y, from.z, from.w};
+__device__ __forceinline__ void unpack(float (&to)[kSteps], StoredVector from) {
+  float memory[kSteps];
+  widen_vector(memory, from);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) to[k] = memory[in_order(k)];
+  for (int k = 0; k < kSteps; ++k) to[k] = memory[in_order(k)];
 }
 
-__device__ __forceinline__ float4 pack(const float (&from)[4]) {
-  return make_float4(from[in_order(0)], from[in_order(1)], from[in_order(2)], from[in_order(3)]);
+__device__ __forceinline__ StoredVector pack(const float (&from)[kSteps]) {
+  float memory[kSteps];
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) memory[k] = from[in_order(k)];
+  return narrow_vector(memory);
 }
 
-__device__ __forceinline__ void copy(float (&to)[4], const float (&from)[4]) {
+__device__ __forceinline__ void copy(float (&to)[kSteps], const float (&from)[kSteps]) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) to[k] = from[k];
+  for (int k = 0; k < kSteps; ++k) to[k] = from[k];
 }
 
-__device__ __forceinline__ void fill(float (&to)[4], float value) {
+__device__ __forceinline__ void fill(float (&to)[kSteps], float value) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) to[k] = value;
+  for (int k = 0; k < kSteps; ++k) to[k] = value;
+}
+
+// A vector in memory, at a multiple of 16 bytes.
+__device__ __forceinline__ const StoredVector* vector_at(const Stored* p) {
+  return reinterpret_cast<const StoredVector*>(p);
 }
 
 // Keeps the compiler from holding the multiples of a stride in registers: adding it once a step is as fast.
@@ -88,34 +99,35 @@ __device__ __forceinline__ i64 opaque(i64 stride) {
   return stride;
 }
 
-// The four steps of the tile from `at` on, in the order of the scan; `outside` where there is no such step. With
-// kAligned the row is contiguous, starts at a multiple of 16 bytes and is a multiple of four steps long.
+// The steps of the tile's vector at `at`, in the order of the scan; `outside` where there is no such step. With kAligned the
+// row is contiguous, starts at a multiple of 16 bytes and is whole vectors long.
 template <bool kAligned>
-__device__ __forceinline__ void load4(float (&to)[4], const float* row, i64 stride, const Tile& tile, int at,
-                                      float outside) {
+__device__ __forceinline__ void load_vector(float (&to)[kSteps], const Stored* row, i64 stride, const Tile& tile, int at,
+                                            float outside) {
   fill(to, outside);
   if constexpr (kAligned) {
-    if (at < tile.left) unpack(to, __ldcs(reinterpret_cast<const float4*>(row + tile.begin + at)));
+    if (at < tile.left) unpack(to, __ldcs(vector_at(row + tile.begin + at)));
   } else {
     const i64 step = opaque(stride);
-    const float* p = row + (tile.begin + at) * step;
+    const Stored* p = row + (tile.begin + at) * step;
 #pragma unroll
-    for (int m = 0; m < 4; ++m, p += step) {
-      if (at + m < tile.left) to[in_order(m)] = __ldg(p);
+    for (int m = 0; m < kSteps; ++m, p += step) {
+      if (at + m < tile.left) to[in_order(m)] = widen(__ldg(p));
     }
   }
 }
 
 template <bool kAligned>
-__device__ __forceinline__ void store4(float* row, i64 stride, const Tile& tile, int at, const float (&from)[4]) {
+__device__ __forceinline__ void store_vector(Stored* row, i64 stride, const Tile& tile, int at,
+                                             const float (&from)[kSteps]) {
   if constexpr (kAligned) {
-    if (at < tile.left) __stcs(reinterpret_cast<float4*>(row + tile.begin + at), pack(from));
+    if (at < tile.left) __stcs(reinterpret_cast<StoredVector*>(row + tile.begin + at), pack(from));
   } else {
     const i64 step = opaque(stride);
-    float* p = row + (tile.begin + at) * step;
+    Stored* p = row + (tile.begin + at) * step;
 #pragma unroll
-    for (int m = 0; m < 4; ++m, p += step) {
-      if (at + m < tile.left) *p = from[in_order(m)];
+    for (int m = 0; m < kSteps; ++m, p += step) {
+      if (at + m < tile.left) narrow(*p, from[in_order(m)]);
     }
   }
 }
@@ -138,20 +150,20 @@ __device__ __forceinline__ Walk<T> walk(T* row, i64 stride, i64 steps) {
 }
 
 // The next `left` of kRun steps, and `outside` for the rest; then on to the next span.
-__device__ __forceinline__ void load_run(float (&to)[kRun], Walk<const float>& from, int left, float outside) {
+__device__ __forceinline__ void load_run(float (&to)[kRun], Walk<const Stored>& from, int left, float outside) {
   const i64 step = opaque(from.stride);
-  const float* p = from.at;
+  const Stored* p = from.at;
 #pragma unroll
-  for (int k = 0; k < kRun; ++k, p += step) to[k] = k < left ? __ldg(p) : outside;
+  for (int k = 0; k < kRun; ++k, p += step) to[k] = k < left ? widen(__ldg(p)) : outside;
   from.at += kSpan * step;
 }
 
-__device__ __forceinline__ void store_run(Walk<float>& to, const float (&from)[kRun], int left) {
+__device__ __forceinline__ void store_run(Walk<Stored>& to, const float (&from)[kRun], int left) {
   const i64 step = opaque(to.stride);
-  float* p = to.at;
+  Stored* p = to.at;
 #pragma unroll
   for (int k = 0; k < kRun; ++k, p += step) {
-    if (k < left) *p = from[k];
+    if (k < left) narrow(*p, from[k]);
   }
   to.at += kSpan * step;
 }

@@ -2,7 +2,7 @@
 
 use super::super::spec::{LinearScan, NAME};
 use crate::op::Pass;
-use crate::{DeviceProps, Error, Result};
+use crate::{DeviceProps, Dtype, Error, Result};
 use std::fmt;
 
 /// A way through memory; `forward.cu` says what each does.
@@ -43,6 +43,8 @@ impl Kind {
 /// The constants of one pass's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Config {
+    /// Bytes of a stored element.
+    pub(super) element: u32,
     /// The best way for rows that are contiguous in time and aligned to 16 bytes.
     pub(super) best: Kind,
     /// Whether `best` is taken whatever the strides say, as far as it can be.
@@ -51,7 +53,7 @@ pub(super) struct Config {
     pub(super) descending: bool,
     /// Threads of a block that takes a row.
     pub(super) threads: u32,
-    /// Vectors of four steps that a thread takes of a tile.
+    /// Vectors of 16 bytes, four steps of f32 or eight of a half, that a thread takes of a tile.
     pub(super) vectors: u32,
     /// Tiles in the ring of `bulk`.
     pub(super) stages: u32,
@@ -66,13 +68,18 @@ pub(super) struct Config {
 }
 
 impl Config {
+    /// Steps of a vector.
+    const fn vector(&self) -> u32 {
+        16 / self.element
+    }
     /// Steps of a tile.
     pub(super) const fn tile(&self) -> u32 {
-        self.threads * self.vectors * 4
+        self.threads * self.vectors * self.vector()
     }
     /// Bytes of the ring of `bulk`, its barriers and slots.
     pub(super) fn shared_bytes(&self, pass: Pass) -> u32 {
-        let stage = if pass == Pass::Forward { 8 * self.tile() } else { 12 * self.tile() + 16 };
+        let tile = self.element * self.tile();
+        let stage = if pass == Pass::Forward { 2 * tile } else { 3 * tile + 16 };
         self.stages * (stage + 8) + self.threads / 2 + 16
     }
     /// The configuration for `problem` on `device`, or the one that `variant` spells.
@@ -85,17 +92,23 @@ impl Config {
             _ => (128, false),
         };
         let forward = pass == Pass::Forward;
+        let half = p.dtype() != Dtype::F32;
         let mut config = Self {
+            element: p.dtype().size() as u32,
             best: if major >= 9 { Kind::Bulk } else { Kind::Rows },
             forced: false,
             // The backward scan runs against the forward one.
             descending: p.is_reverse() == forward,
             threads,
-            // Pascal and Volta have no room in registers for two vectors of three tensors, and their next ones.
-            vectors: if !forward && device.compute_capability < (7, 5) { 1 } else { 2 },
+            // Tiles are as long in halves as in f32: one vector of eight steps instead of two of four. Pascal and Volta
+            // have no room in registers for two vectors of three tensors, and their next ones.
+            vectors: if half || !forward && device.compute_capability < (7, 5) { 1 } else { 2 },
+            // Halves have as many bytes under way, in tiles half the size.
             stages: match (short, forward) {
                 (true, true) => 6,
                 (true, false) => 4,
+                (false, true) if half => 5,
+                (false, false) if half => 4,
                 (false, true) => 3,
                 (false, false) => 2,
             },
@@ -160,7 +173,8 @@ impl Config {
     /// The way through tensors of `layouts`.
     pub(super) fn kind(&self, p: &LinearScan, layouts: &[SequenceLayout]) -> Kind {
         let by_time = p.steps() <= 1 || layouts.iter().all(|l| l.t == 1);
-        let aligned = by_time && p.steps().is_multiple_of(4) && layouts.iter().all(|l| l.is_aligned(p));
+        let aligned = by_time && p.steps().is_multiple_of(self.vector() as usize);
+        let aligned = aligned && layouts.iter().all(|l| l.is_aligned(p, self.vector()));
         if self.forced {
             return match self.best {
                 Kind::Bulk | Kind::Rows if !aligned => Kind::Strided,
@@ -203,9 +217,9 @@ pub(super) struct SequenceLayout {
 }
 
 impl SequenceLayout {
-    /// Whether every row starts at a multiple of 16 bytes.
-    fn is_aligned(&self, p: &LinearScan) -> bool {
-        let keeps = |size: usize, stride: isize| size <= 1 || stride % 4 == 0;
+    /// Whether every row starts at a multiple of 16 bytes, which are `vector` elements.
+    fn is_aligned(&self, p: &LinearScan, vector: u32) -> bool {
+        let keeps = |size: usize, stride: isize| size <= 1 || stride % vector as isize == 0;
         self.address.is_multiple_of(16) && keeps(p.batch(), self.b) && keeps(p.channels(), self.d)
     }
 }
@@ -253,6 +267,17 @@ mod tests {
             let tile = if pass == Pass::Forward { 8 } else { 12 } * c.tile();
             assert!(c.blocks_per_sm * (c.stages - 1) * tile >= 60 << 10);
         }
+        for (pass, dtype) in
+            [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, Dtype::Bf16), (p, Dtype::F16)])
+        {
+            let c = Config::choose(&p.with_dtype(dtype).unwrap(), pass, &d, None).unwrap();
+            let f32 = Config::choose(&p, pass, &d, None).unwrap();
+            assert_eq!((c.tile(), c.threads, c.blocks_per_sm), (f32.tile(), f32.threads, f32.blocks_per_sm));
+            let blocks = d.shared_per_sm / (c.shared_bytes(pass) + 1024);
+            assert!(blocks >= c.blocks_per_sm, "{pass:?}: {blocks} blocks");
+            let tile = if pass == Pass::Forward { 4 } else { 6 } * c.tile();
+            assert!(c.blocks_per_sm * (c.stages - 1) * tile >= 60 << 10);
+        }
     }
 
     #[test]
@@ -285,6 +310,15 @@ mod tests {
         assert_eq!(c.kind(&one, &[SequenceLayout { address: 16, b: 3, d: 5, t: 1 }; 3]), Kind::Bulk);
         let short = problem(2, 6, 4);
         assert_eq!(c.kind(&short, &[contiguous(&short, 256); 3]), Kind::Channels);
+        // Eight halves are a vector, so 12 steps and strides of 12 elements are not whole ones.
+        let half = |t| problem(2, 6, t).with_dtype(Dtype::F16).unwrap();
+        let (p16, p12) = (half(16), half(12));
+        let c16 = Config::choose(&p16, Pass::Forward, &DeviceProps::SM_90, None).unwrap();
+        assert_eq!(c16.kind(&p16, &[contiguous(&p16, 256); 3]), Kind::Bulk);
+        assert_eq!(c16.kind(&p16, &[contiguous(&p16, 264); 3]), Kind::Strided);
+        assert_eq!(c16.kind(&p16, &[SequenceLayout { d: 20, ..contiguous(&p16, 256) }; 3]), Kind::Strided);
+        assert_eq!(c16.kind(&p12, &[contiguous(&p12, 256); 3]), Kind::Strided);
+        assert_eq!(c16.kind(&p16, &[SequenceLayout { address: 2, b: 96, d: 1, t: 6 }; 3]), Kind::Channels);
         let t4 = Config::choose(&p, Pass::Forward, &DeviceProps::SM_75, None).unwrap();
         assert_eq!(t4.kind(&p, &[rows; 3]), Kind::Rows);
     }

@@ -2,11 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use super::super::cuda::arrays::{RUNS, array, constants, marks, suits};
+use super::super::cuda::arrays::{RUNS, STORED, array, constants, marks, suits};
 use super::super::cuda::general::HEADERS as NUMBER;
 use super::super::lanes::STEPS;
 use super::super::packing::Packing;
 use super::spec::{AdaptiveScan, NAME};
+use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature, TensorSpec};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
@@ -16,7 +17,7 @@ const SOURCE: KernelSource =
     KernelSource::embedded("layers/ssm/adaptive/cuda/adaptive.cu", include_str!("adaptive.cu"));
 const SHARED: Header = ("adaptive.cuh", include_str!("adaptive.cuh"));
 const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh")), SHARED];
-const LANES_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED, RUNS];
+const LANES_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED, kernels::HALF, STORED, RUNS];
 const LANES: KernelSource = KernelSource::embedded("layers/ssm/adaptive/cuda/lanes.cu", include_str!("lanes.cu"));
 const LANES_ENTRIES: [&str; 2] = ["adaptive_lanes_forward", "adaptive_lanes_backward"];
 /// Words of a state in shared memory, forward and backward.

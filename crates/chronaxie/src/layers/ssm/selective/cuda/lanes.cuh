@@ -116,18 +116,6 @@ __device__ __forceinline__ void widen_run(float (&to)[kRun], const Raw<kRun>& ra
   }
 }
 
-__device__ __forceinline__ unsigned narrow_pair(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  unsigned word;
-  if (kStored == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
-  return word;
-#else
-  unsigned short x, y;
-  narrow(x, a), narrow(y, b);
-  return x | static_cast<unsigned>(y) << 16;
-#endif
-}
 // Where the row has `left` steps more, as fetch_part.
 template <int kRun>
 __device__ __forceinline__ void store_part(Stored* at, int left, bool whole, const float (&from)[kRun]) {

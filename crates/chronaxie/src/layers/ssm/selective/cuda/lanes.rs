@@ -3,7 +3,8 @@
 
 use super::super::spec::{CHUNK, Discretisation, SelectiveScan, Weights};
 use super::{HEADERS, SHARED_HEADERS};
-use crate::layers::ssm::cuda::arrays::{RUNS, constants};
+use crate::kernels;
+use crate::layers::ssm::cuda::arrays::{RUNS, STORED, constants};
 use crate::layers::ssm::packing::Packing;
 use crate::op::Pass;
 use crate::{DeviceProps, Dtype};
@@ -16,7 +17,7 @@ const BACKWARD: KernelSource =
     KernelSource::embedded("layers/ssm/selective/cuda/lanes_backward.cu", include_str!("lanes_backward.cu"));
 const CARRY: KernelSource = KernelSource::embedded("layers/ssm/selective/cuda/carry.cu", include_str!("carry.cu"));
 const LANES_HEADERS: &[Header] =
-    &[HEADERS[0], HEADERS[1], RUNS, SHARED_HEADERS[0], ("lanes.cuh", include_str!("lanes.cuh"))];
+    &[HEADERS[0], HEADERS[1], kernels::HALF, STORED, RUNS, SHARED_HEADERS[0], ("lanes.cuh", include_str!("lanes.cuh"))];
 /// The kernels: forward, backward, forward where there are many channels, and what segments hand on, forward and backward.
 pub(super) const ENTRIES: [&str; 5] = [
     "selective_lanes_forward",
