@@ -16,11 +16,6 @@ constexpr bool kShared = false;
 constexpr int kTile = 8;  // rows of a tile
 static_assert(kRows == 2, "one plane of pairs");
 
-// A row (b, t): its number in the chunk, its batch row, its step of the chunk.
-struct Row {
-  int n, b, r;
-};
-
 // Dynamic shared memory, for each group: alpha and beta of a tile, [kTile / 2, H, 4], and no less than 16 bytes a thread.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D]
@@ -33,12 +28,9 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
   const unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
   const int group = threadIdx.x / threads, groups = blockDim.x / threads, thread = threadIdx.x - group * threads;
   auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); };
-  auto next = [&](Row row) -> Row { return row.r + 1 < steps ? Row{row.n + 1, row.b, row.r + 1} : Row{row.n + 1, row.b + 1, 0}; };
   int2 shape = schedule.warps[part * (threads / 32) + thread / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
   const int lane = threadIdx.x % 32, sub = lane & (shape.x - 1), d = schedule.target[part * threads + thread];
-  // A lane without an input reads the first.
-  const float* const mine = u + (d < 0 ? 0 : d);
   float p0, q0;
   const Held held = hold(schedule, part, p0, q0, nullptr, threads, thread);
   Sums sums;
@@ -50,36 +42,32 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
   for (i64 first = ((i64)worker * groups + group) * kTile; first < rows; first += (i64)workers * groups * kTile) {
     const int there = (int)(rows - first < kTile ? rows - first : kTile);
     meet();
-    // All rows of a target at once, so that their reads are in flight together.
-    for (int j = thread; j < hidden; j += threads) {
-      float2 x[kTile];
+    // Four rows of a target at once, so that their reads are in flight together; zeros where there is no row.
+    for (int e = thread; e < 2 * hidden; e += threads) {
+      const int r = e < hidden ? 0 : 4, j = e - (e < hidden ? 0 : hidden);
+      const float2* from = step_sums + ((first + r) * hidden + j);
+      float2 x[4];
 #pragma unroll
-      for (int r = 0; r < kTile; r++) x[r] = step_sums[(first + (r < there ? r : there - 1)) * hidden + j];
-#pragma unroll
-      for (int r = 0; r < kTile; r += 2) {
-        const bool one = r < there, two = r + 1 < there;
-        *(float4*)(pairs + ((r / 2) * hidden + j) * 4) =
-            make_float4(one ? x[r].x : 0.0f, one ? x[r].y : 0.0f, two ? x[r + 1].x : 0.0f, two ? x[r + 1].y : 0.0f);
+      for (int i = 0; i < 4; i++) {
+        x[i] = r + i < there ? *from : make_float2(0.0f, 0.0f);
+        from += hidden;
       }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2)
+        *(float4*)(pairs + (((r + i) / 2) * hidden + j) * 4) = make_float4(x[i].x, x[i].y, x[i + 1].x, x[i + 1].y);
     }
-    // The inputs of two rows ahead of their gates; those of a row that is not there are the last one's.
-    Row row = {(int)first, (int)first / steps, (int)first % steps}, other = there > 1 ? next(row) : row;
-    float v[2] = {mine[(i64)row.n * inputs], mine[(i64)other.n * inputs]};
-    const char* tile = (const char*)pairs;
     meet();
 #pragma unroll 1
-    for (int r = 0; r < there; r += 2, tile += hidden * 16) {
-      const Row now = lane & 1 ? other : row;
-      const bool is_there = r + 1 < there || !(lane & 1);
-      const float of_both[2] = {v[0], v[1]};
+    for (int r = 0; r < there; r += 2) {
+      // A lane without an input reads the first; of a row that is not there the one before.
+      const int n = (int)first + r, from = d < 0 ? 0 : d;
+      const float v[2] = {u[(i64)n * inputs + from], u[(i64)(r + 1 < there ? n + 1 : n) * inputs + from]};
       float total[2] = {0.0f, 0.0f};
-      if (r + 2 < there) {
-        row = next(other), other = r + 3 < there ? next(row) : row;
-        v[0] = mine[(i64)row.n * inputs], v[1] = mine[(i64)other.n * inputs];
-      }
-      adjoint_gates<0>(held, sums, shape.y, tile, 0, of_both, total);
+      adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + r * hidden * 2), 0, v, total);
       const float sum = owner_sum(total, lane, shape.x);
-      if (d >= 0 && sub < kRows && is_there) grad_u[(now.b * total_steps + t0 + now.r) * inputs + d] = sum;
+      // Odd lanes give the second of two rows: of which batch row and which step of the chunk.
+      const int mine = n + (lane & 1), b = mine / steps, step = mine - b * steps;
+      if (d >= 0 && sub < kRows && r + (lane & 1) < there) grad_u[(b * total_steps + t0 + step) * inputs + d] = sum;
     }
   }
   // The groups' sums, in order.
