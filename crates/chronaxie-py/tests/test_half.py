@@ -118,14 +118,15 @@ def first(hx):
     return hx[0] if isinstance(hx, tuple) else hx
 
 
-def same(a, b, kind):
+def same(a, b, kind, tolerance=1e-4):
     """Bit for bit, but where PyTorch computes the LSTM cell on a GPU: its products of other shapes add in another order."""
     if a.dtype is not b.dtype:
         return False
     if kind != "mixed" or a.device.type != "cuda":
         return torch.equal(a, b)
-    tolerance = 1e-4 if a.dtype is torch.float32 else 2 * torch.finfo(a.dtype).eps
-    return (a - b).float().norm() <= tolerance * b.float().norm()
+    if a.dtype is not torch.float32:
+        tolerance = max(tolerance, 2 * torch.finfo(a.dtype).eps)
+    return bool((a - b).float().norm() <= tolerance * b.float().norm())
 
 
 @HALVES
@@ -194,7 +195,9 @@ def test_compiled_whole_they_give_the_same_bits(device, dtype, kind):
             assert out.dtype is dtype
             grads = torch.autograd.grad(out.float().square().sum() + first(hx).sum(), leaves)
             results.append([out, first(hx), *grads])
-        assert all(same(a, b, kind) for a, b in zip(*results))
+        # A compiled backward pass under autocast multiplies the LSTM cell's matrices in 16 bits, whatever the forward pass did.
+        tolerance = torch.finfo(dtype).eps if autocast else 1e-4
+        assert all(same(a, b, kind, tolerance) for a, b in zip(*results))
 
 
 @HALVES
