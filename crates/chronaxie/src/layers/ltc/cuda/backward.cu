@@ -291,8 +291,7 @@ ltc_input_gradient(const Synapse* __restrict__ by_source, const int* __restrict_
 extern "C" __global__ void __launch_bounds__(256)
 ltc_inputs_backward(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,
                     const float* __restrict__ norm_weight, const float* __restrict__ input_w,
-                    const float* grad_u, float* grad_x,  // the same where there is no LayerNorm and all steps are there
-                    i64 rows, i64 rows_per_batch, i64 t0,
+                    const float* __restrict__ grad_u, float* __restrict__ grad_x, i64 rows, i64 rows_per_batch, i64 t0,
                     i64 total_steps, int inputs, float norm_epsilon) {
   i64 row = (blockIdx.x * (i64)blockDim.x + threadIdx.x) >> 5;
   int lane = threadIdx.x & 31;
@@ -320,6 +319,13 @@ ltc_inputs_backward(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64
     float h = du[d] * (input_w ? input_w[d] : 1.0f) * norm_weight[d];
     to[d] = (float)(scale * (h - mean_h - (from[d * stride_d] - mean) * mean_hx));
   }
+}
+
+// dL/dx from dL/du in its place, where there is no LayerNorm.
+extern "C" __global__ void __launch_bounds__(256)
+ltc_scale_inputs(float* __restrict__ grad, const float* __restrict__ input_w, i64 elements, int inputs) {
+  for (i64 e = blockIdx.x * (i64)blockDim.x + threadIdx.x; e < elements; e += gridDim.x * (i64)blockDim.x)
+    grad[e] *= input_w[e % inputs];
 }
 
 // Sums over rows for the input parameters: du y, du, dy xhat, dy, with y what the mapping reads.

@@ -461,9 +461,14 @@ impl BackwardCall<'_> {
             )?;
             self.add(base, stream, t.inputs, p.inputs, slices)?;
         }
-        // Where the inputs are read as they are, it is dL/dx.
-        let same = t.at_once && s.input_w.is_none();
-        if g.x.is_some() && !whole && !same {
+        if t.at_once {
+            // Where the inputs are read as they are, it is dL/dx.
+            let elements = rows * p.inputs as u64;
+            let blocks = if s.input_w.is_some() { elements.div_ceil(256).min(1 << 14) } else { 0 };
+            let last = [grad_x, at(x, s.input_w), Arg::I64(elements as i64), Arg::I32(p.inputs as i32)];
+            return launch(&self.k.scale_inputs, stream, (blocks, 1), (THREADS, 1), 0, &last);
+        }
+        if g.x.is_some() && !whole {
             launch(
                 &self.k.inputs_backward,
                 stream,
@@ -471,9 +476,9 @@ impl BackwardCall<'_> {
                 (THREADS, 1),
                 0,
                 args! {
-                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), du, grad_x,
-                    Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I64(p.steps as i64),
-                    Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
+                    x0, x1, x2, x3, at(x, s.norm), at(x, s.input_w), du, grad_x, Arg::I64(rows as i64),
+                    Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I64(p.steps as i64), Arg::I32(p.inputs as i32),
+                    Arg::F32(NORM_EPSILON as f32)
                 },
             )?;
         }

@@ -76,7 +76,8 @@ __device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int 
 __device__ __forceinline__ void gates_ahead(const Held& held, int used, float v, float (&t)[kSlots]) {
 #pragma unroll
   for (int i = 0; i < kSlots; i++) {
-    if (i >= kAlwaysPairs && i % 2 == 0 && i >= used) break;
+    // As many as adjoint_rest reads.
+    if (i >= kAlwaysPairs && i % kBatch == 0 && i >= used) break;
     t[i] = gate_of(held.a[i], held.b[i], v);
   }
 }

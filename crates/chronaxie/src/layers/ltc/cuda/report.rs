@@ -107,8 +107,11 @@ impl CudaPlan {
             let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
             list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
         }
-        if !at_once || self.slots.input_w.is_some() {
+        if !at_once {
             list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
+        } else if self.slots.input_w.is_some() {
+            let scaled = grid((all_rows * d).div_ceil(256).min(1 << 14), 1);
+            list.push(LaunchReport::new(&k.scale_inputs, 1, scaled, flat, 0)?);
         }
         list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if p.output_mapping != Mapping::None {

@@ -57,6 +57,8 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
         *(float4*)(pairs + (((r + i) / 2) * hidden + j) * 4) = make_float4(x[i].x, x[i].y, x[i + 1].x, x[i + 1].y);
     }
     meet();
+    // Odd lanes give the second of two rows: of which batch row and which step of the chunk.
+    int b = ((int)first + (lane & 1)) / steps, step = (int)first + (lane & 1) - b * steps;
 #pragma unroll 1
     for (int r = 0; r < there; r += 2) {
       // A lane without an input reads the first; of a row that is not there the one before.
@@ -65,9 +67,8 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
       float total[2] = {0.0f, 0.0f};
       adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + r * hidden * 2), 0, v, total);
       const float sum = owner_sum(total, lane, shape.x);
-      // Odd lanes give the second of two rows: of which batch row and which step of the chunk.
-      const int mine = n + (lane & 1), b = mine / steps, step = mine - b * steps;
       if (d >= 0 && sub < kRows && r + (lane & 1) < there) grad_u[(b * total_steps + t0 + step) * inputs + d] = sum;
+      for (step += 2; step >= steps; step -= steps) b++;
     }
   }
   // The groups' sums, in order.

@@ -225,7 +225,7 @@ pub(super) const ADJOINTS: [(usize, usize, usize); 5] =
     [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256), (4, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
 /// The same for the adjoint of the sensory gates.
-pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 2] = [(2, 8, 512), (2, 20, 256)];
+pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 1] = [(2, 8, 512)];
 /// Slots and threads of the sensory sums.
 pub(super) const SENSORY_SHAPES: [(usize, usize); 3] = [(40, 256), (12, 512), (14, 512)];
 /// Rows side by side of the sensory sums.
