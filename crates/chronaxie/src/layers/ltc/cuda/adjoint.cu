@@ -18,7 +18,7 @@
 // 3390 for four, of which a row takes 550; several groups in turn hide nothing of that where there are 8 warps. With one
 // group of one row: 128 sources in a cluster of 3 1780. Tried: 16 lanes a source and 512 threads 15 % slower; clusters of 6
 // and 7, on more multiprocessors, 10 % slower.
-// Of one row the gates come before alpha and beta are waited for: states are known ahead. Tried for one row: alpha alone travels,
+// Tried for one row: its gates before alpha and beta are waited for, since states are known ahead, 6 % slower. Alpha alone travels,
 // and u_ij = (q_ij - v'_j p_ij) r_ij (1 - r_ij), which is known ahead too, takes the place of p and q: 14 operations a synapse
 // instead of 11, with 11 warps 1550 to 1790 clocks (a warp's instructions go in order, and are the chain); with the sums of
 // synapses left to a kernel over all unfolds 1260 in one block (H 64) and 2500 in a cluster of 3, where warps that hold different
@@ -244,15 +244,8 @@ ltc_adjoint_held(Schedule schedule, const float* __restrict__ cm,  // [H]
           }
           for (int r = i; r < i + kPlane; r++) total[r] = 0.0f;
         }
-        if constexpr (kRows == 1) {
-          float t[kSlots];
-          gates_ahead(held, shape.y, v[0], t);
-          exchange.take(q, n);
-          adjoint_rest<0>(held, sums, shape.y, exchange.tile(q, n), v[0], t, total[0]);
-        } else {
-          exchange.take(q, n);
-          adjoint_gates<0>(held, sums, shape.y, exchange.tile(q, n), plane, v, total);
-        }
+        exchange.take(q, n);
+        adjoint_gates<0>(held, sums, shape.y, exchange.tile(q, n), plane, v, total);
         // Of the next unfold, if the part has one.
         const float2 next = slot_of(n + 1, q)[(threadIdx.x & ~(shape.x - 1)) + row];
         const float4 turn = *(const float4*)(turns + (q * blockDim.x + threadIdx.x));

@@ -414,7 +414,8 @@ impl BackwardCall<'_> {
                     Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
                     region(t.step_sums), du, region(t.sensory_sums), Arg::I32(rows as i32),
                     Arg::I32(steps as i32), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
-                    Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
+                    Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32),
+                    Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
                     Arg::I32(k.held.threads as i32), Arg::I32(i32::from(last))
                 },
             )?;

@@ -72,40 +72,6 @@ __device__ __forceinline__ void adjoint_gates(const Held& held, Sums& sums, int 
   }
 }
 
-// The same of one row in two parts: first its gates, while alpha and beta are still on their way; then the rest.
-__device__ __forceinline__ void gates_ahead(const Held& held, int used, float v, float (&t)[kSlots]) {
-#pragma unroll
-  for (int i = 0; i < kSlots; i++) {
-    // As many as adjoint_rest reads.
-    if (i >= kAlwaysPairs && i % kBatch == 0 && i >= used) break;
-    t[i] = gate_of(held.a[i], held.b[i], v);
-  }
-}
-template <int kFirst>
-__device__ __forceinline__ void adjoint_rest(const Held& held, Sums& sums, int used, const char* tile, float v,
-                                             const float (&t)[kSlots], float& total) {
-  if constexpr (kFirst < kSlots) {
-    if (kFirst >= kAlwaysPairs && kFirst >= used) return;
-    constexpr int kCount = kSlots - kFirst < kBatch ? kSlots - kFirst : kBatch;
-    float2 x[kCount];
-#pragma unroll
-    for (int h = 0; h < kCount; h++) x[h] = *(const float2*)(tile + source_of(held, kFirst + h));
-#pragma unroll
-    for (int h = 0; h < kCount; h++) {
-      const int i = kFirst + h;
-      float4& s = sums.of[i];
-      const float rho = fmaf(x[h].x, held.q[i], x[h].y * held.p[i]);
-      const float dz = rho * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
-      s.x = fmaf(x[h].x, t[i], s.x);
-      s.y = fmaf(x[h].y, t[i], s.y);
-      s.z += dz;
-      s.w = fmaf(dz, kFast ? v : v - held.b[i], s.w);
-      total = fmaf(dz, held.a[i], total);
-    }
-    adjoint_rest<kFirst + kCount>(held, sums, used, tile, v, t, total);
-  }
-}
-
 // The sum over targets of dz sigma, of one row: row lane % kRows of the lane's source. The order of additions is fixed.
 __device__ __forceinline__ float owner_sum(float (&total)[kRows], int lane, int lanes) {
 #pragma unroll

@@ -41,8 +41,8 @@ pub(super) fn specialisation(
             ("kThreads", Constant::Int(h.max_threads as i32)),
             ("kFast", Constant::Bool(fast)),
             ("kCluster", Constant::Bool(cluster)),
-            // A kernel for all lengths: how many steps are rebuilt at once must not matter.
-            ("kMany", Constant::Bool(h.many())),
+            // A kernel for all lengths: how many steps are rebuilt at once must not matter. No adjoint asks.
+            ("kMany", Constant::Bool(h.many() && !h.pairs)),
             ("kRebuild", Constant::Bool(h.rebuild)),
             ("kPairs", Constant::Bool(h.pairs)),
             // Of the kernels of one row.

@@ -119,7 +119,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         };
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
-        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
+        all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));
     }
     // What else the compared cases launch, each for the architectures on which they do.
     static ARCHS: [&str; 6] = COMPARED_ARCHS;

@@ -62,7 +62,8 @@ pub struct Held {
     pub threads: usize,
     /// Threads that the kernel is compiled for.
     pub max_threads: usize,
-    /// Groups of rows that a cluster has in turn; tiles' rows of the sensory sums.
+    /// Groups of rows that a cluster has in turn; tiles' rows of the sensory sums; groups of threads, with rows of their own, of
+    /// the sensory adjoint.
     pub groups: usize,
     /// Whether each step is a row of its own.
     pub rebuild: bool,
@@ -225,7 +226,7 @@ pub(super) const ADJOINTS: [(usize, usize, usize); 5] =
     [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256), (4, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
 /// The same for the adjoint of the sensory gates.
-pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 1] = [(2, 8, 512)];
+pub(super) const SENSORY_ADJOINT: (usize, usize, usize) = (2, 8, 512);
 /// Slots and threads of the sensory sums.
 pub(super) const SENSORY_SHAPES: [(usize, usize); 3] = [(40, 256), (12, 512), (14, 512)];
 /// Rows side by side of the sensory sums.

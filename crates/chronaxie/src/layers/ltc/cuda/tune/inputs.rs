@@ -1,6 +1,6 @@
 //! The choice of the kernels of the gates over the inputs.
 
-use super::{Held, SENSORY_ADJOINTS, SENSORY_ROWS, SENSORY_SHAPES, always, backward_budget, io_bytes};
+use super::{Held, SENSORY_ADJOINT, SENSORY_ROWS, SENSORY_SHAPES, always, backward_budget, io_bytes};
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
@@ -71,31 +71,30 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
     let limit = props.shared_per_block_optin as usize;
     let processors = props.sm_count as usize;
     let mut best: Option<(usize, usize, Held)> = None;
+    let (side, slots, max_threads) = SENSORY_ADJOINT;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
-        for (side, slots, max_threads) in SENSORY_ADJOINTS {
-            let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
-            let Some(Shape { threads, warp_slots }) = shape else { continue };
-            let of_group = (SUMS_TILE * others * 8).max(threads * 16);
-            let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS);
-            let tiles = rows.div_ceil(SUMS_TILE);
-            let affordable = budget / (16 * blocks * slots * threads);
-            let workers = affordable.min(processors / blocks).min(tiles);
-            if workers == 0 || groups == 0 {
-                continue;
-            }
-            let groups = groups.min(tiles.div_ceil(workers));
-            // Of two rows: issue slots of all groups, or how long the warps of one take alone; its share of the tiles, each read with
-            // loads of several rows in flight, of one target after the other.
-            let warps = threads / 32;
-            let issued = (warp_slots * 13 * side + warps * 110) * groups / 4;
-            let alone = warp_slots.div_ceil(warps) * 26 * side + 300;
-            let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
-            let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;
-            if best.is_none_or(|(least, ..)| clocks < least) {
-                let shared = (groups * of_group) as u32;
-                let held = Held::of((side, slots, max_threads));
-                best = Some((clocks, workers, Held { blocks, threads, groups, pairs: true, shared, ..held }));
-            }
+        let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
+        let Some(Shape { threads, warp_slots }) = shape else { continue };
+        let of_group = (SUMS_TILE * others * 8).max(threads * 16);
+        let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS);
+        let tiles = rows.div_ceil(SUMS_TILE);
+        let affordable = budget / (16 * blocks * slots * threads);
+        let workers = affordable.min(processors / blocks).min(tiles);
+        if workers == 0 || groups == 0 {
+            continue;
+        }
+        let groups = groups.min(tiles.div_ceil(workers));
+        // Of two rows: issue slots of all groups, or how long the warps of one take alone; its share of the tiles, each read with
+        // loads of several rows in flight, of one target after the other.
+        let warps = threads / 32;
+        let issued = (warp_slots * 13 * side + warps * 110) * groups / 4;
+        let alone = warp_slots.div_ceil(warps) * 26 * side + 300;
+        let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
+        let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;
+        if best.is_none_or(|(least, ..)| clocks < least) {
+            let shared = (groups * of_group) as u32;
+            let held = Held::of((side, slots, max_threads));
+            best = Some((clocks, workers, Held { blocks, threads, groups, pairs: true, shared, ..held }));
         }
     }
     // Too few blocks for so many rows: the portable kernels are faster.

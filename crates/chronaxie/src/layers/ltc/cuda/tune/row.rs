@@ -29,7 +29,7 @@ pub(super) fn hold(
         let shape = lists.shape(blocks, of.slots, 1, of.lanes).filter(|s| s.threads <= of.threads)?;
         // Small blocks share a multiprocessor.
         let clusters = resident[blocks] * if blocks > 1 { 2 } else { 1 };
-        let clocks = unfold_clocks(&shape, blocks) * batch.max(clusters) / clusters;
+        let clocks = row_clocks(&shape, blocks) * batch.max(clusters) / clusters;
         Some((clocks, Held { threads: shape.threads, blocks, ..Held::row(of) }))
     };
     let all = ROW_SHAPES.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b)));
@@ -38,6 +38,6 @@ pub(super) fn hold(
 
 /// Clocks of an unfold of row.cu: the special-function unit of a scheduler, and the chain beside it, which is longer with more
 /// warps and in a cluster.
-fn unfold_clocks(shape: &Shape, blocks: usize) -> usize {
+fn row_clocks(shape: &Shape, blocks: usize) -> usize {
     shape.warp_slots.div_ceil(4) * 8 + shape.threads / 4 + if blocks > 1 { 450 } else { 260 }
 }
