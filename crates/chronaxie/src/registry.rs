@@ -27,6 +27,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),
         #[cfg(feature = "layers")]
+        &crate::layers::mlstm::entry::MlstmParallelOp,
+        #[cfg(feature = "layers")]
         &crate::layers::mlstm::step::MlstmStepOp,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::SsmGatesOp,

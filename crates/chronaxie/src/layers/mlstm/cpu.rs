@@ -60,7 +60,7 @@ impl CpuPlan {
             Some(v) => {
                 let size = v.strip_prefix("simd:w").and_then(|n| n.parse().ok()).filter(|&n: &usize| n > 0);
                 let other =
-                    || format!("{}: variant `{v}` is not one of simd, simd:wN on the CPU", problem.gate.entry());
+                    || format!("{}: variant `{v}` is not one of simd, simd:wN on the CPU", problem.entry_name());
                 Some(size.ok_or_else(|| Error::config(other()))?)
             }
         };
@@ -122,7 +122,7 @@ impl<'v> Named<'_, 'v> {
 
 impl Plan for CpuPlan {
     fn entry(&self) -> &'static str {
-        self.problem.gate.entry()
+        self.problem.entry_name()
     }
     fn place(&self) -> Place {
         Place::Cpu

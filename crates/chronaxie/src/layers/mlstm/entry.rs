@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl Problem for Mlstm {
     fn entry(&self) -> &'static str {
-        self.gate.entry()
+        self.entry_name()
     }
     fn signature(&self, pass: Pass) -> Result<Signature> {
         self.signature_of(pass)
@@ -112,6 +112,26 @@ const CHECK_SIGMOID: &[&str] = &[
     "B1_NH1_T200_K80_V32,dtype=f16,normalize=true,initial=true,last=true",
 ];
 
+/// The entry `mlstm_parallel`: h from all pairs of tokens and a state of zeros. It is `mlstm_exp` without states, held to the law
+/// of all pairs; what runs goes chunk by chunk, so that its work grows with T and not with its square.
+#[derive(Debug)]
+pub struct MlstmParallelOp;
+
+const PARALLEL_COMPARED: &[&str] = &["B4_NH8_T2048_K64_V64"];
+const PARALLEL_CPU: &[&str] = &["B1_NH4_T1024_K64_V64,dtype=f32"];
+const PARALLEL_CHECK: &[&str] = &[
+    "B1_NH1_T1_K16_V16,dtype=f32",
+    "B2_NH2_T65_K32_V48,dtype=f32,gates=unit",
+    "B1_NH2_T500_K64_V64,dtype=f32,gates=slow",
+    "B1_NH2_T64_K64_V64,dtype=f16",
+    "B1_NH2_T500_K64_V64,dtype=bf16,gates=slow",
+    "B1_NH2_T200_K64_V64,dtype=f16,gates=extreme",
+    "B1_NH2_T300_K80_V144,dtype=bf16,gates=unit",
+    "B2_NH0_T5_K16_V16,dtype=f32",
+    "B2_NH2_T0_K32_V32,dtype=bf16",
+];
+const PARALLEL_OPTIONS: &[&str] = &["dtype", "normalizer_grad", "eps", "chunk", "backward", "wants", "gates"];
+
 const OPTIONS: &[&str] = &[
     "dtype",
     "normalize",
@@ -125,6 +145,28 @@ const OPTIONS: &[&str] = &[
     "wants",
     "gates",
 ];
+
+/// The problem of a case, of which `options` are known.
+fn problem_of(case: &Case, gate: Gate, options: &[&str]) -> Result<Mlstm> {
+    case.allow(&["B", "NH", "T", "K", "V"], options)?;
+    let mut sizes = [0; 5];
+    for (size, axis) in sizes.iter_mut().zip(["B", "NH", "T", "K", "V"]) {
+        *size = case.size(axis)?;
+    }
+    let mut p = Mlstm::new(gate, sizes);
+    p.dtype = parse_dtype(gate.entry(), case.option("dtype").unwrap_or("bf16"))?;
+    p.normalize = case.get("normalize", p.normalize)?;
+    p.normalizer_grad = case.get("normalizer_grad", true)?;
+    p.eps = case.get("eps", 0.0)?;
+    p.chunk = case.option("chunk").map(|_| case.get("chunk", 0)).transpose()?;
+    p.initial_state = case.get("initial", false)?;
+    p.last_state = case.get("last", false)?;
+    p.sequences = case.option("sequences").map(|_| case.get("sequences", 0)).transpose()?;
+    p.backward = case.get("backward", true)?;
+    p.wants = case.option("wants").map_or(Ok(Wants::ALL), str::parse)?;
+    p.gates = case.option("gates").map_or(Ok(p.gates), str::parse)?;
+    Ok(p)
+}
 
 impl Op for MlstmOp {
     fn name(&self) -> &'static str {
@@ -149,23 +191,33 @@ impl Op for MlstmOp {
         Case::list(&lists.concat())
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
-        case.allow(&["B", "NH", "T", "K", "V"], OPTIONS)?;
-        let mut sizes = [0; 5];
-        for (size, axis) in sizes.iter_mut().zip(["B", "NH", "T", "K", "V"]) {
-            *size = case.size(axis)?;
-        }
-        let mut p = Mlstm::new(self.0, sizes);
-        p.dtype = parse_dtype(self.name(), case.option("dtype").unwrap_or("bf16"))?;
-        p.normalize = case.get("normalize", p.normalize)?;
-        p.normalizer_grad = case.get("normalizer_grad", true)?;
-        p.eps = case.get("eps", 0.0)?;
-        p.chunk = case.option("chunk").map(|_| case.get("chunk", 0)).transpose()?;
-        p.initial_state = case.get("initial", false)?;
-        p.last_state = case.get("last", false)?;
-        p.sequences = case.option("sequences").map(|_| case.get("sequences", 0)).transpose()?;
-        p.backward = case.get("backward", true)?;
-        p.wants = case.option("wants").map_or(Ok(Wants::ALL), str::parse)?;
-        p.gates = case.option("gates").map_or(Ok(p.gates), str::parse)?;
+        Ok(Arc::new(problem_of(case, self.0, OPTIONS)?.build()?))
+    }
+    fn specialisations(&self) -> Vec<Specialisation> {
+        cuda::specialisations()
+    }
+}
+
+impl Op for MlstmParallelOp {
+    fn name(&self) -> &'static str {
+        "mlstm_parallel"
+    }
+    fn summary(&self) -> &'static str {
+        "mLSTM over all pairs of tokens of a sequence, exponential input gate, without states"
+    }
+    fn passes(&self) -> &'static [Pass] {
+        &[Pass::Forward, Pass::Backward]
+    }
+    fn cases(&self, set: CaseSet) -> Vec<Case> {
+        Case::list(match set {
+            CaseSet::Compared => PARALLEL_COMPARED,
+            CaseSet::Cpu => PARALLEL_CPU,
+            CaseSet::Check => PARALLEL_CHECK,
+        })
+    }
+    fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
+        let mut p = problem_of(case, Gate::Exponential, PARALLEL_OPTIONS)?;
+        p.parallel = true;
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {

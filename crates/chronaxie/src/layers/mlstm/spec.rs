@@ -147,6 +147,8 @@ pub struct Mlstm {
     pub wants: Wants,
     /// The gates of samples.
     pub gates: Gates,
+    /// Whether the law is the parallel form, of all pairs of tokens, which has no states: the entry `mlstm_parallel`.
+    pub parallel: bool,
 }
 
 impl Mlstm {
@@ -170,7 +172,13 @@ impl Mlstm {
             backward: true,
             wants: Wants::ALL,
             gates: Gates::default(),
+            parallel: false,
         }
+    }
+
+    /// The entry whose problem this is.
+    pub const fn entry_name(&self) -> &'static str {
+        if self.parallel { "mlstm_parallel" } else { self.gate.entry() }
     }
 
     /// The same, if every size and option is in range.
@@ -178,9 +186,14 @@ impl Mlstm {
     /// # Errors
     /// A sentence with the value that is not.
     pub fn build(self) -> Result<Self> {
-        let name = self.gate.entry();
+        let name = self.entry_name();
         head_sizes(name, self.dqk, self.dv)?;
         data_dtype(name, self.dtype)?;
+        if self.parallel && (self.initial_state || self.last_state) {
+            return Err(Error::config(format!(
+                "{name}: the parallel form has neither an initial state nor a last one"
+            )));
+        }
         if self.gate == Gate::Exponential && !self.normalize {
             return Err(Error::config(format!(
                 "{name}: normalize = false is not offered: without its normaliser the exponential gate has no bound"
@@ -294,7 +307,7 @@ impl Mlstm {
     /// # Errors
     /// A pass that the problem does not have.
     pub fn signature_of(&self, pass: Pass) -> Result<Signature> {
-        let name = self.gate.entry();
+        let name = self.entry_name();
         let inputs: Vec<_> = self.given().into_iter().chain(self.cuts()).chain(self.initial()).collect();
         let h = self.outputs();
         match pass {
@@ -329,7 +342,7 @@ impl Mlstm {
     /// # Errors
     /// A sentence with the cuts that are wrong.
     pub fn check_cuts(&self, cuts: &[i32]) -> Result<()> {
-        let (entry, steps) = (self.gate.entry(), self.steps);
+        let (entry, steps) = (self.entry_name(), self.steps);
         let (first, last) = (cuts.first().copied().unwrap_or(0), cuts.last().copied().unwrap_or(0));
         if first != 0 || usize::try_from(last) != Ok(steps) {
             return Err(Error::value(format!(

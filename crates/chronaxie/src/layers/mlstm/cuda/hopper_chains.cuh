@@ -11,12 +11,6 @@ constexpr int kSlice = kRows * kLine;
 constexpr int kSlices = kColumns / 64;  // of the queries, of a warpgroup
 constexpr int kAhead = 2;               // chunks that are copied ahead
 
-// 2^x, 0 where that is subnormal.
-__device__ __forceinline__ float power(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ void warp_arrives(u64* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);

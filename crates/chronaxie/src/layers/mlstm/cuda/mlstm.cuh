@@ -38,6 +38,8 @@ struct Call {
   float *ahead_c, *ahead_n;  // [chains, K, V], [chains, K]: the state behind a window
   float *rate_q, *rate_i;  // [B, NH, T]: q.dq and k.dk
   double* products;        // [chains, segments]: <C, dC> + <n, dn> behind a segment
+  // Where sums of all chunks are made at once: what each adds to C and n, and to their gradients, [chains, chunks, ..].
+  float *sum_c, *sum_n, *slope_c, *slope_n;
   // Backward by chains: [chains, chunks] records. There rate_q and rate_i are [chains, chunks, parts, 64], products [chains, parts].
   char* records;
   i64 heads, steps, dk, dv, length, chains, chunks, window, windows;

@@ -20,6 +20,12 @@ const THREADS: u32 = 256;
 /// Bytes of what is known of a chunk before any state is, as `kRecord` in hopper_walks.cuh.
 const RECORD: usize = 17920;
 
+/// Threads a block of the kernels for small heads, and bytes of a tile, as `kSquare` in small.cuh.
+const SMALL_THREADS: u32 = 128;
+const SQUARE: u32 = 64 * (2 * 64 + 16);
+/// Which of those backward have tiles in dynamic shared memory, and how many.
+const SMALL_BACK_SQUARES: [(usize, u32); 2] = [(0, 5), (2, 6)];
+
 /// `Tokens` of mlstm.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -66,8 +72,8 @@ struct Call {
     rates: [u64; 2],
     /// grad_c, grad_n, carry_c, carry_n, excess.
     grads: [u64; 5],
-    /// column, until, before, ahead_c, ahead_n, rate_q, rate_i, products, records.
-    tensor: [u64; 9],
+    /// column, until, before, ahead_c, ahead_n, rate_q, rate_i, products, sum_c, sum_n, slope_c, slope_n, records.
+    tensor: [u64; 13],
     /// heads, steps, dk, dv, length, chains, chunks, window, windows, segment, segments.
     sizes: [i64; 11],
     /// A bit for each tensor whose rows can be copied in pieces of 16 bytes.
@@ -128,7 +134,13 @@ impl PassPlan {
         let only = |there: bool, n: usize| if there { n } else { 0 };
         let on_tensor_cores = tiles.is_some();
         let by_chains = config.chains.is_some();
-        if by_chains && backward {
+        if config.small.is_some() && backward {
+            for (kernel, squares) in SMALL_BACK_SQUARES {
+                kernels[kernel].set_max_dynamic_shared(squares * SQUARE)?;
+            }
+        } else if config.small.is_some() {
+            // All of their shared memory is static.
+        } else if by_chains && backward {
             kernels[2].set_max_dynamic_shared(Config::pairs_shared() as u32)?;
             for role in 0..3 {
                 kernels[3 + role].set_max_dynamic_shared(Config::walk_shape(p, role).1 as u32)?;
@@ -146,17 +158,23 @@ impl PassPlan {
             }
         }
         let states = if on_tensor_cores { p.dtype } else { Dtype::F32 };
-        let kept = if by_chains { 0 } else { chains * (window + 1) };
-        let back = only(backward && !by_chains, chains * window);
-        // By chains only what the gauge of the first state is owed needs that state's gradient.
-        let carry = only(backward && (!by_chains || (p.has_gauge() && p.initial_state)), chains);
+        // Of how many chains states are kept.
+        let group = config.small.unwrap_or(chains);
+        let kept = if by_chains { 0 } else { group * (window + 1) };
+        let back = only(backward && !by_chains, group * window);
+        // In one window only what the gauge of the first state is owed needs that state's gradient.
+        let whole = by_chains || config.small.is_some();
+        let carry = only(backward && (!whole || (p.has_gauge() && p.initial_state)), chains);
         let started = only(backward && windows > 1, chains * windows);
         // The kernels on tensor cores need no m that nobody reads.
         let own_gauge = !backward && !p.backward && p.has_gauge() && !on_tensor_cores;
         let with_n = p.normalize || !on_tensor_cores;
         let ahead = only(on_tensor_cores && windows > 1, chains);
         let parts = only(by_chains, Config::walk_parts(p));
-        let rates = only(on_tensor_cores && backward, if by_chains { chains * chunks * 64 * parts } else { tokens });
+        let rates = if by_chains { chains * chunks * 64 * parts } else { tokens };
+        let rates = only(on_tensor_cores && backward && config.small.is_none(), rates);
+        let sums = only(config.small.is_some(), group * chunks);
+        let slopes = only(backward, sums);
         let products = if by_chains { chains * parts } else { chains * chunks.div_ceil(Config::segment()) };
         let given = backward && with_n && !by_chains;
         let mut layout = Layout::new(gap);
@@ -183,7 +201,11 @@ impl PassPlan {
             ("ahead_n", Dtype::F32, ahead * k),
             ("rate_q", Dtype::F32, rates),
             ("rate_i", Dtype::F32, rates),
-            ("products", Dtype::F64, only(on_tensor_cores && backward, products)),
+            ("products", Dtype::F64, only(on_tensor_cores && backward && config.small.is_none(), products)),
+            ("sums_c", Dtype::F32, sums * kv),
+            ("sums_n", Dtype::F32, only(with_n, sums * k)),
+            ("slopes_c", Dtype::F32, slopes * kv),
+            ("slopes_n", Dtype::F32, only(with_n, slopes * k)),
             ("records", Dtype::F32, only(by_chains && backward, chains * chunks * RECORD / 4)),
         ];
         let push = |(name, dtype, n)| layout.push(name, dtype, n);
@@ -224,7 +246,7 @@ impl PassPlan {
             kept: [at(4), at(5), at(6), at(7)],
             rates: [at(8), at(9)],
             grads: [at(10), at(11), at(12), at(13), at(14)],
-            tensor: [15, 16, 17, 18, 19, 20, 21, 22, 23].map(at),
+            tensor: [15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27].map(at),
             sizes: all,
             plain: plain.fold(0, |bits, (bit, _)| bits | 1 << bit),
             options: [!p.has_gauge(), p.normalize, through].map(i64::from),
@@ -235,6 +257,7 @@ impl PassPlan {
     /// The launches of the pass in order.
     fn visit(&self, p: &Mlstm, pass: Pass, launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
         match self.config.tiles {
+            _ if self.config.small.is_some() => self.visit_small(p, pass, launch),
             None => self.visit_portable(p, pass, launch),
             Some(t) => self.visit_tensor(p, pass, &t, launch),
         }
@@ -273,6 +296,31 @@ impl PassPlan {
             go(7, many(window), Some(window), &[])?;
         }
         go(8, (chains, 1), None, &[])
+    }
+
+    fn visit_small(&self, p: &Mlstm, pass: Pass, mut launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
+        let (chains, chunks) = (chains(p), self.config.chunks(p) as u32);
+        let backward = pass == Pass::Backward;
+        let group = self.config.small.unwrap_or(chains);
+        let mut go = |kernel, grid, threads, squares, base| {
+            let (shared, mut numbers) = (squares * SQUARE, Numbers::new(&[]));
+            Option::into_iter(base).for_each(|base: usize| numbers.push(base as i32));
+            launch(Launch { kernel, grid, threads, shared, window: None, numbers })
+        };
+        let [(sums, at_sums), (outputs, at_outputs)] = if backward { SMALL_BACK_SQUARES } else { [(0, 0), (2, 0)] };
+        // Four elements a thread, of C and n.
+        let elements = p.dqk * p.dv + if p.normalize { p.dqk } else { 0 };
+        let blocks = (elements / 4).div_ceil(SMALL_THREADS as usize) as u32;
+        for base in (0..chains).step_by(group) {
+            let count = group.min(chains - base) as u32;
+            go(sums, (chunks, count), SMALL_THREADS, at_sums, Some(base))?;
+            go(1, (if backward { 2 * blocks } else { blocks }, count), SMALL_THREADS, 0, Some(base))?;
+            go(outputs, (chunks, count), SMALL_THREADS, at_outputs, Some(base))?;
+        }
+        if backward && p.has_gauge() && (p.last_state || p.initial_state) {
+            go(3, (chains as u32, 1), THREADS, 0, None)?;
+        }
+        Ok(())
     }
 
     fn visit_tensor(
@@ -398,7 +446,7 @@ struct Launch {
 impl CudaPlan {
     pub(super) fn new(p: &Mlstm, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let problem = p.build()?;
-        let entry = problem.gate.entry();
+        let entry = problem.entry_name();
         let wish = Wish::parse(entry, options.variant.as_deref())?;
         // Chains are the second axis of grids, and chunks have at least 16 tokens.
         let (chains, tokens) = (chains(&problem), problem.batch.max(1) * problem.heads * problem.steps);
@@ -424,7 +472,7 @@ impl CudaPlan {
 
 impl Plan for CudaPlan {
     fn entry(&self) -> &'static str {
-        self.problem.gate.entry()
+        self.problem.entry_name()
     }
     fn place(&self) -> Place {
         Place::Cuda(self.device.index())
@@ -441,6 +489,7 @@ impl Plan for CudaPlan {
     fn variant(&self) -> &'static str {
         match self.forward.config.tiles {
             _ if self.forward.config.chains.is_some() => "chains",
+            _ if self.forward.config.small.is_some() => "small",
             None => "simt",
             Some(t) if t.hopper => "wgmma",
             Some(_) => "mma",

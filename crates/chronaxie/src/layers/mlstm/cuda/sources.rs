@@ -22,11 +22,17 @@ const HOPPER_PAIRS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_pairs.cu", include_str!("hopper_pairs.cu"));
 const HOPPER_WALKS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_walks.cu", include_str!("hopper_walks.cu"));
+const SMALL_FORWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/small_forward.cu", include_str!("small_forward.cu"));
+const SMALL_BACKWARD: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/small_backward.cu", include_str!("small_backward.cu"));
 const SHARED: Header = ("mlstm.cuh", include_str!("mlstm.cuh"));
 pub(super) const HEADERS: &[Header] = &[SHARED, kernels::HALF];
 const TENSOR: Header = ("tensor.cuh", include_str!("tensor.cuh"));
 const GRADIENTS: Header = ("gradients.cuh", include_str!("gradients.cuh"));
 const TENSOR_HEADERS: &[Header] = &[SHARED, kernels::HALF, kernels::MMA, TENSOR, GRADIENTS];
+const SMALL_HEADERS: &[Header] =
+    &[SHARED, kernels::HALF, kernels::MMA, TENSOR, ("small.cuh", include_str!("small.cuh"))];
 const HOPPER_HEADERS: &[Header] = &[
     SHARED,
     kernels::HALF,
@@ -59,6 +65,9 @@ const CHAIN_ENTRIES: [&str; 1] = ["hopper_forward"];
 const PAIR_ENTRIES: [&str; 4] = ["chain_pairs", "chain_rates", "chain_totals", "chain_gates"];
 const WALK_ENTRIES: [&str; 1] = ["hopper_walk"];
 
+const SMALL_FORWARD_ENTRIES: [&str; 3] = ["small_sums", "small_states", "small_outputs"];
+const SMALL_BACKWARD_ENTRIES: [&str; 3] = ["small_back_sums", "small_back_states", "small_gradients"];
+
 /// The element types of q, k, v and h, as `kDtype` in the kernels.
 pub(super) fn dtype_code(dtype: Dtype) -> i32 {
     match dtype {
@@ -84,6 +93,15 @@ fn tensor(source: KernelSource, entries: &[&'static str], dtype: Dtype, edge: us
         ("kEdge", (edge as i32).into()),
         ("kColumns", (columns as i32).into()),
     ];
+    spec
+}
+
+/// Those for small heads.
+fn small(backward: bool, dtype: Dtype) -> Specialisation {
+    let (source, entries) =
+        if backward { (SMALL_BACKWARD, SMALL_BACKWARD_ENTRIES) } else { (SMALL_FORWARD, SMALL_FORWARD_ENTRIES) };
+    let mut spec = tensor(source, &entries, dtype, 64, 64);
+    spec.headers = SMALL_HEADERS;
     spec
 }
 
@@ -131,6 +149,7 @@ pub(in super::super) fn specialisations() -> Vec<Specialisation> {
     let mut list: Vec<_> = portable.collect();
     list.extend([forward(bf16, 64, 64), forward(bf16, 128, 128), forward(f16, 64, 64)]);
     list.extend([backward(bf16, 64, 64), backward(bf16, 128, 128)]);
+    list.extend([small(false, bf16), small(true, bf16), small(true, f16)]);
     for columns in [128, 256] {
         list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
         list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
@@ -159,6 +178,16 @@ pub(super) fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Ar
         }
         return Ok(list);
     };
+    if config.small.is_some() {
+        let entries = if backward { SMALL_BACKWARD_ENTRIES } else { SMALL_FORWARD_ENTRIES };
+        for entry in entries {
+            list.push(device.kernel(&small(backward, p.dtype), entry)?);
+        }
+        if backward {
+            list.push(device.kernel(&specialisation(BACKWARD, &BACKWARD_ENTRIES, p.dtype), "ends")?);
+        }
+        return Ok(list);
+    }
     let Tiles { edge, columns, state_edge, .. } = tiles;
     let small = tensor(TENSOR_FORWARD, &TENSOR_FORWARD_ENTRIES, p.dtype, tiles.gate_edge(), tiles.gate_edge());
     let by_wgmma = |source, entries, columns| hopper(source, entries, p.dtype, columns);

@@ -176,6 +176,13 @@ __device__ __forceinline__ float2 load_pair(const Tokens& y, bool plain, const C
   return {load_as<kDtype>(y.data, at), load_as<kDtype>(y.data, at + y.d)};
 }
 
+// 2^x, 0 where that is subnormal.
+__device__ __forceinline__ float power(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The gauge before a chunk; 0 where there is none. Gauges within it are sums + max(before, until).
 __device__ __forceinline__ float before_of(const Call& x, const Chain& chain, i64 chunk) {
   return x.sigmoid ? 0.f : x.before[chain.nth * (x.chunks + 1) + chunk];

@@ -17,6 +17,8 @@ const CHAIN_TOKENS: usize = 64;
 pub(super) const CHAIN_THREADS: u32 = 384;
 /// Columns of h of a block of theirs.
 const CHAIN_COLUMNS: usize = 128;
+/// The most that a head, or a chunk, of the kernels for small heads may have, `kEdge` there.
+const SMALL_HEAD: usize = 64;
 /// Tokens of a chunk of the kernels on tensor cores are a multiple of this, `kStep` in tensor.cuh.
 const STEP: usize = 32;
 /// Chunks over which the gates' gradients are summed before a product of state and gradient starts them anew. More of them
@@ -40,6 +42,9 @@ pub struct Tiles {
     pub state_stages: usize,
 }
 
+/// The smallest of them.
+const SMALLEST: Tiles = Tiles { hopper: false, edge: 64, columns: 64, stages: 2, state_edge: 64, state_stages: 2 };
+
 /// How one pass of one mLSTM problem runs on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
@@ -54,6 +59,8 @@ pub struct Config {
     /// Where kernels go through whole chains, and keep no states: columns of queries forward, and backward those of the states
     /// that the gradients of q and k take, `kColumns` there.
     pub chains: Option<usize>,
+    /// Where heads are small and the sums of all chunks are made at once: of how many chains at a time.
+    pub small: Option<usize>,
 }
 
 impl fmt::Display for Config {
@@ -61,6 +68,9 @@ impl fmt::Display for Config {
         let (length, window) = (self.length, self.window);
         if let Some(columns) = self.chains {
             return write!(f, "chains:n{columns} chunk={length} threads={CHAIN_THREADS}");
+        }
+        if let Some(group) = self.small {
+            return write!(f, "small:g{group} chunk={length} threads=128");
         }
         match self.tiles {
             None => write!(f, "simt chunk={length} window={window} threads=256"),
@@ -85,6 +95,8 @@ enum Path {
     Wgmma,
     /// By chains.
     Chains,
+    /// For small heads.
+    Small,
 }
 
 /// What a user may ask for by name: `simt`, `simt:w3`, or `mma` or `wgmma` with any of the numbers that the configuration
@@ -98,6 +110,8 @@ pub(super) struct Wish {
     state_edge: Option<usize>,
     state_stages: Option<usize>,
     window: Option<usize>,
+    /// Chains at a time of the kernels for small heads.
+    group: Option<usize>,
 }
 
 impl Wish {
@@ -106,7 +120,7 @@ impl Wish {
         let Some(name) = name else { return Ok(wish) };
         let bad = || {
             Error::config(format!(
-                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, mma:e128c256g3s64r4wN with any of its numbers, wgmma, wgmma:c256g3s64r4wN with any of its numbers, or chains, on CUDA"
+                "{entry}: variant `{name}` is not one of simt, simt:wN, mma, mma:e128c256g3s64r4wN with any of its numbers, wgmma, wgmma:c256g3s64r4wN with any of its numbers, chains, or small or small:gN, on CUDA"
             ))
         };
         let (path, mut rest) = name.split_once(':').unwrap_or((name, ""));
@@ -115,6 +129,7 @@ impl Wish {
             "mma" => Path::Mma,
             "wgmma" => Path::Wgmma,
             "chains" => Path::Chains,
+            "small" => Path::Small,
             _ => return Err(bad()),
         });
         if name.ends_with(':') {
@@ -125,7 +140,8 @@ impl Wish {
             let number: usize = digits.parse().map_err(|_| bad())?;
             rest = &rest[letter.len_utf8() + digits.len()..];
             let (field, legal) = match (letter, path) {
-                ('w', _) => (&mut wish.window, number > 0),
+                ('g', "small") => (&mut wish.group, number > 0),
+                ('w', "simt" | "mma" | "wgmma") => (&mut wish.window, number > 0),
                 ('e', "mma") => (&mut wish.edge, matches!(number, 64 | 128)),
                 ('c', "mma") => (&mut wish.columns, matches!(number, 64 | 128 | 256)),
                 ('c', "wgmma") => (&mut wish.columns, matches!(number, 128 | 256)),
@@ -265,7 +281,7 @@ fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, ab
     if wish.path == Some(Path::Chains) && !fits {
         return Err(Error::config(format!(
             "{}: variant chains takes heads of q and k of at most 256 and chunks of {CHAIN_TOKENS} tokens, not {} and {}",
-            p.gate.entry(),
+            p.entry_name(),
             p.dqk,
             p.chunk.unwrap_or(CHAIN_TOKENS)
         )));
@@ -279,15 +295,43 @@ fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, ab
     Ok(chosen.then(|| if backward { walk_columns(p, 0) } else { columns() }))
 }
 
+/// Tokens of a chunk of the kernels for small heads, and how many chains they take at a time, if they are to run.
+fn small_chunk(p: &Mlstm, backward: bool, wish: &Wish, able: bool) -> Result<Option<(usize, usize)>> {
+    let length = p.chunk.unwrap_or(SMALL_HEAD).next_multiple_of(STEP);
+    let fits = p.dqk.max(p.dv) <= SMALL_HEAD && length <= SMALL_HEAD;
+    let asked = wish.path == Some(Path::Small);
+    if asked && !fits {
+        return Err(Error::config(format!(
+            "{}: variant small takes heads of at most {SMALL_HEAD} and chunks of at most {SMALL_HEAD} tokens, not {} x {} and {length}",
+            p.entry_name(),
+            p.dqk,
+            p.dv
+        )));
+    }
+    // Of a chain: sums in f32 and states in 16 bits, backward those of their gradients, too.
+    let chunks = p.steps.div_ceil(length).max(1);
+    let bytes = (if backward { 12 } else { 6 }) * p.dqk * p.dv * chunks;
+    if !(able && fits && (asked || (wish.path.is_none() && bytes <= WINDOW_BYTES / 2))) {
+        return Ok(None);
+    }
+    // As many as there is room for: fewer, whose states L2 would hold, are slower (64 of 1024 chains by a quarter). Groups of one
+    // size, or nearly so.
+    let all = chains(p).max(1);
+    let group = (WINDOW_BYTES / bytes).clamp(1, all);
+    let group = wish.group.map_or(all.div_ceil(all.div_ceil(group)), |g| g.min(all));
+    Ok(Some((length, group)))
+}
+
 impl Config {
     /// The configuration of a pass.
     pub(super) fn choose(p: &Mlstm, pass: Pass, props: &DeviceProps, wish: &Wish) -> Result<Self> {
-        let (entry, backward) = (p.gate.entry(), pass == Pass::Backward);
+        let (entry, backward) = (p.entry_name(), pass == Pass::Backward);
         let by_wgmma = matches!(wish.path, Some(Path::Wgmma | Path::Chains));
-        let asked = by_wgmma || wish.path == Some(Path::Mma);
+        let asked = by_wgmma || matches!(wish.path, Some(Path::Mma | Path::Small));
         let name = match wish.path {
             Some(Path::Chains) => "chains",
             Some(Path::Wgmma) => "wgmma",
+            Some(Path::Small) => "small",
             _ => "mma",
         };
         if asked && p.dtype == Dtype::F32 {
@@ -301,7 +345,7 @@ impl Config {
         }
         if asked && major < 8 {
             return Err(Error::config(format!(
-                "{entry}: variant mma needs compute capability 8.0, not {major}.{minor}"
+                "{entry}: variant {name} needs compute capability 8.0, not {major}.{minor}"
             )));
         }
         // Heads of 16 are left to f32: their sums are so short that roundings of operands do not average out (gradients of
@@ -311,10 +355,13 @@ impl Config {
         let able = able && (asked || p.dqk.min(p.dv) > 16);
         if let Some(columns) = chain_columns(p, backward, props, wish, able)? {
             // The kernels of gates are those of the smallest tiles.
-            let small = Tiles { hopper: false, edge: 64, columns: 64, stages: 2, state_edge: 64, state_stages: 2 };
             let window = p.steps.div_ceil(CHAIN_TOKENS).max(1);
-            let (tiles, chains) = (Some(small), Some(columns));
-            return Ok(Self { tiles, length: CHAIN_TOKENS, window, windows: 1, chains });
+            let (tiles, chains) = (Some(SMALLEST), Some(columns));
+            return Ok(Self { tiles, length: CHAIN_TOKENS, window, windows: 1, chains, small: None });
+        }
+        if let Some((length, group)) = small_chunk(p, backward, wish, able)? {
+            let window = p.steps.div_ceil(length).max(1);
+            return Ok(Self { tiles: Some(SMALLEST), length, window, windows: 1, chains: None, small: Some(group) });
         }
         let tiles = if able { tiles(p, backward, props, wish) } else { None };
         if asked && tiles.is_none() {
@@ -336,7 +383,7 @@ impl Config {
         // Windows of one size, or nearly so.
         let most = (room / one).max(least).min(chunks);
         let window = wish.window.map_or(chunks.div_ceil(chunks.div_ceil(most)), |w| w.min(chunks));
-        Ok(Self { tiles, length, window, windows: chunks.div_ceil(window), chains: None })
+        Ok(Self { tiles, length, window, windows: chunks.div_ceil(window), chains: None, small: None })
     }
     /// Where whole chains are gone through: blocks of a chain, and their dynamic shared memory.
     pub(super) fn chain_shape(&self, p: &Mlstm) -> Option<(usize, usize)> {
@@ -449,6 +496,10 @@ mod tests {
             "mma:w",
             "mma:é3",
             "mma:g9",
+            "small:",
+            "small:g0",
+            "small:w2",
+            "chains:w2",
         ] {
             let e = some(bad).unwrap_err().to_string();
             assert!(e.contains(&format!("variant `{bad}` is not one of simt, simt:wN, mma")), "{e}");
@@ -457,6 +508,16 @@ mod tests {
         assert!(e.to_string().contains("mlstm_exp: variant mma takes f16 and bf16, not f32"), "{e}");
         let e = choose([1, 1, 9, 16, 16], Dtype::F16, Pass::Forward, &DeviceProps::SM_75, Some("mma")).unwrap_err();
         assert!(e.to_string().contains("needs compute capability 8.0, not 7.5"), "{e}");
+        assert_eq!(some("small").unwrap(), "small:g2 chunk=64 threads=128");
+        assert_eq!(some("small:g1").unwrap(), "small:g1 chunk=64 threads=128");
+        let e = choose([1, 1, 9, 64, 80], Dtype::F16, Pass::Forward, &DeviceProps::SM_90, Some("small")).unwrap_err();
+        assert!(e.to_string().contains("variant small takes heads of at most 64 and chunks of at most 64"), "{e}");
+        let e = choose([1, 1, 9, 32, 32], Dtype::F32, Pass::Forward, &DeviceProps::SM_90, Some("small")).unwrap_err();
+        assert!(e.to_string().contains("variant small takes f16 and bf16, not f32"), "{e}");
+        // As many chains as there is room for, and those whose sums would take too much go window by window.
+        let of = |sizes| choose(sizes, Dtype::Bf16, Pass::Backward, &DeviceProps::SM_90, None).unwrap();
+        assert_eq!(of([64, 16, 2048, 64, 64]), "small:g512 chunk=64 threads=128");
+        assert!(of([1, 1, 1 << 24, 64, 64]).starts_with("mma:"), "{}", of([1, 1, 1 << 24, 64, 64]));
         assert_eq!(some("wgmma").unwrap(), "wgmma:c128g4s64r4 chunk=128 window=4 threads=256");
         assert_eq!(some("chains").unwrap(), "chains:n64 chunk=64 threads=384");
         let e = choose([1, 1, 9, 272, 64], Dtype::F16, Pass::Forward, &DeviceProps::SM_90, Some("chains")).unwrap_err();

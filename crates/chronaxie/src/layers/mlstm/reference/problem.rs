@@ -1,6 +1,6 @@
 //! The law over the tensors of a problem: heads and sequences one after the other.
 
-use super::{Gradients, State, Tokens, recurrent};
+use super::{Gradients, State, Tokens, parallel, recurrent};
 use crate::layers::mlstm::spec::Mlstm;
 use crate::op::{Pass, Tensors, Values};
 use crate::real::Real;
@@ -124,13 +124,21 @@ pub fn law<R: Real>(p: &Mlstm, pass: Pass, inputs: &Tensors) -> Result<Tensors> 
             let x = Tokens { q: part(0, k), k: part(1, k), v: part(2, v), i: part(3, 1), f: part(4, 1) };
             let start = initial.get(p, nth);
             let range = at.start * v..at.end * v;
+            if !backward && p.parallel {
+                h[range].copy_from_slice(&parallel::forward(&cell, &x));
+                continue;
+            }
             if !backward {
                 let (out, last) = recurrent::forward(&cell, &x, &start);
                 h[range].copy_from_slice(&out);
                 ends.set(p, nth, &last);
                 continue;
             }
-            let g: Gradients<R> = recurrent::backward(&cell, &x, &start, &grad_h[range], &grad_last.get(p, nth));
+            let g: Gradients<R> = if p.parallel {
+                parallel::backward(&cell, &x, &grad_h[range])
+            } else {
+                recurrent::backward(&cell, &x, &start, &grad_h[range], &grad_last.get(p, nth))
+            };
             for ((sum, g), width) in sums.iter_mut().zip([&g.q, &g.k, &g.v, &g.i, &g.f]).zip([k, k, v, 1, 1]) {
                 sum[at.start * width..at.end * width].copy_from_slice(g);
             }

@@ -24,6 +24,31 @@ fn on_a_gpu_windows_change_no_bit() {
     }
 }
 
+/// How many chains the kernels for small heads take at a time changes no bit, nor do sequences of any length; nothing without
+/// a GPU.
+#[test]
+fn on_a_gpu_groups_of_small_heads_change_no_bit() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.device.props().compute_capability < (8, 0) {
+        return;
+    }
+    let device = Device::Cuda(gpu.device.clone());
+    for gate in [Gate::Exponential, Gate::Sigmoid] {
+        let mut p = problem(gate, [1, 2, 300, 48, 64]);
+        (p.dtype, p.sequences) = (Dtype::F16, Some(4));
+        let mut inputs = sample(&p, 4);
+        inputs.insert("cu_seqlens", Values::new([5], vec![0.0, 131.0, 131.0, 259.0, 300.0]).unwrap());
+        let run = |v: &str| run_on(&device, &p, &BOTH, &inputs, Some(v)).unwrap();
+        let whole = run("small");
+        assert_law(&p, &inputs, &whole, "small");
+        for variant in ["small:g1", "small:g3", "small:g8"] {
+            assert_eq!(run(variant), whole, "{variant}");
+        }
+        // Those by larger tiles, which such heads have on request alone.
+        assert_law(&p, &inputs, &run("mma"), "mma");
+    }
+}
+
 /// Chunks, tiles, windows and copies of other shapes, on tensor cores: the same but for roundings; nothing without a GPU.
 #[test]
 fn on_a_gpu_every_tile_is_right() {

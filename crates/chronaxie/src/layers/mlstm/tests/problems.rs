@@ -1,12 +1,12 @@
 //! Problems: what is refused, what is listed, and how exact results must be.
 
-use crate::layers::mlstm::entry::MlstmOp;
+use crate::layers::mlstm::entry::{MlstmOp, MlstmParallelOp};
 use crate::layers::mlstm::step::MlstmStepOp;
 use crate::layers::mlstm::{Gate, Mlstm, MlstmStep};
 use crate::op::{CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::{Device, Dtype};
 
-const OPS: [&dyn Op; 3] = [&MlstmOp(Gate::Exponential), &MlstmOp(Gate::Sigmoid), &MlstmStepOp];
+const OPS: [&dyn Op; 4] = [&MlstmOp(Gate::Exponential), &MlstmOp(Gate::Sigmoid), &MlstmStepOp, &MlstmParallelOp];
 
 #[test]
 fn every_listed_case_is_a_problem() {
@@ -54,6 +54,8 @@ fn bad_problems_and_cases_are_refused_in_a_sentence() {
     says(base.check_cuts(&[0, 5, 60]).unwrap_err(), "cu_seqlens goes from 0 to 60, not from 0 to T = 64");
     says(base.check_cuts(&[0, 9, 5, 64]).unwrap_err(), "cu_seqlens descends from 9 to 5 at 2");
     let problem = |op: usize, case: &str| OPS[op].problem(&case.parse().unwrap()).map(|_| ()).unwrap_err();
+    says(build(&|p| (p.parallel, p.last_state) = (true, true)), "mlstm_parallel: the parallel form has neither");
+    says(problem(3, "B1_NH1_T4_K16_V16,last=true"), "last");
     says(problem(0, "B1_NH1_T4_K16"), "no size V");
     says(problem(0, "B1_NH1_T4_K16_V16_D3"), "axis D is not one of B, NH, T, K, V");
     says(problem(1, "B1_NH1_T4_K16_V16,dtype=f8"), "mlstm_sig: element type `f8` is not one of f32, f16, bf16");
