@@ -210,3 +210,21 @@ def test_bad_input_is_told_in_sentences():
     with pytest.raises(chronaxie.ChronaxieError, match="no double backward"):
         h = ct.mlstm(**ours)
         torch.autograd.grad(h.sum(), [ours["q"]], create_graph=True)
+
+
+def test_gates_that_are_none_are_refused_when_asked(device):
+    q, k, v, i, f = (torch.randn(2, 2, 5, *tail, device=device) for tail in ((16,), (16,), (16,), (), ()))
+    whole = ct.mlstm(q, k, v, i, f)
+    i[0, 1, 2] = -torch.inf  # A gate may be shut.
+    assert ct.mlstm(q, k, v, i, f, check_gates=True).isfinite().all()
+    bad = f.clone()
+    bad[1, 0, 3] = torch.nan
+    with pytest.raises(chronaxie.DataError, match=r"mlstm_exp: f\[1, 0, 3\] = nan is not a gate; 1 of 20 are not"):
+        ct.mlstm(q, k, v, i, bad, check_gates=True)
+    i[1, 1, 4] = torch.inf
+    with pytest.raises(chronaxie.DataError, match=r"mlstm_sig: i\[1, 1, 4\] = inf is not a gate"):
+        ct.mlstm(q, k, v, i, f, gate="sig", check_gates=True)
+    c, n, m = (torch.zeros(2, 2, *tail, device=device) for tail in ((16, 16), (16,), ()))
+    with pytest.raises(chronaxie.DataError, match=r"mlstm_step: f\[1, 0\] = nan is not a gate"):
+        ct.mlstm_step(q[:, :, 3], k[:, :, 3], v[:, :, 3], i[:, :, 3], bad[:, :, 3], c, n, m, check_gates=True)
+    assert not c.any() and whole.isfinite().all()

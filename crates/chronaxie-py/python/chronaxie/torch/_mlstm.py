@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._errors import ConfigError, DtypeError, ShapeError
+from .._errors import ConfigError, DataError, DtypeError, ShapeError
 from ._framework import short
 from ._functional import native
 from ._passes import call, device_of, differentiable, planned, spell
@@ -147,6 +147,15 @@ def checked(
     return (i.to(exact), f.to(exact)), states, (True, normalize, gate == "exp")
 
 
+def _refuse_gates(entry: str, **gates: Tensor) -> None:
+    """Waits for the gates and refuses the first that is no number, or an input gate that is open without bound."""
+    for name, t in gates.items():
+        bad = t.isnan() | (t == torch.inf) if name == "i" else t.isnan()
+        if bad.any():
+            at = tuple(bad.nonzero()[0].tolist())
+            raise DataError(f"{entry}: {name}[{', '.join(map(str, at))}] = {t[at].item()} is not a gate; {int(bad.sum())} of {t.numel()} are not")
+
+
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -165,6 +174,7 @@ def mlstm(
     normalizer_grad: bool = True,
     cu_seqlens: Tensor | None = None,
     autocast_kernel_dtype: torch.dtype | str | None = None,
+    check_gates: bool = False,
 ) -> Tensor | tuple[Tensor, States]:
     """An mLSTM over sequences, chunk by chunk, with exact gradients.
 
@@ -186,17 +196,21 @@ def mlstm(
         normalizer_grad: whether gradients flow through it; without it they are exact only before a norm of each head.
         cu_seqlens: ``[S + 1]`` integers from 0 to T, B = 1.
         autocast_kernel_dtype: the type that q, k and v are rounded to first; h has v's all the same.
+        check_gates: whether gates that are NaN, or i of infinity, are refused; that waits for them, and a graph cannot be captured.
 
     Returns:
         h ``[B, NH, T, V]``, or ``(h, (c, n, m))`` with states in float32, m ``[S, NH, 1]``. Gradients flow through all.
 
     Raises:
         ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
+        DataError: with ``check_gates``, the first gate that is none.
     """
     entry = _entry(gate)
     normalize = (gate == "exp") if normalize is None else bool(normalize)
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     gates, states, there = checked(entry, q, k, v, i, f, (c_initial, n_initial, m_initial), gate, normalize, count)
+    if check_gates:
+        _refuse_gates(entry, i=i, f=f)
     exact, initial = gates[0].dtype, any(s is not None for s in states)
     out = v.dtype
     if autocast_kernel_dtype is not None:
@@ -253,6 +267,7 @@ def mlstm_step(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
     o: Tensor | None = None,
+    check_gates: bool = False,
 ) -> Tensor:
     """One token of each sequence; ``c``, ``n`` and ``m`` are changed in place. For inference: it has no gradient.
 
@@ -267,6 +282,7 @@ def mlstm_step(
         slot: ``[B]`` integers, the state of each sequence; a negative one has none, and its h is 0.
         norm: ``none``, ``rms`` or ``layer``, over each head of h, with ``norm_weight`` ``[NH, V]``.
         o: ``[B, NH, V]``, of which h is multiplied by the sigmoid.
+        check_gates: as :func:`mlstm` has it.
 
     Returns:
         h ``[B, NH, V]``.
@@ -282,6 +298,8 @@ def mlstm_step(
     if q.dtype not in _NAMES or c.dtype not in _NAMES:
         raise DtypeError(f"{entry}: q of {short(q.dtype)} and c of {short(c.dtype)} are not offered; float32, float16 and bfloat16 are")
     (batch, heads, dqk), dv = q.shape, v.shape[2]
+    if check_gates:
+        _refuse_gates(entry, i=i, f=f)
     options = {
         **{"dtype": _NAMES[q.dtype], "state": _NAMES[c.dtype], "gate": gate, "normalize": _flag(normalize)},
         **{"eps": repr(float(eps)), "norm": norm, "norm_eps": repr(float(norm_eps)), "output_gate": o is not None},
