@@ -301,12 +301,21 @@ __device__ __forceinline__ void product(const Product& p) {
     if (threadIdx.x % 2 == 0 && own < rows) p.to[place[2] * p.to_part + own * p.to_stride + columns] = row_sum;
   }
 }
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(kBlock, 2) name(Product p)
-KERNEL(tensor_map_along) { product<Wide, false, true, false>(p); }
-KERNEL(tensor_map_beside) { product<Wide, false, false, false>(p); }
-KERNEL(tensor_gradient) { product<Wide, true, true, false>(p); }
-KERNEL(tensor_sums_along) { product<Tall, false, false, true>(p); }
-KERNEL(tensor_sums_beside) { product<Tall, false, true, true>(p); }
+extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_map_along(Product p) {
+  product<Wide, false, true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_map_beside(Product p) {
+  product<Wide, false, false, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_gradient(Product p) {
+  product<Wide, true, true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_sums_along(Product p) {
+  product<Tall, false, false, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_sums_beside(Product p) {
+  product<Tall, false, true, true>(p);
+}
 
 extern "C" __global__ void __launch_bounds__(kBlock, 4) tensor_add(const float* parts, float* to, i64 count, i64 elements) {
   const i64 e = blockIdx.x * static_cast<i64>(kBlock) + threadIdx.x;
