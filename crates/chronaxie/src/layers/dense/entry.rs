@@ -28,7 +28,7 @@ const CHECK: &[&str] = &[
     "B2_T70_D67_H130,to=130,x=false,bias=false",
     "B1_T4100_D3_H2,to=2",
     "B70_T1_D140_H70,from=2,to=7",
-    "B3_T516_D132_H1100,from=132,to=1100",
+    "B2_T516_D36_H1100,from=36,to=1100",
     "B2_T401_D70_H700,to=700,x=false",
 ];
 

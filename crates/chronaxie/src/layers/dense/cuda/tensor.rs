@@ -121,7 +121,8 @@ struct Product {
 
 impl Product {
     fn bytes(&self) -> Vec<u8> {
-        let whole = |address: u64, strides: &[usize]| address % 16 == 0 && strides.iter().all(|s| s.is_multiple_of(4));
+        let whole =
+            |address: u64, strides: &[usize]| address.is_multiple_of(16) && strides.iter().all(|s| s.is_multiple_of(4));
         let side = |s: &Side| [s.base, s.stride as u64, s.batch as u64, u64::from(whole(s.base, &[s.stride, s.batch]))];
         let sizes = [self.rows, self.columns, self.terms, self.term_batches, self.parts].map(|n| n as u64);
         let words = [&side(&self.a)[..], &side(&self.b), &[self.to, self.bias], &self.stride.map(|n| n as u64), &sizes];

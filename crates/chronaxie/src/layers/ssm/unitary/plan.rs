@@ -182,7 +182,9 @@ impl UnitaryPlan {
         }
         let inner = self.layouts[usize::from(call.pass == Pass::Backward)].address(call.scratch, regions.inner);
         // SAFETY: angles have a region of their own; the map's shapes are those of its problem.
-        unsafe { self.run(&*self.maps[s.map].1, Pass::Forward, &inputs, &[to.clone()], inner, call.stream)? };
+        unsafe {
+            self.run(&*self.maps[s.map].1, Pass::Forward, &inputs, std::slice::from_ref(&to), inner, call.stream)?
+        };
         Ok([to.clone(), to.shaped([p.batch(), d, n, steps])])
     }
 

@@ -286,13 +286,21 @@ impl Problem for AdaptiveUnitary {
         if spec.role == Role::Saved {
             return None;
         }
-        // An angle's rounding, about 1e-7 of a radian, stays in the phase: their sum walks at random.
-        let walk = (self.steps.max(256) as f64 / 256.0).sqrt();
+        if output == "grad_D" {
+            return Some(Tolerance {
+                metric: Metric::Relative,
+                value: 2e-6,
+                reason: "a sum over all steps, whose terms may cancel",
+            });
+        }
+        // An angle's rounding, some 1e-7 of a radian in any f32, stays in the phase: their sum walks at random, and the law in
+        // f32 is off by 2e-6 to 4e-6 after a thousand steps.
+        let walk = (self.steps.max(16) as f64 / 256.0).sqrt();
         let (value, reason) = match pass {
             Pass::Forward => {
-                (2e-6, "the rounding of each angle stays in the phase, and walks at random over the steps")
+                (4e-6, "the rounding of each angle stays in the phase, and walks at random over the steps")
             }
-            _ => (4e-6, "a product of a state and of a gradient, each with a phase that has walked"),
+            _ => (8e-6, "a product of a state and of a gradient, each with a phase that has walked"),
         };
         Some(Tolerance { metric: Metric::Relative, value: value * walk, reason })
     }

@@ -141,6 +141,7 @@ fn tolerances_are_at_most_eight_times_the_noise() {
         &AdaptiveUnitaryOp,
         &["B1_D4_N4_T1000,skip=true,gate=true,h0=true", "B1_D8_N4_T1000,silu=true,skip=true,gate=true,h0=true"],
     );
+    tolerances_are_near_the_noise(&AdaptiveUnitaryOp, &["B16_D16_N16_T14,silu=true,skip=true,gate=true,h0=true"]);
 }
 
 /// The two entries one after the other, with theta between them as a tensor: the same bits.
