@@ -480,6 +480,8 @@ template <class N>
 inline void cp_async_cg_shared_global(u32 to, u64 from, N n) { machine->copy_ahead(to, (const void*)from, n, n); }
 template <class N>
 inline void cp_async_cg_shared_global(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
+template <class N>
+inline void cp_async_cg_shared_global_L2_256B(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
 inline void cp_async_commit_group() { machine->ahead_commit(); }
 inline void cp_async_wait_group(u32 n) { machine->ahead_wait(n); }
 inline void cp_async_wait_all() { machine->ahead_all(); }
