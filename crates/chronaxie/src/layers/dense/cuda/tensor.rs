@@ -249,3 +249,40 @@ pub(super) fn choose(p: &Dense, compute_capability: (u32, u32), variant: Option<
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensor_cores_are_taken_where_they_are_and_pay() {
+        let along = Channels::along;
+        let large = Dense::new(8, 2048, along(128), along(8192)).unwrap();
+        let small = Dense::new(2, 70, along(20), along(130)).unwrap();
+        let turned = Dense::new(8, 2048, along(128), Channels::beside(8192)).unwrap();
+        let picked = |p: &Dense, cc| choose(p, cc, None).unwrap();
+        assert!(picked(&large, (8, 0)) && picked(&large, (12, 0)));
+        assert!(!picked(&large, (7, 5)) && !picked(&small, (9, 0)) && !picked(&turned, (9, 0)));
+        assert!(choose(&small, (9, 0), Some("mma")).unwrap() && !choose(&large, (9, 0), Some("simt")).unwrap());
+        let says = |p: &Dense, cc, variant| choose(p, cc, Some(variant)).unwrap_err().to_string();
+        assert!(says(&large, (7, 5), "mma").contains("wants compute capability 8.0"));
+        assert!(says(&turned, (9, 0), "mma").contains("writes [B, H, T]"));
+        assert!(says(&large, (9, 0), "wide").contains("variant `wide` is not one of simt, mma"));
+        // Two waves of an H200, and no part of a few steps.
+        assert_eq!((parts_of_sums(&large), parts_of_gradient(&large)), (6, 3));
+        assert_eq!((parts_of_sums(&small), parts_of_gradient(&small)), (1, 1));
+        let endless = Dense::new(1 << 20, 1 << 12, along(1), along(1 << 20)).unwrap();
+        assert!(says(&endless, (9, 0), "mma").contains("in 32 bits"));
+    }
+
+    /// Two blocks fit a multiprocessor of an A100 and of an H200, and one the smaller ones.
+    #[test]
+    fn rings_fit() {
+        for (tile, sides) in
+            [(WIDE, [false, true]), (WIDE, [false, false]), (WIDE, [true, true]), (TALL, [false, false])]
+        {
+            let bytes = shared(tile, sides);
+            assert!(2 * (bytes + 1024) <= 164 << 10 && bytes <= 99 << 10, "{bytes}");
+        }
+    }
+}
