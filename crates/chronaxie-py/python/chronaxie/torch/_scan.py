@@ -318,8 +318,9 @@ def adaptive_scan(
         u, delta, z: ``[B, D, T]``, float32, bfloat16 or float16, any strides.
         B, C: complex64 ``[D, N]``, or ``[N]`` that all channels share.
         theta: angles ``[B, D, N, T]`` in radians, float32; or
-        W, bias: ``[D, N, D]`` and ``[D, N]``, from which ``theta = W u + bias``, a product that stays in float32. Of u in
-            float32 and without rho the angles are made for some steps at a time, and again backward: they take bounded memory.
+        W, bias: ``[D, N, D]`` and ``[D, N]``, from which ``theta = W u + bias``, a product that stays in float32. On a
+            GPU, of u in float32 and without rho, the angles are made for some steps at a time, and again backward: they take
+            bounded memory.
         rho: the logarithm of the radius, at most 0, as theta; 0 by default.
         D: ``[D]``.
         silu: whether v is silu(u).
@@ -342,8 +343,8 @@ def adaptive_scan(
         n = W.shape[1]
         if tuple(W.shape) != (d, n, d):
             raise ShapeError(f"{name}: W.shape = {tuple(W.shape)} does not match [D, N, D] = {(d, n, d)}")
-        if rho is None and u.dtype == torch.float32:
-            # Angles of some steps at a time, never all of them.
+        if u.is_cuda and rho is None and u.dtype == torch.float32:
+            # Angles of some steps at a time, never all of them; on the CPU PyTorch's products are the faster ones.
             name = "adaptive_unitary"
         else:
             theta = angles(W, u, bias)
