@@ -254,6 +254,30 @@ def test_adaptive_scan_keeps_to_the_law(device, steps, decay):
     )
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_adaptive_scan_makes_its_angles(device, biased):
+    b, d, n, steps = 2, 4, 3, 300
+    tensors = {
+        "u": torch.randn(b, steps, d).transpose(1, 2),
+        "delta": torch.rand(b, d, steps),
+        "B": torch.randn(d, n, dtype=torch.complex64),
+        "C": torch.randn(n, dtype=torch.complex64),
+        "W": torch.randn(d, n, d) / d**0.5,
+        "D": torch.randn(d),
+        "h0": torch.randn(b, d, n, dtype=torch.complex64),
+    }
+    if biased:
+        tensors["bias"] = torch.randn(d, n)
+
+    def law(u, delta, B, C, W, bias=None, **o):
+        theta = torch.einsum("dnr,brt->bdnt", W, u)
+        theta = theta if bias is None else theta + bias[None, :, :, None]
+        return law_adaptive(u, delta, B, C.expand(d, n), theta=theta, silu=True, **o)
+
+    tensors = {k: leaf(v, device) for k, v in tensors.items()}
+    compare(lambda u, delta, B, C, **o: adaptive_scan(u, delta, B, C, silu=True, **o), law, tensors, 2e-5)
+
+
 @pytest.mark.parametrize("steps", [14, 2047, 2048, 2049, 5000])
 def test_the_originals_operator_has_no_longest_length(device, steps):
     """b16 d16 n16, u in {0, 1}; from the same angles, relative to the running maximum of |h| times N."""

@@ -23,6 +23,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "layers")]
         &crate::layers::ssm::AdaptiveThetaOp,
         #[cfg(feature = "layers")]
+        &crate::layers::ssm::AdaptiveUnitaryOp,
+        #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Exponential),
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmOp(crate::layers::mlstm::Gate::Sigmoid),

@@ -149,6 +149,31 @@ inline void mma_m16n8k16(const char* what, float& d0, float& d1, float& d2, floa
     mma_m16n8k16<value>("mma.sync.m16n8k16 of " #type, d0, d1, d2, d3, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3);       \
   }
 EMU_MMA(bf16, of_bf16) EMU_MMA(f16, of_half)
+// d (16 x 8) = a (16 x 8) b (8 x 8) + c. Lane 4 g + p has of a rows g and g + 8 of column p and then of p + 4; of b rows p and p + 4
+// of column g. Of a number the upper 19 bits are read.
+inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1,
+                                                               u32 a2, u32 a3, u32 b0, u32 b1, float c0, float c1, float c2,
+                                                               float c3) {
+  struct Part {
+    u32 a[4], b[2];
+    float d[4];
+  } mine = {{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};
+  machine->warp(~0u, "mma.sync.m16n8k8 of tf32", &mine, [](void** lanes, unsigned) {
+    float a[16][8], b[8][8];
+    for (int lane = 0; lane < 32; lane++) {
+      const Part& part = *(Part*)lanes[lane];
+      const int g = lane / 4, p = lane % 4;
+      for (int e = 0; e < 4; e++) a[g + e % 2 * 8][p + e / 2 * 4] = bits<float>(part.a[e] & 0xffffe000u);
+      for (int e = 0; e < 2; e++) b[p + e * 4][g] = bits<float>(part.b[e] & 0xffffe000u);
+    }
+    for (int lane = 0; lane < 32; lane++) {
+      Part& part = *(Part*)lanes[lane];
+      for (int e = 0; e < 4; e++)
+        for (int k = 0; k < 8; k++) part.d[e] += a[lane / 4 + e / 2 * 8][k] * b[k][lane % 4 * 2 + e % 2];
+    }
+  });
+  d0 = mine.d[0], d1 = mine.d[1], d2 = mine.d[2], d3 = mine.d[3];
+}
 // Lane i says where row i % 8 of matrix i / 8 is, and gets of each matrix elements 2p and 2p + 1 of row g, or of column g.
 template <bool transposed>
 inline void load_matrices(const char* what, u32& r0, u32& r1, u32& r2, u32& r3, u32 from) {
@@ -455,6 +480,8 @@ template <class N>
 inline void cp_async_cg_shared_global(u32 to, u64 from, N n) { machine->copy_ahead(to, (const void*)from, n, n); }
 template <class N>
 inline void cp_async_cg_shared_global(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
+template <class N>
+inline void cp_async_cg_shared_global_L2_256B(u32 to, u64 from, N n, u32 k) { machine->copy_ahead(to, (const void*)from, n, k); }
 inline void cp_async_commit_group() { machine->ahead_commit(); }
 inline void cp_async_wait_group(u32 n) { machine->ahead_wait(n); }
 inline void cp_async_wait_all() { machine->ahead_all(); }

@@ -12,7 +12,9 @@ pub const HALF: Header = ("half.cuh", include_str!("half.cuh"));
 pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
+/// Products of f32 on tensor cores.
+pub const TF32: Header = ("tf32.cuh", include_str!("tf32.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, HALF, MMA, SCAN, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, HALF, MMA, SCAN, TF32, WGMMA];

@@ -318,7 +318,9 @@ def adaptive_scan(
         u, delta, z: ``[B, D, T]``, float32, bfloat16 or float16, any strides.
         B, C: complex64 ``[D, N]``, or ``[N]`` that all channels share.
         theta: angles ``[B, D, N, T]`` in radians, float32; or
-        W, bias: ``[D, N, D]`` and ``[D, N]``, from which ``theta = W u + bias``, a product that stays in float32.
+        W, bias: ``[D, N, D]`` and ``[D, N]``, from which ``theta = W u + bias``, a product that stays in float32. On a
+            GPU, of u in float32 and without rho, the angles are made for some steps at a time, and again backward: they take
+            bounded memory.
         rho: the logarithm of the radius, at most 0, as theta; 0 by default.
         D: ``[D]``.
         silu: whether v is silu(u).
@@ -341,10 +343,14 @@ def adaptive_scan(
         n = W.shape[1]
         if tuple(W.shape) != (d, n, d):
             raise ShapeError(f"{name}: W.shape = {tuple(W.shape)} does not match [D, N, D] = {(d, n, d)}")
-        theta = angles(W, u, bias)
-    assert theta is not None
-    _sequence(name, "theta", theta, 4, "[B, D, N, T]")
-    n = theta.shape[2]
+        if u.is_cuda and rho is None and u.dtype == torch.float32:
+            # Angles of some steps at a time, never all of them; on the CPU PyTorch's products are the faster ones.
+            name = "adaptive_unitary"
+        else:
+            theta = angles(W, u, bias)
+    if theta is not None:
+        _sequence(name, "theta", theta, 4, "[B, D, N, T]")
+        n = theta.shape[2]
     B, C = (w.expand(d, n) if w.dim() == 1 else w for w in (B, C))
     packing, packed = _packing(name, b, t, reset, cu_seqlens)
     options = {
@@ -356,7 +362,13 @@ def adaptive_scan(
         "h0": h0 is not None,
         "packing": packing,
     }
-    given = [theta.float(), *([] if rho is None else [rho.float()]), u, delta.to(u.dtype)]
+    if theta is not None:
+        given = [theta.float(), *([] if rho is None else [rho.float()]), u]
+    else:
+        assert W is not None
+        given = [u, W.float(), *([] if bias is None else [bias.float().reshape(d, n)])]
+        options = {k: v for k, v in options.items() if k not in ("dtype", "decay")} | {"bias": "false" if bias is None else None}
+    given.append(delta.to(u.dtype))
     given += [B.to(torch.complex64), C.to(torch.complex64)]
     given += [] if D is None else [D.float()]
     given += [] if z is None else [z.to(u.dtype)]

@@ -11,7 +11,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct DenseOp;
 
-const COMPARED: &[&str] = &["B32_T64_D128_H128,to=128", "B8_T2048_D128_H8192,to=8192,x=false"];
+const COMPARED: &[&str] =
+    &["B32_T64_D128_H128,to=128", "B8_T2048_D128_H8192,to=8192,x=false", "B8_T2048_D128_H8192,from=128,to=8192"];
 const CPU: &[&str] = &["B32_T64_D64_H64,to=64", "B8_T256_D64_H1024,to=1024,x=false"];
 const CHECK: &[&str] = &[
     "B1_T1_D1_H1",
@@ -27,6 +28,8 @@ const CHECK: &[&str] = &[
     "B2_T70_D67_H130,to=130,x=false,bias=false",
     "B1_T4100_D3_H2,to=2",
     "B70_T1_D140_H70,from=2,to=7",
+    "B2_T516_D36_H1100,from=36,to=1100",
+    "B2_T401_D70_H700,to=700,x=false",
 ];
 
 impl Op for DenseOp {
@@ -56,6 +59,6 @@ impl Op for DenseOp {
         Ok(Arc::new(problem))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        vec![cuda::specialisation()]
+        cuda::specialisations()
     }
 }

@@ -27,6 +27,7 @@ pub mod providers;
 pub mod reference;
 pub mod selective;
 pub mod spec;
+pub mod unitary;
 
 mod cpu;
 mod cuda;
@@ -47,3 +48,4 @@ pub use selective::{
     Discretisation, SelectiveScan, SelectiveScanOp, SelectiveStateUpdate, SelectiveStateUpdateOp, Weights,
 };
 pub use spec::{Gates, LinearScan};
+pub use unitary::{AdaptiveUnitary, AdaptiveUnitaryOp};

@@ -170,7 +170,7 @@ impl AdaptiveScan {
         [spec("chunk_states", Dtype::C64), spec("chunk_phases", Dtype::I32)]
     }
     /// What goes in, in order; what is not given is left out.
-    pub(super) fn inputs(&self) -> [Option<TensorSpec>; 9] {
+    pub(in super::super) fn inputs(&self) -> [Option<TensorSpec>; 9] {
         let skip = TensorSpec::new("D", "[D]", [self.channels], Dtype::F32, Role::Parameter).any_strides();
         [
             Some(self.angles("theta")),
