@@ -536,16 +536,20 @@ impl Plan {
         self.require_memory_for(1.0)
     }
 
+    /// Bytes that such a share of the cells and of their synapses takes on the host while it is made: of a synapse four and its
+    /// place while rows are sorted, the heads of rows, and 64 a cell.
+    pub(crate) fn bytes(&self, share: f64) -> u64 {
+        let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
+        let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
+        ((6.0 * self.expected_synapses() + changing) * share + 64.0 * self.cells() as f64) as u64
+    }
+
     /// Likewise for what has this share of the cells and of their synapses.
     ///
     /// # Errors
     /// `OutOfMemory`.
     pub fn require_memory_for(&self, share: f64) -> Result<()> {
-        // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
-        let cells = 64.0 * self.cells() as f64;
-        let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
-        let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
-        let asked = ((6.0 * self.expected_synapses() + changing) * share + cells) as u64;
+        let asked = self.bytes(share);
         let Some(free) = crate::memory::free().filter(|free| asked > *free) else { return Ok(()) };
         let gb = |bytes: u64| bytes as f64 / 1e9;
         Err(Error::new(
