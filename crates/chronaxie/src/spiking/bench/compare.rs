@@ -30,25 +30,22 @@ fn affordable(plan: &Plan, device: &Device) -> bool {
     }
 }
 
-/// What is held against another engine.
-pub(super) enum Checked {
-    /// The first steps of the case itself.
-    Itself,
-    /// Those of a smaller one.
-    Smaller(Case, Plan),
-}
-
-/// The largest case like this one that can be checked in seconds.
-pub(super) fn choose(family: &Spiking, case: &Case, plan: &Plan, device: &Device) -> Result<Checked> {
+/// The largest case like this one that can be checked in seconds, with its plan; none where it is this one.
+pub(super) fn smaller_case(
+    family: &Spiking,
+    case: &Case,
+    plan: &Plan,
+    device: &Device,
+) -> Result<Option<(Case, Plan)>> {
     if affordable(plan, device) {
-        return Ok(Checked::Itself);
+        return Ok(None);
     }
     let mut small = case.clone().without("gpus").0;
     loop {
         let plan = Plan::new(family.network(&small)?.0)?;
         match smaller(&small) {
             Some(next) if !affordable(&plan, device) => small = next,
-            _ => return Ok(Checked::Smaller(small, plan)),
+            _ => return Ok(Some((small, plan))),
         }
     }
 }

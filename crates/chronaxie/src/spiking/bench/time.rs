@@ -1,7 +1,7 @@
 //! The clock around simulations and around the parts of their steps.
 
 use super::Spiking;
-use super::compare::{self, Checked};
+use super::compare;
 use super::networks::{Section, Workload};
 use crate::bench::{self, Found, NetworkRecord, Options, Record, Timing, Whole};
 use crate::cuda::{CudaDevice, nvml};
@@ -10,8 +10,8 @@ use crate::progress::{Progress, stop_if_interrupted};
 use crate::spiking::Plan;
 use crate::spiking::models::Kind;
 use crate::spiking::record::SpikeHash;
-use crate::spiking::simulate::Spike;
 use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Runner};
+use crate::spiking::simulate::{Spike, cuda};
 use crate::{Device, Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,9 +106,14 @@ pub(super) fn measure(
     let work = (family.workload)(case)?;
     let others = others(case, device, work.gpus)?;
     let plan = Plan::new(work.network.clone())?;
+    if let Device::Cuda(d) = device {
+        // Before minutes are spent on a check.
+        let all: Vec<_> = std::iter::once(d).chain(&others).cloned().collect();
+        cuda::require_room(&plan, &all)?;
+    }
     let refused = |case: &Case, what: String| Outcome::Differs(format!("its check fails on {case}: {what}"));
-    let checked = compare::choose(family, case, &plan, device)?;
-    if let Checked::Smaller(small, plan) = &checked {
+    let checked = compare::smaller_case(family, case, &plan, device)?;
+    if let Some((small, plan)) = &checked {
         let mut runner = Runner::new(plan, device, &[])?;
         if let Some(what) = compare::differs(&mut runner, plan, &mut Vec::new())? {
             return Ok(refused(small, what));
@@ -124,9 +129,9 @@ pub(super) fn measure(
     };
     let mut begun = Vec::new();
     let checked = match checked {
-        Checked::Smaller(small, _) => small,
-        Checked::Itself => {
-            // The CPU's engine is also the one that is checked.
+        Some((small, _)) => small,
+        // The engine that is timed has its first steps checked.
+        None => {
             if let Some(what) = compare::differs(&mut runner, &plan, &mut begun)? {
                 return Ok(refused(case, what));
             }

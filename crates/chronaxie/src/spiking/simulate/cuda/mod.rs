@@ -307,6 +307,16 @@ pub fn engine<'a>(
     Ok(Box::new(CudaEngine::new(plan, devices, built)?))
 }
 
+/// Refuses a network without learning that does not fit on `devices`, before anything is made.
+///
+/// # Errors
+/// As [`CudaEngine::new`].
+pub(crate) fn require_room(plan: &Plan, devices: &[Arc<CudaDevice>]) -> Result<()> {
+    let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
+    let each = |device: &Arc<CudaDevice>| require_memory(plan, device, &config);
+    if plan.learning.is_some() { Ok(()) } else { devices.iter().try_for_each(each) }
+}
+
 /// Refuses what needs more memory than the device has free, before anything is allocated.
 fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
     let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64 + unit::bytes(config)) as u64;
