@@ -37,8 +37,8 @@ pub(super) struct Measured {
     pub pass: &'static str,
     pub cost: Cost,
     pub ms: Vec<f64>,
-    /// Bytes of what the work is on.
-    touched: u64,
+    /// Bytes that are moved, and those of the memory that they lie in: of synapses, and of states.
+    memory: [(u64, u64); 2],
     pub peak_bytes: u64,
     pub launches: u64,
     /// What was held against another engine.
@@ -75,7 +75,16 @@ impl Measured {
             max_error_case: &self.checked,
             network: Some(self.network),
         };
-        Ok(found.record(bench::ceilings(device, false, self.touched)?, device, &options.provenance))
+        let mut ceilings = bench::ceilings(device, false, self.memory[0].1)?;
+        // States may lie in nearer caches than synapses do.
+        let mut seconds = 0.0;
+        for (bytes, touched) in self.memory.iter().filter(|(bytes, _)| *bytes > 0) {
+            seconds += *bytes as f64 / bench::ceilings(device, false, *touched)?.bytes_per_s;
+        }
+        if seconds > 0.0 {
+            ceilings.bytes_per_s = self.memory.iter().map(|(bytes, _)| *bytes as f64).sum::<f64>() / seconds;
+        }
+        Ok(found.record(ceilings, device, &options.provenance))
     }
 }
 
@@ -148,13 +157,13 @@ pub(super) fn measure(
     let Timed { ms, what, run_steps, runs, spikes, events, launches, rates_hz, rate_hz } = timed;
     let steps = (run_steps * runs) as f64;
     let whole = work.section == Section::All;
-    let (cost, touched) = rig.cost(work.section, what == WHOLE_STEP, events, steps);
+    let (memory, flops) = rig.cost(work.section, what == WHOLE_STEP, events, steps);
     let dt = plan.network.dt_ms;
     // Of a second of model time, or of a step.
     let per = if whole { 1e3 / dt } else { 1.0 };
     let times = |x: u64| (x as f64 * per / steps).round() as u64;
-    let cost =
-        Cost { bytes: times(cost.bytes), flops: times(cost.flops), special: 0, serial_steps: per.round() as u64 };
+    let bytes = times(memory.iter().map(|(bytes, _)| bytes).sum());
+    let cost = Cost { bytes, flops: times(flops), special: 0, serial_steps: per.round() as u64 };
     let median = bench::spread(ms.clone()).0;
     let network = NetworkRecord {
         cells: plan.cells(),
@@ -180,7 +189,7 @@ pub(super) fn measure(
         pass: if whole { "simulate" } else { "step" },
         cost,
         ms,
-        touched,
+        memory,
         peak_bytes,
         launches: if whole { times(launches) } else { 0 },
         checked,
@@ -360,8 +369,9 @@ impl Rig<'_> {
         Ok(Timed { ms, what, run_steps: steps, runs, spikes: fired, events, launches: 0, rates_hz, rate_hz: None })
     }
 
-    /// What all timed steps do at the least, and the bytes of the memory that they do it in.
-    fn cost(&mut self, section: Section, whole_step: bool, events: u64, steps: f64) -> (Cost, u64) {
+    /// What all timed steps move at the least, of synapses and of states, with the bytes of the memory that each lie in; and what
+    /// they multiply and add.
+    fn cost(&mut self, section: Section, whole_step: bool, events: u64, steps: f64) -> ([(u64, u64); 2], u64) {
         let moved = self.moved;
         let engine = self.runner.engine();
         let (synapse, update) = (engine.synapse_bytes(), engine.update_bytes());
@@ -375,12 +385,12 @@ impl Rig<'_> {
         };
         let updates = (self.update_flops() as f64 * steps) as u64;
         let states = (update as f64 * steps) as u64;
-        let (bytes, flops, touched) = match section {
-            Section::Update if !whole_step => (states, updates, update),
-            Section::Delivery | Section::Learning if !whole_step => (delivery, events, stored as u64),
-            _ => (delivery + states, events + updates, stored as u64 + update),
-        };
-        (Cost { bytes, flops, special: 0, serial_steps: 0 }, touched)
+        let (delivery, states) = ((delivery, stored as u64), (states, update));
+        match section {
+            Section::Update if !whole_step => ([states, (0, 0)], updates),
+            Section::Delivery | Section::Learning if !whole_step => ([delivery, (0, 0)], events),
+            _ => ([delivery, states], events + updates),
+        }
     }
 
     /// Multiplications and additions of a step of all cells: of `lif_exp` two for each of its exponentials and two for its current.
