@@ -82,7 +82,7 @@ fn each_family_writes_whole_records_with_the_same_spikes_on_any_threads() {
             assert!(r["spikes_sha256"].as_str().is_some_and(|h| h.len() == 64) && number(&r, "spikes") > 0.0, "{r}");
             assert!((number(&r, "real_time_factor") - median * 1e-3).abs() < 1e-12 * median, "{r}");
         } else {
-            assert!(number(&r, "spikes_per_step") > 0.5 && r["spikes_sha256"].is_null(), "{r}");
+            assert!(number(&r, "spikes_per_step") > 0.1 && r["spikes_sha256"].is_null(), "{r}");
         }
     }
 }

@@ -12,8 +12,11 @@ use crate::{Device, Result};
 const OF_REFERENCE: [f64; 2] = [5e5, 1e6];
 /// Synapses that the host makes to check a GPU.
 const OF_CPU: f64 = 2e9;
-/// Synapses that change whose weights are compared one by one; of more, their means, deviations and quantiles are.
+/// Synapses that change that are compared one by one, with all states; of more, their number, sum and squares by population, and
+/// the states of some cells.
 const ONE_BY_ONE: f64 = 5e7;
+/// So many of each population.
+const SOME: usize = 100;
 
 /// Steps that are compared.
 pub(super) fn steps(plan: &Plan) -> u64 {
@@ -53,6 +56,16 @@ pub(super) fn smaller_case(
 /// Runs the first steps of `plan` on `runner`, which has run none, and says what differs from the engine it is held against; its
 /// spikes are added to `spikes`.
 pub(super) fn differs(runner: &mut Runner<'_>, plan: &Plan, spikes: &mut Vec<Spike>) -> Result<Option<String>> {
+    differs_by(runner, plan, spikes, ONE_BY_ONE)
+}
+
+/// Likewise, with up to so many synapses that change one by one.
+pub(super) fn differs_by(
+    runner: &mut Runner<'_>,
+    plan: &Plan,
+    spikes: &mut Vec<Spike>,
+    one_by_one: f64,
+) -> Result<Option<String>> {
     let steps = steps(plan);
     runner.engine().advance(steps, spikes)?;
     let mut want = Vec::new();
@@ -84,11 +97,25 @@ pub(super) fn differs(runner: &mut Runner<'_>, plan: &Plan, spikes: &mut Vec<Spi
                 return Ok(Some(what));
             }
             let changing = (0..plan.network.projections.len()).filter(|i| plan.changes(*i));
-            let few = changing.map(|i| plan.expected(i)).sum::<f64>() <= ONE_BY_ONE;
-            let same = if few { engine.state()? == cpu.state()? } else { engine.weights()? == cpu.weights()? };
+            let few = changing.map(|i| plan.expected(i)).sum::<f64>() <= one_by_one;
+            let same = match few {
+                true => engine.state()? == cpu.state()?,
+                false => engine.weights()? == cpu.weights()? && some_cells(&**engine, plan)? == some_cells(cpu, plan)?,
+            };
             Ok((!same).then(|| format!("after {steps} steps states or weights are not those of the CPU's engine")))
         }
     }
+}
+
+/// The states of some cells of each population.
+fn some_cells(engine: &dyn crate::spiking::Engine, plan: &Plan) -> Result<Vec<Vec<f32>>> {
+    let mut all = Vec::new();
+    for (p, population) in plan.network.populations.iter().enumerate() {
+        for cell in (0..population.size).step_by((population.size as usize).div_ceil(SOME).max(1)) {
+            all.push(engine.cell(p, cell)?);
+        }
+    }
+    Ok(all)
 }
 
 fn other_spikes(got: &[Spike], want: &[Spike], whose: &str) -> Option<String> {

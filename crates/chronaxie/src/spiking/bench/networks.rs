@@ -208,16 +208,19 @@ fn no_words(case: &Case) -> Result<()> {
     if case.words().is_empty() { Ok(()) } else { case.allow(&[], &[]) }
 }
 
-/// `N1000000`: cells that a current drives to 22 Hz. Each has one synapse, of delays that put what is under way where larger
-/// networks have it.
+/// `N1000000`: cells, a fifth of which a current drives to 22 Hz, so that about as many fire as in a network. Each has one
+/// synapse, of delays that put what is under way where larger networks have it.
 pub(super) fn neuron_update(case: &Case) -> Result<Workload> {
     common(case, &["N"], &[])?;
     no_words(case)?;
     let cells = size(case, "N", "cells", [10, MOST_CELLS])?;
     let mut n = Network::new(0.1, seed(case)?.unwrap_or(1).into())?;
-    let all = n.add(lif("cells", cells)?);
-    n.projections.push(in_degree(all, all, 1, normal(1.0), [0.1, 6.4]));
-    n.drives.push(dc(all, 380.0));
+    let firing = cells / 5;
+    for (name, cells, current) in [("silent", cells - firing, 370.0), ("firing", firing, 380.0)] {
+        let all = n.add(lif(name, cells)?);
+        n.projections.push(in_degree(all, all, 1, normal(1.0), [0.1, 6.4]));
+        n.drives.push(dc(all, current));
+    }
     part(case, n, Section::Update, 50.0)
 }
 

@@ -144,7 +144,7 @@ fn small_cases_are_timed_and_repeat_their_spikes() {
     let m = timed("synaptic_delivery", "1000x100_S3,ms=20", &Device::Cpu);
     assert!((150.0..600.0).contains(&m.network.events_per_step), "{:?}", m.network);
     assert!((m.cost.flops as f64 - m.network.events_per_step).abs() <= 1.0 && m.cost.bytes > 4 * m.cost.flops);
-    // Each changes.
+    // Each changes, which is most of what there is to move.
     let m = timed("stdp_update", "500x50_S3,ms=20", &Device::Cpu);
     assert!(m.cost.bytes >= 18 * m.cost.flops - 18, "{:?}", m.cost);
 }
@@ -228,5 +228,12 @@ fn on_a_gpu_networks_of_the_benchmarks_are_the_cpus() {
         let cpu = timed(family, text, &Device::Cpu).network;
         assert_eq!((&m.network.spikes_sha256, m.network.rate_hz), (&cpu.spikes_sha256, cpu.rate_hz), "{text}");
         assert!(m.network.spikes.is_none_or(|n| n > 0) && m.launches > 0 || m.pass == "step", "{text}");
+    } // Of many synapses that change, sums and some cells.
+    let plan = |text: &str| Plan::new(find("stdp_update").unwrap().network(&case(text)).unwrap().0).unwrap();
+    let (a, b) = (plan("200x20_S3"), plan("200x21_S3"));
+    for (other, same) in [(&a, true), (&b, false)] {
+        let mut runner = Runner::new(&a, &device, &[]).unwrap();
+        let what = compare::differs_by(&mut runner, other, &mut Vec::new(), 0.0).unwrap();
+        assert_eq!(what.is_none(), same, "{what:?}");
     }
 }
