@@ -125,7 +125,7 @@ for name in "$@"; do
             step python 400 python3 -m pytest -q -p no:cacheprovider -m gpu python/tests
         fi
         ;;
-    bench) step bench 120 "$chronaxie" bench --json "$out/bench.json" --seconds 0.3 --quiet ;;
+    bench) step bench 300 "$chronaxie" bench --json "$out/bench.json" --seconds 0.3 --quiet ;;
     *)
         echo "run-gpu: no step '$name'; there are: $all" >&2
         exit 2

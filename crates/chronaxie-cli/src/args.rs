@@ -114,13 +114,14 @@ fn part(text: &str) -> Result<(usize, usize), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Families to time; none is all
+    /// Families to time, those of spiking networks too (microcircuit, network, neuron_update, synaptic_delivery, stdp_update);
+    /// none is all
     #[arg(value_name = "FAMILY")]
     pub families: Vec<String>,
     /// auto, cpu, cuda, cuda:N, or all for the CPU and the first GPU
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,
-    /// Only this case, of any sizes (as in B24_T8_D128_H64,unfolds=6); may be repeated
+    /// Only this case, of any sizes (as in B24_T8_D128_H64,unfolds=6, 20000x1000_dt0.1 or full_dc,scale=0.2); may be repeated
     #[arg(long = "case", value_name = "CASE")]
     pub cases: Vec<Case>,
     /// exact or fast, for every case
@@ -139,7 +140,7 @@ pub(crate) struct Profile {
     #[arg(value_name = "FAMILY|CONFIG.(toml|json)")]
     pub target: String,
     /// The case: of a family of any sizes [default: its first]; of a configuration another batch size or padded length,
-    /// as in B64_T29 [default: its own, and the length of most batches]; a network has none
+    /// as in B64_T29 [default: its own, and the length of most batches]; the configuration of a network has none
     #[arg(long, value_name = "CASE")]
     pub case: Option<Case>,
     /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated

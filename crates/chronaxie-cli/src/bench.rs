@@ -5,7 +5,8 @@ use crate::output::{Out, count, is_stdout, json_can_be_written, write_json};
 use crate::progress::Terminal;
 use crate::{Outcome, Stop, provenance, select};
 use chronaxie::Error;
-use chronaxie::bench::{Event, Options, Record, run as bench};
+use chronaxie::bench::{Event, Family, Options, Record, run_families as bench};
+use chronaxie::op::CaseSet;
 use std::sync::atomic::Ordering;
 
 fn heading() -> String {
@@ -54,16 +55,53 @@ fn line(r: &Record) -> String {
     )
 }
 
+/// Refuses a precision that a simulation has not; what operations have, their problems say.
+fn precision(families: &[Family<'static>], options: &Options) -> Result<(), Error> {
+    let Some(precision) = options.precision else { return Ok(()) };
+    for family in families.iter().filter(|f| matches!(f, Family::Whole(_))) {
+        let cases = options.cases.clone().unwrap_or_else(|| family.cases(CaseSet::Cpu));
+        cases.into_iter().try_for_each(|case| family.allow(&case.with("precision", precision.name())))?;
+    }
+    Ok(())
+}
+
+/// What the record of a network has besides its times.
+fn network(r: &Record) -> Option<String> {
+    let n = r.network.as_ref()?;
+    let what = match (n.real_time_factor, n.rate_hz, &n.spikes_sha256) {
+        (Some(factor), Some(rate), Some(hash)) => {
+            let range = match n.rate_in_range {
+                Some(false) => ", which is not what the case is meant to have",
+                _ => "",
+            };
+            format!("real-time factor {factor:.4}; {rate:.2} Hz{range}; spikes {}", &hash[..8])
+        }
+        _ => format!("{}; {:.1} spikes and {} deliveries a step", n.timed, n.spikes_per_step, count(n.events_per_step)),
+    };
+    let checked = if r.max_error_case == r.case { String::new() } else { format!("; checked on {}", r.max_error_case) };
+    Some(format!(
+        "{:<14} {:<32} {} cells, {} synapses, made in {:.0} ms; {what}{checked}",
+        "",
+        "",
+        n.cells,
+        count(n.synapses as f64),
+        n.build_ms
+    ))
+}
+
 pub(crate) fn run(args: &Bench, common: &Common, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
     if !(args.seconds.is_finite() && args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Error::config(format!("--seconds {} must lie between 0 and 3600", args.seconds)).into());
     }
-    let entries = select::families(&args.families)?;
+    let families = select::timed(&args.families)?;
     let mut options = Options::default();
-    options.cases = select::cases(&entries, &args.cases)?;
+    options.cases = select::cases(&families, &args.cases)?;
     options.precision = args.precision;
+    if !args.families.is_empty() {
+        precision(&families, &options)?;
+    }
     options.seconds = args.seconds;
     options.provenance = provenance();
     let targets = select::targets(&args.backend, common.quiet)?;
@@ -75,7 +113,7 @@ pub(crate) fn run(args: &Bench, common: &Common, out: &mut Out) -> Outcome {
     let mut records: Vec<Record> = Vec::new();
     let mut ceilings: Vec<String> = Vec::new();
     let mut refused: Vec<String> = Vec::new();
-    let summary = bench(&entries, &targets, &options, &progress, &mut |event| {
+    let summary = bench(&families, &targets, &options, &progress, &mut |event| {
         let text = match event {
             Event::Timed(r) => {
                 records.push((**r).clone());
@@ -83,7 +121,7 @@ pub(crate) fn run(args: &Bench, common: &Common, out: &mut Out) -> Outcome {
                 if !ceilings.contains(&from) {
                     ceilings.push(from);
                 }
-                line(r)
+                network(r).map_or_else(|| line(r), |more| format!("{}\n{more}", line(r)))
             }
             Event::Refused { family, case, backend, reason } => {
                 refused.push(format!("{family} {case} on {backend}: {reason}"));

@@ -4,6 +4,7 @@ use crate::args::{Check, Common};
 use crate::output::{Out, is_stdout, json_can_be_written, write_json};
 use crate::progress::Terminal;
 use crate::{Outcome, Stop, select};
+use chronaxie::bench::Family;
 use chronaxie::check::{Options, Record, Status, run as check};
 use std::sync::atomic::Ordering;
 
@@ -67,8 +68,9 @@ pub(crate) fn run(args: &Check, common: &Common, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
     let entries = select::families(&args.families)?;
+    let families: Vec<Family<'static>> = entries.iter().map(|op| Family::Op(*op)).collect();
     let mut options = Options::default();
-    options.cases = select::cases(&entries, &args.cases)?;
+    options.cases = select::cases(&families, &args.cases)?;
     options.repeats = args.repeats as usize;
     options.seed = args.seed;
     options.part = args.part;

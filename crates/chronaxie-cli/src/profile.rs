@@ -3,28 +3,40 @@
 use crate::args::{Common, Profile};
 use crate::output::{Out, bytes, count, is_stdout, json_can_be_written, table, write_json};
 use crate::{Outcome, select};
+use chronaxie::bench::Whole;
 use chronaxie::config::Config;
-use chronaxie::op::{CaseSet, Op};
+use chronaxie::op::{Case, CaseSet, Op};
 use chronaxie::profile::{PassReport, Report, run as profile};
-use chronaxie::simulate::{NetworkReport, StepPart, is_network, profile as profile_network, refuse_case};
+use chronaxie::simulate::{NetworkReport, StepPart, is_network, profile as profile_network, profile_case, refuse_case};
+use chronaxie::spiking::bench::{self as spiking, Spiking};
 use chronaxie::train::{StepReport, profile as profile_step};
 use chronaxie::{Device, Error, Result, registry};
 use std::path::Path;
 
 enum Target {
     Family(&'static dyn Op),
+    Spiking(&'static Spiking),
     Config(Config),
     Network(Config),
 }
 
+/// The family of that name.
+fn family(name: &str) -> Result<Target> {
+    match spiking::find(name) {
+        Some(family) => Ok(Target::Spiking(family)),
+        // Its error names all families.
+        None => registry::family(name).and_then(|_| registry::find(name)).map(Target::Family),
+    }
+}
+
 /// The family of that name, or else the configuration in that file.
 fn target(name: &str, set: &[String]) -> Result<Target> {
-    if let (Ok(_), [assignment, ..]) = (registry::find(name), set) {
+    if let (Ok(_), [assignment, ..]) = (family(name), set) {
         return Err(Error::config(format!(
             "--set {assignment}: a family has no configuration; --case gives its sizes"
         )));
     }
-    registry::find(name).map(Target::Family).or_else(|no_family| match Path::new(name) {
+    family(name).or_else(|no_family| match Path::new(name) {
         path if path.exists() => {
             let mut config = Config::read(path)?;
             set.iter().try_for_each(|assignment| config.set(assignment))?;
@@ -56,13 +68,33 @@ pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
         }
         Target::Network(config) => {
             args.case.as_ref().map_or(Ok(()), refuse_case)?;
-            let report = profile_network(&config, &device)?;
-            if !is_stdout(json) {
-                print_network(&report, out)?;
-            }
-            write_json(json, &report, out)
+            network(&profile_network(&config, &device)?, json, out)
+        }
+        Target::Spiking(family) => {
+            let case = args.case.clone().or_else(|| first_case(family.cases(set(&device))));
+            let case = case.ok_or_else(|| no_case(family.name()))?;
+            network(&profile_case(family, &case, &device)?, json, out)
         }
     }
+}
+
+fn network(report: &NetworkReport, json: Option<&Path>, out: &mut Out) -> Outcome {
+    if !is_stdout(json) {
+        print_network(report, out)?;
+    }
+    write_json(json, report, out)
+}
+
+fn set(device: &Device) -> CaseSet {
+    if matches!(device, Device::Cpu) { CaseSet::Cpu } else { CaseSet::Compared }
+}
+
+fn first_case(cases: Vec<Case>) -> Option<Case> {
+    cases.into_iter().next()
+}
+
+fn no_case(family: &str) -> Error {
+    Error::config(format!("{family} has no case of its own for this backend: give one by --case"))
 }
 
 fn print_network(r: &NetworkReport, out: &mut Out) -> Outcome {
@@ -122,14 +154,8 @@ fn print_network(r: &NetworkReport, out: &mut Out) -> Outcome {
 }
 
 fn of_family(op: &dyn Op, args: &Profile, device: &Device) -> Result<Report> {
-    let set = if matches!(device, Device::Cpu) { CaseSet::Cpu } else { CaseSet::Compared };
-    let case = match &args.case {
-        Some(case) => case.clone(),
-        None => op.cases(set).into_iter().next().ok_or_else(|| {
-            Error::config(format!("{} has no case of its own for this backend: give one by --case", op.name()))
-        })?,
-    };
-    profile(op, &case, device)
+    let case = args.case.clone().or_else(|| first_case(op.cases(set(device))));
+    profile(op, &case.ok_or_else(|| no_case(op.name()))?, device)
 }
 
 fn print_step(r: &StepReport, out: &mut Out) -> Outcome {

@@ -1,6 +1,7 @@
 //! Families, cases and devices by the names that users give them.
 
 use crate::output::note;
+use chronaxie::bench::Family;
 use chronaxie::check::Target;
 use chronaxie::op::{Case, Op};
 use chronaxie::{Backend, Device, Result, registry};
@@ -13,13 +14,17 @@ pub(crate) fn families(names: &[String]) -> Result<Vec<&'static dyn Op>> {
     names.iter().map(|n| registry::find(n)).collect()
 }
 
-/// The cases a user gave, or none where the entries' own are meant. Each must be one of every named family.
-pub(crate) fn cases(entries: &[&'static dyn Op], cases: &[Case]) -> Result<Option<Vec<Case>>> {
-    for entry in entries {
-        for case in cases {
-            chronaxie::op::problem(*entry, case).map_err(|e| e.context(entry.name()))?;
-        }
+/// What is timed under those names; none is all.
+pub(crate) fn timed(names: &[String]) -> Result<Vec<Family<'static>>> {
+    if names.is_empty() {
+        return Ok(registry::families());
     }
+    names.iter().map(|n| registry::family(n)).collect()
+}
+
+/// The cases a user gave, or none where the families' own are meant. Each must be one of every named family.
+pub(crate) fn cases(families: &[Family<'static>], cases: &[Case]) -> Result<Option<Vec<Case>>> {
+    families.iter().try_for_each(|family| cases.iter().try_for_each(|case| family.allow(case)))?;
     Ok((!cases.is_empty()).then(|| cases.to_vec()))
 }
 

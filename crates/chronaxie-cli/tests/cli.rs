@@ -186,6 +186,7 @@ fn bench_writes_whole_records() {
         assert!(records.iter().all(|r| r.get(field).is_some()), "{field}");
     }
     assert!(records.iter().all(|r| r["case"] == case && r["median_ms"].as_f64().is_some_and(|t| t > 0.0)));
+    assert!(records.iter().all(|r| r.get("spikes_sha256").is_none()), "what networks have besides");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Devices, checks, benchmarks and the command line: what the library has for every face.
 
 use crate::errors::{py_result, raise};
-use chronaxie::bench::{self, Event};
+use chronaxie::bench::{self, Event, Family};
 use chronaxie::check::{self, Target};
 use chronaxie::cuda::CudaDevice;
-use chronaxie::op::{Case, Op, problem};
+use chronaxie::op::{Case, Op};
 use chronaxie::progress::Progress;
 use chronaxie::{Backend, Device, Error, ErrorKind, Result, pool, registry};
 use pyo3::prelude::*;
@@ -90,21 +90,11 @@ impl Progress for Signals {
     }
 }
 
-type Selection = (Vec<&'static dyn Op>, Option<Vec<Case>>);
-
-/// The entries of those names (none: all), and the cases, each of which must be one of every entry.
-fn select(families: &[String], cases: &[String]) -> Result<Selection> {
-    let entries: Vec<&'static dyn Op> = match families {
-        [] => registry::entries().to_vec(),
-        names => names.iter().map(|n| registry::find(n)).collect::<Result<_>>()?,
-    };
+/// The cases, each of which must be one of every family.
+fn select(families: &[Family<'_>], cases: &[String]) -> Result<Option<Vec<Case>>> {
     let cases: Vec<Case> = cases.iter().map(|c| c.parse()).collect::<Result<_>>()?;
-    for entry in &entries {
-        for case in &cases {
-            problem(*entry, case).map_err(|e| e.context(entry.name()))?;
-        }
-    }
-    Ok((entries, (!cases.is_empty()).then_some(cases)))
+    families.iter().try_for_each(|family| cases.iter().try_for_each(|case| family.allow(case)))?;
+    Ok((!cases.is_empty()).then_some(cases))
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
@@ -124,7 +114,11 @@ pub fn run_check(
     let signals = Signals::default();
     let mut records = Vec::new();
     let work = || -> Result<()> {
-        let (entries, cases) = select(&families, &cases)?;
+        let entries: Vec<&'static dyn Op> = match &families[..] {
+            [] => registry::entries().to_vec(),
+            names => names.iter().map(|n| registry::find(n)).collect::<Result<_>>()?,
+        };
+        let cases = select(&entries.iter().map(|op| Family::Op(*op)).collect::<Vec<_>>(), &cases)?;
         let mut options = check::Options::default();
         (options.cases, options.repeats, options.seed) = (cases, repeats.max(2), seed);
         let (targets, _) = Target::select(&backend)?;
@@ -151,13 +145,17 @@ pub fn run_bench(
         if !(seconds.is_finite() && seconds > 0.0 && seconds <= 3600.0) {
             return Err(Error::config(format!("seconds = {seconds} must lie between 0 and 3600")));
         }
-        let (entries, cases) = select(&families, &cases)?;
+        let families = match &families[..] {
+            [] => registry::families(),
+            names => names.iter().map(|n| registry::family(n)).collect::<Result<_>>()?,
+        };
+        let cases = select(&families, &cases)?;
         let mut options = bench::Options::default();
         (options.cases, options.seconds) = (cases, seconds);
         options.precision = precision.map(|p| p.parse()).transpose()?;
         options.provenance = chronaxie_cli::provenance();
         let (targets, _) = Target::select(&backend)?;
-        bench::run(&entries, &targets, &options, &signals, &mut |event| match event {
+        bench::run_families(&families, &targets, &options, &signals, &mut |event| match event {
             Event::Timed(record) => records.push((**record).clone()),
             Event::Refused { family, case, backend, reason } => {
                 refused.push(format!("{family} {case} on {backend}: {reason}"));

@@ -1,6 +1,7 @@
 //! The one list of entries. Tests, `check`, `bench`, `profile` and `compile` iterate it; a new operation is its folder
 //! and its line here.
 
+use crate::bench::Family;
 use crate::cuda::Specialisation;
 use crate::op::Op;
 use crate::{Error, Result};
@@ -62,6 +63,24 @@ pub fn kernels() -> Vec<(&'static str, Vec<Specialisation>)> {
             ("simulate", crate::spiking::simulate::cuda::specialisations()),
         ])
         .collect()
+}
+
+/// All that `bench` times: every operation, and the families of spiking networks.
+pub fn families() -> Vec<Family<'static>> {
+    let operations = entries().iter().map(|op| Family::Op(*op));
+    #[cfg(feature = "spiking")]
+    let operations = operations.chain(crate::spiking::bench::families().iter().map(|f| Family::Whole(f)));
+    operations.collect()
+}
+
+/// The family of that name, or an error with the names there are and the nearest of them.
+///
+/// # Errors
+/// `Config`.
+pub fn family(name: &str) -> Result<Family<'static>> {
+    let all = families();
+    let names: Vec<_> = all.iter().map(Family::name).collect();
+    all.iter().copied().find(|f| f.name() == name).ok_or_else(|| unknown(name, &names))
 }
 
 /// The entry of that name, or an error with the names there are and the nearest of them.

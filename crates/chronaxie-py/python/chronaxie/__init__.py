@@ -114,7 +114,7 @@ def bench(
     precision: str | None = None,
     seconds: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """Times every implementation that passes its check; about ``seconds`` for each pass.
+    """Times every implementation that passes its check; about ``seconds`` for each pass. Families of spiking networks too.
 
     Returns:
         The records of ``chronaxie bench --json``.

@@ -12,7 +12,7 @@ mod inputs;
 mod record;
 
 pub use ceiling::{Bound, Ceilings};
-pub use record::{Provenance, Record, SCHEMA, date_utc};
+pub use record::{NetworkRecord, Provenance, Record, SCHEMA, date_utc};
 
 use ceiling::add;
 #[cfg(feature = "train")]
@@ -24,7 +24,7 @@ use crate::call::Workspace;
 use crate::check::{self, Status, Target};
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem};
 use crate::progress::{Progress, Silent, stop_if_interrupted};
-use crate::{Device, Result};
+use crate::{Device, ErrorKind, Result};
 use std::sync::Arc;
 
 /// What is timed, and how long.
@@ -123,12 +123,95 @@ fn refuse_emulated(target: &Target) -> Result<()> {
     }
 }
 
-/// Times `entries` on `targets`; each event goes to `sink` as soon as it is known.
+/// What is run, checked and timed as a whole, and is no operation: simulations.
+pub trait Whole: Send + Sync {
+    /// The name users type.
+    fn name(&self) -> &'static str;
+    /// Its own cases: those that are compared, or smaller ones.
+    fn cases(&self, set: CaseSet) -> Vec<Case>;
+    /// Refuses a case that is none of this family.
+    ///
+    /// # Errors
+    /// `Config`, with a sentence.
+    fn allow(&self, case: &Case) -> Result<()>;
+    /// Times a case for about `options.seconds`, after checking it; a sentence if it must not be timed.
+    ///
+    /// # Errors
+    /// What the case or the device refuses.
+    fn time(
+        &self,
+        case: &Case,
+        device: &Device,
+        options: &Options,
+        progress: &dyn Progress,
+        sink: &mut dyn FnMut(Record),
+    ) -> Result<Option<String>>;
+}
+
+/// What `bench` times under one name.
+#[derive(Clone, Copy)]
+pub enum Family<'a> {
+    /// An operation.
+    Op(&'a dyn Op),
+    /// What is none.
+    Whole(&'a dyn Whole),
+}
+
+impl Family<'_> {
+    /// The name users type.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Op(op) => op.name(),
+            Self::Whole(whole) => whole.name(),
+        }
+    }
+    /// Its own cases: those that are compared, or smaller ones.
+    pub fn cases(&self, set: CaseSet) -> Vec<Case> {
+        match self {
+            Self::Op(op) => op.cases(set),
+            Self::Whole(whole) => whole.cases(set),
+        }
+    }
+    /// Refuses a case that is none of this family.
+    ///
+    /// # Errors
+    /// `Config`, with a sentence that begins with the family's name.
+    pub fn allow(&self, case: &Case) -> Result<()> {
+        let allowed = match self {
+            Self::Op(op) => crate::op::problem(*op, case).map(drop),
+            Self::Whole(whole) => whole.allow(case),
+        };
+        allowed.map_err(|e| e.context(self.name()))
+    }
+}
+
+impl std::fmt::Debug for Family<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Times operations on `targets`, as [`run_families`] does.
+///
+/// # Errors
+/// As there.
+pub fn run(
+    entries: &[&dyn Op],
+    targets: &[Target],
+    options: &Options,
+    progress: &dyn Progress,
+    sink: &mut dyn FnMut(&Event),
+) -> Result<Summary> {
+    let families: Vec<Family<'_>> = entries.iter().map(|op| Family::Op(*op)).collect();
+    run_families(&families, targets, options, progress, sink)
+}
+
+/// Times `families` on `targets`; each event goes to `sink` as soon as it is known.
 ///
 /// # Errors
 /// An interruption, and the emulated device of the tests; everything else is an event.
-pub fn run(
-    entries: &[&dyn Op],
+pub fn run_families(
+    families: &[Family<'_>],
     targets: &[Target],
     options: &Options,
     progress: &dyn Progress,
@@ -149,8 +232,8 @@ pub fn run(
     progress.start("bench", 0);
     let mut done = 0;
     for target in targets {
-        for &op in entries {
-            let family = op.name().to_owned();
+        for &one in families {
+            let family = one.name().to_owned();
             let device = match target {
                 Target::Ready(device) => device,
                 Target::Missing { backend, reason } => {
@@ -160,7 +243,12 @@ pub fn run(
             };
             let backend = device.place().to_string();
             progress.advance(done, &format!("checking {family} on {backend}"));
-            match green(op, target, progress)? {
+            let verdict = match one {
+                Family::Op(op) => green(op, target, progress)?,
+                // Each of its cases is checked by itself.
+                Family::Whole(_) => Verdict::Green,
+            };
+            match verdict {
                 Verdict::Green => {}
                 Verdict::Red(reason) => {
                     tell(Event::Refused { family, case: "all".to_owned(), backend, reason });
@@ -172,7 +260,7 @@ pub fn run(
                 }
             }
             let set = if matches!(device, Device::Cpu) { CaseSet::Cpu } else { CaseSet::Compared };
-            for case in options.cases.clone().unwrap_or_else(|| op.cases(set)) {
+            for case in options.cases.clone().unwrap_or_else(|| one.cases(set)) {
                 let case = match options.precision {
                     Some(p) => case.with("precision", p.name()),
                     None => case,
@@ -186,9 +274,20 @@ pub fn run(
                     backend: backend.clone(),
                     reason,
                 };
-                match time_case(op, &case, device, options, &mut |r| tell(Event::Timed(Box::new(r)))) {
+                let mut timed = |r| tell(Event::Timed(Box::new(r)));
+                let found = match one {
+                    Family::Op(op) => time_case(op, &case, device, options, &mut timed),
+                    Family::Whole(whole) => whole.time(&case, device, options, progress, &mut timed),
+                };
+                match found {
                     Ok(None) => {}
                     Ok(Some(red)) => tell(refused(red)),
+                    Err(e) if e.kind() == &ErrorKind::Interrupted => return Err(e),
+                    // A case of the family's own that no such device has room for is missing, not wrong.
+                    Err(e) if matches!(e.kind(), ErrorKind::OutOfMemory { .. }) && options.cases.is_none() => {
+                        let reason = format!("{case}: {e}");
+                        tell(Event::Skipped { family: family.clone(), backend: backend.clone(), reason });
+                    }
                     Err(e) => tell(refused(e.to_string())),
                 }
             }
@@ -377,57 +476,97 @@ fn record(
     m: Measured<'_>,
 ) -> Result<Record> {
     let (peak_bytes, workspace_bytes) = memory(plan, m.passes);
-    let ceilings = ceilings(device, plan.tensor_cores(), peak_bytes)?;
-    let runs = m.timing.ms.len();
-    let (median_ms, min_ms, max_ms) = spread(m.timing.ms);
-    let (bound, shortest_ms) = ceilings.roofline(&m.cost);
     let mut launches = 0;
     for &pass in m.passes {
         launches += plan.launches(pass)?.iter().map(|l| l.launches).sum::<u64>();
     }
-    let (device_name, is_gpu) = match device {
-        Device::Cpu => (cpu::name(), false),
-        Device::Cuda(d) => (d.name().to_owned(), true),
-    };
-    let provenance = &options.provenance;
-    Ok(Record {
-        family: problem.entry().to_owned(),
-        case: m.case.to_string(),
-        pass: m.verb.to_owned(),
-        backend: device.place().to_string(),
-        device: device_name,
+    let found = Found {
+        family: problem.entry(),
+        case: m.case,
+        pass: m.verb,
         dtype: check::data_dtype(problem),
-        precision: check::precision(m.case)?.name().to_owned(),
+        precision: check::precision(m.case)?,
         variant: plan.variant().to_owned(),
-        clock: m.timing.clock.to_owned(),
-        median_ms,
-        min_ms,
-        max_ms,
-        runs,
-        bytes: m.cost.bytes,
-        flops: m.cost.flops,
-        special: m.cost.special,
-        gb_per_s: m.cost.bytes as f64 / median_ms / 1e6,
-        tflop_per_s: m.cost.flops as f64 / median_ms / 1e9,
-        special_per_s: m.cost.special as f64 / median_ms * 1e3,
-        roofline_fraction: shortest_ms / median_ms,
-        bound: bound.name().to_owned(),
-        ceilings: ceilings.source,
-        cache: m.timing.cache.to_owned(),
+        cost: m.cost,
+        timing: m.timing,
         workspace_bytes,
         peak_bytes,
         launches,
         max_error: m.max_error,
-        max_error_case: m.error_case.to_string(),
-        schema: SCHEMA,
-        date: provenance.date.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        commit: provenance.commit.clone(),
-        driver: provenance.driver.clone().filter(|_| is_gpu),
-        nvrtc: provenance.nvrtc.clone().filter(|_| is_gpu),
-        sm_clock_mhz: m.timing.sm_clock_mhz,
-        power_w: m.timing.power_w,
-    })
+        max_error_case: m.error_case,
+        network: None,
+    };
+    let ceilings = ceilings(device, plan.tensor_cores(), peak_bytes)?;
+    Ok(found.record(ceilings, device, &options.provenance))
+}
+
+/// What a record says, as it was found.
+pub(crate) struct Found<'a> {
+    pub family: &'a str,
+    pub case: &'a Case,
+    pub pass: &'a str,
+    pub dtype: String,
+    pub precision: Precision,
+    pub variant: String,
+    pub cost: Cost,
+    pub timing: Timing,
+    pub workspace_bytes: u64,
+    pub peak_bytes: u64,
+    pub launches: u64,
+    pub max_error: Option<f64>,
+    pub max_error_case: &'a Case,
+    pub network: Option<NetworkRecord>,
+}
+
+impl Found<'_> {
+    pub(crate) fn record(self, ceilings: Ceilings, device: &Device, provenance: &Provenance) -> Record {
+        let runs = self.timing.ms.len();
+        let (median_ms, min_ms, max_ms) = spread(self.timing.ms);
+        let (bound, shortest_ms) = ceilings.roofline(&self.cost);
+        let (device_name, is_gpu) = match device {
+            Device::Cpu => (cpu::name(), false),
+            Device::Cuda(d) => (d.name().to_owned(), true),
+        };
+        Record {
+            family: self.family.to_owned(),
+            case: self.case.to_string(),
+            pass: self.pass.to_owned(),
+            backend: device.place().to_string(),
+            device: device_name,
+            dtype: self.dtype,
+            precision: self.precision.name().to_owned(),
+            variant: self.variant,
+            clock: self.timing.clock.to_owned(),
+            median_ms,
+            min_ms,
+            max_ms,
+            runs,
+            bytes: self.cost.bytes,
+            flops: self.cost.flops,
+            special: self.cost.special,
+            gb_per_s: self.cost.bytes as f64 / median_ms / 1e6,
+            tflop_per_s: self.cost.flops as f64 / median_ms / 1e9,
+            special_per_s: self.cost.special as f64 / median_ms * 1e3,
+            roofline_fraction: shortest_ms / median_ms,
+            bound: bound.name().to_owned(),
+            ceilings: ceilings.source,
+            cache: self.timing.cache.to_owned(),
+            workspace_bytes: self.workspace_bytes,
+            peak_bytes: self.peak_bytes,
+            launches: self.launches,
+            max_error: self.max_error,
+            max_error_case: self.max_error_case.to_string(),
+            schema: SCHEMA,
+            date: provenance.date.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: provenance.commit.clone(),
+            driver: provenance.driver.clone().filter(|_| is_gpu),
+            nvrtc: provenance.nvrtc.clone().filter(|_| is_gpu),
+            sm_clock_mhz: self.timing.sm_clock_mhz,
+            power_w: self.timing.power_w,
+            network: self.network,
+        }
+    }
 }
 
 #[cfg(test)]

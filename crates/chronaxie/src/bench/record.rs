@@ -1,6 +1,7 @@
 //! What `bench` measures, as it is printed and written to JSON.
 
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The version of these records; it grows when a field changes its meaning.
 pub const SCHEMA: u32 = 1;
@@ -13,7 +14,7 @@ pub struct Record {
     pub family: String,
     /// The case, with its options.
     pub case: String,
-    /// `forward`, `backward`, `forward_backward` or `step`.
+    /// `forward`, `backward`, `forward_backward`, `step` or `simulate`.
     pub pass: String,
     /// `cpu`, `cuda:0`, ...
     pub backend: String,
@@ -27,7 +28,7 @@ pub struct Record {
     pub variant: String,
     /// `device` (between two events on the stream) or `call` (the wall clock around the call).
     pub clock: String,
-    /// Median of the runs.
+    /// Median of the runs; of a simulation of each second of model time, as is all that a run moves.
     pub median_ms: f64,
     /// The fastest run.
     pub min_ms: f64,
@@ -59,7 +60,7 @@ pub struct Record {
     pub workspace_bytes: u64,
     /// Bytes of all tensors and scratch.
     pub peak_bytes: u64,
-    /// Kernel launches a run; 0 on the CPU.
+    /// Kernel launches a run; 0 on the CPU, and where a launch runs many steps and one of them is timed.
     pub launches: u64,
     /// The largest error of an output against the law, in its own metric; on `max_error_case`.
     pub max_error: Option<f64>,
@@ -81,6 +82,48 @@ pub struct Record {
     pub sm_clock_mhz: Option<u32>,
     /// Power draw right after the timed runs.
     pub power_w: Option<f64>,
+    /// Of a spiking network.
+    #[serde(flatten)]
+    pub network: Option<NetworkRecord>,
+}
+
+/// What the record of a spiking network has besides.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct NetworkRecord {
+    /// Cells.
+    pub cells: u64,
+    /// Synapses.
+    pub synapses: u64,
+    /// A step, ms.
+    pub dt_ms: f64,
+    /// Names every random number of the network.
+    pub seed: u64,
+    /// What was timed: a whole step, or the parts of it.
+    pub timed: String,
+    /// Model time of a run, ms.
+    pub run_ms: f64,
+    /// Model time before the first of them, ms.
+    pub discard_ms: f64,
+    /// Making the network, ms, once.
+    pub build_ms: f64,
+    /// What fires in a step of the timed runs.
+    pub spikes_per_step: f64,
+    /// Synapses that are delivered in a step of the timed runs.
+    pub events_per_step: f64,
+    /// Spikes from the first step to the end of the first timed run; `spikes_sha256` is over them. Of simulations, whose runs
+    /// have the same length on every machine.
+    pub spikes: Option<u64>,
+    /// Their SHA-256, as `simulate` has it.
+    pub spikes_sha256: Option<String>,
+    /// Mean rate in the first timed run, Hz.
+    pub rate_hz: Option<f64>,
+    /// Whether that is what the case is meant to have, where it is meant to have a rate.
+    pub rate_in_range: Option<bool>,
+    /// Of each population, Hz.
+    pub rates_hz: BTreeMap<String, f64>,
+    /// Wall time over model time, of the median.
+    pub real_time_factor: Option<f64>,
 }
 
 /// What does not change within one run of `bench`.

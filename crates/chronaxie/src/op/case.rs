@@ -4,10 +4,13 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Sizes by axis letter, and options by name.
+/// Sizes by axis letter, and options by name. Families that are no operation also have words (`full_poisson`) and steps that
+/// are no whole numbers (`dt0.1`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Case {
     sizes: Vec<(String, usize)>,
+    words: Vec<String>,
+    decimals: Vec<(String, String)>,
     options: Vec<(String, String)>,
 }
 
@@ -21,6 +24,15 @@ impl Case {
     pub fn size(&self, axis: &str) -> Result<usize> {
         let found = self.sizes.iter().find(|(a, _)| a == axis).map(|&(_, n)| n);
         found.ok_or_else(|| Error::config(format!("case `{self}` has no size {axis}")))
+    }
+    /// The words of the case, joined by `_`.
+    pub fn words(&self) -> String {
+        self.words.join("_")
+    }
+    /// The size of an axis that need be no whole number.
+    pub fn decimal(&self, axis: &str) -> Option<f64> {
+        let decimal = self.decimals.iter().find(|(a, _)| a == axis).and_then(|(_, n)| n.parse().ok());
+        decimal.or_else(|| self.size(axis).ok().map(|n| n as f64))
     }
     /// An option's value as text.
     pub fn option(&self, name: &str) -> Option<&str> {
@@ -54,10 +66,19 @@ impl Case {
         let value = rest.options.iter().position(|(n, _)| n == name).map(|i| rest.options.remove(i).1);
         (rest, value)
     }
-    /// Refuses axes and options outside these lists.
+    /// Refuses axes and options outside these lists, words, and sizes that are no whole numbers.
     pub fn allow(&self, axes: &[&str], options: &[&str]) -> Result<()> {
+        let decimals = self.decimals.iter().map(|(a, n)| format!("{a}{n}"));
+        if let Some(part) = self.words.iter().cloned().chain(decimals).next() {
+            return Err(Error::config(format!("case `{self}`: `{part}` is not {AXIS}")));
+        }
+        self.allow_sizes(axes, options)
+    }
+    /// Likewise, but for words and sizes that are no whole numbers.
+    pub(crate) fn allow_sizes(&self, axes: &[&str], options: &[&str]) -> Result<()> {
         let list = |l: &[&str]| if l.is_empty() { "none".to_owned() } else { l.join(", ") };
-        if let Some((a, _)) = self.sizes.iter().find(|(a, _)| !axes.contains(&a.as_str())) {
+        let named = self.sizes.iter().map(|(a, _)| a).chain(self.decimals.iter().map(|(a, _)| a));
+        if let Some(a) = named.into_iter().find(|a| !axes.contains(&a.as_str())) {
             return Err(Error::config(format!("case `{self}`: axis {a} is not one of {}", list(axes))));
         }
         if let Some((o, _)) = self.options.iter().find(|(o, _)| !options.contains(&o.as_str())) {
@@ -67,14 +88,21 @@ impl Case {
     }
     /// The sizes alone, as records name the case.
     pub fn sizes_name(&self) -> String {
-        let mut name = String::new();
+        let mut name = self.words();
         for (a, n) in &self.sizes {
             let apart = if name.is_empty() || a == "x" { "" } else { "_" };
+            name += &format!("{apart}{a}{n}");
+        }
+        for (a, n) in &self.decimals {
+            let apart = if name.is_empty() { "" } else { "_" };
             name += &format!("{apart}{a}{n}");
         }
         name
     }
 }
+
+/// What a part of a case is.
+const AXIS: &str = "an axis letter and a size, such as B24";
 
 impl FromStr for Case {
     type Err = Error;
@@ -101,14 +129,25 @@ impl FromStr for Case {
                     case.sizes.extend([(String::new(), count), ("x".to_owned(), order)]);
                     continue;
                 }
+                if size.len() > 1 && size.bytes().all(|c| c.is_ascii_lowercase()) {
+                    case.words.push(size.to_owned());
+                    continue;
+                }
                 let digits = size.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
                 let (axis, number) = size.split_at(digits);
-                let number = number.parse().ok().filter(|_| !axis.is_empty());
-                let number = number.ok_or_else(|| bad(size, "an axis letter and a size, such as B24"))?;
-                if case.sizes.iter().any(|(a, _)| a == axis) {
+                let known = |a: &str| a == axis;
+                if case.sizes.iter().any(|(a, _)| known(a)) || case.decimals.iter().any(|(a, _)| known(a)) {
                     return Err(bad(size, "allowed twice"));
                 }
-                case.sizes.push((axis.to_owned(), number));
+                if let (false, Ok(number)) = (axis.is_empty(), number.parse()) {
+                    case.sizes.push((axis.to_owned(), number));
+                    continue;
+                }
+                let plain = number.bytes().all(|c| c.is_ascii_digit() || c == b'.') && number.contains('.');
+                if axis.is_empty() || !plain || number.parse::<f64>().is_err() {
+                    return Err(bad(size, AXIS));
+                }
+                case.decimals.push((axis.to_owned(), number.to_owned()));
             }
         }
         Ok(case)
@@ -119,7 +158,8 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.sizes_name())?;
         for (i, (n, v)) in self.options.iter().enumerate() {
-            let comma = if i > 0 || !self.sizes.is_empty() { "," } else { "" };
+            let first = i == 0 && self.sizes.is_empty() && self.words.is_empty() && self.decimals.is_empty();
+            let comma = if first { "" } else { "," };
             write!(f, "{comma}{n}={v}")?;
         }
         Ok(())
@@ -132,7 +172,10 @@ mod tests {
 
     #[test]
     fn cases_round_trip() {
-        for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5", "64x128", "3x4_T5,p=2"] {
+        for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5", "64x128", "3x4_T5,p=2"]
+            .into_iter()
+            .chain(["full_poisson_stdp", "full_dc,scale=0.1", "1000000x1000_dt0.1", "100x10_dt1", "100x10_S5"])
+        {
             assert_eq!(s.parse::<Case>().unwrap().to_string(), s);
         }
         let c: Case = "B24_T8,unfolds=2".parse().unwrap();
@@ -148,6 +191,10 @@ mod tests {
             ("24", "`24` is not an axis letter"),
             ("B2_B3", "allowed twice"),
             ("B2,x", "`x` is not an option"),
+            ("B2_dt0.1.2", "`dt0.1.2` is not an axis letter"),
+            ("B2_dt0.1_dt1", "allowed twice"),
+            ("B2_Dt", "`Dt` is not an axis letter"),
+            ("0.5", "`0.5` is not an axis letter"),
         ] {
             let e = s.parse::<Case>().unwrap_err().to_string();
             assert!(e.contains(want), "{s}: {e}");
@@ -155,6 +202,12 @@ mod tests {
         let c: Case = "B2_Q3,unfold=1".parse().unwrap();
         assert!(c.allow(&["B"], &[]).unwrap_err().to_string().contains("axis Q is not one of B"));
         assert!(c.allow(&["B", "Q"], &["unfolds"]).unwrap_err().to_string().contains("option unfold "));
+        for (s, part) in [("B2_full", "full"), ("B2_dt0.1", "dt0.1")] {
+            let e = s.parse::<Case>().unwrap().allow(&["B", "dt"], &[]).unwrap_err().to_string();
+            assert!(e.contains(&format!("`{part}` is not an axis letter")), "{e}");
+        }
+        let n: Case = "100x10_dt0.1".parse().unwrap();
+        assert_eq!((n.decimal("dt"), n.decimal("x"), n.decimal("T")), (Some(0.1), Some(10.0), None));
         assert!(c.size("T").unwrap_err().to_string().contains("no size T"));
         assert!(c.get::<f64>("unfold", 0.0).is_ok());
         assert!("B2,dt=x".parse::<Case>().unwrap().get::<f64>("dt", 0.0).unwrap_err().to_string().contains("dt=x"));

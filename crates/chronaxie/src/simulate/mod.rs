@@ -22,7 +22,7 @@ pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
 pub use held::{HeldFacts, HeldPart};
 pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
 pub use parts::{PartsOptions, RATE_HZ, join};
-pub use profile::{NetworkReport, StepPart, is_network, profile, refuse_case};
+pub use profile::{NetworkReport, StepPart, is_network, profile, profile_case, refuse_case};
 pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};
 pub use steer::checkpoint;

@@ -5,13 +5,15 @@
 //! between the parts of a step.
 
 use super::run::fingerprint;
-use crate::bench;
+use crate::bench::{self, Whole};
 use crate::config::Config;
-use crate::spiking::Plan;
+use crate::op::Case;
+use crate::spiking::bench::Spiking;
 use crate::spiking::network::read::read;
 use crate::spiking::record::{SpikeHash, SpikeLog};
-use crate::spiking::simulate::measure::{Moved, Part, Parts, addition_ns};
-use crate::spiking::simulate::{CpuEngine, Engine, Spike, cuda};
+use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Parts, Runner, addition_ns};
+use crate::spiking::simulate::{CpuEngine, Engine, Spike};
+use crate::spiking::{Network, Plan};
 use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -49,7 +51,7 @@ pub struct StepPart {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct NetworkReport {
-    /// The configuration's file.
+    /// The configuration's file, or the family and its case.
     pub config: String,
     /// `cpu`, `cuda:0`, ...
     pub backend: String,
@@ -110,20 +112,6 @@ const WINDOWS: usize = 11;
 /// Below this share of the measured time, no throughput explains it.
 const EXPLAINS: f64 = 0.5;
 
-enum Runner<'a> {
-    Cpu(CpuEngine<'a>),
-    Cuda(Box<dyn Engine + 'a>),
-}
-
-impl<'a> Runner<'a> {
-    fn engine(&mut self) -> &mut (dyn Engine + 'a) {
-        match self {
-            Self::Cpu(engine) => engine,
-            Self::Cuda(engine) => &mut **engine,
-        }
-    }
-}
-
 /// A log of spikes that is gone when the profile ends.
 struct Scratch(PathBuf);
 impl Drop for Scratch {
@@ -153,18 +141,28 @@ struct Windows {
 /// What [`run`](super::run()) refuses of the configuration; `Io`, where spikes cannot be written to the folder of temporary files.
 pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
     let settings = read(config)?;
+    profile_of(config.path().display().to_string(), settings.network, settings.discard_ms, device)
+}
+
+/// Likewise, of a case of a family of `bench`.
+///
+/// # Errors
+/// What the family refuses of the case; of the network and the device as [`profile`].
+pub fn profile_case(family: &Spiking, case: &Case, device: &Device) -> Result<NetworkReport> {
+    let (network, discard_ms) = family.network(case)?;
+    profile_of(format!("{} {case}", family.name()), network, discard_ms, device)
+}
+
+fn profile_of(config: String, network: Network, discard_ms: f64, device: &Device) -> Result<NetworkReport> {
     if let Device::Cuda(d) = device {
         d.require_compiler()?;
     }
-    let plan = Plan::new(settings.network.clone())?;
+    let plan = Plan::new(network)?;
     let since = Instant::now();
-    let mut runner = match device {
-        Device::Cpu => Runner::Cpu(CpuEngine::new(&plan, &|_, _| ())?),
-        Device::Cuda(d) => Runner::Cuda(cuda::engine(&plan, std::slice::from_ref(d), &|_, _| ())?),
-    };
+    let mut runner = Runner::new(&plan, device, &[])?;
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     let dt = plan.network.dt_ms;
-    let discard = (settings.discard_ms / dt).round().clamp(0.0, 1e9) as u64;
+    let discard = (discard_ms / dt).round().clamp(0.0, 1e9) as u64;
     let window = warm(&mut runner, &plan, discard)?;
     let from_ms = runner.engine().step() as f64 * dt;
     let name = format!("chronaxie-profile-{}-{:02x?}.log", std::process::id(), &fingerprint(&plan.network)[..4]);
@@ -207,7 +205,7 @@ pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
     };
     let engine = runner.engine();
     Ok(NetworkReport {
-        config: config.path().display().to_string(),
+        config,
         backend: device.place().to_string(),
         engine: engine.config(),
         cells: plan.cells(),
@@ -350,9 +348,9 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
         let us = 1e6 * median(found, part) / window;
         // Bytes, the memory that they lie in, and what is counted.
         let (bytes, touched, count, of) = match part {
-            // A synapse is a word; one that changes is read and written in its row, and passed on through a bucket. A
-            // group of them is a word of the calendar.
-            Part::Delivery => (4.0 * fixed + 18.0 * changing + 8.0 * groups, store, fixed + changing, "synapses"),
+            // A synapse is a word; one that changes has left one in a bucket. A group of them is a word of the calendar.
+            Part::Delivery => (4.0 * (fixed + changing) + 8.0 * groups, store, fixed + changing, "synapses"),
+            Part::Learning => (LEARNING_BYTES as f64 * changing, store, changing, "synapses"),
             Part::Drives => (drives as f64, drives, engine.draws() as f64, "draws"),
             Part::Update => (update as f64, update, plan.cells() as f64, "cells"),
             // A spike in the mail, the heads of its rows, and their groups, noted in the calendar.
@@ -371,7 +369,7 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
             Part::Waiting | Part::Threads => "threads",
             _ if explained => "memory",
             Part::Delivery if addition * 1e-3 * fixed / threads >= EXPLAINS * us => "additions",
-            Part::Delivery | Part::Exchange => "latency",
+            Part::Delivery | Part::Exchange | Part::Learning => "latency",
             _ => "compute",
         };
         list.push(StepPart {

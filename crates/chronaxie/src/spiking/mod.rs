@@ -4,6 +4,7 @@
 //! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them; [`partition`] shares a network out.
 
 pub mod analysis;
+pub mod bench;
 pub mod connect;
 pub mod draws;
 pub mod math;

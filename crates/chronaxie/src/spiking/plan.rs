@@ -536,28 +536,27 @@ impl Plan {
         self.require_memory_for(1.0)
     }
 
+    /// Bytes of it on the host: four a synapse and their place while rows are sorted; the heads of rows; 64 bytes a cell.
+    pub(crate) fn bytes(&self, share: f64) -> u64 {
+        let synapses = |i: usize| self.expected(i) * if self.changes(i) { 12.0 } else { 6.0 };
+        let synapses: f64 = (0..self.network.projections.len()).map(synapses).sum();
+        (synapses * share + 64.0 * self.cells() as f64) as u64
+    }
+
     /// Likewise for what has this share of the cells and of their synapses.
     ///
     /// # Errors
     /// `OutOfMemory`.
     pub fn require_memory_for(&self, share: f64) -> Result<()> {
-        // Four bytes and their place while rows are sorted; the heads of rows; 64 bytes a cell.
-        let cells = 64.0 * self.cells() as f64;
-        let changing = (0..self.network.projections.len()).filter(|i| self.changes(*i));
-        let changing: f64 = changing.map(|i| 6.0 * self.expected(i)).sum();
-        let asked = ((6.0 * self.expected_synapses() + changing) * share + cells) as u64;
+        let asked = self.bytes(share);
         let Some(free) = crate::memory::free().filter(|free| asked > *free) else { return Ok(()) };
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        Err(Error::new(
-            ErrorKind::OutOfMemory { asked, free },
-            format!(
-                "the network of {} cells and {:.3e} synapses needs {:.1} GB, but {:.1} GB are free; --scale makes it smaller",
-                self.cells(),
-                self.expected_synapses(),
-                gb(asked),
-                gb(free)
-            ),
-        ))
+        let (cells, synapses) = (self.cells(), self.expected_synapses());
+        let [needs, has] = [asked, free].map(|bytes| bytes as f64 / 1e9);
+        let what = format!(
+            "the network of {cells} cells and {synapses:.3e} synapses needs {needs:.1} GB, but {has:.1} GB are free; --scale makes \
+             it smaller"
+        );
+        Err(Error::new(ErrorKind::OutOfMemory { asked, free }, what))
     }
 }
 

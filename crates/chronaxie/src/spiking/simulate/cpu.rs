@@ -241,6 +241,7 @@ impl CpuEngine<'_> {
         let mut failed = None;
         let mut hands: Vec<Vec<&mut Lane<'_>>> = (0..threads).map(|_| Vec::new()).collect();
         self.lanes.iter_mut().enumerate().for_each(|(i, lane)| hands[i % threads].push(lane));
+        let learns = self.plan.learning.is_some();
         let work = |own: usize, mut lanes: Vec<&mut Lane<'_>>, mut tell: Option<Tell<'_>>| {
             let _guard = barrier.guard();
             let (mut fired, mut all) = (Vec::new(), Vec::new());
@@ -289,14 +290,20 @@ impl CpuEngine<'_> {
                 for from in mail.iter().chain(shared.then_some(&heard)) {
                     let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
                     for lane in &mut lanes {
-                        for spike in list.iter() {
-                            lane.schedule(*spike, next);
-                            lane.learn(*spike, next);
-                        }
+                        list.iter().for_each(|spike| lane.schedule(*spike, next));
                     }
                 }
-                lanes.iter_mut().for_each(|lane| lane.rest(next));
                 clock.lap(Timed::Exchange);
+                if learns {
+                    for from in mail.iter().chain(shared.then_some(&heard)) {
+                        let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
+                        for lane in &mut lanes {
+                            list.iter().for_each(|spike| lane.learn(*spike, next));
+                        }
+                    }
+                    lanes.iter_mut().for_each(|lane| lane.rest(next));
+                    clock.lap(Timed::Learning);
+                }
                 (step, turn) = (next, 1 - turn);
             }
             (all, clock.parts)
@@ -424,6 +431,14 @@ impl Engine for CpuEngine<'_> {
         list::changed(self.plan, projection, || {
             Ok(learned::known(self.plan, &shards, &learned::strengths(&self.lanes, self.step), projection))
         })
+    }
+
+    fn variant(&self) -> &'static str {
+        "shards"
+    }
+
+    fn update_bytes(&self) -> u64 {
+        self.resident_bytes()[0]
     }
 
     fn events(&self) -> u64 {

@@ -1,17 +1,20 @@
 //! What the parts of a step of the CPU engine take, and what they move.
 
-use super::Spike;
 use super::cpu::{self, CpuEngine};
-use crate::Result;
+use super::{Engine, Spike, cuda};
+use crate::cuda::CudaDevice;
+use crate::spiking::Plan;
 use crate::spiking::connect::rows;
 use crate::spiking::models::Kind;
+use crate::{Device, Result};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {
-    /// Synapses that are due are added to sums; those that change are moved.
+    /// Synapses that are due are added to sums.
     Delivery,
     /// Arrivals and sources are drawn.
     Drives,
@@ -19,6 +22,8 @@ pub enum Part {
     Update,
     /// Threads tell each other what fired, and note what that makes due.
     Exchange,
+    /// Synapses that change do, and pass on what is due later.
+    Learning,
     /// A thread waits for the others.
     Waiting,
     /// Threads start and end, once a chunk.
@@ -29,8 +34,16 @@ pub enum Part {
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Delivery, Self::Drives, Self::Update, Self::Exchange, Self::Waiting, Self::Threads, Self::Ordering];
+    pub const ALL: [Self; 8] = [
+        Self::Delivery,
+        Self::Drives,
+        Self::Update,
+        Self::Exchange,
+        Self::Learning,
+        Self::Waiting,
+        Self::Threads,
+        Self::Ordering,
+    ];
 
     /// Its name in a table.
     pub fn name(self) -> &'static str {
@@ -39,6 +52,7 @@ impl Part {
             Self::Drives => "drives",
             Self::Update => "update",
             Self::Exchange => "exchange of spikes",
+            Self::Learning => "learning",
             Self::Waiting => "waiting for other threads",
             Self::Threads => "starting threads",
             Self::Ordering => "ordering of spikes",
@@ -68,6 +82,10 @@ impl Parts {
         self.seconds.iter_mut().for_each(|s| *s /= by);
     }
 }
+
+/// Bytes of a delivery of a synapse that changes, beside the four that are read of its bucket: six read and four written of its
+/// row, four written to the bucket.
+pub(crate) const LEARNING_BYTES: u64 = 14;
 
 /// A clock, or none: then laps cost nothing.
 pub(super) struct Clock<const ON: bool> {
@@ -169,6 +187,31 @@ impl CpuEngine<'_> {
     }
 }
 
+/// The engine of a device, of which that of the CPU takes its steps apart.
+pub(crate) enum Runner<'a> {
+    Cpu(CpuEngine<'a>),
+    Cuda(Box<dyn Engine + 'a>),
+}
+
+impl<'a> Runner<'a> {
+    /// On `device`, and where that is a GPU on `others` beside it.
+    pub fn new(plan: &'a Plan, device: &Device, others: &[Arc<CudaDevice>]) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu => Self::Cpu(CpuEngine::new(plan, &|_, _| ())?),
+            Device::Cuda(d) => {
+                let all: Vec<_> = std::iter::once(d).chain(others).cloned().collect();
+                Self::Cuda(cuda::engine(plan, &all, &|_, _| ())?)
+            }
+        })
+    }
+    pub fn engine(&mut self) -> &mut (dyn Engine + 'a) {
+        match self {
+            Self::Cpu(engine) => engine,
+            Self::Cuda(engine) => &mut **engine,
+        }
+    }
+}
+
 /// Nanoseconds of a synapse that is added while groups of this length, and the sums of so many slots, lie in the first
 /// caches: what delivery cannot fall below on one thread.
 pub fn addition_ns(slots: usize, group: f64) -> f64 {
@@ -191,10 +234,8 @@ pub fn addition_ns(slots: usize, group: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Engine;
     use super::super::tests::balanced;
     use super::*;
-    use crate::spiking::Plan;
 
     /// The clock changes no spike, its parts are the whole, and what spikes move is what the engine counts.
     #[test]

@@ -117,6 +117,17 @@ pub trait Engine: Send {
     fn events(&self) -> u64;
     /// How the network is cut, as people read it.
     fn config(&self) -> String;
+    /// What kind of engine it is, in a word.
+    fn variant(&self) -> &'static str;
+    /// Kernels launched by its steps so far; 0 on the CPU.
+    fn launches(&self) -> u64 {
+        0
+    }
+    /// Bytes of memory that states of cells and what came for them take in a step, read and written: none where they stay on
+    /// the chip.
+    fn update_bytes(&self) -> u64 {
+        0
+    }
     /// Bytes that a synapse takes, where it is read alone.
     fn synapse_bytes(&self) -> Option<f64> {
         None

@@ -246,6 +246,11 @@ impl Config {
         steps(self.place, self.heavy, [self.held, self.learns.is_some(), self.cards > 1, false, self.near > 0])
     }
 
+    /// Whether its kernel has a form with clocks between the parts of a step.
+    pub fn has_clocks(&self) -> bool {
+        self.timed().is_some()
+    }
+
     /// Likewise with clocks between the parts of a step; of light models alone, on one card.
     pub(super) fn timed(&self) -> Option<Specialisation> {
         let has =

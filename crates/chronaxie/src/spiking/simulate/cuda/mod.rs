@@ -267,6 +267,12 @@ fn collect(units: &mut [Unit], launch: usize, from: u64, steps: u64, spikes: &mu
     Ok(())
 }
 
+/// Bytes of the states of all cells and of what comes for them in a step, read and written.
+fn state_bytes(plan: &Plan) -> u64 {
+    let each = plan.models.iter().map(|m| 8 * (m.variables().len() + m.ports().len()) as u64);
+    each.zip(&plan.network.populations).map(|(bytes, p)| bytes * u64::from(p.size)).sum()
+}
+
 /// Which cell each row is, and which row each cell.
 fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
     let (mut cell_of, mut row_of) = (vec![0; config.shards * config.cells], vec![0; plan.cells() as usize]);
@@ -299,6 +305,16 @@ pub fn engine<'a>(
         return Ok(Box::new(LearningEngine::new(plan, device, built)?));
     }
     Ok(Box::new(CudaEngine::new(plan, devices, built)?))
+}
+
+/// Refuses a network without learning that does not fit on `devices`, before anything is made.
+///
+/// # Errors
+/// As [`CudaEngine::new`].
+pub(crate) fn require_room(plan: &Plan, devices: &[Arc<CudaDevice>]) -> Result<()> {
+    let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
+    let each = |device: &Arc<CudaDevice>| require_memory(plan, device, &config);
+    if plan.learning.is_some() { Ok(()) } else { devices.iter().try_for_each(each) }
 }
 
 /// Refuses what needs more memory than the device has free, before anything is allocated.
@@ -433,6 +449,19 @@ impl Engine for CudaEngine<'_> {
             Some(r) => list::changed(self.plan, projection, || r.known(projection, self.step)),
             None => connect::synapses(self.plan, projection),
         }
+    }
+
+    fn variant(&self) -> &'static str {
+        "resident"
+    }
+
+    /// Of each launch: steps, count, order.
+    fn launches(&self) -> u64 {
+        3 * self.launches as u64
+    }
+
+    fn update_bytes(&self) -> u64 {
+        if self.config.held || self.config.near > 0 { 0 } else { state_bytes(self.plan) }
     }
 
     fn events(&self) -> u64 {

@@ -235,6 +235,10 @@ impl Engine for PartsEngine<'_> {
         })
     }
 
+    fn variant(&self) -> &'static str {
+        "parts"
+    }
+
     fn events(&self) -> u64 {
         self.events
     }

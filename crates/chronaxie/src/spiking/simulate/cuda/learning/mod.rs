@@ -62,6 +62,7 @@ pub struct LearningEngine<'a> {
     recent: Vec<Spike>,
     events: u64,
     run: u64,
+    launches: u64,
 }
 
 impl std::fmt::Debug for LearningEngine<'_> {
@@ -137,6 +138,7 @@ impl<'a> LearningEngine<'a> {
             recent: Vec::new(),
             events: 0,
             run: 0,
+            launches: 0,
         })
     }
 
@@ -359,6 +361,7 @@ impl Engine for LearningEngine<'_> {
         while self.step < to {
             let from = self.step;
             let (done, count, full) = self.launch(to - from)?;
+            self.launches += 1;
             let mut list = self.memory.download::<u64>(&self.log, 0, count)?;
             list.sort_unstable();
             spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
@@ -418,6 +421,18 @@ impl Engine for LearningEngine<'_> {
 
     fn weights(&self) -> Result<Vec<Weights>> {
         Ok(learned::summarise(self.plan, self.learning, &self.shards(), &self.strengths()?))
+    }
+
+    fn variant(&self) -> &'static str {
+        "grid"
+    }
+
+    fn launches(&self) -> u64 {
+        self.launches
+    }
+
+    fn update_bytes(&self) -> u64 {
+        super::state_bytes(self.plan)
     }
 
     fn events(&self) -> u64 {
