@@ -312,16 +312,15 @@ impl Rig<'_> {
                 Ok((which.iter().map(|p| parts.of(*p)).sum(), names.join(" + ")))
             }
             Runner::Cuda(engine) => {
-                let shares = engine.advance_in_parts(steps, spikes)?;
+                // The kernel's clocks are those of one warp of a block, which may have no cells of a large network: its update
+                // is timed as a whole step, of which it is nearly all in this family's networks.
+                let clocked = section != Section::Update;
+                let shares = if clocked { engine.advance_in_parts(steps, spikes)? } else { None };
                 if let Some(shares) = shares {
                     let took = since.elapsed().as_secs_f64();
                     // A phase ends when the block's last warp is through.
-                    let phase = |name: &str| match section {
-                        Section::Update => {
-                            ["update", "waiting for the block's warps after their update"].contains(&name)
-                        }
-                        _ => ["delivery", "waiting for the block's warps after delivery", "calendar"].contains(&name),
-                    };
+                    let of = ["delivery", "waiting for the block's warps after delivery", "calendar"];
+                    let phase = |name: &str| of.contains(&name);
                     let (names, parts): (Vec<&str>, Vec<f64>) = shares.into_iter().filter(|(n, _)| phase(n)).unzip();
                     return Ok((took * parts.iter().sum::<f64>(), names.join(" + ")));
                 }

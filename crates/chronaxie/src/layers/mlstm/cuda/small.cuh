@@ -262,7 +262,8 @@ struct ChunkGates {
     until[0] = x.sigmoid ? (float)-b[0] : max(earlier, column[0]);
     until[1] = x.sigmoid ? (float)-b[1] : most;
     most = __shfl_sync(~0u, most, 31);
-    ref = x.sigmoid ? (float)-sum : most;
+    // Where nothing enters any number will do.
+    ref = x.sigmoid ? (float)-sum : most == lowest ? 0.f : most;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (on[e]) {

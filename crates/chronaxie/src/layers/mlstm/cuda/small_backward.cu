@@ -69,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, 4) small_back_sums(const Ca
       x.grad_l[flat] = dl;
     }
   }
+  if (!on) inverse = dl = 0.f;
   const float past = on ? (float)x.scale * expf(tops[0] - tops[t]) : 0.f;
   const float low = past * inverse, low_n = past * dl;
   const float high = __shfl_down_sync(~0u, low, 2), high_n = __shfl_down_sync(~0u, low_n, 2);

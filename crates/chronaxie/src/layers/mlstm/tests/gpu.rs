@@ -46,6 +46,17 @@ fn on_a_gpu_groups_of_small_heads_change_no_bit() {
         }
         // Those by larger tiles, which such heads have on request alone.
         assert_law(&p, &inputs, &run("mma"), "mma");
+        // Chunks that nothing enters: the first of one sequence, a later one of another, and all of the last.
+        let i = inputs.get("i").unwrap();
+        let (shape, mut gates) = (i.shape.clone(), i.data.to_vec());
+        for head in 0..2 {
+            for t in (0..64).chain(195..259).chain(259..300) {
+                gates[head * 300 + t] = f64::NEG_INFINITY;
+            }
+        }
+        inputs.insert("i", Values::new(shape, gates).unwrap());
+        let shut = run_on(&device, &p, &BOTH, &inputs, Some("small")).unwrap();
+        assert_law(&p, &inputs, &shut, "small, input gates shut");
     }
 }
 
