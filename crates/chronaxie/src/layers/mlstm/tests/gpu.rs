@@ -48,7 +48,7 @@ fn on_a_gpu_groups_of_small_heads_change_no_bit() {
         assert_law(&p, &inputs, &run("mma"), "mma");
         // Chunks that nothing enters: the first of one sequence, a later one of another, and all of the last.
         let i = inputs.get("i").unwrap();
-        let (shape, mut gates) = (i.shape.clone(), i.data.to_vec());
+        let (shape, mut gates) = (i.shape, i.data.to_vec());
         for head in 0..2 {
             for t in (0..64).chain(195..259).chain(259..300) {
                 gates[head * 300 + t] = f64::NEG_INFINITY;
