@@ -221,6 +221,8 @@ inline void movmatrix_sync_aligned_m8n8_trans_b16(u32& d, u32 a) {
 }
 
 // --- loads and stores; those that order memory are where threads wait for each other
+// Read, so that an address that there is not is found.
+inline void prefetch_global_L2(u64 a) { (void)*reinterpret_cast<const volatile char*>(a); }
 #define EMU_LOADS(name, T)                                   \
   template <class D>                                         \
   inline void name(D& d, u64 from) {                         \

@@ -4,12 +4,20 @@
 #include "models.cuh"
 
 // Counts of arrivals that fit in a byte, and those that are compared with one after the other.
+// Of kNear, on one card, which has the registers: drives, their thresholds and tasks lie in shared memory too.
+constexpr bool kTables = kNear && !kMany;
 constexpr unsigned kMostArrivals = 255, kFewArrivals = 32;
 
 struct Cells {
   const Net& net;
   float* near;              // states of kNear
   unsigned* near_arrivals;  // [2, drives, count] of each part
+  const Drive* drives;      // of kTables in shared memory, as their thresholds: rows of synapses push them out of the first cache
+  const unsigned* thresholds;
+
+  __device__ __forceinline__ unsigned threshold(const Drive& drive, unsigned k) const {
+    return kTables ? thresholds[drive.before + k] : __ldg(drive.thresholds + k);
+  }
 
   __device__ __forceinline__ unsigned* arrivals_of(const Part& part) const {
     return kNear ? near_arrivals + part.near_arrivals : part.arrivals;
@@ -34,7 +42,7 @@ struct Cells {
 #pragma unroll
         for (unsigned j = 0; j < 4; ++j) {
           const bool is = first + j < drive.count;
-          threshold = is ? __ldg(drive.thresholds + first + j) : 0;
+          threshold = is ? this->threshold(drive, first + j) : 0;
 #pragma unroll
           for (int k = 0; k < 4; ++k)
             if (is && words.w[k] >= threshold) all += 1u << (8 * k);
@@ -42,8 +50,21 @@ struct Cells {
         if (most < threshold) break;
       }
     } else {
+      if constexpr (kTables) {
+        // Four searches side by side.
+        unsigned at[4] = {};
+        for (unsigned half = 1u << (31 - __clz((int)drive.count)); half > 0; half /= 2)
 #pragma unroll
-      for (int k = 0; k < 4; ++k) all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
+          for (int k = 0; k < 4; ++k) {
+            const unsigned next = at[k] + half;
+            if (next <= drive.count && threshold(drive, next - 1) <= words.w[k]) at[k] = next;
+          }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) all |= at[k] << (8 * k);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
+      }
     }
     if (4 * quad < drive.start || 4 * quad + 4 > drive.stop)
       for (int k = 0; k < 4; ++k)
@@ -56,11 +77,11 @@ struct Cells {
     if (i >= part.count) return;
     if constexpr (kHeld) {
       if (part.drives == 0) return;
-      const unsigned four = arrivals(net.drives[part.drive], part.low + i, quad);
+      const unsigned four = arrivals(drives[part.drive], part.low + i, quad);
       (quad % 2 == 0 ? own.even : own.odd) = four;
     } else {
       for (unsigned d = 0; d < part.drives; ++d) {
-        const Drive& drive = net.drives[part.drive + d];
+        const Drive& drive = drives[part.drive + d];
         if (drive.count <= kMostArrivals)
           arrivals_of(part)[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, part.low + i, quad);
       }
@@ -83,14 +104,14 @@ struct Cells {
     if constexpr (kHeld) {
       const unsigned four = quad % 2 == 0 ? own.even : own.odd;
       if constexpr (kLearns) {  // which has no registers left
-        const Drive& drive = net.drives[part.drive];
+        const Drive& drive = drives[part.drive];
         if (part.drives > 0 && drive.port == (unsigned)port) more = (four >> shift & 0xFFu) * (unsigned)drive.code;
       } else if (own.port == (unsigned)port) {
         more = (four >> shift & 0xFFu) * (unsigned)own.code;
       }
     } else {
       for (unsigned d = 0; d < part.drives; ++d) {
-        const Drive& drive = net.drives[part.drive + d];
+        const Drive& drive = drives[part.drive + d];
         if (drive.port != (unsigned)port) continue;
         unsigned count = 0;
         if (drive.count <= kMostArrivals)
@@ -181,7 +202,7 @@ struct Cells {
   // What the only cell of a lane begins and ends with.
   __device__ __forceinline__ void begin(const Part& part, unsigned i, Own& own) const {
     own.even = own.odd = 0, own.code = 0, own.port = 0;
-    if (part.drives > 0) own.code = net.drives[part.drive].code, own.port = net.drives[part.drive].port;
+    if (part.drives > 0) own.code = drives[part.drive].code, own.port = drives[part.drive].port;
     if (i >= part.count) return;
     if (part.model == kLifExpOne) load<LifExpOne>(part, i, own.s);
     if (part.model == kLifExp) load<LifExp>(part, i, own.s);
@@ -200,7 +221,7 @@ struct Cells {
   // once, for the light models with one drive at most and the same constants for all cells.
   template <class Spike>
   __device__ __forceinline__ void sweep(int* now, const Part& part, u64 step, unsigned i, unsigned count, const Spike& spike) const {
-    const bool plain = part.stride == 0 && (part.drives == 0 || (part.drives == 1 && net.drives[part.drive].count <= kMostArrivals));
+    const bool plain = part.stride == 0 && (part.drives == 0 || (part.drives == 1 && drives[part.drive].count <= kMostArrivals));
     if (plain) switch (part.model) {
         case kLifExpOne: return swept<LifExpOne>(now, part, step, i, count, spike);
         case kLifExp: return swept<LifExp>(now, part, step, i, count, spike);
@@ -221,7 +242,7 @@ struct Cells {
     unsigned code = 0, driven = ~0u;
     const unsigned* arrivals = nullptr;
     if (part.drives > 0) {
-      const Drive& drive = net.drives[part.drive];
+      const Drive& drive = drives[part.drive];
       code = (unsigned)drive.code, driven = drive.port;
       arrivals = arrivals_of(part) + (unsigned)(step / 4) % 2 * size;
     }

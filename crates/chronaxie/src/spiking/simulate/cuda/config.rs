@@ -21,6 +21,10 @@ const STATIC_SHARED: usize = 5 * 1024;
 const CALENDAR_SLOTS: usize = 1 << 16;
 /// The most steps of a calendar.
 const CALENDAR_STEPS: usize = 1 << 12;
+/// The least entries of a list of a calendar.
+const LEAST_OF_A_LIST: usize = 64;
+/// Words of a drive in network.cuh.
+const DRIVE_WORDS: usize = 12;
 /// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
 const CALENDAR_HZ: f64 = 12.0;
 /// The most arrivals of a drive in a step that the kernel keeps in a byte, as `kMostArrivals`.
@@ -92,11 +96,15 @@ pub struct Config {
     pub segment: usize,
     /// Entries of a step of the calendar.
     pub room: usize,
+    /// Lists that these are in.
+    pub lists: usize,
     /// Words of states that a block has in shared memory beside its calendar's sums, and of arrivals; 0 where they lie in global
     /// memory.
     pub near: usize,
     /// Likewise of arrivals.
     pub near_arrivals: usize,
+    /// Likewise of drives, their thresholds and tasks.
+    pub near_tables: usize,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
 }
@@ -134,14 +142,14 @@ impl Config {
     pub fn with_blocks(plan: &Plan, device: &DeviceProps, blocks: usize, cards: usize) -> Result<Self> {
         let shards = blocks.clamp(1, MOST_BLOCKS) * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
-        let (mut pitch, mut cells, mut warps) = (1, 1, 0);
+        let (mut pitch, mut cells, mut tasks) = (1, 1, 0);
         let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
         let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
             let (parts, slots) = shard::parts(plan, k, shards);
             pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
-            warps = warps.max(parts.iter().map(|p| p.count().div_ceil(32)).sum());
+            tasks = tasks.max(parts.iter().map(|p| p.count().div_ceil(32) as usize).sum());
             let words = |each: &dyn Fn(usize) -> usize| -> usize {
                 parts.iter().enumerate().map(|(p, part)| part.count() as usize * each(p)).sum()
             };
@@ -165,8 +173,10 @@ impl Config {
         } else {
             Place::Global
         };
-        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals) > room {
-            (near, near_arrivals) = (0, 0);
+        let thresholds: usize = plan.poisson.iter().map(|d| d.thresholds.len()).sum();
+        let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + 2;
+        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables) > room {
+            (near, near_arrivals, near_tables) = (0, 0, 0);
         }
         let threads = threads(place, heavy, cards > 1, near > 0);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
@@ -181,13 +191,18 @@ impl Config {
         let segment = [8, 16, 32].into_iter().find(|n| words <= f64::from(*n) && *n >= least).unwrap_or(64);
         let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
+        // As many lists as lanes, where counters of each fit and each has room for some.
+        let lists = |n: &usize| {
+            4 * (pitch + ring * n + near + near_arrivals + near_tables) <= room && entries >= LEAST_OF_A_LIST * n
+        };
+        let lists = if place == Place::Calendar { [32, 16, 8, 4, 2].into_iter().find(lists).unwrap_or(1) } else { 1 };
         Ok(Self {
             shards,
             cards,
             threads,
             heavy,
             place,
-            held: cards == 1 && place == Place::Shared && !heavy && few && 32 * warps <= threads,
+            held: cards == 1 && place == Place::Shared && !heavy && few && 32 * tasks <= threads as usize,
             ring,
             pitch,
             cells,
@@ -195,8 +210,10 @@ impl Config {
             wide: slot_bits + ring.trailing_zeros() > 16,
             segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
             room: if place == Place::Calendar { entries } else { 0 },
+            lists,
             near,
             near_arrivals,
+            near_tables,
             learns,
         })
     }
@@ -237,7 +254,10 @@ impl Config {
                 let learns = self.learns.map_or(0, |l| l.shared_bytes(self.cells, self.pitch));
                 (4 * self.ring * self.pitch + learns) as u32
             }
-            Place::Calendar => (4 * (self.ring + self.pitch + self.near + self.near_arrivals)) as u32,
+            Place::Calendar => {
+                let near = self.near + self.near_arrivals + self.near_tables;
+                (4 * (self.ring * self.lists + self.pitch + near)) as u32
+            }
             Place::Global => 0,
         }
     }

@@ -139,7 +139,7 @@ impl Cells {
             (memory.upload(&coefficients)?, memory.upload(&chances)?, memory.upload(&replays)?);
         let mut drives = Fields::default();
         let mut ranges = vec![(0, 0); n.populations.len()];
-        let mut count = 0;
+        let (mut count, mut before) = (0, 0);
         for (p, range) in ranges.iter_mut().enumerate() {
             let start = count;
             for table in plan.poisson.iter().filter(|t| t.target == p) {
@@ -151,8 +151,11 @@ impl Cells {
                     .u32(table.thresholds.len() as u32)
                     .u32(table.owner)
                     .u32(table.port as u32)
-                    .u32(table.code as u32);
+                    .u32(table.code as u32)
+                    .u32(before)
+                    .u32(0);
                 held.push(thresholds);
+                before += table.thresholds.len() as u32;
                 count += 1;
             }
             *range = (start, count - start);

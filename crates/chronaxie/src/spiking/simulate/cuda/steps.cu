@@ -50,13 +50,21 @@
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || (!kLearns && !kHeld), "on one card");
-// Segments that a lane has on their way at once: fewer where a synapse may take two registers of 64.
+// Whether 1024 threads with 64 registers each have too few for what follows.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kFew = 1;
+constexpr bool kTight = kThreads == 1024 && !kShared;
 #else
-constexpr int kFew = 2;
+constexpr bool kTight = kThreads == 1024 && kMany && !kShared;
 #endif
-constexpr int kWarps = kThreads / 32, kBatch = (kMany || kTimed) && kThreads == 1024 && !kHeld ? kFew : kShared || kHeavy ? 4 : 3;
+constexpr int kWarps = kThreads / 32;
+// Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once, and words that it
+// adds at once.
+constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kTight;
+constexpr int kBatch = kTight                                             ? 1
+                       : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
+                       : kShared || kHeavy                                ? 4
+                                                                          : 3;
+constexpr int kAtOnce = kTight ? 1 : 2;
 
 struct Block {
   const Net& net;
@@ -66,34 +74,62 @@ struct Block {
   unsigned number;  // of this block's shard on its card, of kMany
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come
-  unsigned* noted;       // [steps] of kCalendar
-  unsigned* calendar;    // [steps, room]
+  unsigned* noted;       // [steps, lists] of kCalendar
+  unsigned* calendar;    // [steps, lists, room]
   const unsigned* first;
 
   __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
   __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
   __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
 
-  template <class Word>
-  __device__ __forceinline__ void add(u64 step, Word word) const {
-    const Synapse s = unpack(net, word);
-    if (s.weight == 0) return;
-    const unsigned when = place(step + s.delay);
-    if constexpr (kCalendar) {
-      if (s.delay == 1) {
-        atomicAdd(sums + s.slot, s.weight);
-        return;
+  // Adds some synapses a lane. Of kCalendar all of them take their places in its lists before the first is written, and a
+  // warp's lanes go to as many lists, turned by `turn` so that these fill alike: places in one list are given one at a time.
+  template <int kSome, class Word>
+  __device__ __forceinline__ void add(u64 step, const Word* words, unsigned turn) const {
+    if constexpr (!kCalendar) {
+#pragma unroll
+      for (int u = 0; u < kSome; ++u) {
+        const Synapse s = unpack(net, words[u]);
+        if (s.weight == 0) continue;
+        const unsigned when = place(step + s.delay);
+        if constexpr (kShared)
+          atomicAdd(ring + when * net.pitch + s.slot, s.weight);
+        else
+          atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
       }
-      const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
-      if (at < net.room) {
-        __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
-        return;
+    } else {
+      constexpr unsigned kNone = ~0u;
+      const unsigned own = threadIdx.x + turn, bits = net.list_bits;
+      const auto list_of = [&](const Synapse& s, int u) {
+        return place(step + s.delay) << bits | ((own + (unsigned)u) & ((1u << bits) - 1));
+      };
+      unsigned at[kSome];
+      bool spills = false;
+#pragma unroll
+      for (int u = 0; u < kSome; ++u) {
+        const Synapse s = unpack(net, words[u]);
+        const bool soon = s.delay == 1;
+        at[u] = kNone;
+        if (s.weight != 0) {
+          const unsigned old = atomicAdd(soon ? (unsigned*)sums + s.slot : noted + list_of(s, u), soon ? (unsigned)s.weight : 1u);
+          if (!soon) at[u] = old & ~kSpilt;
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kSome; ++u) {
+        const Synapse s = unpack(net, words[u]);
+        if (at[u] < net.room)
+          __stcg(calendar + (u64)list_of(s, u) * net.room + at[u], (unsigned)s.weight << 16 | s.slot);
+        else
+          spills |= at[u] != kNone;
+      }
+      if (!spills) return;
+#pragma unroll
+      for (int u = 0; u < kSome; ++u) {
+        const Synapse s = unpack(net, words[u]);
+        if (at[u] >= net.room && at[u] != kNone) atomicAdd(ring + (u64)place(step + s.delay) * net.pitch + s.slot, s.weight);
       }
     }
-    if constexpr (kShared)
-      atomicAdd(ring + when * net.pitch + s.slot, s.weight);
-    else
-      atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
   }
 
   // Adds the first n lanes' rows. Segments are read once, and are not to push anything out of the second cache.
@@ -124,8 +160,8 @@ struct Block {
         }
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-          add(step, held[u][0]);
-          add(step, held[u][1]);
+#pragma unroll
+          for (int w = 0; w < 2; w += kAtOnce) add<kAtOnce>(step, held[u] + w, j + u + w);
           for (unsigned marks = __ballot_sync(~0u, held[u][1] == marker(net, Word())); marks != 0; marks &= marks - 1)
             over |= 1u << (__shfl_sync(~0u, j, __ffs((int)marks) - 1) + u * groups);
         }
@@ -138,7 +174,10 @@ struct Block {
       const int from = __ffs((int)over) - 1;
       const unsigned last = __shfl_sync(~0u, end, from);
 #pragma unroll 2
-      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(step, __ldcs(rest + i));
+      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) {
+        const Word word = __ldcs(rest + i);
+        add<1>(step, &word, i);
+      }
     }
   }
 
@@ -167,8 +206,8 @@ struct Block {
 
   // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
   __device__ __forceinline__ void meet(u64 step, unsigned* ends, const List& list) const {
-    const unsigned each = (net.shards + kWarps - 1) / kWarps;
-    if constexpr (kMany)
+    const unsigned each = kEven ? net.shards / kWarps + 2 : (net.shards + kWarps - 1) / kWarps;
+    if constexpr (kMany || (kEven && kWarps < 32))
       for (unsigned done = 0; done < each; done += 32) meet_some(step, ends, list, each, done);
     else
       meet_some(step, ends, list, each, 0);
@@ -181,8 +220,10 @@ struct Block {
     // Many shards: some headers a warp, one a lane. Few: warps share a header.
     const bool plenty = shards >= kWarps;
     const unsigned share = plenty ? 1 : kWarps / shards, own = done + lane;
-    const unsigned shard = plenty ? warp * each + own : warp % shards;
-    const bool reads = plenty ? own < each && shard < shards : lane == 0 && warp < share * shards;
+    // A warp's first and last header may be another's too, and their spikes are divided: warps have as many, where there are many.
+    const unsigned low = kEven ? shards * warp : 0, high = kEven ? low + shards : 0;
+    const unsigned shard = !plenty ? warp % shards : kEven ? low / kWarps + own : warp * each + own;
+    const bool reads = plenty ? own < each && (kEven ? shard * kWarps < high : shard < shards) : lane == 0 && warp < share * shards;
     const unsigned card = kMany ? many.own : 0;
     u64 head = 0;
     if (reads) {
@@ -192,7 +233,12 @@ struct Block {
     }
     __syncwarp();
     laps.lap(0);
-    const unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1);
+    unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1), others = 0;
+    if (kEven && plenty && count > 0) {
+      const unsigned before = shard * kWarps;
+      others = before < low ? count * (low - before) / kWarps : 0;
+      count = (high - before < kWarps ? count * (high - before) / kWarps : count) - others;
+    }
     const unsigned fired = __ballot_sync(~0u, count > 0);
     if (fired == 0) return;
     unsigned end = count;  // of this header's spikes among the warp's
@@ -203,23 +249,35 @@ struct Block {
       }
     const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
     const u64* box = boxes(card) + (u64)parity * shards * net.rows;
-    for (unsigned i = plenty ? lane : warp / shards + lane * share; __any_sync(~0u, i < all); i += 32 * share) {
+    const auto find = [&](unsigned i) {
       unsigned row = 0;
       const u64* at = nullptr;
       for (unsigned left = fired; left != 0; left &= left - 1) {
         const int from = __ffs((int)left) - 1;
         const unsigned many_there = __shfl_sync(~0u, count, from), k = __shfl_sync(~0u, shard, from) * net.rows;
         const unsigned there = i - (__shfl_sync(~0u, end, from) - many_there);
+        const unsigned spike = there + (kEven ? __shfl_sync(~0u, others, from) : 0);
         const u64 head_there = __shfl_sync(~0u, head, from);
         if (there < many_there) {
           row = k;
-          if (there < net.ids)
-            row += (unsigned)(head_there >> (kTagBits + 1 + (there + 1) * net.id_bits)) & ((1u << net.id_bits) - 1);
+          if (spike < net.ids)
+            row += (unsigned)(head_there >> (kTagBits + 1 + (spike + 1) * net.id_bits)) & ((1u << net.id_bits) - 1);
           else
-            at = box + k + there;
+            at = box + k + spike;
         }
       }
       if (at != nullptr) row += (unsigned)(await(at, ~0u, tag, ends) >> 32);
+      return row;
+    };
+    unsigned i = plenty ? lane : warp / shards + lane * share, next = kAhead ? find(i) : 0;
+    for (; __any_sync(~0u, i < all); i += 32 * share) {
+      const unsigned row = kAhead ? next : find(i);
+      // Segments come to the second cache, of kAhead while it is found out what comes behind them.
+      if constexpr (!kShared)
+        if (i < all) prefetch(row);
+      if constexpr (kAhead) {
+        if (__any_sync(~0u, i + 32 * share < all)) next = find(i + 32 * share);
+      }
       if constexpr (kLearns) {
         if (i < all) list.push(row);
         continue;
@@ -232,16 +290,31 @@ struct Block {
     }
   }
 
+  // A row's segment to the second cache.
+  __device__ __forceinline__ void prefetch(unsigned row) const {
+    const unsigned bytes = net.segment * (net.wide ? 8 : 4);
+    const char* at = (const char*)net.segments + (self() * ((u64)net.shards * net.rows) + row) * bytes;
+    for (unsigned k = 0; k < bytes; k += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + k));
+  }
+
   // Adds what the calendar has for `step`, which nobody adds to any more.
   __device__ __forceinline__ void gather(u64 step) const {
-    const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
-    const unsigned* from = calendar + (u64)place(step) * net.room;
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < count; i += kThreads) {
-      const unsigned entry = __ldcg(from + i);
-      atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, lists = 1u << net.list_bits;
+    const unsigned share = lists < kWarps ? kWarps / lists : 1;  // warps of a list
+    const unsigned* here = noted + (place(step) << net.list_bits);
+    for (unsigned list = warp % lists; list < lists; list += kWarps) {
+      const unsigned count = min(here[list] & ~kSpilt, net.room);
+      const uint4* from = (const uint4*)(calendar + ((u64)place(step) * lists + list) * net.room);
+#pragma unroll 2
+      for (unsigned i = 4 * (warp / lists * 32 + lane); i < count; i += 128 * share) {
+        const uint4 entries = __ldcg(from + i / 4);
+        const unsigned entry[4] = {entries.x, entries.y, entries.z, entries.w};
+#pragma unroll
+        for (unsigned k = 0; k < 4; ++k)
+          if (i + k < count) atomicAdd(sums + (entry[k] & 0xFFFFu), (int)entry[k] >> 16);
+      }
     }
-    if (here > net.room) {
+    if (__any_sync(~0u, lane < lists && here[lane] > net.room)) {
       int* spilt = ring + (u64)place(step) * net.pitch;
       for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) {
         const int sum = __ldcg(spilt + i);
@@ -310,6 +383,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Run& run = share.run(given);
   const Many& many = share.many(cards);
   const u64 size = (u64)net.steps * net.pitch;
+  const unsigned notes = net.steps << net.list_bits;
   int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
   const Block block = {net,   run,
@@ -317,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                        self,
                        kShared ? held : kept,
                        held,  noted,
-                       net.calendar + (u64)self * net.steps * net.room,
+                       net.calendar + (((u64)self * net.steps) << net.list_bits) * net.room,
                        net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;
@@ -358,16 +432,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
   if constexpr (kCalendar) {
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
-    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[self * net.steps + i];
+    for (unsigned i = threadIdx.x; i < notes; i += kThreads) noted[i] = net.noted[self * notes + i];
   }
   // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
+  // Of kNear, behind what is noted: states, arrivals, drives, their thresholds, tasks.
+  float* const near = (float*)held + (net.pitch + notes);
+  unsigned* const near_arrivals = (unsigned*)near + net.near;
+  Drive* const near_drives = (Drive*)(held + (net.pitch + notes + net.near + net.near_arrivals + 1) / 2 * 2);
+  unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
+  uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
+  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds};
+  if constexpr (kTables) {
+    for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
+    for (unsigned d = 0; d < net.drive_count; ++d) {
+      const Drive drive = net.drives[d];
+      if (threadIdx.x == 0) near_drives[d] = drive;
+      for (unsigned i = threadIdx.x; i < drive.count; i += kThreads) near_thresholds[drive.before + i] = drive.thresholds[i];
+    }
+    __syncthreads();
+  }
   Part& part = parts[warp];
   unsigned present = ~0u;
   const auto turn_to = [&](unsigned t) {
-    const uint2 task = __ldg(net.tasks + t);
+    const uint2 task = kTables ? near_tasks[t - begin] : __ldg(net.tasks + t);
     if (task.x != present) {
       __syncwarp();
       for (unsigned i = lane; i < sizeof(Part) / 4; i += 32)
@@ -377,8 +467,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     return task.y + lane;
   };
-  float* const near = (float*)held + net.pitch + net.steps;
-  const Cells cells = {net, near, (unsigned*)near + net.near};
   Own own;
   unsigned cell = 0;  // of kHeld
   if constexpr (kHeld)
@@ -411,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
-      if (threadIdx.x == 0) noted[block.place(step)] = 0;
+      if (threadIdx.x >> net.list_bits == 0) noted[(block.place(step) << net.list_bits) + threadIdx.x] = 0;
     if constexpr (kHeld) {
       if (from < to && cell < part.count && cells.fires(block.slots(step), part, step, cell, own))
         block.spike(part, cell, step, spikes + parity, ids[parity]);
@@ -457,14 +545,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kCalendar) {
     // A chunk that ended early has gathered what is for its next step.
     const unsigned at = block.place(step);
-    if (threadIdx.x == 0 && step < last) noted[at] = 0;
+    if (threadIdx.x >> net.list_bits == 0 && step < last) noted[(at << net.list_bits) + threadIdx.x] = 0;
     __syncthreads();
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads)
       if (held[i] != 0) {
         atomicAdd(kept + (u64)at * net.pitch + i, held[i]);
-        atomicOr(noted + at, kSpilt);
+        atomicOr(noted + (at << net.list_bits), kSpilt);
       }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) net.noted[self * net.steps + i] = noted[i];
+    for (unsigned i = threadIdx.x; i < notes; i += kThreads) net.noted[self * notes + i] = noted[i];
   }
 }

@@ -136,7 +136,9 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     props.shared_per_block_optin = match how.place {
         Place::Shared => props.shared_per_block_optin,
         Place::Calendar => {
-            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { 9 * chosen.cells } else { 0 })) as u32
+            let tables = plan.poisson.iter().map(|d| 12 + d.thresholds.len()).sum::<usize>();
+            let near = 10 * chosen.cells + tables + 64;
+            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { near } else { 0 })) as u32
         }
         Place::Global => 0,
     };
@@ -146,6 +148,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     config.segment = how.segment.unwrap_or(config.segment);
     if config.place == Place::Calendar {
         config.room = how.room;
+        config.lists = [(400, 32), (30, 4), (20, 2)].iter().find(|l| how.room >= l.0).map_or(1, |l| l.1);
     }
     CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, 3 * plan.cells() as usize + log, &|_, _| ())
         .unwrap()
