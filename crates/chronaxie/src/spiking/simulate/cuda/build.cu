@@ -173,8 +173,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const u64 rows = (u64)net.shards * net.rows, shard = blockIdx.x;
   const unsigned* first = net.first + shard * (rows + 1);
   int* ring = net.ring + shard * net.steps * net.pitch;
-  const unsigned notes = net.steps << net.list_bits;
-  for (unsigned k = threadIdx.x; k < (net.room > 0 ? notes : 0); k += 256) net.noted[shard * notes + k] = kSpilt;
+  for (unsigned k = threadIdx.x; k < (net.room > 0 ? net.steps : 0); k += 256) net.noted[shard * net.steps + k] = kSpilt;
   for (u64 i = threadIdx.x / 32; i < count; i += 8) {
     const u64 step = recent[i] >> 32, row = (unsigned)recent[i];
     const u64 segment = (shard * rows + row) * net.segment, from = net.base[shard] + first[row];

@@ -48,17 +48,19 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -
         .u32(u32::from(config.wide))
         .u32(config.segment as u32)
         .u32((config.segment.max(2) / 2).trailing_zeros())
-        .u32((config.room / config.lists & !3) as u32)
+        .u32((config.room & !3) as u32)
         .u32(id_bits)
         .u32(ids)
         .u32((card * config.local()) as u32)
         .u32(config.local() as u32)
         .u32(config.near as u32)
         .u32(config.learns.map_or(0, |l| l.head) as u32)
-        .u32(config.lists.trailing_zeros())
         .u32(config.near_arrivals as u32)
         .u32(plan.poisson.len() as u32)
         .u32(plan.poisson.iter().map(|d| d.thresholds.len() as u32).sum())
+        .u32(config.tasks as u32)
+        .u32(plan.max_delay)
+        .u32(config.stage as u32)
         .padded()
         .0
 }
@@ -254,7 +256,7 @@ impl Synapses {
         drop((counts, load));
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
         let calendar = memory.room(4 * k * config.ring * config.room)?;
-        let noted = memory.zeros(4 * k * config.ring * config.lists)?;
+        let noted = memory.zeros(4 * k * config.ring)?;
         let restore = kernel("spiking_restore")?;
         Ok(Self { base, first, segments, rest, ring, calendar, noted, degrees, count, card, restore })
     }

@@ -44,23 +44,24 @@ struct Net {
   void* segments;              // [local, shards * rows, segment]
   void* rest;
   int* ring;           // [local, steps, pitch]
-  unsigned* calendar;  // [local, steps, lists, room]
-  unsigned* noted;     // [local, steps, lists] how many of them there are, or kSpilt
+  unsigned* calendar;  // [local, steps, room]
+  unsigned* noted;     // [local, steps] how many of them there are, or kSpilt
   u64 seed;
   unsigned cells, shards, populations;
   unsigned rows;             // cells of the largest shard
   unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay
   unsigned slot_bits, wide;  // how a synapse is packed
   unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits; or 0: all synapses are in the rest
-  unsigned room;                // entries of a list of the calendar
+  unsigned room;                // entries of a step of the calendar
   unsigned id_bits, ids;        // how a header is packed
   unsigned begin, local;        // which shards are here
   unsigned near;                // of kNear: words of the states of the largest shard
   unsigned head;                // words before a row's synapses in its segment, where they change (rows.cuh); or 0
-  unsigned list_bits;           // 2^list_bits lists a step of the calendar
   unsigned near_arrivals;       // of kNear: words of the arrivals of the largest shard
   unsigned drive_count;         // of all populations
   unsigned thresholds;          // of all drives
+  unsigned most_tasks;          // of a shard
+  unsigned delays, stage;       // the longest delay; entries of each list of those that wait in shared memory
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.

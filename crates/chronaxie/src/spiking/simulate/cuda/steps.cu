@@ -10,7 +10,8 @@
 // global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
 // each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
 // a ring in global memory what a list has no room for, with states and arrivals in shared memory if they fit (kNear); or, for what has
-// more slots than that, in the ring in global memory alone.
+// more slots than that, in the ring in global memory alone. Beside states, entries wait in shared memory for the calendar, by delay,
+// until every warp has delivered 32 spikes (kStaged): they go there in whole lines.
 //
 // Blocks meet once a step, and the meeting carries the spikes: a block's header is one 64-bit word {tag: 12, ends: 1, count:
 // id_bits, id: id_bits, ..} with as many of its spikes as it holds, further ones are words {id: 32, tag: 32} in its box. A word
@@ -50,21 +51,25 @@
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || (!kLearns && !kHeld), "on one card");
-// Whether 1024 threads with 64 registers each have too few for what follows.
+// Whether 1024 threads with 64 registers each have enough for what follows.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kTight = kThreads == 1024 && !kShared;
+constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = false;
 #else
-constexpr bool kTight = kThreads == 1024 && kMany && !kShared;
+constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = kNear;
 #endif
 constexpr int kWarps = kThreads / 32;
-// Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once, and words that it
-// adds at once.
-constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kTight;
+// Whether warps have as many spikes each; whether they look ahead; whether what is for the calendar waits in shared memory, by
+// delay, until each warp has delivered 32 spikes. Segments that a lane has on their way at once.
+constexpr bool kEven = !kShared && !kMany, kAhead = kEven && (kLoose || kThreads < 1024), kStaged = kTables;
+// Places in a list are given one at a time, so that lanes have several of each delay.
+constexpr unsigned kLists = 4;
 constexpr int kBatch = kTight                                             ? 1
                        : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
                        : kShared || kHeavy                                ? 4
-                                                                          : 3;
-constexpr int kAtOnce = kTight ? 1 : 2;
+                       : kLoose || kThreads < 1024                        ? 3
+                                                                          : 2;
 
 struct Block {
   const Net& net;
@@ -74,61 +79,63 @@ struct Block {
   unsigned number;  // of this block's shard on its card, of kMany
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come
-  unsigned* noted;       // [steps, lists] of kCalendar
-  unsigned* calendar;    // [steps, lists, room]
+  unsigned* noted;       // [steps] of kCalendar
+  unsigned* calendar;    // [steps, room]
   const unsigned* first;
+  unsigned* fresh;       // [delays - 1, kLists] of kStaged: how many wait, or would where there is no room
+  unsigned* stage;       // [delays - 1, kLists, stage]
 
   __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
   __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
   __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
 
-  // Adds some synapses a lane. Of kCalendar all of them take their places in its lists before the first is written, and a
-  // warp's lanes go to as many lists, turned by `turn` so that these fill alike: places in one list are given one at a time.
-  template <int kSome, class Word>
-  __device__ __forceinline__ void add(u64 step, const Word* words, unsigned turn) const {
-    if constexpr (!kCalendar) {
-#pragma unroll
-      for (int u = 0; u < kSome; ++u) {
-        const Synapse s = unpack(net, words[u]);
-        if (s.weight == 0) continue;
-        const unsigned when = place(step + s.delay);
-        if constexpr (kShared)
-          atomicAdd(ring + when * net.pitch + s.slot, s.weight);
-        else
-          atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
+  template <class Word>
+  __device__ __forceinline__ void add(u64 step, Word word) const {
+    const Synapse s = unpack(net, word);
+    if (s.weight == 0) return;
+    if constexpr (kCalendar) {
+      if (s.delay == 1) {
+        atomicAdd(sums + s.slot, s.weight);
+        return;
       }
-    } else {
-      constexpr unsigned kNone = ~0u;
-      const unsigned own = threadIdx.x + turn, bits = net.list_bits;
-      const auto list_of = [&](const Synapse& s, int u) {
-        return place(step + s.delay) << bits | ((own + (unsigned)u) & ((1u << bits) - 1));
-      };
-      unsigned at[kSome];
-      bool spills = false;
-#pragma unroll
-      for (int u = 0; u < kSome; ++u) {
-        const Synapse s = unpack(net, words[u]);
-        const bool soon = s.delay == 1;
-        at[u] = kNone;
-        if (s.weight != 0) {
-          const unsigned old = atomicAdd(soon ? (unsigned*)sums + s.slot : noted + list_of(s, u), soon ? (unsigned)s.weight : 1u);
-          if (!soon) at[u] = old & ~kSpilt;
+      const unsigned entry = (unsigned)s.weight << 16 | s.slot;
+      if constexpr (kStaged) {
+        const unsigned list = (s.delay - 2) * kLists + threadIdx.x % kLists;
+        const unsigned at = net.stage > 0 ? atomicAdd(fresh + list, 1u) : 0;
+        if (at < net.stage) {
+          stage[list * net.stage + at] = entry;
+          return;
         }
       }
-#pragma unroll
-      for (int u = 0; u < kSome; ++u) {
-        const Synapse s = unpack(net, words[u]);
-        if (at[u] < net.room)
-          __stcg(calendar + (u64)list_of(s, u) * net.room + at[u], (unsigned)s.weight << 16 | s.slot);
-        else
-          spills |= at[u] != kNone;
-      }
-      if (!spills) return;
-#pragma unroll
-      for (int u = 0; u < kSome; ++u) {
-        const Synapse s = unpack(net, words[u]);
-        if (at[u] >= net.room && at[u] != kNone) atomicAdd(ring + (u64)place(step + s.delay) * net.pitch + s.slot, s.weight);
-      }
+      append(place(step + s.delay), entry, atomicAdd(noted + place(step + s.delay), 1u) & ~kSpilt);
+    } else {
+      const unsigned when = place(step + s.delay);
+      if constexpr (kShared)
+        atomicAdd(ring + when * net.pitch + s.slot, s.weight);
+      else
+        atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
+    }
+  }
+
+  // An entry to a place of the calendar's list of a step, or to the ring.
+  __device__ __forceinline__ void append(unsigned when, unsigned entry, unsigned at) const {
+    if (at < net.room)
+      __stcg(calendar + (u64)when * net.room + at, entry);
+    else
+      atomicAdd(ring + (u64)when * net.pitch + (entry & 0xFFFFu), (int)entry >> 16);
+  }
+
+  // Of kStaged, between two meetings of the block: what waits goes to the calendar, a warp a list.
+  __device__ __forceinline__ void flush(u64 step) const {
+    const unsigned lane = threadIdx.x % 32;
+    for (unsigned list = threadIdx.x / 32; list + kLists < net.delays * kLists; list += kWarps) {
+      const unsigned count = min(fresh[list], net.stage), when = place(step + 2 + list / kLists);
+      __syncwarp();
+      if (count == 0) continue;
+      unsigned at = 0;
+      if (lane == 0) fresh[list] = 0, at = atomicAdd(noted + when, count) & ~kSpilt;
+      at = __shfl_sync(~0u, at, 0);
+      for (unsigned i = lane; i < count; i += 32) append(when, stage[list * net.stage + i], at + i);
     }
   }
 
@@ -138,14 +145,15 @@ struct Block {
     const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
     const u64 rows = (u64)net.shards * net.rows;
     unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
-    // Where a row goes on, if it does; of kNear on its way beside the segments, since some row of many does.
-    constexpr bool kEarly = kNear && !kMany;
+    // Where a row goes on, if it does; of kNear on its way beside the segments, since some row of many does, and all wait for
+    // it; but not where there are so many that the bytes count.
+    const bool early = kNear && !kMany && n < 32;
     unsigned begin = 0, end = 0;
     const auto look = [&] {
       const bool own = over >> lane & 1;
       begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
     };
-    if (kEarly) look();
+    if (early) look();
     if (net.segment > 0) {
       over = 0;
       const Word* segments = (const Word*)net.segments + (self() * rows << (bits + 1)) + (lane & (per - 1));
@@ -160,24 +168,21 @@ struct Block {
         }
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-#pragma unroll
-          for (int w = 0; w < 2; w += kAtOnce) add<kAtOnce>(step, held[u] + w, j + u + w);
+          add(step, held[u][0]);
+          add(step, held[u][1]);
           for (unsigned marks = __ballot_sync(~0u, held[u][1] == marker(net, Word())); marks != 0; marks &= marks - 1)
             over |= 1u << (__shfl_sync(~0u, j, __ffs((int)marks) - 1) + u * groups);
         }
       }
     }
     if (over == 0) return;
-    if (!kEarly) look();
+    if (!early) look();
     const Word* rest = (const Word*)net.rest + net.base[self()];
     for (; over != 0; over &= over - 1) {
       const int from = __ffs((int)over) - 1;
       const unsigned last = __shfl_sync(~0u, end, from);
 #pragma unroll 2
-      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) {
-        const Word word = __ldcs(rest + i);
-        add<1>(step, &word, i);
-      }
+      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(step, __ldcs(rest + i));
     }
   }
 
@@ -240,14 +245,14 @@ struct Block {
       count = (high - before < kWarps ? count * (high - before) / kWarps : count) - others;
     }
     const unsigned fired = __ballot_sync(~0u, count > 0);
-    if (fired == 0) return;
+    if (!kStaged && fired == 0) return;
     unsigned end = count;  // of this header's spikes among the warp's
     if (fired & (fired - 1))
       for (unsigned reach = 1; reach < 32; reach *= 2) {
         const unsigned x = __shfl_up_sync(~0u, end, reach);
         if (lane >= reach) end += x;
       }
-    const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
+    const unsigned all = fired == 0 ? 0 : __shfl_sync(~0u, end, 31 - __clz((int)fired));
     const u64* box = boxes(card) + (u64)parity * shards * net.rows;
     const auto find = [&](unsigned i) {
       unsigned row = 0;
@@ -270,7 +275,7 @@ struct Block {
       return row;
     };
     unsigned i = plenty ? lane : warp / shards + lane * share, next = kAhead ? find(i) : 0;
-    for (; __any_sync(~0u, i < all); i += 32 * share) {
+    for (bool more = true; kStaged ? more : __any_sync(~0u, i < all); i += 32 * share) {
       const unsigned row = kAhead ? next : find(i);
       // Segments come to the second cache, of kAhead while it is found out what comes behind them.
       if constexpr (!kShared)
@@ -283,10 +288,17 @@ struct Block {
         continue;
       }
       const unsigned n = __popc(__ballot_sync(~0u, i < all));
-      if (!kShared && net.wide)
+      if (kStaged && n == 0) {
+      } else if (!kShared && net.wide) {
         deliver<u64>(step, n, row);
-      else
+      } else {
         deliver<unsigned>(step, n, row);
+      }
+      if constexpr (kStaged) {
+        more = __syncthreads_or(i + 32 * share < all);
+        flush(step);
+        if (more) __syncthreads();
+      }
     }
   }
 
@@ -299,22 +311,17 @@ struct Block {
 
   // Adds what the calendar has for `step`, which nobody adds to any more.
   __device__ __forceinline__ void gather(u64 step) const {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, lists = 1u << net.list_bits;
-    const unsigned share = lists < kWarps ? kWarps / lists : 1;  // warps of a list
-    const unsigned* here = noted + (place(step) << net.list_bits);
-    for (unsigned list = warp % lists; list < lists; list += kWarps) {
-      const unsigned count = min(here[list] & ~kSpilt, net.room);
-      const uint4* from = (const uint4*)(calendar + ((u64)place(step) * lists + list) * net.room);
+    const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
+    const uint4* from = (const uint4*)(calendar + (u64)place(step) * net.room);
 #pragma unroll 2
-      for (unsigned i = 4 * (warp / lists * 32 + lane); i < count; i += 128 * share) {
-        const uint4 entries = __ldcg(from + i / 4);
-        const unsigned entry[4] = {entries.x, entries.y, entries.z, entries.w};
+    for (unsigned i = 4 * threadIdx.x; i < count; i += 4 * kThreads) {
+      const uint4 entries = __ldcg(from + i / 4);
+      const unsigned entry[4] = {entries.x, entries.y, entries.z, entries.w};
 #pragma unroll
-        for (unsigned k = 0; k < 4; ++k)
-          if (i + k < count) atomicAdd(sums + (entry[k] & 0xFFFFu), (int)entry[k] >> 16);
-      }
+      for (unsigned k = 0; k < 4; ++k)
+        if (i + k < count) atomicAdd(sums + (entry[k] & 0xFFFFu), (int)entry[k] >> 16);
     }
-    if (__any_sync(~0u, lane < lists && here[lane] > net.room)) {
+    if (here > net.room) {
       int* spilt = ring + (u64)place(step) * net.pitch;
       for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) {
         const int sum = __ldcg(spilt + i);
@@ -383,16 +390,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Run& run = share.run(given);
   const Many& many = share.many(cards);
   const u64 size = (u64)net.steps * net.pitch;
-  const unsigned notes = net.steps << net.list_bits;
   int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
+  // Of kNear, behind what is noted: states, arrivals, drives, their thresholds, tasks, what waits for the calendar.
+  float* const near = (float*)held + (net.pitch + net.steps);
+  unsigned* const near_arrivals = (unsigned*)near + net.near;
+  Drive* const near_drives = (Drive*)(held + (net.pitch + net.steps + net.near + net.near_arrivals + 1) / 2 * 2);
+  unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
+  uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
+  unsigned* const near_fresh = (unsigned*)(near_tasks + net.most_tasks);
   const Block block = {net,   run,
                        many,  laps,
                        self,
                        kShared ? held : kept,
                        held,  noted,
-                       net.calendar + (((u64)self * net.steps) << net.list_bits) * net.room,
-                       net.first + self * ((u64)net.shards * net.rows + 1)};
+                       net.calendar + (u64)self * net.steps * net.room,
+                       net.first + self * ((u64)net.shards * net.rows + 1),
+                       near_fresh,
+                       near_fresh + kLists * net.delays};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;
   unsigned* const entries = list + kListed + 16 * kWarps;
@@ -432,20 +447,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
   if constexpr (kCalendar) {
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
-    for (unsigned i = threadIdx.x; i < notes; i += kThreads) noted[i] = net.noted[self * notes + i];
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[self * net.steps + i];
   }
   // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
-  // Of kNear, behind what is noted: states, arrivals, drives, their thresholds, tasks.
-  float* const near = (float*)held + (net.pitch + notes);
-  unsigned* const near_arrivals = (unsigned*)near + net.near;
-  Drive* const near_drives = (Drive*)(held + (net.pitch + notes + net.near + net.near_arrivals + 1) / 2 * 2);
-  unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
-  uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
   const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds};
   if constexpr (kTables) {
+    for (unsigned i = threadIdx.x; i < kLists * net.delays; i += kThreads) near_fresh[i] = 0;
     for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
     for (unsigned d = 0; d < net.drive_count; ++d) {
       const Drive drive = net.drives[d];
@@ -499,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
-      if (threadIdx.x >> net.list_bits == 0) noted[(block.place(step) << net.list_bits) + threadIdx.x] = 0;
+      if (threadIdx.x == 0) noted[block.place(step)] = 0;
     if constexpr (kHeld) {
       if (from < to && cell < part.count && cells.fires(block.slots(step), part, step, cell, own))
         block.spike(part, cell, step, spikes + parity, ids[parity]);
@@ -545,14 +555,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kCalendar) {
     // A chunk that ended early has gathered what is for its next step.
     const unsigned at = block.place(step);
-    if (threadIdx.x >> net.list_bits == 0 && step < last) noted[(at << net.list_bits) + threadIdx.x] = 0;
+    if (threadIdx.x == 0 && step < last) noted[at] = 0;
     __syncthreads();
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads)
       if (held[i] != 0) {
         atomicAdd(kept + (u64)at * net.pitch + i, held[i]);
-        atomicOr(noted + (at << net.list_bits), kSpilt);
+        atomicOr(noted + at, kSpilt);
       }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < notes; i += kThreads) net.noted[self * notes + i] = noted[i];
+    for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) net.noted[self * net.steps + i] = noted[i];
   }
 }

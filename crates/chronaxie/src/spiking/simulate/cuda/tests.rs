@@ -137,7 +137,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
         Place::Shared => props.shared_per_block_optin,
         Place::Calendar => {
             let tables = plan.poisson.iter().map(|d| 12 + d.thresholds.len()).sum::<usize>();
-            let near = 10 * chosen.cells + tables + 64;
+            let near = 10 * chosen.cells + tables + 4 * chosen.delays + 64;
             (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { near } else { 0 })) as u32
         }
         Place::Global => 0,
@@ -148,7 +148,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     config.segment = how.segment.unwrap_or(config.segment);
     if config.place == Place::Calendar {
         config.room = how.room;
-        config.lists = [(400, 32), (30, 4), (20, 2)].iter().find(|l| how.room >= l.0).map_or(1, |l| l.1);
+        config.stage = if config.near > 0 && config.cards == 1 { how.room % 32 } else { 0 };
     }
     CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, 3 * plan.cells() as usize + log, &|_, _| ())
         .unwrap()
@@ -183,7 +183,7 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         // More blocks than a block has warps.
         (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 20),
         (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 20),
-        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4000), 140),
+        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4013), 140),
         (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 60),
         (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 60),
         (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 150),
