@@ -27,6 +27,8 @@ pub struct DeviceProps {
     pub threads_per_sm: u32,
     /// L2 cache, bytes.
     pub l2_bytes: u32,
+    /// Memory, bytes.
+    pub memory_bytes: u64,
     /// Peak memory bandwidth, bytes a second, from clock and bus width.
     pub memory_bytes_per_s: u64,
     /// Highest clock of the multiprocessors, kHz.
@@ -42,7 +44,7 @@ impl DeviceProps {
         sm_kb: u32,
         threads: u32,
         l2_mb: u32,
-        gb: u64,
+        [memory_gb, gb]: [u64; 2],
         khz: u32,
     ) -> Self {
         Self {
@@ -54,22 +56,23 @@ impl DeviceProps {
             registers_per_sm: 65536,
             threads_per_sm: threads,
             l2_bytes: l2_mb << 20,
+            memory_bytes: memory_gb * 1_000_000_000,
             memory_bytes_per_s: gb * 1_000_000_000,
             clock_khz: khz,
         }
     }
     /// A T4 (Turing).
-    pub const SM_75: Self = Self::fixture((7, 5), 40, 64, 64, 1024, 4, 320, 1_590_000);
+    pub const SM_75: Self = Self::fixture((7, 5), 40, 64, 64, 1024, 4, [16, 320], 1_590_000);
     /// An A100.
-    pub const SM_80: Self = Self::fixture((8, 0), 108, 163, 164, 2048, 40, 1555, 1_410_000);
+    pub const SM_80: Self = Self::fixture((8, 0), 108, 163, 164, 2048, 40, [40, 1555], 1_410_000);
     /// An RTX 4090 (Ada).
-    pub const SM_89: Self = Self::fixture((8, 9), 128, 99, 100, 1536, 72, 1008, 2_520_000);
+    pub const SM_89: Self = Self::fixture((8, 9), 128, 99, 100, 1536, 72, [24, 1008], 2_520_000);
     /// An H200 (Hopper).
-    pub const SM_90: Self = Self::fixture((9, 0), 132, 227, 228, 2048, 60, 4800, 1_980_000);
+    pub const SM_90: Self = Self::fixture((9, 0), 132, 227, 228, 2048, 60, [150, 4800], 1_980_000);
     /// A B200 (Blackwell).
-    pub const SM_100: Self = Self::fixture((10, 0), 148, 227, 228, 2048, 126, 8000, 1_965_000);
+    pub const SM_100: Self = Self::fixture((10, 0), 148, 227, 228, 2048, 126, [180, 8000], 1_965_000);
     /// An RTX 5090 (Blackwell).
-    pub const SM_120: Self = Self::fixture((12, 0), 170, 99, 100, 1536, 96, 1792, 2_407_000);
+    pub const SM_120: Self = Self::fixture((12, 0), 170, 99, 100, 1536, 96, [32, 1792], 2_407_000);
     /// Every fixture.
     pub const FIXTURES: [Self; 6] = [Self::SM_75, Self::SM_80, Self::SM_89, Self::SM_90, Self::SM_100, Self::SM_120];
 

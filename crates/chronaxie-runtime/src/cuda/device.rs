@@ -167,6 +167,9 @@ impl CudaDevice {
         unsafe { cu!(driver, cuDeviceGetName(name.as_mut_ptr().cast(), 256, handle)) }?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
         let get = |a| get_attribute(driver, handle, a);
+        let mut memory = 0usize;
+        // SAFETY: the argument is a live integer.
+        unsafe { cu!(driver, cuDeviceTotalMem(&raw mut memory, handle)) }?;
         let memory_clock = u64::from(get(attr::MEMORY_CLOCK_RATE)?);
         let bus_bytes = u64::from(get(attr::GLOBAL_MEMORY_BUS_WIDTH)?) / 8;
         let props = DeviceProps {
@@ -178,6 +181,7 @@ impl CudaDevice {
             registers_per_sm: get(attr::MAX_REGISTERS_PER_MULTIPROCESSOR)?,
             threads_per_sm: get(attr::MAX_THREADS_PER_MULTIPROCESSOR)?,
             l2_bytes: get(attr::L2_CACHE_SIZE)?,
+            memory_bytes: memory as u64,
             // Two transfers a clock: the driver reports the command clock of double-data-rate memory.
             memory_bytes_per_s: 2 * memory_clock * 1000 * bus_bytes,
             clock_khz: get(attr::CLOCK_RATE)?,
@@ -303,11 +307,8 @@ impl CudaDevice {
         // SAFETY: the buffer holds 32 bytes; the driver ends the address with a zero.
         unsafe { cu!(self.driver, cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 32, self.handle)) }?;
         let mut memory = self.memory_info()?;
-        let mut total = 0;
-        // SAFETY: the argument is a live integer.
-        unsafe { cu!(self.driver, cuDeviceTotalMem(&raw mut total, self.handle)) }?;
-        memory.total = total as u64;
         let p = &self.props;
+        memory.total = p.memory_bytes;
         Ok(DeviceAttributes {
             index: self.index,
             name: self.name.clone(),

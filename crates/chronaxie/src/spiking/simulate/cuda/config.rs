@@ -118,7 +118,8 @@ pub struct Config {
 impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells; the ring in shared memory where a shard's
     /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
-    /// synapse where slot and delay fit in 16 bits; segments that hold the mean row and three deviations, up to 64.
+    /// synapse where slot and delay fit in 16 bits; segments that hold the mean row and three deviations, up to 64, or
+    /// shorter ones where these do not fit in memory.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
@@ -200,7 +201,7 @@ impl Config {
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
         let free = (room / 4).saturating_sub(pitch + ring + near + near_arrivals + near_tables);
         let stage = if near > 0 && cards == 1 { free / (LISTS * (delays.max(2) - 1)) } else { 0 };
-        Ok(Self {
+        let mut config = Self {
             shards,
             cards,
             threads,
@@ -221,7 +222,13 @@ impl Config {
             near_arrivals,
             near_tables,
             learns,
-        })
+        };
+        // Segments half as long, of which more go on elsewhere, where memory is short.
+        let most = 0.9 * device.memory_bytes as f64;
+        while learns.is_none() && config.segment > 8 && config.bytes(plan) > most {
+            config.segment /= 2;
+        }
+        Ok(config)
     }
 
     /// Blocks of a card.
@@ -243,7 +250,9 @@ impl Config {
         let local = self.local() as f64;
         let held = local * rows * self.segment as f64;
         let synapses = plan.expected_synapses() / self.cards as f64;
-        let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
+        let room = self.segment.saturating_sub(self.learns.map_or(0, |l| l.head));
+        let own = local * rows;
+        let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
         let under_way = local * self.ring as f64 * (self.pitch + self.room) as f64;
         self.synapse() as f64 * (held + beyond) + 8.0 * local * rows + 4.0 * under_way + learns
     }
@@ -314,6 +323,22 @@ impl fmt::Display for Config {
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
+}
+
+/// How many of a row's synapses are beyond its segment's `room`, of which the last word says so, where rows have `mean` of them
+/// and sources are drawn at random.
+fn beyond(mean: f64, room: usize) -> f64 {
+    if room == 0 || mean > 1e3 {
+        return (mean - room.saturating_sub(1) as f64).max(0.0);
+    }
+    let (mut chance, mut all) = ((-mean).exp(), 0.0);
+    for n in 1..(mean + 12.0 * mean.sqrt()) as usize + 12 {
+        chance *= mean / n as f64;
+        if n > room {
+            all += chance * (n + 1 - room) as f64;
+        }
+    }
+    all
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.

@@ -75,6 +75,7 @@ fn common(devices: &[Arc<CudaDevice>]) -> Result<DeviceProps> {
     let mut props = *devices.first().ok_or_else(|| Error::value("a network needs a device"))?.props();
     for other in devices {
         props.sm_count = props.sm_count.min(other.props().sm_count);
+        props.memory_bytes = props.memory_bytes.min(other.props().memory_bytes);
         props.shared_per_block_optin = props.shared_per_block_optin.min(other.props().shared_per_block_optin);
     }
     Ok(props)
