@@ -9,6 +9,8 @@ use std::sync::Arc;
 /// What the kernels of steps include.
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));
 pub(super) const HEADERS: &[Header] = &[STEPPER];
+/// What the kernels of steps over blocks with factors include.
+pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ("onblock.cuh", include_str!("onblock.cuh"))];
 /// As in stepper.cuh.
 pub(super) const THREADS: u32 = 256;
 pub(super) const TILE: usize = 64;

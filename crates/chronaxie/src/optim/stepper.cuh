@@ -94,6 +94,12 @@ __device__ __forceinline__ float shrink_of(int mode, double weight_decay, float 
   return (float)(mode == 0 ? by[0] : mode == 1 ? by[1] : mode == 2 ? by[2] : by[3]);
 }
 
+// Of row `blockIdx.y` of the batch the member of the pool whose turn it is, or -1.
+__device__ __forceinline__ i64 member(const i64* due, const int* step, int every, int start) {
+  const int t = *step;
+  return t < start ? -1 : due[(i64)(t % every) * gridDim.y + blockIdx.y];
+}
+
 // Sums of squares of runs of the gradient, in f64; block 0 also counts the step and keeps the largest rate.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     squares(const float* grad, double* partials, const float* rate, int* step, float* largest, i64 elements, i64 run) {
