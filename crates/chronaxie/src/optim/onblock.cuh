@@ -35,8 +35,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const float* x = g + b.first;
   auto at = [&](i64 k, i64 i) { return i < n ? x[i * stride + offset_of(b, axis, k)] : 0.f; };
   float acc[4][4] = {};
-  const bool k_first = stride != 1;
-  tile(acc, s, rest, [&](i64 k, int i) { return at(k, row + i); }, k_first, [&](i64 k, int i) { return at(k, column + i); }, k_first);
+  auto left = [&](i64 k, int i) { return at(k, row + i); };
+  auto right = [&](i64 k, int i) { return at(k, column + i); };
+  // What is known when it is compiled costs no registers.
+  if (stride == 1) tile(acc, s, rest, left, false, right, false);
+  else tile(acc, s, rest, left, true, right, true);
   float* factor = factors + b.factors[axis];
 #pragma unroll
   for (int e = 0; e < 16; ++e) {

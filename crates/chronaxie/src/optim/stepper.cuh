@@ -41,6 +41,8 @@ __device__ __forceinline__ i64 offset_of(const Block& b, int axis, i64 r) {
   i64 at = 0;
   for (int k = (int)b.order - 1; k >= 0; --k) {
     if (k == axis) continue;
+    // Divisions of 64 bits are what this costs: none where the rest lies within this axis.
+    if (r < b.sizes[k]) return at + r * b.strides[k];
     at += r % b.sizes[k] * b.strides[k];
     r /= b.sizes[k];
   }
@@ -59,13 +61,24 @@ struct Stage {
 template <class A, class B>
 __device__ __forceinline__ void tile(float (&acc)[4][4], Stage& s, i64 depth, A a, bool a_k_first, B b, bool b_k_first) {
   const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  constexpr int each = kDepth * kTile / kThreads;
   for (i64 k0 = 0; k0 < depth; k0 += kDepth) {
-    __syncthreads();
-    for (int e = threadIdx.x; e < kDepth * kTile; e += kThreads) {
+    // Loads are on their way before warps wait for each other.
+    float from_a[each], from_b[each];
+#pragma unroll
+    for (int t = 0; t < each; ++t) {
+      const int e = threadIdx.x + t * kThreads;
       const int ka = a_k_first ? e % kDepth : e / kTile, xa = a_k_first ? e / kDepth : e % kTile;
       const int kb = b_k_first ? e % kDepth : e / kTile, xb = b_k_first ? e / kDepth : e % kTile;
-      s.a[ka][xa] = k0 + ka < depth ? a(k0 + ka, xa) : 0.f;
-      s.b[kb][xb] = k0 + kb < depth ? b(k0 + kb, xb) : 0.f;
+      from_a[t] = k0 + ka < depth ? a(k0 + ka, xa) : 0.f;
+      from_b[t] = k0 + kb < depth ? b(k0 + kb, xb) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < each; ++t) {
+      const int e = threadIdx.x + t * kThreads;
+      s.a[a_k_first ? e % kDepth : e / kTile][a_k_first ? e / kDepth : e % kTile] = from_a[t];
+      s.b[b_k_first ? e % kDepth : e / kTile][b_k_first ? e / kDepth : e % kTile] = from_b[t];
     }
     __syncthreads();
 #pragma unroll

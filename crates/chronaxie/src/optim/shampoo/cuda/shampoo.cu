@@ -43,21 +43,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     along(const Block* blocks, const i64* of, const i64* first_tile, const float* from, const float* roots, float* to,
           const int* step, int count, int axis, double ln_beta1) {
   __shared__ __align__(16) Stage s;
+  __shared__ i64 at[kTile];
   const int m = entry_of(first_tile, count, blockIdx.x);
   const Block& b = blocks[of[m]];
   const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + kTile - 1) / kTile;
   const i64 t = blockIdx.x - first_tile[m], row = t / columns * kTile, column = t % columns * kTile;
+  if (threadIdx.x < kTile) at[threadIdx.x] = offset_of(b, axis, column + threadIdx.x);
+  __syncthreads();
   const float* root = roots + b.roots[axis];
   const float* x = from + b.first;
   auto left = [&](i64 k, int i) { return row + i < n ? root[(row + i) * n + k] : 0.f; };
-  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + offset_of(b, axis, column + j)] : 0.f; };
+  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + at[j]] : 0.f; };
   float acc[4][4] = {};
   tile(acc, s, n, left, true, right, stride == 1);
   const float scale = axis == 0 ? (float)(1. / correction(ln_beta1, *step)) : 1.f;
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
-    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
-    if (i < n && j < rest) to[b.first + i * stride + offset_of(b, axis, j)] = scale * acc[e / 4][e % 4];
+    const int i = threadIdx.x / 16 * 4 + e / 4, j = threadIdx.x % 16 * 4 + e % 4;
+    if (row + i < n && column + j < rest) to[b.first + (row + i) * stride + at[j]] = scale * acc[e / 4][e % 4];
   }
 }
 

@@ -138,8 +138,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const float *factor = factors + factor_at[which], *q = bases + which * n * n;
   const int tiles = (n + kTile - 1) / kTile, row = blockIdx.x / tiles * kTile, column = blockIdx.x % tiles * kTile;
   float acc[4][4] = {};
-  tile(acc, stage, n, [&](i64 j, int k) { return row + k < n ? q[j * n + row + k] : 0.f; }, false,
-       [&](i64 j, int i) { return column + i < n ? factor[packed(j, column + i)] : 0.f; }, false);
+  // A triangle is read along its rows: from the left of the diagonal's tile along j, from there on along i.
+  tile(acc, stage, column, [&](i64 j, int k) { return row + k < n ? q[j * n + row + k] : 0.f; }, false,
+       [&](i64 j, int i) { return column + i < n ? factor[packed(column + i, j)] : 0.f; }, true);
+  tile(acc, stage, n - column, [&](i64 j, int k) { return row + k < n ? q[(column + j) * n + row + k] : 0.f; }, false,
+       [&](i64 j, int i) { return column + i < n ? factor[packed(column + j, column + i)] : 0.f; }, false);
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
     const i64 k = row + threadIdx.x / 16 * 4 + e / 4, i = column + threadIdx.x % 16 * 4 + e % 4;
@@ -171,18 +174,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     order(const i64* due, const int* step, const double* values, const double* lengths, int* order, int* live, int* spent, int n,
           int every) {
+  __shared__ double others[kThreads];
   const i64 which = member(due, step, every, 0), at = blockIdx.y * (i64)n;
   bool bad = which < 0;
   for (int k = threadIdx.x; k < n && !bad; k += kThreads) bad = !isfinite(values[at + k]) || !isfinite(lengths[at + k]);
   bad = __syncthreads_or(bad);
   if (threadIdx.x == 0) live[blockIdx.y] = !bad;
   if (bad) return;
-  for (int k = threadIdx.x; k < n; k += kThreads) {
-    const double mine = values[at + k];
+  for (int first = 0; first < n; first += kThreads) {
+    const int k = first + threadIdx.x;
+    const double mine = k < n ? values[at + k] : 0.;
     int rank = 0;
-    for (int j = 0; j < n; ++j) rank += values[at + j] > mine || (values[at + j] == mine && j < k);
-    order[at + rank] = k;
-    spent[at + k] = 0;
+    for (int from = 0; from < n; from += kThreads) {
+      const int count = min(kThreads, n - from);
+      __syncthreads();
+      if (threadIdx.x < count) others[threadIdx.x] = values[at + from + threadIdx.x];
+      __syncthreads();
+      for (int j = 0; j < count; ++j) rank += others[j] > mine || (others[j] == mine && from + j < k);
+    }
+    if (k < n) order[at + rank] = k, spent[at + k] = 0;
   }
 }
 
@@ -238,48 +248,69 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cholesky(const float* s, const int* order, const int* live, const double* lengths, int* spent, float* triangle, int n,
              int first, int second) {
   __shared__ float stage[kDepth][kPitch];
-  __shared__ double g[kPanel][kPanel + 1];
+  // The pivot's column, of the step and of the next one.
+  __shared__ double pivots[2][kPanel];
   __shared__ Panel mine;
   if (!live[blockIdx.y]) return;
   const int width = load(mine, order, first, n);
   const float* from = s + blockIdx.y * (i64)n * n;
   const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
-  double acc[4][4] = {};
+  constexpr int each = kDepth * kPanel / kThreads;
+  float next[each];
+  auto fetch = [&](int k0) {
+#pragma unroll
+    for (int t = 0; t < each; ++t) {
+      const int e = threadIdx.x + t * kThreads, k = k0 + e % kDepth, w = e / kDepth;
+      next[t] = k < n && w < width ? from[mine.at[w] + k] : 0.f;
+    }
+  };
+  double g[4][4] = {};
+  fetch(0);
   for (int k0 = 0; k0 < n; k0 += kDepth) {
     __syncthreads();
-    for (int e = threadIdx.x; e < kDepth * kPanel; e += kThreads) {
-      const int k = k0 + e % kDepth, w = e / kDepth;
-      stage[e % kDepth][w] = k < n && w < width ? from[mine.at[w] + k] : 0.f;
-    }
+#pragma unroll
+    for (int t = 0; t < each; ++t) stage[(threadIdx.x + t * kThreads) % kDepth][(threadIdx.x + t * kThreads) / kDepth] = next[t];
     __syncthreads();
+    if (k0 + kDepth < n) fetch(k0 + kDepth);
 #pragma unroll 4
     for (int k = 0; k < kDepth; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) acc[i][j] = fma((double)stage[k][row + i], (double)stage[k][column + j], acc[i][j]);
+        for (int j = 0; j < 4; ++j) g[i][j] = fma((double)stage[k][row + i], (double)stage[k][column + j], g[i][j]);
   }
+  // Step p takes the outer product of column p off what is right of it, which each thread has in registers: columns stay undivided, so
+  // that there is one barrier a step. A column that is spent takes nothing off.
+  auto publish = [&](int p) {
 #pragma unroll
-  for (int e = 0; e < 16; ++e) g[row + e / 4][column + e % 4] = acc[e / 4][e % 4];
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (column + j == p) pivots[p % 2][row + i] = g[i][j];
+  };
+  publish(0);
+  float* out = triangle + blockIdx.y * (i64)kPanel * kPanel;
   for (int p = 0; p < width; ++p) {
     __syncthreads();
+    const double *now = pivots[p % 2], d = now[p];
     const i64 at = blockIdx.y * (i64)n + mine.at[p] / n;
-    const double d = g[p][p];
     const bool good = d > (second ? kSecond : kSpent * lengths[at]);
-    const double pivot = good ? sqrt(d) : 0.;
-    __syncthreads();
-    if (!good && threadIdx.x == 0) spent[at] = 1;
-    for (int i = p + threadIdx.x; i < width; i += kThreads) g[i][p] = i == p || !good ? (i == p ? pivot : 0.) : g[i][p] / pivot;
-    __syncthreads();
-    for (int e = threadIdx.x; e < kPanel * kPanel; e += kThreads) {
-      const int i = e / kPanel, j = e % kPanel;
-      if (j > p && j <= i && i < width) g[i][j] = fma(-g[i][p], g[j][p], g[i][j]);
+    const double part = good ? 1 / d : 0.;
+    double right[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) right[j] = now[column + j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const double left = -now[row + i] * part;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) g[i][j] = fma(left, right[j], g[i][j]);
     }
-  }
-  __syncthreads();
-  for (int e = threadIdx.x; e < kPanel * kPanel; e += kThreads) {
-    const int i = e / kPanel, j = e % kPanel;
-    triangle[blockIdx.y * (i64)kPanel * kPanel + e] = j <= i && i < width ? (float)g[i][j] : 0.f;
+    if (p + 1 < width) publish(p + 1);
+    if (threadIdx.x < kPanel) {
+      const int i = threadIdx.x;
+      out[i * kPanel + p] = good && i >= p && i < width ? (float)(now[i] / sqrt(d)) : 0.f;
+    }
+    if (!good && threadIdx.x == 0) spent[at] = 1;
   }
 }
 
@@ -289,8 +320,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __shared__ Panel mine;
   if (!live[blockIdx.y]) return;
   const int width = load(mine, order, first, n), i = blockIdx.x * kThreads + threadIdx.x;
-  for (int e = threadIdx.x; e < kPanel * kPanel; e += kThreads)
-    l[e / kPanel][e % kPanel] = triangle[blockIdx.y * (i64)kPanel * kPanel + e];
+  for (int e = threadIdx.x; e < kPanel * width; e += kThreads)
+    l[e / width][e % width] = triangle[blockIdx.y * (i64)kPanel * kPanel + e / width * kPanel + e % width];
   __syncthreads();
   if (i >= n) return;
   float* column = s + blockIdx.y * (i64)n * n + i;
@@ -314,6 +345,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   __shared__ double slots[kWarps];
   __shared__ int places[kWarps];
   if (!live[blockIdx.y]) return;
+  bool any = false;
+  for (int k = threadIdx.x; k < n; k += kThreads) any |= spent[blockIdx.y * (i64)n + k] != 0;
+  if (!__syncthreads_or(any)) return;
   const i64 which = member(due, step, every, 0);
   const float* q = bases + which * n * n;
   float* made = s + blockIdx.y * (i64)n * n;

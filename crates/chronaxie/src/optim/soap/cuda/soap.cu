@@ -36,11 +36,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     rotate(const Block* blocks, const i64* of, const i64* first_tile, const float* bases, const float* g, float* g_odd,
            float* g_even, const float* first, float* first_odd, float* first_even, int count, int axis, int back) {
   __shared__ __align__(16) Stage s;
+  __shared__ i64 at[kTile];
   const int m = entry_of(first_tile, count, blockIdx.x);
   const Block& b = blocks[of[m]];
   const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + kTile - 1) / kTile;
   const i64 t = blockIdx.x - first_tile[m], row = t / columns * kTile, column = t % columns * kTile;
   const float* q = bases + b.roots[axis];
+  if (threadIdx.x < kTile) at[threadIdx.x] = offset_of(b, axis, column + threadIdx.x);
+  __syncthreads();
   const Turned turned = blockIdx.y == 0 ? Turned{g, g_odd, g_even} : Turned{first, first_odd, first_even};
   const i64 parity = back ? b.order + axis : axis;
   const float* x = (!back && axis == 0 ? turned.from : either(parity, turned.odd, turned.even)) + b.first;
@@ -48,13 +51,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   auto left = [&](i64 k, int i) {
     return row + i < n ? q[back ? (row + i) * n + k : k * n + row + i] : 0.f;
   };
-  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + offset_of(b, axis, column + j)] : 0.f; };
+  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + at[j]] : 0.f; };
   float acc[4][4] = {};
   tile(acc, s, n, left, back, right, stride == 1);
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
-    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
-    if (i < n && j < rest) y[i * stride + offset_of(b, axis, j)] = acc[e / 4][e % 4];
+    const int i = threadIdx.x / 16 * 4 + e / 4, j = threadIdx.x % 16 * 4 + e % 4;
+    if (row + i < n && column + j < rest) y[(row + i) * stride + at[j]] = acc[e / 4][e % 4];
   }
 }
 
