@@ -21,31 +21,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    gram(const Block* blocks, const i64* of, const i64* first_tile, const float* g, float* factors, int count, float keep,
-         float weight) {
-  __shared__ __align__(16) Stage s;
+template <int W>
+__device__ __forceinline__ void gram_of(StageOf<W>& s, const Block* blocks, const i64* of, const i64* first_tile, const float* g,
+                                        float* factors, int count, float keep, float weight) {
   const int m = entry_of(first_tile, count, blockIdx.x);
   const Block& b = blocks[of[m] / kAxes];
   const int axis = (int)(of[m] % kAxes);
   const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n;
   i64 t = blockIdx.x - first_tile[m], ti = 0;
   while (t > ti) t -= ++ti;
-  const i64 row = ti * kTile, column = t * kTile;
+  const i64 row = ti * W * kTile, column = t * W * kTile;
   const float* x = g + b.first;
   auto at = [&](i64 k, i64 i) { return i < n ? x[i * stride + offset_of(b, axis, k)] : 0.f; };
-  float acc[4][4] = {};
   auto left = [&](i64 k, int i) { return at(k, row + i); };
   auto right = [&](i64 k, int i) { return at(k, column + i); };
+  float acc[4 * W][4 * W] = {};
   // What is known when it is compiled costs no registers.
   if (stride == 1) tile(acc, s, rest, left, false, right, false);
   else tile(acc, s, rest, left, true, right, true);
   float* factor = factors + b.factors[axis];
 #pragma unroll
-  for (int e = 0; e < 16; ++e) {
-    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
+  for (int e = 0; e < 16 * W * W; ++e) {
+    const i64 i = row + place(threadIdx.x / 16, e / (4 * W)), j = column + place(threadIdx.x % 16, e % (4 * W));
     if (i >= n || j > i) continue;
     float* f = factor + i * (i + 1) / 2 + j;
-    *f = keep * *f + weight * acc[e / 4][e % 4];
+    *f = keep * *f + weight * acc[e / (4 * W)][e % (4 * W)];
   }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    gram(const Block* blocks, const i64* of, const i64* first_tile, const float* g, float* factors, int count, float keep,
+         float weight) {
+  __shared__ __align__(16) Stage s;
+  gram_of(s, blocks, of, first_tile, g, factors, count, keep, weight);
 }

@@ -4,7 +4,7 @@
 use super::spec::{NAME, NOISE, Soap};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::ongpu::{BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
 use std::sync::Arc;
@@ -19,6 +19,8 @@ enum Of {
     Second,
     Divide,
     Update,
+    WideGram,
+    WideRotate,
     Eigen,
     Stretch,
     Values,
@@ -27,12 +29,14 @@ enum Of {
     Project,
     Cholesky,
     Solve,
+    Refill,
     Fill,
     Keep,
 }
-const STEP: [&str; 7] = ["squares", "moments", "gram", "rotate", "second", "divide", "update"];
-const BASIS: [&str; 10] =
-    ["eigen", "stretch", "values", "order", "dots", "project", "cholesky", "solve", "fill", "keep"];
+const STEP: [&str; 9] =
+    ["squares", "moments", "gram", "rotate", "second", "divide", "update", "wide_gram", "wide_rotate"];
+const BASIS: [&str; 11] =
+    ["eigen", "stretch", "values", "order", "dots", "project", "cholesky", "solve", "refill", "fill", "keep"];
 /// Blocks of threads a multiprocessor where they stride over elements.
 const BLOCKS_PER_SM: usize = 8;
 /// As in basis.cu.
@@ -61,6 +65,8 @@ pub(super) struct CudaPlan {
     runs: Runs,
     tables: Tables,
     every: usize,
+    /// Whether tiles of Gram matrices and turns are of twice the side.
+    wide: bool,
     /// Blocks of threads that stride over all elements.
     blocks: usize,
     regions: Regions,
@@ -82,6 +88,7 @@ struct Regions<T = RegionId> {
     lengths: T,
     order: T,
     spent: T,
+    places: T,
     live: T,
     along: T,
     triangle: T,
@@ -110,9 +117,10 @@ impl CudaPlan {
         // The first step makes the bases of all.
         let every = if problem.opens { 1 } else { problem.precondition_frequency };
         let grid = problem.grid.clone();
-        let tables = Tables::new(device, &grid, every)?;
-        let runs = Runs::new(problem.elements);
         let sms = device.props().sm_count as usize;
+        let wide = ongpu::wide(&grid, sms);
+        let tables = Tables::new(device, &grid, every, if wide { 2 * TILE } else { TILE })?;
+        let runs = Runs::new(problem.elements);
         let turns = || grid.pools.iter().zip(&tables.pools);
         let most = |of: &dyn Fn(usize, usize) -> usize| turns().map(|(p, t)| of(t.rows, p.size)).max().unwrap_or(0);
         let rows = most(&|rows, _| rows);
@@ -132,6 +140,7 @@ impl CudaPlan {
             lengths: layout.push("lengths", Dtype::F64, vectors)?,
             order: layout.push("order", Dtype::I32, vectors)?,
             spent: layout.push("spent", Dtype::I32, vectors)?,
+            places: layout.push("places", Dtype::I32, vectors)?,
             live: layout.push("live", Dtype::I32, rows)?,
             along: layout.push("along", Dtype::F32, vectors * PANEL)?,
             triangle: layout.push("triangle", Dtype::F32, rows * PANEL * PANEL)?,
@@ -145,6 +154,7 @@ impl CudaPlan {
             runs,
             tables,
             every,
+            wide,
             blocks: n.div_ceil(THREADS as usize).clamp(1, (sms * BLOCKS_PER_SM).max(1)),
             regions,
             problem,
@@ -184,7 +194,11 @@ impl CudaPlan {
         put(Of::Moments, (self.blocks, 1), &list)?;
         let (of, from) = (Arg::U64(t.gram.of), Arg::U64(t.gram.first));
         let (keep, weight) = (Arg::F32(p.keep() as f32), Arg::F32((1.0 - p.keep()) as f32));
-        put(Of::Gram, (t.gram.jobs, 1), &[blocks, of, from, g, factors, count(&t.gram), keep, weight])?;
+        put(
+            if self.wide { Of::WideGram } else { Of::Gram },
+            (t.gram.jobs, 1),
+            &[blocks, of, from, g, factors, count(&t.gram), keep, weight],
+        )?;
         if p.opens {
             self.bases(at, put)?;
         } else {
@@ -244,15 +258,16 @@ impl CudaPlan {
                 Arg::I32(axis as i32),
                 Arg::I32(back),
             ];
-            put(Of::Rotate, (jobs.jobs, if back == 0 { 2 } else { 1 }), &list)?;
+            let rotate = if self.wide { Of::WideRotate } else { Of::Rotate };
+            put(rotate, (jobs.jobs, if back == 0 { 2 } else { 1 }), &list)?;
         }
         Ok(())
     }
     /// The bases whose turn it is, pool by pool.
     fn bases(&self, at: &At, put: Put<'_>) -> Result<()> {
         let (s, sms) = (&at.scratch, self.device.props().sm_count as usize);
-        let [columns, values, lengths, order, spent, live, along, triangle] =
-            [s.columns, s.values, s.lengths, s.order, s.spent, s.live, s.along, s.triangle].map(Arg::U64);
+        let [columns, values, lengths, order, spent, places, live, along, triangle] =
+            [s.columns, s.values, s.lengths, s.order, s.spent, s.places, s.live, s.along, s.triangle].map(Arg::U64);
         let (factors, step) = (Arg::U64(at.outputs[3]), Arg::U64(at.outputs[5]));
         for (pool, turns) in self.problem.grid.pools.iter().zip(&self.tables.pools).filter(|(_, t)| t.rows > 0) {
             let (rows, size) = (turns.rows, pool.size);
@@ -298,8 +313,11 @@ impl CudaPlan {
                     put(Of::Solve, (across, rows), &[columns, order, live, triangle, n, from])?;
                 }
             }
-            let opens = Arg::I32(i32::from(self.problem.opens));
-            put(Of::Fill, (1, rows), &[due, bases, step, columns, order, live, spent, values, n, every, opens])?;
+            if !self.problem.opens {
+                let list = [due, bases, step, columns, order, live, spent, places, along, n, every];
+                put(Of::Refill, (1, rows), &list)?;
+            }
+            put(Of::Fill, (1, rows), &[columns, order, live, spent, values, n])?;
             put(Of::Keep, (tiles * tiles, rows), &[due, columns, step, live, bases, n, every])?;
         }
         Ok(())
@@ -326,10 +344,11 @@ impl Plan for CudaPlan {
         (pass == Pass::Step).then_some(&self.signature)
     }
     fn config(&self) -> String {
+        let side = if self.wide { 2 * TILE } else { TILE };
         let due = self.problem.grid.pools.iter().zip(&self.tables.pools);
         let bases: Vec<String> = due.map(|(p, t)| format!("{} of {n} x {n}", t.rows, n = p.size)).collect();
         format!(
-            "{NAME} simt: {} blocks, {} tiles of triangles; bases in turns: {}",
+            "{NAME} simt: {} blocks, {} tiles of triangles, {side} x {side}; bases in turns: {}",
             self.problem.grid.blocks.len(),
             self.tables.gram.jobs,
             if bases.is_empty() { "none".to_owned() } else { bases.join(", ") }
@@ -360,6 +379,7 @@ impl Plan for CudaPlan {
                 lengths: region(r.lengths),
                 order: region(r.order),
                 spent: region(r.spent),
+                places: region(r.places),
                 live: region(r.live),
                 along: region(r.along),
                 triangle: region(r.triangle),
@@ -411,7 +431,7 @@ mod tests {
     fn kernels_have_their_places() {
         let name = |of: Of| STEP.iter().chain(&BASIS).nth(of as usize).copied();
         assert_eq!(name(Of::Squares), Some("squares"));
-        assert_eq!(name(Of::Update), Some("update"));
+        assert_eq!(name(Of::WideRotate), Some("wide_rotate"));
         assert_eq!(name(Of::Eigen), Some("eigen"));
         assert_eq!(name(Of::Keep), Some("keep"));
         for (spec, entries) in specialisations().iter().zip([&STEP[..], &BASIS[..]]) {

@@ -11,6 +11,7 @@
 //   divide    the same: u = first / c1 / (sqrt(second / c2) + eps + noise largest)
 //   rotate    u back, u = Q_k u
 //   update    run of 4096 elements of a block: the parameter
+//   wide_gram, wide_rotate: the same of tiles of 128 x 128, the same bits, where they fill the GPU
 //
 // At the first step (`opens`) blocks with a basis do not turn: u = first / c1 / (|g| share + eps).
 //
@@ -32,33 +33,54 @@ struct Turned {
   float *odd, *even;  // [N]
 };
 
+template <int W>
+__device__ __forceinline__ void rotate_of(StageOf<W>& s, i64* at, const Block* blocks, const i64* of, const i64* first_tile,
+                                          const float* bases, const Turned& turned, int count, int axis, int back) {
+  constexpr int side = W * kTile;
+  const int m = entry_of(first_tile, count, blockIdx.x);
+  const Block& b = blocks[of[m]];
+  const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + side - 1) / side;
+  const i64 t = blockIdx.x - first_tile[m], row = t / columns * side, column = t % columns * side;
+  const float* q = bases + b.roots[axis];
+  if (threadIdx.x < side) at[threadIdx.x] = offset_of(b, axis, column + threadIdx.x);
+  __syncthreads();
+  const i64 parity = back ? b.order + axis : axis;
+  const float* x = (!back && axis == 0 ? turned.from : either(parity, turned.odd, turned.even)) + b.first;
+  float* y = (parity % 2 ? turned.even : turned.odd) + b.first;
+  auto left = [&](i64 k, int i) { return row + i < n ? q[back ? (row + i) * n + k : k * n + row + i] : 0.f; };
+  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + at[j]] : 0.f; };
+  float acc[4 * W][4 * W] = {};
+  tile(acc, s, n, left, back, right, stride == 1);
+#pragma unroll
+  for (int e = 0; e < 16 * W * W; ++e) {
+    const int i = place(threadIdx.x / 16, e / (4 * W)), j = place(threadIdx.x % 16, e % (4 * W));
+    if (row + i < n && column + j < rest) y[(row + i) * stride + at[j]] = acc[e / (4 * W)][e % (4 * W)];
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     rotate(const Block* blocks, const i64* of, const i64* first_tile, const float* bases, const float* g, float* g_odd,
            float* g_even, const float* first, float* first_odd, float* first_even, int count, int axis, int back) {
   __shared__ __align__(16) Stage s;
   __shared__ i64 at[kTile];
-  const int m = entry_of(first_tile, count, blockIdx.x);
-  const Block& b = blocks[of[m]];
-  const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + kTile - 1) / kTile;
-  const i64 t = blockIdx.x - first_tile[m], row = t / columns * kTile, column = t % columns * kTile;
-  const float* q = bases + b.roots[axis];
-  if (threadIdx.x < kTile) at[threadIdx.x] = offset_of(b, axis, column + threadIdx.x);
-  __syncthreads();
   const Turned turned = blockIdx.y == 0 ? Turned{g, g_odd, g_even} : Turned{first, first_odd, first_even};
-  const i64 parity = back ? b.order + axis : axis;
-  const float* x = (!back && axis == 0 ? turned.from : either(parity, turned.odd, turned.even)) + b.first;
-  float* y = (parity % 2 ? turned.even : turned.odd) + b.first;
-  auto left = [&](i64 k, int i) {
-    return row + i < n ? q[back ? (row + i) * n + k : k * n + row + i] : 0.f;
-  };
-  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + at[j]] : 0.f; };
-  float acc[4][4] = {};
-  tile(acc, s, n, left, back, right, stride == 1);
-#pragma unroll
-  for (int e = 0; e < 16; ++e) {
-    const int i = threadIdx.x / 16 * 4 + e / 4, j = threadIdx.x % 16 * 4 + e % 4;
-    if (row + i < n && column + j < rest) y[(row + i) * stride + at[j]] = acc[e / 4][e % 4];
-  }
+  rotate_of(s, at, blocks, of, first_tile, bases, turned, count, axis, back);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    wide_rotate(const Block* blocks, const i64* of, const i64* first_tile, const float* bases, const float* g, float* g_odd,
+                float* g_even, const float* first, float* first_odd, float* first_even, int count, int axis, int back) {
+  __shared__ __align__(16) StageOf<2> s;
+  __shared__ i64 at[2 * kTile];
+  const Turned turned = blockIdx.y == 0 ? Turned{g, g_odd, g_even} : Turned{first, first_odd, first_even};
+  rotate_of(s, at, blocks, of, first_tile, bases, turned, count, axis, back);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    wide_gram(const Block* blocks, const i64* of, const i64* first_tile, const float* g, float* factors, int count, float keep,
+              float weight) {
+  __shared__ __align__(16) StageOf<2> s;
+  gram_of(s, blocks, of, first_tile, g, factors, count, keep, weight);
 }
 
 // The largest over the block of numbers that are not negative, known to every thread.
