@@ -15,11 +15,10 @@
 //
 // At the first step (`opens`) blocks with a basis do not turn: u = first / c1 / (|g| share + eps).
 //
-// Floors: 32 bytes an element of its state, 12 of a factor's or basis's, and here, as no product keeps its tile for the next one, 44
-// an element more (g, two turns there and one back); for the 350 M parameters of 24 layers of width 1024 in blocks of 1024 33
-// GB, 7.8 ms at 4.28 TB/s. A Gram matrix of an axis is n multiply-adds an element (half of it is made), a turn there 2 n
-// and back n: 4 n an axis, 8192 of a square block of 1024: 2.9 P, 112 ms at 51 TFLOP/s of f32. These tiles are the simplest right
-// ones; split precision on tensor cores (newton.cu) is what is faster.
+// Floors: 32 bytes an element of its state, 8 of a factor's, 4 of a basis's; here, as no product keeps its tile for the next one,
+// 80 an element more of two axes. For the 350 M parameters of 24 layers of width 1024 in blocks of 1024 17 GB, 3.9 ms at 4.28 TB/s,
+// and 28 GB more. Half a Gram matrix and three turns are 7 n operations an element and axis: 5.0 TFLOP there, 98 ms at 51
+// TFLOP/s of f32, which is what binds. These are the simplest right tiles; split precision on tensor cores (newton.cu) is what is faster.
 #include "onblock.cuh"
 
 // Of a block of `order` axes the buffer that holds what has gone through all of them, and of an axis's launch where it comes from: they
