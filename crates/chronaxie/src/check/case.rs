@@ -262,16 +262,21 @@ fn laws(problem: &dyn Problem, passes: &[Pass], values: &Tensors) -> Result<Vec<
 pub(super) fn against_law(problem: &dyn Problem, rig: &Rig, laws: &[(Pass, Tensors)]) -> Result<Vec<Compared>> {
     let mut all = Vec::new();
     for (pass, law) in laws {
-        if problem.probes(*pass) {
-            let found = problem.probe(*pass, &|name| rig.values(name))?;
-            all.extend(found.into_iter().map(|p| Compared {
-                quantity: format!("{}.{}", pass.name(), p.output),
-                metric: p.metric,
-                error: p.error,
-                tolerance: p.tolerance,
-                worst: p.worst,
-                why: p.reason,
-            }));
+        let after = |name: &str| rig.values(name);
+        let probes = problem.probes(*pass);
+        let mut found = problem.beside(*pass, &|name| rig.before(name), &after)?;
+        if probes {
+            found.extend(problem.probe(*pass, &after)?);
+        }
+        all.extend(found.into_iter().map(|p| Compared {
+            quantity: format!("{}.{}", pass.name(), p.output),
+            metric: p.metric,
+            error: p.error,
+            tolerance: p.tolerance,
+            worst: p.worst,
+            why: p.reason,
+        }));
+        if probes {
             continue;
         }
         for (_, name) in rig.outputs().iter().filter(|(p, _)| p == pass) {

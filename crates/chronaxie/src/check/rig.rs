@@ -84,6 +84,11 @@ impl Rig {
     pub(super) fn values(&self, name: &str) -> Result<Values> {
         self.workspace.get(name)
     }
+    /// The values of an input, or of state as it was set before the run.
+    pub(super) fn before(&self, name: &str) -> Result<Values> {
+        let state = self.state.iter().find(|(n, _)| n == name);
+        state.map_or_else(|| self.values(name), |(_, values)| Ok(values.clone()))
+    }
 
     /// Poisons everything that the passes write: pattern `which` (0 or 1), NaN in every floating-point type.
     pub(super) fn poison(&mut self, which: usize) -> Result<()> {

@@ -352,6 +352,17 @@ pub trait Problem: fmt::Debug + Send + Sync {
         let (_, entry) = (values, self.entry());
         Err(Error::config(format!("{entry}: there is no probe of the {} pass", pass.name())))
     }
+    /// What outputs that are anybody's by the law (a basis of a space, say) say of themselves, beside those that are compared with
+    /// it. `before` gives inputs, and state as the pass found it; `after` what it wrote.
+    fn beside(
+        &self,
+        pass: Pass,
+        before: &dyn Fn(&str) -> Result<Values>,
+        after: &dyn Fn(&str) -> Result<Values>,
+    ) -> Result<Vec<Probe>> {
+        let _ = (pass, before, after);
+        Ok(Vec::new())
+    }
     /// The bound on an output's error, or none where it is not compared (saved tensors).
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance>;
     /// What `pass` must do at the least.

@@ -9,6 +9,8 @@ use std::sync::Arc;
 /// What the kernels of steps include.
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));
 pub(super) const HEADERS: &[Header] = &[STEPPER];
+/// What the kernels of steps over blocks with factors include.
+pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ("onblock.cuh", include_str!("onblock.cuh"))];
 /// As in stepper.cuh.
 pub(super) const THREADS: u32 = 256;
 pub(super) const TILE: usize = 64;
@@ -90,19 +92,31 @@ fn words(b: &Block) -> Vec<usize> {
     all
 }
 
+/// Tiles of the product along an axis of a block.
+fn tiles_along(b: &Block, axis: usize, tile: usize) -> usize {
+    b.sizes[axis].div_ceil(tile) * (b.elements() / b.sizes[axis]).div_ceil(tile)
+}
+
+/// Whether tiles of twice the side fill a device's multiprocessors twice over, and are hardly more to compute.
+pub(super) fn wide(grid: &Grid, sms: usize) -> bool {
+    let with = || grid.blocks.iter().filter(|b| !b.factors.is_empty());
+    let all = |tile: usize| with().map(|b| tiles_along(b, 0, tile)).sum::<usize>();
+    all(2 * TILE) >= 2 * sms && 16 * all(2 * TILE) <= 5 * all(TILE)
+}
+
 impl Tables {
-    /// The tables of `grid` where each block's turn comes every `every` steps.
-    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, every: usize) -> Result<Self> {
+    /// The tables of `grid` where each block's turn comes every `every` steps, and tiles are `tile` x `tile`.
+    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, every: usize, tile: usize) -> Result<Self> {
         let mut w = Words::default();
         let blocks = w.push(grid.blocks.iter().flat_map(words));
         let with = || grid.blocks.iter().enumerate().filter(|(_, b)| !b.factors.is_empty());
-        let triangle = |n: usize| n.div_ceil(TILE) * (n.div_ceil(TILE) + 1) / 2;
+        let triangle = |n: usize| n.div_ceil(tile) * (n.div_ceil(tile) + 1) / 2;
         let axes = |(i, b): (usize, &Block)| {
             (0..b.factors.len()).map(|k| (i * AXES + k, triangle(b.sizes[k]))).collect::<Vec<_>>()
         };
         let mut gram = w.jobs(with().flat_map(axes))?;
         let order = with().map(|(_, b)| b.sizes.len()).max().unwrap_or(0);
-        let tiles = |b: &Block, k: usize| b.sizes[k].div_ceil(TILE) * (b.elements() / b.sizes[k]).div_ceil(TILE);
+        let tiles = |b: &Block, k: usize| tiles_along(b, k, tile);
         let mut along = Vec::new();
         for k in 0..order {
             along.push(w.jobs(with().filter(|(_, b)| b.sizes.len() > k).map(|(i, b)| (i, tiles(b, k))))?);
@@ -155,6 +169,15 @@ mod tests {
         assert_eq!(w[..6], [7, 6, 2, 2, 3, 2]);
         assert_eq!(w[10..12], [2, 1]);
         assert_eq!((w[16], w[17]), (0, 6));
+    }
+
+    /// Wide tiles are for many blocks whose sides they divide, nearly.
+    #[test]
+    fn wide_tiles_are_for_large_blocks() {
+        let cut = |most| Cut { most, merge: false, vectors: false };
+        let is = |shape: [usize; 2], most| wide(&Grid::new(&[Parameter::new(0, shape)], cut(most)).unwrap(), 132);
+        assert!(is([4096, 4096], 1024) && is([4096, 4096], 256) && is([2048, 4096], 128));
+        assert!(!is([4096, 4096], 64) && !is([2048, 1024], 1024) && !is([4096, 4096], 160));
     }
 
     #[test]

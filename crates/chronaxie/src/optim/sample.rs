@@ -58,6 +58,41 @@ pub(super) fn state(signature: &Signature, grid: &Grid, parameters: &[Parameter]
     all
 }
 
+/// Gradients of a rank, block by block, and factors of it; 0 is zeros.
+pub(super) fn of_rank(all: &mut Tensors, grid: &Grid, rank: usize, seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed, 1);
+    let mut grad = all.get("grad")?.clone();
+    let mut factors = all.get("factors")?.clone();
+    for b in grid.blocks.iter().filter(|b| !b.factors.is_empty()) {
+        let parts: Vec<Vec<f64>> =
+            b.sizes.iter().map(|&n| (0..n * rank).map(|_| rng.normal()).collect::<Vec<f64>>()).collect();
+        b.rows(|at, there| {
+            for i in 0..b.width() {
+                let term = |r: usize| {
+                    let mut rest = at + i;
+                    let mut product = 1.0;
+                    for (part, n) in parts.iter().zip(&b.sizes).rev() {
+                        product *= part[rest % n * rank + r];
+                        rest /= n;
+                    }
+                    product
+                };
+                grad.data[there + i] = (0..rank).map(term).sum();
+            }
+        });
+        for ((part, &n), &at) in parts.iter().zip(&b.sizes).zip(&b.factors) {
+            for i in 0..n {
+                for j in 0..=i {
+                    factors.data[at + packed(i) + j] = (0..rank).map(|r| part[i * rank + r] * part[j * rank + r]).sum();
+                }
+            }
+        }
+    }
+    all.insert("grad", grad);
+    all.insert("factors", factors);
+    Ok(())
+}
+
 /// A A^T / n of normal A `[n, 2 n]`, packed.
 fn factors(grid: &Grid, rng: &mut Rng) -> Values {
     let mut all = vec![0.0; grid.factor_elements];

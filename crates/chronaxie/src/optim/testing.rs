@@ -26,7 +26,7 @@ pub(super) fn norm(a: &Matrix) -> f64 {
     a.iter().flatten().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Runs steps on the CPU, one after the other, from zeros and what the optimizer says.
+/// Runs steps one after the other, from zeros and what the optimizer says.
 pub(super) struct Steps {
     opening: Option<(u64, Session)>,
     turns: Session,
@@ -36,7 +36,10 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(p: &(impl Stepper + Clone + 'static), parameter: Vec<f64>) -> Self {
-        let session = |p| Session::new(p, &Device::Cpu).unwrap();
+        Self::on(&Device::Cpu, p, parameter)
+    }
+    pub(super) fn on(device: &Device, p: &(impl Stepper + Clone + 'static), parameter: Vec<f64>) -> Self {
+        let session = |p| Session::new(p, device).unwrap();
         let opening = p.opening().map(|(step, p)| (step, session(p)));
         let turns = session(Arc::new(p.clone()));
         let mut state = Tensors::new();

@@ -2,7 +2,9 @@
 
 mod basis;
 mod cpu;
+mod cuda;
 mod op;
+mod probe;
 pub mod reference;
 pub mod spec;
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Soap's step as an entry of the registry.
 
-use super::cpu;
 use super::reference::{self, State};
-use super::spec::{NAME, Soap, no_gpu};
+use super::spec::{NAME, Soap};
+use super::{cpu, cuda, probe};
 use crate::cuda::Specialisation;
-use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::op::{
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Signature, Tensors, Tolerance, Values,
+};
 use crate::optim::sample;
 use crate::optim::stepper::{Stepper, ones};
 use crate::real::Real;
@@ -23,21 +25,28 @@ impl Problem for Soap {
         options.one_way(self.entry(), device)?;
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
-            Device::Cuda(_) => Err(no_gpu()),
+            Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
-        Ok(sample::state(
-            &self.signature_of(pass)?,
-            &self.grid,
-            &self.parameters,
-            if self.opens { 0 } else { 12 },
-            seed,
-        ))
+        let steps = if self.opens { 0 } else { 12 };
+        let mut all = sample::state(&self.signature_of(pass)?, &self.grid, &self.parameters, steps, seed);
+        if let Some(rank) = self.rank {
+            sample::of_rank(&mut all, &self.grid, rank, seed)?;
+        }
+        Ok(all)
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
         if f32_arithmetic { run::<f32>(self, inputs) } else { run::<f64>(self, inputs) }
+    }
+    fn beside(
+        &self,
+        _: Pass,
+        before: &dyn Fn(&str) -> Result<Values>,
+        after: &dyn Fn(&str) -> Result<Values>,
+    ) -> Result<Vec<Probe>> {
+        Ok(probe::bases(self, after("step")?.data[0] as usize, &before("bases")?, &after("factors")?, &after("bases")?))
     }
     fn tolerance(&self, _: Pass, output: &str) -> Option<Tolerance> {
         self.tolerance_of(output)
@@ -113,8 +122,7 @@ impl Op for SoapOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            // There are no kernels yet.
-            CaseSet::Compared => &[],
+            CaseSet::Compared => &["L8_M256_N256,block=256"],
             CaseSet::Cpu => &["L4_M64_N64,block=64"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -124,6 +132,11 @@ impl Op for SoapOp {
                 "L1_M12_N9,K=4,block=9,every=1,vectors=true,merge=true",
                 "L1_M16_N16,block=16,opens=true",
                 "L2_M9_N6,block=7,every=1,bias=false,shampoo_beta=0.8,decay=0.1,mode=l2",
+                "L1_M70_N65,block=70,every=1",
+                "L1_M70_N33,block=70,every=1,rank=5",
+                "L1_M9_N70,block=70,rank=3,opens=true",
+                "L1_M9_N7,block=9,every=1,rank=0",
+                "L1_M9_N7,block=9,rank=0,opens=true",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
@@ -143,6 +156,7 @@ impl Op for SoapOp {
             "merge",
             "bias",
             "opens",
+            "rank",
         ];
         case.allow(&["L", "M", "N"], &options)?;
         let (elements, parameters) = sample::parameters(case)?;
@@ -154,9 +168,10 @@ impl Op for SoapOp {
         p.common = sample::common(case)?;
         (p.precondition_vectors, p.merge_dims) = (case.get("vectors", false)?, case.get("merge", false)?);
         (p.correct_bias, p.opens) = (case.get("bias", true)?, case.get("opens", false)?);
+        p.rank = case.option("rank").map(|_| case.get("rank", 0)).transpose()?;
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }

@@ -42,7 +42,11 @@ fn first_basis<R: Real>(factor: &[R], n: usize) -> Vec<R> {
     (0..n * n).map(|e| vectors[order[e % n] * n + e / n]).collect()
 }
 
-/// Q of `factor basis`, columns by falling estimates and back in their places: Gram-Schmidt, twice.
+/// What is left of a column, in parts of its length, below which it is spent: rounding of f32 in factors.
+const SPENT: f64 = 1e-7;
+
+/// Q of `factor basis`, columns by falling estimates and back in their places: Gram-Schmidt, twice. A column that is spent goes on as
+/// the old basis had it, or as the first unit vector that is not spent too.
 fn next_basis<R: Real>(factor: &[R], basis: &[R], n: usize) -> Vec<R> {
     let old = transposed(basis, n);
     let dot = |x: &[R], y: &[R]| x.iter().zip(y).fold(R::zero(), |s, (&x, &y)| s + x * y);
@@ -51,20 +55,30 @@ fn next_basis<R: Real>(factor: &[R], basis: &[R], n: usize) -> Vec<R> {
     let values: Vec<R> = columns.iter().zip(old.chunks(n)).map(|(s, o)| dot(s, o)).collect();
     let mut made: Vec<(usize, Vec<R>)> = Vec::new();
     for k in by_falling(&values) {
-        let mut v = columns[k].clone();
-        for _ in 0..2 {
-            for (_, q) in &made {
-                let along = dot(q, &v);
-                v.iter_mut().zip(q).for_each(|(v, &q)| *v = *v - along * q);
+        let unit = |e: usize| (0..n).map(|i| if i == e { R::one() } else { R::zero() }).collect();
+        let candidates = [columns[k].clone(), old[k * n..(k + 1) * n].to_vec()].into_iter().chain((0..n).map(unit));
+        for mut v in candidates {
+            let before = dot(&v, &v).sqrt();
+            for _ in 0..2 {
+                for (_, q) in &made {
+                    let along = dot(q, &v);
+                    v.iter_mut().zip(q).for_each(|(v, &q)| *v = *v - along * q);
+                }
+            }
+            let norm = dot(&v, &v).sqrt();
+            if norm.to_f64() > SPENT * before.to_f64() {
+                v.iter_mut().for_each(|x| *x = *x / norm);
+                made.push((k, v));
+                break;
             }
         }
-        let norm = dot(&v, &v).sqrt();
-        v.iter_mut().for_each(|x| *x = *x / norm);
-        made.push((k, v));
     }
-    let mut out = vec![R::zero(); n * n];
-    for (k, v) in made {
-        (0..n).for_each(|i| out[i * n + k] = v[i]);
+    let mut out = basis.to_vec();
+    // With a NaN there is nothing to go on with: the basis stays.
+    if made.len() == n {
+        for (k, v) in made {
+            (0..n).for_each(|i| out[i * n + k] = v[i]);
+        }
     }
     out
 }

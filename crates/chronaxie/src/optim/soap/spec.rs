@@ -1,9 +1,9 @@
 //! What a step of SOAP is: its options, names and shapes of every tensor, and how exact the results must be.
 
+use crate::Result;
 use crate::op::{Metric, Pass, Signature, Tolerance};
 use crate::optim::blocks::{Cut, Grid, Parameter};
 use crate::optim::stepper::{self, Common};
-use crate::{Error, Result};
 use std::sync::Arc;
 
 pub(super) const NAME: &str = "soap";
@@ -42,6 +42,8 @@ pub struct Soap {
     pub correct_bias: bool,
     /// Whether this is the first step: the bases are eigenvectors of the factors, and the step is Adam's own.
     pub opens: bool,
+    /// Of samples alone: the rank of gradients and factors; none: whatever it comes to.
+    pub rank: Option<usize>,
     /// The blocks; [`build`](Self::build) makes them.
     pub grid: Arc<Grid>,
 }
@@ -64,6 +66,7 @@ impl Soap {
             precondition_vectors: false,
             correct_bias: true,
             opens: false,
+            rank: None,
             grid: Arc::default(),
         }
     }
@@ -113,10 +116,11 @@ impl Soap {
         let state = [("first", "[N]", n), ("second", "[N]", n), ("factors", "[F]", factors), ("bases", "[R]", bases)];
         stepper::signature(NAME, pass, n, &state)
     }
-    /// The bound on the error of one output; none for the eigenvectors of the first step, whose signs are anybody's.
+    /// The bound on the error of one output; none for the eigenvectors of the first step, whose signs are anybody's, and for bases where
+    /// factors lack rank, whose columns beyond it are.
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
         let (value, reason) = match output {
-            "bases" if self.opens => return None,
+            "bases" if self.opens || self.rank.is_some() => return None,
             "bases" => (2e-5, "8 x a factor's condition number, about 30, times the roundings of f32 in its products"),
             "second" => (2e-5, "squares of sums over both axes in f32"),
             "parameter" => (2e-6, "a step is a hundredth of the parameter, a quotient of sums over both axes in f32"),
@@ -124,11 +128,4 @@ impl Soap {
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
     }
-}
-
-/// That there is nothing for a GPU yet.
-pub(super) fn no_gpu() -> Error {
-    Error::unavailable(format!(
-        "{NAME}: its step runs on the CPU alone: there are no kernels for eigenvectors and QR; take shampoo or muon"
-    ))
 }

@@ -1,6 +1,8 @@
 //! SOAP's step against an implementation of its own in f64.
 
 use super::spec::Soap;
+use crate::Device;
+use crate::check::gpu::gpu;
 use crate::optim::blocks::Parameter;
 use crate::optim::stepper::Common;
 use crate::optim::testing::{Matrix, Steps, apart, draw, identity, plus, times, transposed};
@@ -132,4 +134,73 @@ fn options_out_of_range_are_named() {
     assert_eq!(message(&|p| p.shampoo_beta = Some(1.0)), "soap: shampoo_beta = 1 is not in 0 .. 1");
     assert!(message(&|p| p.precondition_frequency = 0).contains("precondition_frequency = 0 is not 1 to 32768"));
     assert!(message(&|p| p.epsilon = f64::INFINITY).contains("epsilon = inf"));
+}
+
+/// Blocks of one and of several panels of columns, of two axes and of three, from the first step on.
+#[test]
+fn on_a_gpu_steps_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    let cube = 40 * 40 + 7;
+    let elements = cube + 5 * 5 * 5;
+    let parameters = vec![Parameter::new(0, [40, 40]), Parameter::new(40 * 40, [7]), Parameter::new(cube, [5, 5, 5])];
+    let mut p = Soap::new(elements, parameters);
+    (p.precondition_frequency, p.shampoo_beta) = (2, Some(0.8));
+    p.common = Common { clip: 30.0, weight_decay: 0.1, ..Common::default() };
+    let p = p.build().unwrap();
+    let (w, decay) = (draw(4, elements), vec![1.0; elements]);
+    let (mut here, mut there) = (Steps::new(&p, w.clone()), Steps::on(&device, &p, w.clone()));
+    for t in 1..=9 {
+        let g = draw(30 + t, elements);
+        here.step(&g, &decay, 0.01);
+        there.step(&g, &decay, 0.01);
+        let moved = apart(here.parameter(), &w);
+        let off = apart(there.parameter(), here.parameter());
+        assert!(off < 2e-3 * moved, "step {t}: {off:e} of {moved:e}");
+    }
+    // State is all there is here too.
+    let mut resumed = Steps::on(&device, &p, draw(9, elements));
+    resumed.resume(&there);
+    let g = draw(77, elements);
+    there.step(&g, &decay, 0.01);
+    resumed.step(&g, &decay, 0.01);
+    assert!(resumed.state == there.state);
+}
+
+/// Gradients of rank 2, then of dead rows, then none at all, then a NaN in the factors: bases stay at right angles.
+#[test]
+fn on_a_gpu_bases_outlive_gradients_without_rank() {
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    let (m, n) = (70usize, 9usize);
+    let mut p = Soap::new(m * n, vec![Parameter::new(0, [m, n])]);
+    p.precondition_frequency = 1;
+    let p = p.build().unwrap();
+    let mut steps = Steps::on(&device, &p, draw(1, m * n));
+    for t in 0..9u64 {
+        let (u, v) = (draw(t, 2 * m), draw(50 + t, 2 * n));
+        let g: Vec<f64> = (0..m * n)
+            .map(|e| match t {
+                0..3 => u[e / n] * v[e % n] + u[m + e / n] * v[n + e % n],
+                3..6 if e / n % 7 > 0 => u[e / n] * v[e % n] + f64::from(u8::from(e % 5 == 0)),
+                8 => f64::INFINITY,
+                _ => 0.0,
+            })
+            .collect();
+        let before = steps.state.get("bases").unwrap().clone();
+        steps.step(&g, &vec![0.0; m * n], 0.01);
+        let bases = &steps.state.get("bases").unwrap().data;
+        for pool in &p.grid.pools {
+            let k = pool.size;
+            let q: Matrix = bases[pool.first..pool.first + k * k].chunks(k).map(<[f64]>::to_vec).collect();
+            let off = plus(&times(&transposed(&q), &q), 1.0, &identity(k), -1.0);
+            let worst = off.iter().flatten().fold(0.0, |w: f64, x| w.max(x.abs()));
+            assert!(worst < 2e-6, "step {t}, {k}: {worst:e}");
+        }
+        if t == 8 {
+            assert!(*bases == before.data);
+        } else {
+            assert!(steps.parameter().iter().all(|x| x.is_finite()), "step {t}");
+        }
+    }
 }

@@ -55,6 +55,28 @@ fn every_optimizer_learns() {
     }
 }
 
+/// The same on a GPU, where a run is also near the CPU's.
+#[test]
+fn on_a_gpu_every_optimizer_learns_and_resumes() {
+    let Some(_gpu) = gpu() else { return };
+    let scratch = setup("gpu-optimizers");
+    let on_it = |text: &str, out: &str, resume: bool, progress: &dyn Progress| {
+        let options = RunOptions::new(scratch.file(out)).backend(Backend::Cuda(0)).resume(resume);
+        run(&config(&scratch, text), &options, progress)
+    };
+    for (i, optimizer) in OPTIMIZERS.into_iter().enumerate() {
+        let text = text_of(optimizer, "weight_decay = 0.1\n");
+        let (whole, stopped) = (format!("whole-{i}"), format!("stopped-{i}"));
+        let there = on_it(&text, &whole, false, &Silent).unwrap();
+        let here = train(&scratch, &text, &format!("cpu-{i}"), false, &Silent).unwrap();
+        let loss = |r: &Report| r.train_loss;
+        assert!((loss(&there) - loss(&here)).abs() < 0.05 * loss(&here), "{optimizer:?}: {there:?} {here:?}");
+        on_it(&text, &stopped, false, &StopAfter::new(4)).unwrap_err();
+        on_it(&text, &stopped, true, &Silent).unwrap();
+        assert!(model(&scratch, &stopped) == model(&scratch, &whole), "{optimizer:?}");
+    }
+}
+
 /// A checkpoint of one optimizer is none of another's: the configuration is not the same.
 #[test]
 fn a_checkpoint_of_another_optimizer_is_refused() {

@@ -5,7 +5,7 @@ use super::spec::{Grafting, NAME, Shampoo};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::inverse_root::{CudaPlan as Roots, RECORD};
-use crate::optim::ongpu::{HEADERS, Jobs, THREADS, Tables};
+use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const BLOCKS_PER_SM: usize = 8;
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/shampoo/cuda/shampoo.cu", include_str!("shampoo.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
-    spec.headers = HEADERS;
+    spec.headers = BLOCK_HEADERS;
     vec![spec]
 }
 
@@ -55,7 +55,7 @@ impl CudaPlan {
         let spec = &specialisations()[0];
         let every = if problem.every_block { 1 } else { problem.precondition_frequency };
         let grid = problem.grid.clone();
-        let tables = Tables::new(device, &grid, every)?;
+        let tables = Tables::new(device, &grid, every, TILE)?;
         let runs = Runs::new(problem.elements);
         let mut made = Vec::new();
         let (mut batch, mut record, mut own) = (0, 0, 0);

@@ -16,55 +16,7 @@
 // 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n multiply-adds an element: 1.1 PFLOP, 22 ms at 51
 // TFLOP/s of f32: these tiles are the simplest right ones, and split precision on tensor cores (newton.cu) is what is faster.
 // One pass of one block of threads over a block of the parameters (norms) is 8 bytes an element more.
-#include "stepper.cuh"
-
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    moments(const float* grad, const float* decay, const float* parameter, const double* partials, float* g, float* first,
-            float* second, float* grad_norm, i64 elements, int runs, int has_second, double clip, float pull, float beta1,
-            float rest1, float keep2, float new2) {
-  __shared__ double slots[kWarps];
-  const double norm = folded(partials, runs, slots);
-  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
-  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
-  for (i64 n = blockIdx.x * (i64)kThreads + threadIdx.x; n < elements; n += (i64)gridDim.x * kThreads) {
-    const float x = fmaf(pull * decay[n], parameter[n], grad[n] * scale);
-    g[n] = x;
-    first[n] = beta1 * first[n] + rest1 * x;
-    if (has_second) second[n] = keep2 * second[n] + new2 * (x * x);
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    gram(const Block* blocks, const i64* of, const i64* first_tile, const float* g, float* factors, int count, float keep,
-         float weight) {
-  __shared__ __align__(16) Stage s;
-  const int m = entry_of(first_tile, count, blockIdx.x);
-  const Block& b = blocks[of[m] / kAxes];
-  const int axis = (int)(of[m] % kAxes);
-  const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n;
-  i64 t = blockIdx.x - first_tile[m], ti = 0;
-  while (t > ti) t -= ++ti;
-  const i64 row = ti * kTile, column = t * kTile;
-  const float* x = g + b.first;
-  auto at = [&](i64 k, i64 i) { return i < n ? x[i * stride + offset_of(b, axis, k)] : 0.f; };
-  float acc[4][4] = {};
-  const bool k_first = stride != 1;
-  tile(acc, s, rest, [&](i64 k, int i) { return at(k, row + i); }, k_first, [&](i64 k, int i) { return at(k, column + i); }, k_first);
-  float* factor = factors + b.factors[axis];
-#pragma unroll
-  for (int e = 0; e < 16; ++e) {
-    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
-    if (i >= n || j > i) continue;
-    float* f = factor + i * (i + 1) / 2 + j;
-    *f = keep * *f + weight * acc[e / 4][e % 4];
-  }
-}
-
-// Of row `blockIdx.y` of the batch the member of the pool whose turn it is, or -1.
-__device__ __forceinline__ i64 member(const i64* due, const int* step, int every, int start) {
-  const int t = *step;
-  return t < start ? -1 : due[(i64)(t % every) * gridDim.y + blockIdx.y];
-}
+#include "onblock.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     gather(const i64* factor_at, const i64* due, const float* factors, const int* step, float* a, int n, int every, int start,
@@ -91,21 +43,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     along(const Block* blocks, const i64* of, const i64* first_tile, const float* from, const float* roots, float* to,
           const int* step, int count, int axis, double ln_beta1) {
   __shared__ __align__(16) Stage s;
+  __shared__ i64 at[kTile];
   const int m = entry_of(first_tile, count, blockIdx.x);
   const Block& b = blocks[of[m]];
   const i64 n = b.sizes[axis], stride = b.strides[axis], rest = b.elements / n, columns = (rest + kTile - 1) / kTile;
   const i64 t = blockIdx.x - first_tile[m], row = t / columns * kTile, column = t % columns * kTile;
+  if (threadIdx.x < kTile) at[threadIdx.x] = offset_of(b, axis, column + threadIdx.x);
+  __syncthreads();
   const float* root = roots + b.roots[axis];
   const float* x = from + b.first;
   auto left = [&](i64 k, int i) { return row + i < n ? root[(row + i) * n + k] : 0.f; };
-  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + offset_of(b, axis, column + j)] : 0.f; };
+  auto right = [&](i64 k, int j) { return column + j < rest ? x[k * stride + at[j]] : 0.f; };
   float acc[4][4] = {};
   tile(acc, s, n, left, true, right, stride == 1);
   const float scale = axis == 0 ? (float)(1. / correction(ln_beta1, *step)) : 1.f;
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
-    const i64 i = row + threadIdx.x / 16 * 4 + e / 4, j = column + threadIdx.x % 16 * 4 + e % 4;
-    if (i < n && j < rest) to[b.first + i * stride + offset_of(b, axis, j)] = scale * acc[e / 4][e % 4];
+    const int i = threadIdx.x / 16 * 4 + e / 4, j = threadIdx.x % 16 * 4 + e % 4;
+    if (row + i < n && column + j < rest) to[b.first + (row + i) * stride + at[j]] = scale * acc[e / 4][e % 4];
   }
 }
 

@@ -1,0 +1,450 @@
+//! Launches of SOAP's step: what soap.cu has, and for each size of a basis what basis.cu has.
+#![allow(unsafe_code)]
+
+use super::spec::{NAME, NOISE, Soap};
+use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::stepper::Runs;
+use crate::{Dtype, Layout, Place, RegionId, Result};
+use std::sync::Arc;
+
+/// A kernel, by its place in [`STEP`] and behind them in [`BASIS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Squares,
+    Moments,
+    Gram,
+    Rotate,
+    Second,
+    Divide,
+    Update,
+    WideGram,
+    WideRotate,
+    Eigen,
+    Stretch,
+    Values,
+    Order,
+    Dots,
+    Project,
+    Cholesky,
+    Solve,
+    Refill,
+    Fill,
+    Keep,
+}
+const STEP: [&str; 9] =
+    ["squares", "moments", "gram", "rotate", "second", "divide", "update", "wide_gram", "wide_rotate"];
+const BASIS: [&str; 11] =
+    ["eigen", "stretch", "values", "order", "dots", "project", "cholesky", "solve", "refill", "fill", "keep"];
+/// Blocks of threads a multiprocessor where they stride over elements.
+const BLOCKS_PER_SM: usize = 8;
+/// As in basis.cu.
+const EIGEN_THREADS: u32 = 512;
+/// Columns of a panel.
+const PANEL: usize = TILE;
+/// Bytes that matrices of f64 may take at once at the first step.
+const EIGEN_BYTES: usize = 1 << 30;
+
+pub(super) fn specialisations() -> Vec<Specialisation> {
+    let step = KernelSource::embedded("optim/soap/cuda/soap.cu", include_str!("soap.cu"));
+    let mut step = Specialisation::new(step, &STEP);
+    step.headers = BLOCK_HEADERS;
+    let basis = KernelSource::embedded("optim/soap/cuda/basis.cu", include_str!("basis.cu"));
+    let mut basis = Specialisation::new(basis, &BASIS);
+    basis.headers = HEADERS;
+    vec![step, basis]
+}
+
+pub(super) struct CudaPlan {
+    problem: Soap,
+    device: Arc<CudaDevice>,
+    kernels: Vec<Kernel>,
+    signature: Signature,
+    layout: Layout,
+    runs: Runs,
+    tables: Tables,
+    every: usize,
+    /// Whether tiles of Gram matrices and turns are of twice the side.
+    wide: bool,
+    /// Blocks of threads that stride over all elements.
+    blocks: usize,
+    regions: Regions,
+}
+
+/// Regions of the scratch, and their addresses.
+#[derive(Debug, Clone, Copy, Default)]
+struct Regions<T = RegionId> {
+    partials: T,
+    grad: T,
+    /// What turns: the gradient's other buffer, and two of the first moment.
+    grad_odd: T,
+    odd: T,
+    even: T,
+    peaks: T,
+    /// Of the largest batch: columns, and what basis.cu knows of them.
+    columns: T,
+    values: T,
+    lengths: T,
+    order: T,
+    spent: T,
+    places: T,
+    live: T,
+    along: T,
+    triangle: T,
+    work: T,
+}
+
+/// Addresses of one call; zeros where launches are only counted.
+#[derive(Debug, Clone, Copy, Default)]
+struct At {
+    inputs: [u64; 3],
+    outputs: [u64; 8],
+    scratch: Regions<u64>,
+}
+
+/// What launches: a kernel, its grid, its arguments.
+type Put<'a> = &'a mut dyn FnMut(Of, (usize, usize), &[Arg<'_>]) -> Result<()>;
+
+impl CudaPlan {
+    pub(super) fn new(problem: Soap, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+        let mut kernels = Vec::new();
+        for (spec, entries) in specialisations().iter().zip([&STEP[..], &BASIS[..]]) {
+            for entry in entries {
+                kernels.push(device.kernel(spec, entry)?);
+            }
+        }
+        // The first step makes the bases of all.
+        let every = if problem.opens { 1 } else { problem.precondition_frequency };
+        let grid = problem.grid.clone();
+        let sms = device.props().sm_count as usize;
+        let wide = ongpu::wide(&grid, sms);
+        let tables = Tables::new(device, &grid, every, if wide { 2 * TILE } else { TILE })?;
+        let runs = Runs::new(problem.elements);
+        let turns = || grid.pools.iter().zip(&tables.pools);
+        let most = |of: &dyn Fn(usize, usize) -> usize| turns().map(|(p, t)| of(t.rows, p.size)).max().unwrap_or(0);
+        let rows = most(&|rows, _| rows);
+        let vectors = most(&|rows, n| rows * n);
+        let work = if problem.opens { most(&|rows, n| eigen_blocks(rows, n, sms) * n * n) } else { 0 };
+        let mut layout = Layout::new(options.scratch_gap);
+        let n = problem.elements;
+        let regions = Regions {
+            partials: layout.push("partials", Dtype::F64, runs.count)?,
+            grad: layout.push("grad", Dtype::F32, n)?,
+            grad_odd: layout.push("grad_odd", Dtype::F32, n)?,
+            odd: layout.push("odd", Dtype::F32, n)?,
+            even: layout.push("even", Dtype::F32, n)?,
+            peaks: layout.push("peaks", Dtype::F32, tables.chunks.jobs)?,
+            columns: layout.push("columns", Dtype::F32, most(&|rows, n| rows * n * n))?,
+            values: layout.push("values", Dtype::F64, vectors)?,
+            lengths: layout.push("lengths", Dtype::F64, vectors)?,
+            order: layout.push("order", Dtype::I32, vectors)?,
+            spent: layout.push("spent", Dtype::I32, vectors)?,
+            places: layout.push("places", Dtype::I32, vectors)?,
+            live: layout.push("live", Dtype::I32, rows)?,
+            along: layout.push("along", Dtype::F32, vectors * PANEL)?,
+            triangle: layout.push("triangle", Dtype::F32, rows * PANEL * PANEL)?,
+            work: layout.push("work", Dtype::F64, work)?,
+        };
+        Ok(Self {
+            device: device.clone(),
+            kernels,
+            signature: problem.signature_of(Pass::Step)?,
+            layout,
+            runs,
+            tables,
+            every,
+            wide,
+            blocks: n.div_ceil(THREADS as usize).clamp(1, (sms * BLOCKS_PER_SM).max(1)),
+            regions,
+            problem,
+        })
+    }
+    /// Every launch of a step, in order.
+    fn each(&self, at: &At, put: Put<'_>) -> Result<()> {
+        let (p, t, s) = (&self.problem, &self.tables, &at.scratch);
+        let [grad, decay, rate] = at.inputs.map(Arg::U64);
+        let [parameter, first, second, factors, _, step, largest, grad_norm] = at.outputs.map(Arg::U64);
+        let [partials, g, g_odd, odd, even, peaks] =
+            [s.partials, s.grad, s.grad_odd, s.odd, s.even, s.peaks].map(Arg::U64);
+        let blocks = Arg::U64(t.blocks);
+        let (n, count) = (Arg::I64(p.elements as i64), |jobs: &Jobs| Arg::I32(jobs.count as i32));
+        let runs = self.runs.count;
+        put(Of::Squares, (runs.max(1), 1), &[grad, partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)])?;
+        let list = [
+            grad,
+            decay,
+            parameter,
+            partials,
+            g,
+            first,
+            second,
+            grad_norm,
+            n,
+            Arg::I32(runs as i32),
+            // The second moment waits for the basis.
+            Arg::I32(0),
+            Arg::F64(p.common.clip),
+            Arg::F32(p.common.pull() as f32),
+            Arg::F32(p.beta1 as f32),
+            Arg::F32((1.0 - p.beta1) as f32),
+            Arg::F32(0.0),
+            Arg::F32(0.0),
+        ];
+        put(Of::Moments, (self.blocks, 1), &list)?;
+        let (of, from) = (Arg::U64(t.gram.of), Arg::U64(t.gram.first));
+        let (keep, weight) = (Arg::F32(p.keep() as f32), Arg::F32((1.0 - p.keep()) as f32));
+        put(
+            if self.wide { Of::WideGram } else { Of::Gram },
+            (t.gram.jobs, 1),
+            &[blocks, of, from, g, factors, count(&t.gram), keep, weight],
+        )?;
+        if p.opens {
+            self.bases(at, put)?;
+        } else {
+            self.turns(at, [g, g_odd, g, first, odd, even], 0, put)?;
+        }
+        let chunks = (t.chunks.jobs, 1);
+        let (at_chunk, all) = (Arg::U64(t.chunks.first), count(&t.chunks));
+        let (opens, corrects) = (Arg::I32(i32::from(p.opens)), Arg::I32(i32::from(p.correct_bias)));
+        let (ln_beta1, ln_beta2) = (Arg::F64(p.beta1.ln()), Arg::F64(p.beta2.ln()));
+        let (keep, new) = (Arg::F32(p.beta2 as f32), Arg::F32((1.0 - p.beta2) as f32));
+        let list = [blocks, at_chunk, g, g_odd, step, second, peaks, all, opens, corrects, ln_beta2, keep, new];
+        put(Of::Second, chunks, &list)?;
+        let list = [
+            blocks,
+            at_chunk,
+            g,
+            first,
+            second,
+            peaks,
+            step,
+            odd,
+            even,
+            all,
+            opens,
+            corrects,
+            ln_beta1,
+            ln_beta2,
+            Arg::F32(p.epsilon as f32),
+            Arg::F32(NOISE as f32),
+            Arg::F32(p.share() as f32),
+        ];
+        put(Of::Divide, chunks, &list)?;
+        if !p.opens {
+            self.turns(at, [first, odd, even, first, odd, even], 1, put)?;
+        }
+        let (mode, weight_decay) = (Arg::I32(p.common.mode as i32), Arg::F64(p.common.weight_decay));
+        let list = [blocks, at_chunk, even, decay, rate, largest, parameter, all, mode, weight_decay];
+        put(Of::Update, chunks, &list)?;
+        if p.opens { Ok(()) } else { self.bases(at, put) }
+    }
+    /// Products along every axis: two tensors at once on the way there, one on the way back.
+    fn turns(&self, at: &At, buffers: [Arg<'_>; 6], back: i32, put: Put<'_>) -> Result<()> {
+        let [a, a_odd, a_even, b, b_odd, b_even] = buffers;
+        for (axis, jobs) in self.tables.along.iter().enumerate() {
+            let list = [
+                Arg::U64(self.tables.blocks),
+                Arg::U64(jobs.of),
+                Arg::U64(jobs.first),
+                Arg::U64(at.outputs[4]),
+                a,
+                a_odd,
+                a_even,
+                b,
+                b_odd,
+                b_even,
+                Arg::I32(jobs.count as i32),
+                Arg::I32(axis as i32),
+                Arg::I32(back),
+            ];
+            let rotate = if self.wide { Of::WideRotate } else { Of::Rotate };
+            put(rotate, (jobs.jobs, if back == 0 { 2 } else { 1 }), &list)?;
+        }
+        Ok(())
+    }
+    /// The bases whose turn it is, pool by pool.
+    fn bases(&self, at: &At, put: Put<'_>) -> Result<()> {
+        let (s, sms) = (&at.scratch, self.device.props().sm_count as usize);
+        let [columns, values, lengths, order, spent, places, live, along, triangle] =
+            [s.columns, s.values, s.lengths, s.order, s.spent, s.places, s.live, s.along, s.triangle].map(Arg::U64);
+        let (factors, step) = (Arg::U64(at.outputs[3]), Arg::U64(at.outputs[5]));
+        for (pool, turns) in self.problem.grid.pools.iter().zip(&self.tables.pools).filter(|(_, t)| t.rows > 0) {
+            let (rows, size) = (turns.rows, pool.size);
+            let (place, due) = (Arg::U64(turns.factors), Arg::U64(turns.due));
+            let bases = Arg::U64(at.outputs[4].wrapping_add(4 * pool.first as u64));
+            let (n, every) = (Arg::I32(size as i32), Arg::I32(self.every as i32));
+            let tiles = size.div_ceil(TILE);
+            if self.problem.opens {
+                let list = [
+                    place,
+                    due,
+                    factors,
+                    step,
+                    Arg::U64(s.work),
+                    columns,
+                    values,
+                    lengths,
+                    order,
+                    live,
+                    spent,
+                    n,
+                    every,
+                    Arg::I32(rows as i32),
+                ];
+                put(Of::Eigen, (eigen_blocks(rows, size, sms), 1), &list)?;
+            } else {
+                let list = [place, due, factors, bases, step, columns, n, every];
+                put(Of::Stretch, (tiles * tiles, rows), &list)?;
+                let list = [due, bases, step, columns, values, lengths, n, every];
+                put(Of::Values, (size.div_ceil(THREADS as usize / 32), rows), &list)?;
+                put(Of::Order, (1, rows), &[due, step, values, lengths, order, live, spent, n, every])?;
+            }
+            for panel in 0..size.div_ceil(PANEL) {
+                let from = Arg::I32((panel * PANEL) as i32);
+                for pass in 0..2 {
+                    put(Of::Dots, (panel, rows), &[columns, order, live, along, n, from])?;
+                    if panel > 0 {
+                        put(Of::Project, (tiles, rows), &[columns, order, live, along, n, from])?;
+                    }
+                    let list = [columns, order, live, lengths, spent, triangle, n, from, Arg::I32(pass)];
+                    put(Of::Cholesky, (1, rows), &list)?;
+                    let across = size.div_ceil(THREADS as usize);
+                    put(Of::Solve, (across, rows), &[columns, order, live, triangle, n, from])?;
+                }
+            }
+            if !self.problem.opens {
+                let list = [due, bases, step, columns, order, live, spent, places, along, n, every];
+                put(Of::Refill, (1, rows), &list)?;
+            }
+            put(Of::Fill, (1, rows), &[columns, order, live, spent, values, n])?;
+            put(Of::Keep, (tiles * tiles, rows), &[due, columns, step, live, bases, n, every])?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of threads that make eigenvectors, a matrix each at a time.
+fn eigen_blocks(rows: usize, n: usize, sms: usize) -> usize {
+    rows.min(sms.max(1)).min((EIGEN_BYTES / 8 / (n * n).max(1)).max(1))
+}
+
+fn threads(which: Of) -> u32 {
+    if which == Of::Eigen { EIGEN_THREADS } else { THREADS }
+}
+
+impl Plan for CudaPlan {
+    fn entry(&self) -> &'static str {
+        NAME
+    }
+    fn place(&self) -> Place {
+        Place::Cuda(self.device.index())
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        (pass == Pass::Step).then_some(&self.signature)
+    }
+    fn config(&self) -> String {
+        let side = if self.wide { 2 * TILE } else { TILE };
+        let due = self.problem.grid.pools.iter().zip(&self.tables.pools);
+        let bases: Vec<String> = due.map(|(p, t)| format!("{} of {n} x {n}", t.rows, n = p.size)).collect();
+        format!(
+            "{NAME} simt: {} blocks, {} tiles of triangles, {side} x {side}; bases in turns: {}",
+            self.problem.grid.blocks.len(),
+            self.tables.gram.jobs,
+            if bases.is_empty() { "none".to_owned() } else { bases.join(", ") }
+        )
+    }
+    fn variant(&self) -> &'static str {
+        "simt"
+    }
+    fn scratch(&self, _: Pass) -> &Layout {
+        &self.layout
+    }
+    fn execute(&self, _: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        let base = args.scratch.address();
+        let region = |id| self.layout.address(base, id);
+        let r = &self.regions;
+        let at = At {
+            inputs: [0, 1, 2].map(|i| args.inputs[i].address()),
+            outputs: [0, 1, 2, 3, 4, 5, 6, 7].map(|i| args.outputs[i].address()),
+            scratch: Regions {
+                partials: region(r.partials),
+                grad: region(r.grad),
+                grad_odd: region(r.grad_odd),
+                odd: region(r.odd),
+                even: region(r.even),
+                peaks: region(r.peaks),
+                columns: region(r.columns),
+                values: region(r.values),
+                lengths: region(r.lengths),
+                order: region(r.order),
+                spent: region(r.spent),
+                places: region(r.places),
+                live: region(r.live),
+                along: region(r.along),
+                triangle: region(r.triangle),
+                work: region(r.work),
+            },
+        };
+        let stream = args.stream;
+        self.each(&at, &mut |which, (x, y), list| {
+            if x * y == 0 {
+                return Ok(());
+            }
+            let config = LaunchConfig::new((x as u32, y as u32, 1), (threads(which), 1, 1));
+            // SAFETY: the arguments are those of the kernel's signature in soap.cu, basis.cu or what they include; the views were
+            // checked against the signature, the scratch holds the layout and the tables belong to this plan.
+            unsafe { self.kernels[which as usize].launch(stream, &config, list) }
+        })
+    }
+    fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
+        // Of launches of one kernel the largest grid.
+        let mut all: Vec<(Of, usize, (usize, usize))> = Vec::new();
+        self.each(&At::default(), &mut |which, (x, y), _| {
+            match all.iter_mut().find(|(of, ..)| *of == which) {
+                _ if x * y == 0 => {}
+                Some((_, n, grid)) => {
+                    *n += 1;
+                    if x * y > grid.0 * grid.1 {
+                        *grid = (x, y);
+                    }
+                }
+                None => all.push((which, 1, (x, y))),
+            }
+            Ok(())
+        })?;
+        all.into_iter()
+            .map(|(which, n, (x, y))| {
+                let grid = (x as u32, y as u32, 1);
+                LaunchReport::new(&self.kernels[which as usize], n, grid, (threads(which), 1, 1), 0)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names stand where their kernels are looked up.
+    #[test]
+    fn kernels_have_their_places() {
+        let name = |of: Of| STEP.iter().chain(&BASIS).nth(of as usize).copied();
+        assert_eq!(name(Of::Squares), Some("squares"));
+        assert_eq!(name(Of::WideRotate), Some("wide_rotate"));
+        assert_eq!(name(Of::Eigen), Some("eigen"));
+        assert_eq!(name(Of::Keep), Some("keep"));
+        for (spec, entries) in specialisations().iter().zip([&STEP[..], &BASIS[..]]) {
+            assert!(entries.iter().all(|e| spec.entries.contains(e)));
+        }
+    }
+
+    /// Matrices of f64 for the first step take a bounded memory, and at least one has its place.
+    #[test]
+    fn eigenvectors_have_bounded_memory() {
+        assert_eq!(eigen_blocks(600, 256, 132), 132);
+        assert_eq!(eigen_blocks(600, 2048, 132), 32);
+        assert_eq!(eigen_blocks(600, 1 << 15, 132), 1);
+        assert_eq!(eigen_blocks(3, 8, 132), 3);
+    }
+}
