@@ -65,6 +65,7 @@ fn every_command_explains_itself() {
         "simulate",
         "analyze",
         "partition",
+        "plan",
         "completions",
     ];
     for name in commands {

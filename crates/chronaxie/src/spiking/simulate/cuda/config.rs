@@ -12,7 +12,7 @@ const CELLS_A_BLOCK: u64 = 256;
 /// The most blocks: one header a thread.
 const MOST_BLOCKS: usize = 512;
 /// The most cards, as `kMostCards`.
-pub(super) const MOST_CARDS: usize = 8;
+pub(crate) const MOST_CARDS: usize = 8;
 /// The most cells of a shard: a header has 51 bits for a count of its spikes and one of them.
 const MOST_CELLS: usize = (1 << 20) - 1;
 /// Shared memory that the kernel has beside what it asks for: a part a warp, and some counters.
@@ -31,7 +31,7 @@ const MOST_IDS: u32 = 4;
 /// The most steps of a launch: 12 bits of a header are the step's tag, from 1 on.
 pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
-pub(super) const REPLICAS: usize = 8;
+pub(crate) const REPLICAS: usize = 8;
 
 pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
@@ -122,6 +122,14 @@ impl Config {
                 "a network runs on 1 to {MOST_CARDS} GPUs of a machine, not on {cards}"
             )));
         }
+        Self::on_any(plan, device, cards)
+    }
+
+    /// Likewise, on as many devices as might be.
+    ///
+    /// # Errors
+    /// `Config`, for more cells than shards can have.
+    pub(crate) fn on_any(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
         let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let blocks = plan.cells().div_ceil(CELLS_A_BLOCK * cards as u64) as usize;
         Self::with_blocks(plan, device, blocks.clamp(1, most), cards)
@@ -207,22 +215,9 @@ impl Config {
     }
 
     /// How many bits the number of a cell in its shard has in a header, and how many numbers.
-    pub(super) fn header(&self) -> (u32, u32) {
+    pub(crate) fn header(&self) -> (u32, u32) {
         let bits = usize::BITS - self.cells.leading_zeros();
         (bits, ((64 - HEAD_BITS - bits) / bits).min(MOST_IDS))
-    }
-
-    /// Bytes of a card's memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
-    pub(super) fn bytes(&self, plan: &Plan) -> f64 {
-        let rows = (self.shards * self.cells) as f64;
-        // The entries of each cell, and where rows are listed.
-        let learns = self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64);
-        let local = self.local() as f64;
-        let held = local * rows * self.segment as f64;
-        let synapses = plan.expected_synapses() / self.cards as f64;
-        let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
-        let under_way = local * self.ring as f64 * (self.pitch + self.room) as f64;
-        self.synapse() as f64 * (held + beyond) + 8.0 * local * rows + 4.0 * under_way + learns
     }
 
     /// Bytes of a synapse.

@@ -1,0 +1,103 @@
+//! The memory of a card: what refuses a network that does not fit, and what `chronaxie plan` reports.
+
+use super::config::Config;
+use super::{LOG, build, unit};
+use crate::cuda::CudaDevice;
+use crate::spiking::plan::Plan;
+use crate::{Error, ErrorKind, Result};
+
+/// Bytes that a network takes on each card.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Footprint {
+    /// Synapses: segments, and what lies beyond them (expected).
+    pub synapses: f64,
+    /// Where each row goes on beyond its segment; it grows with the cells of the whole network.
+    pub rows: f64,
+    /// States, constants, arrivals, and which cell each row is.
+    pub cells: f64,
+    /// What is under way: a ring of sums, a calendar.
+    pub under_way: f64,
+    /// What blocks tell each other, and the logs of spikes.
+    pub spikes: f64,
+    /// Entries of cells whose synapses change.
+    pub entries: f64,
+    /// Only while the network is made: counts of rows, sums of weights, a list of synapses from the host.
+    pub making: f64,
+}
+
+impl Footprint {
+    /// While the network is made: what lasts, without what steps need alone.
+    pub fn build(&self) -> f64 {
+        self.synapses + self.rows + self.cells + self.making
+    }
+
+    /// While it runs.
+    pub fn run(&self) -> f64 {
+        self.synapses + self.rows + self.cells + self.under_way + self.spikes + self.entries
+    }
+
+    /// The larger one.
+    pub fn most(&self) -> f64 {
+        self.build().max(self.run())
+    }
+}
+
+impl Config {
+    /// Bytes of each card's memory.
+    pub fn footprint(&self, plan: &Plan) -> Footprint {
+        let (rows, local) = ((self.shards * self.cells) as f64, self.local() as f64);
+        let held = local * rows * self.segment as f64;
+        let synapses = plan.expected_synapses() / self.cards as f64;
+        let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
+        let lists = (0..plan.network.projections.len()).any(|i| build::is_listed(plan, i));
+        let pitch = self.pitch as f64;
+        let n = &plan.network;
+        let each = |(p, m): (usize, &&dyn crate::spiking::models::Model)| {
+            let drives = plan.poisson.iter().filter(|d| d.target == p).count();
+            let own = n.populations[p].constants().iter().any(Option::is_none);
+            let words = m.variables().len() + 2 * drives + if own { m.coefficient_count() } else { 0 };
+            4.0 * words as f64 * f64::from(n.populations[p].size)
+        };
+        let states: f64 = plan.models.iter().enumerate().map(each).sum();
+        Footprint {
+            synapses: self.synapse() as f64 * (held + beyond),
+            rows: 4.0 * local * rows,
+            // Beside states: the number of each row's cell, and of its synapses.
+            cells: states + 8.0 * rows,
+            under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
+            spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
+            entries: self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64),
+            making: 4.0 * local * rows + 8.0 * local * pitch + if lists { 16.0 * build::LIST as f64 } else { 0.0 },
+        }
+    }
+}
+
+/// Spikes that the logs of a launch have room for.
+pub(super) fn log_capacity(plan: &Plan) -> usize {
+    4 * plan.cells() as usize + LOG
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
+    let asked = config.footprint(plan).most() as u64;
+    if asked > device.memory_info()?.free {
+        device.release_cached_memory()?;
+    }
+    let free = device.memory_info()?.free;
+    if asked <= free {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(Error::new(
+        ErrorKind::OutOfMemory { asked, free },
+        format!(
+            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
+            plan.cells(),
+            plan.expected_synapses(),
+            gb(asked),
+            device.name(),
+            gb(free)
+        ),
+    ))
+}
