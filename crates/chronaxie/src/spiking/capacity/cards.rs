@@ -130,6 +130,11 @@ impl Card {
         Self::of(&Config::read(path)?)
     }
 
+    #[cfg(test)]
+    pub(super) fn read_text(text: &str) -> Result<Self> {
+        Self::of(&Config::parse(text, "text")?)
+    }
+
     fn of(config: &Config) -> Result<Self> {
         let (card, network) = (config.table("card")?, config.table("network")?);
         let positive = |section: &crate::config::Section<'_>, key: &str| {

@@ -35,6 +35,9 @@ pub struct Step {
     pub us: f64,
     /// What binds: the longest part, or the host.
     pub binds: &'static str,
+    /// What it does but for launches.
+    #[serde(skip)]
+    kernel_us: f64,
     #[serde(skip)]
     launch_us: f64,
     #[serde(skip)]
@@ -53,6 +56,8 @@ pub const DRIVES: &str = "drives";
 pub const DELIVERY: &str = "delivery";
 /// What is not due yet waits in global memory.
 pub const CALENDAR: &str = "calendar";
+/// A launch's share.
+pub const LAUNCHES: &str = "launches";
 /// Synapses change.
 pub const LEARNING: &str = "learning";
 /// Not a part of the GPU's step.
@@ -123,6 +128,7 @@ impl Step {
             (DELIVERY, delivery),
             (CALENDAR, calendar),
             (LEARNING, learning),
+            (LAUNCHES, c.launch_us / piece(u64::MAX / 2, activity.spikes as u64) as f64),
         ];
         let parts: Vec<Cost> =
             all.into_iter().filter(|(_, us)| *us > 0.0).map(|(what, us)| Cost { what, us }).collect();
@@ -134,7 +140,8 @@ impl Step {
         let longest = parts.iter().max_by(|a, b| a.us.total_cmp(&b.us)).map_or(MEETING, |p| p.what);
         let binds = if host_us > gpu_us { HOST } else { longest };
         let (us, launch_us, spikes) = (gpu_us.max(host_us), c.launch_us, activity.spikes);
-        Self { parts, gpu_us, host_us, collect_us, book_us, us, binds, launch_us, spikes }
+        let kernel_us = gpu_us - all[all.len() - 1].1;
+        Self { parts, gpu_us, host_us, collect_us, book_us, us, binds, kernel_us, launch_us, spikes }
     }
 
     /// A part's time; 0 where a step has no such part.
@@ -152,7 +159,7 @@ impl Step {
         let (mut done, mut wall, mut waiting) = (0, 0.0, 0);
         while done < steps {
             let here = piece(steps - done, self.spikes as u64);
-            wall += (here as f64 * self.gpu_us + self.launch_us).max(waiting as f64 * self.collect_us);
+            wall += (here as f64 * self.kernel_us + self.launch_us).max(waiting as f64 * self.collect_us);
             (done, waiting) = (done + here, here);
         }
         wall + waiting as f64 * self.collect_us

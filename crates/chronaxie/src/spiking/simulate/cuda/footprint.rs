@@ -50,7 +50,8 @@ impl Config {
         let held = local * rows * self.segment as f64;
         let synapses = plan.expected_synapses() / self.cards as f64;
         let beyond = (synapses - 0.9 * held).max(0.02 * synapses);
-        let lists = (0..plan.network.projections.len()).any(|i| build::is_listed(plan, i));
+        let listed = (0..plan.network.projections.len()).filter(|i| build::is_listed(plan, *i));
+        let listed = listed.map(|i| plan.expected(i)).fold(0.0, f64::max).min(build::LIST as f64);
         let pitch = self.pitch as f64;
         let n = &plan.network;
         let each = |(p, m): (usize, &&dyn crate::spiking::models::Model)| {
@@ -68,7 +69,7 @@ impl Config {
             under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
             spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
             entries: self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64),
-            making: 4.0 * local * rows + 8.0 * local * pitch + if lists { 16.0 * build::LIST as f64 } else { 0.0 },
+            making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed,
         }
     }
 }
