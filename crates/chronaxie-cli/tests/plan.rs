@@ -128,7 +128,7 @@ fn what_makes_no_sense_is_refused() {
     refuses(&[&net, "--gpu", "h200"], "--gpus");
     refuses(&[&net, "--gpus", "2"], "--gpu");
     refuses(&["no-such.toml", "--gpu", "h200", "--gpus", "2"], "no-such.toml");
-    refuses(&[&net, "--gpu", "h200", "--gpus", "2", "--rate", "-1"], "a rate of -1 Hz is none");
+    refuses(&[&net, "--gpu", "h200", "--gpus", "2", "--rate=-1"], "a rate of -1 Hz is none");
     refuses(
         &[&net, "--gpu", "h200", "--gpus", "2", "--rates", "X=1"],
         "a rate is given for `X`, but the populations are E, I",
