@@ -60,8 +60,11 @@ fn lines(report: &CapacityReport) -> Vec<String> {
         row("machines", &|e| e.estimate.machines.to_string());
         row("a machine tells others, a step", &|e| size(e.estimate.told.network_bytes_per_step));
     }
+    // All parts that some number of GPUs has, in the order of those that have most.
     let mut parts: Vec<&str> = Vec::new();
-    for part in all.iter().filter_map(|e| e.estimate.step.as_ref()).flat_map(|s| &s.parts) {
+    let mut steps: Vec<_> = all.iter().filter_map(|e| e.estimate.step.as_ref()).collect();
+    steps.sort_by_key(|s| std::cmp::Reverse(s.parts.len()));
+    for part in steps.into_iter().flat_map(|s| &s.parts) {
         if !parts.contains(&part.what) {
             parts.push(part.what);
         }

@@ -269,6 +269,7 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
         let asked = gb(all.build_bytes.max(all.run_bytes));
         let least = match fewest(plan, card) {
             Some(n) => format!("it takes {n} at the least"),
+            None if plan.learning.is_some() => "and synapses that change run on one GPU alone".to_owned(),
             None => format!(
                 "and no number up to {MOST_GPUS} holds it: where each row's synapses lie takes {:.1} GB on every GPU",
                 all.memory.map_or(0.0, |m| gb(m.rows))
