@@ -67,6 +67,8 @@ pub(crate) enum Command {
     /// Compare ways to share a network out among processes: cells and synapses of each, what lies between them, and what a
     /// step is expected to cost
     Partition(Partition),
+    /// What a network would be on so many GPUs: memory, exchange and time of a step, and the real-time factor; needs no GPU
+    Plan(Planned),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -344,6 +346,36 @@ pub(crate) struct Partition {
     /// The folder of a picture, new or empty [default: none is drawn]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Planned {
+    /// The configuration, TOML or JSON
+    #[arg(value_name = "CONFIG.(toml|json)")]
+    pub config: PathBuf,
+    /// The card: h200, or the one that --constants describes
+    #[arg(long, value_name = "NAME")]
+    pub gpu: String,
+    /// How many of them; several numbers are compared, as in 1,2,4,8,64
+    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub gpus: Vec<u32>,
+    /// The rate of all cells but sources [default: that of the description, or 5]
+    #[arg(long, value_name = "HZ")]
+    pub rate: Option<f64>,
+    /// Rates of populations, as in E=5.4,I=8; they win
+    #[arg(long, value_name = "NAME=HZ", value_delimiter = ',')]
+    pub rates: Vec<String>,
+    /// How GPUs of a machine tell each other what fired: into each other's memory (peers), or through the host's
+    #[arg(long, value_name = "HOW", value_parser = ["peers", "host"], default_value = "peers")]
+    pub exchange: String,
+    /// The constants of another card, TOML or JSON
+    #[arg(long, value_name = "FILE")]
+    pub constants: Option<PathBuf>,
     /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

@@ -12,6 +12,7 @@ mod completions;
 mod devices;
 mod output;
 mod partition;
+mod plan;
 mod predict;
 mod profile;
 mod progress;
@@ -101,6 +102,7 @@ fn dispatch(cli: &Cli) -> Outcome {
         Some(Command::Simulate(a)) => simulate::run(a, common, &mut out),
         Some(Command::Analyze(a)) => analyze::run(a, common, &mut out),
         Some(Command::Partition(a)) => partition::run(a, common, &mut out),
+        Some(Command::Plan(a)) => plan::run(a, common, &mut out),
         Some(Command::Completions(a)) => completions::run(a, &mut out),
     }
 }

@@ -4,6 +4,7 @@
 mod analyze;
 #[cfg(test)]
 mod analyze_tests;
+mod capacity;
 mod changes;
 mod held;
 mod partition;
@@ -19,6 +20,7 @@ mod steer;
 mod tests;
 
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
+pub use capacity::{CapacityOptions, CapacityReport, PlannedRun, capacity};
 pub use held::{HeldFacts, HeldPart};
 pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
 pub use parts::{PartsOptions, RATE_HZ, join};

@@ -11,7 +11,7 @@ use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
 use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, cuda};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, cuda, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -363,9 +363,7 @@ impl Run<'_> {
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
             let until = self.traces.iter().map(|t| t.next(engine.step())).fold(until, u64::min);
             let since = Instant::now();
-            // The spikes of the last chunk are booked while nothing runs, so that one is short.
-            let left = until - engine.step();
-            let steps = chunk.min(if until == end { (left / 2).max(least) } else { left }).min(left);
+            let steps = pace::next(chunk, until - engine.step(), until == end, least);
             // The spikes of the chunk before are booked while this one runs.
             let (ran, booked) = std::thread::scope(|scope| {
                 let books = scope.spawn(|| self.book(&mut waiting, discard));
@@ -386,14 +384,7 @@ impl Run<'_> {
             }
             let took = since.elapsed().as_secs_f64();
             self.wall += took;
-            // About a fifth of a second between looks at the keyboard; the spikes do not depend on it.
-            chunk = if took < 0.1 && steps == chunk {
-                chunk * 2
-            } else if took > 0.4 {
-                (chunk / 2).max(1)
-            } else {
-                chunk
-            };
+            chunk = pace::adapt(chunk, steps, took);
             let ms = engine.step() as f64 * dt;
             let done = (engine.step() - begun) as f64 * dt;
             let note = format!("real-time factor {:.3}, {:.0} spikes/s", self.wall * 1e3 / done, fired as f64 / took);

@@ -1,10 +1,12 @@
 //! Spiking networks: a description, synapses from it, and engines that run it with the same spikes everywhere.
 //!
 //! [`network`] describes, [`plan`] turns the description into whole numbers, [`connect`] builds the synapses, [`models`]
-//! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them; [`partition`] shares a network out.
+//! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them; [`partition`] shares a network out,
+//! [`capacity`] says how many GPUs it wants.
 
 pub mod analysis;
 pub mod bench;
+pub mod capacity;
 pub mod connect;
 pub mod draws;
 pub mod math;

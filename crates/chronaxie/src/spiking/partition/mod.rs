@@ -22,6 +22,7 @@ mod w_slice;
 
 pub use evaluate::{CELL_NS, CHANGING_NS, CROSSING_NS, EVENT_NS, EXCHANGE_NS, Evaluation, evaluate};
 pub use layout::{Layout, MAX_PARTS};
+pub(crate) use sample::expected;
 
 /// Makes layouts.
 pub trait Partitioner: Sync {
@@ -75,20 +76,25 @@ pub struct Load<'a> {
     work: Vec<Vec<f32>>,
 }
 
+/// Spikes a second and cell of each population: `rate_hz` where it is not known, or for all but sources where `all` is true.
+pub(crate) fn rates(plan: &Plan, rate_hz: f64, all: bool) -> Vec<f64> {
+    let n = &plan.network;
+    let rate = |p: &crate::spiking::Population| match p.model.kind() {
+        Kind::Poisson => p.typical()[0],
+        Kind::Replay => {
+            let list = p.replay.as_deref().map_or(&[][..], Vec::as_slice);
+            let steps = list.last().map_or(1, |(step, _)| step + 1) as f64;
+            list.len() as f64 / f64::from(p.size) / (steps * n.dt_ms * 1e-3)
+        }
+        Kind::Dynamics => p.reference.rate_hz.filter(|_| !all).unwrap_or(rate_hz),
+    };
+    n.populations.iter().map(rate).collect()
+}
+
 impl<'a> Load<'a> {
     /// With a rate of `rate_hz` for every population whose rate is not known, or for all but sources where `all` is true.
     pub fn new(plan: &'a Plan, rate_hz: f64, all: bool) -> Self {
-        let n = &plan.network;
-        let rate = |p: &crate::spiking::Population| match p.model.kind() {
-            Kind::Poisson => p.typical()[0],
-            Kind::Replay => {
-                let list = p.replay.as_deref().map_or(&[][..], Vec::as_slice);
-                let steps = list.last().map_or(1, |(step, _)| step + 1) as f64;
-                list.len() as f64 / f64::from(p.size) / (steps * n.dt_ms * 1e-3)
-            }
-            Kind::Dynamics => p.reference.rate_hz.filter(|_| !all).unwrap_or(rate_hz),
-        };
-        let rates = n.populations.iter().map(rate).collect();
+        let rates = rates(plan, rate_hz, all);
         let exact = sample::countable(plan);
         let mut load = Self { plan, rates, exact, sample: sample::SAMPLED, work: Vec::new() };
         load.weigh();

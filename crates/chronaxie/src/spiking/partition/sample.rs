@@ -37,7 +37,7 @@ fn targets(plan: &Plan, projection: usize, most: f64) -> (Order, u32, f64) {
 }
 
 /// About how many synapses a projection has; those that follow distances are counted at some of their targets.
-pub(super) fn expected(plan: &Plan, projection: usize) -> f64 {
+pub(crate) fn expected(plan: &Plan, projection: usize) -> f64 {
     if !matches!(plan.network.projections[projection].rule, Rule::Distance { .. }) {
         return plan.expected(projection);
     }

@@ -18,6 +18,7 @@ mod lane;
 pub mod learned;
 mod learner;
 pub mod measure;
+pub(crate) mod pace;
 pub mod parts;
 pub mod reference;
 

@@ -10,7 +10,7 @@ use crate::spiking::plasticity::fixed::ONE;
 use crate::{Error, Result};
 
 /// Synapses of a list that are on their way at a time: 256 MiB.
-const LIST: usize = 1 << 24;
+pub(super) const LIST: usize = 1 << 24;
 /// Threads a block of every kernel of `build.cu` but the scan.
 const THREADS: u32 = 256;
 
@@ -79,6 +79,11 @@ fn drawn(plan: &Plan, projection: usize) -> Option<(u32, u32, u64)> {
         Rule::OutDegree { count, multapses: true } => Some((3, count, u64::from(count) * size(p.source))),
         _ => None,
     }
+}
+
+/// Whether the host enumerates a projection's synapses.
+pub(super) fn is_listed(plan: &Plan, projection: usize) -> bool {
+    drawn(plan, projection).is_none()
 }
 
 struct Builder<'a> {

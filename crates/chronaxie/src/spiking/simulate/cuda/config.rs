@@ -12,7 +12,7 @@ const CELLS_A_BLOCK: u64 = 256;
 /// The most blocks: one header a thread.
 const MOST_BLOCKS: usize = 512;
 /// The most cards, as `kMostCards`.
-pub(super) const MOST_CARDS: usize = 8;
+pub(crate) const MOST_CARDS: usize = 8;
 /// The most cells of a shard: a header has 51 bits for a count of its spikes and one of them.
 const MOST_CELLS: usize = (1 << 20) - 1;
 /// Shared memory that the kernel has beside what it asks for: a part a warp, and some counters.
@@ -37,7 +37,7 @@ const MOST_IDS: u32 = 4;
 /// The most steps of a launch: 12 bits of a header are the step's tag, from 1 on.
 pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
-pub(super) const REPLICAS: usize = 8;
+pub(crate) const REPLICAS: usize = 8;
 
 pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
@@ -137,6 +137,14 @@ impl Config {
                 "a network runs on 1 to {MOST_CARDS} GPUs of a machine, not on {cards}"
             )));
         }
+        Self::on_any(plan, device, cards)
+    }
+
+    /// Likewise, on as many devices as might be.
+    ///
+    /// # Errors
+    /// `Config`, for more cells than shards can have.
+    pub(crate) fn on_any(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
         let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let blocks = plan.cells().div_ceil(CELLS_A_BLOCK * cards as u64) as usize;
         Self::with_blocks(plan, device, blocks.clamp(1, most), cards)
@@ -225,7 +233,7 @@ impl Config {
         };
         // Segments half as long, of which more go on elsewhere, where memory is short.
         let most = 0.9 * device.memory_bytes as f64;
-        while learns.is_none() && config.segment > 8 && config.bytes(plan) > most {
+        while learns.is_none() && config.segment > 8 && config.footprint(plan).most() > most {
             config.segment /= 2;
         }
         Ok(config)
@@ -237,24 +245,9 @@ impl Config {
     }
 
     /// How many bits the number of a cell in its shard has in a header, and how many numbers.
-    pub(super) fn header(&self) -> (u32, u32) {
+    pub(crate) fn header(&self) -> (u32, u32) {
         let bits = usize::BITS - self.cells.leading_zeros();
         (bits, ((64 - HEAD_BITS - bits) / bits).min(MOST_IDS))
-    }
-
-    /// Bytes of a card's memory: of segments, of synapses beyond them (expected), of what finds them, and of what is under way.
-    pub(super) fn bytes(&self, plan: &Plan) -> f64 {
-        let rows = (self.shards * self.cells) as f64;
-        // The entries of each cell, and where rows are listed.
-        let learns = self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64);
-        let local = self.local() as f64;
-        let held = local * rows * self.segment as f64;
-        let synapses = plan.expected_synapses() / self.cards as f64;
-        let room = self.segment.saturating_sub(self.learns.map_or(0, |l| l.head));
-        let own = local * rows;
-        let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
-        let under_way = local * self.ring as f64 * (self.pitch + self.room) as f64;
-        self.synapse() as f64 * (held + beyond) + 8.0 * local * rows + 4.0 * under_way + learns
     }
 
     /// Bytes of a synapse.
@@ -323,22 +316,6 @@ impl fmt::Display for Config {
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
-}
-
-/// How many of a row's synapses are beyond its segment's `room`, of which the last word says so, where rows have `mean` of them
-/// and sources are drawn at random.
-fn beyond(mean: f64, room: usize) -> f64 {
-    if room == 0 || mean > 1e3 {
-        return (mean - room.saturating_sub(1) as f64).max(0.0);
-    }
-    let (mut chance, mut all) = ((-mean).exp(), 0.0);
-    for n in 1..(mean + 12.0 * mean.sqrt()) as usize + 12 {
-        chance *= mean / n as f64;
-        if n > room {
-            all += chance * (n + 1 - room) as f64;
-        }
-    }
-    all
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.

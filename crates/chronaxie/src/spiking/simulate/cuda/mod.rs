@@ -7,6 +7,7 @@
 
 mod build;
 mod config;
+mod footprint;
 pub mod learning;
 mod memory;
 #[cfg(test)]
@@ -20,7 +21,10 @@ use crate::spiking::connect::{self, list, shard};
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result};
 use config::MOST_STEPS;
-pub use config::{Config, specialisations};
+pub use config::{Config, Place, specialisations};
+pub(crate) use config::{MOST_CARDS, REPLICAS};
+pub use footprint::Footprint;
+use footprint::{log_capacity, require_memory};
 pub use learning::LearningEngine;
 use learning::Resident;
 use std::sync::Arc;
@@ -36,7 +40,7 @@ const SPIKES: u64 = 1 << 18;
 
 /// Steps of the next launch of a chunk that has `left` steps, where `rate` spikes come a step. Spikes of the last launch are taken up
 /// while nothing runs: so that one is short.
-fn piece(left: u64, rate: u64) -> u64 {
+pub(crate) fn piece(left: u64, rate: u64) -> u64 {
     let most = (SPIKES / rate.max(1)).clamp(PIECES[0], PIECES[1]);
     (left / 3 * 2).clamp(PIECES[0], most).min(left)
 }
@@ -89,7 +93,7 @@ impl<'a> CudaEngine<'a> {
     /// driver or the compiler refuses.
     pub fn new(plan: &'a Plan, devices: &[Arc<CudaDevice>], built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
         let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
-        Self::with(plan, devices, config, 4 * plan.cells() as usize + LOG, built)
+        Self::with(plan, devices, config, log_capacity(plan), built)
     }
 
     /// The cards of the configuration are shared out among `devices`.
@@ -316,30 +320,6 @@ pub(crate) fn require_room(plan: &Plan, devices: &[Arc<CudaDevice>]) -> Result<(
     let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
     let each = |device: &Arc<CudaDevice>| require_memory(plan, device, &config);
     if plan.learning.is_some() { Ok(()) } else { devices.iter().try_for_each(each) }
-}
-
-/// Refuses what needs more memory than the device has free, before anything is allocated.
-fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
-    let asked = (config.bytes(plan) + 128.0 * plan.cells() as f64 + unit::bytes(config)) as u64;
-    if asked > device.memory_info()?.free {
-        device.release_cached_memory()?;
-    }
-    let free = device.memory_info()?.free;
-    if asked <= free {
-        return Ok(());
-    }
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    Err(Error::new(
-        ErrorKind::OutOfMemory { asked, free },
-        format!(
-            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
-            plan.cells(),
-            plan.expected_synapses(),
-            gb(asked),
-            device.name(),
-            gb(free)
-        ),
-    ))
 }
 
 impl Engine for CudaEngine<'_> {

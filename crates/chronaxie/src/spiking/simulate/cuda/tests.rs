@@ -298,10 +298,11 @@ fn segments_are_shorter_where_memory_is_short() {
         let (network, _) = crate::spiking::bench::find("network").unwrap().network(&case).unwrap();
         let plan = Plan::new(network).unwrap();
         let config = Config::choose(&plan, &DeviceProps::SM_90).unwrap();
-        (config.segment, config.bytes(&plan) / 1e9)
+        (config.segment, config.footprint(&plan).most() / 1e9)
     };
     let (segment, gb) = sizes(1_000_000);
-    assert_eq!((segment, gb.round()), (16, 19.0));
+    assert_eq!(segment, 16);
+    assert!((17.0..21.0).contains(&gb), "{gb} GB");
     let (segment, gb) = sizes(10_000_000);
     assert_eq!(segment, 8);
     assert!((100.0..125.0).contains(&gb), "{gb} GB");

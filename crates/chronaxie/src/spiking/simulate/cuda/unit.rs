@@ -2,8 +2,8 @@
 
 use super::build::Synapses;
 use super::config::{self, Config, MOST_CARDS, MOST_STEPS, REPLICAS};
+use super::footprint::require_memory;
 use super::memory::{Cells, Fields, Memory};
-use super::require_memory;
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, Place, Result, Shape, View};
@@ -93,13 +93,8 @@ impl Mail {
 }
 
 /// Bytes of the mail of a card, of one launch.
-fn mail_bytes(config: &Config) -> usize {
+pub fn mail_bytes(config: &Config) -> usize {
     8 * 2 * config.shards * (REPLICAS + config.cells)
-}
-
-/// Bytes of all mail of a card.
-pub fn bytes(config: &Config) -> f64 {
-    2.0 * mail_bytes(config) as f64
 }
 
 /// A share.

@@ -60,6 +60,12 @@ impl Members {
     }
 }
 
+/// Whether so many spikes of a part of `cells` cells in so many steps are told as bits, and in how many bytes.
+pub fn size(cells: usize, steps: usize, spikes: usize) -> (bool, usize) {
+    let (bits, list) = (cells.div_ceil(8) * steps, 4 * (steps + spikes));
+    (bits < list, HEAD + bits.min(list))
+}
+
 /// The spikes of `part` before `step`, sorted, of at most 255 steps.
 ///
 /// # Errors
@@ -72,7 +78,7 @@ pub fn pack(members: &Members, part: usize, step: u64, spikes: &[Spike]) -> Resu
         return Err(wrong());
     }
     let row = members.cells(part).div_ceil(8);
-    let bits = row * usize::from(count) < 4 * (usize::from(count) + spikes.len());
+    let (bits, _) = size(members.cells(part), count.into(), spikes.len());
     let mut b = (part as u32).to_le_bytes().to_vec();
     b.extend(step.to_le_bytes());
     b.extend([u8::from(bits), count]);

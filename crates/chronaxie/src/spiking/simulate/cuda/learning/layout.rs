@@ -29,12 +29,17 @@ pub(super) fn places(plan: &Plan, shard: &Shard) -> Vec<u32> {
     places
 }
 
-/// Refuses what needs more memory than the device has free, before anything is allocated.
-pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config, learning: &Learning) -> Result<()> {
+/// Bytes of a device's memory.
+pub fn bytes(plan: &Plan, config: &Config, learning: &Learning) -> f64 {
     let cells = plan.cells() as f64;
     let ring = 4.0 * (config.ring * config.ports) as f64 * cells;
     let history = 4.0 * (config.depth * learning.width()) as f64 * cells;
-    let asked = (8.0 * plan.expected_synapses() + ring + history + 192.0 * cells) as u64;
+    8.0 * plan.expected_synapses() + ring + history + 192.0 * cells
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config, learning: &Learning) -> Result<()> {
+    let asked = bytes(plan, config, learning) as u64;
     let free = device.memory_info()?.free;
     if asked <= free {
         return Ok(());

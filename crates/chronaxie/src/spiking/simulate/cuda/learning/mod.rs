@@ -72,6 +72,11 @@ impl std::fmt::Debug for LearningEngine<'_> {
 }
 
 impl<'a> LearningEngine<'a> {
+    /// Bytes of the device's memory that a plan takes; 0 where no synapse changes.
+    pub fn bytes(plan: &Plan, config: &Config) -> f64 {
+        plan.learning.as_ref().map_or(0.0, |learning| layout::bytes(plan, config, learning))
+    }
+
     /// Makes the network on `device`; `built(done, of)` is told how far it is.
     ///
     /// # Errors

@@ -1,0 +1,121 @@
+//! The memory of a card: what refuses a network that does not fit, and what `chronaxie plan` reports.
+
+use super::config::Config;
+use super::{LOG, build, unit};
+use crate::cuda::CudaDevice;
+use crate::spiking::plan::Plan;
+use crate::{Error, ErrorKind, Result};
+
+/// Bytes that a network takes on each card.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Footprint {
+    /// Synapses: segments, and what lies beyond them (expected).
+    pub synapses: f64,
+    /// Where each row goes on beyond its segment; it grows with the cells of the whole network.
+    pub rows: f64,
+    /// States, constants, arrivals, and which cell each row is.
+    pub cells: f64,
+    /// What is under way: a ring of sums, a calendar.
+    pub under_way: f64,
+    /// What blocks tell each other, and the logs of spikes.
+    pub spikes: f64,
+    /// Entries of cells whose synapses change.
+    pub entries: f64,
+    /// Only while the network is made: counts of rows, sums of weights, a list of synapses from the host.
+    pub making: f64,
+}
+
+impl Footprint {
+    /// While the network is made: what lasts, without what steps need alone.
+    pub fn build(&self) -> f64 {
+        self.synapses + self.rows + self.cells + self.making
+    }
+
+    /// While it runs.
+    pub fn run(&self) -> f64 {
+        self.synapses + self.rows + self.cells + self.under_way + self.spikes + self.entries
+    }
+
+    /// The larger one.
+    pub fn most(&self) -> f64 {
+        self.build().max(self.run())
+    }
+}
+
+impl Config {
+    /// Bytes of each card's memory.
+    pub fn footprint(&self, plan: &Plan) -> Footprint {
+        let (rows, local) = ((self.shards * self.cells) as f64, self.local() as f64);
+        let held = local * rows * self.segment as f64;
+        let synapses = plan.expected_synapses() / self.cards as f64;
+        let (room, own) = (self.segment.saturating_sub(self.learns.map_or(0, |l| l.head)), local * rows);
+        let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
+        let listed = (0..plan.network.projections.len()).filter(|i| build::is_listed(plan, *i));
+        let listed = listed.map(|i| plan.expected(i)).fold(0.0, f64::max).min(build::LIST as f64);
+        let pitch = self.pitch as f64;
+        let n = &plan.network;
+        let each = |(p, m): (usize, &&dyn crate::spiking::models::Model)| {
+            let drives = plan.poisson.iter().filter(|d| d.target == p).count();
+            let own = n.populations[p].constants().iter().any(Option::is_none);
+            let words = m.variables().len() + 2 * drives + if own { m.coefficient_count() } else { 0 };
+            4.0 * words as f64 * f64::from(n.populations[p].size)
+        };
+        let states: f64 = plan.models.iter().enumerate().map(each).sum();
+        Footprint {
+            synapses: self.synapse() as f64 * (held + beyond),
+            rows: 4.0 * local * rows,
+            // Beside states: the number of each row's cell, and of its synapses.
+            cells: states + 8.0 * rows,
+            under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
+            spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
+            entries: self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64),
+            making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed,
+        }
+    }
+}
+
+/// Spikes that the logs of a launch have room for.
+pub(super) fn log_capacity(plan: &Plan) -> usize {
+    4 * plan.cells() as usize + LOG
+}
+
+/// How many of a row's synapses are beyond its segment's `room`, of which the last word says so, where rows have `mean` of them
+/// and sources are drawn at random.
+fn beyond(mean: f64, room: usize) -> f64 {
+    if room == 0 || mean > 500.0 {
+        return (mean - room.saturating_sub(1) as f64).max(0.0);
+    }
+    let (mut chance, mut all) = ((-mean).exp(), 0.0);
+    for n in 1..(mean + 12.0 * mean.sqrt()) as usize + 12 {
+        chance *= mean / n as f64;
+        if n > room {
+            all += chance * (n + 1 - room) as f64;
+        }
+    }
+    all
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
+    let asked = config.footprint(plan).most() as u64;
+    if asked > device.memory_info()?.free {
+        device.release_cached_memory()?;
+    }
+    let free = device.memory_info()?.free;
+    if asked <= free {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(Error::new(
+        ErrorKind::OutOfMemory { asked, free },
+        format!(
+            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
+            plan.cells(),
+            plan.expected_synapses(),
+            gb(asked),
+            device.name(),
+            gb(free)
+        ),
+    ))
+}
