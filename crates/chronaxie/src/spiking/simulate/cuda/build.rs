@@ -58,9 +58,6 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -
         .u32(config.near_arrivals as u32)
         .u32(plan.poisson.len() as u32)
         .u32(plan.poisson.iter().map(|d| d.thresholds.len() as u32).sum())
-        .u32(config.tasks as u32)
-        .u32(plan.max_delay)
-        .u32(config.stage as u32)
         .padded()
         .0
 }

@@ -21,10 +21,6 @@ const STATIC_SHARED: usize = 5 * 1024;
 const CALENDAR_SLOTS: usize = 1 << 16;
 /// The most steps of a calendar.
 const CALENDAR_STEPS: usize = 1 << 12;
-/// The fewest and the most entries of a list of those that wait for the calendar, and lists of a delay, as `kLists`.
-const LEAST_STAGE: usize = 8;
-const MOST_STAGE: usize = 512;
-const LISTS: usize = 4;
 /// Words of a drive in network.cuh.
 const DRIVE_WORDS: usize = 12;
 /// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
@@ -86,8 +82,6 @@ pub struct Config {
     pub held: bool,
     /// Steps of the ring.
     pub ring: usize,
-    /// Steps of the longest delay.
-    pub delays: usize,
     /// Slots of the largest shard.
     pub pitch: usize,
     /// Cells of the largest shard.
@@ -105,12 +99,8 @@ pub struct Config {
     pub near: usize,
     /// Likewise of arrivals.
     pub near_arrivals: usize,
-    /// Likewise of drives, their thresholds and tasks, and of what counts entries that wait.
+    /// Likewise of drives, their thresholds and tasks.
     pub near_tables: usize,
-    /// Tasks of the largest shard.
-    pub tasks: usize,
-    /// Entries of each list of those that wait in shared memory for the calendar, beside states.
-    pub stage: usize,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
 }
@@ -189,8 +179,7 @@ impl Config {
             Place::Global
         };
         let thresholds: usize = plan.poisson.iter().map(|d| d.thresholds.len()).sum();
-        let delays = plan.max_delay as usize;
-        let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + LISTS * delays + 2;
+        let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + 2;
         if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables) > room {
             (near, near_arrivals, near_tables) = (0, 0, 0);
         }
@@ -207,8 +196,6 @@ impl Config {
         let segment = [8, 16, 32].into_iter().find(|n| words <= f64::from(*n) && *n >= least).unwrap_or(64);
         let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
-        let free = (room / 4).saturating_sub(pitch + ring + near + near_arrivals + near_tables);
-        let stage = if near > 0 && cards == 1 { free / (LISTS * (delays.max(2) - 1)) } else { 0 };
         let mut config = Self {
             shards,
             cards,
@@ -217,15 +204,12 @@ impl Config {
             place,
             held: cards == 1 && place == Place::Shared && !heavy && few && 32 * tasks <= threads as usize,
             ring,
-            delays,
             pitch,
             cells,
             slot_bits,
             wide: slot_bits + ring.trailing_zeros() > 16,
             segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
             room: if place == Place::Calendar { entries } else { 0 },
-            tasks,
-            stage: if stage < LEAST_STAGE { 0 } else { stage.min(MOST_STAGE) },
             near,
             near_arrivals,
             near_tables,
@@ -264,7 +248,7 @@ impl Config {
             }
             Place::Calendar => {
                 let near = self.near + self.near_arrivals + self.near_tables;
-                (4 * (self.ring + self.pitch + near + LISTS * self.stage * (self.delays.max(2) - 1))) as u32
+                (4 * (self.ring + self.pitch + near)) as u32
             }
             Place::Global => 0,
         }

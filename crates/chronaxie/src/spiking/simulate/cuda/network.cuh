@@ -60,8 +60,7 @@ struct Net {
   unsigned near_arrivals;       // of kNear: words of the arrivals of the largest shard
   unsigned drive_count;         // of all populations
   unsigned thresholds;          // of all drives
-  unsigned most_tasks;          // of a shard
-  unsigned delays, stage;       // the longest delay; entries of each list of those that wait in shared memory
+  unsigned pad;
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.

@@ -10,8 +10,7 @@
 // global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
 // each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
 // a ring in global memory what a list has no room for, with states and arrivals in shared memory if they fit (kNear); or, for what has
-// more slots than that, in the ring in global memory alone. Beside states, entries wait in shared memory for the calendar, by delay,
-// until every warp has delivered 32 spikes (kStaged): they go there in whole lines.
+// more slots than that, in the ring in global memory alone.
 //
 // Blocks meet once a step, and the meeting carries the spikes: a block's header is one 64-bit word {tag: 12, ends: 1, count:
 // id_bits, id: id_bits, ..} with as many of its spikes as it holds, further ones are words {id: 32, tag: 32} in its box. A word
@@ -39,8 +38,14 @@
 //   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
 //   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
 //           in turn = 3.7 us; 4,100 additions and as many appended, 0.5 us. 7 us a step, a real-time factor of 0.07.
-//   Measured 17.3: delivery 6.9 and 2.2 of waiting for the slowest warp, drives 3.2, update 2.6 (6.5 before what cells share was read
-//   once a part). Tried: entries that wait in shared memory until they are a line, for whole lines to global memory (18.5).
+//   Measured 16.7: delivery 7, drives 2.7, update 2.2 (6.5 before what cells share was read once a part).
+//   Tried: entries that wait in shared memory until they are a line, for whole lines to global memory (18.5); or by delay, until each
+//   warp has delivered 32 spikes, with a meeting of the block and then runs of each delay (18.8); a list for every lane,
+//   since places in one list are given one at a time (26.6: so many lines that are not whole leave the second cache).
+// At dt 1 ms (4,955 spikes and 4.96 M events a step, 660,000 segments):
+//   bytes   84 MB of segments, calendar 40 MB: 29 us; drives and update as above, 6 us: 35 us, a real-time factor of 0.035.
+//   Measured 168, of which delivery some 120. Each trip to memory at random counts, not its bytes: where rows go on looked up beside all
+//   segments, 8 bytes a row, costs 35 more. What was for the calendar in runs by way of shared memory gained 2.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
@@ -60,11 +65,8 @@ constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = false;
 constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = kNear;
 #endif
 constexpr int kWarps = kThreads / 32;
-// Whether warps have as many spikes each; whether they look ahead; whether what is for the calendar waits in shared memory, by
-// delay, until each warp has delivered 32 spikes. Segments that a lane has on their way at once.
-constexpr bool kEven = !kShared && !kMany, kAhead = kEven && (kLoose || kThreads < 1024), kStaged = kTables;
-// Places in a list are given one at a time, so that lanes have several of each delay.
-constexpr unsigned kLists = 4;
+// Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
+constexpr bool kEven = !kShared && !kMany, kAhead = kEven && (kLoose || kThreads < 1024);
 constexpr int kBatch = kTight                                             ? 1
                        : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
                        : kShared || kHeavy                                ? 4
@@ -82,8 +84,6 @@ struct Block {
   unsigned* noted;       // [steps] of kCalendar
   unsigned* calendar;    // [steps, room]
   const unsigned* first;
-  unsigned* fresh;       // [delays - 1, kLists] of kStaged: how many wait, or would where there is no room
-  unsigned* stage;       // [delays - 1, kLists, stage]
 
   __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
   __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
@@ -98,44 +98,17 @@ struct Block {
         atomicAdd(sums + s.slot, s.weight);
         return;
       }
-      const unsigned entry = (unsigned)s.weight << 16 | s.slot;
-      if constexpr (kStaged) {
-        const unsigned list = (s.delay - 2) * kLists + threadIdx.x % kLists;
-        const unsigned at = net.stage > 0 ? atomicAdd(fresh + list, 1u) : 0;
-        if (at < net.stage) {
-          stage[list * net.stage + at] = entry;
-          return;
-        }
-      }
-      append(place(step + s.delay), entry, atomicAdd(noted + place(step + s.delay), 1u) & ~kSpilt);
+      const unsigned when = place(step + s.delay), at = atomicAdd(noted + when, 1u) & ~kSpilt;
+      if (at < net.room)
+        __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
+      else
+        atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
     } else {
       const unsigned when = place(step + s.delay);
       if constexpr (kShared)
         atomicAdd(ring + when * net.pitch + s.slot, s.weight);
       else
         atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
-    }
-  }
-
-  // An entry to a place of the calendar's list of a step, or to the ring.
-  __device__ __forceinline__ void append(unsigned when, unsigned entry, unsigned at) const {
-    if (at < net.room)
-      __stcg(calendar + (u64)when * net.room + at, entry);
-    else
-      atomicAdd(ring + (u64)when * net.pitch + (entry & 0xFFFFu), (int)entry >> 16);
-  }
-
-  // Of kStaged, between two meetings of the block: what waits goes to the calendar, a warp a list.
-  __device__ __forceinline__ void flush(u64 step) const {
-    const unsigned lane = threadIdx.x % 32;
-    for (unsigned list = threadIdx.x / 32; list + kLists < net.delays * kLists; list += kWarps) {
-      const unsigned count = min(fresh[list], net.stage), when = place(step + 2 + list / kLists);
-      __syncwarp();
-      if (count == 0) continue;
-      unsigned at = 0;
-      if (lane == 0) fresh[list] = 0, at = atomicAdd(noted + when, count) & ~kSpilt;
-      at = __shfl_sync(~0u, at, 0);
-      for (unsigned i = lane; i < count; i += 32) append(when, stage[list * net.stage + i], at + i);
     }
   }
 
@@ -245,14 +218,14 @@ struct Block {
       count = (high - before < kWarps ? count * (high - before) / kWarps : count) - others;
     }
     const unsigned fired = __ballot_sync(~0u, count > 0);
-    if (!kStaged && fired == 0) return;
+    if (fired == 0) return;
     unsigned end = count;  // of this header's spikes among the warp's
     if (fired & (fired - 1))
       for (unsigned reach = 1; reach < 32; reach *= 2) {
         const unsigned x = __shfl_up_sync(~0u, end, reach);
         if (lane >= reach) end += x;
       }
-    const unsigned all = fired == 0 ? 0 : __shfl_sync(~0u, end, 31 - __clz((int)fired));
+    const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
     const u64* box = boxes(card) + (u64)parity * shards * net.rows;
     const auto find = [&](unsigned i) {
       unsigned row = 0;
@@ -275,7 +248,7 @@ struct Block {
       return row;
     };
     unsigned i = plenty ? lane : warp / shards + lane * share, next = kAhead ? find(i) : 0;
-    for (bool more = true; kStaged ? more : __any_sync(~0u, i < all); i += 32 * share) {
+    for (; __any_sync(~0u, i < all); i += 32 * share) {
       const unsigned row = kAhead ? next : find(i);
       // Segments come to the second cache, of kAhead while it is found out what comes behind them.
       if constexpr (!kShared)
@@ -288,17 +261,10 @@ struct Block {
         continue;
       }
       const unsigned n = __popc(__ballot_sync(~0u, i < all));
-      if (kStaged && n == 0) {
-      } else if (!kShared && net.wide) {
+      if (!kShared && net.wide)
         deliver<u64>(step, n, row);
-      } else {
+      else
         deliver<unsigned>(step, n, row);
-      }
-      if constexpr (kStaged) {
-        more = __syncthreads_or(i + 32 * share < all);
-        flush(step);
-        if (more) __syncthreads();
-      }
     }
   }
 
@@ -392,22 +358,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const u64 size = (u64)net.steps * net.pitch;
   int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
-  // Of kNear, behind what is noted: states, arrivals, drives, their thresholds, tasks, what waits for the calendar.
+  // Of kNear, behind what is noted: states, arrivals, drives, their thresholds, tasks.
   float* const near = (float*)held + (net.pitch + net.steps);
   unsigned* const near_arrivals = (unsigned*)near + net.near;
   Drive* const near_drives = (Drive*)(held + (net.pitch + net.steps + net.near + net.near_arrivals + 1) / 2 * 2);
   unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
   uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
-  unsigned* const near_fresh = (unsigned*)(near_tasks + net.most_tasks);
   const Block block = {net,   run,
                        many,  laps,
                        self,
                        kShared ? held : kept,
                        held,  noted,
                        net.calendar + (u64)self * net.steps * net.room,
-                       net.first + self * ((u64)net.shards * net.rows + 1),
-                       near_fresh,
-                       near_fresh + kLists * net.delays};
+                       net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;
   unsigned* const entries = list + kListed + 16 * kWarps;
@@ -455,7 +418,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
   const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds};
   if constexpr (kTables) {
-    for (unsigned i = threadIdx.x; i < kLists * net.delays; i += kThreads) near_fresh[i] = 0;
     for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
     for (unsigned d = 0; d < net.drive_count; ++d) {
       const Drive drive = net.drives[d];

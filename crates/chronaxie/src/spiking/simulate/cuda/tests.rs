@@ -137,7 +137,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
         Place::Shared => props.shared_per_block_optin,
         Place::Calendar => {
             let tables = plan.poisson.iter().map(|d| 12 + d.thresholds.len()).sum::<usize>();
-            let near = 10 * chosen.cells + tables + 4 * chosen.delays + 64;
+            let near = 10 * chosen.cells + tables + 64;
             (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { near } else { 0 })) as u32
         }
         Place::Global => 0,
@@ -148,7 +148,6 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     config.segment = how.segment.unwrap_or(config.segment);
     if config.place == Place::Calendar {
         config.room = how.room;
-        config.stage = if config.near > 0 && config.cards == 1 { how.room % 32 } else { 0 };
     }
     CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, 3 * plan.cells() as usize + log, &|_, _| ())
         .unwrap()
