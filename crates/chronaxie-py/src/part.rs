@@ -1,7 +1,7 @@
 //! Parts of networks that Python holds. Spikes go in and out as bytes in the machine's order.
 
 use crate::errors::py_result;
-use crate::session::{Table, column, settings_of};
+use crate::session::{Population, Table, column, columns_of, settings_of};
 use chronaxie::simulate;
 use chronaxie::spiking::simulate::Spike;
 use chronaxie::{Error, Result};
@@ -39,6 +39,11 @@ impl Part {
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<(f64, Bound<'py, PyByteArray>, u64, u64, &'static str)> {
         let f = self.0.facts();
         Ok((f.dt_ms, column(py, &f.cells, u32::to_ne_bytes)?, f.synapses, f.min_delay, f.method))
+    }
+    /// The populations of the whole network, in the order of their cells.
+    #[getter]
+    fn populations<'py>(&self, py: Python<'py>) -> PyResult<Vec<Population<'py>>> {
+        columns_of(py, &self.0.facts().populations)
     }
     /// The next step.
     fn step(&self, py: Python<'_>) -> PyResult<u64> {

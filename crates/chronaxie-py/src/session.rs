@@ -23,12 +23,21 @@ pub struct Session(simulate::Session);
 /// `(name, columns)`, each `(name, f64s)`.
 pub(crate) type Table = (String, Vec<(String, PyBackedBytes)>);
 /// `(name, model, size, first cell, [(variable, unit)], unit of weights, f32 [size, 4] places)`.
-type Population<'py> =
+pub(crate) type Population<'py> =
     (String, &'static str, u32, u64, Vec<(&'static str, &'static str)>, &'static str, Option<Bound<'py, PyByteArray>>);
 /// `(target, kind, rate or current, weight, from, until)`.
 type Drive = (usize, &'static str, f64, f64, f64, f64);
 /// `(population, cells, times, [(variable, f32 [samples, cells])])`.
 type Trace<'py> = (usize, Vec<u32>, Bound<'py, PyByteArray>, Vec<(&'static str, Bound<'py, PyByteArray>)>);
+
+/// Populations as Python sees them.
+pub(crate) fn columns_of<'py>(py: Python<'py>, all: &[simulate::PopulationFacts]) -> PyResult<Vec<Population<'py>>> {
+    let one = |p: &simulate::PopulationFacts| {
+        let places = p.positions.as_ref().map(|places| column(py, places.as_flattened(), f32::to_ne_bytes));
+        Ok((p.name.clone(), p.model, p.size, p.first, p.variables.clone(), p.weight_unit, places.transpose()?))
+    };
+    all.iter().map(one).collect()
+}
 
 pub(crate) fn column<'py, T: Copy, const N: usize>(
     py: Python<'py>,
@@ -74,11 +83,7 @@ impl Session {
     /// The populations, in the order of their cells.
     #[getter]
     fn populations<'py>(&self, py: Python<'py>) -> PyResult<Vec<Population<'py>>> {
-        let one = |p: &simulate::PopulationFacts| {
-            let places = p.positions.as_ref().map(|places| column(py, places.as_flattened(), f32::to_ne_bytes));
-            Ok((p.name.clone(), p.model, p.size, p.first, p.variables.clone(), p.weight_unit, places.transpose()?))
-        };
-        self.0.facts().populations.iter().map(one).collect()
+        columns_of(py, &self.0.facts().populations)
     }
     /// `(source, target)` of each projection.
     #[getter]

@@ -51,6 +51,21 @@ def test_parts_have_the_spikes_of_the_whole_and_go_on_from_their_states(count):
     assert np.array_equal(np.concatenate([first[1], last[1]]), whole.neuron)
 
 
+def test_a_part_knows_the_populations_of_the_whole():
+    net = network()
+    net.population("S", "lif_exp", box={"x": [0, 1], "y": [0, 1], "z": [0, 0], "w": [0, 1]})
+    whole = net.build("cpu").populations
+    for index in range(2):
+        part = spiking.Part(net, index, 2, method="index")
+        assert [p[:6] for p in part.populations] == [p[:6] for p in whole]
+        assert [(p.name, p.first, p.size) for p in part.populations] == [("E", 0, 160), ("I", 160, 40), ("S", 200, 8)]
+        assert part.populations[0].positions is None
+        assert np.array_equal(part.populations[2].positions, whole[2].positions) and whole[2].positions.shape == (8, 4)
+        # A cell's population is the last that does not begin after it.
+        of = np.searchsorted([p.first for p in part.populations], part.cells, side="right") - 1
+        assert np.bincount(of).tolist() == [80, 20, 4]
+
+
 def test_what_a_part_cannot_do_is_a_sentence():
     part = spiking.Part(network(), 0, 2, method="index")
     assert part.min_delay == 8 and part.method == "index" and "0 of 2" in repr(part)

@@ -1,6 +1,8 @@
 //! A part of a network that a program holds, and connects to the others by means of its own.
 
 use super::run::fingerprint;
+use super::session::PopulationFacts;
+use super::steer::populations;
 use crate::spiking::Plan;
 use crate::spiking::network::read::Settings;
 use crate::spiking::partition::{self, Layout};
@@ -27,6 +29,8 @@ struct Core<'a> {
 pub struct HeldFacts {
     /// The step, ms.
     pub dt_ms: f64,
+    /// The populations of the whole network, in the order of their cells.
+    pub populations: Vec<PopulationFacts>,
     /// The network's numbers of its cells, rising.
     pub cells: Vec<u32>,
     /// How many synapses lie on them.
@@ -150,6 +154,7 @@ fn serve(
     let engine = CpuEngine::of_part(&plan, &layout, part, None, &|_, _| ())?;
     let facts = HeldFacts {
         dt_ms: plan.network.dt_ms,
+        populations: populations(&plan),
         cells: layout.numbers(&plan, part).collect(),
         synapses: engine.synapses(),
         min_delay: engine.most_steps(),

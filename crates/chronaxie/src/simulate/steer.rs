@@ -104,8 +104,8 @@ pub(super) fn serve(mut books: Books, device: &Device, built: &SyncSender<Facts>
     Ok(())
 }
 
-fn facts(plan: &Plan, engine: &dyn Engine, device: &Device, books: &Books) -> Facts {
-    let n = &plan.network;
+/// The populations of a network, in the order of their cells.
+pub(super) fn populations(plan: &Plan) -> Vec<PopulationFacts> {
     let population = |(p, first): (&crate::spiking::Population, &u64)| PopulationFacts {
         name: p.name.clone(),
         model: p.model.name(),
@@ -115,11 +115,16 @@ fn facts(plan: &Plan, engine: &dyn Engine, device: &Device, books: &Books) -> Fa
         weight_unit: p.model.weight_unit(),
         positions: p.positions.clone(),
     };
+    plan.network.populations.iter().zip(&plan.first).map(population).collect()
+}
+
+fn facts(plan: &Plan, engine: &dyn Engine, device: &Device, books: &Books) -> Facts {
+    let n = &plan.network;
     Facts {
         dt_ms: n.dt_ms,
         seed: n.seed,
         duration_ms: books.duration_ms,
-        populations: n.populations.iter().zip(&plan.first).map(population).collect(),
+        populations: populations(plan),
         projections: n.projections.iter().map(|p| (p.source, p.target)).collect(),
         synapses: engine.synapses(),
         backend: device.place().to_string(),

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _native
 from .._errors import ShapeError
+from ._simulation import populations_of
 
 if TYPE_CHECKING:
     from ._network import Network
@@ -28,6 +29,7 @@ class Part:
 
     Attributes:
         dt: the step, ms.
+        populations: those of the whole network, in the order of their cells, as :attr:`Simulation.populations`.
         cells: the network's numbers of its cells (u32, rising).
         synapse_count: how many synapses lie on them.
         min_delay: the most steps at a time.
@@ -49,6 +51,7 @@ class Part:
         self.index, self.count = index, count
         self._part = _native.Part(*described._parts(), index, count, method)
         self.dt, cells, self.synapse_count, self.min_delay, self.method = self._part.facts
+        self.populations = populations_of(self._part)
         self.cells = np.frombuffer(cells, dtype=np.uint32)
 
     def __repr__(self) -> str:

@@ -88,10 +88,7 @@ class Simulation:
         self._session = session
         self.dt, self.seed, self.duration, self.synapse_count, self.backend, self.config, notes = session.facts
         self.notes: tuple[str, ...] = tuple(notes)
-        self.populations: tuple[Population, ...] = tuple(
-            Population(name, model, size, first, dict(variables), unit, _places(places))
-            for name, model, size, first, variables, unit, places in session.populations
-        )
+        self.populations = populations_of(session)
 
     def __repr__(self) -> str:
         cells = sum(p.size for p in self.populations)
@@ -238,6 +235,14 @@ class Simulation:
             CheckpointError: it is damaged, or of another network; then nothing has changed.
         """
         self._session.restore(os.fspath(checkpoint))
+
+
+def populations_of(native: _native.Session | _native.Part) -> tuple[Population, ...]:
+    """The populations of the whole network, in the order of their cells."""
+    return tuple(
+        Population(name, model, size, first, dict(variables), unit, _places(places))
+        for name, model, size, first, variables, unit, places in native.populations
+    )
 
 
 def _places(places: bytearray | None) -> np.ndarray | None:
