@@ -273,7 +273,7 @@ fn no_constant_is_of_one_run() {
         let count = runs.iter().filter(moved).count();
         match *name {
             "header_ns" => assert_eq!(count, 1),
-            "far_event_ns" => assert_eq!(count, 0),
+            "far_event_ns" => assert_eq!(count, 1),
             _ => assert!(count >= 2, "{name} shows in {count} runs"),
         }
     }
@@ -353,7 +353,8 @@ fn more_gpus_share_the_network() {
 
 #[test]
 fn what_does_not_fit_says_what_would() {
-    let plan = case("10000000x1000_dt0.1");
+    assert!(planned(&case("10000000x1000_dt0.1"), 5.0, 1).fits);
+    let plan = case("30000000x1000_dt0.1");
     let e = planned(&plan, 5.0, 1);
     assert!(!e.fits && e.notes[0].contains("it takes 3 at the least"), "{:?}", e.notes);
     assert!(planned(&plan, 5.0, 3).fits && !planned(&plan, 5.0, 2).fits);

@@ -215,10 +215,10 @@ impl Config {
             near_tables,
             learns,
         };
-        // Segments half as long, of which more go on elsewhere, where memory is short.
+        // Segments half as long, of which more go on elsewhere, or none, where memory is short.
         let most = 0.9 * device.memory_bytes as f64;
-        while learns.is_none() && config.segment > 8 && config.footprint(plan).most() > most {
-            config.segment /= 2;
+        while learns.is_none() && config.segment > 0 && config.footprint(plan).most() > most {
+            config.segment = if config.segment > 8 { config.segment / 2 } else { 0 };
         }
         Ok(config)
     }
