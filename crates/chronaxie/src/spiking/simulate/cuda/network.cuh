@@ -60,7 +60,6 @@ struct Net {
   unsigned near_arrivals;       // of kNear: words of the arrivals of the largest shard
   unsigned drive_count;         // of all populations
   unsigned thresholds;          // of all drives
-  unsigned pad;
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.
