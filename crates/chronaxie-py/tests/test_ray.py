@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ class Ring:
     """A part of a network of cells that add up whole numbers: with the interface of ``chronaxie.spiking.Part``."""
 
     dt, min_delay, count = 0.1, 5, 90
-    populations = [("left", 30), ("right", 60)]
+    populations = [SimpleNamespace(name="left", size=30), SimpleNamespace(name="right", size=60)]
 
     def __init__(self, network, index, count):
         rng = np.random.default_rng(network["seed"])

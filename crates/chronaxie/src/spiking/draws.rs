@@ -90,7 +90,7 @@ impl Stream {
     }
 }
 
-/// How many draws [`pairs`] makes at a time.
+/// How many draws `pairs` makes at a time.
 pub const BATCH: usize = 256;
 
 /// The words of draws `first .. first + BATCH` of `owner`: `words[w][i]` is word w of draw `first + i`.

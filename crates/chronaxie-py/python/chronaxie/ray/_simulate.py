@@ -39,7 +39,8 @@ class Worker:
             use_threads(self.cpus)
             self.part = self.make(*self.of)
         part = self.part
-        return os.getpid(), int(part.min_delay), float(part.dt), len(part.cells), getattr(part, "populations", None)
+        populations = [(p.name, p.size) for p in getattr(part, "populations", ())]
+        return os.getpid(), int(part.min_delay), float(part.dt), len(part.cells), populations
 
     def _hear(self, heard: tuple[Any, ...]) -> None:
         import numpy as np

@@ -3,7 +3,7 @@
 //!
 //! `m` is a gauge. In the units `C* = e^m C`, `n* = e^m n` it drops out of
 //! `h = s C*^T q / max(|s n*.q|, 1)`, so the gradients hold every m fixed, which is exact where eps = 0 (the rest is of the
-//! order of eps), and the only way that m itself enters a loss is the returned last state: [`Cell::gauge`].
+//! order of eps), and the only way that m itself enters a loss is the returned last state: `Cell::gauge`.
 
 pub mod chunkwise;
 pub mod parallel;

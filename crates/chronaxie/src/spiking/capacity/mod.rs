@@ -1,7 +1,7 @@
 //! How many GPUs a network wants: what each of them holds, what they tell each other, and what a step takes.
 //!
 //! Nothing is built: synapses and spikes are what rules and rates make one expect. The memory is what the CUDA engine asks for
-//! ([`Footprint`]); the time of a step is a sum over the parts that a step has there ([`step`]), by constants of a card ([`Card`]).
+//! ([`Footprint`]); the time of a step is a sum over the parts that a step has there (step.rs), by constants of a card ([`Card`]).
 
 mod cards;
 mod step;

@@ -1,4 +1,4 @@
-//! From a [`Plan`] to synapses in memory.
+//! From a plan to synapses in memory.
 
 pub mod changing;
 pub mod list;

@@ -1,4 +1,4 @@
-//! Engines: what runs a [`Plan`].
+//! Engines: what runs a plan.
 //!
 //! One step, in every engine: what arrives at step n is summed as whole numbers and made f32 once; states advance; cells
 //! that fire are listed; what they send with delay d is summed into step n + d. Sums of whole numbers do not depend on
