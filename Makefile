@@ -56,6 +56,7 @@ tests:
 
 doctests:
 	CHRONAXIE_NVRTC=$(NVRTC13) cargo test --workspace --all-features $(PROFILE) --doc
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --all-features --no-deps $(PROFILE)
 
 deny:
 	scripts/cargo-deny.sh check bans licenses sources
