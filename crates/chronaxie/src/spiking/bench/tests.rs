@@ -205,6 +205,20 @@ fn compared_cases_run_in_the_resident_kernel() {
     }
 }
 
+/// Ten million cells fit on an H200 with segments of 8 words, and not with the 16 that hold nearly all rows.
+#[test]
+fn segments_are_shorter_where_memory_is_short() {
+    let family = find("network").unwrap();
+    for (cells, segment, gb) in [(1_000_000, 16, 17.0..21.0), (10_000_000, 8, 100.0..125.0)] {
+        let case = format!("{cells}x1000_dt0.1").parse().unwrap();
+        let plan = Plan::new(family.network(&case).unwrap().0).unwrap();
+        let config = cuda::Config::choose(&plan, &DeviceProps::SM_90).unwrap();
+        assert_eq!(config.segment, segment, "{case}: {config}");
+        let asked = config.footprint(&plan).most() / 1e9;
+        assert!(gb.contains(&asked), "{case}: {asked} GB");
+    }
+}
+
 #[test]
 fn on_a_gpu_networks_of_the_benchmarks_are_the_cpus() {
     let Some(gpu) = gpu() else { return };

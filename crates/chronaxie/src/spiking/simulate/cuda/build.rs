@@ -48,6 +48,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -
         .u32(u32::from(config.wide))
         .u32(config.segment as u32)
         .u32((config.segment.max(2) / 2).trailing_zeros())
+        // Each list begins at a whole piece of 16 bytes.
         .u32((config.room & !3) as u32)
         .u32(id_bits)
         .u32(ids)

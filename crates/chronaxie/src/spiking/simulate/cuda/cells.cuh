@@ -3,9 +3,9 @@
 #include "launch.cuh"
 #include "models.cuh"
 
-// Counts of arrivals that fit in a byte, and those that are compared with one after the other.
 // Of kNear, on one card, which has the registers: drives, their thresholds and tasks lie in shared memory too.
 constexpr bool kTables = kNear && !kMany;
+// Counts of arrivals that fit in a byte, and those that are compared with one after the other.
 constexpr unsigned kMostArrivals = 255, kFewArrivals = 32;
 
 struct Cells {

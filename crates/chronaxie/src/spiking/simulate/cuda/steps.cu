@@ -38,14 +38,15 @@
 //   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
 //   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
 //           in turn = 3.7 us; 4,100 additions and as many appended, 0.5 us. 7 us a step, a real-time factor of 0.07.
-//   Measured 16.7: delivery 7, drives 2.7, update 2.2 (6.5 before what cells share was read once a part).
+//   Measured 16.7. By clocks, before warps had equal shares and drives lay in shared memory (17.2): delivery 7.4 and 2.2 of waiting for
+//   the slowest warp, drives 3.0, update 2.4 (6.5 before what cells share was read once a part); with them drives 2.7, update 2.2.
 //   Tried: entries that wait in shared memory until they are a line, for whole lines to global memory (18.5); or by delay, until each
 //   warp has delivered 32 spikes, with a meeting of the block and then runs of each delay (18.8); a list for every lane,
 //   since places in one list are given one at a time (26.6: so many lines that are not whole leave the second cache).
 // At dt 1 ms (4,955 spikes and 4.96 M events a step, 660,000 segments):
 //   bytes   84 MB of segments, calendar 40 MB: 29 us; drives and update as above, 6 us: 35 us, a real-time factor of 0.035.
-//   Measured 168, of which delivery some 120. Each trip to memory at random counts, not its bytes: where rows go on looked up beside all
-//   segments, 8 bytes a row, costs 35 more. What was for the calendar in runs by way of shared memory gained 2.
+//   Measured 168. Each trip to memory at random counts, not its bytes: where rows go on looked up beside all segments, 8 bytes a row,
+//   cost 37 (203 for 166). What was for the calendar in runs by way of shared memory gained 2.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
@@ -56,13 +57,13 @@
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || (!kLearns && !kHeld), "on one card");
-// Whether 1024 threads with 64 registers each have enough for what follows.
+// Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = false;
+constexpr bool kTight = false, kLoose = false;
 #else
-constexpr bool kTight = kThreads == 1024 && kMany && !kShared, kLoose = kNear;
+constexpr bool kTight = false, kLoose = kNear;
 #endif
 constexpr int kWarps = kThreads / 32;
 // Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
@@ -93,23 +94,22 @@ struct Block {
   __device__ __forceinline__ void add(u64 step, Word word) const {
     const Synapse s = unpack(net, word);
     if (s.weight == 0) return;
+    const unsigned when = place(step + s.delay);
     if constexpr (kCalendar) {
       if (s.delay == 1) {
         atomicAdd(sums + s.slot, s.weight);
         return;
       }
-      const unsigned when = place(step + s.delay), at = atomicAdd(noted + when, 1u) & ~kSpilt;
-      if (at < net.room)
+      const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
+      if (at < net.room) {
         __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
-      else
-        atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
-    } else {
-      const unsigned when = place(step + s.delay);
-      if constexpr (kShared)
-        atomicAdd(ring + when * net.pitch + s.slot, s.weight);
-      else
-        atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
+        return;
+      }
     }
+    if constexpr (kShared)
+      atomicAdd(ring + when * net.pitch + s.slot, s.weight);
+    else
+      atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
   }
 
   // Adds the first n lanes' rows. Segments are read once, and are not to push anything out of the second cache.
@@ -251,7 +251,7 @@ struct Block {
     for (; __any_sync(~0u, i < all); i += 32 * share) {
       const unsigned row = kAhead ? next : find(i);
       // Segments come to the second cache, of kAhead while it is found out what comes behind them.
-      if constexpr (!kShared)
+      if constexpr (kEven)
         if (i < all) prefetch(row);
       if constexpr (kAhead) {
         if (__any_sync(~0u, i + 32 * share < all)) next = find(i + 32 * share);
@@ -278,14 +278,20 @@ struct Block {
   // Adds what the calendar has for `step`, which nobody adds to any more.
   __device__ __forceinline__ void gather(u64 step) const {
     const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
-    const uint4* from = (const uint4*)(calendar + (u64)place(step) * net.room);
+    const unsigned* from = calendar + (u64)place(step) * net.room;
+    const auto take = [&](unsigned entry) { atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16); };
+    if constexpr (kMany) {  // which has no registers for whole pieces of 16 bytes
+#pragma unroll 4
+      for (unsigned i = threadIdx.x; i < count; i += kThreads) take(__ldcg(from + i));
+    } else {
 #pragma unroll 2
-    for (unsigned i = 4 * threadIdx.x; i < count; i += 4 * kThreads) {
-      const uint4 entries = __ldcg(from + i / 4);
-      const unsigned entry[4] = {entries.x, entries.y, entries.z, entries.w};
+      for (unsigned i = 4 * threadIdx.x; i < count; i += 4 * kThreads) {
+        const uint4 some = __ldcg((const uint4*)(from + i));
+        const unsigned entries[4] = {some.x, some.y, some.z, some.w};
 #pragma unroll
-      for (unsigned k = 0; k < 4; ++k)
-        if (i + k < count) atomicAdd(sums + (entry[k] & 0xFFFFu), (int)entry[k] >> 16);
+        for (unsigned k = 0; k < 4; ++k)
+          if (i + k < count) take(entries[k]);
+      }
     }
     if (here > net.room) {
       int* spilt = ring + (u64)place(step) * net.pitch;

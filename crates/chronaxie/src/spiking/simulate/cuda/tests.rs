@@ -289,24 +289,6 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     }
 }
 
-/// Ten million cells fit on an H200 with segments of 8 words, and not with the 16 that hold nearly all rows.
-#[test]
-fn segments_are_shorter_where_memory_is_short() {
-    let sizes = |cells: u32| {
-        let case = format!("{cells}x1000_dt0.1").parse().unwrap();
-        let (network, _) = crate::spiking::bench::find("network").unwrap().network(&case).unwrap();
-        let plan = Plan::new(network).unwrap();
-        let config = Config::choose(&plan, &DeviceProps::SM_90).unwrap();
-        (config.segment, config.footprint(&plan).most() / 1e9)
-    };
-    let (segment, gb) = sizes(1_000_000);
-    assert_eq!(segment, 16);
-    assert!((17.0..21.0).contains(&gb), "{gb} GB");
-    let (segment, gb) = sizes(10_000_000);
-    assert_eq!(segment, 8);
-    assert!((100.0..125.0).contains(&gb), "{gb} GB");
-}
-
 /// What the CPU refuses is refused here in the same words, and what the device's memory does not hold.
 #[test]
 fn on_a_gpu_networks_that_do_not_fit_are_refused() {
