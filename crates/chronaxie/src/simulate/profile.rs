@@ -408,6 +408,7 @@ fn resident(
             "delivery" => (Some(bytes), events, "synapses", "latency"),
             "calendar" => (Some(8.0 * events), events, "synapses", "latency"),
             "update" | "drives" => (None, cells, "cells", "compute"),
+            "launches and the host" => (None, spikes, "spikes", "host"),
             _ => (None, spikes, "spikes", "latency"),
         };
         let memory_us = bytes.map(|b| 1e6 * b / rate);

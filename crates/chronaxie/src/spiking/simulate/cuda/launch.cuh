@@ -16,7 +16,8 @@ struct Run {
   u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
   u64* boxes;   // [2, shards, rows]
   u64* log;     // [capacity] (step - from) << 32 | row
-  u64* result;  // [12] steps done, spikes logged, flags: kFull, kLost, deliveries, clocks of the parts of kTimed; zeros
+  // [13] steps done, spikes logged, flags: kFull, kLost, deliveries; of kTimed clocks of the parts, and nanoseconds of a block; zeros
+  u64* result;
   u64 from;
   u64 capacity;  // at least three times the cells
   u64 steps;
@@ -82,10 +83,10 @@ constexpr int kParts = 8;
 template <bool kOn>
 struct Laps {
   u64 sums[kParts];
-  u64 last;
+  u64 last, since;
   __device__ __forceinline__ void begin() {
     if (threadIdx.x < kParts) sums[threadIdx.x] = 0;
-    if (threadIdx.x == 32) last = (u64)clock64();
+    if (threadIdx.x == 32) since = nanoseconds(), last = (u64)clock64();
   }
   __device__ __forceinline__ void lap(int part) {
     if (threadIdx.x != 32) return;
@@ -95,6 +96,7 @@ struct Laps {
   }
   __device__ __forceinline__ void end(u64* result) {
     if (threadIdx.x < kParts) atomicAdd(result + 4 + threadIdx.x, sums[threadIdx.x]);
+    if (threadIdx.x == 32 && blockIdx.x == 0) result[4 + kParts] = nanoseconds() - since;
   }
 };
 template <>

@@ -19,7 +19,7 @@ use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
 use crate::spiking::connect::{self, list, shard};
 use crate::spiking::plan::Plan;
-use crate::{DeviceProps, Error, ErrorKind, Result};
+use crate::{DeviceProps, Error, ErrorKind, Result, pool};
 use config::MOST_STEPS;
 pub use config::{Config, Place, specialisations};
 pub(crate) use config::{MOST_CARDS, REPLICAS};
@@ -27,7 +27,9 @@ pub use footprint::Footprint;
 use footprint::{log_capacity, require_memory};
 pub use learning::LearningEngine;
 use learning::Resident;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use unit::{Card, Exchange, Given, Unit};
 
 /// Spikes that a log has room for beside those of four steps in which every cell fires.
@@ -37,6 +39,9 @@ const PIECES: [u64; 2] = [128, 2048];
 const _: () = assert!(PIECES[1] <= MOST_STEPS);
 /// Spikes of a launch, about, which the host takes up while the next one runs.
 const SPIKES: u64 = 1 << 18;
+
+/// Spikes of a launch, about, that a thread of the host takes up at a time.
+const SPIKES_A_PIECE: usize = 1 << 15;
 
 /// Steps of the next launch of a chunk that has `left` steps, where `rate` spikes come a step. Spikes of the last launch are taken up
 /// while nothing runs: so that one is short.
@@ -63,9 +68,10 @@ pub struct CudaEngine<'a> {
     /// Of the steps that this engine ran: deliveries, and how many steps.
     events: u64,
     run: u64,
-    /// Whether launches have clocks, and those so far.
+    /// Whether launches have clocks, and those so far; nanoseconds of those launches.
     timed: bool,
     laps: [u64; unit::PARTS.len()],
+    kernel_ns: u64,
 }
 
 impl std::fmt::Debug for CudaEngine<'_> {
@@ -152,6 +158,7 @@ impl<'a> CudaEngine<'a> {
             run: 0,
             timed: false,
             laps: Default::default(),
+            kernel_ns: 0,
         };
         // Every kernel is loaded and has run on every device before any waits for another.
         for k in 0..engine.units.len() {
@@ -204,6 +211,7 @@ impl<'a> CudaEngine<'a> {
                     (fired, flags) = (fired + told.count, flags | told.flags);
                     self.events += told.events;
                     self.laps.iter_mut().zip(told.laps).for_each(|(all, here)| *all += here);
+                    self.kernel_ns += told.ns;
                 }
             }
             let done = done.unwrap_or(0);
@@ -254,22 +262,58 @@ fn collect(units: &mut [Unit], launch: usize, from: u64, steps: u64, spikes: &mu
             lists.push(unit.spikes(card, launch, steps as usize)?);
         }
     }
-    let mut begins = vec![0usize; lists.len()];
-    let mut all: Vec<u32> = Vec::new();
-    for step in 0..steps as usize {
-        all.clear();
-        for ((counts, cells), begin) in lists.iter().zip(&mut begins) {
-            let here = *begin..*begin + counts[step] as usize;
-            *begin = here.end;
-            all.extend(&cells[here]);
-        }
-        if lists.len() > 1 || all.len() > unit::MOST_SORTED {
+    // Of each list: where the spikes of each step begin.
+    let firsts: Vec<Vec<usize>> = lists.iter().map(|(counts, _)| begins(counts)).collect();
+    let before = |step: usize| firsts.iter().map(|f| f[step]).sum::<usize>();
+    let (begin, steps) = (spikes.len(), steps as usize);
+    let pieces = (before(steps) / SPIKES_A_PIECE).clamp(1, steps.max(1));
+    spikes.resize(begin + before(steps), Spike { step: 0, cell: 0 });
+    let mut rest = &mut spikes[begin..];
+    let mut work = Vec::with_capacity(pieces);
+    for piece in 0..pieces {
+        let which = steps * piece / pieces..steps * (piece + 1) / pieces;
+        let (here, more) = rest.split_at_mut(before(which.end) - before(which.start));
+        rest = more;
+        work.push(Mutex::new((which, here)));
+    }
+    let fill = |which: Range<usize>, to: &mut [Spike]| {
+        let (mut all, mut at): (Vec<u32>, usize) = (Vec::new(), 0);
+        for step in which {
+            let mut put = |cells: &[u32]| {
+                let n = cells.len();
+                to[at..at + n].iter_mut().zip(cells).for_each(|(spike, cell)| {
+                    *spike = Spike { step: from + step as u64, cell: *cell };
+                });
+                at += n;
+            };
+            let here = lists.iter().zip(&firsts).map(|((_, cells), first)| &cells[first[step]..first[step + 1]]);
+            if let [(_, cells)] = &lists[..] {
+                put(&cells[firsts[0][step]..firsts[0][step + 1]]);
+                continue;
+            }
+            all.clear();
+            here.for_each(|cells| all.extend(cells));
             // Finds what is in order already.
             all.sort();
+            put(&all);
         }
-        spikes.extend(all.iter().map(|cell| Spike { step: from + step as u64, cell: *cell }));
-    }
+    };
+    pool::for_each(pieces, |piece| {
+        if let Ok(mut work) = work[piece].lock() {
+            let (which, to) = &mut *work;
+            fill(which.clone(), to);
+        }
+    });
     Ok(())
+}
+
+/// The sums of the counts before each, and of all.
+fn begins(counts: &[u32]) -> Vec<usize> {
+    let sums = counts.iter().scan(0, |sum, n| {
+        *sum += *n as usize;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(sums).collect()
 }
 
 /// Bytes of the states of all cells and of what comes for them in a step, read and written.
@@ -350,14 +394,18 @@ impl Engine for CudaEngine<'_> {
         if !self.units[0].can_time(&self.config)? {
             return Ok(None);
         }
-        (self.timed, self.laps) = (true, Default::default());
+        (self.timed, self.laps, self.kernel_ns) = (true, Default::default(), 0);
+        let since = Instant::now();
         let ran = self.advance(steps, spikes);
+        let all_ns = since.elapsed().as_nanos() as f64;
         self.timed = false;
         ran?;
+        // What the kernel's clocks do not see: launches, and spikes that the host takes up while nothing runs.
+        let kernel = (self.kernel_ns as f64 / all_ns.max(1.0)).min(1.0);
         let all = self.laps.iter().sum::<u64>().max(1) as f64;
-        let parts = unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, lap as f64 / all));
+        let parts = unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, kernel * lap as f64 / all));
         let has = |name: &str| name != unit::CALENDAR || self.config.place == config::Place::Calendar;
-        Ok(Some(parts.filter(|(name, _)| has(name)).collect()))
+        Ok(Some(parts.filter(|(name, _)| has(name)).chain([(unit::BESIDE, 1.0 - kernel)]).collect()))
     }
 
     fn state(&self) -> Result<State> {

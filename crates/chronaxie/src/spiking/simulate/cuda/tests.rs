@@ -253,6 +253,22 @@ fn on_a_gpu_networks_on_several_cards_have_the_cpus_spikes() {
     }
 }
 
+/// More spikes a step than are sorted by exchanges, of more cells than one map of marks holds; and few of so many.
+#[test]
+fn on_a_gpu_networks_in_which_thousands_fire_at_once_have_their_spikes_in_order() {
+    let Some(gpu) = gpu() else { return };
+    let mut n = Network::new(1.0, 8).unwrap();
+    for (name, size, rate) in [("many", 200_000, 30.0), ("more", 70_001, 25.0), ("few", 20_000, 0.5)] {
+        n.add(Population::new(name, models::find("poisson").unwrap(), size).parameter("rate", rate).unwrap());
+    }
+    let plan = Plan::new(n).unwrap();
+    let steps = 4;
+    let want = cpu(&plan, steps);
+    assert!(want.0.len() as u64 > 7000 * steps, "{}", want.0.len());
+    let mut one = CudaEngine::new(&plan, std::slice::from_ref(&gpu.device), &|_, _| ()).unwrap();
+    assert_same(&plan, &mut one, &[1, steps - 1], &want);
+}
+
 /// A run that goes from the CPU to a GPU and back, through the bytes of checkpoints, ends as one that did not; and whatever
 /// an engine did before is forgotten.
 #[test]

@@ -10,8 +10,6 @@ use crate::{Dtype, Error, Place, Result, Shape, View};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// As `kMostSorted` of order.cu.
-pub const MOST_SORTED: usize = 4096;
 /// As `kFull` and `kLost` of launch.cuh.
 pub const FULL: u64 = 1;
 pub const LOST: u64 = 2;
@@ -30,8 +28,10 @@ pub const PARTS: [&str; 8] = [
 ];
 /// The part that a ring has not.
 pub const CALENDAR: &str = "calendar";
+/// What is not in the kernel.
+pub const BESIDE: &str = "launches and the host";
 /// Words of a launch's result.
-const WORDS: usize = 4 + PARTS.len();
+const WORDS: usize = 5 + PARTS.len();
 /// Spikes that are copied at a time.
 const COPY: usize = 1 << 20;
 
@@ -123,6 +123,8 @@ pub struct Told {
     pub events: u64,
     /// Clocks of [`PARTS`].
     pub laps: [u64; PARTS.len()],
+    /// Nanoseconds of the launch, where it has clocks.
+    pub ns: u64,
 }
 
 /// A launch, alike for all units.
@@ -149,8 +151,9 @@ pub struct Unit {
     timed: Option<Kernel>,
     count: Kernel,
     order: Kernel,
-    /// Which cell each row is.
+    /// Which cell each row is, and how many cells there are on all cards.
     cell_of: DeviceBuffer,
+    cells: u32,
     /// `Card` of launch.cuh, one after the other.
     table: DeviceBuffer,
     copied: PinnedBuffer,
@@ -216,6 +219,7 @@ impl Unit {
             count: device.kernel(&order, "spiking_count")?,
             order: device.kernel(&order, "spiking_order")?,
             cell_of: memory.upload(cell_of)?,
+            cells: plan.cells() as u32,
             table: memory.upload(&table.0)?,
             copied: PinnedBuffer::alloc(device, 4 * capacity.min(COPY).max(MOST_STEPS as usize))?,
             copies,
@@ -302,7 +306,7 @@ impl Unit {
                 &card.sorted[turn],
             ];
             let order = order.into_iter().fold(Fields::default(), |f, b| f.u64(b.address()));
-            let order = order.u32(given.steps as u32).padded();
+            let order = order.u32(given.steps as u32).u32(self.cells);
             let grid = |n: u32| LaunchConfig::new((n.max(1), 1, 1), (256, 1, 1));
             // SAFETY: the struct is that of order.cu; the buffers belong to this engine, and the host reads the sorted spikes of
             // this turn when the stream has passed the launches.
@@ -326,13 +330,13 @@ impl Unit {
                 flags: word(2),
                 events: word(3),
                 laps: std::array::from_fn(|k| word(4 + k)),
+                ns: word(4 + PARTS.len()),
             })
         };
         self.cards.iter_mut().map(one).collect()
     }
 
-    /// How many spikes of a card came in each of the first `steps` steps of a launch that has ended, and which cells', in order where
-    /// a step has at most [`MOST_SORTED`].
+    /// How many spikes of a card came in each of the first `steps` steps of a launch that has ended, and which cells', in order.
     pub fn spikes(&mut self, card: usize, launch: usize, steps: usize) -> Result<(Vec<u32>, Vec<u32>)> {
         let turn = launch % 2;
         let counts = self.receive(self.cards[card].counts[turn].address(), steps)?;
