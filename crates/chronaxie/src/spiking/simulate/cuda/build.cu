@@ -61,7 +61,7 @@ __device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned
     segment[k] = word;
     return;
   }
-  if (k == held && held > 0) segment[k] = marker(net, Word());
+  if (k == held && held > 0) mark(net, first[0], first[1] - first[0], segment[k]);
   ((Word*)net.rest)[net.base[shard] + first[0] + (k - held)] = word;
 }
 
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net,
 template <class Word>
 __device__ __forceinline__ void put_back(const Net& net, int* ring, const Word* words, u64 count, u64 step, u64 now) {
   for (u64 k = threadIdx.x % 32; k < count; k += 32) {
-    const Synapse s = unpack(net, words[k]);
+    const Synapse s = unpack<true>(net, words[k], net.weights);
     const u64 when = step + s.delay;
     if (s.weight != 0 && when >= now) atomicAdd(ring + ((unsigned)when & (net.steps - 1)) * (u64)net.pitch + s.slot, s.weight);
   }

@@ -23,6 +23,7 @@ pub(super) struct Synapses {
     pub ring: DeviceBuffer,
     calendar: DeviceBuffer,
     noted: DeviceBuffer,
+    weights: DeviceBuffer,
     /// By row: its synapses that are here.
     pub degrees: DeviceBuffer,
     pub count: u64,
@@ -30,8 +31,8 @@ pub(super) struct Synapses {
     restore: Kernel,
 }
 
-/// `Net` of `network.cuh` on card number `card`, with the addresses of base, first, segments, rest, ring, calendar and noted.
-fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -> Vec<u8> {
+/// `Net` of `network.cuh` on card number `card`, with the addresses of base, first, segments, rest, ring, calendar, noted and weights.
+fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -> Vec<u8> {
     let (id_bits, ids) = config.header();
     let lead = [&cells.parts, &cells.drives, &cells.tasks, &cells.first_task].map(DeviceBuffer::address);
     lead.into_iter()
@@ -59,6 +60,9 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 7]) -
         .u32(config.near_arrivals as u32)
         .u32(plan.poisson.len() as u32)
         .u32(plan.poisson.iter().map(|d| d.thresholds.len() as u32).sum())
+        .u32(config.codes as u32)
+        .u32(config.code_shift())
+        .u32(config.weights_at() as u32)
         .padded()
         .0
 }
@@ -218,11 +222,14 @@ impl Synapses {
         let load = memory.zeros(8 * k * config.pitch)?;
         let first = memory.room(4 * k * (rows + 1))?;
         let mut base = memory.zeros(8 * k)?;
+        let weights =
+            if config.codes > 0 { config::distinct(plan, config.codes).unwrap_or_default() } else { Vec::new() };
+        let weights = memory.upload(&weights)?;
         let blocks = device.props().sm_count * 16;
         let kernel_of = kernel("spiking_build")?;
         let mut builder = Builder { plan, config, card, memory, kernel: kernel_of, blocks, done: 0.0, built };
         let build = |fills: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(fills).0;
-        let bytes = net(plan, config, card, cells, [base.address(), first.address(), 0, 0, 0, 0, 0]);
+        let bytes = net(plan, config, card, cells, [base.address(), first.address(), 0, 0, 0, 0, 0, weights.address()]);
         builder.pass(&bytes, &build(0))?;
         refuse_overflow(plan, config, card, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
 
@@ -255,18 +262,22 @@ impl Synapses {
         let segments = memory.zeros(k * rows * config.segment * synapse)?;
         let rest = memory.room(beyond as usize * synapse)?;
         let at = [&base, &first, &segments, &rest].map(DeviceBuffer::address);
-        builder.pass(&net(plan, config, card, cells, [at[0], at[1], at[2], at[3], 0, 0, 0]), &build(1))?;
+        builder.pass(
+            &net(plan, config, card, cells, [at[0], at[1], at[2], at[3], 0, 0, 0, weights.address()]),
+            &build(1),
+        )?;
         drop((counts, load));
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
         let calendar = memory.room(4 * k * config.ring * config.room)?;
         let noted = memory.zeros(4 * k * config.ring)?;
         let restore = kernel("spiking_restore")?;
-        Ok(Self { base, first, segments, rest, ring, calendar, noted, degrees, count, card, restore })
+        Ok(Self { base, first, segments, rest, ring, calendar, noted, weights, degrees, count, card, restore })
     }
 
     /// `Net` of `network.cuh`.
     pub fn net(&self, plan: &Plan, config: &Config, cells: &Cells) -> Vec<u8> {
-        let held = [&self.base, &self.first, &self.segments, &self.rest, &self.ring, &self.calendar, &self.noted];
+        let (ring, calendar, noted) = (&self.ring, &self.calendar, &self.noted);
+        let held = [&self.base, &self.first, &self.segments, &self.rest, ring, calendar, noted, &self.weights];
         net(plan, config, self.card, cells, held.map(DeviceBuffer::address))
     }
 

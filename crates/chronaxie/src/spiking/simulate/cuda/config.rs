@@ -21,6 +21,8 @@ const STATIC_SHARED: usize = 5 * 1024;
 const CALENDAR_SLOTS: usize = 1 << 16;
 /// The most steps of a calendar.
 const CALENDAR_STEPS: usize = 1 << 12;
+/// The most weights that synapses have the number of.
+const MOST_CODES: usize = 2048;
 /// Words of a drive in network.cuh.
 const DRIVE_WORDS: usize = 12;
 /// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
@@ -90,6 +92,8 @@ pub struct Config {
     pub slot_bits: u32,
     /// Whether a synapse takes eight bytes instead of four.
     pub wide: bool,
+    /// How many weights there are, of which synapses of four bytes have the number; 0 where they have the weight.
+    pub codes: usize,
     /// Synapses of a row that lie at a fixed place; with 0 none does.
     pub segment: usize,
     /// Entries of a step of the calendar.
@@ -108,7 +112,7 @@ pub struct Config {
 impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells; the ring in shared memory where a shard's
     /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
-    /// synapse where slot and delay fit in 16 bits; segments that hold the mean row and three deviations, up to 64, or
+    /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights; segments that hold the mean row and three deviations, up to 64, or
     /// shorter ones where these do not fit in memory.
     ///
     /// # Errors
@@ -178,9 +182,16 @@ impl Config {
         } else {
             Place::Global
         };
+        let low = slot_bits + ring.trailing_zeros();
+        let codes = match place {
+            Place::Shared => 0,
+            _ if low <= 16 || low >= 32 => 0,
+            Place::Calendar if 4 * (pitch + ring + MOST_CODES) > room => 0,
+            _ => distinct(plan, MOST_CODES.min((1 << (32 - low)) - 1)).map_or(0, |w| w.len()),
+        };
         let thresholds: usize = plan.poisson.iter().map(|d| d.thresholds.len()).sum();
         let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + 2;
-        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables) > room {
+        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables + codes) > room {
             (near, near_arrivals, near_tables) = (0, 0, 0);
         }
         let threads = threads(place, heavy, cards > 1, near > 0);
@@ -207,7 +218,8 @@ impl Config {
             pitch,
             cells,
             slot_bits,
-            wide: slot_bits + ring.trailing_zeros() > 16,
+            wide: low > 16 && codes == 0,
+            codes,
             segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
             room: if place == Place::Calendar { entries } else { 0 },
             near,
@@ -248,10 +260,20 @@ impl Config {
             }
             Place::Calendar => {
                 let near = self.near + self.near_arrivals + self.near_tables;
-                (4 * (self.ring + self.pitch + near)) as u32
+                (4 * (self.ring + self.pitch + near + self.codes)) as u32
             }
-            Place::Global => 0,
+            Place::Global => (4 * self.codes) as u32,
         }
+    }
+
+    /// Where a block's shared memory has the weights that synapses name, in words.
+    pub(super) fn weights_at(&self) -> usize {
+        self.shared_bytes() as usize / 4 - self.codes
+    }
+
+    /// Bits of a synapse of four bytes below its weight, or the number of its weight.
+    pub(super) fn code_shift(&self) -> u32 {
+        if self.codes > 0 { self.slot_bits + self.ring.trailing_zeros() } else { 16 }
     }
 
     pub(super) fn steps(&self) -> Specialisation {
@@ -300,6 +322,23 @@ impl fmt::Display for Config {
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
+}
+
+/// The weights that synapses can have, ascending; `None` where they are more than `most`, or in lists.
+pub(super) fn distinct(plan: &Plan, most: usize) -> Option<Vec<i32>> {
+    let mut all = std::collections::BTreeSet::new();
+    for weight in plan.efficacies.iter().map(|e| e.weight.as_ref()) {
+        let weight = weight?;
+        if (weight.greatest() - weight.least()) as usize > most {
+            return None;
+        }
+        all.extend(weight.least()..=weight.greatest());
+        if all.len() > most {
+            return None;
+        }
+    }
+    all.remove(&0);
+    Some(all.into_iter().collect())
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.

@@ -35,10 +35,10 @@ use unit::{Card, Exchange, Given, Unit};
 /// Spikes that a log has room for beside those of four steps in which every cell fires.
 const LOG: usize = 1 << 18;
 /// The least and the most steps of a launch, below [`MOST_STEPS`]: a launch more takes some 10 us.
-const PIECES: [u64; 2] = [128, 2048];
+const PIECES: [u64; 2] = [128, MOST_STEPS];
 const _: () = assert!(PIECES[1] <= MOST_STEPS);
 /// Spikes of a launch, about, which the host takes up while the next one runs.
-const SPIKES: u64 = 1 << 18;
+const SPIKES: u64 = 1 << 21;
 
 /// Spikes of a launch, about, that a thread of the host takes up at a time.
 const SPIKES_A_PIECE: usize = 1 << 15;

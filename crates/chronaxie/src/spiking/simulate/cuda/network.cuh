@@ -46,6 +46,7 @@ struct Net {
   int* ring;           // [local, steps, pitch]
   unsigned* calendar;  // [local, steps, room]
   unsigned* noted;     // [local, steps] how many of them there are, or kSpilt
+  const int* weights;  // [codes] ascending
   u64 seed;
   unsigned cells, shards, populations;
   unsigned rows;             // cells of the largest shard
@@ -60,32 +61,59 @@ struct Net {
   unsigned near_arrivals;       // of kNear: words of the arrivals of the largest shard
   unsigned drive_count;         // of all populations
   unsigned thresholds;          // of all drives
+  unsigned codes, code_shift;   // how many weights there are that synapses of four bytes name, or 0; bits below a weight or its code
+  unsigned weights_at;          // where the block's shared memory has them, words
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.
 constexpr unsigned kSpilt = 1u << 31;
 
-// Four bytes: slot, then delay in the lower 16 bits, weight in the upper. Eight: slot in 32 bits, delay and weight in 16 each.
-// No slot has all bits set. Zeros add nothing.
+// Four bytes: slot, then delay in the lower 16 bits, weight in the upper; or, where 16 are too few and weights are few, slot and delay
+// in as many as they take, and a weight's number above. Eight: slot in 32 bits, delay and weight in 16 each. No slot has all bits
+// set. Zeros add nothing.
 struct Synapse {
   unsigned slot, delay;
   int weight;
 };
-__device__ __forceinline__ Synapse unpack(const Net& net, unsigned s) {
-  return {s & ((1u << net.slot_bits) - 1), (s & 0xFFFFu) >> net.slot_bits, (int)s >> 16};
+template <bool kCodes>
+__device__ __forceinline__ Synapse unpack(const Net& net, unsigned s, const int* weights) {
+  if (!kCodes || net.codes == 0) return {s & ((1u << net.slot_bits) - 1), (s & 0xFFFFu) >> net.slot_bits, (int)s >> 16};
+  // Nothing is all zeros, the mark has no code, and number 0 is of no synapse.
+  const unsigned code = s >> net.code_shift;
+  return {s & ((1u << net.slot_bits) - 1), (s & ((1u << net.code_shift) - 1)) >> net.slot_bits, code == 0 ? 0 : weights[code - 1]};
 }
-__device__ __forceinline__ Synapse unpack(const Net&, u64 s) {
-  return {(unsigned)s, (unsigned)(s >> 32) & 0xFFFFu, (int)((long long)s >> 48)};
+template <bool kCodes>
+__device__ __forceinline__ Synapse unpack(const Net&, u64 s, const int*) {
+  return {(unsigned)s, (unsigned)(s >> 32) & 0xFFFFu, (unsigned)s == ~0u ? 0 : (int)((long long)s >> 48)};
 }
 __device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned delay, int weight, unsigned& s) {
-  s = (unsigned)weight << 16 | delay << net.slot_bits | slot;
+  unsigned high = (unsigned)weight;
+  if (net.codes > 0) {
+    // 1 + how many weights are smaller; a synapse of weight 0 adds nothing and is all zeros but for its slot and delay.
+    unsigned count = net.codes, low = 0;
+    while (count > 0) {
+      const unsigned half = count / 2;
+      const bool right = net.weights[low + half] < weight;
+      low = right ? low + half + 1 : low;
+      count = right ? count - half - 1 : half;
+    }
+    high = weight == 0 ? 0 : low + 1;
+  }
+  s = high << net.code_shift | delay << net.slot_bits | slot;
 }
 __device__ __forceinline__ void pack(const Net&, unsigned slot, unsigned delay, int weight, u64& s) {
   s = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
 }
-// The last word of a segment that is not all of its row: no weight, and a slot that there is not.
-__device__ __forceinline__ unsigned marker(const Net& net, unsigned) { return (1u << net.slot_bits) - 1; }
-__device__ __forceinline__ u64 marker(const Net& net, u64) { return net.head > 0 ? (1u << net.slot_bits) - 1 : 0xFFFFFFFFu; }
+// The last word of a segment that is not all of its row, whose rest is `count` synapses from `begin` on: a slot that there is not, and
+// no weight, or, of eight bytes, where the rest lies, if that can be said; synapses that change have their own.
+constexpr unsigned kRestBits = 8, kUnsaid = ~0u;
+__device__ __forceinline__ void mark(const Net& net, unsigned, unsigned, unsigned& s) { s = (1u << net.slot_bits) - 1; }
+__device__ __forceinline__ void mark(const Net& net, unsigned begin, unsigned count, u64& s) {
+  const bool can = begin >> (32 - kRestBits) == 0 && count < (1u << kRestBits) - 1;
+  s = net.head > 0 ? (1u << net.slot_bits) - 1 : (u64)(can ? begin << kRestBits | count : kUnsaid) << 32 | 0xFFFFFFFFu;
+}
+__device__ __forceinline__ bool is_marker(const Net& net, unsigned s) { return s == (1u << net.slot_bits) - 1; }
+__device__ __forceinline__ bool is_marker(const Net&, u64 s) { return (unsigned)s == ~0u; }
 
 // How many of a row's synapses are not in its segment.
 __device__ __forceinline__ unsigned beyond(const Net& net, unsigned length) {

@@ -81,7 +81,7 @@ struct Block {
   Laps<kTimed>& laps;
   unsigned number;  // of this block's shard on its card, of kMany
   int* ring;
-  int* sums;             // [pitch] of kCalendar: what arrives in the step to come
+  int* sums;             // [pitch] of kCalendar: what arrives in the step to come; from net.weights_at on, of !kShared, weights
   unsigned* noted;       // [steps] of kCalendar
   unsigned* calendar;    // [steps, room]
   const unsigned* first;
@@ -92,7 +92,7 @@ struct Block {
 
   template <class Word>
   __device__ __forceinline__ void add(u64 step, Word word) const {
-    const Synapse s = unpack(net, word);
+    const Synapse s = unpack<!kShared>(net, word, sums + net.weights_at);
     if (s.weight == 0) return;
     const unsigned when = place(step + s.delay);
     if constexpr (kCalendar) {
@@ -118,9 +118,11 @@ struct Block {
     const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
     const u64 rows = (u64)net.shards * net.rows;
     unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
-    // Where a row goes on, if it does; of kNear on its way beside the segments, since some row of many does, and all wait for
-    // it; but not where there are so many that the bytes count.
-    const bool early = kNear && !kMany && n < 32;
+    // Where a row goes on, if it does. Where marks cannot say so, of kNear, on its way beside the segments, since some row of many
+    // does, and all wait for it; but not where there are so many that the bytes count.
+    constexpr bool kSaid = sizeof(Word) == 8 && !(kMany && kThreads == 1024);  // which has no registers for it
+    const bool early = sizeof(Word) == 4 && kNear && !kMany && n < 32;
+    bool unsaid = !early;  // whether `first` is asked
     unsigned begin = 0, end = 0;
     const auto look = [&] {
       const bool own = over >> lane & 1;
@@ -128,28 +130,38 @@ struct Block {
     };
     if (early) look();
     if (net.segment > 0) {
-      over = 0;
+      over = 0, unsaid = !kSaid && !early;
+      // As many bytes on their way with either word.
+      constexpr int kAtOnce = (kThreads < 1024 || (kLoose && !kMany)) && !kShared && sizeof(Word) == 4 ? 2 * kBatch : kBatch;
       const Word* segments = (const Word*)net.segments + (self() * rows << (bits + 1)) + (lane & (per - 1));
-      for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kBatch) {
-        Word held[kBatch][2];
+      for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kAtOnce) {
+        Word held[kAtOnce][2];
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) {
+        for (int u = 0; u < kAtOnce; ++u) {
           const unsigned k = j + u * groups, here = __shfl_sync(~0u, row, k % 32);
           const Word* at = segments + ((u64)here << (bits + 1));
           held[u][0] = k < n ? __ldcs(at) : 0;
           held[u][1] = k < n ? __ldcs(at + per) : 0;
         }
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) {
+        for (int u = 0; u < kAtOnce; ++u) {
           add(step, held[u][0]);
           add(step, held[u][1]);
-          for (unsigned marks = __ballot_sync(~0u, held[u][1] == marker(net, Word())); marks != 0; marks &= marks - 1)
-            over |= 1u << (__shfl_sync(~0u, j, __ffs((int)marks) - 1) + u * groups);
+          for (unsigned marks = __ballot_sync(~0u, is_marker(net, held[u][1])); marks != 0; marks &= marks - 1) {
+            const int from = __ffs((int)marks) - 1;
+            const unsigned k = __shfl_sync(~0u, j, from) + u * groups;
+            over |= 1u << k;
+            if constexpr (kSaid) {
+              const unsigned rest = __shfl_sync(~0u, (unsigned)(held[u][1] >> 32), from);
+              if (rest == kUnsaid) unsaid = true;
+              if (lane == k) begin = rest >> kRestBits, end = begin + (rest & ((1u << kRestBits) - 1));
+            }
+          }
         }
       }
     }
     if (over == 0) return;
-    if (!early) look();
+    if (unsaid) look();
     const Word* rest = (const Word*)net.rest + net.base[self()];
     for (; over != 0; over &= over - 1) {
       const int from = __ffs((int)over) - 1;
@@ -414,6 +426,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 2) ends = 0;
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
+  if constexpr (!kShared)
+    for (unsigned i = threadIdx.x; i < net.codes; i += kThreads) held[net.weights_at + i] = net.weights[i];
   if constexpr (kCalendar) {
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) held[i] = 0;
     for (unsigned i = threadIdx.x; i < net.steps; i += kThreads) noted[i] = net.noted[self * net.steps + i];
