@@ -4,6 +4,8 @@ mod cpu;
 pub mod factors;
 mod op;
 mod probe;
+#[cfg(test)]
+mod python;
 pub mod reference;
 pub mod spec;
 #[cfg(test)]

@@ -5,9 +5,9 @@ use crate::op::{Probe, Values};
 use crate::optim::blocks::packed;
 
 /// `max |Q Q^T - I|` of a basis in f32.
-const ANGLES: f64 = 3e-6;
+const ANGLES: f64 = 6e-7;
 /// Of a factor's norm what is beside the diagonal of its values in its basis.
-const BESIDE: f64 = 3e-6;
+const BESIDE: f64 = 4e-7;
 
 /// Of every basis that step `step` made of `factors`: right angles, and that the factor is diagonal in it, with its values.
 pub(super) fn bases(p: &Kfac, step: usize, factors: &Values, bases: &Values, values: &Values) -> Vec<Probe> {

@@ -284,10 +284,14 @@ impl Kfac {
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
         let (value, reason) = match output {
             "bases" if self.mode == Damping::Exact => return None,
-            "first" | "parameter" | "bases" => {
-                (2e-5, "factors' roundings of f32 times the condition numbers of both, some tens each")
+            "first" => {
+                (4e-6, "8 x the noise of four products in f32 over factors that are solved in f64, where it is largest")
             }
-            _ => (2e-6, "8 x the roundings of f32 in averages and products of two terms"),
+            "bases" => (8e-7, "8 x the rounding to f32 of an inverse that is made in f64"),
+            _ => (
+                4e-7,
+                "8 x the roundings of f32 in averages and products of two terms; a step is a hundredth of the parameter",
+            ),
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
     }

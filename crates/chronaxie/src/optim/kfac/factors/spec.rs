@@ -184,9 +184,9 @@ impl Factors {
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
         let (value, reason) = match output {
             "squares" => {
-                (4e-6, "8 x the noise of f32 in squares of turned vectors, and in sums of them over all steps")
+                (1.6e-6, "8 x the noise of f32 in squares of turned vectors, and in sums of them over all steps")
             }
-            _ => (2e-6, "8 x the noise of f32 in sums of products over all steps"),
+            _ => (8e-7, "8 x the noise of f32 in sums of products over all steps"),
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
     }
