@@ -35,6 +35,9 @@ pub(super) enum Optimizer {
     Kfac(Kfac, Seen),
 }
 
+/// A step, and itself once more where it takes the factors of linear maps.
+pub(super) type Stepping = (Arc<dyn Stepper>, Option<Arc<Kfac>>);
+
 /// The largest decay of a second moment.
 const MOST_BETA2: f64 = 0.999_999_9;
 const MOST_BETA: f64 = 0.999_999;
@@ -97,12 +100,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// Options that it refuses.
-    pub(super) fn stepper(
-        &self,
-        elements: usize,
-        parameters: Vec<Parameter>,
-        maps: Vec<Map>,
-    ) -> Result<(Arc<dyn Stepper>, Option<Arc<Kfac>>)> {
+    pub(super) fn stepper(&self, elements: usize, parameters: Vec<Parameter>, maps: Vec<Map>) -> Result<Stepping> {
         let made: Arc<dyn Stepper> = match self.clone() {
             Self::AdamW(p) => Arc::new(AdamW { elements, ..p }.build()?),
             Self::Shampoo(p) => Arc::new(Shampoo { elements, parameters, ..p }.build()?),

@@ -28,8 +28,10 @@ pub struct Outputs<R> {
     pub squares: Vec<R>,
 }
 
-/// Input (with its one, where there is a bias) and gradient of every sample.
-fn samples<R: Real>(p: &Factors, i: &Inputs<'_, R>) -> Vec<(Vec<R>, Vec<R>)> {
+/// The input of a sample (with its one, where there is a bias) and its gradient.
+type Sample<R> = (Vec<R>, Vec<R>);
+
+fn samples<R: Real>(p: &Factors, i: &Inputs<'_, R>) -> Vec<Sample<R>> {
     let mut all = Vec::new();
     for (b, &len) in i.lengths.iter().enumerate() {
         let read = |of: &[R], c: crate::op::Channels, t: usize| -> Vec<R> {
@@ -64,7 +66,7 @@ pub fn forward<R: Real>(p: &Factors, i: &Inputs<'_, R>) -> Outputs<R> {
     let (n, h) = (p.inputs(), p.to.count);
     let (count, terms) = counts(p, i.lengths.iter().copied());
     let all = samples(p, i);
-    let triangle = |n: usize, of: &dyn Fn(&(Vec<R>, Vec<R>), usize, usize) -> R, scale: f64| {
+    let triangle = |n: usize, of: &dyn Fn(&Sample<R>, usize, usize) -> R, scale: f64| {
         let mut out = vec![R::zero(); packed(n)];
         for r in 0..n {
             for c in 0..=r {
