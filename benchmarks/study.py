@@ -29,7 +29,10 @@ OWN = {
     "soap": (0.01, ["train.soap.max_preconditioner_dim=64"]),
     "muon": (0.02, []),
     # On the CPU alone, so it is asked for by name.
-    "kfac": (0.03, ["train.kfac.damping=0.1", "train.kfac.kl_clip=1e-3", "train.kfac.sharing=reduce", "train.kfac.adamw_learning_rate=0.03"]),
+    "kfac": (
+        0.03,
+        ["train.kfac.damping=0.1", "train.kfac.kl_clip=1e-3", "train.kfac.sharing=reduce", "train.kfac.adamw_learning_rate=0.03"],
+    ),
 }
 COLORS = {"adamw": "#444444", "shampoo": "#c0392b", "soap": "#2471a3", "muon": "#1e8449", "kfac": "#ca6f1e"}
 
