@@ -2,7 +2,7 @@
 """How fast each optimizer of `chronaxie train` learns, by steps and by wall time.
 
     benchmarks/study.py CHRONAXIE --out DIR [--config examples/japanese-vowels.toml ...] [--backend auto|cpu|cuda:N]
-        [--optimizers adamw,shampoo,soap,muon] [--seeds 1,2,3] [--epochs N] [--tune 0.3,1,3] [--short]
+        [--optimizers adamw,shampoo,soap,muon,kfac] [--seeds 1,2,3] [--epochs N] [--tune 0.3,1,3] [--short]
 
 Rates are tuned first, one seed each, among multiples (--tune) of the rate that the file gives AdamW or the optimizer's own
 default, with a part of the training set held out (train.validation = 0.3): the lowest loss on it at the end is taken. Then every
@@ -28,8 +28,13 @@ OWN = {
     "shampoo": (None, ["train.shampoo.max_preconditioner_dim=64"]),
     "soap": (0.01, ["train.soap.max_preconditioner_dim=64"]),
     "muon": (0.02, []),
+    # On the CPU alone, so it is asked for by name.
+    "kfac": (
+        0.03,
+        ["train.kfac.damping=0.1", "train.kfac.kl_clip=1e-3", "train.kfac.sharing=reduce", "train.kfac.adamw_learning_rate=0.03"],
+    ),
 }
-COLORS = {"adamw": "#444444", "shampoo": "#c0392b", "soap": "#2471a3", "muon": "#1e8449"}
+COLORS = {"adamw": "#444444", "shampoo": "#c0392b", "soap": "#2471a3", "muon": "#1e8449", "kfac": "#ca6f1e"}
 
 
 def rate_of(chronaxie, config):

@@ -25,7 +25,8 @@ if [ -e examples/japanese-vowels.toml ]; then
     [ "$lines" -eq 371 ] || { echo "examples: $lines lines of predictions, not a heading and 370" >&2; exit 1; }
     # The other optimizers, two epochs each.
     echo "$ study"
-    benchmarks/study.py "$dir/chronaxie" --config examples/japanese-vowels.toml --backend cpu --out "$out/study" --short
+    benchmarks/study.py "$dir/chronaxie" --config examples/japanese-vowels.toml --backend cpu --out "$out/study" --short \
+        --optimizers adamw,shampoo,soap,muon,kfac
     [ -s "$out/study/study-japanese-vowels.svg" ] || { echo "examples: the study left no picture" >&2; exit 1; }
 fi
 

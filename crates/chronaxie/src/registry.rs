@@ -47,6 +47,10 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::optim::soap::SoapOp,
         #[cfg(feature = "optim")]
         &crate::optim::muon::MuonOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::kfac::KfacOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::kfac::KfacFactorsOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

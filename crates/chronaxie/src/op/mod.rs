@@ -15,12 +15,14 @@
 mod case;
 #[cfg(feature = "layers")]
 mod cpu;
+mod map;
 mod values;
 mod variant;
 
 pub use case::Case;
 #[cfg(feature = "layers")]
 pub(crate) use cpu::{CpuPlan, CpuWork, Planned};
+pub use map::{Channels, LinearMap};
 pub use values::{Tensors, Values};
 pub use variant::problem;
 
@@ -367,6 +369,10 @@ pub trait Problem: fmt::Debug + Send + Sync {
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance>;
     /// What `pass` must do at the least.
     fn cost(&self, pass: Pass) -> Cost;
+    /// The linear map that the problem is, where it is one.
+    fn linear_map(&self) -> Option<LinearMap> {
+        None
+    }
 }
 
 /// The views of one call, in the order of the signature, and the stream that runs it.

@@ -75,6 +75,17 @@ pub(crate) struct Operand<'a> {
     pub across: usize,
 }
 
+impl<'a> Operand<'a> {
+    /// Rows of n elements, one for each term of the sums.
+    pub fn terms(data: &'a [f32], n: usize) -> Self {
+        Self { data, along: n, across: 1 }
+    }
+    /// Rows of n terms, one for each of what comes out.
+    pub fn sums(data: &'a [f32], n: usize) -> Self {
+        Self { data, along: 1, across: n }
+    }
+}
+
 /// What of a product is made.
 #[derive(Clone, Copy)]
 struct Extent {
@@ -232,8 +243,8 @@ fn turn_body(c: f64, s: f64, x: &mut [f64], y: &mut [f64]) {
         (*x, *y) = (c * *x - s * *y, s * *x + c * *y);
     }
 }
-crate::dispatch!(fn dot(x: &[f64], y: &[f64], out: &mut f64) = dot_body);
-crate::dispatch!(fn add(scale: f64, x: &[f64], y: &mut [f64]) = add_body);
+crate::dispatch!(pub(super) fn dot(x: &[f64], y: &[f64], out: &mut f64) = dot_body);
+crate::dispatch!(pub(super) fn add(scale: f64, x: &[f64], y: &mut [f64]) = add_body);
 crate::dispatch!(fn add_two(s: f64, x: &[f64], t: f64, y: &[f64], z: &mut [f64]) = add_two_body);
 crate::dispatch!(fn turn(c: f64, s: f64, x: &mut [f64], y: &mut [f64]) = turn_body);
 

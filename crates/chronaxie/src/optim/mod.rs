@@ -2,6 +2,7 @@
 
 pub mod blocks;
 pub mod inverse_root;
+pub mod kfac;
 mod matrix;
 pub mod muon;
 mod onblock;

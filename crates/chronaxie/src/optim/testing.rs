@@ -56,13 +56,19 @@ impl Steps {
         Self { opening, turns, state, taken: 0 }
     }
     pub(super) fn step(&mut self, grad: &[f64], decay: &[f64], rate: f64) {
+        self.step_with(grad, decay, rate, &[]);
+    }
+    /// A step that reads more than others.
+    pub(super) fn step_with(&mut self, grad: &[f64], decay: &[f64], rate: f64, more: &[(&str, &[f64])]) {
         self.taken += 1;
         let session = match &mut self.opening {
             Some((at, session)) if *at == self.taken => session,
             _ => &mut self.turns,
         };
         let mut inputs = self.state.clone();
-        for (name, data) in [("grad", grad), ("decay", decay), ("rate", &[rate])] {
+        for (name, data) in
+            [("grad", grad), ("decay", decay), ("rate", &[rate])].into_iter().chain(more.iter().copied())
+        {
             inputs.insert(name, Values::new([data.len()], data.to_vec()).unwrap().rounded(Dtype::F32));
         }
         let out = session.run(Pass::Step, &inputs).unwrap();
@@ -99,7 +105,9 @@ impl Steps {
 #[test]
 fn entries_agree_with_their_laws_on_the_cpu() {
     use crate::check::{self, Options, Status, Target};
-    let entries: [&dyn crate::op::Op; 3] = [&super::shampoo::ShampooOp, &super::soap::SoapOp, &super::muon::MuonOp];
+    let (kfac, factors) = (&super::kfac::KfacOp, &super::kfac::KfacFactorsOp);
+    let entries: [&dyn crate::op::Op; 5] =
+        [&super::shampoo::ShampooOp, &super::soap::SoapOp, &super::muon::MuonOp, kfac, factors];
     let mut failures = Vec::new();
     let silent = crate::progress::Silent;
     let summary = check::run(&entries, &[Target::Ready(Device::Cpu)], &Options::default(), &silent, &mut |r| {

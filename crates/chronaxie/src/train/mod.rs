@@ -20,6 +20,7 @@ mod bank;
 mod batches;
 mod checkpoint;
 mod cuda;
+mod curvature;
 pub mod head;
 mod layer;
 mod metrics;

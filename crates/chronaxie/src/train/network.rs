@@ -7,12 +7,14 @@
 
 use super::bank::{Banks, Call, Layout, Planned, Slot};
 use super::batches::{Examples, Task};
+use super::curvature::{Curved, Seen};
 use super::head::{LinearHead, Loss, Pooling};
 use super::layer::{Stage, Tie, TrainableLayer};
 use super::optimizer::Optimizer;
 use super::staging::{Noise, Staging};
 use crate::op::{Pass, Problem, Role, Signature, TensorSpec};
 use crate::optim::blocks::Parameter;
+use crate::optim::kfac::Kfac;
 use crate::rng::Rng;
 use crate::{Device, Dtype, Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -53,6 +55,8 @@ struct Unit {
     batch: Layout,
     forward: Vec<Call>,
     backward: Vec<Call>,
+    /// Factors for KFAC.
+    factors: Vec<Call>,
 }
 
 /// A stage with its plan and what its forward pass reads and leaves in memory; the head is one, too.
@@ -65,6 +69,8 @@ struct Side {
     inputs: Vec<TensorSpec>,
     /// What the backward pass reads and writes; nothing in a network that only predicts.
     backward: Signature,
+    /// Its factors, if it is a linear map and the optimizer takes them.
+    curved: Option<Curved>,
 }
 
 /// What a tensor of a stage is in the network.
@@ -75,7 +81,7 @@ enum Place {
 }
 
 impl Side {
-    fn new(stage: Stage, prefix: &'static str, device: &Device, training: bool) -> Result<Self> {
+    fn new(stage: Stage, prefix: &'static str, device: &Device, training: bool, seen: Option<Seen>) -> Result<Self> {
         let problem = stage.problem.clone();
         let Signature { inputs, outputs } = problem.signature(Pass::Forward)?;
         let planned = Planned::new(problem, device)?;
@@ -87,7 +93,8 @@ impl Side {
             })?,
         };
         let planned = if prefix.is_empty() { planned } else { planned.labelled(stage.name) };
-        Ok(Self { stage, prefix, planned, outputs, inputs, backward })
+        let curved = seen.map(|seen| Curved::new(&*stage.problem, stage.name, seen, device)).transpose()?.flatten();
+        Ok(Self { stage, prefix, planned, outputs, inputs, backward, curved })
     }
 
     /// What the tensor `t` is, or the one whose gradient it is.
@@ -105,6 +112,13 @@ impl Side {
             None => Place::Value(self.stage.own(name)),
         }
     }
+    /// The first element of one of its parameters among all.
+    fn first(&self, name: &str, parameters: &Layout) -> Result<usize> {
+        match self.inputs.iter().find(|t| t.name == name).map(|t| self.place(t)) {
+            Some(Place::Parameter(name)) => Ok(parameters.get(&name)?.offset / Dtype::F32.size()),
+            _ => Err(Error::config(format!("{}: `{name}` is no parameter", self.planned.plan.entry()))),
+        }
+    }
     /// The name of a value, or of its gradient; none for parameters and what was prepared.
     fn value(&self, t: &TensorSpec) -> Option<String> {
         match self.place(t) {
@@ -113,14 +127,6 @@ impl Side {
             _ => None,
         }
     }
-}
-
-/// The head as a stage.
-fn head_stage(head: LinearHead) -> Stage {
-    let shared = ["lengths", "labels", "values", "loss", "logits"].map(|name| (name, Tie::Value(name)));
-    let mut ties = vec![("h", Tie::Value("out"))];
-    ties.extend(shared);
-    Stage { name: "head", problem: Arc::new(head), ties }
 }
 
 pub(super) struct Network {
@@ -135,6 +141,9 @@ pub(super) struct Network {
     optimizer: Option<Call>,
     /// The number of the step that the optimizer takes otherwise, and that step.
     opening: Option<(u64, Call)>,
+    /// Steps between two times that factors are made.
+    factors_every: u64,
+    pub(super) kfac: Option<Arc<Kfac>>,
     /// What of the optimizer's state does not start from zeros.
     initial: Vec<(String, Vec<f32>)>,
     /// State with an element for each of the parameters'.
@@ -162,14 +171,15 @@ impl Network {
         let (features, classes) = (layer.features(), task.outputs());
         let loss = if matches!(task, Task::Classes(_)) { loss } else { Loss::Mse };
         let training = optimizer.is_some();
+        let seen = optimizer.as_ref().and_then(Optimizer::seen);
         let mut plans = Vec::new();
         for &steps in &lengths {
             let mut sides = Vec::new();
             for stage in layer.stages(batch, steps, training)? {
-                sides.push(Side::new(stage, "layer.", device, training)?);
+                sides.push(Side::new(stage, "layer.", device, training, seen)?);
             }
             let head = LinearHead::new(batch, steps, features, classes).loss(loss).pooling(pooling).backward(training);
-            sides.push(Side::new(head_stage(head.build()?), "", device, training)?);
+            sides.push(Side::new(Stage::head(head.build()?), "", device, training, seen)?);
             plans.push((steps, sides));
         }
         let Some((_, sides)) = plans.last() else {
@@ -200,10 +210,19 @@ impl Network {
         logs.push_steps("loss", Dtype::F32, [1], log_steps)?;
         logs.push_steps("logits", Dtype::F32, [batch, classes], log_steps)?;
         let (mut planned, mut opening, mut initial, mut vectors) = (None, None, Vec::new(), Vec::new());
+        let mut kfac = None;
         if let Some(optimizer) = optimizer {
             let list = parameters.slots().iter().map(|(_, s)| Parameter::new(s.offset / Dtype::F32.size(), s.shape));
-            let stepper = optimizer.stepper(elements, list.collect())?;
-            for t in stepper.signature(Pass::Step)?.outputs.iter().filter(|t| t.role == Role::State) {
+            let of = |s: &Side| Some(s.curved.as_ref()?.place(|name| s.first(name, &parameters)));
+            let maps = sides.iter().filter_map(of);
+            let (stepper, found) = optimizer.stepper(elements, list.collect(), maps.collect::<Result<_>>()?)?;
+            kfac = found;
+            let signature = stepper.signature(Pass::Step)?;
+            // What the batch said of the curvature lies beside the state, and is no part of it.
+            for t in signature.inputs.iter().filter(|t| t.name.starts_with("seen")) {
+                state.push(t.name.to_string(), t.dtype, t.shape)?;
+            }
+            for t in signature.outputs.iter().filter(|t| t.role == Role::State) {
                 if t.name != "parameter" {
                     state.push(t.name.to_string(), t.dtype, t.shape)?;
                     if t.axes == "[N]" && t.shape.elements() == elements {
@@ -225,6 +244,7 @@ impl Network {
             constants: &constants,
             state: &state,
             logs: &logs,
+            kfac: kfac.as_deref(),
             batch_bytes: 0,
             activation_bytes: 0,
         };
@@ -264,6 +284,8 @@ impl Network {
             units,
             optimizer,
             opening,
+            factors_every: seen.map_or(1, |seen| seen.every),
+            kfac,
             initial,
             vectors,
             taken: 0,
@@ -308,7 +330,8 @@ impl Network {
     /// `first.layer.w`, and whole otherwise, as `state.factors`.
     pub(super) fn optimizer_state(&self) -> Vec<(String, Slot)> {
         let mut list = Vec::new();
-        for (name, all) in self.state.slots().iter().filter(|(name, _)| name != "decay" && name != "step") {
+        let beside = |name: &str| matches!(name, "decay" | "step" | "seen" | "seen_squares");
+        for (name, all) in self.state.slots().iter().filter(|(name, _)| !beside(name)) {
             if self.vectors.contains(name) {
                 let of = |slot: &Slot| Slot { bank: OPTIMIZER, offset: all.offset + slot.offset, ..slot.clone() };
                 list.extend(self.parameters.slots().iter().map(|(p, slot)| (format!("{name}.{p}"), of(slot))));
@@ -385,11 +408,12 @@ impl Network {
     ) -> Result<()> {
         let steps = self.stage(examples, which, noise)?;
         let next = self.taken + 1;
-        let Self { units, optimizer, opening, banks, .. } = self;
+        let Self { units, optimizer, opening, banks, factors_every, .. } = self;
         let opening = opening.as_ref().filter(|(at, _)| *at == next).map(|(_, call)| call);
         let optimizer = opening.or(optimizer.as_ref()).ok_or_else(no_optimizer)?;
         let unit = &units[&steps];
-        let mut calls = unit.forward.iter().chain(&unit.backward).chain([optimizer]);
+        let factors = if self.taken.is_multiple_of(*factors_every) { &unit.factors[..] } else { &[] };
+        let mut calls = unit.forward.iter().chain(&unit.backward).chain(factors).chain([optimizer]);
         calls.try_for_each(|call| call.run(banks, log))?;
         self.taken = next;
         Ok(())
@@ -400,7 +424,7 @@ impl Network {
         let Self { units, optimizer, banks, .. } = self;
         let optimizer = optimizer.as_ref().ok_or_else(no_optimizer)?;
         let unit = &units[&steps];
-        Ok((unit.forward.iter().chain(&unit.backward).chain([optimizer]).collect(), banks))
+        Ok((unit.forward.iter().chain(&unit.backward).chain(&unit.factors).chain([optimizer]).collect(), banks))
     }
 
     /// Loss and logits of the series `which`, logged as step `log`.
@@ -465,6 +489,7 @@ struct Builder<'a> {
     constants: &'a Layout,
     state: &'a Layout,
     logs: &'a Layout,
+    kfac: Option<&'a Kfac>,
     batch_bytes: usize,
     activation_bytes: usize,
 }
@@ -500,7 +525,10 @@ impl Builder<'_> {
         if values.find("out").is_none() {
             return Err(Error::config("training: no stage of the layer writes `out`"));
         }
-        let need = |side: &Side| passes.iter().map(|&pass| side.planned.plan.scratch(pass).bytes()).max();
+        let need = |side: &Side| {
+            let own = side.curved.iter().map(|c| c.planned.plan.scratch(Pass::Forward).bytes());
+            passes.iter().map(|&pass| side.planned.plan.scratch(pass).bytes()).chain(own).max()
+        };
         values.push("scratch", Dtype::U8, [sides.iter().filter_map(need).max().unwrap_or(0)])?;
 
         self.batch_bytes = self.batch_bytes.max(data.bytes());
@@ -511,7 +539,17 @@ impl Builder<'_> {
         let forward = sides.iter().map(|side| call(side, Pass::Forward)).collect::<Result<_>>()?;
         let backward = sides.iter().rev().filter(|_| training).map(|side| call(side, Pass::Backward));
         let backward = backward.collect::<Result<_>>()?;
-        Ok(Unit { batch: data, forward, backward })
+        let mut factors = Vec::new();
+        for (side, curved) in sides.iter().filter_map(|side| Some((side, side.curved.as_ref()?))) {
+            let Some(kfac) = self.kfac else { break };
+            let of_backward = |name: &str| match side.backward.inputs.iter().find(|t| t.name == name) {
+                Some(t) => self.slot(side, t, &data, &values),
+                None => Err(Error::config(format!("{}: there is no `{name}`", side.planned.plan.entry()))),
+            };
+            let (scratch, lengths) = (values.get("scratch")?, data.get("lengths")?);
+            factors.push(curved.call(factors.len(), kfac, self.state, scratch, lengths, of_backward)?);
+        }
+        Ok(Unit { batch: data, forward, backward, factors })
     }
 
     /// Where a tensor of a pass lies.

@@ -2,17 +2,19 @@
 //!
 //! ```toml
 //! [train]
-//! optimizer = "shampoo"        # adamw, shampoo, soap, muon
+//! optimizer = "shampoo"        # adamw, shampoo, soap, muon, kfac
 //!
 //! [train.shampoo]              # what this optimizer alone has
 //! max_preconditioner_dim = 64
 //! ```
 
 use super::adamw::AdamW;
+use super::curvature::Seen;
 use super::settings::{counted, ranged};
 use crate::Result;
 use crate::config::Section;
 use crate::optim::blocks::Parameter;
+use crate::optim::kfac::{Damping, Kfac, Map, Sharing, Terms};
 use crate::optim::muon::Muon;
 use crate::optim::shampoo::{Grafting, Shampoo, fraction};
 use crate::optim::soap::Soap;
@@ -20,7 +22,7 @@ use crate::optim::stepper::{Common, DecayMode, Stepper};
 use std::sync::Arc;
 
 /// Every optimizer, by the name that configurations use.
-pub(super) const NAMES: [&str; 4] = ["adamw", "shampoo", "soap", "muon"];
+pub(super) const NAMES: [&str; 5] = ["adamw", "shampoo", "soap", "muon", "kfac"];
 
 /// An optimizer with its options, without parameters yet.
 #[derive(Debug, Clone)]
@@ -29,7 +31,12 @@ pub(super) enum Optimizer {
     Shampoo(Shampoo),
     Soap(Soap),
     Muon(Muon),
+    /// With what its factors are made of.
+    Kfac(Kfac, Seen),
 }
+
+/// A step, and itself once more where it takes the factors of linear maps.
+pub(super) type Stepping = (Arc<dyn Stepper>, Option<Arc<Kfac>>);
 
 /// The largest decay of a second moment.
 const MOST_BETA2: f64 = 0.999_999_9;
@@ -46,6 +53,7 @@ impl Optimizer {
         let default_rate = match name {
             "soap" => 3e-3,
             "muon" => 2e-2,
+            "kfac" => 1e-1,
             _ => 1e-2,
         };
         let rate = ranged(train, "learning_rate", default_rate, 0.0, INFINITY)?;
@@ -76,21 +84,34 @@ impl Optimizer {
                 (p.common, p.beta1, p.beta2) = (common, beta1(p.beta1)?, beta2(p.beta2, MOST_BETA2)?);
                 p.epsilon = epsilon(p.epsilon)?;
             }
+            Self::Kfac(p, _) => {
+                (p.common, p.beta1, p.beta2) = (common, beta1(p.beta1)?, beta2(p.beta2, MOST_BETA2)?);
+                p.epsilon = epsilon(p.epsilon)?;
+            }
         }
-        made.stepper(0, Vec::new())?;
+        made.stepper(0, Vec::new(), Vec::new())?;
         Ok((made, rate))
     }
-    /// Its step over `parameters` in a vector of `elements`.
+    /// How factors are made of a batch, for an optimizer that takes them.
+    pub(super) fn seen(&self) -> Option<Seen> {
+        if let Self::Kfac(_, seen) = self { Some(*seen) } else { None }
+    }
+    /// Its step over `parameters` in a vector of `elements`, and itself where it takes the factors of `maps`.
     ///
     /// # Errors
     /// Options that it refuses.
-    pub(super) fn stepper(&self, elements: usize, parameters: Vec<Parameter>) -> Result<Arc<dyn Stepper>> {
-        Ok(match self.clone() {
+    pub(super) fn stepper(&self, elements: usize, parameters: Vec<Parameter>, maps: Vec<Map>) -> Result<Stepping> {
+        let made: Arc<dyn Stepper> = match self.clone() {
             Self::AdamW(p) => Arc::new(AdamW { elements, ..p }.build()?),
             Self::Shampoo(p) => Arc::new(Shampoo { elements, parameters, ..p }.build()?),
             Self::Soap(p) => Arc::new(Soap { elements, parameters, ..p }.build()?),
             Self::Muon(p) => Arc::new(Muon { elements, parameters, ..p }.build()?),
-        })
+            Self::Kfac(p, _) => {
+                let p = Arc::new(Kfac { elements, parameters, maps, ..p }.build()?);
+                return Ok((p.clone(), Some(p)));
+            }
+        };
+        Ok((made, None))
     }
 }
 
@@ -149,6 +170,24 @@ fn own(name: &str, t: &Section<'_>, rate: Option<f64>) -> Result<Optimizer> {
             let rate = rate.unwrap_or(2e-2);
             p.adamw_rate = if rate > 0.0 { other / rate } else { 0.0 };
             Optimizer::Muon(p)
+        }
+        "kfac" => {
+            let mut p = Kfac::new(0, Vec::new(), Vec::new());
+            p.momentum = ranged(t, "momentum", p.momentum, 0.0, MOST_BETA)?;
+            p.damping = ranged(t, "damping", p.damping, 0.0, INFINITY)?;
+            p.mode = t.choice("damping_mode", &Damping::NAMES, p.mode.name())?.parse()?;
+            p.ekfac = t.get("ekfac", p.ekfac)?;
+            p.decay = ranged(t, "decay", p.decay, 0.0, MOST_BETA)?;
+            p.factor_frequency = dim("factor_frequency", p.factor_frequency)?;
+            p.inverse_frequency = dim("inverse_frequency", p.inverse_frequency)?;
+            p.kl_clip = ranged(t, "kl_clip", p.kl_clip, 0.0, INFINITY)?;
+            let sharing = t.choice("sharing", &Sharing::NAMES, Sharing::default().name())?.parse()?;
+            let terms = t.choice("terms", &Terms::NAMES, Terms::default().name())?.parse()?;
+            let other = ranged(t, "adamw_learning_rate", 1e-3, 0.0, INFINITY)?;
+            let rate = rate.unwrap_or(1e-1);
+            p.adamw_rate = if rate > 0.0 { other / rate } else { 0.0 };
+            let seen = Seen { sharing, terms, squares: p.ekfac, every: p.factor_frequency as u64 };
+            Optimizer::Kfac(p, seen)
         }
         _ => return Err(t.refuse("optimizer", "has no options of its own")),
     })

@@ -2,6 +2,7 @@
 
 use super::batches::{self, Examples, RunData, Task};
 use super::checkpoint;
+use super::curvature;
 use super::head::Loss;
 use super::layer::TrainableLayer;
 use super::metrics::{EpochMetrics, Score, check_finite, curve, evaluate, score};
@@ -148,6 +149,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         progress.log(&why);
     }
     let network = network(&settings, &data, layer, &device)?;
+    if let Some(kfac) = &network.kfac {
+        progress.log(&curvature::said(kfac, network.parameters()));
+    }
     let config_text = settings.config.resolved();
     let mut run = Run {
         settings: &settings,

@@ -16,7 +16,7 @@
 //! [train]
 //! epochs = 40
 //! batch_size = 32
-//! optimizer = "adamw"          # or shampoo, soap, muon, each with a table of its own
+//! optimizer = "adamw"          # or shampoo, soap, muon, kfac, each with a table of its own
 //! learning_rate = 0.01
 //! seed = 1
 //! ```
@@ -230,6 +230,11 @@ mod tests {
             ("sgd", 0.999, 0.0, 10)
         );
         assert!(matches!(read("soap"), (Optimizer::Soap(p), 3e-3) if p.beta1 == 0.95 && p.beta2 == 0.95));
+        let Optimizer::Kfac(p, seen) = read("kfac").0 else { panic!("another one") };
+        assert_eq!((p.momentum, p.damping, p.mode.name(), p.ekfac, p.decay), (0.9, 1e-3, "exact", false, 0.95));
+        assert_eq!((p.factor_frequency, p.inverse_frequency, p.kl_clip, p.common.weight_decay), (1, 10, 1e-2, 0.0));
+        assert_eq!((seen.sharing.name(), seen.terms.name(), seen.every), ("expand", "batch", 1));
+        assert!(read("kfac").1 == 0.1 && (p.adamw_rate - 1e-2).abs() < 1e-15);
         assert!(matches!(read("muon"), (Optimizer::Muon(p), 2e-2) if p.adamw_rate == 0.5 && p.beta2 == 0.95));
     }
 
@@ -243,7 +248,7 @@ mod tests {
             ("[data]\ntest = \"x.ts\"\n", "train"),
             (
                 "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"shampo\"\n",
-                "runs/a.toml:5: train.optimizer must be one of \"adamw\", \"shampoo\", \"soap\", \"muon\", but it is the string \"shampo\"; did you mean \"shampoo\"?",
+                "runs/a.toml:5: train.optimizer must be one of \"adamw\", \"shampoo\", \"soap\", \"muon\", \"kfac\", but it is the string \"shampo\"; did you mean \"shampoo\"?",
             ),
             (
                 "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"shampoo\"\n[train.shampoo]\ngrafting = \"adan\"\n",
@@ -264,6 +269,18 @@ mod tests {
             (
                 "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"muon\"\n[train.muon]\nsteps = 101\n",
                 "muon: steps = 101 is not 1 to 100",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"kfac\"\n[train.kfac]\ndamping = 0\n",
+                "kfac: damping = 0 is not a positive number",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"kfac\"\n[train.kfac]\nekfac = true\ndamping_mode = \"factored\"\n",
+                "kfac: ekfac = true needs damping_mode = \"exact\"",
+            ),
+            (
+                "[data]\ntrain = \"x.ts\"\n[train]\noptimizer = \"kfac\"\n[train.kfac]\nsharing = \"both\"\n",
+                "runs/a.toml:7: train.kfac.sharing must be one of \"expand\", \"reduce\"",
             ),
             ("[data]\ntrain = \"x.csv\"\n[data.csv]\ndelimiter = \"ab\"\n", "one ASCII character"),
         ] {

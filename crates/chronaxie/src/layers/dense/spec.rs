@@ -1,8 +1,9 @@
 //! `dense`: names, shapes and tolerances.
 
 use super::{cpu, cuda, reference};
+pub use crate::op::Channels;
 use crate::op::{
-    Cost, Metric, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance, Values,
+    Cost, LinearMap, Metric, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec, Tensors, Tolerance, Values,
 };
 use crate::real::Real;
 use crate::rng::Rng;
@@ -12,45 +13,6 @@ use crate::{Device, Dtype, Error, Result};
 pub const NAME: &str = "dense";
 /// Steps of a run of the sums over steps; the runs' sums are added in their order.
 pub(super) const RUN: usize = 512;
-
-/// How the channels of a sequence lie: in groups `[B, groups, T, channels / groups]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Channels {
-    /// All of them.
-    pub count: usize,
-    /// Into how many groups they fall: 1 for `[B, T, D]`, `count` for `[B, D, T]`.
-    pub groups: usize,
-}
-
-impl Channels {
-    /// Side by side at each step: `[B, T, count]`.
-    pub fn beside(count: usize) -> Self {
-        Self { count, groups: 1 }
-    }
-    /// Each along time: `[B, count, T]`.
-    pub fn along(count: usize) -> Self {
-        Self { count, groups: count.max(1) }
-    }
-    /// In `groups` of the same size: `[B, groups, T, count / groups]`.
-    pub fn grouped(count: usize, groups: usize) -> Self {
-        Self { count, groups }
-    }
-    /// Channels of a group.
-    pub(super) fn width(self) -> usize {
-        self.count / self.groups
-    }
-    /// Where step `t` of row `b` begins, of T `steps`.
-    #[inline(always)]
-    pub(super) fn row(self, steps: usize, b: usize, t: usize) -> usize {
-        b * self.count * steps + t * self.width()
-    }
-    /// Where channel `c` lies from there.
-    #[inline(always)]
-    pub(super) fn channel(self, steps: usize, c: usize) -> usize {
-        let width = self.width();
-        c / width * steps * width + c % width
-    }
-}
 
 /// The problem `y = weight x + bias` at each of B times T steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +32,7 @@ impl Dense {
     /// Channels that do not fall into their groups, or sizes that cannot be addressed.
     pub fn new(batch: usize, steps: usize, from: Channels, to: Channels) -> Result<Self> {
         for (name, c) in [("D", from), ("H", to)] {
-            if c.groups == 0 || !c.count.is_multiple_of(c.groups) {
+            if !c.is_whole() {
                 return Err(Error::shape(format!(
                     "{NAME}: {name} = {} channels do not fall into {} groups of the same size",
                     c.count, c.groups
@@ -202,6 +164,19 @@ impl Problem for Dense {
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature(pass)?;
         if f32_arithmetic { self.law::<f32>(pass, inputs) } else { self.law::<f64>(pass, inputs) }
+    }
+
+    fn linear_map(&self) -> Option<LinearMap> {
+        Some(LinearMap {
+            batch: self.batch,
+            steps: self.steps,
+            x: "x",
+            grad: "grad_y",
+            weight: "weight",
+            bias: self.bias.then_some("bias"),
+            from: self.from,
+            to: self.to,
+        })
     }
 
     fn tolerance(&self, _pass: Pass, output: &str) -> Option<Tolerance> {

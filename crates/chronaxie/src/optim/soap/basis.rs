@@ -23,7 +23,7 @@ pub(super) fn first(factor: &[f32], n: usize, basis: &mut [f32]) {
 }
 
 /// Places by falling values; equal ones stay in their order.
-pub(super) fn order(values: &[f64]) -> Vec<usize> {
+pub(in crate::optim) fn order(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
     order

@@ -1,6 +1,6 @@
 //! SOAP's step over the flat vector of all parameters (README.md of this folder).
 
-mod basis;
+pub(super) mod basis;
 mod cpu;
 mod cuda;
 mod op;

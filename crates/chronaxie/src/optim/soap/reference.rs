@@ -25,7 +25,8 @@ pub struct State<R> {
     pub largest_rate: f64,
 }
 
-fn by_falling<R: Real>(values: &[R]) -> Vec<usize> {
+/// Places by falling values; equal ones stay in their order.
+pub(in crate::optim) fn by_falling<R: Real>(values: &[R]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].to_f64().total_cmp(&values[a].to_f64()));
     order

@@ -3,7 +3,10 @@
 use super::reference::{self, Inputs, Targets};
 use super::{LinearHead, Loss, Pooling, cpu, cuda};
 use crate::cuda::Specialisation;
-use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::op::{
+    Case, CaseSet, Channels, Cost, LinearMap, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance,
+    Values,
+};
 use crate::real::Real;
 use crate::rng::Rng;
 use crate::{Device, Error, Result};
@@ -56,6 +59,20 @@ impl Problem for LinearHead {
     }
     fn tolerance(&self, _: Pass, output: &str) -> Option<Tolerance> {
         self.tolerance_of(output)
+    }
+    fn linear_map(&self) -> Option<LinearMap> {
+        // What reads the mean of a row's states, or its last one, has one step.
+        let (steps, x) = if self.pooling == Pooling::Every { (self.steps, "h") } else { (1, "pooled") };
+        Some(LinearMap {
+            batch: self.batch,
+            steps,
+            x,
+            grad: "delta",
+            weight: "weight",
+            bias: Some("bias"),
+            from: Channels::beside(self.features),
+            to: Channels::beside(self.classes),
+        })
     }
     fn cost(&self, pass: Pass) -> Cost {
         let Ok(signature) = self.signature_of(pass) else { return Cost::default() };

@@ -5,6 +5,7 @@ mod ltc;
 mod mlstm;
 mod ssm;
 
+use super::head::LinearHead;
 use crate::Result;
 use crate::config::Section;
 use crate::op::{Precision, Problem, Tensors};
@@ -40,6 +41,13 @@ impl Stage {
     /// `problem` under a name of its own.
     pub fn new(name: &'static str, problem: impl Problem + 'static, ties: &[(&'static str, Tie)]) -> Self {
         Self { name, problem: Arc::new(problem), ties: ties.to_vec() }
+    }
+    /// The head as a stage behind the layer's.
+    pub(super) fn head(head: LinearHead) -> Self {
+        let shared = ["lengths", "labels", "values", "loss", "logits"].map(|name| (name, Tie::Value(name)));
+        let mut ties = vec![("h", Tie::Value("out"))];
+        ties.extend(shared);
+        Self { name: "head", problem: Arc::new(head), ties }
     }
     /// The name of a tensor of its own.
     pub(super) fn own(&self, tensor: &str) -> String {

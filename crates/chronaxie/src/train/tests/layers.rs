@@ -6,7 +6,7 @@ use crate::train::layer::{Tie, TrainableLayer};
 use crate::{Dtype, Shape};
 
 /// The layers, each with few numbers.
-fn models() -> Vec<String> {
+pub(super) fn models() -> Vec<String> {
     let ssm = |provider: &str, rest: &str| format!("layer = \"ssm\"\nprovider = \"{provider}\"\nhidden = 5\n{rest}");
     let mut models = vec!["hidden = 6\nunfolds = 2\ndt = 0.5\n".to_owned()];
     models.extend(["mingru", "rglru", "decay", "lru", "s5"].map(|p| ssm(p, "outputs = 6\n")));

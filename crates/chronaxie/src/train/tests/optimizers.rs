@@ -3,7 +3,7 @@
 use super::*;
 
 /// The optimizers beside AdamW, each with turns that come within a few steps, at a rate that suits the small task.
-const OPTIMIZERS: [(&str, f64, &str); 5] = [
+const OPTIMIZERS: [(&str, f64, &str); 8] = [
     ("shampoo", 0.03, "max_preconditioner_dim = 4\nprecondition_frequency = 3\n"),
     (
         "shampoo",
@@ -13,6 +13,9 @@ const OPTIMIZERS: [(&str, f64, &str); 5] = [
     ("soap", 0.01, "max_preconditioner_dim = 4\nprecondition_frequency = 3\n"),
     ("soap", 0.01, "merge_dims = true\nprecondition_vectors = true\nprecondition_frequency = 2\n"),
     ("muon", 0.02, "adamw_learning_rate = 0.01\n"),
+    ("kfac", 0.1, "adamw_learning_rate = 0.03\ninverse_frequency = 3\nfactor_frequency = 2\n"),
+    ("kfac", 0.1, "adamw_learning_rate = 0.03\ndamping_mode = \"factored\"\ndamping = 0.01\nsharing = \"reduce\"\n"),
+    ("kfac", 0.1, "adamw_learning_rate = 0.03\nekfac = true\ninverse_frequency = 4\nterms = \"positions\"\n"),
 ];
 
 fn text_of((name, rate, own): (&str, f64, &str), extra: &str) -> String {
@@ -66,6 +69,12 @@ fn on_a_gpu_every_optimizer_learns_and_resumes() {
     };
     for (i, optimizer) in OPTIMIZERS.into_iter().enumerate() {
         let text = text_of(optimizer, "weight_decay = 0.1\n");
+        if optimizer.0 == "kfac" {
+            let e = on_it(&text, &format!("refused-{i}"), false, &Silent).unwrap_err();
+            assert!(e.kind() == &ErrorKind::Unavailable && e.to_string().contains("--backend cpu"), "{e}");
+            assert!(!scratch.file(&format!("refused-{i}")).exists(), "{e}");
+            continue;
+        }
         let (whole, stopped) = (format!("whole-{i}"), format!("stopped-{i}"));
         let there = on_it(&text, &whole, false, &Silent).unwrap();
         let here = train(&scratch, &text, &format!("cpu-{i}"), false, &Silent).unwrap();
