@@ -36,7 +36,7 @@ pub struct Config {
     pub delay_bits: u32,
     /// Windows of scaling that are kept.
     pub windows: usize,
-    /// Jumps of a modulator that are kept.
+    /// Jumps of a modulator that are kept; 0 where there is none.
     pub jumps: usize,
 }
 
@@ -61,6 +61,7 @@ impl Config {
     pub fn with_blocks(plan: &Plan, blocks: u32) -> Result<Self> {
         let rules = plan.learning.as_ref().map_or(&[][..], |l| &l.rules);
         let axonal = rules.iter().any(|r| r.stdp.as_ref().is_some_and(|pair| pair.axonal));
+        let modulated = plan.learning.as_ref().is_some_and(|l| !l.modulators.is_empty());
         let wide = axonal || rules.iter().any(Rule::is_wide);
         let (cell_bits, delay_bits) = (bits(plan.cells() - 1).max(1), bits(plan.max_delay.into()));
         let rule_bits = bits((rules.len() as u64).saturating_sub(1));
@@ -87,7 +88,7 @@ impl Config {
             delay_bits,
             windows: WINDOWS,
             // What the longest delay holds at a jump a step, one before it, one to come, and one to spare.
-            jumps: (plan.max_delay as usize + 4).next_power_of_two().max(JUMPS),
+            jumps: if modulated { (plan.max_delay as usize + 4).next_power_of_two().max(JUMPS) } else { 0 },
         })
     }
 }
@@ -96,12 +97,13 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, 8 bytes a synapse{}",
+            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, {} bytes a synapse{}",
             self.blocks,
             self.threads,
             self.ring,
             self.depth,
-            if self.wide { ", every event" } else { "" }
+            if self.jumps > 0 { 12 } else { 8 },
+            if self.wide { ", any rule and delay" } else { "" }
         )
     }
 }

@@ -7,7 +7,7 @@ use crate::spiking::models;
 use crate::spiking::network::{Distribution, Network, Population};
 use crate::spiking::plasticity::{Placement, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
-use crate::spiking::simulate::{Checkpoint, CpuEngine};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, rules_tests};
 
 const DENDRITIC: [Placement; 4] = [Placement::Dendritic; 4];
 
@@ -158,6 +158,11 @@ fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
 /// What this engine does not do is refused by the name of the projection, never done otherwise.
 #[test]
 fn what_is_not_done_is_refused() {
+    let plan = Plan::new(rules_tests::mixed(45, [Placement::Axonal; 4])).unwrap();
+    assert_eq!(
+        Config::choose(&plan, &crate::DeviceProps::SM_90).unwrap().to_string(),
+        "learning: 1 blocks of 512 threads, ring of 16 steps, 32 entries a cell, 12 bytes a synapse, any rule and delay"
+    );
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/microcircuit.toml");
     let mut config = crate::config::Config::read(path).unwrap();
     config.set("simulation.plasticity=true").unwrap();

@@ -4,7 +4,7 @@ use super::tests::{cpu, steps};
 use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
-use crate::spiking::network::{Distribution, Network, Population};
+use crate::spiking::network::{Delay, Distribution, Network, Population, Projection, Rule};
 use crate::spiking::plasticity::{Dependence, Modulation, Placement, Plasticity, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
 use crate::spiking::simulate::rules_tests::{self, bcm, hebb, modulated, scaling};
@@ -44,9 +44,17 @@ fn same_as_the_cpus(network: Network, gpu: &Gpu, steps: u64, least: usize, hows:
     let mut got = run(&mut host, &[steps / 3]);
     let (begun, middle) = (got.len(), host.state().unwrap());
     for &how in hows {
-        let pieces = if how.2 > 2 { vec![steps] } else { vec![1, 2, steps / 2, steps - 3 - steps / 2] };
+        let pieces =
+            if how.2 > 2 { vec![steps] } else { vec![1, 2, steps / 4, steps / 4, steps - 3 - 2 * (steps / 4)] };
         let mut device = engine(&plan, gpu, how);
-        let own = run(&mut device, &pieces);
+        let mut own = Vec::new();
+        for piece in pieces {
+            own.extend(run(&mut device, &[piece]));
+            // When synapses are brought up to date shows nowhere.
+            if how.2 <= 2 {
+                device.sweep().unwrap();
+            }
+        }
         let common = own.iter().zip(&want.0).take_while(|(a, b)| a == b).count();
         assert!(own == want.0, "{how:?}: {} spikes, not {}; {common} alike", own.len(), want.0.len());
         let state = device.state().unwrap();
@@ -99,6 +107,37 @@ fn on_a_gpu_axonal_delays_have_the_cpus_weights() {
         let least = if steps > 2000 { 10_000 } else { 300 };
         same_as_the_cpus(learning(40, seed, placement), &gpu, steps, least, &[MANY, FEW]);
     }
+}
+
+/// Rows of many synapses of one delay, which several warps share, and of many delays, which are looked for in parts.
+#[test]
+fn on_a_gpu_axons_reach_long_rows() {
+    let Some(gpu) = gpu() else { return };
+    let mut n = Network::new(0.1, 77).unwrap();
+    let mut list = Population::new("list", models::find("spikes").unwrap(), 4);
+    list.replay = Some(Arc::new((0..10_000u64).map(|k| (k * 5, (k % 4) as u32)).collect()));
+    n.add(list);
+    let mut cells = Population::new("T", models::find("lif_exp").unwrap(), 700).parameter("I_e", 420.0).unwrap();
+    cells.initial[0] = Distribution::uniform(-65.0, -51.0);
+    n.add(cells);
+    let stdp = Plasticity { modulation: None, ..modulated(100.0, A) };
+    for (delay, plasticity) in [
+        (Distribution::from(0.3), stdp),
+        (Distribution::uniform(0.1, 9.0), hebb(100.0, Dependence::Mixed, A)),
+        (Distribution::uniform(0.1, 2.0), stdp.and_homeostasis(scaling(0.1, None))),
+    ] {
+        n.projections.push(Projection {
+            source: 0,
+            target: 1,
+            rule: Rule::AllToAll,
+            weight: Distribution::uniform(10.0, 50.0),
+            delay: Delay::Drawn(delay),
+            autapses: true,
+            plasticity: Some(plasticity),
+        });
+    }
+    let steps = steps(&gpu, 600, 20_000);
+    same_as_the_cpus(n, &gpu, steps, 500, &[MANY, FEW]);
 }
 
 /// Every rule at once, each projection another, and two that are told apart; at least 10,000 spikes.
