@@ -72,6 +72,14 @@ pub struct LearningEngine<'a> {
     launches: u64,
 }
 
+/// What changes of each shard's synapses, in the order of its rows.
+#[derive(Default)]
+struct Synaptic {
+    strengths: Vec<Vec<u32>>,
+    /// Where there is a modulator.
+    eligible: Vec<Vec<i32>>,
+}
+
 impl std::fmt::Debug for LearningEngine<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "LearningEngine(step {}, {}, {} synapses)", self.step, self.config, self.synapses())
@@ -259,23 +267,23 @@ impl<'a> LearningEngine<'a> {
     }
 
     /// The strengths of every shard's rows now, and their eligibilities where there are some.
-    fn changed(&self) -> Result<(Vec<Vec<u32>>, Vec<Vec<i32>>)> {
-        let (mut all, mut all_eligible) = (Vec::new(), Vec::new());
+    fn changed(&self) -> Result<Synaptic> {
+        let mut all = Synaptic::default();
         let modulated = !self.learning.modulators.is_empty();
         for (i, rows) in self.rows.iter().enumerate() {
             if let Some((_, count)) = rows.strengths {
                 let out = self.memory.room(4 * count)?;
                 let eligible = modulated.then(|| self.memory.room(4 * count)).transpose()?;
                 self.catch_up(i, out.address(), eligible.as_ref().map_or(0, DeviceBuffer::address))?;
-                all.push(self.memory.download::<u32>(&out, 0, count)?);
-                all_eligible.extend(eligible.map(|e| self.memory.download::<i32>(&e, 0, count)).transpose()?);
+                all.strengths.push(self.memory.download::<u32>(&out, 0, count)?);
+                all.eligible.extend(eligible.map(|e| self.memory.download::<i32>(&e, 0, count)).transpose()?);
             }
         }
-        Ok((all, all_eligible))
+        Ok(all)
     }
 
     fn strengths(&self) -> Result<Vec<Vec<u32>>> {
-        self.changed().map(|(strengths, _)| strengths)
+        self.changed().map(|all| all.strengths)
     }
 
     fn shards(&self) -> Vec<&Shard> {
@@ -320,7 +328,7 @@ impl<'a> LearningEngine<'a> {
 
     fn learned(&self) -> Result<Learned> {
         let (cells, width, depth) = (self.plan.cells() as usize, self.learning.width(), self.config.depth);
-        let (strengths, eligible) = self.changed()?;
+        let Synaptic { strengths, eligible } = self.changed()?;
         let strengths = learned::in_order(self.plan, &self.shards(), &strengths);
         let in_order = |e| learned::in_order(self.plan, &self.shards(), e);
         let eligible = if eligible.is_empty() { Vec::new() } else { in_order(&eligible) };
@@ -350,8 +358,8 @@ impl<'a> LearningEngine<'a> {
         under_way.sort_unstable();
         let oldest = self.step as i64 - i64::from(self.plan.max_delay);
         let lists = |w: &Wide| w.read(self.plan, self.learning, &self.config, &self.memory, oldest);
-        let (counts, levels) = self.wide.as_ref().map(lists).transpose()?.unwrap_or_default();
-        Ok(Learned { strengths, entries, under_way, eligible, counts, levels })
+        let lists = self.wide.as_ref().map(lists).transpose()?.unwrap_or_default();
+        Ok(Learned { strengths, entries, under_way, eligible, ..lists })
     }
 
     fn restore_learned(&mut self, state: &State, learned: &Learned) -> Result<()> {

@@ -161,7 +161,7 @@ fn what_is_not_done_is_refused() {
     let plan = Plan::new(rules_tests::mixed(45, [Placement::Axonal; 4])).unwrap();
     assert_eq!(
         Config::choose(&plan, &crate::DeviceProps::SM_90).unwrap().to_string(),
-        "learning: 1 blocks of 512 threads, ring of 16 steps, 32 entries a cell, 12 bytes a synapse, any rule and delay"
+        "learning: 3 blocks of 512 threads, ring of 64 steps, 128 entries a cell, 12 bytes a synapse, any rule and delay"
     );
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/microcircuit.toml");
     let mut config = crate::config::Config::read(path).unwrap();

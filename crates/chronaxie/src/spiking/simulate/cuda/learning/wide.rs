@@ -141,7 +141,8 @@ impl Wide {
         Ok(Self { eligible, spikes, factors, levels, jumps, farthest: farthest.into(), fields: fields.0, _held: held })
     }
 
-    /// Of each scaling, the spikes of each cell in this window; of each modulator, its last jump by a spike before `oldest`.
+    /// Of each scaling, the spikes of each cell in this window; of each modulator, its last jump by a spike before `oldest`;
+    /// the rest of a state is empty.
     pub fn read(
         &self,
         plan: &Plan,
@@ -149,7 +150,7 @@ impl Wide {
         config: &Config,
         memory: &Memory,
         oldest: i64,
-    ) -> Result<(Vec<Vec<u32>>, Vec<[u32; 2]>)> {
+    ) -> Result<Learned> {
         let cells = plan.cells() as usize;
         let mut counts: Vec<Vec<u32>> = Vec::new();
         for k in 0..learning.scalings.len() {
@@ -171,7 +172,7 @@ impl Wide {
             let old = |i: &u32| i64::from(at(*i)[0]) - i64::from(m.delay) < oldest;
             levels.push((kept..total).rev().find(old).map_or([NEVER, 0], at));
         }
-        Ok((counts, levels))
+        Ok(Learned { counts, levels, ..Learned::default() })
     }
 
     /// Goes to a state; `eligible` is by shard.
