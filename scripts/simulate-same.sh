@@ -1,28 +1,29 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
-# from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of [simulation]; a COMMAND
-# precedes what needs the GPU. The last line is: 1 passed, 0 failed, 0 skipped.
+# from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
+# [simulation], or begins with network=NAME, another one of examples/; a COMMAND precedes what needs the GPU. The last line is:
+# 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
 chronaxie="$1" folder="$2" case="$3"
 shift 3
-network="$here/examples/microcircuit.toml"
-[ -e "$network" ] || network="$here/../examples/microcircuit.toml"
-
-scale=0.01 ms=10 set=(--set simulation.discard=0)
+network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0)
 for s in ${case//,/ }; do
     case "$s" in
+    network=*) network="${s#*=}" scale=1 ;;
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
     *) set+=(--set "simulation.$s") ;;
     esac
 done
+file="$here/examples/$network.toml"
+[ -e "$file" ] || file="$here/../examples/$network.toml"
 rm -rf "$folder"
 mkdir -p "$folder"
 run() { # NAME ARGUMENTS ...: the report to FOLDER/NAME.json
     local name="$1"
     shift
-    "$@" simulate "$network" --scale "$scale" "${set[@]}" --record none --quiet --json "$folder/$name.json" "${how[@]}"
+    "$@" simulate "$file" --scale "$scale" "${set[@]}" --record none --quiet --json "$folder/$name.json" "${how[@]}"
 }
 how=(--backend cpu --duration "$ms" --out "$folder/whole")
 run whole "$chronaxie"

@@ -80,13 +80,13 @@ pub struct Modulator {
     /// Over which its level decays, ms.
     pub tau_ms: f64,
     /// `2^32 e^(-steps / tau)` of the modulator, of the eligibility, and of their product.
-    decays: [Vec<u32>; 3],
+    pub(in crate::spiking) decays: [Vec<u32>; 3],
     /// Bits behind the point of the modulator, in units of one spike.
     pub bits: u32,
     /// What a level of 1 and an eligibility of 1 come to until both have gone, as a share of 2^31.
-    gain: u32,
+    pub(in crate::spiking) gain: u32,
     /// What the baseline takes from an eligibility of 1 until it has gone, in units of the level.
-    baseline: u64,
+    pub(in crate::spiking) baseline: u64,
 }
 
 /// An eligibility of the whole range.
@@ -135,6 +135,11 @@ impl Modulator {
         let kept = self.decays[1].get(steps as usize).map_or(0, |x| i64::from(*x));
         (moved as u32, ((i64::from(eligible) * kept + (1 << 31)) >> 32) as i32)
     }
+}
+
+/// Whether an eligibility can be this.
+pub(in crate::spiking) fn is_eligibility(x: i32) -> bool {
+    i64::from(x).abs() <= MOST
 }
 
 /// What changes of a synapse: its strength and its eligibility.

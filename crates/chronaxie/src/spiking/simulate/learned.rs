@@ -8,6 +8,7 @@ use crate::spiking::connect::changing::Group;
 use crate::spiking::connect::list::Known;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER, ONE};
+use crate::spiking::plasticity::rules::is_eligibility;
 use crate::{Error, Result, pool};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
@@ -160,7 +161,7 @@ pub(super) fn by_shard(
 }
 
 /// Numbers in the order of a state, in the order of each shard's rows; nothing where one is not `good` for its rule.
-fn parted<T: Copy + Default>(
+pub(super) fn parted<T: Copy + Default>(
     plan: &Plan,
     shards: &[&Shard],
     all: &[T],
@@ -301,6 +302,7 @@ pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u
             && learned.entries.iter().all(entry)
             && learned.under_way.iter().all(|(ahead, slot, _)| *ahead < plan.max_delay && *slot < slots)
             && learned.eligible.len() == if learning.modulators.is_empty() { 0 } else { synapses }
+            && learned.eligible.iter().all(|e| is_eligibility(*e))
             && learned.counts.len() == learning.scalings.len()
             && learned.counts.iter().all(|c| c.len() as u64 == plan.cells())
             && learned.levels.len() == learning.modulators.len()

@@ -18,18 +18,18 @@ const CELLS: u32 = 5;
 /// Of the population whose spikes carry the modulator.
 const MODULATOR: usize = 3;
 
-fn hebb(w_max: f64, dependence: Dependence, placement: Placement) -> Plasticity {
+pub(super) fn hebb(w_max: f64, dependence: Dependence, placement: Placement) -> Plasticity {
     let h =
         Hebb { a: 0.01, a_pre: 0.004, a_post: 0.003, tau_ms: 12.0, w_min: 0.1 * w_max, w_max, dependence, placement };
     Plasticity::hebb(h)
 }
 
-fn bcm(w_max: f64, placement: Placement) -> Plasticity {
+pub(super) fn bcm(w_max: f64, placement: Placement) -> Plasticity {
     let b = Bcm { a: 0.002, target_hz: 30.0, tau_ms: 40.0, tau_threshold_ms: 300.0, w_min: 0.0, w_max, placement };
     Plasticity::bcm(b)
 }
 
-fn modulated(w_max: f64, placement: Placement) -> Plasticity {
+pub(super) fn modulated(w_max: f64, placement: Placement) -> Plasticity {
     let stdp = Stdp {
         a_plus: 0.001,
         a_minus: 0.0007,
@@ -45,7 +45,7 @@ fn modulated(w_max: f64, placement: Placement) -> Plasticity {
     Plasticity::modulated(stdp, m)
 }
 
-fn scaling(rate: f64, bounds: Option<(f64, f64)>) -> Homeostasis {
+pub(super) fn scaling(rate: f64, bounds: Option<(f64, f64)>) -> Homeostasis {
     Homeostasis { target_hz: 35.0, window_ms: 25.0, rate, bounds }
 }
 
@@ -373,6 +373,7 @@ fn refuse(plan: &Plan, good: &State) {
     engine.restore(good).unwrap();
     for bad in [
         spoil(&|l| l.eligible.truncate(3)),
+        spoil(&|l| l.eligible[7] = i32::MIN),
         spoil(&|l| l.counts.clear()),
         spoil(&|l| l.counts[0].truncate(1)),
         spoil(&|l| l.levels.clear()),

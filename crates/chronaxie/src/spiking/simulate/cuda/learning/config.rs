@@ -3,11 +3,15 @@
 use super::super::config::HEADERS;
 use crate::cuda::{Constant, KernelSource, Specialisation};
 use crate::spiking::plan::Plan;
+use crate::spiking::plasticity::fixed::Rule;
 use crate::{DeviceProps, Error, Result};
 use std::fmt;
 
 /// Cells that a block has before there are more blocks.
 const CELLS_A_BLOCK: u64 = 256;
+/// Windows of scaling, and the fewest jumps of a modulator, that are kept before synapses are brought up to date.
+const WINDOWS: usize = 64;
+const JUMPS: usize = 1 << 13;
 
 /// How a plan runs on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub struct Config {
     pub threads: u32,
     /// Whether some model's twin needs the registers of 512 threads.
     pub heavy: bool,
+    /// Whether more happens to synapses than the timing of pairs behind which delays lie.
+    pub wide: bool,
     /// Steps of the ring.
     pub ring: usize,
     /// Entries that a cell has room for.
@@ -28,6 +34,10 @@ pub struct Config {
     pub cell_bits: u32,
     /// Bits of its delay.
     pub delay_bits: u32,
+    /// Windows of scaling that are kept.
+    pub windows: usize,
+    /// Jumps of a modulator that are kept; 0 where there is none.
+    pub jumps: usize,
 }
 
 /// How many bits numbers up to `most` take.
@@ -39,7 +49,7 @@ impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells.
     ///
     /// # Errors
-    /// `Config`, where a delay lies before a synapse that changes, and where cell, delay and rule take more than 32 bits.
+    /// `Config`, where cell, delay and rule take more than 32 bits.
     pub fn choose(plan: &Plan, device: &DeviceProps) -> Result<Self> {
         Self::with_blocks(plan, plan.cells().div_ceil(CELLS_A_BLOCK).min(device.sm_count.into()) as u32)
     }
@@ -50,26 +60,9 @@ impl Config {
     /// As [`choose`](Self::choose).
     pub fn with_blocks(plan: &Plan, blocks: u32) -> Result<Self> {
         let rules = plan.learning.as_ref().map_or(&[][..], |l| &l.rules);
-        let axonal = |i: &usize| {
-            plan.rule(*i).is_some_and(|r| rules[usize::from(r)].stdp.as_ref().is_some_and(|pair| pair.axonal))
-        };
-        if let Some(i) = (0..plan.network.projections.len()).find(axonal) {
-            return Err(Error::config(format!(
-                "projection {}: its plasticity has delay = \"axonal\", which the CUDA backend does not do; use \"dendritic\" \
-                 or --backend cpu",
-                plan.label(i)
-            )));
-        }
-        let wide = |i: &usize| plan.rule(*i).is_some_and(|r| rules[usize::from(r)].is_wide());
-        if let Some(i) = (0..plan.network.projections.len()).find(wide) {
-            let name = plan.network.projections[i]
-                .plasticity
-                .map_or("", |p| if p.homeostasis.is_some() { "homeostatic" } else { p.name() });
-            return Err(Error::config(format!(
-                "projection {}: its plasticity has the rule {name}, which the CUDA backend does not do; use --backend cpu",
-                plan.label(i)
-            )));
-        }
+        let axonal = rules.iter().any(|r| r.stdp.as_ref().is_some_and(|pair| pair.axonal));
+        let modulated = plan.learning.as_ref().is_some_and(|l| !l.modulators.is_empty());
+        let wide = axonal || rules.iter().any(Rule::is_wide);
         let (cell_bits, delay_bits) = (bits(plan.cells() - 1).max(1), bits(plan.max_delay.into()));
         let rule_bits = bits((rules.len() as u64).saturating_sub(1));
         if cell_bits + delay_bits + rule_bits > 32 {
@@ -84,14 +77,18 @@ impl Config {
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
         Ok(Self {
             blocks: blocks.max(1),
-            threads: threads(heavy),
+            threads: threads(heavy, wide),
             heavy,
+            wide,
             ring: (plan.max_delay as usize + 1).next_power_of_two(),
             // What the longest delay holds at a spike a step, one before it, one to come, and one to spare.
             depth: (plan.max_delay as usize + 4).next_power_of_two().max(32),
             ports: plan.models.iter().map(|m| m.ports().len()).max().unwrap_or(1).max(1),
             cell_bits,
             delay_bits,
+            windows: WINDOWS,
+            // What the longest delay holds at a jump a step, one before it, one to come, and one to spare.
+            jumps: if modulated { (plan.max_delay as usize + 4).next_power_of_two().max(JUMPS) } else { 0 },
         })
     }
 }
@@ -100,24 +97,33 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, 8 bytes a synapse",
-            self.blocks, self.threads, self.ring, self.depth
+            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, {} bytes a synapse{}",
+            self.blocks,
+            self.threads,
+            self.ring,
+            self.depth,
+            if self.jumps > 0 { 12 } else { 8 },
+            if self.wide { ", any rule and delay" } else { "" }
         )
     }
 }
 
-fn threads(heavy: bool) -> u32 {
-    if heavy { 512 } else { 1024 }
+fn threads(heavy: bool, wide: bool) -> u32 {
+    if heavy || wide { 512 } else { 1024 }
 }
 
-pub(super) fn steps(heavy: bool) -> Specialisation {
+pub(super) fn steps(heavy: bool, wide: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
-    let constants = vec![("kHeavy", Constant::Bool(heavy)), ("kThreads", Constant::Int(threads(heavy) as i32))];
+    let constants = vec![
+        ("kHeavy", Constant::Bool(heavy)),
+        ("kWide", Constant::Bool(wide)),
+        ("kThreads", Constant::Int(threads(heavy, wide) as i32)),
+    ];
     let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
 /// Everything that a simulation with plasticity may launch.
 pub fn specialisations() -> Vec<Specialisation> {
-    [false, true].into_iter().map(steps).collect()
+    [(false, false), (true, false), (false, true), (true, true)].map(|(heavy, wide)| steps(heavy, wide)).into()
 }

@@ -3,12 +3,12 @@
 use super::super::memory::{Fields, Memory};
 use super::Config;
 use crate::cuda::{CudaDevice, DeviceBuffer};
-use crate::spiking::connect::{Shard, rows};
+use crate::spiking::connect::{Shard, rows, shards_for};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;
 use crate::spiking::simulate::lane::Constants;
 use crate::spiking::simulate::learned;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, pool};
 
 /// Rows on the device, of one shard of the host's.
 pub(super) struct Rows {
@@ -34,7 +34,15 @@ pub fn bytes(plan: &Plan, config: &Config, learning: &Learning) -> f64 {
     let cells = plan.cells() as f64;
     let ring = 4.0 * (config.ring * config.ports) as f64 * cells;
     let history = 4.0 * (config.depth * learning.width()) as f64 * cells;
-    8.0 * plan.expected_synapses() + ring + history + 192.0 * cells
+    // Eligibilities, and a second list of them while a state is read.
+    let eligible = if learning.modulators.is_empty() { 0.0 } else { 8.0 * plan.expected_synapses() };
+    let factors = 4.0 * (learning.scalings.len() * (1 + config.windows)) as f64 * cells;
+    let jumps = 8.0 * (learning.modulators.len() * config.jumps) as f64;
+    // Lists of delays before synapses.
+    let lists = cells * f64::from(plan.max_delay) * shards_for(plan, pool::num_threads()) as f64;
+    let axonal = learning.rules.iter().any(|r| r.stdp.as_ref().is_some_and(|p| p.axonal));
+    let axons = if axonal { 8.0 * lists.min(plan.expected_synapses()) } else { 0.0 };
+    8.0 * plan.expected_synapses() + eligible + axons + ring + history + factors + jumps + 192.0 * cells
 }
 
 /// Refuses what needs more memory than the device has free, before anything is allocated.
@@ -203,7 +211,8 @@ pub(super) fn tables(
     let mut traces = Fields::default();
     for t in &learning.traces {
         let decay = keep(memory.upload(&t.decay)?);
-        traces = traces.u64(decay).u32(t.decay.len() as u32).u32(t.bits).u32(u32::from(t.nearest)).u32(0);
+        traces = traces.u64(decay).u32(t.decay.len() as u32).u32(t.bits).u32(u32::from(t.nearest));
+        traces = traces.u32(t.of.map_or(u32::MAX, |of| of as u32));
     }
     let mut shorts = Fields::default();
     for s in &learning.shorts {

@@ -3,13 +3,17 @@
 //! Networks whose shards fit in shared memory run in the resident kernel (../steps.cu), which walks rows cut by target
 //! (`resident.rs`, rows.cuh, walk.cuh); they are made on the device. Others run here: one kernel runs up to 4096 steps without the
 //! host (`steps.cu`), with two meetings of the grid a step. Their synapses are made on the host, which also keeps where they
-//! lie: what is asked of weights goes by that. Delays must lie behind synapses in both.
+//! lie: what is asked of weights goes by that. Delays before synapses and rules beyond the timing of pairs run here alone
+//! (`wide.rs`, events.cuh).
 
 mod config;
 mod layout;
 mod resident;
 #[cfg(test)]
 mod tests;
+mod wide;
+#[cfg(test)]
+mod wide_tests;
 
 use super::super::learned::{self, Learned, Weights};
 use super::super::{Engine, Spike, State};
@@ -24,7 +28,9 @@ pub use config::{Config, specialisations};
 use layout::{Rows, describe, places, require_memory, upload};
 pub use resident::Learns;
 pub(super) use resident::Resident;
+use std::ops::Range;
 use std::sync::Arc;
+use wide::Wide;
 
 /// Spikes that a log has room for beside those of a step in which every cell fires.
 const LOG: usize = 1 << 18;
@@ -49,6 +55,7 @@ pub struct LearningEngine<'a> {
     history: DeviceBuffer,
     counts: DeviceBuffer,
     kept: DeviceBuffer,
+    wide: Option<Wide>,
     /// Spikes of a launch: how many (u64), blocks at meetings (u32), whether entries fill their room (u32), steps and spikes.
     control: DeviceBuffer,
     log: DeviceBuffer,
@@ -63,6 +70,14 @@ pub struct LearningEngine<'a> {
     events: u64,
     run: u64,
     launches: u64,
+}
+
+/// What changes of each shard's synapses, in the order of its rows.
+#[derive(Default)]
+struct Synaptic {
+    strengths: Vec<Vec<u32>>,
+    /// Where there is a modulator.
+    eligible: Vec<Vec<i32>>,
 }
 
 impl std::fmt::Debug for LearningEngine<'_> {
@@ -80,8 +95,7 @@ impl<'a> LearningEngine<'a> {
     /// Makes the network on `device`; `built(done, of)` is told how far it is.
     ///
     /// # Errors
-    /// `Config` for synapses whose delay lies before them and for networks beyond what a word holds, `OutOfMemory`, and what
-    /// the driver or the compiler refuses.
+    /// `Config` for networks beyond what a word holds, `OutOfMemory`, and what the driver or the compiler refuses.
     pub fn new(plan: &'a Plan, device: &Arc<CudaDevice>, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
         Self::with(plan, device, Config::choose(plan, device.props())?, plan.cells() as usize + LOG, built)
     }
@@ -96,7 +110,7 @@ impl<'a> LearningEngine<'a> {
         let learning = plan.learning.as_ref().ok_or_else(|| Error::value("no synapse of the network changes"))?;
         let stream = device.new_stream()?;
         let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let spec = config::steps(config.heavy);
+        let spec = config::steps(config.heavy, config.wide);
         let kernel = |name| device.kernel(&spec, name);
         let kernels = [kernel("spiking_learn")?, kernel("spiking_catch_up")?, kernel("spiking_keep")?];
         let resident = device.props().sm_count * kernels[0].max_active_blocks(config.threads, 0)?;
@@ -114,6 +128,8 @@ impl<'a> LearningEngine<'a> {
         let ring = memory.zeros(4 * config.ring * config.ports * cells)?;
         let history = memory.zeros(4 * cells * config.depth * learning.width())?;
         let (counts, kept) = (memory.zeros(4 * cells)?, memory.zeros(4 * cells)?);
+        let wide = |_| Wide::new(plan, learning, &config, &memory, &rows, &shards);
+        let wide = config.wide.then_some(()).map(wide).transpose()?;
         let (control, log) = (memory.zeros(32)?, memory.room(8 * capacity)?);
         stream.synchronize()?;
         Ok(Self {
@@ -132,6 +148,7 @@ impl<'a> LearningEngine<'a> {
             history,
             counts,
             kept,
+            wide,
             control,
             log,
             capacity,
@@ -172,13 +189,33 @@ impl<'a> LearningEngine<'a> {
             .0
     }
 
+    /// `Wide` of events.cuh.
+    fn wide(&self) -> &[u8] {
+        self.wide.as_ref().map_or(&wide::NONE, |w| &w.fields)
+    }
+
     fn plain(&self) -> LaunchConfig {
         LaunchConfig::new((self.config.blocks, 1, 1), (self.config.threads, 1, 1))
     }
 
-    /// Up to `steps` steps; how many there were, their spikes, and whether entries fill their room.
-    fn launch(&mut self, steps: u64) -> Result<(u64, usize, bool)> {
-        self.memory.clear(&mut self.control)?;
+    /// Up to `steps` steps; how many there were, where their spikes lie in the log, and whether entries fill their room.
+    fn launch(&mut self, steps: u64) -> Result<(u64, Range<usize>, bool)> {
+        // What is under way in axons, before the first spike of the launch.
+        let under_way: Vec<u64> = match &self.wide {
+            Some(wide) if wide.farthest > 0 => {
+                let word = |s: &Spike| u64::from((s.step as i64 - self.step as i64) as u32) << 32 | u64::from(s.cell);
+                let gone = self.recent.partition_point(|s| s.step + u64::from(wide.farthest) < self.step);
+                self.recent[gone..].iter().map(word).collect()
+            }
+            _ => Vec::new(),
+        };
+        let begun = under_way.len();
+        let least = begun + 2 * self.plan.cells() as usize;
+        if least > self.capacity {
+            (self.log, self.capacity) = (self.memory.room(8 * least)?, least);
+        }
+        self.memory.write(&mut self.log, &under_way)?;
+        self.memory.write(&mut self.control, &[begun as u64, 0, 0, 0])?;
         let control = self.control.address();
         let run = Fields::default()
             .u64(self.log.address())
@@ -189,53 +226,64 @@ impl<'a> LearningEngine<'a> {
             .u64(self.step)
             .u64(self.capacity as u64)
             .u32(steps.min(MOST_STEPS) as u32)
-            .padded();
+            .u32(begun as u32);
         let config = LaunchConfig { cooperative: true, ..self.plain() };
         let net = self.net();
-        // SAFETY: the structs are those of steps.cu, whose sizes the launch checks; all that they point to belongs to this
+        let args = [Arg::Bytes(&net), Arg::Bytes(&run.0), Arg::Bytes(self.wide())];
+        // SAFETY: the structs are those of learn.cuh, whose sizes the launch checks; all that they point to belongs to this
         // engine and is used on this stream alone.
-        unsafe { self.kernels[0].launch(self.memory.stream, &config, &[Arg::Bytes(&net), Arg::Bytes(&run.0)]) }?;
+        unsafe { self.kernels[0].launch(self.memory.stream, &config, &args) }?;
         let told = self.memory.download::<u64>(&self.control, 0, 4)?;
         let (done, count) = (told[2], told[3] as usize);
-        if done == 0 || done > steps || count > self.capacity {
+        if done == 0 || done > steps || !(begun..=self.capacity).contains(&count) {
             return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
         }
-        Ok((done, count, told[1] >> 32 != 0))
+        Ok((done, begun..count, told[1] >> 32 != 0))
     }
 
-    /// The strengths of rows `index` now, into `out`.
-    fn catch_up(&self, index: usize, out: u64) -> Result<()> {
-        let net = self.net();
-        let args = [Arg::Bytes(&net), Arg::U32(index as u32), Arg::U32(self.step as u32), Arg::U64(out)];
-        // SAFETY: `out` has as many numbers as the rows have synapses, on this stream.
+    /// The strengths of rows `index` now, into `out`, and their eligibilities, where that is not 0.
+    fn catch_up(&self, index: usize, out: u64, eligible: u64) -> Result<()> {
+        let (net, step) = (self.net(), self.step as u32);
+        let args = [Arg::Bytes(&net), Arg::Bytes(self.wide()), Arg::U32(index as u32), Arg::U32(step)];
+        let args = [&args[..], &[Arg::U64(out), Arg::U64(eligible)]].concat();
+        // SAFETY: `out` and `eligible` have as many numbers as the rows have synapses, on this stream.
         unsafe { self.kernels[1].launch(self.memory.stream, &self.plain(), &args) }
     }
 
     /// Brings all synapses up to date and makes room for entries.
     fn sweep(&mut self) -> Result<()> {
+        let mut eligible = self.wide.iter().flat_map(|w| &w.eligible).map(DeviceBuffer::address);
         for (i, rows) in self.rows.iter().enumerate() {
             if let Some((strengths, _)) = &rows.strengths {
-                self.catch_up(i, strengths.address())?;
+                self.catch_up(i, strengths.address(), eligible.next().unwrap_or(0))?;
             }
         }
         self.grown = self.step as u32;
         let net = self.net();
         let oldest = self.step as i64 - i64::from(self.plan.max_delay);
+        let args = [Arg::Bytes(&net), Arg::Bytes(self.wide()), Arg::I64(oldest)];
         // SAFETY: the entries are this engine's, on this stream.
-        unsafe { self.kernels[2].launch(self.memory.stream, &self.plain(), &[Arg::Bytes(&net), Arg::I64(oldest)]) }
+        unsafe { self.kernels[2].launch(self.memory.stream, &self.plain(), &args) }
     }
 
-    /// The strengths of every shard's rows now.
-    fn strengths(&self) -> Result<Vec<Vec<u32>>> {
-        let mut all = Vec::new();
+    /// The strengths of every shard's rows now, and their eligibilities where there are some.
+    fn changed(&self) -> Result<Synaptic> {
+        let mut all = Synaptic::default();
+        let modulated = !self.learning.modulators.is_empty();
         for (i, rows) in self.rows.iter().enumerate() {
             if let Some((_, count)) = rows.strengths {
                 let out = self.memory.room(4 * count)?;
-                self.catch_up(i, out.address())?;
-                all.push(self.memory.download::<u32>(&out, 0, count)?);
+                let eligible = modulated.then(|| self.memory.room(4 * count)).transpose()?;
+                self.catch_up(i, out.address(), eligible.as_ref().map_or(0, DeviceBuffer::address))?;
+                all.strengths.push(self.memory.download::<u32>(&out, 0, count)?);
+                all.eligible.extend(eligible.map(|e| self.memory.download::<i32>(&e, 0, count)).transpose()?);
             }
         }
         Ok(all)
+    }
+
+    fn strengths(&self) -> Result<Vec<Vec<u32>>> {
+        self.changed().map(|all| all.strengths)
     }
 
     fn shards(&self) -> Vec<&Shard> {
@@ -280,7 +328,10 @@ impl<'a> LearningEngine<'a> {
 
     fn learned(&self) -> Result<Learned> {
         let (cells, width, depth) = (self.plan.cells() as usize, self.learning.width(), self.config.depth);
-        let strengths = learned::in_order(self.plan, &self.shards(), &self.strengths()?);
+        let Synaptic { strengths, eligible } = self.changed()?;
+        let strengths = learned::in_order(self.plan, &self.shards(), &strengths);
+        let in_order = |e| learned::in_order(self.plan, &self.shards(), e);
+        let eligible = if eligible.is_empty() { Vec::new() } else { in_order(&eligible) };
         let history = self.memory.download::<u32>(&self.history, 0, cells * depth * width)?;
         let counts = self.memory.download::<u32>(&self.counts, 0, cells)?;
         let last = |cell: usize, step: i64| {
@@ -305,7 +356,10 @@ impl<'a> LearningEngine<'a> {
             under_way.extend(here.filter_map(|(sum, slot)| slot.filter(|_| *sum != 0).map(|slot| (ahead, slot, *sum))));
         }
         under_way.sort_unstable();
-        Ok(Learned { strengths, entries, under_way, ..Learned::default() })
+        let oldest = self.step as i64 - i64::from(self.plan.max_delay);
+        let lists = |w: &Wide| w.read(self.plan, self.learning, &self.config, &self.memory, oldest);
+        let lists = self.wide.as_ref().map(lists).transpose()?.unwrap_or_default();
+        Ok(Learned { strengths, entries, under_way, eligible, ..lists })
     }
 
     fn restore_learned(&mut self, state: &State, learned: &Learned) -> Result<()> {
@@ -314,6 +368,14 @@ impl<'a> LearningEngine<'a> {
         let places = self.rows.iter_mut().filter_map(|r| r.strengths.as_mut());
         for ((buffer, _), strengths) in places.zip(strengths) {
             self.memory.write(buffer, &strengths)?;
+        }
+        if let Some(mut wide) = self.wide.take() {
+            let some = !learned.eligible.is_empty();
+            let parted = || learned::parted(self.plan, &self.shards(), &learned.eligible, |_, _| true);
+            let (eligible, made) = (some.then(parted).flatten(), (self.plan, self.learning, &self.config));
+            let done = wide.restore(made, &self.memory, (state, learned), &eligible.unwrap_or_default());
+            self.wide = Some(wide);
+            done?;
         }
         let (cells, width, depth) = (self.plan.cells() as usize, self.learning.width(), self.config.depth);
         let mut history = vec![0u32; cells * depth * width];
@@ -362,25 +424,25 @@ impl Engine for LearningEngine<'_> {
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         let to = self.step + steps;
         learned::steps_left(self.plan, to)?;
-        let begun = spikes.len();
         while self.step < to {
             let from = self.step;
-            let (done, count, full) = self.launch(to - from)?;
+            let (done, range, full) = self.launch(to - from)?;
             self.launches += 1;
-            let mut list = self.memory.download::<u64>(&self.log, 0, count)?;
+            let mut list = self.memory.download::<u64>(&self.log, 8 * range.start, range.len())?;
             list.sort_unstable();
+            let begun = spikes.len();
             spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
             self.step = from + done;
             self.run += done;
+            let found = &spikes[begun..];
+            self.events += found.iter().map(|s| u64::from(self.degrees[s.cell as usize])).sum::<u64>();
+            let oldest = self.step.saturating_sub(self.plan.max_delay.into());
+            self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
+            self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
             if full {
                 self.sweep()?;
             }
         }
-        let found = &spikes[begun..];
-        self.events += found.iter().map(|s| u64::from(self.degrees[s.cell as usize])).sum::<u64>();
-        let oldest = self.step.saturating_sub(self.plan.max_delay.into());
-        self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
-        self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
         Ok(())
     }
 
@@ -448,9 +510,10 @@ impl Engine for LearningEngine<'_> {
         self.config.to_string()
     }
 
-    /// Two meetings of the grid (0.7 us each), and twelve bytes an event at the memory's bandwidth.
+    /// Two meetings of the grid (0.7 us each), and twelve bytes an event, twenty under a modulator, at the memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
-        let bytes = self.events as f64 / self.run.max(1) as f64 * 12.0;
+        let an_event = if self.learning.modulators.is_empty() { 12.0 } else { 20.0 };
+        let bytes = self.events as f64 / self.run.max(1) as f64 * an_event;
         let meetings = if self.config.blocks > 1 { 1.4 } else { 0.0 };
         Some(meetings + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
     }

@@ -4,7 +4,8 @@
 
 struct Trace {
   const unsigned* decay;
-  unsigned length, bits, nearest, unused;
+  unsigned length, bits, nearest;
+  unsigned of;  // the trace of which a spike adds the value just before it, instead of 1; or kNone
 };
 
 struct Short {

@@ -18,117 +18,26 @@
 //   second cache  71,000 entries of 32 bytes and counts of 32, 97,000 additions: 7.6 MB of sectors at 7 TB/s, 1.1 us
 //   path    two meetings 2.4, cells 0.4, list, degrees and a scan 1.2, row 0.7, count and entries 0.8, addition 0.3: 5.8 us a step,
 //           a real-time factor of 0.058. Latency is the bound, not bandwidth.
-#include "draws.cuh"
-#include "models.cuh"
-#include "rules.cuh"
-
-struct Part {
-  float* state;               // [variable, count]
-  const float* coefficients;  // [coefficient, stride]; with stride 0 [coefficient], the same for all
-  const unsigned* chances;    // [count] or, with chance_stride 0, one: 2^32 P(a source fires in a step)
-  const u64* replay;          // [replays] rising step << 32 | cell of the population
-  unsigned replays, model, count, cell;  // the network's number of the first cell
-  unsigned stride, chance_stride, owner;
-  unsigned drive, drives;
-  float unit[2];
-  unsigned unused;
-};
-
-struct Drive {
-  const unsigned* thresholds;
-  u64 start, stop;
-  unsigned count, owner, port;
-  int code;
-};
-
-struct Rows {
-  const u64* first;    // [cells + 1]
-  const void* words;   // u64 where strengths is null, else unsigned
-  unsigned* strengths;
-};
-
-struct Net {
-  const Part* parts;
-  const Drive* drives;
-  const uint2* tasks;  // [task_count] part and first cell in it of what a warp advances
-  const Rows* rows;    // [row_count]
-  const Rule* rules;
-  const Trace* traces;  // [trace_count]
-  const Short* shorts;  // [short_count]
-  int* ring;
-  unsigned* history;
-  unsigned* counts;
-  unsigned* kept;  // [cells] the first entry that is still asked for
-  u64 seed;
-  unsigned cells, ports, task_count, row_count;
-  unsigned trace_count, short_count, width;
-  unsigned steps, depth;  // powers of two
-  unsigned cell_bits, delay_bits;
-  unsigned grown;  // synapses are grown up to before this step of theirs, at least
-};
-
-struct Run {
-  u64* log;           // [capacity] (step - from) << 32 | cell
-  u64* logged;        // how many
-  unsigned* arrived;  // blocks at meetings, ever
-  unsigned* full;     // a cell's entries fill their room
-  u64* result;        // [2] steps done, spikes logged
-  u64 from, capacity; // capacity: at least twice the cells
-  unsigned steps, unused;
-};
-
-// A word that another block may be writing.
-__device__ __forceinline__ unsigned peek(const unsigned* p) { return *(volatile unsigned*)p; }
-__device__ __forceinline__ void poke(unsigned* p, unsigned x) { *(volatile unsigned*)p = x; }
+//
+// kWide is for delays before synapses and rules beyond the timing of pairs (events.cuh): in phase 3 of step n, what comes out of
+// axons in step n + 1 is passed too, by a list for each row of where its delays begin. Nobody fires between that and step n + 1,
+// and a synapse has its delay on one side, so it still has one writer. Arrivals of a launch's first step are passed before it: between
+// launches a state is the CPU's.
+//
+// The same network with all delays axonal, estimated for an H200, a step (25 spikes, 1600 under way, in 8 lists of rows):
+//   bytes         as above, 1.06 MB: 0.25 us at 4.28 TB/s; lists of delays in the second cache: 12,800 x 0.6 KB, 1.1 us at 7 TB/s
+//   instructions  12,800 warps x (80 to find a delay + 250 for five or six synapses) over 132 x 4 a clock: 4.6 us
+// Dendritic, each excitatory synapse under a modulator that jumps every 50 steps, with 3 spikes of a synapse's source a second:
+//   bytes         71,000 x (12 read, 8 written) + 26,000 x 8 = 1.6 MB: 0.38 us at 4.28 TB/s
+//   instructions  71,000 / 32 x (150 + 67 jumps x 90 and 1.2 spikes behind x 130): 14 million over 132 x 4 a clock, 15 us
+#include "events.cuh"
 
 constexpr unsigned kWarps = kThreads / 32;
-
-// Entry `index` of a cell.
-__device__ __forceinline__ unsigned* entry(const Net& net, unsigned cell, unsigned index) {
-  return net.history + ((u64)cell * net.depth + (index & (net.depth - 1))) * net.width;
-}
-
-// What a synapse must know of the spikes of its source.
-struct Passing {
-  unsigned last;           // the step of the spike before; kNone where there is none
-  const unsigned* before;  // its entry
-};
-
-// The strength of a synapse once everything before `end`, a step of its target, was applied; `until` becomes how many entries of
-// the target lie before that.
-__device__ __forceinline__ unsigned caught_up(const Net& net, const Rule& rule, unsigned strength, const Passing& passing,
-                                              unsigned target, unsigned delay, long long end, unsigned& until) {
-  until = __ldcg(net.counts + target);
-  while (until > 0 && (long long)__ldcg(entry(net, target, until - 1)) >= end) --until;
-  if (passing.last == kNone) return strength;
-  const long long seen = (long long)passing.last - delay, behind = (long long)net.grown - delay;
-  const long long begin = seen > behind ? seen : behind;
-  const Trace trace = net.traces[rule.x];
-  // A source that was silent for long has many entries behind it, one trip to the second cache each: halves, then those that
-  // find something left of the trace.
-  unsigned from = __ldcg(net.kept + target), past = until;
-  from = until - from > net.depth ? until - net.depth : from;
-  while (from < past) {
-    const unsigned half = from + (past - from) / 2;
-    if ((long long)__ldcg(entry(net, target, half)) >= begin)
-      past = half;
-    else
-      from = half + 1;
-  }
-  if (from == until) return strength;
-  const unsigned before = __ldcg(passing.before + 1 + rule.x);
-  for (; from < until; ++from) {
-    const unsigned steps = (unsigned)((long long)__ldcg(entry(net, target, from)) - seen);
-    if (steps >= trace.length) break;
-    // The spike of the same time counts nothing, but those before it do.
-    strength = grown(rule, strength, steps == 0 ? before : later(trace, before, steps), trace.bits);
-  }
-  return strength;
-}
 
 struct Grid {
   const Net& net;
   const Run& run;
+  const Wide& wide;
 
   // All blocks are here before one goes on, and what they wrote before is seen after.
   __device__ __forceinline__ void meet(unsigned& target) const {
@@ -219,8 +128,16 @@ struct Grid {
     const unsigned* last = count > 0 ? entry(net, cell, count - 1) : nullptr;
     unsigned* out = entry(net, cell, count);
     const unsigned past = last != nullptr ? step - __ldcg(last) : 0;
-    for (unsigned k = 0; k < traces; ++k)
-      __stcg(out + 1 + k, last != nullptr ? later(net.traces[k], __ldcg(last + 1 + k), past) : 0);
+    for (unsigned k = 0; k < traces; ++k) {
+      unsigned value = 0;
+      if (last != nullptr) {
+        if constexpr (kWide)
+          value = trace_after(net.traces, k, last + 1, past);
+        else
+          value = later(net.traces[k], __ldcg(last + 1 + k), past);
+      }
+      __stcg(out + 1 + k, value);
+    }
     for (unsigned k = 0; k < net.short_count; ++k) {
       const Short s = net.shorts[k];
       unsigned u = s.u, x = kOne;
@@ -237,12 +154,57 @@ struct Grid {
     if (count + 1 - net.kept[cell] >= net.depth) poke(run.full, 1);
   }
 
+  // Of kWide: what a cell's spike, or that there was none, is for windows of scaling and for modulators.
+  __device__ __forceinline__ void note(unsigned population, unsigned cell, unsigned step, bool fired) const {
+    for (unsigned k = 0; k < wide.scaling_count; ++k) {
+      const Scaling s = wide.scalings[k];
+      unsigned* at = wide.spikes + (u64)k * net.cells + cell;
+      // A count stays until the next window begins, so that a state between the two has it.
+      const bool begins = step > 0 && step % s.window == 0, ends = (step + 1) % s.window == 0;
+      if (!begins && !ends && !fired) continue;
+      const unsigned count = (begins ? 0 : *at) + (fired ? 1 : 0);
+      *at = count;
+      const unsigned window = (step + 1) / s.window & (wide.windows - 1);
+      if (ends) __stcg(wide.factors + ((u64)k * wide.windows + window) * net.cells + cell, factor(s, count));
+    }
+    for (unsigned k = 0; fired && k < wide.modulator_count; ++k)
+      if (wide.modulators[k].population == population) atomicAdd(wide.jumps + 4 * k + kFresh + (step & 1), 1u);
+  }
+
+  // Of kWide, by block 0: spikes of modulators in the last step become jumps, and lists that fill their room end the launch.
+  __device__ __forceinline__ void settle(unsigned step) const {
+    for (unsigned k = threadIdx.x; k < wide.modulator_count; k += kThreads) {
+      const Modulator& m = wide.modulators[k];
+      unsigned* own = wide.jumps + 4 * k;
+      const unsigned fresh = __ldcg(own + kFresh + ((step - 1) & 1)), total = own[kTotal], kept = own[kKept];
+      if (fresh == 0) continue;
+      uint2* list = wide.levels + (u64)k * wide.depth;
+      const unsigned when = step - 1 + m.delay, mask = wide.depth - 1;
+      const uint2 last = list[(total - 1) & mask];
+      const unsigned level = level_after(total > kept ? level_later(m, last.y, when - last.x) : 0, fresh);
+      __stcg(&list[total & mask].x, when);
+      __stcg(&list[total & mask].y, level);
+      __stcg(own + kTotal, total + 1);
+      __stcg(own + kFresh + ((step - 1) & 1), 0u);
+      if (total + 2 - kept >= wide.depth) poke(run.full, 1);
+    }
+    for (unsigned k = threadIdx.x; k < wide.scaling_count; k += kThreads) {
+      const unsigned window = wide.scalings[k].window, first = net.grown / window + (net.grown % window > 0 ? 1 : 0);
+      if ((step + 1) % window == 0 && (step + 1) / window + 1 - first >= wide.windows) poke(run.full, 1);
+    }
+  }
+
   __device__ __forceinline__ void advance(u64 step) const {
+    if constexpr (kWide)
+      if (blockIdx.x == 0) settle((unsigned)step);
     for (unsigned t = blockIdx.x * kWarps + threadIdx.x / 32; t < net.task_count; t += gridDim.x * kWarps) {
       const uint2 task = __ldg(net.tasks + t);
       const Part& part = net.parts[task.x];
       const unsigned i = task.y + threadIdx.x % 32;
-      if (i >= part.count || !fires(part, step, i)) continue;
+      if (i >= part.count) continue;
+      const bool fired = fires(part, step, i);
+      if constexpr (kWide) note(task.x, part.cell + i, (unsigned)step, fired);
+      if (!fired) continue;
       const u64 at = atomicAdd(run.logged, 1ull);
       __stcg(run.log + at, (step - run.from) << 32 | (part.cell + i));
       remember(part.cell + i, (unsigned)step);
@@ -284,6 +246,82 @@ struct Grid {
     if (now != strength) __stcg(rows.strengths + i, now);
   }
 
+  // Of kWide: synapse `i` of rows `index` is passed by the spike of `source` that is its entry `spike`, of `step`; what the delay
+  // lies before only where it has gone by.
+  __device__ __forceinline__ void pass_wide(const Rows& rows, unsigned index, u64 i, unsigned word, u64 step, unsigned source,
+                                            unsigned spike, bool arrives) const {
+    const unsigned bits = net.cell_bits + net.delay_bits;
+    const unsigned which = bits < 32 ? word >> bits : 0;
+    const Rule& rule = net.rules[which];
+    const Kind& kind = wide.kinds[which];
+    if ((kind.axonal != 0) != arrives) return;
+    const unsigned target = word & ((1u << net.cell_bits) - 1);
+    const unsigned delay = word >> net.cell_bits & ((1u << net.delay_bits) - 1);
+    int* eligible = kind.what == kModulated ? wide.eligible[index] + i : nullptr;
+    const Changed was = {__ldcg(rows.strengths + i), eligible != nullptr ? __ldcg(eligible) : 0};
+    unsigned effect = kOne;
+    if (rule.short_rule != kNone) {
+      const unsigned* own = entry(net, source, spike) + 1 + net.trace_count + 2 * rule.short_rule;
+      effect = share(__ldcg(own), __ldcg(own + 1));
+    }
+    Changed now = was;
+    unsigned until = 0;
+    const long long ahead = arrives ? delay : 0, back = arrives ? 0 : delay, time = (long long)step + ahead;
+    if (rule.kind & 1) {
+      const Event event = {spike > 0 ? entry(net, source, spike - 1) : nullptr, ahead, back, time - back, time, true};
+      now = gone_through(net, wide, rule, kind, now, target, event, until);
+    }
+    add(step, target + rule.port * net.cells, delay, (int)(((u64)now.strength * effect + (1ull << 46)) >> 47) * rule.sign);
+    if (rule.kind & 1) {
+      const unsigned* last = until > 0 ? entry(net, target, until - 1) : nullptr;
+      const unsigned steps = last != nullptr ? (unsigned)(time - back - __ldcg(last)) : 0;
+      now = after_pre(rule, kind, net.traces, now, last != nullptr ? last + 1 : nullptr, steps);
+    }
+    if (now.strength != was.strength) __stcg(rows.strengths + i, now.strength);
+    if (now.eligible != was.eligible) __stcg(eligible, now.eligible);
+  }
+
+  // Of kWide: what comes out of axons at `time`, of spikes `low .. end` of the log, all those under way. A warp finds the synapses
+  // of one delay in a row's list of delays, by 33 parts at a time; `parts` warps take a row.
+  __device__ __forceinline__ void arrive(u64 time, u64& low, u64 end) const {
+    const unsigned lane = threadIdx.x % 32;
+    const long long oldest = (long long)time - wide.farthest - (long long)run.from;
+    while (low < end && (int)(unsigned)(__ldcg(run.log + low) >> 32) < oldest) ++low;
+    const unsigned here = net.row_count - wide.changing;
+    const u64 items = (end - low) * here * wide.parts;
+    for (u64 item = threadIdx.x / 32 * gridDim.x + blockIdx.x; item < items; item += gridDim.x * kWarps) {
+      const u64 which = item / wide.parts;
+      const u64 word = __ldcg(run.log + low + which / here);
+      const Axons axons = wide.axons[which % here];
+      const unsigned cell = (unsigned)word;
+      const u64 step = run.from + (u64)(long long)(int)(unsigned)(word >> 32), delay = time - step;
+      u64 from = __ldg(axons.first + cell), to = __ldg(axons.first + cell + 1);
+      while (to - from > 32) {
+        const u64 length = to - from;
+        const unsigned before = __popc(__ballot_sync(~0u, __ldg(axons.groups + from + length * (lane + 1) / 33) >> 48 < delay));
+        to = before < 32 ? from + length * (before + 1) / 33 : to;
+        from = before > 0 ? from + length * before / 33 + 1 : from;
+      }
+      const u64 group = from + lane < to ? __ldg(axons.groups + from + lane) : 0;
+      const unsigned found = __ballot_sync(~0u, group >> 48 == delay);
+      u64 first = found != 0 ? __shfl_sync(~0u, group, __ffs(found) - 1) : 0;
+      // A part's end may be the one that is looked for.
+      if (found == 0 && to < __ldg(axons.first + cell + 1)) first = __ldg(axons.groups + to);
+      if (first >> 48 != delay) continue;
+      const unsigned index = wide.changing + (unsigned)(which % here);
+      const Rows rows = net.rows[index];
+      const u64 all = __ldg(rows.first + cell + 1);
+      // It may have fired again since.
+      unsigned spike = __ldcg(net.counts + cell) - 1;
+      while (__ldcg(entry(net, cell, spike)) > (unsigned)step) --spike;
+      for (u64 i = (first & ((1ull << 48) - 1)) + item % wide.parts * 32 + lane; i < all; i += 32 * wide.parts) {
+        const unsigned synapse = __ldcs((const unsigned*)rows.words + i);
+        if ((synapse >> net.cell_bits & ((1u << net.delay_bits) - 1)) != delay) break;
+        pass_wide(rows, index, i, synapse, step, cell, spike, true);
+      }
+    }
+  }
+
   // Walks the rows of spikes `begin .. end` of the log, all of `step`; a row is cut into pieces of 32.
   __device__ __forceinline__ void deliver(u64 step, u64 begin, u64 end, unsigned (&ends)[kThreads], unsigned (&sums)[kWarps]) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -296,6 +334,8 @@ struct Grid {
         const unsigned cell = (unsigned)__ldcg(run.log + begin + item / net.row_count);
         const u64* first = net.rows[item % net.row_count].first + cell;
         pieces = (unsigned)((__ldg(first + 1) - __ldg(first) + 31) / 32);
+        if constexpr (kWide)
+          if (item % net.row_count >= wide.changing && !wide.dendritic) pieces = 0;
       }
       for (unsigned reach = 1; reach < 32; reach *= 2) {
         const unsigned x = __shfl_up_sync(~0u, pieces, reach);
@@ -320,7 +360,11 @@ struct Grid {
         const u64 i = __ldg(rows.first + cell) + (u64)(p - before_row) * 32 + lane;
         if (i >= __ldg(rows.first + cell + 1)) continue;
         if (rows.strengths != nullptr) {
-          pass(rows, i, step, cell);
+          if constexpr (kWide)
+            pass_wide(rows, (unsigned)(here % net.row_count), i, __ldcs((const unsigned*)rows.words + i), step, cell,
+                      __ldcg(net.counts + cell) - 1, false);
+          else
+            pass(rows, i, step, cell);
         } else {
           const u64 word = __ldcs((const u64*)rows.words + i);
           add(step, (unsigned)word, (unsigned)(word >> 32) & 0xFFFFu, (int)((long long)word >> 48));
@@ -331,11 +375,16 @@ struct Grid {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Net net, const Run run) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Net net, const Run run, const Wide wide) {
   __shared__ unsigned ends[kThreads], sums[kWarps];
-  const Grid grid = {net, run};
+  const Grid grid = {net, run, wide};
   unsigned target = 0;
-  u64 begin = 0, step = run.from;
+  // Spikes under way in axons come first in the log.
+  u64 begin = kWide ? run.begun : 0, step = run.from, low = 0;
+  if (kWide && wide.parts > 0 && begin > 0) {
+    grid.arrive(step, low, begin);
+    grid.meet(target);
+  }
   for (;;) {
     grid.advance(step);
     grid.meet(target);
@@ -346,6 +395,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Ne
     begin = end;
     ++step;
     if (step - run.from >= run.steps || full || begin + net.cells > run.capacity) break;
+    if (kWide && wide.parts > 0) grid.arrive(step, low, end);
     grid.meet(target);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -354,8 +404,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Ne
   }
 }
 
-// The strengths of synapses that change, of rows `index`, once everything before `now` was applied. A warp a row.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_catch_up(const Net net, unsigned index, unsigned now, unsigned* out) {
+// The strengths of synapses that change, of rows `index`, once everything before `now` was applied, and their eligibilities. A
+// warp a row.
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    spiking_catch_up(const Net net, const Wide wide, unsigned index, unsigned now, unsigned* out, int* out_eligible) {
   const Rows rows = net.rows[index];
   for (u64 cell = blockIdx.x * kWarps + threadIdx.x / 32; cell < net.cells; cell += gridDim.x * kWarps) {
     const unsigned spikes = net.counts[cell];
@@ -366,18 +418,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_catch_up(const
       const unsigned delay = word >> net.cell_bits & ((1u << net.delay_bits) - 1);
       const Rule& rule = net.rules[bits < 32 ? word >> bits : 0];
       unsigned strength = rows.strengths[i], until;
-      if (rule.kind & 1)
+      if constexpr (kWide) {
+        const Kind& kind = wide.kinds[bits < 32 ? word >> bits : 0];
+        const unsigned target = word & ((1u << net.cell_bits) - 1);
+        Changed changed = {strength, kind.what == kModulated ? wide.eligible[index][i] : 0};
+        if (rule.kind & 1) {
+          const long long ahead = kind.axonal ? delay : 0, back = kind.axonal ? 0 : delay;
+          // The last spike that has passed.
+          unsigned last = spikes;
+          while (last > 0 && (long long)entry(net, (unsigned)cell, last - 1)[0] >= (long long)now - ahead) --last;
+          const unsigned* before = last > 0 ? entry(net, (unsigned)cell, last - 1) : nullptr;
+          const Event event = {before, ahead, back, (long long)now - back, (long long)now - 1, false};
+          changed = gone_through(net, wide, rule, kind, changed, target, event, until);
+        }
+        strength = changed.strength;
+        if (out_eligible != nullptr) out_eligible[i] = changed.eligible;
+      } else if (rule.kind & 1) {
         strength = caught_up(net, rule, strength, passing, word & ((1u << net.cell_bits) - 1), delay, (long long)now - delay, until);
+      }
       out[i] = strength;
     }
   }
 }
 
-// Where each cell's entries begin that are asked for after `now`: the last before `oldest`, and what follows.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_keep(const Net net, long long oldest) {
+// Where each cell's entries begin that are asked for after `now`: the last before `oldest`, and what follows; likewise of jumps of
+// modulators, by the steps of their spikes.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_keep(const Net net, const Wide wide, long long oldest) {
   for (u64 cell = blockIdx.x * (u64)kThreads + threadIdx.x; cell < net.cells; cell += gridDim.x * (u64)kThreads) {
     unsigned from = net.counts[cell];
     while (from > net.kept[cell] && (long long)entry(net, (unsigned)cell, from - 1)[0] >= oldest) --from;
     if (from > net.kept[cell]) net.kept[cell] = from - 1;
+  }  if constexpr (kWide) {
+    for (unsigned k = threadIdx.x; blockIdx.x == 0 && k < wide.modulator_count; k += kThreads) {
+      unsigned* own = wide.jumps + 4 * k;
+      const unsigned from = first_jump(wide, k, own[kKept], own[kTotal], oldest + wide.modulators[k].delay);
+      if (from > own[kKept]) own[kKept] = from - 1;
+    }
   }
 }

@@ -7,11 +7,11 @@ use crate::spiking::models;
 use crate::spiking::network::{Distribution, Network, Population};
 use crate::spiking::plasticity::{Placement, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
-use crate::spiking::simulate::{Checkpoint, CpuEngine};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, rules_tests};
 
 const DENDRITIC: [Placement; 4] = [Placement::Dendritic; 4];
 
-fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
+pub(super) fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
     if gpu.device.name().starts_with("emulated") { few } else { many }
 }
 
@@ -70,7 +70,7 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
     }
 }
 
-fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
+pub(super) fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
     pool::set_num_threads(2);
     let mut engine = CpuEngine::with_shards(plan, 2, &|_, _| ()).unwrap();
     let spikes = run(&mut engine, &[steps]);
@@ -158,9 +158,11 @@ fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
 /// What this engine does not do is refused by the name of the projection, never done otherwise.
 #[test]
 fn what_is_not_done_is_refused() {
-    let plan = Plan::new(learning(20, 45, [Placement::Axonal; 4])).unwrap();
-    let e = Config::with_blocks(&plan, 4).unwrap_err().to_string();
-    assert!(e.contains("projection E -> E") && e.contains("--backend cpu"), "{e}");
+    let plan = Plan::new(rules_tests::mixed(45, [Placement::Axonal; 4])).unwrap();
+    assert_eq!(
+        Config::choose(&plan, &crate::DeviceProps::SM_90).unwrap().to_string(),
+        "learning: 3 blocks of 512 threads, ring of 64 steps, 128 entries a cell, 12 bytes a synapse, any rule and delay"
+    );
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/microcircuit.toml");
     let mut config = crate::config::Config::read(path).unwrap();
     config.set("simulation.plasticity=true").unwrap();
