@@ -9,7 +9,7 @@ use std::path::Path;
 macro_rules! constants {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What a step costs on a card, and the host beside it. `ns` are of a multiprocessor (its block has a share of the cells and
-        /// hears of every spike) or, from `collect_ns` on, of the host.
+        /// hears of every spike) or, from `merge_ns` on, of the host.
         #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
         #[non_exhaustive]
         pub struct Constants { $($(#[$doc])* pub $name: f64,)* }
@@ -51,13 +51,13 @@ constants! {
     cell_ns,
     /// A drive of a cell is drawn.
     draw_ns,
-    /// A spike's row, in every block, where rows have segments.
+    /// A spike's row, in every block, where rows have segments, of 1024 threads.
     row_ns,
     /// Likewise where rows are listed alone: most of a block's are empty.
     listed_row_ns,
     /// A synapse delivers to the block's shared memory.
     event_ns,
-    /// A synapse is appended to a list of a calendar, times the chance that two are to the same list: they wait for each other.
+    /// A synapse goes by way of a list of a calendar.
     append_ns,
     /// A synapse adds to a ring in global memory.
     far_event_ns,
@@ -65,9 +65,8 @@ constants! {
     entry_ns,
     /// A launch of some thousand steps, with what puts its spikes in order, us.
     launch_us,
-    /// The host puts a spike in its place while the next launch runs.
-    collect_ns,
-    /// Likewise more, where spikes of several cards are merged.
+    /// The host merges a spike of several cards with the others of its step while the next launch runs; that of one card takes it no time
+    /// that shows.
     merge_ns,
     /// The host hashes and counts a spike beside the steps of the next chunk.
     book_ns,

@@ -46,8 +46,6 @@ pub struct Activity {
     pub events: f64,
     /// Spikes of cells times their synapses that change.
     pub entries: f64,
-    /// The chance that two synapses that are not due at once have the same delay.
-    pub same_delay: f64,
 }
 
 impl Activity {
@@ -57,7 +55,6 @@ impl Activity {
         let fired = |p: usize| (rates_hz[p] * n.dt_ms * 1e-3).min(1.0);
         let spikes = n.populations.iter().enumerate().map(|(p, x)| fired(p) * f64::from(x.size)).sum();
         let (mut events, mut entries) = (0.0, 0.0);
-        let mut delays = vec![0.0; plan.max_delay as usize + 1];
         for (i, p) in n.projections.iter().enumerate() {
             let synapses = partition::expected(plan, i);
             let here = synapses * fired(p.source);
@@ -65,22 +62,8 @@ impl Activity {
             if plan.changes(i) {
                 entries += synapses * fired(p.target);
             }
-            // By the table that delays are drawn from; else as likely as each other.
-            let Some(codes) = &plan.efficacies[i].delay else {
-                let each = here / f64::from(plan.max_delay - plan.min_delay + 1);
-                delays[plan.min_delay as usize..].iter_mut().for_each(|x| *x += each);
-                continue;
-            };
-            let mut before = 0.0;
-            let ends = codes.thresholds().iter().map(|t| f64::from(*t) / 4_294_967_296.0).chain([1.0]);
-            for (k, end) in ends.enumerate() {
-                delays[(codes.least() + k as i32).clamp(0, plan.max_delay as i32) as usize] += here * (end - before);
-                before = end;
-            }
         }
-        // What is due in the next step goes to no list.
-        let same = delays.iter().skip(2).map(|x| (x / events.max(f64::MIN_POSITIVE)).powi(2)).sum();
-        Self { rates_hz, spikes, events, entries, same_delay: same }
+        Self { rates_hz, spikes, events, entries }
     }
 }
 

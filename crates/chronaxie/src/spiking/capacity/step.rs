@@ -27,7 +27,7 @@ pub struct Step {
     pub gpu_us: f64,
     /// What the host does with a step's spikes meanwhile: the longer of the two below.
     pub host_us: f64,
-    /// It puts them in order.
+    /// It merges those of several cards.
     pub collect_us: f64,
     /// It hashes and counts them.
     pub book_us: f64,
@@ -104,19 +104,21 @@ impl Step {
             // All machines send as much, once every shortest delay.
             _ => card.network_us / f64::from(plan.min_delay) + network / (card.network_gb_per_s * 1e3),
         };
-        // States that no cache holds come from memory and go back.
+        // States that no cache holds come from memory and go back. Half of the second cache is far from any multiprocessor, and what is
+        // asked for from both sides lies in both halves.
         let bytes = touched(plan, cards);
-        let near = config.held || config.near > 0 || bytes < f64::from(card.l2_mib) * 1048576.0;
+        let near = config.held || config.near > 0 || bytes < f64::from(card.l2_mib) * 1048576.0 / 2.0;
         let far = if near { 0.0 } else { bytes / (card.memory_gb_per_s * 1e3) };
         let update = c.sweep_us + c.cell_ns * 1e-3 * config.cells as f64 + far;
-        let row = if config.segment > 0 { c.row_ns } else { c.listed_row_ns };
+        // As many rows are on their way as there are threads.
+        let row = if config.segment > 0 { c.row_ns } else { c.listed_row_ns } * 1024.0 / f64::from(config.threads);
         let events = activity.events / shards;
         let delivery = c.trip_us + 1e-3 * (row * activity.spikes + c.event_ns * events);
         let calendar = 1e-3
             * events
             * match config.place {
                 Place::Shared => 0.0,
-                Place::Calendar => c.append_ns * activity.same_delay,
+                Place::Calendar => c.append_ns,
                 Place::Global => c.far_event_ns,
             };
         let learning = 1e-3 * c.entry_ns * activity.entries / shards;
@@ -133,8 +135,7 @@ impl Step {
         let parts: Vec<Cost> =
             all.into_iter().filter(|(_, us)| *us > 0.0).map(|(what, us)| Cost { what, us }).collect();
         let merge = if many { c.merge_ns } else { 0.0 };
-        let (collect_us, book_us) =
-            (1e-3 * (c.collect_ns + merge) * activity.spikes, 1e-3 * c.book_ns * activity.spikes);
+        let (collect_us, book_us) = (1e-3 * merge * activity.spikes, 1e-3 * c.book_ns * activity.spikes);
         let host_us = collect_us.max(book_us);
         let gpu_us: f64 = parts.iter().map(|p| p.us).sum();
         let longest = parts.iter().max_by(|a, b| a.us.total_cmp(&b.us)).map_or(MEETING, |p| p.what);

@@ -160,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net,
 // Adds the synapses from..to of a list that recent spikes reach at step `now` and later.
 template <class Word>
 __device__ __forceinline__ void put_back(const Net& net, int* ring, const Word* words, u64 count, u64 step, u64 now) {
+#pragma unroll 1
   for (u64 k = threadIdx.x % 32; k < count; k += 32) {
     const Synapse s = unpack<true>(net, words[k], net.weights);
     const u64 when = step + s.delay;

@@ -189,9 +189,9 @@ impl Config {
         let codes = match place {
             Place::Shared => 0,
             _ if low <= 16 || low >= 32 => 0,
-            Place::Calendar if 4 * (pitch + ring + MOST_CODES) > room => 0,
             _ => distinct(plan, MOST_CODES.min((1 << (32 - low)) - 1)).map_or(0, |w| w.len()),
         };
+        let codes = if place == Place::Calendar && 4 * (pitch + ring + codes) > room { 0 } else { codes };
         let thresholds: usize = plan.poisson.iter().map(|d| d.thresholds.len()).sum();
         let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + 2;
         if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables + codes) > room {

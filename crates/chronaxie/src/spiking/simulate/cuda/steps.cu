@@ -38,15 +38,16 @@
 //   bytes   540 x 132 segments of 128 bytes = 9.1 MB, calendar written and read 4.3 MB: 3.1 us
 //   work    7,576 cells a block: 60 instructions of the cell, 60 of its draw, a warp's for 32: 7,100 cycles of four schedulers
 //           in turn = 3.7 us; 4,100 additions and as many appended, 0.5 us. 7 us a step, a real-time factor of 0.07.
-//   Measured 16.7. By clocks, before warps had equal shares and drives lay in shared memory (17.2): delivery 7.4 and 2.2 of waiting for
-//   the slowest warp, drives 3.0, update 2.4 (6.5 before what cells share was read once a part); with them drives 2.7, update 2.2.
-//   Tried: entries that wait in shared memory until they are a line, for whole lines to global memory (18.5); or by delay, until each
-//   warp has delivered 32 spikes, with a meeting of the block and then runs of each delay (18.8); a list for every lane,
-//   since places in one list are given one at a time (26.6: so many lines that are not whole leave the second cache).
+//   Measured 14.8: delivery 5.9 and 1.7 of waiting for the slowest warp, drives 2.7, update 2.1, calendar 0.8, waiting for other
+//   blocks 0.7. Rows' ends looked up beside all segments: 16.1, as each random trip to memory counts, whatever its bytes.
+//   Tried: drives, or half of them, behind the prefetch of segments (21.7, 19.3 for 16.1); both words of a lane in one load (no
+//   difference); entries that wait in shared memory until they are a line, for whole lines to global memory (18.5); or by delay,
+//   until each warp has delivered 32 spikes, with a meeting of the block and then runs of each delay (18.8); a list for every
+//   lane, since places in one list are given one at a time (26.6: so many lines that are not whole leave the second cache).
 // At dt 1 ms (4,955 spikes and 4.96 M events a step, 660,000 segments):
 //   bytes   84 MB of segments, calendar 40 MB: 29 us; drives and update as above, 6 us: 35 us, a real-time factor of 0.035.
-//   Measured 168. Each trip to memory at random counts, not its bytes: where rows go on looked up beside all segments, 8 bytes a row,
-//   cost 37 (203 for 166). What was for the calendar in runs by way of shared memory gained 2.
+//   Measured 60: delivery 38 and 5 of waiting, calendar 4.6, drives 3.5, update 2.2. A kernel of nothing else takes 21 us for the loads of
+//   the segments, 41 with the calendar's entries, and 55 with a meeting of the blocks and the calendar read.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"

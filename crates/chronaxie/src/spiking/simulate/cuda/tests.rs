@@ -94,6 +94,9 @@ fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Network {
     n
 }
 
+/// As many as networks with few weights have at the most.
+const FEW_WEIGHTS: usize = 32;
+
 /// The same with one weight for all synapses of a projection, and no lists.
 fn with_few_weights(mut n: Network) -> Network {
     for p in &mut n.projections {
@@ -149,7 +152,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
         Place::Calendar => {
             let tables = plan.poisson.iter().map(|d| 12 + d.thresholds.len()).sum::<usize>();
             let near = 10 * chosen.cells + tables + 64;
-            (5120 + 4 * (chosen.pitch + chosen.ring + if how.near { near } else { 0 })) as u32
+            (5120 + 4 * (chosen.pitch + chosen.ring + FEW_WEIGHTS + if how.near { near } else { 0 })) as u32
         }
         Place::Global => 0,
     };
