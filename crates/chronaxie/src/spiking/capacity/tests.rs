@@ -244,7 +244,7 @@ fn every_committed_run_is_predicted_within_a_fifth() {
         assert!(r.engine.as_ref().is_none_or(|engine| *engine == cut), "{}: {:?} is not {cut}", r.name, r.engine);
     }
     // What was run before is predicted as what runs now, which is faster.
-    for r in &earlier {
+    for r in earlier.iter().filter(|r| !is_part_of_a_profile(r)) {
         assert!(r.predicted(&card) < r.measured, "{}", r.name);
     }
 }
@@ -369,7 +369,7 @@ fn what_does_not_fit_says_what_would() {
     let e = planned(&plan, 5.0, 1);
     assert!(!e.fits && e.notes[0].contains("it takes 3 at the least"), "{:?}", e.notes);
     assert!(planned(&plan, 5.0, 3).fits && !planned(&plan, 5.0, 2).fits);
-    let e = planned(&plan, 5.0, 8);
+    let e = planned(&case("8000000x1000_dt0.1"), 5.0, 8);
     assert!(e.notes.iter().any(|n| n.contains("the host binds")), "{:?}", e.notes);
     // Heads of rows are of the whole network's cells on every GPU.
     let e = planned(&case("1000000000x100_dt0.1"), 5.0, 64);
