@@ -270,7 +270,8 @@ mod tests {
             assert!(moved.rows >= got.len() as u64 && moved.groups >= moved.rows && moved.groups <= moved.fixed);
             // Each of 300 cells has a drive; four bytes of each state and port are read and written.
             assert_eq!((timed.draws(), timed.resident_bytes()[1]), (300, 1200));
-            assert!(timed.resident_bytes()[0] >= 300 * 8 * 5 && timed.threads() == threads);
+            // Other tests set the pool's threads, too.
+            assert!(timed.resident_bytes()[0] >= 300 * 8 * 5 && (1..=shards).contains(&timed.threads()));
         }
         let ns = addition_ns(1000, 30.0);
         assert!((0.05..100.0).contains(&ns), "{ns}");
