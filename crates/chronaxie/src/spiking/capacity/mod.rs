@@ -22,7 +22,7 @@ pub use step::{Cost, Step};
 /// The most GPUs that are asked about.
 pub const MOST_GPUS: usize = 1024;
 /// A step whose exchange takes more than this share of it gains little by more GPUs.
-const LARGE_SHARE: f64 = 0.4;
+const LARGE_SHARE: f64 = 1.0 / 3.0;
 
 /// How cards of a machine tell each other what fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
