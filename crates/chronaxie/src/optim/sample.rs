@@ -93,19 +93,23 @@ pub(super) fn of_rank(all: &mut Tensors, grid: &Grid, rank: usize, seed: u64) ->
     Ok(())
 }
 
-/// A A^T / n of normal A `[n, 2 n]`, packed.
+/// A A^T / n of normal A `[n, 2 n]`, packed, to the first places of `to`.
+pub(super) fn gram(rng: &mut Rng, n: usize, to: &mut [f64]) {
+    let a: Vec<f64> = (0..2 * n * n).map(|_| rng.normal()).collect();
+    for i in 0..n {
+        for j in 0..=i {
+            let dot: f64 = (0..2 * n).map(|k| a[i * 2 * n + k] * a[j * 2 * n + k]).sum();
+            to[packed(i) + j] = dot / n as f64;
+        }
+    }
+}
+
+/// A factor of each axis of each block.
 fn factors(grid: &Grid, rng: &mut Rng) -> Values {
     let mut all = vec![0.0; grid.factor_elements];
     for b in &grid.blocks {
         for (axis, &at) in b.factors.iter().enumerate() {
-            let n = b.sizes[axis];
-            let a: Vec<f64> = (0..2 * n * n).map(|_| rng.normal()).collect();
-            for i in 0..n {
-                for j in 0..=i {
-                    let dot: f64 = (0..2 * n).map(|k| a[i * 2 * n + k] * a[j * 2 * n + k]).sum();
-                    all[at + packed(i) + j] = dot / n as f64;
-                }
-            }
+            gram(rng, b.sizes[axis], &mut all[at..]);
         }
     }
     Values { shape: [all.len()].into(), data: all }

@@ -400,16 +400,8 @@ impl Run<'_> {
     /// Hashes, counts and records spikes, in order, and forgets them.
     fn book(&mut self, spikes: &mut Vec<Spike>, discard: u64) -> Result<()> {
         self.hash.add(spikes);
-        // Cells ascend within a step, and populations with them.
-        let (first, mut p) = (&self.plan.first, 0);
         for spike in spikes.iter().filter(|s| s.step >= discard) {
-            let cell = u64::from(spike.cell);
-            if cell < first[p] {
-                p = 0;
-            }
-            while first.get(p + 1).is_some_and(|next| *next <= cell) {
-                p += 1;
-            }
+            let p = self.plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
             self.counts[p] += 1;
         }
         let logged = self.log.as_mut().map_or(Ok(()), |log| log.add(spikes));

@@ -7,7 +7,7 @@ use crate::cuda::Specialisation;
 use crate::op::{
     Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Role, Signature, Tensors, Tolerance, Values,
 };
-use crate::optim::blocks::{Parameter, packed};
+use crate::optim::blocks::Parameter;
 use crate::optim::sample;
 use crate::optim::stepper::{Stepper, ones};
 use crate::real::Real;
@@ -93,17 +93,11 @@ impl Kfac {
         let of = |(m, at): (&Map, &super::spec::Place)| [(m.inputs(), at.a, at.basis_a), (m.rows, at.g, at.basis_g)];
         self.maps.iter().zip(&self.places.maps).flat_map(of).collect()
     }
-    /// X X^T / n of normal X `[n, 2 n]`, packed.
+    /// A Gram matrix for each.
     fn some_factors(&self, rng: &mut Rng) -> Values {
         let mut all = vec![0.0; self.places.factors];
         for (n, at, _) in self.matrices() {
-            let x: Vec<f64> = (0..2 * n * n).map(|_| rng.normal()).collect();
-            for i in 0..n {
-                for j in 0..=i {
-                    let dot: f64 = (0..2 * n).map(|k| x[i * 2 * n + k] * x[j * 2 * n + k]).sum();
-                    all[at + packed(i) + j] = dot / n as f64;
-                }
-            }
+            sample::gram(rng, n, &mut all[at..]);
         }
         Values { shape: [all.len()].into(), data: all }
     }

@@ -115,8 +115,8 @@ pub struct Config {
 impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells; the ring in shared memory where a shard's
     /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
-    /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights; segments that hold the mean row and three deviations, up to 64, or
-    /// shorter ones where these do not fit in memory.
+    /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights; segments that hold the mean row and
+    /// three deviations, up to 64, or shorter ones where these do not fit in memory.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.

@@ -1,7 +1,8 @@
 //! The CUDA engine: the same spikes as the CPU's, bit for bit.
 //!
 //! One kernel runs up to 4094 steps without the host (`steps.cu`): one block a shard, all resident. A chunk ends
-//! where the log of its spikes might not hold another step, and the host puts its spikes in order while the next one runs.
+//! where the log of its spikes might not hold another step. The device puts them in order (`order.cu`), and the host takes them up,
+//! those of several cards together, while the next one runs.
 //! Networks are made on the device (`build.cu`).
 #![allow(unsafe_code)]
 
@@ -34,9 +35,8 @@ use unit::{Card, Exchange, Given, Unit};
 
 /// Spikes that a log has room for beside those of four steps in which every cell fires.
 const LOG: usize = 1 << 18;
-/// The least and the most steps of a launch, below [`MOST_STEPS`]: a launch more takes some 10 us.
+/// The least and the most steps of a launch: a launch more takes some 0.2 ms.
 const PIECES: [u64; 2] = [128, MOST_STEPS];
-const _: () = assert!(PIECES[1] <= MOST_STEPS);
 /// Spikes of a launch, about, which the host takes up while the next one runs.
 const SPIKES: u64 = 1 << 21;
 
@@ -287,8 +287,8 @@ fn collect(units: &mut [Unit], launch: usize, from: u64, steps: u64, spikes: &mu
                 at += n;
             };
             let here = lists.iter().zip(&firsts).map(|((_, cells), first)| &cells[first[step]..first[step + 1]]);
-            if let [(_, cells)] = &lists[..] {
-                put(&cells[firsts[0][step]..firsts[0][step + 1]]);
+            if lists.len() == 1 {
+                here.for_each(&mut put);
                 continue;
             }
             all.clear();

@@ -170,14 +170,7 @@ __device__ __forceinline__ Changed gone_through(const Net& net, const Wide& wide
   const bool known = event.before != nullptr;
   const long long last = known ? (long long)__ldcg(event.before) + event.ahead : -1, grown_to = net.grown;
   const long long begin = (last > grown_to ? last : grown_to) - event.back;
-  unsigned from = net.kept[target], past = until;
-  while (from < past) {
-    const unsigned half = from + (past - from) / 2;
-    if ((long long)__ldcg(entry(net, target, half)) >= begin)
-      past = half;
-    else
-      from = half + 1;
-  }
+  unsigned from = first_since(net, target, net.kept[target], until, begin);
   if (kind.what == kModulated) return under_modulator(net, wide, rule, kind.modulator, now, target, event, last, from, until);
   // Windows w .. w_end end in between.
   unsigned w = 1, w_end = 0, window = 1;

@@ -75,6 +75,18 @@ struct Passing {
   const unsigned* before;  // its entry
 };
 
+// Of a cell's entries from .. past, which ascend, the first at `begin` or later; `past` where there is none.
+__device__ __forceinline__ unsigned first_since(const Net& net, unsigned cell, unsigned from, unsigned past, long long begin) {
+  while (from < past) {
+    const unsigned half = from + (past - from) / 2;
+    if ((long long)__ldcg(entry(net, cell, half)) >= begin)
+      past = half;
+    else
+      from = half + 1;
+  }
+  return from;
+}
+
 // The strength of a synapse once everything before `end`, a step of its target, was applied; `until` becomes how many entries of
 // the target lie before that.
 __device__ __forceinline__ unsigned caught_up(const Net& net, const Rule& rule, unsigned strength, const Passing& passing,
@@ -87,15 +99,9 @@ __device__ __forceinline__ unsigned caught_up(const Net& net, const Rule& rule, 
   const Trace trace = net.traces[rule.x];
   // A source that was silent for long has many entries behind it, one trip to the second cache each: halves, then those that
   // find something left of the trace.
-  unsigned from = __ldcg(net.kept + target), past = until;
+  unsigned from = __ldcg(net.kept + target);
   from = until - from > net.depth ? until - net.depth : from;
-  while (from < past) {
-    const unsigned half = from + (past - from) / 2;
-    if ((long long)__ldcg(entry(net, target, half)) >= begin)
-      past = half;
-    else
-      from = half + 1;
-  }
+  from = first_since(net, target, from, until, begin);
   if (from == until) return strength;
   const unsigned before = __ldcg(passing.before + 1 + rule.x);
   for (; from < until; ++from) {
