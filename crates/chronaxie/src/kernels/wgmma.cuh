@@ -118,6 +118,18 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], u64 a, u64 b) {
                  : D_256
                  : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
 }
+// The same, but for d = a b.
+template <bool kBf16, bool kAByTerms, bool kBByTerms>
+__device__ __forceinline__ void wgmma_first(float (&d)[16][4], u64 a, u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SUMS_128 "}, %64, %65, 0, 1, 1, %66, %67;"
+                 : D_128
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SUMS_128 "}, %64, %65, 0, 1, 1, %66, %67;"
+                 : D_128
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+}
 // The same with a in registers, as mma has it of the 16 rows of a warp. They may change when the products are made.
 template <bool kBf16, bool kBByTerms>
 __device__ __forceinline__ void wgmma_of(float (&d)[8][4], const unsigned (&a)[4], u64 b) {
@@ -138,6 +150,17 @@ __device__ __forceinline__ void wgmma_of(float (&d)[16][4], const unsigned (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
   else
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SUMS_128 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                 : D_128
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
+}
+template <bool kBf16, bool kBByTerms>
+__device__ __forceinline__ void wgmma_of_first(float (&d)[16][4], const unsigned (&a)[4], u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SUMS_128 "}, {%64, %65, %66, %67}, %68, 0, 1, 1, %69;"
+                 : D_128
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SUMS_128 "}, {%64, %65, %66, %67}, %68, 0, 1, 1, %69;"
                  : D_128
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
 }

@@ -6,6 +6,7 @@
 //   dense_map     block: 64 steps by 64 outputs, a thread 4 x 4; also grad_x, with the weight's strides exchanged
 //   dense_sums    block: 64 outputs by 64 inputs over one run of steps; column D reads 1
 //   dense_fold    thread: one gradient, the runs' sums in their order
+//   dense_add     thread: one number, that of each part, in their order (the gradient of x by tensor.cu and hopper.cu)
 //
 // A step of the inner loops is 8 loads from shared memory (2 of 16 bytes) for 16 multiply-adds: half of the rate of the f32
 // units, 2 n H D flops at 33 TFLOP/s on an H200. Bytes: x and y once, the weight from the L2. For channels that lie along
@@ -155,4 +156,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   } else if (grad_bias) {
     grad_bias[o] = sum;
   }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 4) dense_add(const float* parts, float* to, i64 count, i64 elements) {
+  const i64 e = blockIdx.x * (i64)kThreads + threadIdx.x;
+  if (e >= elements) return;
+  float sum = parts[e];
+  for (i64 part = 1; part < count; ++part) sum += parts[part * elements + e];
+  to[e] = sum;
 }

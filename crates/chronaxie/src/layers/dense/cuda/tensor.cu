@@ -4,7 +4,6 @@
 //   tensor_map_along, _beside    y = weight x + bias                          x along time [B, D, T], or beside it [B, T, D]
 //   tensor_gradient              grad_x = weight^T grad_y, by parts of H      x along time
 //   tensor_sums_along, _beside   grad_weight = sum_bt grad_y x^T and grad_bias, by parts of the steps
-//   tensor_add                   the parts of grad_x, in their order
 //
 // All are one product a b over "terms", with a tile of it in the registers of a block of six warps, two blocks a multiprocessor:
 // 128 x 96 of a map (a warp 64 x 32), 96 x 128 of sums (32 x 64). With eight warps a block there are 128 registers a thread, and
@@ -321,12 +320,4 @@ extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_sums_along(Produc
 }
 extern "C" __global__ void __launch_bounds__(kBlock, 2) tensor_sums_beside(Product p) {
   product<Tall, false, true, true>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(kBlock, 4) tensor_add(const float* parts, float* to, i64 count, i64 elements) {
-  const i64 e = blockIdx.x * static_cast<i64>(kBlock) + threadIdx.x;
-  if (e >= elements) return;
-  float sum = parts[e];
-  for (i64 part = 1; part < count; ++part) sum += parts[part * elements + e];
-  to[e] = sum;
 }

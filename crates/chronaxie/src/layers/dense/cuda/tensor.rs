@@ -1,7 +1,7 @@
 //! The launches on tensor cores, at the accuracy of f32: which maps they make, and in how many parts.
 
 use super::super::spec::{Channels, Dense};
-use crate::{Error, Result};
+use crate::Result;
 use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 
@@ -24,14 +24,8 @@ const LEAST_PRODUCTS: usize = 1 << 24;
 
 const SOURCE: KernelSource = KernelSource::embedded("layers/dense/cuda/tensor.cu", include_str!("tensor.cu"));
 const HEADERS: &[Header] = &[crate::kernels::MMA, crate::kernels::TF32];
-const ENTRIES: [&str; 6] = [
-    "tensor_map_along",
-    "tensor_map_beside",
-    "tensor_gradient",
-    "tensor_sums_along",
-    "tensor_sums_beside",
-    "tensor_add",
-];
+const ENTRIES: [&str; 5] =
+    ["tensor_map_along", "tensor_map_beside", "tensor_gradient", "tensor_sums_along", "tensor_sums_beside"];
 
 /// The form in which the kernels are compiled.
 pub(super) fn specialisation() -> Specialisation {
@@ -41,7 +35,7 @@ pub(super) fn specialisation() -> Specialisation {
     spec
 }
 
-fn along(c: Channels) -> bool {
+pub(super) fn along(c: Channels) -> bool {
     c.groups == c.count
 }
 
@@ -228,30 +222,11 @@ impl Tensor {
             batch: 1,
         })
     }
-
-    /// The kernel that adds the parts of the gradient of x.
-    pub(super) fn add(&self) -> (&Kernel, u32) {
-        (&self.kernels[5], THREADS)
-    }
-}
-
-/// Whether a plan takes tensor cores; `variant` is what was asked for.
-pub(super) fn choose(p: &Dense, compute_capability: (u32, u32), variant: Option<&str>) -> Result<bool> {
-    match (variant, refusal(p, compute_capability)) {
-        (None, why) => Ok(why.is_none() && pays(p)),
-        (Some("simt"), _) => Ok(false),
-        (Some("mma"), None) => Ok(true),
-        (Some("mma"), Some(why)) => {
-            Err(Error::config(format!("{}: variant `mma`, {why}, is not for {p:?}", super::NAME)))
-        }
-        (Some(v), _) => {
-            Err(Error::config(format!("{}: variant `{v}` is not one of simt, mma on a CUDA device", super::NAME)))
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Variant, choose};
     use super::*;
 
     #[test]
@@ -260,14 +235,18 @@ mod tests {
         let large = Dense::new(8, 2048, along(128), along(8192)).unwrap();
         let small = Dense::new(2, 70, along(20), along(130)).unwrap();
         let turned = Dense::new(8, 2048, along(128), Channels::beside(8192)).unwrap();
-        let picked = |p: &Dense, cc| choose(p, cc, None).unwrap();
+        let picked = |p: &Dense, cc| choose(p, cc, None).unwrap() == Variant::Mma;
         assert!(picked(&large, (8, 0)) && picked(&large, (12, 0)));
         assert!(!picked(&large, (7, 5)) && !picked(&small, (9, 0)) && !picked(&turned, (9, 0)));
-        assert!(choose(&small, (9, 0), Some("mma")).unwrap() && !choose(&large, (9, 0), Some("simt")).unwrap());
+        let asked = |p: &Dense, variant| choose(p, (9, 0), Some(variant)).unwrap();
+        assert_eq!([asked(&small, "mma"), asked(&large, "simt")], [Variant::Mma, Variant::Simt]);
+        assert_eq!(asked(&small, "wgmma"), Variant::Wgmma);
         let says = |p: &Dense, cc, variant| choose(p, cc, Some(variant)).unwrap_err().to_string();
         assert!(says(&large, (7, 5), "mma").contains("wants compute capability 8.0"));
         assert!(says(&turned, (9, 0), "mma").contains("writes [B, H, T]"));
-        assert!(says(&large, (9, 0), "wide").contains("variant `wide` is not one of simt, mma"));
+        assert!(says(&large, (8, 0), "wgmma").contains("wants compute capability 9.0"));
+        assert!(says(&turned, (9, 0), "wgmma").contains("writes [B, H, T]"));
+        assert!(says(&large, (9, 0), "wide").contains("variant `wide` is not one of simt, mma, wgmma"));
         // Two waves of an H200, and no part of a few steps.
         assert_eq!((parts_of_sums(&large), parts_of_gradient(&large)), (6, 3));
         assert_eq!((parts_of_sums(&small), parts_of_gradient(&small)), (1, 1));
