@@ -31,6 +31,7 @@ const CHECK: &[&str] = &[
     "B1_D2_N2_T2049,h0=true",
     "B1_D2_N2_T2049,h0=true,decay=true,skip=true",
     "B1_D3_N256_T140,silu=true",
+    "B2_D3_N33_T600,h0=true,silu=true,skip=true,gate=true",
     "B3_D17_N2_T200,packing=reset,h0=true,decay=true",
     "B2_D5_N2_T200,packing=reset",
     "B1_D17_N2_T300,packing=7,h0=true,skip=true",

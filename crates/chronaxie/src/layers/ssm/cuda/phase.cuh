@@ -15,6 +15,16 @@ __device__ __forceinline__ int turns_of(float radians) {
   return static_cast<int>(static_cast<unsigned>(turn_parts(high)) + static_cast<unsigned>(turn_parts(low)));
 }
 
+// The same of angles below kNear, whose low half is no turn: sums with 1.5 2^55 are rounded to whole turns.
+constexpr float kNear = 1e7f;
+__device__ __forceinline__ int turns_near(float radians) {
+  const float high = radians * 683565248.0f, whole = high + 54043195528445952.0f;
+  const float low = fmaf(radians, 27.576432f, fmaf(radians, 683565248.0f, -high));
+  const int parts = __float2int_rn(high - (whole - 54043195528445952.0f));
+  // Half a turn is more than an integer holds, and is minus half a turn.
+  return static_cast<int>(static_cast<unsigned>(parts) + (parts == 0x7fffffff) + static_cast<unsigned>(__float2int_rn(low)));
+}
+
 // Cosine, sine, and cosine less 1 without cancellation near 0, of an angle in turns.
 struct Circular {
   float cos, sin, cos_m1;

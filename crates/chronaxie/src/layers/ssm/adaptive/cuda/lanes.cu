@@ -1,76 +1,26 @@
-// adaptive_theta where time is contiguous: a warp takes one channel of one sequence, a lane kRun steps of it.
+// adaptive_theta with decay where time is contiguous: a warp takes one channel of one sequence, a lane kRun steps of it.
 //
-//   shapes and the turned states s_t = e^{-i G_t} h_t as in adaptive.cu
+//   shapes and the turned states s_t = e^{-i G_t} h_t as in adaptive.cu; without decay unitary.cu
 //
 // A tile is 32 kRun = 256 steps. What belongs to the channel (u, delta, z, out and their gradients) stays in registers while
-// its states pass by, one after the other. The angles' sum is a scan of integers; without decay the states are plain sums of
-// e^{-i G} x, so the scan is one of sums; with decay it is one of affine maps with a real factor. Each tile adds to a carry
-// whose rounding is kept, in shared memory, so a state of a million steps has hardly more error than one of 256. Backward
-// goes against time: forward through the tile from its saved state and phase, then the sum of e^{i G} grad from behind.
-// Sums over time of the gradients of B and C go through a shuffle each tile, and wait in shared memory.
+// its states pass by, one after the other. The angles' sum is a scan of integers, that of the states one of affine maps with
+// a real factor. Each tile adds to a carry whose rounding is kept, in shared memory, so a state of a million steps has hardly
+// more error than one of 256. Backward goes against time: forward through the tile from its saved state and phase, then the
+// sum of e^{i G} grad from behind. Sums over time of the gradients of B and C go through a shuffle each tile, and wait in
+// shared memory.
 //
-// What binds on an H200: B1 D1024 N1 T1000000 memory, 16 bytes a step forward (3.8 ms at 4.28 TB/s), 28 backward (6.7 ms);
-// 70 and 150 instructions a step of a state take 2.4 and 5.2 ms. With many states a channel the instructions bind:
-// b8 d128 n64 T2048 0.27 and 0.6 ms. The next theta is loaded while one state is at work: eight warps a multiprocessor, as
-// 1024 rows make, would not hide memory's latency otherwise.
+// What binds on an H200: with one state a channel memory, 20 bytes a step forward and 36 backward, with many instructions. The
+// next theta is loaded while one state is at work: eight warps a multiprocessor, as 1024 rows make, would not hide memory's
+// latency otherwise.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
-#include "adaptive.cuh"
-#include "runs.cuh"
-
-constexpr int kRun = 8, kTile = 32 * kRun, kWarps = kThreads / 32;
-static_assert(kTile % kChunk == 0 && kChunk % kRun == 0, "lanes save the states");
-
-// Runs of angles are f32 whatever the sequences are.
-__device__ __forceinline__ void load_angles(float (&to)[kRun], const Array& a, i64 row, i64 d, i64 n, i64 t, i64 steps,
-                                            bool aligned) {
-  const float* from = reinterpret_cast<const float*>(a.base) + row * a.s[0] + d * a.s[1] + n * a.s[2] + t;
-  if (aligned && t + kRun <= steps) {
-    load_words(to, from);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) to[k] = t + k < steps ? from[k] : 0.0f;
-  }
-}
-__device__ __forceinline__ void store_angles(const Array& a, i64 row, i64 d, i64 n, i64 t, i64 steps, bool aligned,
-                                             const float (&from)[kRun]) {
-  float* to = reinterpret_cast<float*>(a.base) + row * a.s[0] + d * a.s[1] + n * a.s[2] + t;
-  if (aligned && t + kRun <= steps) {
-    store_words(to, from);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      if (t + k < steps) to[k] = from[k];
-    }
-  }
-}
+#include "lanes.cuh"
 
 // What a state hands from tile to tile.
 struct Carry {
   Sum re, im;
 };
-
-// The phases behind each step of the lane, from the one before the tile; gives the phase before the lane's steps.
-__device__ __forceinline__ unsigned scan_phases(unsigned (&phase)[kRun], const float (&theta)[kRun], unsigned before) {
-  const int lane = threadIdx.x % 32;
-  unsigned sum = 0;
-#pragma unroll
-  for (int k = 0; k < kRun; ++k) {
-    sum += static_cast<unsigned>(turns_of(theta[k]));
-    phase[k] = sum;
-  }
-  unsigned all = sum;
-#pragma unroll
-  for (int by = 1; by < 32; by *= 2) {
-    const unsigned other = __shfl_up_sync(~0u, all, by);
-    if (lane >= by) all += other;
-  }
-  before += all - sum;
-#pragma unroll
-  for (int k = 0; k < kRun; ++k) phase[k] += before;
-  return before;
-}
 
 // The scan over the lanes of maps s -> e s + x with one real e and a complex x, from lane 0 on or from lane 31 on. Gives
 // what comes before this lane, from nothing, with the factor of a carry in `e`; and the whole tile's in `whole`.
@@ -81,28 +31,26 @@ __device__ __forceinline__ Complex scan_before(float& e, Complex x, Complex& who
   for (int by = 1; by < 32; by *= 2) {
     const Complex other = kUp ? Complex{__shfl_up_sync(~0u, x.re, by), __shfl_up_sync(~0u, x.im, by)}
                               : Complex{__shfl_down_sync(~0u, x.re, by), __shfl_down_sync(~0u, x.im, by)};
-    float factor = 1.0f;
-    if (kDecay) factor = kUp ? __shfl_up_sync(~0u, e, by) : __shfl_down_sync(~0u, e, by);
+    const float factor = kUp ? __shfl_up_sync(~0u, e, by) : __shfl_down_sync(~0u, e, by);
     if (place >= by) {
-      x = kDecay ? Complex{fmaf(e, other.re, x.re), fmaf(e, other.im, x.im)} : add(x, other);
-      if (kDecay) e *= factor;
+      x = {fmaf(e, other.re, x.re), fmaf(e, other.im, x.im)};
+      e *= factor;
     }
   }
   const int end = kUp ? 31 : 0;
   whole = {__shfl_sync(~0u, x.re, end), __shfl_sync(~0u, x.im, end)};
   Complex before = kUp ? Complex{__shfl_up_sync(~0u, x.re, 1), __shfl_up_sync(~0u, x.im, 1)}
                        : Complex{__shfl_down_sync(~0u, x.re, 1), __shfl_down_sync(~0u, x.im, 1)};
-  if (kDecay) e = kUp ? __shfl_up_sync(~0u, e, 1) : __shfl_down_sync(~0u, e, 1);
+  e = kUp ? __shfl_up_sync(~0u, e, 1) : __shfl_down_sync(~0u, e, 1);
   if (place == 0) before = {0.0f, 0.0f}, e = 1.0f;
   return before;
 }
 
 // carry e + x, with what rounding has taken from the carry.
 __device__ __forceinline__ float with_carry(const Sum& s, float e, float x) {
-  return kDecay ? fmaf(s.value, e, fmaf(s.lost, e, x)) : s.value + (s.lost + x);
+  return fmaf(s.value, e, fmaf(s.lost, e, x));
 }
 __device__ __forceinline__ Carry carry_on(const Carry& c, float sum_of_rho, Complex whole) {
-  if (!kDecay) return {plus(c.re, whole.re), plus(c.im, whole.im)};
   const float e = expf(sum_of_rho), less = expm1f(sum_of_rho);
   return {decay_plus(c.re, e, less, whole.re), decay_plus(c.im, e, less, whole.im)};
 }
@@ -136,27 +84,19 @@ __device__ __forceinline__ void advance(Tile& w, const float (&theta)[kRun], con
     w.rotation[k] = rotation_of(w.phase[k]);
     const Complex x = scale(mul(b, conj(w.rotation[k])), drive[k]);
     w.s[k] = x;
-    if (kDecay) {
-      w.e[k] = expf(rho[k]), of_rho += rho[k];
-      sum = {fmaf(w.e[k], sum.re, x.re), fmaf(w.e[k], sum.im, x.im)};
-    } else {
-      w.e[k] = 1.0f;
-      sum = add(sum, x);
-      w.s[k] = sum;
-    }
+    w.e[k] = expf(rho[k]), of_rho += rho[k];
+    sum = {fmaf(w.e[k], sum.re, x.re), fmaf(w.e[k], sum.im, x.im)};
   }
-  w.factor = kDecay ? expf(of_rho) : 1.0f;
+  w.factor = expf(of_rho);
   float e = w.factor;
   const Complex before = scan_before<true>(e, sum, w.whole);
   w.before = {with_carry(carry.re, e, before.re), with_carry(carry.im, e, before.im)};
   Complex at = w.before;
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
-    if (kDecay) at = {fmaf(w.e[k], at.re, w.s[k].re), fmaf(w.e[k], at.im, w.s[k].im)};
-    else at = {with_carry(carry.re, 1.0f, before.re + w.s[k].re), with_carry(carry.im, 1.0f, before.im + w.s[k].im)};
-    w.s[k] = at;
+    w.s[k] = at = {fmaf(w.e[k], at.re, w.s[k].re), fmaf(w.e[k], at.im, w.s[k].im)};
   }
-  w.rho = kDecay ? sum_of(of_rho) : 0.0f;
+  w.rho = sum_of(of_rho);
 }
 
 // Words of a state in shared memory: its carry, its phase, b and c; backward also the sums of their gradients.
@@ -181,14 +121,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_forward
   __syncwarp();
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
-  float next_u[kRun], next_delta[kRun], next_theta[kRun], next_rho[kRun] = {};
+  float next_u[kRun], next_delta[kRun], next_theta[kRun], next_rho[kRun];
   auto fetch_channel = [&](i64 t) {
     load_run(next_u, u_row, t, steps, aligned);
     load_run(next_delta, delta_row, t, steps, aligned);
   };
   auto fetch_state = [&](int n, i64 t) {
     load_angles(next_theta, p.theta, row, d, n, t, steps, aligned);
-    if (kDecay) load_angles(next_rho, p.rho, row, d, n, t, steps, aligned);
+    load_angles(next_rho, p.rho, row, d, n, t, steps, aligned);
   };
   fetch_channel(lane * kRun);
   fetch_state(0, lane * kRun);
@@ -268,10 +208,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
   __syncwarp();
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   float sum_skip = 0.0f;
-  float next_theta[kRun], next_rho[kRun] = {};
+  float next_theta[kRun], next_rho[kRun];
   auto fetch_state = [&](int n, i64 t) {
     load_angles(next_theta, p.theta, row, d, n, t, steps, aligned);
-    if (kDecay) load_angles(next_rho, p.rho, row, d, n, t, steps, aligned);
+    load_angles(next_rho, p.rho, row, d, n, t, steps, aligned);
   };
   if (tiles > 0) fetch_state(0, (tiles - 1) * kTile + lane * kRun);
 #pragma unroll 1
@@ -331,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
         of_c = {fmaf(turned.re, dy[k], of_c.re), fmaf(-turned.im, dy[k], of_c.im)};
         const Complex by = scale(conj(mul(w.rotation[k], c)), dy[k]);
         sum = add(sum, by);
-        if (kDecay) sum = scale(sum, w.e[k]);
+        sum = scale(sum, w.e[k]);
       }
       float e = w.factor;
       Complex whole;
@@ -342,26 +282,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
 #pragma unroll
       for (int k = 1; k < kRun; ++k) states_before[k] = w.s[k - 1];
       float of_theta[kRun], of_rho[kRun];
-      Complex run = {0.0f, 0.0f}, m = after;
+      Complex m = after;
 #pragma unroll
       for (int k = kRun - 1; k >= 0; --k) {
         const Complex by = scale(conj(mul(w.rotation[k], c)), dy[k]);
-        if (kDecay) {
-          m = add(m, by);
-        } else {
-          run = add(run, by);
-          m = {with_carry(mu.re, 1.0f, behind.re + run.re), with_carry(mu.im, 1.0f, behind.im + run.im)};
-        }
-        Complex before = states_before[k];
-        if (kDecay) before = scale(before, w.e[k]);
+        m = add(m, by);
+        const Complex before = scale(states_before[k], w.e[k]);
         const Complex product = mul(m, conj(before)), lambda = mul(w.rotation[k], m);
         of_theta[k] = product.im, of_rho[k] = product.re;
         of_b = {fmaf(lambda.re, drive[k], of_b.re), fmaf(lambda.im, drive[k], of_b.im)};
         of_drive[k] = fmaf(lambda.re, b.re, fmaf(lambda.im, b.im, of_drive[k]));
-        if (kDecay) m = scale(m, w.e[k]);
+        m = scale(m, w.e[k]);
       }
       store_angles(p.g_theta, row, d, n, t, steps, aligned, of_theta);
-      if (kDecay) store_angles(p.g_rho, row, d, n, t, steps, aligned, of_rho);
+      store_angles(p.g_rho, row, d, n, t, steps, aligned, of_rho);
       const Carry on = carry_on(mu, w.rho, whole);
       of_b = {sum_of(of_b.re), sum_of(of_b.im)}, of_c = {sum_of(of_c.re), sum_of(of_c.im)};
       __syncwarp();

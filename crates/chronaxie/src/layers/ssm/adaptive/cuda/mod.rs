@@ -17,11 +17,20 @@ const SOURCE: KernelSource =
     KernelSource::embedded("layers/ssm/adaptive/cuda/adaptive.cu", include_str!("adaptive.cu"));
 const SHARED: Header = ("adaptive.cuh", include_str!("adaptive.cuh"));
 const HEADERS: &[Header] = &[NUMBER[0], ("phase.cuh", include_str!("../../cuda/phase.cuh")), SHARED];
-const LANES_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED, kernels::HALF, STORED, RUNS];
+const OF_LANES: Header = ("lanes.cuh", include_str!("lanes.cuh"));
+const LANES_HEADERS: &[Header] = &[HEADERS[0], HEADERS[1], SHARED, OF_LANES, kernels::HALF, STORED, RUNS];
 const LANES: KernelSource = KernelSource::embedded("layers/ssm/adaptive/cuda/lanes.cu", include_str!("lanes.cu"));
 const LANES_ENTRIES: [&str; 2] = ["adaptive_lanes_forward", "adaptive_lanes_backward"];
-/// Words of a state in shared memory, forward and backward.
+const UNITARY: KernelSource = KernelSource::embedded("layers/ssm/adaptive/cuda/unitary.cu", include_str!("unitary.cu"));
+const UNITARY_ENTRIES: [&str; 2] = ["unitary_forward", "unitary_backward"];
+/// Words of a state in shared memory, forward and backward, with decay and without.
 const WORDS: [usize; 2] = [9, 12];
+const UNITARY_WORDS: [usize; 2] = [12, 16];
+/// Words of a lane, backward, and steps of a tile, without decay.
+const LANE_WORDS: usize = 52;
+const TILE: usize = 256;
+/// States of a channel from which on a block's warps share them.
+const SHARED_STATES: usize = 16;
 const ENTRIES: [&str; 3] = ["adaptive_forward", "adaptive_backward", "adaptive_fold"];
 /// Threads a block: four warps.
 const THREADS: u32 = 128;
@@ -47,12 +56,21 @@ fn specialisation(dtype: Dtype, decay: bool, per_lane: usize) -> Specialisation 
     spec
 }
 
-fn lanes_specialisation(dtype: Dtype, decay: bool) -> Specialisation {
-    let mut spec = Specialisation::new(LANES, &LANES_ENTRIES);
+/// Warps that share a channel's states, without decay.
+fn slices(states: usize) -> usize {
+    if states >= SHARED_STATES { THREADS as usize / 32 } else { 1 }
+}
+
+fn lanes_specialisation(dtype: Dtype, decay: bool, slices: usize) -> Specialisation {
+    let (source, entries) = if decay { (LANES, &LANES_ENTRIES) } else { (UNITARY, &UNITARY_ENTRIES) };
+    let mut spec = Specialisation::new(source, entries);
     spec.headers = LANES_HEADERS;
     spec.fmad = false;
     spec.constants = constants(dtype, true);
-    spec.constants.extend([("kThreads", (THREADS as i32).into()), ("kDecay", decay.into())]);
+    spec.constants.push(("kThreads", (THREADS as i32).into()));
+    if !decay {
+        spec.constants.push(("kSlices", (slices as i32).into()));
+    }
     spec
 }
 
@@ -61,13 +79,21 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     // Few and many states, without and with decay, every type.
     let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 2), (Dtype::Bf16, true, 8), (Dtype::F16, false, 8)];
     let serial = forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n));
-    let lanes = [(Dtype::F32, true), (Dtype::Bf16, false)];
-    serial.chain(lanes.into_iter().map(|(d, decay)| lanes_specialisation(d, decay))).collect()
+    let lanes = [(Dtype::F32, true, 1), (Dtype::F32, false, 4), (Dtype::Bf16, false, 1), (Dtype::F16, false, 4)];
+    serial.chain(lanes.into_iter().map(|(d, decay, n)| lanes_specialisation(d, decay, n))).collect()
 }
 
-/// Bytes of shared memory of a block whose warps keep so many words of each state.
-fn lanes_bytes(p: &AdaptiveScan, words: usize) -> u32 {
-    (4 * words * p.states() * THREADS as usize / 32) as u32
+/// Shared memory of a block, bytes; forward is 0.
+fn lanes_bytes(p: &AdaptiveScan, backward: usize) -> u32 {
+    let warps = THREADS as usize / 32;
+    if p.has_decay() {
+        return (4 * WORDS[backward] * p.states() * warps) as u32;
+    }
+    let slices = slices(p.states());
+    // Two tiles of what the others' warps have for a channel: y, or y and the gradient of the drive.
+    let places = 2 * (slices - 1) * (1 + backward) * TILE;
+    let lanes = backward * THREADS as usize * LANE_WORDS;
+    (4 * (UNITARY_WORDS[backward] * p.states() * warps / slices + places + lanes)) as u32
 }
 
 /// `adaptive_theta` on a CUDA device.
@@ -116,11 +142,12 @@ impl CudaPlan {
         ];
         let kernel = |name| device.kernel(&spec, name);
         let lanes = lanes.then(|| {
-            let spec = lanes_specialisation(problem.dtype(), problem.has_decay());
-            let [forward, backward] = LANES_ENTRIES.map(|name| device.kernel(&spec, name));
+            let spec = lanes_specialisation(problem.dtype(), problem.has_decay(), slices(problem.states()));
+            let entries = if problem.has_decay() { LANES_ENTRIES } else { UNITARY_ENTRIES };
+            let [forward, backward] = entries.map(|name| device.kernel(&spec, name));
             let kernels = [forward?, backward?];
-            for (kernel, words) in kernels.iter().zip(WORDS) {
-                kernel.set_max_dynamic_shared(lanes_bytes(&problem, words))?;
+            for (backward, kernel) in kernels.iter().enumerate() {
+                kernel.set_max_dynamic_shared(lanes_bytes(&problem, backward))?;
             }
             Ok::<_, Error>(kernels)
         });
@@ -146,7 +173,11 @@ impl CudaPlan {
         let rows = LaunchConfig::linear(32 * tasks, THREADS);
         let walk = LaunchConfig::new((self.blocks as u32, 1, 1), (THREADS, 1, 1));
         let first = match lanes {
-            Some(kernels) => (&kernels[backward], rows.shared(lanes_bytes(p, WORDS[backward]))),
+            Some(kernels) => {
+                let slices = if p.has_decay() { 1 } else { slices(p.states()) };
+                let rows = LaunchConfig::linear(32 * tasks * slices, THREADS);
+                (&kernels[backward], rows.shared(lanes_bytes(p, backward)))
+            }
             None => (&self.kernels[backward], if backward == 0 { rows } else { walk }),
         };
         let fold = LaunchConfig::linear(p.channels() * p.states(), THREADS);

@@ -1,0 +1,409 @@
+// adaptive_theta without decay where time is contiguous: a lane takes kRun steps of a channel of one sequence, a warp 256.
+//
+//   shapes and the turned states s_t = e^{-i G_t} h_t as in adaptive.cu
+//
+// Turned back, a state is a sum, s_t = s_0 + b S_t with S_t = sum_{r <= t} e^{-i G_r} x_r, and so is its gradient against time,
+// m_t = m_T + conj(c) M_t with M_t = sum_{r >= t} e^{-i G_r} dy_r. B and C do not depend on time: the sums go without them, and
+//
+//   y_t     += Re(e^{i G_t} (c s_0 + c b S_t))
+//   dtheta_t = Im(m_t conj(s_{t-1}))              dx_t += Re(e^{i G_t} conj(b) m_t)
+//   dB       = m_T conj(S_T) + conj(c) Q          dC    = conj(s_0) M_1 + conj(b) Q,   Q = sum_t e^{-i G_t} dy_t conj(S_t)
+//
+// The angles' sum is a scan of integers. Each tile of 256 steps adds to a carry whose rounding is kept, in shared memory. What
+// belongs to the channel stays in registers while its states pass by, one after the other; with kSlices a block's warps share
+// a channel's states, and meet once a tile to add up what they have for it, in their order.
+//
+// What binds on an H200: one state a channel memory, 16 bytes a step forward (B1 D1024 T1000000 3.8 ms at 4.28 TB/s), 28
+// backward (6.7 ms). Many states instructions: forward 12 for the turns, 18 for the rotation, 12 for the sums, some 10 a step
+// for scans over lanes, loads and the carry; backward 70 to 75. b8 d128 n64 T2048 (134 M): 0.22 and 0.31 ms at 528 lanes and
+// 1.83 GHz, theta and its gradient 0.125 and 0.25 ms.
+#ifndef __CUDACC_RTC__
+#include "defaults.cuh"
+#endif
+#include "lanes.cuh"
+
+// Words of a state and of a lane in shared memory; lanes begin in different banks.
+constexpr int kWordsForward = 12, kWordsBackward = 16, kLaneWords = 6 * kRun + 4;
+constexpr int kBlocks = kSlices > 1 ? 4 : 2;
+static_assert(kSlices == 1 || kSlices == kWarps, "a block's warps share a channel, or have one each");
+
+// e^{2 pi i phase / 2^32}, within 6e-8.
+__device__ __forceinline__ Complex turned(unsigned phase) {
+  const float x = static_cast<float>(static_cast<int>(phase << 2)) * (1.4629180792671596e-9f / 4), x2 = x * x;
+  const float s = fmaf(fmaf(fmaf(-1.9515295891e-4f, x2, 8.3321608736e-3f), x2, -1.6666654611e-1f) * x2, x, x);
+  const float c = fmaf(fmaf(fmaf(fmaf(2.443315711809948e-5f, x2, -1.388731625493765e-3f), x2, 4.166664568298827e-2f), x2, -0.5f), x2, 1.0f);
+  // Which quarter of a turn it is, about: the upper two bits.
+  const unsigned quarter = phase + (1u << 29);
+  const bool swap = quarter & 1u << 30;
+  const float re = swap ? s : c, im = swap ? c : s;
+  return {__uint_as_float(__float_as_uint(re) ^ ((quarter ^ quarter << 1) & 1u << 31)),
+          __uint_as_float(__float_as_uint(im) ^ (quarter & 1u << 31))};
+}
+
+// a + b c
+__device__ __forceinline__ Complex plus_product(Complex a, Complex b, Complex c) {
+  return {fmaf(b.re, c.re, fmaf(-b.im, c.im, a.re)), fmaf(b.re, c.im, fmaf(b.im, c.re, a.im))};
+}
+__device__ __forceinline__ Complex product(Complex a, Complex b) {
+  return {fmaf(a.re, b.re, -(a.im * b.im)), fmaf(a.re, b.im, a.im * b.re)};
+}
+
+// What lanes before this one have, or with !kUp those behind it; and the sum of all in `whole`.
+template <bool kUp>
+__device__ __forceinline__ Complex sum_before(Complex x, Complex& whole) {
+  const int lane = threadIdx.x % 32, place = kUp ? lane : 31 - lane;
+#pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    const float re = kUp ? __shfl_up_sync(~0u, x.re, by) : __shfl_down_sync(~0u, x.re, by);
+    const float im = kUp ? __shfl_up_sync(~0u, x.im, by) : __shfl_down_sync(~0u, x.im, by);
+    if (place >= by) x = {x.re + re, x.im + im};
+  }
+  const int end = kUp ? 31 : 0;
+  whole = {__shfl_sync(~0u, x.re, end), __shfl_sync(~0u, x.im, end)};
+  const float re = kUp ? __shfl_up_sync(~0u, x.re, 1) : __shfl_down_sync(~0u, x.re, 1);
+  const float im = kUp ? __shfl_up_sync(~0u, x.im, 1) : __shfl_down_sync(~0u, x.im, 1);
+  return place == 0 ? Complex{0.0f, 0.0f} : Complex{re, im};
+}
+// The sums over the lanes of four numbers, in one order; lane i of the first four has that of x[i].
+__device__ __forceinline__ float sums_of_four(const float (&x)[4]) {
+  const bool odd = threadIdx.x % 2, upper = threadIdx.x / 2 % 2;
+  const float a = (odd ? x[1] : x[0]) + __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
+  const float b = (odd ? x[3] : x[2]) + __shfl_xor_sync(~0u, odd ? x[2] : x[3], 1);
+  float sum = (upper ? b : a) + __shfl_xor_sync(~0u, upper ? a : b, 2);
+#pragma unroll
+  for (int by = 4; by < 32; by *= 2) sum += __shfl_xor_sync(~0u, sum, by);
+  return sum;
+}
+
+// What this warp has: a channel of a sequence, and states of it.
+struct Task {
+  int row, d, slice, first, end, states;
+  bool there;
+  __device__ __forceinline__ Task(const Tensors& p) {
+    const int warp = threadIdx.x / 32;
+    states = static_cast<int>(p.states);
+    slice = kSlices > 1 ? warp : 0;
+    const i64 number = kSlices > 1 ? blockIdx.x : blockIdx.x * static_cast<i64>(kWarps) + warp;
+    row = static_cast<int>(number / p.channels), d = static_cast<int>(number % p.channels);
+    there = row < p.marks.units;
+    first = states * slice / kSlices, end = states * (slice + 1) / kSlices;
+  }
+};
+
+// What the warps of a channel have for its steps, added up in their order, in the first of them. A tile's places are written
+// again two tiles on, behind the next tile's meeting.
+template <int kArrays>
+__device__ __forceinline__ void add_up(float (&x)[kArrays][kRun], float* places, const Task& task, int tile) {
+  if (kSlices == 1) return;
+  const int lane = threadIdx.x % 32;
+  float* at = places + tile % 2 * ((kSlices - 1) * kArrays * kTile) + lane * kRun;
+  if (task.slice > 0) {
+#pragma unroll
+    for (int a = 0; a < kArrays; ++a) store_words(at + ((task.slice - 1) * kArrays + a) * kTile, x[a]);
+  }
+  __syncthreads();
+  if (task.slice > 0) return;
+#pragma unroll
+  for (int slice = 1; slice < kSlices; ++slice)
+#pragma unroll
+    for (int a = 0; a < kArrays; ++a) {
+      float other[kRun];
+      load_words(other, at + ((slice - 1) * kArrays + a) * kTile);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) x[a][k] += other[k];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(const __grid_constant__ Tensors p) {
+  extern __shared__ __align__(16) float shared[];
+  const Task task(p);
+  const int lane = threadIdx.x % 32;
+  const i64 steps = p.marks.steps;
+  const int tiles = static_cast<int>((steps + kTile - 1) / kTile);
+  if (!task.there) return;
+  const int row = task.row, d = task.d;
+  const bool aligned = p.aligned != 0;
+  // Words of a state: its carry and what rounding took; b, the phase; c, b c.
+  float* kept = shared + (kSlices > 1 ? 0 : threadIdx.x / 32 * task.states * kWordsForward);
+  float* places = shared + task.states * kWordsForward;
+  for (int n = task.first + lane; n < task.end; n += 32) {
+    const Complex b = load_number(p.b, offset(p.b, d, n)), c = load_number(p.c, offset(p.c, d, n)), both = product(b, c);
+    Complex h = {0.0f, 0.0f};
+    if (p.h0.base) h = load_number(p.h0, offset(p.h0, row, d, n));
+    float* k = kept + n * kWordsForward;
+    k[0] = h.re, k[1] = 0.0f, k[2] = h.im, k[3] = 0.0f;
+    k[4] = b.re, k[5] = b.im, k[6] = __uint_as_float(0u);
+    k[8] = c.re, k[9] = c.im, k[10] = both.re, k[11] = both.im;
+  }
+  __syncwarp();
+  const float skip = task.slice == 0 && p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
+  const Stored *u_row = row_of(p.u, row, d), *delta_row = row_of(p.delta, row, d);
+  float next_u[kRun], next_delta[kRun], next_theta[kRun];
+  auto fetch_channel = [&](i64 t) {
+    load_run(next_u, u_row, t, steps, aligned);
+    load_run(next_delta, delta_row, t, steps, aligned);
+  };
+  auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
+  // With few states a tile is short, and its channel's steps are loaded ahead.
+  if (kSlices == 1) fetch_channel(lane * kRun);
+  if (task.first < task.end) fetch_state(task.first, lane * kRun);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const i64 t = static_cast<i64>(tile) * kTile + lane * kRun;
+    if (kSlices > 1) fetch_channel(t);
+    float drive[kRun], sums[1][kRun];
+    float(&y)[kRun] = sums[0];
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const float u = next_u[k], v = p.silu ? u * sigmoid(u) : u;
+      drive[k] = v * next_delta[k];
+      y[k] = skip * v;
+    }
+    if (kSlices == 1) fetch_channel(t + kTile);
+#pragma unroll 1
+    for (int n = task.first; n < task.end; ++n) {
+      float* k_of = kept + n * kWordsForward;
+      float held[4], more[4], both[4];
+      load_words(held, k_of);
+      load_words(more, k_of + 4);
+      load_words(both, k_of + 8);
+      const Complex b = {more[0], more[1]}, c = {both[0], both[1]}, bc = {both[2], both[3]};
+      unsigned phase[kRun];
+      const unsigned phase_before = scan_phases(phase, next_theta, __float_as_uint(more[2]));
+      const bool last = n + 1 == task.end;
+      fetch_state(last ? task.first : n + 1, last ? t + kTile : t);
+      Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, whole;
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        rotation[k] = turned(phase[k]);
+        sum = {fmaf(rotation[k].re, drive[k], sum.re), fmaf(-rotation[k].im, drive[k], sum.im)};
+        s[k] = sum;
+      }
+      const Complex before = product(b, sum_before<true>(sum, whole));
+      const Complex base = {held[0] + (held[1] + before.re), held[2] + (held[3] + before.im)};
+      if (t < steps && t % kChunk == 0) {
+        const i64 at = offset(p.chunks, row, t / kChunk, d, n);
+        store_number(p.chunks, at, base);
+        reinterpret_cast<unsigned*>(p.phases.base)[at] = phase_before;
+      }
+      const Complex from = product(c, base);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        const Complex w = plus_product(from, bc, s[k]);
+        y[k] = fmaf(rotation[k].re, w.re, fmaf(-rotation[k].im, w.im, y[k]));
+      }
+      whole = product(b, whole);
+      const Sum re = plus({held[0], held[1]}, whole.re), im = plus({held[2], held[3]}, whole.im);
+      const unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
+      __syncwarp();
+      if (lane == 0) {
+        const float words[4] = {re.value, re.lost, im.value, im.lost};
+        store_words(k_of, words);
+        k_of[6] = __uint_as_float(end);
+      }
+      __syncwarp();
+    }
+    add_up(sums, places, task, tile);
+    if (task.slice > 0) continue;
+    if (p.z.base) {
+      float z[kRun];
+      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) y[k] *= z[k] * sigmoid(z[k]);
+    }
+    store_run(row_to(p.out, row, d), t, steps, aligned, y);
+  }
+  for (int n = task.first + lane; n < task.end; n += 32) {
+    const float* k = kept + n * kWordsForward;
+    store_number(p.last, offset(p.last, row, d, n), mul(turned(__float_as_uint(k[6])), Complex{k[0], k[2]}));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward(const __grid_constant__ Tensors p) {
+  extern __shared__ __align__(16) float shared[];
+  const Task task(p);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const i64 steps = p.marks.steps;
+  const int tiles = static_cast<int>((steps + kTile - 1) / kTile);
+  if (!task.there) return;
+  const int row = task.row, d = task.d;
+  const bool aligned = p.aligned != 0, gated = p.z.base != nullptr;
+  // Words of a state: m behind the tile and what rounding took; b, c; b c; the sums of dB and dC.
+  float* kept = shared + (kSlices > 1 ? 0 : warp * task.states * kWordsBackward);
+  float* places = shared + (kSlices > 1 ? 1 : kWarps) * task.states * kWordsBackward;
+  // Of the lane's steps: the drive, the gradient of y and that of the drive, y, where the gradient of z wants it, and M.
+  float* mine = places + (kSlices > 1 ? 2 * (kSlices - 1) * 2 * kTile : 0) + (warp * 32 + lane) * kLaneWords;
+  float *drive_of = mine, *dy_of = mine + kRun, *of_drive_of = mine + 2 * kRun, *y_of = mine + 3 * kRun, *m_of = mine + 4 * kRun;
+  for (int n = task.first + lane; n < task.end; n += 32) {
+    const Complex b = load_number(p.b, offset(p.b, d, n)), c = load_number(p.c, offset(p.c, d, n)), both = product(b, c);
+    // Turned back by the phase of the end, once that is known.
+    const Complex g = load_number(p.grad_last, offset(p.grad_last, row, d, n));
+    float* k = kept + n * kWordsBackward;
+    k[0] = g.re, k[1] = 0.0f, k[2] = g.im, k[3] = 0.0f;
+    k[4] = b.re, k[5] = b.im, k[6] = c.re, k[7] = c.im, k[8] = both.re, k[9] = both.im;
+    k[12] = k[13] = k[14] = k[15] = 0.0f;
+  }
+  __syncwarp();
+  const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
+  float sum_skip = 0.0f, next_theta[kRun];
+  auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
+  if (tiles > 0 && task.first < task.end) fetch_state(task.first, (tiles - 1) * static_cast<i64>(kTile) + lane * kRun);
+#pragma unroll 1
+  for (int tile = tiles - 1; tile >= 0; --tile) {
+    const i64 t = static_cast<i64>(tile) * kTile + lane * kRun;
+    float dy[kRun], none[kRun] = {};
+    load_run(dy, row_of(p.grad_out, row, d), t, steps, aligned);
+    if (gated) {
+      float z[kRun];
+      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) dy[k] *= z[k] * sigmoid(z[k]);
+      store_words(y_of, none);
+    }
+    store_words(dy_of, dy);
+    store_words(of_drive_of, none);
+    {
+      float u[kRun], delta[kRun];
+      load_run(u, row_of(p.u, row, d), t, steps, aligned);
+      load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) delta[k] *= p.silu ? u[k] * sigmoid(u[k]) : u[k];
+      store_words(drive_of, delta);
+    }
+#pragma unroll 1
+    for (int n = task.first; n < task.end; ++n) {
+      float* k_of = kept + n * kWordsBackward;
+      float held[4], more[4];
+      load_words(held, k_of);
+      load_words(more, k_of + 4);
+      Complex b = {more[0], more[1]}, c = {more[2], more[3]};
+      Complex start = {0.0f, 0.0f};
+      unsigned phase_before = 0;
+      if (tile > 0) {
+        const i64 at = offset(p.chunks, row, tile * static_cast<i64>(kTile / kChunk), d, n);
+        start = load_number(p.chunks, at);
+        phase_before = reinterpret_cast<const unsigned*>(p.phases.base)[at];
+      } else if (p.h0.base) {
+        start = load_number(p.h0, offset(p.h0, row, d, n));
+      }
+      unsigned phase[kRun];
+      scan_phases(phase, next_theta, phase_before);
+      const bool last = n + 1 == task.end;
+      if (!last || tile > 0) fetch_state(last ? task.first : n + 1, last ? t - kTile : t);
+      Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, q = sum, whole;
+      float steps_of[kRun];
+      load_words(steps_of, drive_of);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        rotation[k] = turned(phase[k]);
+        sum = {fmaf(rotation[k].re, steps_of[k], sum.re), fmaf(-rotation[k].im, steps_of[k], sum.im)};
+        s[k] = sum;
+      }
+      const Complex before = product(b, sum_before<true>(sum, whole));
+      const Complex from = {start.re + before.re, start.im + before.im};
+      if (tile == tiles - 1) {
+        const Complex turn = turned(__shfl_sync(~0u, phase[kRun - 1], 31));
+        const Complex g = product(Complex{held[0], held[2]}, conj(turn));
+        held[0] = g.re, held[2] = g.im;
+      }
+      Complex behind = {0.0f, 0.0f};
+#pragma unroll
+      for (int half = kRun - 4; half >= 0; half -= 4) {
+        float dy_k[4], m[8];
+        load_words(dy_k, dy_of + half);
+#pragma unroll
+        for (int i = 3; i >= 0; --i) {
+          const Complex turn = rotation[half + i], by = {turn.re * dy_k[i], -turn.im * dy_k[i]};
+          behind = {behind.re + by.re, behind.im + by.im};
+          m[2 * i] = behind.re, m[2 * i + 1] = behind.im;
+          q = plus_product(q, by, conj(s[half + i]));
+        }
+        store_words(m_of + 2 * half, m);
+      }
+      const Complex after = product(conj(c), sum_before<false>(behind, whole));
+      const Complex to = {held[0] + (held[1] + after.re), held[2] + (held[3] + after.im)};
+      const Complex of_b = plus_product(product(to, conj(s[kRun - 1])), conj(c), q);
+      const Complex of_c = plus_product(product(conj(from), behind), conj(b), q);
+      const float four[4] = {of_b.re, of_b.im, of_c.re, of_c.im};
+      const float total = sums_of_four(four);
+      whole = product(conj(c), whole);
+      const Sum re = plus({held[0], held[1]}, whole.re), im = plus({held[2], held[3]}, whole.im);
+      __syncwarp();
+      if (lane < 4) k_of[12 + lane] += total;
+      if (lane == 0) {
+        const float words[4] = {re.value, re.lost, im.value, im.lost};
+        store_words(k_of, words);
+      }
+      __syncwarp();
+      // Again from shared memory, and not kept in registers.
+      load_words(more, k_of + 4);
+      b = {more[0], more[1]}, c = {more[2], more[3]};
+      const Complex bc = {k_of[8], k_of[9]}, turned_b = product(conj(b), to);
+      // Four steps at a time: there are no registers for more.
+#pragma unroll
+      for (int half = 0; half < kRun; half += 4) {
+        float of_theta[4], of_drive[4], m[8];
+        load_words(of_drive, of_drive_of + half);
+        load_words(m, m_of + 2 * half);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int k = half + i;
+          const Complex m_k = {m[2 * i], m[2 * i + 1]};
+          const Complex at = plus_product(to, conj(c), m_k), w = plus_product(turned_b, conj(bc), m_k);
+          const Complex previous = k > 0 ? plus_product(from, b, s[k > 0 ? k - 1 : 0]) : from;
+          of_theta[i] = fmaf(at.im, previous.re, -(at.re * previous.im));
+          of_drive[i] = fmaf(rotation[k].re, w.re, fmaf(-rotation[k].im, w.im, of_drive[i]));
+        }
+        store_words(of_drive_of + half, of_drive);
+        store_angles(p.g_theta, row, d, n, t + half, steps, aligned, of_theta);
+      }
+      if (gated) {
+        float y[kRun];
+        load_words(y, y_of);
+        const Complex there = product(c, from);
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+          const Complex w = plus_product(there, bc, s[k]);
+          y[k] = fmaf(rotation[k].re, w.re, fmaf(-rotation[k].im, w.im, y[k]));
+        }
+        store_words(y_of, y);
+      }
+    }
+    float sums[2][kRun];
+    float(&of_drive)[kRun] = sums[0];
+    load_words(of_drive, of_drive_of);
+    load_words(sums[1], gated ? y_of : of_drive_of);
+    add_up(sums, places, task, tile);
+    if (task.slice > 0) continue;
+    float u[kRun], delta[kRun], of_u[kRun], of_delta[kRun], of_z[kRun];
+    load_run(u, row_of(p.u, row, d), t, steps, aligned);
+    load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
+    load_words(dy, dy_of);
+    float z[kRun], g[kRun];
+    if (gated) {
+      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+      load_run(g, row_of(p.grad_out, row, d), t, steps, aligned);
+    }
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const float s = p.silu ? sigmoid(u[k]) : 1.0f, v = u[k] * s;
+      const float of_v = fmaf(delta[k], of_drive[k], dy[k] * skip);
+      of_u[k] = p.silu ? of_v * fmaf(v, 1.0f - s, s) : of_v;
+      of_delta[k] = v * of_drive[k];
+      sum_skip = fmaf(dy[k], v, sum_skip);
+      if (gated) of_z[k] = fmaf(skip, v, sums[1][k]) * (g[k] * silu_slope(z[k]));
+    }
+    store_run(row_to(p.g_u, row, d), t, steps, aligned, of_u);
+    store_run(row_to(p.g_delta, row, d), t, steps, aligned, of_delta);
+    if (gated) store_run(row_to(p.g_z, row, d), t, steps, aligned, of_z);
+  }
+  for (int n = task.first + lane; n < task.end; n += 32) {
+    const float* k = kept + n * kWordsBackward;
+    p.part_b[(row * p.channels + d) * task.states + n] = {k[12], k[13]};
+    p.part_c[(row * p.channels + d) * task.states + n] = {k[14], k[15]};
+    if (p.g_h0.base) store_number(p.g_h0, offset(p.g_h0, row, d, n), {k[0], k[2]});
+  }
+  if (task.slice > 0) return;
+  sum_skip = warp_sum(sum_skip);
+  if (lane == 0) p.part_skip[row * p.channels + d] = sum_skip;
+}
