@@ -50,9 +50,16 @@ struct Event {
 
 using Work = std::function<Result()>;
 
+// Work of a stream, and the event that it waits for, if it does.
+struct Queued {
+  Work work;
+  Event* event;
+  uint64_t recorded;
+};
+
 struct Stream {
   bool blocking = false;
-  std::deque<Work> queue;
+  std::deque<Queued> queue;
   struct Capture* capture = nullptr;
   bool running = false;
 };
@@ -73,7 +80,7 @@ struct Capture {
 // The stream of a handle: one's own, or the default one of the device or of the thread.
 Stream* stream_of(void* handle);
 // Puts work on a stream, or into the graph that is captured there.
-Result put(void* handle, Work work);
+Result put(void* handle, Work work, Event* event = nullptr, uint64_t recorded = 0);
 // Does all work of a stream, or of all.
 Result drain(Stream* s);
 Result drain_all();

@@ -138,7 +138,12 @@ class Engine {
   unsigned copy_turns = 6;
   std::vector<Async> async;
   std::vector<Fiber*> barrier_waiters;
-  uint64_t idle_yields = 0;
+  // Looks at memory since something happened, those before the last turn of other launches, and what has happened.
+  uint64_t idle_yields = 0, idle_before = 0, made = 0;
+  // The place of the launch itself, and of who runs it.
+  void *own = nullptr, *runner = nullptr;
+  bool over = false;
+  unsigned code = 0;
   std::vector<bool> used;  // variables in shared memory
   size_t used_bytes = 0;
   std::vector<void*> argument_pointers;
@@ -160,7 +165,7 @@ class Engine {
     w->ready.push_back(f);
   }
   Fiber* pick();
-  void progress() { idle_yields = 0; }
+  void progress() { idle_yields = idle_before = 0, ++made; }
   [[noreturn]] void fail(unsigned code, const std::string& sentence);
   std::string where(const Fiber* f) const;
   std::string place() const { return current ? where(current) : copying ? "a copy beside the threads" : "all threads"; }

@@ -18,8 +18,12 @@ std::map<const Module*, std::vector<Slot>> slots;
 
 namespace {
 
-// Kept between launches; launches of a process run one at a time.
-std::vector<unsigned char*> free_stacks;
+// Kept between launches, which run one at a time, and where one of another device must come, in turns.
+std::vector<unsigned char*> free_stacks, launch_stacks;
+std::vector<Engine*> begun;
+constexpr size_t kLaunchStackBytes = 1 << 20;
+// Looks at memory, by all threads of a launch, until others have a turn.
+constexpr uint64_t kPatience = 20000;
 std::vector<Fiber*> free_fibers;
 std::vector<unsigned char*> free_arenas;
 
@@ -306,6 +310,10 @@ void Engine::loop() {
     emu_switch(&scheduler, f->sp);
     current = nullptr;
     if (failure) return;
+    if (idle_yields >= idle_before + kPatience && async.empty()) {
+      idle_before = idle_yields;
+      emu_switch(&own, runner);
+    }
     if (f->done && f->block->cluster->live == 0) {
       // Its copies must have arrived: shared memory ends with the block.
       Cluster* c = f->block->cluster;
@@ -379,6 +387,28 @@ unsigned Engine::go() {
   return failure;
 }
 
+namespace {
+
+void launch_entry() {
+  Engine* e = engine;
+  e->code = e->go();
+  e->over = true;
+  emu_switch(&e->own, e->runner);
+  std::abort();
+}
+
+// Until it is over, or waits for others.
+void go_on(Engine* e) {
+  Engine* before = engine;
+  engine = e;
+  emu_switch(&e->runner, e->own);
+  engine = before;
+}
+
+}  // namespace
+
+bool (*start_elsewhere)() = nullptr;
+
 unsigned run(const Launch& launch, uint64_t s, std::string& why) {
   Engine e(launch, s, why);
   e.ordered = s == 0;
@@ -393,10 +423,31 @@ unsigned run(const Launch& launch, uint64_t s, std::string& why) {
     mine.ss_size = handler_stack.size();
     sigaltstack(&mine, nullptr);
   }
-  engine = &e;
-  const unsigned code = e.go();
-  engine = nullptr;
-  return code;
+  unsigned char* stack;
+  if (launch_stacks.empty()) {
+    stack = reserve(kLaunchStackBytes);
+  } else {
+    stack = launch_stacks.back();
+    launch_stacks.pop_back();
+  }
+  e.own = prepare(stack, kLaunchStackBytes, launch_entry);
+  begun.push_back(&e);
+  // Another may have brought it to its end.
+  while (!e.over) {
+    go_on(&e);
+    if (e.over) break;
+    // It waits for what another launch may do: those that were begun, and those that can begin now.
+    uint64_t made = 0, after = 0;
+    for (Engine* other : begun) made += other == &e ? 0 : other->made;
+    for (size_t i = 0; i < begun.size(); i++)
+      if (begun[i] != &e && !begun[i]->over) go_on(begun[i]);
+    const bool started = start_elsewhere && start_elsewhere();
+    for (Engine* other : begun) after += other == &e ? 0 : other->made;
+    if (started || after != made) e.idle_yields = e.idle_before = 0;
+  }
+  begun.erase(std::find(begun.begin(), begun.end(), &e));
+  launch_stacks.push_back(stack);
+  return e.code;
 }
 
 uint64_t seed() {

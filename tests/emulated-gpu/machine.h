@@ -34,6 +34,8 @@ struct Launch {
 
 // Runs it to its end. Returns 0, or the driver's code of the failure, of which `why` says what happened.
 unsigned run(const Launch& launch, uint64_t seed, std::string& why);
+// Starts a piece of work of another stream, if one can start: asked where a launch only looks at what another may write.
+extern bool (*start_elsewhere)();
 
 // The seed of the order in which threads run, and of what uninitialised memory holds.
 uint64_t seed();

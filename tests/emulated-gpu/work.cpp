@@ -57,10 +57,28 @@ static bool is_legacy(Stream* s) { return defaults.count({current_device(), 0}) 
 
 // Does the oldest piece of work of a stream.
 static Result step(Stream* s) {
-  Work work = std::move(s->queue.front());
+  Work work = std::move(s->queue.front().work);
   s->queue.pop_front();
-  return sticky ? sticky : work();
+  if (sticky) return sticky;
+  s->running = true;
+  Result r = work();
+  s->running = false;
+  return r;
 }
+
+// Does a piece of work of a stream that does nothing now, while a launch of another waits for it.
+static bool step_elsewhere() {
+  for (size_t i = 0; i < streams.size(); i++) {
+    Stream* s = streams[i].get();
+    if (s->running || s->queue.empty()) continue;
+    const Queued& first = s->queue.front();
+    if (first.event && first.event->done < first.recorded) continue;
+    step(s);
+    return true;
+  }
+  return false;
+}
+[[maybe_unused]] static const bool elsewhere = (emu::start_elsewhere = step_elsewhere, true);
 
 Result drain(Stream* s) {
   Result r = sticky;
@@ -95,7 +113,7 @@ static void order_defaults(Stream* s) {
   }
 }
 
-Result put(void* handle, Work work) {
+Result put(void* handle, Work work, Event* event, uint64_t recorded) {
   if (sticky) return sticky;
   Stream* s = stream_of(handle);
   if (s->capture) {
@@ -103,7 +121,7 @@ Result put(void* handle, Work work) {
     return kSuccess;
   }
   order_defaults(s);
-  s->queue.push_back(std::move(work));
+  s->queue.push_back({std::move(work), event, recorded});
   if (early()) return drain(s);
   return kSuccess;
 }
@@ -232,7 +250,7 @@ API Result cuStreamWaitEvent(void* stream, Event* e, unsigned) {
   }
   if (s->capture || e->recorded == e->done) return kSuccess;
   const uint64_t n = e->recorded;
-  return put(stream, [=] { return reach(e, n); });
+  return put(stream, [=] { return reach(e, n); }, e, n);
 }
 API Result cuEventSynchronize(Event* e) {
   Lock lock(big_lock);

@@ -181,6 +181,34 @@ fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
     [whole, parts, want.out].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }
 
+/// Two devices, each with kernels of its own that wait for what the other writes.
+#[test]
+fn on_a_gpu_networks_on_two_devices_have_the_cpus_spikes() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let emulated = gpu.device.name().starts_with("emulated");
+    if !emulated && crate::cuda::CudaDevice::open(1).is_err() {
+        return println!("skipped: there is one device");
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/cuba.toml");
+    let mut config = Config::read(path).unwrap();
+    let (scale, ms) = if emulated { ("0.05", "60ms") } else { ("1", "300ms") };
+    for set in [&format!("simulation.scale={scale}"), &format!("simulation.duration=\"{ms}\""), "simulation.discard=0"]
+    {
+        config.set(set).unwrap();
+    }
+    pool::set_num_threads(2);
+    let of = |backend: Backend, gpus: Option<usize>, name: &str| {
+        let options = RunOptions { backend, gpus, ..RunOptions::new(scratch(name)) };
+        let r = run(&config, &options, &Silent).unwrap();
+        std::fs::remove_dir_all(&r.out).unwrap();
+        r
+    };
+    let want = of(Backend::Cpu, None, "of-two-on-cpu");
+    let got = of(Backend::Cuda(0), Some(2), "of-two");
+    assert!(want.spikes > 100 && got.gpus == 2, "{} spikes", want.spikes);
+    assert_eq!((got.spikes, got.spikes_sha256, got.rates_hz), (want.spikes, want.spikes_sha256, want.rates_hz));
+}
+
 /// A network's step is taken apart on the CPU, and timed as a whole on a GPU: parts add up, bytes are those of the sizes.
 #[test]
 fn a_step_is_profiled() {
