@@ -30,6 +30,7 @@ const CHECK: &[&str] = &[
     "B70_T1_D140_H70,from=2,to=7",
     "B2_T516_D36_H1100,from=36,to=1100",
     "B2_T401_D70_H700,to=700,x=false",
+    "B1_T9_D5_H8192",
 ];
 
 impl Op for DenseOp {

@@ -43,6 +43,15 @@ __device__ __forceinline__ void multiply(const Tiles& s, float (&acc)[4][4]) {
   }
 }
 
+// acc += some, which begins again.
+__device__ __forceinline__ void add_up(float (&acc)[4][4], float (&some)[4][4]) {
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) acc[p][q] += some[p][q], some[p][q] = 0.0f;
+  }
+}
+
 // Where channel c of a step lies from the step's beginning.
 __device__ __forceinline__ i64 channel(int c, int width, i64 steps) {
   return (i64)(c / width) * steps * width + c % width;
@@ -53,7 +62,7 @@ __device__ __forceinline__ i64 row(i64 n, i64 steps, int channels, int width) {
   return n / steps * steps * channels + n % steps * width;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
     dense_map(const float* from, const float* weight, const float* bias, float* to, i64 rows, i64 steps, int inputs,
               int from_width, int outputs, int to_width, i64 stride_o, i64 stride_i) {
   __shared__ __align__(16) Tiles s;
@@ -65,8 +74,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     from_row[threadIdx.x] = row(n, steps, inputs, from_width);
     to_row[threadIdx.x] = row(n, steps, outputs, to_width);
   }
-  float acc[4][4] = {};
+  float acc[4][4] = {}, some[4][4] = {};
   for (int i = 0; i < inputs; i += kDepth) {
+    // Sums of sums of 256 terms: one of thousands would round as often.
+    if (i % 256 == 0) add_up(acc, some);
     __syncthreads();
     for (int e = threadIdx.x; e < kDepth * kTile; e += kThreads) {
       const bool along = from_width == 1;
@@ -79,8 +90,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       s.b[l][w] = known ? weight[(o + w) * stride_o + (i + l) * stride_i] : 0.0f;
     }
     __syncthreads();
-    multiply(s, acc);
+    multiply(s, some);
   }
+  add_up(acc, some);
   __syncthreads();
   const int n = threadIdx.x % 16 * 4, c = threadIdx.x / 16 * 4;
 #pragma unroll
@@ -126,11 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       // Sums of sums: an error grows with the roots of 16 and of 32 instead of that of 512.
       float some[4][4] = {};
       multiply(s, some);
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-#pragma unroll
-        for (int q = 0; q < 4; ++q) acc[p][q] += some[p][q];
-      }
+      add_up(acc, some);
     }
     const int c = o + threadIdx.x % 16 * 4, d = i + threadIdx.x / 16 * 4;
 #pragma unroll
