@@ -2,7 +2,7 @@
 
 use super::reference::{self, Inputs, State};
 use super::spec::{Damping, Kfac, Map, NAME};
-use super::{cpu, on_a_gpu, probe};
+use super::{cpu, cuda, probe};
 use crate::cuda::Specialisation;
 use crate::op::{
     Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Role, Signature, Tensors, Tolerance, Values,
@@ -27,7 +27,7 @@ impl Problem for Kfac {
         options.one_way(self.entry(), device)?;
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
-            Device::Cuda(_) => Err(on_a_gpu(NAME)),
+            Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
@@ -259,6 +259,6 @@ impl Op for KfacOp {
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }

@@ -2,12 +2,12 @@
 
 use super::factors::reference::{Inputs, forward};
 use super::{Damping, Factors, Kfac, Map};
+use crate::Device;
 use crate::check::gpu::gpu;
-use crate::op::{Channels, LinearMap, PlanOptions, Problem};
+use crate::op::{Channels, LinearMap};
 use crate::optim::blocks::{Parameter, packed};
-use crate::optim::stepper::Common;
+use crate::optim::stepper::{Common, DecayMode};
 use crate::optim::testing::{Matrix, Steps, apart, draw};
-use crate::{Device, ErrorKind};
 
 /// X X^T / k of normal X `[n, k]`, as f32 holds it.
 fn factor(seed: u64, n: usize, k: usize) -> Matrix {
@@ -85,8 +85,7 @@ fn place(l: usize, e: usize) -> usize {
 }
 
 /// Ten steps of every option that changes what is solved, against whole Kronecker products.
-#[test]
-fn ten_steps_are_those_of_another_implementation() {
+fn ten_steps(device: &Device) {
     for (mode, damping, kl_clip, frequency) in
         [(Damping::Exact, 0.03, 0.01, 1), (Damping::Exact, 0.5, 0.0, 2), (Damping::Factored, 0.05, 1e-3, 1)]
     {
@@ -96,7 +95,7 @@ fn ten_steps_are_those_of_another_implementation() {
         (p.inverse_frequency, p.adamw_rate, p.decay) = (1, 0.5, 0.8);
         let p = p.build().unwrap();
         let mut w = draw(1, 199);
-        let mut steps = Steps::new(&p, w.clone());
+        let mut steps = Steps::on(device, &p, w.clone());
         let sizes = [(4usize, 5usize), (6, 4)];
         let mut averages: Vec<(Matrix, Matrix)> = Vec::new();
         let mut momentum = [vec![0.0; 20], vec![0.0; 24]];
@@ -162,6 +161,17 @@ fn ten_steps_are_those_of_another_implementation() {
             assert!(off < 2e-5, "{mode:?}, step {t}: {off:e}");
         }
     }
+}
+
+#[test]
+fn ten_steps_are_those_of_another_implementation() {
+    ten_steps(&Device::Cpu);
+}
+
+#[test]
+fn on_a_gpu_ten_steps_are_those_of_another_implementation() {
+    let Some(gpu) = gpu() else { return };
+    ten_steps(&Device::Cuda(gpu.device.clone()));
 }
 
 /// With the factors of squares' own Hessian a step without damping goes from anywhere to where a linear map fits best.
@@ -241,8 +251,7 @@ fn second_moments_take_the_place_of_eigenvalues() {
 }
 
 /// Factors with a NaN leave the averages as they were, and their count.
-#[test]
-fn factors_that_are_not_finite_are_left_out() {
+fn left_out(device: &Device) {
     let p = problem().build().unwrap();
     let mut good = vec![0.0; p.places.factors];
     for at in &p.places.maps {
@@ -253,7 +262,7 @@ fn factors_that_are_not_finite_are_left_out() {
     }
     let mut bad = good.clone();
     bad[p.places.maps[1].g] = f64::NAN;
-    let mut steps = Steps::new(&p, draw(1, 199));
+    let mut steps = Steps::on(device, &p, draw(1, 199));
     let g = vec![0.1; 199];
     steps.step_with(&g, &g, 0.01, &[("seen", &good)]);
     let before = steps.state.get("factors").unwrap().clone();
@@ -265,6 +274,62 @@ fn factors_that_are_not_finite_are_left_out() {
     assert_eq!(before.data[second..], after.data[second..]);
     assert!(after.data[p.places.maps[0].a] > before.data[p.places.maps[0].a]);
     assert!(steps.parameter().iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn factors_that_are_not_finite_are_left_out() {
+    left_out(&Device::Cpu);
+}
+
+/// An average with a NaN in it, or with factored damping one that is not positive: its side keeps what it had, with the other side, or map,
+/// solved as if nothing were wrong.
+fn kept(device: &Device) {
+    for (mode, bad) in [(Damping::Exact, f64::NAN), (Damping::Factored, f64::NAN), (Damping::Factored, -1e3)] {
+        let p = Kfac { mode, inverse_frequency: 1, factor_frequency: 100, ..problem() }.build().unwrap();
+        let mut flat = vec![0.0; p.places.factors];
+        for (l, at) in p.places.maps.iter().enumerate() {
+            let (a, h) = [(4, 5), (6, 4)][l];
+            for (first, list) in [(at.a, pack(&factor(l as u64, a, 9))), (at.g, pack(&factor(7 + l as u64, h, 9)))] {
+                flat[first..first + list.len()].copy_from_slice(&list);
+            }
+        }
+        let at = p.places.maps[0];
+        // Another average of G, beside what is not that of A.
+        let mut other = flat.clone();
+        other[at.g..at.g + packed(5)].iter_mut().for_each(|x| *x *= 2.0);
+        let run = |broken: bool| {
+            let mut steps = Steps::on(device, &p, draw(1, 199));
+            steps.step_with(&[0.1; 199], &[0.0; 199], 0.01, &[("seen", &flat)]);
+            let before = steps.state.get("bases").unwrap().data.clone();
+            let mut factors = steps.state.get("factors").unwrap().clone();
+            factors.data.copy_from_slice(&other);
+            if broken {
+                factors.data[at.a + packed(1) + 1] = bad;
+            }
+            steps.state.insert("factors", factors);
+            steps.step_with(&[0.1; 199], &[0.0; 199], 0.01, &[("seen", &flat)]);
+            (before, steps.state.get("bases").unwrap().data.clone(), steps.parameter().to_vec())
+        };
+        let ((before, after, w), (_, whole, _)) = (run(true), run(false));
+        let (a, rest) = (at.basis_a..at.basis_a + 16, p.places.maps[1].basis_a..p.places.bases);
+        assert_eq!(before[a.clone()], after[a.clone()], "{mode:?} {bad}");
+        assert_eq!(after[rest.clone()], whole[rest], "{mode:?} {bad}");
+        assert!(mode == Damping::Exact || before[a.clone()] != whole[a], "{mode:?}: an average that changes nothing");
+        assert!(w.iter().all(|x| x.is_finite()), "{mode:?} {bad}");
+    }
+}
+
+#[test]
+fn sides_that_cannot_be_solved_keep_what_they_had() {
+    kept(&Device::Cpu);
+}
+
+#[test]
+fn on_a_gpu_what_is_not_finite_or_not_solved_harms_nothing_else() {
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    left_out(&device);
+    kept(&device);
 }
 
 #[test]
@@ -295,10 +360,59 @@ fn options_out_of_range_are_named() {
     assert!("exakt".parse::<Damping>().unwrap_err().to_string().contains("is not one of exact, factored"));
 }
 
+/// Maps of one tile and of several, of one panel and of several, beside each other; turns of three steps, factors of every second, all
+/// ways of damping. Factors of rank 3, and at last of nothing.
 #[test]
-fn on_a_gpu_it_is_refused_in_a_sentence() {
+fn on_a_gpu_steps_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    let refused = problem().build().unwrap().plan(&Device::Cuda(gpu.device.clone()), &PlanOptions::default());
-    let Err(e) = refused else { panic!("it has a plan") };
-    assert!(e.kind() == &ErrorKind::Unavailable && e.to_string().contains("--backend cpu"), "{e}");
+    let device = Device::Cuda(gpu.device.clone());
+    let sizes = [(70usize, 65usize), (3, 40), (1, 1), (33, 2)];
+    let (mut elements, mut parameters, mut maps) = (0usize, Vec::new(), Vec::new());
+    for (h, d) in sizes {
+        maps.push(Map { weight: elements, rows: h, columns: d, bias: Some(elements + h * d) });
+        parameters.extend([Parameter::new(elements, [h, d]), Parameter::new(elements + h * d, [h])]);
+        elements += h * (d + 1);
+    }
+    parameters.push(Parameter::new(elements, [9]));
+    elements += 9;
+    for (mode, ekfac, mean) in [
+        (Damping::Exact, false, DecayMode::L2),
+        (Damping::Factored, false, DecayMode::Independent),
+        (Damping::Exact, true, DecayMode::Corrected),
+    ] {
+        let mut p = Kfac::new(elements, parameters.clone(), maps.clone());
+        (p.mode, p.ekfac, p.damping, p.inverse_frequency, p.factor_frequency) = (mode, ekfac, 0.1, 3, 2);
+        p.common = Common { clip: 30.0, weight_decay: 0.1, mode: mean };
+        let p = p.build().unwrap();
+        let (w, decay) = (draw(4, elements), vec![1.0; elements]);
+        let (mut here, mut there) = (Steps::new(&p, w.clone()), Steps::on(&device, &p, w.clone()));
+        let mut last = None;
+        for t in 1..=7u64 {
+            let mut seen = vec![0.0; p.places.factors];
+            for ((m, at), t) in maps.iter().zip(&p.places.maps).zip(10 * t..).take(if t < 6 { 4 } else { 0 }) {
+                // Squares are those of one basis, which a factor without its rank does not have.
+                let of_a = if ekfac { 2 * m.inputs() } else { 3 };
+                for (first, n, k) in [(at.a, m.inputs(), of_a), (at.g, m.rows, 2 * m.rows)] {
+                    let list = pack(&factor(t, n, k));
+                    seen[first..first + list.len()].copy_from_slice(&list);
+                }
+            }
+            let squares: Vec<f64> = draw(90 + t, p.places.squares).iter().map(|x| x * x).collect();
+            let more: &[(&str, &[f64])] = &[("seen", &seen), ("seen_squares", &squares)];
+            let (g, more) = (draw(30 + t, elements), if ekfac { more } else { &more[..1] });
+            here.step_with(&g, &decay, 0.03, more);
+            there.step_with(&g, &decay, 0.03, more);
+            let (moved, off) = (apart(here.parameter(), &w), apart(there.parameter(), here.parameter()));
+            assert!(off < 1e-4 * moved, "{mode:?}, {ekfac}, step {t}: {off:e} of {moved:e}");
+            if t == 4 {
+                let mut resumed = Steps::on(&device, &p, draw(9, elements));
+                resumed.resume(&there);
+                last = Some(resumed);
+            } else if let Some(resumed) = &mut last {
+                // State is all there is here too.
+                resumed.step_with(&g, &decay, 0.03, more);
+                assert!(resumed.state == there.state, "{mode:?}, step {t}");
+            }
+        }
+    }
 }

@@ -68,13 +68,10 @@ fn on_a_gpu_every_optimizer_learns_and_resumes() {
         run(&config(&scratch, text), &options, progress)
     };
     for (i, optimizer) in OPTIMIZERS.into_iter().enumerate() {
-        let text = text_of(optimizer, "weight_decay = 0.1\n");
-        if optimizer.0 == "kfac" {
-            let e = on_it(&text, &format!("refused-{i}"), false, &Silent).unwrap_err();
-            assert!(e.kind() == &ErrorKind::Unavailable && e.to_string().contains("--backend cpu"), "{e}");
-            assert!(!scratch.file(&format!("refused-{i}")).exists(), "{e}");
-            continue;
-        }
+        // The first factors are of eight rows. Their least eigenvalues are roundings, and so are the bases of these and what EKFAC sees in
+        // them, on the CPU too; with this damping they have no part.
+        let text =
+            text_of(optimizer, "weight_decay = 0.1\n").replace("ekfac = true\n", "ekfac = true\ndamping = 0.1\n");
         let (whole, stopped) = (format!("whole-{i}"), format!("stopped-{i}"));
         let there = on_it(&text, &whole, false, &Silent).unwrap();
         let here = train(&scratch, &text, &format!("cpu-{i}"), false, &Silent).unwrap();

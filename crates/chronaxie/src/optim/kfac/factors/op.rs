@@ -2,7 +2,7 @@
 
 use super::reference::{self, Inputs};
 use super::spec::{Factors, NAME};
-use super::{Sharing, Terms, cpu};
+use super::{Sharing, Terms, cpu, cuda};
 use crate::cuda::Specialisation;
 use crate::op::{
     Case, CaseSet, Channels, Cost, LinearMap, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance,
@@ -25,7 +25,7 @@ impl Problem for Factors {
         options.one_way(self.entry(), device)?;
         match device {
             Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
-            Device::Cuda(_) => Err(super::super::on_a_gpu(NAME)),
+            Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
@@ -140,6 +140,6 @@ impl Op for KfacFactorsOp {
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }

@@ -3,6 +3,7 @@
 use super::reference::{Inputs, forward};
 use super::{Factors, Sharing, Terms};
 use crate::call::Session;
+use crate::check::gpu::gpu;
 use crate::op::{Channels, LinearMap, Pass, Values};
 use crate::optim::blocks::packed;
 use crate::optim::testing::{Matrix, apart, draw, times, transposed};
@@ -127,8 +128,7 @@ fn squares_are_those_of_samples_gradients() {
 }
 
 /// What lies beyond a row's length is never read, and lengths out of range are cut.
-#[test]
-fn padding_has_no_part() {
+fn padding_has_no_part_on(device: &Device) {
     let (from, to) = (Channels::along(2), Channels::beside(3));
     for sharing in [Sharing::Expand, Sharing::Reduce] {
         let made = |steps: usize, lengths: [f64; 3], fill: f64| {
@@ -141,7 +141,7 @@ fn padding_has_no_part() {
                     (0..3).for_each(|k| grad[(b * steps + t) * 3 + k] = 0.5 - (2 * b + k + t) as f64);
                 }
             }
-            let mut session = Session::new(Arc::new(p), &Device::Cpu).unwrap();
+            let mut session = Session::new(Arc::new(p), device).unwrap();
             let mut all = crate::op::Tensors::new();
             let signature = p.signature_of(Pass::Forward).unwrap();
             for (t, data) in signature.inputs.iter().zip([x, grad, lengths.to_vec()]) {
@@ -153,6 +153,17 @@ fn padding_has_no_part() {
         assert_eq!(made(9, [4.0, 0.0, 2.0], f64::NAN), tight, "{sharing:?}");
         assert_eq!(made(4, [7.0, -1.0, 2.0], f64::NAN), tight, "{sharing:?}");
     }
+}
+
+#[test]
+fn padding_has_no_part() {
+    padding_has_no_part_on(&Device::Cpu);
+}
+
+#[test]
+fn on_a_gpu_padding_has_no_part() {
+    let Some(gpu) = gpu() else { return };
+    padding_has_no_part_on(&Device::Cuda(gpu.device.clone()));
 }
 
 #[test]
