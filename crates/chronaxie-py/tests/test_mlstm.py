@@ -22,7 +22,7 @@ def law(q, k, v, i, f, c=None, n=None, m=None, gate="exp", normalize=True, eps=0
     for t in range(steps):
         log_f = torch.nn.functional.logsigmoid(f[:, :, t])
         log_i = i[:, :, t] if gate == "exp" else torch.nn.functional.logsigmoid(i[:, :, t])
-        before, m = m, torch.maximum(log_f + m, log_i) if gate == "exp" else m
+        before, m = m, torch.maximum(log_f + m, log_i).clamp(min=-80.0) if gate == "exp" else m
         keep, into = torch.exp(log_f + before - m), torch.exp(log_i - m)
         c = keep[..., None, None] * c + into[..., None, None] * k[:, :, t, :, None] * v[:, :, t, None, :]
         n = keep[..., None] * n + into[..., None] * k[:, :, t]
@@ -75,6 +75,28 @@ def test_outputs_states_and_gradients_are_those_of_the_recurrence(device, dtype,
     want = torch.autograd.grad(laws, list(exact.values()), [s.double() for s in seeds])
     for name, a, b in zip(ours, got, want):
         assert distance(a, b) <= bound_gradient, name
+
+
+@pytest.mark.parametrize("gate, normalize", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_shut_gates_reset_and_write_nothing(device, dtype, gate, normalize):
+    ours, exact = sample(device, dtype, gate, normalize, sizes=(2, 2, 40, 16, 32))
+    for x in (ours, exact):
+        for name, times in (("f", [9, 20, 39]), ("i", [4, 20, 21, 39])):
+            shut = x[name].detach().clone()
+            shut[:, :, times] = -torch.inf
+            x[name] = shut.to(torch.float64 if dtype is torch.float64 else x[name].dtype).requires_grad_()
+    h, (c, *_) = ct.mlstm(**ours, return_last_states=True, gate=gate, normalize=normalize)
+    h_law, (c_law, *_) = exactly(exact, gate=gate, normalize=normalize)
+    bound, _, bound_gradient = BOUNDS.get(dtype, (1e-12, 1e-12, 1e-11))
+    assert distance(h, h_law) <= bound
+    assert all(t.abs().max() < 1e-40 for t in (c, c_law, h[:, :, 39]))
+    seed = torch.randn_like(h)
+    got = torch.autograd.grad(h, list(ours.values()), seed)
+    want = torch.autograd.grad(h_law, list(exact.values()), seed.double())
+    for name, a, b in zip(ours, got, want):
+        assert a.isfinite().all() and b.isfinite().all() and distance(a, b) <= bound_gradient, name
+        assert name not in "if" or not a[ours[name].isinf()].any(), name
 
 
 def test_only_the_gradients_that_are_asked_for(device):

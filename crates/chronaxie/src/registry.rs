@@ -51,6 +51,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         &crate::optim::kfac::KfacOp,
         #[cfg(feature = "optim")]
         &crate::optim::kfac::KfacFactorsOp,
+        #[cfg(feature = "optim")]
+        &crate::optim::per_sample::GhostNormsOp,
         #[cfg(feature = "train")]
         &crate::train::head::LinearHeadOp,
         #[cfg(feature = "train")]

@@ -4,8 +4,8 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Sizes by axis letter, and options by name. Families that are no operation also have words (`full_poisson`) and steps that
-/// are no whole numbers (`dt0.1`).
+/// Sizes by axis letter, and options by name. Some families also have words (`full_poisson`, `lm350m`), and steps that are no whole
+/// numbers (`dt0.1`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Case {
     sizes: Vec<(String, usize)>,
@@ -129,7 +129,9 @@ impl FromStr for Case {
                     case.sizes.extend([(String::new(), count), ("x".to_owned(), order)]);
                     continue;
                 }
-                if size.len() > 1 && size.bytes().all(|c| c.is_ascii_lowercase()) {
+                let letter = |c: char| c.is_ascii_lowercase();
+                let plain = size.chars().all(|c| letter(c) || c.is_ascii_digit());
+                if size.len() > 1 && plain && size.starts_with(letter) && size.ends_with(letter) {
                     case.words.push(size.to_owned());
                     continue;
                 }
@@ -174,7 +176,14 @@ mod tests {
     fn cases_round_trip() {
         for s in ["B24_T8_D128_H64", "B1_NH8_K256_V512,state=bf16,seed=2", "density=0.5", "64x128", "3x4_T5,p=2"]
             .into_iter()
-            .chain(["full_poisson_stdp", "full_dc,scale=0.1", "1000000x1000_dt0.1", "100x10_dt1", "100x10_S5"])
+            .chain([
+                "full_poisson_stdp",
+                "lm350m,every=1",
+                "full_dc,scale=0.1",
+                "1000000x1000_dt0.1",
+                "100x10_dt1",
+                "100x10_S5",
+            ])
         {
             assert_eq!(s.parse::<Case>().unwrap().to_string(), s);
         }

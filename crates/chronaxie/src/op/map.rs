@@ -41,6 +41,18 @@ impl Channels {
         let width = self.width();
         c / width * steps * width + c % width
     }
+    /// All channels at step `t` of row `b`, in order.
+    #[cfg(feature = "optim")]
+    #[inline(always)]
+    pub(crate) fn read(self, of: &[f32], steps: usize, [b, t]: [usize; 2], to: &mut [f32]) {
+        let (at, width) = (self.row(steps, b, t), self.width());
+        if width > 0 {
+            for (group, to) in to.chunks_exact_mut(width).enumerate() {
+                let from = at + self.channel(steps, group * width);
+                to.copy_from_slice(&of[from..from + width]);
+            }
+        }
+    }
 }
 
 /// A problem as one linear map `y = weight x + bias` at each of B times T steps: what an optimizer makes the factors of its curvature

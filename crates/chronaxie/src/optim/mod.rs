@@ -7,6 +7,7 @@ mod matrix;
 pub mod muon;
 mod onblock;
 mod ongpu;
+pub mod per_sample;
 mod sample;
 pub mod shampoo;
 pub mod soap;

@@ -4,15 +4,37 @@ use super::blocks::{Grid, Parameter, packed};
 use super::stepper::{Common, DecayMode};
 use crate::op::{Case, Role, Signature, Tensors, Values};
 use crate::rng::Rng;
-use crate::{Result, Shape};
+use crate::{Error, Result, Shape};
+use std::collections::BTreeMap;
+
+/// The case of the matrices of a language model of 24 layers of width 1024, about 350 million parameters.
+pub(super) const LANGUAGE_MODEL: &str = "lm350m";
 
 /// L times parameters `[M, N]` and `[N]`, and with the option K one of `[K, M, N]`, each from a multiple of 64 elements on, and
-/// how long the vector is.
+/// how long the vector is. With the option `words` instead the matrices of a language model of L layers of width M: those of
+/// attention and of two maps of 4 M, and one of so many words; N is M there.
 pub(super) fn parameters(case: &Case) -> Result<(usize, Vec<Parameter>)> {
-    let (layers, m, n, k) = (case.size("L")?, case.size("M")?, case.size("N")?, case.get("K", 0usize)?);
+    let of_model = case.words() == LANGUAGE_MODEL;
+    let [layers, m, n] = if of_model { [24, 1024, 1024] } else { [case.size("L")?, case.size("M")?, case.size("N")?] };
+    let (k, words) = (case.get("K", 0usize)?, case.get("words", if of_model { 50304usize } else { 0 })?);
+    if words > 0 && m != n {
+        return Err(Error::config(format!(
+            "case `{case}`: M = {m} and N = {n} are both the width of a model with words"
+        )));
+    }
     let mut shapes = Vec::new();
     for _ in 0..layers {
-        shapes.extend([Shape::from([m, n]), Shape::from([n])]);
+        if words == 0 {
+            shapes.extend([Shape::from([m, n]), Shape::from([n])]);
+            continue;
+        }
+        let times =
+            |by: usize| m.checked_mul(by).ok_or_else(|| Error::shape(format!("case `{case}`: M = {m} is too large")));
+        let [three, four] = [times(3)?, times(4)?];
+        shapes.extend([[three, m], [m, m], [four, m], [m, four]].map(Shape::from));
+    }
+    if words > 0 {
+        shapes.push(Shape::from([words, m]));
     }
     if k > 0 {
         shapes.push(Shape::from([k, m, n]));
@@ -31,6 +53,20 @@ pub(super) fn common(case: &Case) -> Result<Common> {
     Ok(Common { clip: case.get("clip", 0.0)?, weight_decay: case.get("decay", 0.0)?, mode })
 }
 
+/// Elements that are drawn one by one; more are repetitions of as many, and of matrices of one size of one.
+const DRAWN: usize = 4 << 20;
+
+/// Random numbers.
+fn drawn(shape: Shape, mut draw: impl FnMut() -> f64) -> Values {
+    let mut data: Vec<f64> = (0..shape.elements().min(DRAWN)).map(|_| draw()).collect();
+    let (first, all) = (data.len(), shape.elements());
+    data.reserve_exact(all - first);
+    while data.len() < all {
+        data.extend_from_within(..first.min(all - data.len()));
+    }
+    Values { shape, data }
+}
+
 /// Random inputs and state behind `steps` steps: factors are Gram matrices, roots are symmetric, gaps are zeros.
 pub(super) fn state(signature: &Signature, grid: &Grid, parameters: &[Parameter], steps: usize, seed: u64) -> Tensors {
     let mut rng = Rng::new(seed, 0);
@@ -41,12 +77,12 @@ pub(super) fn state(signature: &Signature, grid: &Grid, parameters: &[Parameter]
             "rate" => Values::from_fn(t.shape, || 1e-2),
             "largest_rate" => Values::from_fn(t.shape, || 0.05),
             "step" => Values::from_fn(t.shape, || steps as f64),
-            "decay" => Values::from_fn(t.shape, || rng.below(2) as f64),
-            "second" => Values::from_fn(t.shape, || rng.normal().powi(2)),
+            "decay" => drawn(t.shape, || rng.below(2) as f64),
+            "second" => drawn(t.shape, || rng.normal().powi(2)),
             "factors" => factors(grid, &mut rng),
             "roots" => symmetric(grid, &mut rng),
             "bases" => orthogonal(grid, &mut rng),
-            _ => Values::from_fn(t.shape, || rng.normal()),
+            _ => drawn(t.shape, || rng.normal()),
         };
         if t.axes == "[N]" && !values.data.is_empty() {
             let mut inside = vec![false; values.data.len()];
@@ -107,9 +143,16 @@ pub(super) fn gram(rng: &mut Rng, n: usize, to: &mut [f64]) {
 /// A factor of each axis of each block.
 fn factors(grid: &Grid, rng: &mut Rng) -> Values {
     let mut all = vec![0.0; grid.factor_elements];
+    let mut made = BTreeMap::new();
     for b in &grid.blocks {
         for (axis, &at) in b.factors.iter().enumerate() {
-            gram(rng, b.sizes[axis], &mut all[at..]);
+            let n = b.sizes[axis];
+            let from = *made.entry(n).or_insert(at);
+            if grid.factor_elements > DRAWN && from != at {
+                all.copy_within(from..from + packed(n), at);
+                continue;
+            }
+            gram(rng, n, &mut all[at..]);
         }
     }
     Values { shape: [all.len()].into(), data: all }
@@ -140,6 +183,10 @@ fn symmetric(grid: &Grid, rng: &mut Rng) -> Values {
         let n = pool.size;
         for m in 0..pool.members.len() {
             let at = pool.first + m * n * n;
+            if grid.root_elements > DRAWN && m > 0 {
+                all.copy_within(pool.first..pool.first + n * n, at);
+                continue;
+            }
             for i in 0..n {
                 for j in 0..=i {
                     let x = rng.normal();

@@ -16,6 +16,8 @@ from ._passes import call, device_of, differentiable, planned, spell
 _ENTRIES = {"exp": "mlstm_exp", "sig": "mlstm_sig"}
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# From where on a forget gate leaves nothing, and the least gauge: layers/mlstm/spec.rs.
+_LOG_FORGET_LEAST, _GAUGE_LEAST = -192.0, -80.0
 States = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
 
@@ -42,7 +44,8 @@ def _eager_sequence(
     """All pairs of one sequence by PyTorch's operations, and the last state: quadratic in T."""
     steps, scale = q.shape[2], q.shape[3] ** -0.5
     c, n, m = state
-    b = F.logsigmoid(f).cumsum(-1)
+    # A gate of -inf leaves nothing of the past; a difference of sums of it would be no number. Nor would a gauge of nothing.
+    b = F.logsigmoid(f).clamp(min=_LOG_FORGET_LEAST).cumsum(-1)
     li = i if gate == "exp" else F.logsigmoid(i)
     if steps == 0:
         return v.new_zeros(v.shape), state
@@ -51,9 +54,9 @@ def _eager_sequence(
     pairs = pairs.masked_fill(above, -torch.inf)
     before = torch.zeros_like(b[..., :1]) if m is None else m[..., None]
     if gate == "exp":
-        gauge = torch.maximum(pairs.amax(-1), b + before).detach()
+        gauge = torch.maximum(pairs.amax(-1), b + before).clamp(min=_GAUGE_LEAST).detach()
         # The last state alone knows its gauge.
-        last = torch.maximum(pairs[..., -1, :].amax(-1), b[..., -1] + before[..., 0])
+        last = torch.maximum(pairs[..., -1, :].amax(-1), b[..., -1] + before[..., 0]).clamp(min=_GAUGE_LEAST)
     else:
         gauge, last = torch.zeros_like(b), torch.zeros_like(b[..., 0])
     weights = torch.exp(pairs - gauge[..., None])

@@ -81,6 +81,13 @@ const CHECK: &[&str] = &[
     "B2_NH0_T5_K16_V16,dtype=f32,last=true",
     "B1_NH2_T100_K32_V32,dtype=f32,gates=extreme,initial=true,last=true",
     "B1_NH2_T64_K32_V32,dtype=f16,gates=extreme",
+    // Gates that are shut for good.
+    "B1_NH2_T200_K16_V32,dtype=f32,gates=reset,initial=true,last=true",
+    "B2_NH1_T150_K64_V64,dtype=f16,gates=reset,initial=true,last=true",
+    "B1_NH2_T300_K32_V48,dtype=bf16,gates=reset,sequences=4,initial=true,last=true",
+    "B1_NH2_T260_K80_V144,dtype=f16,gates=reset,initial=true,last=true",
+    // Normalisers about 1e-5.
+    "B1_NH3_T130_K48_V64,dtype=f16,gates=faint",
     // What tensor cores take: parts of tiles, of chunks and of segments.
     "B1_NH2_T1_K32_V32,dtype=bf16,initial=true,last=true",
     "B1_NH2_T17_K32_V48,dtype=bf16,initial=true,last=true",
@@ -108,6 +115,8 @@ const CHECK: &[&str] = &[
 const CHECK_SIGMOID: &[&str] = &[
     "B2_NH3_T65_K32_V48,dtype=f32,normalize=true,initial=true,last=true",
     "B1_NH2_T100_K16_V16,dtype=f32,normalize=true,gates=extreme",
+    "B1_NH2_T100_K16_V16,dtype=f32,normalize=true,gates=reset",
+    "B1_NH2_T100_K64_V32,dtype=f16,normalize=true,gates=reset,last=true",
     "B1_NH1_T500_K16_V32,dtype=bf16,normalize=true,gates=slow",
     "B1_NH1_T200_K80_V32,dtype=f16,normalize=true,initial=true,last=true",
 ];
@@ -126,6 +135,8 @@ const PARALLEL_CHECK: &[&str] = &[
     "B1_NH2_T64_K64_V64,dtype=f16",
     "B1_NH2_T500_K64_V64,dtype=bf16,gates=slow",
     "B1_NH2_T200_K64_V64,dtype=f16,gates=extreme",
+    "B1_NH2_T200_K32_V48,dtype=f32,gates=reset",
+    "B1_NH2_T200_K64_V64,dtype=bf16,gates=reset",
     "B1_NH2_T300_K80_V144,dtype=bf16,gates=unit",
     "B2_NH0_T5_K16_V16,dtype=f32",
     "B2_NH2_T0_K32_V32,dtype=bf16",

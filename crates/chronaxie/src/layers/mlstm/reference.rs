@@ -4,13 +4,16 @@
 //! `m` is a gauge. In the units `C* = e^m C`, `n* = e^m n` it drops out of
 //! `h = s C*^T q / max(|s n*.q|, 1)`, so the gradients hold every m fixed, which is exact where eps = 0 (the rest is of the
 //! order of eps), and the only way that m itself enters a loss is the returned last state: `Cell::gauge`.
+//!
+//! Gates may be -inf. A forget gate of it leaves nothing of the past, an input gate of it writes nothing, and both at once leave a
+//! state of zeros; gradients of the gates are then 0. So that m is a number there, it is at least [`GAUGE_LEAST`].
 
 pub mod chunkwise;
 pub mod parallel;
 pub mod problem;
 pub mod recurrent;
 
-use super::spec::Gate;
+use super::spec::{GAUGE_LEAST, Gate};
 use crate::real::Real;
 
 /// The function that one head computes.
@@ -152,10 +155,10 @@ impl Cell {
             Gate::Sigmoid => -(-i).softplus(),
         }
     }
-    /// The gauge behind a token: the larger of two logarithms of weights, or 0 where none can be positive.
+    /// The gauge behind a token: the larger of two logarithms of weights within bounds, or 0 where none can be positive.
     fn larger<R: Real>(&self, past: R, here: R) -> R {
         match self.gate {
-            Gate::Exponential => past.max(here),
+            Gate::Exponential => past.max(here).max(R::from_f64(GAUGE_LEAST)),
             Gate::Sigmoid => R::zero(),
         }
     }
@@ -170,10 +173,12 @@ impl Cell {
     }
     /// Turns the gradients of both gates' logarithms into those of their pre-activations.
     fn gates<R: Real>(&self, tokens: &Tokens<'_, R>, g: &mut Gradients<R>) {
+        // Forms that take sums of logarithms leave roundings where a gate is shut for good.
+        let slope = |x: R| if x.to_f64() == f64::NEG_INFINITY { R::zero() } else { (-x).sigmoid() };
         for t in 0..tokens.len() {
-            g.f[t] = g.f[t] * (-tokens.f[t]).sigmoid();
+            g.f[t] = g.f[t] * slope(tokens.f[t]);
             if self.gate == Gate::Sigmoid {
-                g.i[t] = g.i[t] * (-tokens.i[t]).sigmoid();
+                g.i[t] = g.i[t] * slope(tokens.i[t]);
             }
         }
     }
@@ -181,7 +186,7 @@ impl Cell {
     ///
     /// The returned c and n are `e^(m* - m)` of something that does not know m, so `grad_m - <c, grad_c> - <n, grad_n>`
     /// goes to m itself, and from there to whichever of `log f + m` and `log i` was the larger, back to a token or to the
-    /// start. Where what follows knows the state only as `e^m c`, it is 0.
+    /// start, unless the bound is larger than both. Where what follows knows the state only as `e^m c`, it is 0.
     fn gauge<R: Real>(
         &self,
         tokens: &Tokens<'_, R>,
@@ -203,6 +208,9 @@ impl Cell {
             })
             .collect();
         for (t, (past, here)) in pairs.into_iter().enumerate().rev() {
+            if past.to_f64().max(here.to_f64()) < GAUGE_LEAST {
+                return;
+            }
             if here.to_f64() > past.to_f64() {
                 g.i[t] = g.i[t] + excess;
                 return;

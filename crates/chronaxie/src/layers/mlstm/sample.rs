@@ -9,14 +9,18 @@ impl Gates {
     /// One pre-activation of an input gate, or of a forget gate.
     pub(super) fn draw(self, forget: bool, rng: &mut Rng) -> f64 {
         let mean = match (self, forget) {
-            (Self::Trained, true) => 3.0,
+            (Self::Trained | Self::Reset | Self::Faint, true) => 3.0,
+            (Self::Faint, false) => 14.0,
             (Self::Slow, true) => 7.0,
             (Self::Slow, false) => -4.0,
             _ => 0.0,
         };
-        match (self, rng.below(3)) {
+        let choices = if self == Self::Reset { 24 } else { 3 };
+        match (self, rng.below(choices)) {
             (Self::Extreme, 0) => -40.0,
             (Self::Extreme, 1) => 40.0,
+            (Self::Reset, 0) => f64::NEG_INFINITY,
+            (Self::Reset, 1) => -1e4,
             _ => mean + rng.normal(),
         }
     }
@@ -46,5 +50,6 @@ fn values(p: &Mlstm, t: &TensorSpec, rng: &mut Rng) -> Values {
         return Values { shape: t.shape, data: cuts };
     }
     let (forget, input) = (t.name == "f", t.name == "i");
-    Values::from_fn(t.shape, || if forget || input { p.gates.draw(forget, rng) } else { rng.normal() })
+    let size = p.gates.size_of(&t.name);
+    Values::from_fn(t.shape, || if forget || input { p.gates.draw(forget, rng) } else { size * rng.normal() })
 }

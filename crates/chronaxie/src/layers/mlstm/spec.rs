@@ -81,6 +81,22 @@ pub enum Gates {
     Slow,
     /// -40, 40 or normal, each for a third.
     Extreme,
+    /// As trained, but one of 24 -inf and one of 24 -1e4, of either: the state is reset, or a token writes nothing.
+    Reset,
+    /// f as trained and i normal about 14, beside q and k of 2^-6 and a gradient of h of 2^-12: e^-m is about 1e-6 and
+    /// normalisers are small numbers, so that what is divided by them is large and results are not.
+    Faint,
+}
+
+impl Gates {
+    /// The size of a tensor of normal numbers.
+    pub(super) fn size_of(self, name: &str) -> f64 {
+        match (self, name) {
+            (Self::Faint, "q" | "k") => 1.0 / 64.0,
+            (Self::Faint, "grad_h") => 1.0 / 4096.0,
+            _ => 1.0,
+        }
+    }
 }
 
 impl FromStr for Gates {
@@ -91,10 +107,22 @@ impl FromStr for Gates {
             "unit" => Self::Unit,
             "slow" => Self::Slow,
             "extreme" => Self::Extreme,
-            _ => return Err(Error::config(format!("gates `{s}` are not one of trained, unit, slow, extreme"))),
+            "reset" => Self::Reset,
+            "faint" => Self::Faint,
+            _ => {
+                let known = "trained, unit, slow, extreme, reset, faint";
+                return Err(Error::config(format!("gates `{s}` are not one of {known}")));
+            }
         })
     }
 }
+
+/// The least gauge. A state and its gauge may both be scaled, so that a bound changes no h; with it the gauge is a number where
+/// nothing is left of the past and nothing enters, and `e^-m` is one too.
+pub const GAUGE_LEAST: f64 = -80.0;
+/// The logarithm of a forget gate from which on nothing is left of the past: less of it than f32 can tell beside a weight of
+/// `e^GAUGE_LEAST`, whatever `e^m` that f32 holds it comes from. Sums of logarithms over chunks take a gate of -inf as this.
+pub const LOG_FORGET_LEAST: f64 = -192.0;
 
 /// Head sizes are multiples of this,
 pub const HEAD_STEP: usize = 16;

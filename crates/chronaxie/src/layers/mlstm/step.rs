@@ -364,6 +364,8 @@ const CHECK: &[&str] = &[
     "B1_NH1_K512_V16,dtype=f32",
     "B1_NH1_K16_V512,dtype=f32,norm=layer",
     "B3_NH2_K32_V32,dtype=f32,gates=extreme",
+    "B40_NH2_K16_V32,dtype=f32,gates=reset",
+    "B40_NH2_K16_V32,dtype=f32,gate=sig,gates=reset",
     "B0_NH2_K16_V16,dtype=f32",
     "B0_NH2_K16_V16,dtype=f32,slots=3",
 ];

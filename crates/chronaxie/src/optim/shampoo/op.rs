@@ -109,7 +109,7 @@ impl Op for ShampooOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => &["L8_M256_N256,block=256,relative=1e-2"],
+            CaseSet::Compared => &["L8_M256_N256,block=256,relative=1e-2", sample::LANGUAGE_MODEL],
             CaseSet::Cpu => &["L4_M64_N64,block=64,relative=1e-2"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -119,6 +119,7 @@ impl Op for ShampooOp {
                 "L1_M12_N9,K=4,block=9,relative=1e-2,all=true",
                 "L1_M40_N33,block=64,relative=1e-4,beta2=1,grafting=adagrad,vectors=false,all=true",
                 "L2_M9_N6,block=7,relative=1e-2,grafting=sgd,decay=0.1,mode=corrected,start=40",
+                "L2_M8_N8,words=20,block=8,relative=1e-2",
                 "L2_M9_N6,block=7,relative=1e-2,grafting=none,exponent=1/3,decay=0.1,mode=l2,all=true",
                 "L1_M10_N70,block=70,relative=1e-2,grafting=rmsprop,decay=0.1,mode=independent,exponent=2/5,all=true",
             ],
@@ -128,9 +129,13 @@ impl Op for ShampooOp {
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options = [
             "K", "block", "every", "start", "relative", "absolute", "clip", "decay", "mode", "beta1", "beta2",
-            "grafting", "vectors", "exponent", "all",
+            "grafting", "vectors", "exponent", "all", "words",
         ];
-        case.allow(&["L", "M", "N"], &options)?;
+        if case.words() == sample::LANGUAGE_MODEL {
+            case.allow_sizes(&[], &options)?;
+        } else {
+            case.allow(&["L", "M", "N"], &options)?;
+        }
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Shampoo::new(elements, parameters);
         p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;

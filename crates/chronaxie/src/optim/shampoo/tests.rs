@@ -1,7 +1,9 @@
 //! Shampoo's step against an implementation of its own in f64, failures, and what is refused.
 
+use super::ShampooOp;
 use super::spec::{Grafting, Shampoo};
-use crate::optim::blocks::Parameter;
+use crate::op::{Op, Pass};
+use crate::optim::blocks::{Parameter, packed};
 use crate::optim::stepper::{Common, DecayMode};
 use crate::optim::testing::{Matrix, Steps, apart, draw, identity, norm, plus, times, transposed};
 use std::ops::Range;
@@ -182,4 +184,35 @@ fn options_out_of_range_are_named() {
     assert!(message(&|p| p.elements = 3).contains("behind element 0 of 3"));
     assert!(super::fraction("quarter").unwrap_err().to_string().contains("`quarter` is not a fraction"));
     assert_eq!(super::fraction("2/5").unwrap(), (2, 5));
+}
+
+/// The matrices of a language model: their blocks, and samples of them, of whose factors and roots one of a size is drawn.
+#[test]
+fn the_language_models_case_is_its_matrices() {
+    let problem = |case: &str| ShampooOp.problem(&case.parse().unwrap());
+    let elements = |case: &str, name: &str| {
+        let signature = problem(case).unwrap().signature(Pass::Step).unwrap();
+        signature.outputs[signature.output(name).unwrap()].shape.elements()
+    };
+    let (whole, rest) = (24 * 12 + 49, 128);
+    assert_eq!(elements("lm350m", "parameter"), (whole * 1024 + rest) * 1024);
+    assert_eq!(elements("lm350m", "factors"), (2 * whole + 1) * packed(1024) + packed(rest));
+    let says = |case: &str, want: &str| {
+        let e = problem(case).err().unwrap().to_string();
+        assert!(e.contains(want), "{e}");
+    };
+    says("L1_M8_N4,words=3", "M = 8 and N = 4 are both the width");
+    says("lm350m_L2", "axis L is not one of none");
+    says("lm7b", "`lm7b` is not an axis letter and a size");
+
+    let many = "L2_M256_N256,words=20000,block=256";
+    let sample = problem(many).unwrap().sample(Pass::Step, 1).unwrap();
+    let [factors, roots] = ["factors", "roots"].map(|name| &sample.get(name).unwrap().data);
+    assert!(factors.len() > 4 << 20 && factors.len() == elements(many, "factors"));
+    let one = packed(256);
+    assert!(factors[..one] == factors[one..2 * one] && factors[one - 1] > 0.0);
+    assert!(roots[..1 << 16] == roots[1 << 16..2 << 16] && roots.len() == elements(many, "roots"));
+    let grad = &sample.get("grad").unwrap().data;
+    let drawn = 4 << 20;
+    assert!(grad.len() > drawn && grad[drawn] == grad[0] && grad[drawn + 7] == grad[7] && grad[1] != grad[0]);
 }

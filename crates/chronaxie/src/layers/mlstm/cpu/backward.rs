@@ -10,6 +10,7 @@ use super::gates::{self, Chunk, add};
 use super::gemm::{Left, PANEL, Part, Place, Start, dot, long_dot, multiply};
 use super::layout::{Block, Chain, part, share};
 use super::pack::{Tokens, panels, transposed, untransposed};
+use crate::layers::mlstm::spec::{GAUGE_LEAST, LOG_FORGET_LEAST};
 
 /// What the backward pass reads beside the call's tensors.
 pub(super) struct Upstream<'a> {
@@ -321,6 +322,9 @@ unsafe fn finish_gates(
         unsafe {
             if has_slope {
                 from.load_scalars(first, n, slopes);
+                // What a gate that is shut for good is owed is what roundings left of a sum.
+                let shut = |x: f32| f64::from(x) < LOG_FORGET_LEAST;
+                rates.iter_mut().zip(&*slopes).filter(|(_, s)| shut(**s)).for_each(|(r, _)| *r = 0.0);
                 gates::slope(slopes);
                 rates.iter_mut().zip(&*slopes).for_each(|(r, s)| *r *= s);
             }
@@ -388,7 +392,12 @@ unsafe fn through_the_gauge(call: &Call<'_>, out: &Gradients, chain: &Chain) -> 
             let (before, sum) =
                 if t == 0 { (f64::from(gates.start), 0.0) } else { (gates.gauge(t - 1), gates.b[t - 1]) };
             let at = [b, head, first + t];
-            if f64::from(gates.li[t]) > gates.b[t] - sum + before {
+            let (here, past) = (f64::from(gates.li[t]), gates.b[t] - sum + before);
+            if here.max(past) < GAUGE_LEAST {
+                // The bound is made of nothing.
+                return 0.0;
+            }
+            if here > past {
                 add_to(out.i, at, excess);
                 return 0.0;
             }

@@ -5,7 +5,7 @@
 
 use super::gemm::{FRINGE, PANEL};
 use crate::layers::mlstm::Gate;
-use crate::layers::mlstm::spec::CHUNK_MOST;
+use crate::layers::mlstm::spec::{CHUNK_MOST, GAUGE_LEAST, LOG_FORGET_LEAST};
 use crate::simd_math::{self, Lanes};
 
 /// `log sigmoid(x)` in place.
@@ -46,7 +46,8 @@ pub(super) fn sums(gate: Gate, i: &mut [f32], f: &mut [f32], b: &mut [f64]) {
     log_sigmoid(f);
     let mut sum = 0.0;
     for (b, f) in b.iter_mut().zip(f) {
-        sum += f64::from(*f);
+        // NaN stays.
+        sum += if f64::from(*f) < LOG_FORGET_LEAST { LOG_FORGET_LEAST } else { f64::from(*f) };
         *b = sum;
     }
 }
@@ -55,7 +56,7 @@ pub(super) fn sums(gate: Gate, i: &mut [f32], f: &mut [f32], b: &mut [f64]) {
 pub(super) fn gauges(li: &[f32], b: &[f64], start: f32, m: &mut [f32]) {
     let mut most = f64::from(start);
     for ((m, b), li) in m.iter_mut().zip(b).zip(li) {
-        let here = f64::from(*li) - b;
+        let here = if f64::from(*li) < GAUGE_LEAST { GAUGE_LEAST } else { f64::from(*li) } - b;
         // NaN stays.
         most = if most > here || most.is_nan() { most } else { here };
         *m = (b + most) as f32;
@@ -116,6 +117,9 @@ fn exps_body<const FMA: bool, const R: usize, const N: usize>(x: &mut [f32]) {
 }
 crate::levels!(fn exps(x: &mut [f32]) = exps_body, 1, [4, 8, 16]);
 
+/// Sums of logarithms that are this far apart have weights beside each other that f32 makes of one base.
+const NEAR: f64 = 16.0;
+
 /// Weighs the pairs of a chunk: `s [L, stride]` becomes `P = s D` with zeros behind the diagonal, as far as products read,
 /// and `sums` gets the sums of its rows. Where `ds` is not empty it becomes `(ds + dl_t) D` alike.
 #[inline(always)]
@@ -133,12 +137,16 @@ fn weigh_body<const FMA: bool, const R: usize, const N: usize>(
     let mut w = [f32::NEG_INFINITY; CHUNK_MOST];
     let lane: [f32; N] = std::array::from_fn(|l| l as f32);
     for block in (0..n).step_by(PANEL) {
-        // Relative to the block's start both parts of an exponent that matters are small.
-        let base = chunk.b[block];
-        for r in 0..n.min(block + PANEL) {
-            w[r] = (f64::from(chunk.li[r]) - (chunk.b[r] - base)) as f32;
-        }
+        // Relative to the block's start, or to a row behind gates that are shut, both parts of an exponent that matters are small.
+        let mut base = f64::INFINITY;
         for t in block..n.min(block + PANEL) {
+            let near = base - chunk.b[t] <= NEAR;
+            if !near {
+                base = chunk.b[t];
+                for r in 0..n.min(block + PANEL) {
+                    w[r] = (f64::from(chunk.li[r]) - (chunk.b[r] - base)) as f32;
+                }
+            }
             let u = Lanes::<N>::splat((chunk.b[t] - base - chunk.gauge(t)) as f32);
             let add = Lanes::<N>::splat(if both { dl[t] } else { 0.0 });
             let width = ((t + FRINGE) / PANEL * PANEL + PANEL).min(stride);

@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gradients(const Call x
   for (int t = chunk.n - 1; t >= 0; --t) {
     const i64 time = chunk.first + t;
     rest += (double)rate_q[t] - rate_i[t];
-    if (x.grad_f.data) store_gate(x.grad_f, chain, time, (float)rest * slope(load_gate(x.f, chain, time)));
+    if (x.grad_f.data) store_gate(x.grad_f, chain, time, (float)rest * forget_slope(load_gate(x.f, chain, time)));
     if (x.grad_i.data)
       store_gate(x.grad_i, chain, time, rate_i[t] * (x.sigmoid ? slope(load_gate(x.i, chain, time)) : 1.f));
   }
@@ -234,13 +234,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) ends(const Call x) {
     for (int t = chunk.n - 1; on && t >= 0; --t) {
       const i64 flat = chunk.flat + t, time = chunk.first + t;
       const double before = t == 0 ? gauge_before(x, chain, chunk) : gauge(x, flat - 1);
-      const double log_f = x.sums[flat] - (t == 0 ? 0.0 : x.sums[flat - 1]);
-      if (x.input[flat] > log_f + before) {
+      const double past = x.sums[flat] - (t == 0 ? 0.0 : x.sums[flat - 1]) + before;
+      if (past < kGaugeLeast && x.input[flat] < kGaugeLeast) {
+        // The bound is made of nothing.
+        excess = 0;
+        on = false;
+      } else if (x.input[flat] > past) {
         if (x.grad_i.data) store_gate(x.grad_i, chain, time, (float)(load_gate(x.grad_i, chain, time) + excess));
         excess = 0;
         on = false;
       } else if (x.grad_f.data) {
-        const double more = excess * slope(load_gate(x.f, chain, time));
+        const double more = excess * forget_slope(load_gate(x.f, chain, time));
         store_gate(x.grad_f, chain, time, (float)(load_gate(x.grad_f, chain, time) + more));
       }
     }

@@ -1,6 +1,6 @@
 // mLSTM, forward, portable: chunks of at most 64 tokens, f32 multiply-adds on 64 x 64 tiles, no tensor cores.
 //
-//   b_t = sum of log f over the chunk up to t      m_t = max(b_t + m, max_{s <= t} b_t - b_s + log i_s)
+//   b_t = sum of log f over the chunk up to t      m_t = max(b_t + m, max_{s <= t} b_t - b_s + log i_s, -80)
 //   P_ts = s q_t.k_s e^(b_t - b_s + log i_s - m_t)      C' = kept C + sum_s into_s k_s v_s^T
 //   h_t = (past_t s C^T q_t + sum_s P_ts v_s) / (max(|l_t|, e^-m_t) + eps)
 //
@@ -25,10 +25,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gate_sums(const Call x
   for (int t = 0; t < chunk.n; ++t) {
     const double i = load_gate(x.i, chain, chunk.first + t);
     const float li = (float)(x.sigmoid ? log_sigmoid(i) : i);
-    sum += log_sigmoid(load_gate(x.f, chain, chunk.first + t));
+    sum += at_least(log_sigmoid(load_gate(x.f, chain, chunk.first + t)), kLogForgetLeast);
     x.input[chunk.flat + t] = li;
     x.sums[chunk.flat + t] = sum;
-    const double here = li - sum;
+    const double here = at_least(li, kGaugeLeast) - sum;
     most = t == 0 || !(most > here) ? here : most;
   }
   x.most[at] = most;
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gate_tokens(const Call
   const Chunk chunk = chunk_of(x, chain, at % x.chunks);
   double most = gauge_before(x, chain, chunk);
   for (int t = 0; t + 1 < chunk.n; ++t) {
-    const double here = x.input[chunk.flat + t] - x.sums[chunk.flat + t];
+    const double here = at_least(x.input[chunk.flat + t], kGaugeLeast) - x.sums[chunk.flat + t];
     most = most > here ? most : here;
     x.m[chunk.flat + t] = (float)(x.sums[chunk.flat + t] + most);
   }

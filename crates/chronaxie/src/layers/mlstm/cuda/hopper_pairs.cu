@@ -252,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) chain_gates(const Call x)
     }
     sum += rest;
     const i64 time = chunk.first + t;
-    if (on && x.grad_f.data) store_gate(x.grad_f, chain, time, (float)sum * slope(load_gate(x.f, chain, time)));
+    if (on && x.grad_f.data) store_gate(x.grad_f, chain, time, (float)sum * forget_slope(load_gate(x.f, chain, time)));
     if (on && x.grad_i.data)
       store_gate(x.grad_i, chain, time, rates[kRows + t] * (x.sigmoid ? slope(load_gate(x.i, chain, time)) : 1.f));
     rest = __shfl_sync(~0u, sum, 31);

@@ -110,12 +110,19 @@ __device__ __forceinline__ void store_gate(const Tokens& x, const Chain& c, i64 
   store_as<0>(x.data, place(x, c, t, 0), y);
 }
 
-// log sigmoid(x), and the derivative of it.
+// From where on a forget gate leaves nothing, and the least gauge, as spec.rs has them.
+constexpr float kLogForgetLeast = -192.f, kGaugeLeast = -80.f;
+// The larger of both; NaN stays.
+template <typename T>
+__device__ __forceinline__ T at_least(T x, float least) { return x < least ? (T)least : x; }
+
+// log sigmoid(x), and the derivative of it; that of a forget gate, which owes nothing where it is shut for good.
 __device__ __forceinline__ double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
 __device__ __forceinline__ float slope(float x) {
   const float e = expf(-fabsf(x));
   return x < 0 ? 1.f / (1.f + e) : e / (1.f + e);
 }
+__device__ __forceinline__ float forget_slope(float x) { return x < kLogForgetLeast ? 0.f : slope(x); }
 
 // The gauge of a token, and that before a chunk.
 __device__ __forceinline__ double gauge(const Call& x, i64 flat) { return x.m ? (double)x.m[flat] : 0.0; }

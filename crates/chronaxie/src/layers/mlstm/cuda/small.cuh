@@ -213,8 +213,8 @@ __device__ __forceinline__ float denominator_of(const Call& x, float l, float m,
   return (size < floor ? floor : size) + (float)x.eps;
 }
 
-// A warp makes the gates of a chunk: the sums b of log f, log i - b, and the largest of them up to each token, or -b with the
-// sigmoid gate; lane l has tokens 2 l and 2 l + 1. All of it goes to memory, too.
+// A warp makes the gates of a chunk: the sums b of log f, log i - b, and the largest of them up to each token, with log i within
+// bounds, or -b with the sigmoid gate; lane l has tokens 2 l and 2 l + 1. All of it goes to memory, too.
 struct ChunkGates {
   double b[2];
   float column[2], until[2];
@@ -237,7 +237,7 @@ struct ChunkGates {
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      log_f[e] = on[e] ? log_of((float)log_f[e]) : 0.f;
+      log_f[e] = on[e] ? at_least(log_of((float)log_f[e]), kLogForgetLeast) : 0.f;
       if (x.sigmoid) i[e] = log_of(i[e]);
     }
     double both = log_f[0] + log_f[1];
@@ -250,20 +250,23 @@ struct ChunkGates {
     b[0] = before + log_f[0];
     b[1] = both;
     sum = __shfl_sync(~0u, both, 31);
+    float high[2];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) column[e] = on[e] ? (float)(i[e] - b[e]) : lowest;
-    float most = max(column[0], column[1]);
+    for (int e = 0; e < 2; ++e) {
+      column[e] = on[e] ? (float)(i[e] - b[e]) : lowest;
+      high[e] = on[e] ? (float)(at_least(i[e], kGaugeLeast) - b[e]) : lowest;
+    }
+    float most = max(high[0], high[1]);
     for (int d = 1; d < 32; d *= 2) {
       const float other = __shfl_up_sync(~0u, most, d);
       if (lane >= d) most = max(most, other);
     }
     float earlier = __shfl_up_sync(~0u, most, 1);
     if (lane == 0) earlier = lowest;
-    until[0] = x.sigmoid ? (float)-b[0] : max(earlier, column[0]);
+    until[0] = x.sigmoid ? (float)-b[0] : max(earlier, high[0]);
     until[1] = x.sigmoid ? (float)-b[1] : most;
     most = __shfl_sync(~0u, most, 31);
-    // Where nothing enters any number will do.
-    ref = x.sigmoid ? (float)-sum : most == lowest ? 0.f : most;
+    ref = x.sigmoid ? (float)-sum : most;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (on[e]) {
@@ -290,10 +293,21 @@ struct Weights {
   }
 };
 
+// f16 holds no numbers that are some times 1 / N where a normaliser nearly vanishes. What a chunk makes of such ones it makes in
+// units of a power of 2, beyond which none of x is larger than kMostWeight. The whole block takes part; `slots` is of four.
+constexpr float kMostWeight = 256.f;
+__device__ __forceinline__ float units_of(float x, float* slots) {
+  const unsigned most = __reduce_max_sync(~0u, __float_as_uint(x));
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = __uint_as_float(most);
+  __syncthreads();
+  const float all = max(max(slots[0], slots[1]), max(slots[2], slots[3]));
+  return __uint_as_float((__float_as_uint(all / kMostWeight) & 0x7f800000u) + 0x00800000u);
+}
+
 // One chunk's part of the state, or of its gradient, for memory: [K, V] in f32 and, where h is normalised, [K] of n. The whole
-// block takes part; `parts` is [4][kEdge].
+// block takes part; `parts` is [4][kEdge]. Weights of pairs are in `units`.
 __device__ __forceinline__ void store_sum(const Call& x, const char* keys, const char* values, const Weights& weights, float* c,
-                                          float* n, i64 at, float* parts) {
+                                          float* n, i64 at, float* parts, float units) {
   if (x.normalize) {
   const int group = threadIdx.x / 32, k = threadIdx.x % 32 * 2;
   float2 sum = {0.f, 0.f};
@@ -330,7 +344,7 @@ __device__ __forceinline__ void store_sum(const Call& x, const char* keys, const
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (row + 8 * half < dk && 8 * i + lane % 4 * 2 < dv)
-        *reinterpret_cast<float2*>(to + 8 * half * dv + 8 * i) = {acc[i][2 * half], acc[i][2 * half + 1]};
+        *reinterpret_cast<float2*>(to + 8 * half * dv + 8 * i) = {units * acc[i][2 * half], units * acc[i][2 * half + 1]};
 }
 
 // Four elements of the state, or of n, of one chain through all its chunks: y <- left y + enters part, both factors of the

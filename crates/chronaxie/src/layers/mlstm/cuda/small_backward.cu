@@ -74,11 +74,18 @@ extern "C" __global__ void __launch_bounds__(kBlock, 4) small_back_sums(const Ca
   const float low = past * inverse, low_n = past * dl;
   const float high = __shfl_down_sync(~0u, low, 2), high_n = __shfl_down_sync(~0u, low_n, 2);
   if (thread % 4 == 0) leaves.put(thread / 4, low, high, low_n, high_n);
-  __syncthreads();
+  float units = 1.f;
+  if (kBf16) {
+    __syncthreads();
+  } else if (__syncthreads_or(low > kMostWeight)) {
+    units = units_of(low, tops);
+    if (thread % 4 == 0) leaves.put(thread / 4, low / units, high / units, low_n, high_n);
+    __syncthreads();
+  }
   const i64 at = blockIdx.y * x.chunks + nth;
-  store_sum(x, keys, values, enters, x.sum_c, x.sum_n, at, parts);
+  store_sum(x, keys, values, enters, x.sum_c, x.sum_n, at, parts, 1.f);
   __syncthreads();
-  store_sum(x, queries, up, leaves, x.slope_c, x.slope_n, at, parts);
+  store_sum(x, queries, up, leaves, x.slope_c, x.slope_n, at, parts, units);
 }
 
 // The elements of one chain in one direction.
@@ -196,7 +203,24 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
     }
   }
   copy_wait(1);
-  __syncthreads();
+  // dh.v / N + dl is made as (dh.v + dl N) / N.
+#pragma unroll
+  for (int half = 0; half < 2; ++half) rate_l[half] = over[half] == 0.f ? 0.f : rate_l[half] / over[half];
+  float units = 1.f;
+  if (kBf16) {
+    __syncthreads();
+  } else if (__syncthreads_or(max(over[0], over[1]) > kMostWeight)) {
+    units = units_of(max(over[0], over[1]), rate_q);
+    over[0] /= units;
+    over[1] /= units;
+  }
+  auto in_ones = [&](Rows& y) {
+    if (kBf16 || units == 1.f) return;
+    each_of_rows(y, [&](int, int, int, float& y, float& z) {
+      y *= units;
+      z *= units;
+    });
+  };
   Rows acc;
   Operand of_q, of_up, pairs, slopes;
   take(of_q, queries);
@@ -208,9 +232,6 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
   };
   make_pairs(pairs, of_q, keys, weigh, [](int) { return 0.f; });
   take(of_up, up);
-  // dh.v / N + dl.
-#pragma unroll
-  for (int half = 0; half < 2; ++half) rate_l[half] = over[half] == 0.f ? 0.f : rate_l[half] / over[half];
   make_pairs(slopes, of_up, values, weigh, [&](int half) { return rate_l[half]; });
   copy_wait(0);
   __syncthreads();
@@ -252,6 +273,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
     z = weight[half] * over[half] * fmaf(rate_l[half], n[k + 1], z);
   });
   multiply_pairs(acc, slopes, keys);
+  in_ones(acc);
   dot_rows(of_q, sums);
   keep_rates(rate_q, sums);
   // Behind this nobody reads C, whose tile gets the slopes, and keys and values but of the warp's own rows: v's tile gets the
@@ -265,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
   if (x.grad_q.data) store_rows(x, x.grad_q, kGradQ, chain, chunk, x.dk, acc, keys);
   __syncthreads();
 
-  const float into[2] = {power((column[own] - behind) * kLog2E), power((column[own + 8] - behind) * kLog2E)};
+  const float into[2] = {power((column[own] - behind) * kLog2E) / units, power((column[own + 8] - behind) * kLog2E) / units};
   // Behind the chunk <C, dC> is what its keys give to later tokens, from the same sums as dk, and what C gave them before: what
   // the gates' sums must cancel then does.
   clear(acc);
@@ -275,8 +297,9 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
     z = into[half] * (z + dn[k + 1]);
   });
   dot_rows(of_k, sums);
-  const float later = sums[0] + sums[1];
+  const float later = units * (sums[0] + sums[1]);
   multiply_across(acc, state, queries);
+  in_ones(acc);
   dot_rows(of_k, sums);
   keep_rates(rate_i, sums);
   if (x.grad_k.data) store_rows(x, x.grad_k, kGradK, chain, chunk, x.dk, acc, keys);
@@ -289,6 +312,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
       z *= into[half];
     });
     multiply_across(acc, values, up);
+    in_ones(acc);
     store_rows(x, x.grad_v, kGradV, chain, chunk, x.dv, acc, keys);
   }
 
@@ -315,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 4 : 3) small_gradi
     const int t = late - e;
     if (t >= chunk.n) continue;
     const i64 time = chunk.first + t;
-    if (x.grad_f.data) store_gate(x.grad_f, chain, time, (float)owed[e] * slope(load_gate(x.f, chain, time)));
+    if (x.grad_f.data) store_gate(x.grad_f, chain, time, (float)owed[e] * forget_slope(load_gate(x.f, chain, time)));
     if (x.grad_i.data)
       store_gate(x.grad_i, chain, time, rate_i[t] * (x.sigmoid ? slope(load_gate(x.i, chain, time)) : 1.f));
   }

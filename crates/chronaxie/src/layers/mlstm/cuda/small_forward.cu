@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kRoomy ? 8 : 5) small_sums(
   }
   copy_wait(0);
   __syncthreads();
-  store_sum(x, keys, values, weights, x.sum_c, x.sum_n, blockIdx.y * x.chunks + nth, parts);
+  store_sum(x, keys, values, weights, x.sum_c, x.sum_n, blockIdx.y * x.chunks + nth, parts, 1.f);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock) small_states(const Call x, int base) {

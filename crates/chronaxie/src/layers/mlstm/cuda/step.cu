@@ -35,9 +35,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mlstm_step(const StepC
     return;
   }
   const double i = load_gate(x.i, chain, 0);
-  const double li = (float)(x.sigmoid ? log_sigmoid(i) : i), lf = log_sigmoid(load_gate(x.f, chain, 0));
+  const double li = (float)(x.sigmoid ? log_sigmoid(i) : i), lf = at_least(log_sigmoid(load_gate(x.f, chain, 0)), kLogForgetLeast);
   const double start = x.m ? x.m[chain.nth] : 0.f, moved = lf + start;
-  const double gauge = x.m ? (double)(float)(moved > li ? moved : li) : 0.0;
+  const double gauge = x.m ? (double)(float)at_least(moved > li ? moved : li, kGaugeLeast) : 0.0;
   const float left = (float)exp(moved - gauge), into = (float)exp(li - gauge);
   for (i64 e = threadIdx.x; e < x.dk; e += kThreads) {
     q[e] = (float)x.scale * load(x.q, chain, 0, e);

@@ -1,6 +1,7 @@
 // mLSTM, forward, on tensor cores (mma.sync, sm_80 and newer): f16 or bf16 operands, sums in f32, chunks of up to 128 tokens.
 //
-//   b_t = sum of log f over the chunk up to t       col_s = log i_s - b_s       M_t = max(m, max_{s <= t} col_s), m the gauge
+//   b_t = sum of log f over the chunk up to t       col_s = log i_s - b_s       M_t = max(m, max_{s <= t} col_s, -80 - b_t),
+//   m the gauge before the chunk
 //   m_t = b_t + M_t      P_ts = s q_t.k_s e^(col_s - M_t)      C' = e^(m - M_L) C + sum_s e^(col_s - M_L) k_s v_s^T
 //   h_t = (s e^(m - M_t) C^T q_t + sum_s P_ts v_s) / (max(|l_t|, e^-m_t) + eps)
 // With the sigmoid gate m = 0 and M_t = -b_t. The gauge of a row is known before any product, so nothing is scaled again.
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_scan(const Call x) {
   for (int t0 = 0; t0 < chunk.n; t0 += 32) {
     const int t = t0 + lane;
     const bool on = t < chunk.n;
-    double b = on ? log_of(load_gate(x.f, chain, chunk.first + t)) : 0.f;
+    double b = on ? at_least(log_of(load_gate(x.f, chain, chunk.first + t)), kLogForgetLeast) : 0.f;
     float i = on ? load_gate(x.i, chain, chunk.first + t) : 0.f;
     if (x.sigmoid) i = log_of(i);
     for (int d = 1; d < 32; d *= 2) {
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gate_scan(const Call x) {
     }
     b += sum;
     const float column = on ? (float)(i - b) : lowest;
-    float until = max(most, column);
+    float until = on ? max(most, (float)(at_least(i, kGaugeLeast) - b)) : most;
     for (int d = 1; d < 32; d *= 2) {
       const float other = __shfl_up_sync(~0u, until, d);
       if (lane >= d) until = max(until, other);

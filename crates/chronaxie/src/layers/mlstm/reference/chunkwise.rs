@@ -37,9 +37,15 @@ struct Chunk<R> {
 impl<R: Real> Chunk<R> {
     fn new(cell: &Cell, x: &Tokens<'_, R>, state: &State<R>) -> Self {
         let (n, k, v, scale) = (x.len(), cell.dqk, cell.dv, cell.scale::<R>());
-        let mut sum = R::zero();
-        let b: Vec<R> = x.f.iter().map(|&f| (sum = sum + cell.log_forget(f), sum).1).collect();
-        let log = |t: usize, s: usize| b[t] - b[s] + cell.log_input(x.i[s]);
+        // b_t - b_s is summed, since both may be -inf.
+        let (mut between, mut b) = (vec![R::zero(); n * n], vec![R::zero(); n]);
+        for t in 0..n {
+            for s in (0..=t).rev() {
+                between[t * n + s] = b[t];
+                b[t] = b[t] + cell.log_forget(x.f[s]);
+            }
+        }
+        let log = |t: usize, s: usize| between[t * n + s] + cell.log_input(x.i[s]);
         let m: Vec<R> = (0..n)
             .map(|t| {
                 let most = (0..=t).fold(b[t] + state.m, |m, s| cell.larger(m, log(t, s)));

@@ -21,22 +21,15 @@ struct Row<R> {
     h: Vec<R>,
 }
 
-fn sums<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>) -> Vec<R> {
-    let mut b = R::zero();
-    tokens
-        .f
-        .iter()
-        .map(|&f| {
-            b = b + cell.log_forget(f);
-            b
-        })
-        .collect()
-}
-
-fn row<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>, b: &[R], t: usize) -> Row<R> {
+fn row<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>, t: usize) -> Row<R> {
     let (k, v) = (cell.dqk, cell.dv);
-    let logs: Vec<R> = (0..=t).map(|s| b[t] - b[s] + cell.log_input(tokens.i[s])).collect();
-    let m = logs.iter().fold(b[t], |m, &x| cell.larger(m, x));
+    // b_t - b_s is summed, since both may be -inf.
+    let (mut logs, mut b) = (vec![R::zero(); t + 1], R::zero());
+    for s in (0..=t).rev() {
+        logs[s] = b + cell.log_input(tokens.i[s]);
+        b = b + cell.log_forget(tokens.f[s]);
+    }
+    let m = logs.iter().fold(b, |m, &x| cell.larger(m, x));
     // The sigmoid gate's m is 0, whatever b is.
     let m = cell.larger(m, m);
     let d: Vec<R> = logs.iter().map(|&x| (x - m).exp()).collect();
@@ -54,19 +47,17 @@ fn row<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>, b: &[R], t: usize) -> Row<R
 
 /// The outputs `[T, V]`.
 pub fn forward<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>) -> Vec<R> {
-    let b = sums(cell, tokens);
-    (0..tokens.len()).flat_map(|t| row(cell, tokens, &b, t).h).collect()
+    (0..tokens.len()).flat_map(|t| row(cell, tokens, t).h).collect()
 }
 
 /// The gradients, from those of the outputs `[T, V]`; that of the initial state stays 0.
 pub fn backward<R: Real>(cell: &Cell, tokens: &Tokens<'_, R>, grad_h: &[R]) -> Gradients<R> {
     let (steps, k, v) = (tokens.len(), cell.dqk, cell.dv);
-    let b = sums(cell, tokens);
     let mut g = Gradients::zeros(cell, steps, State::zeros(cell));
     // Rates of b_t, from the rows that t begins and the columns that it ends.
     let mut grad_b = vec![R::zero(); steps];
     for t in 0..steps {
-        let row = row(cell, tokens, &b, t);
+        let row = row(cell, tokens, t);
         let grad_h = &grad_h[t * v..(t + 1) * v];
         let grad_l = cell.grad_l(row.l, row.m, &row.h, grad_h);
         let inverse = R::one() / cell.denominator(row.l, row.m);

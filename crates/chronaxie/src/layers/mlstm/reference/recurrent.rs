@@ -1,9 +1,9 @@
 //! The recurrence itself: the definition of the mLSTM, one token after the other.
 //!
 //! ```text
-//! m_t = max(log f_t + m_{t-1}, log i_t)     F = e^(log f_t + m_{t-1} - m_t)     I = e^(log i_t - m_t)
-//! C_t = F C_{t-1} + I k_t v_t^T             n_t = F n_{t-1} + I k_t
-//! l_t = s n_t.q_t                           h_t = s C_t^T q_t / (max(|l_t|, e^-m_t) + eps)
+//! m_t = max(log f_t + m_{t-1}, log i_t, -80)     F = e^(log f_t + m_{t-1} - m_t)     I = e^(log i_t - m_t)
+//! C_t = F C_{t-1} + I k_t v_t^T                  n_t = F n_{t-1} + I k_t
+//! l_t = s n_t.q_t                                h_t = s C_t^T q_t / (max(|l_t|, e^-m_t) + eps)
 //! ```
 
 use super::{Cell, Gradients, State, Tokens, add, dot};

@@ -304,3 +304,34 @@ fn the_peers_bugs_stay_away() {
         }
     }
 }
+
+/// The same as on a GPU: gates that are shut for good, and a chunk of them.
+#[test]
+fn shut_gates_reset_and_write_nothing() {
+    for (gate, normalize) in [(Gate::Exponential, true), (Gate::Sigmoid, false), (Gate::Sigmoid, true)] {
+        for chunk in [16, 64, 256] {
+            let mut p = problem(gate, [1, 2, 150, 16, 32]);
+            (p.gates, p.normalize, p.chunk) = (Gates::Reset, normalize, Some(chunk));
+            let mut inputs = sample(&p, 12);
+            for name in ["i", "f"] {
+                let gates = inputs.get_mut(name).unwrap();
+                gates.data.chunks_mut(150).for_each(|of_head| of_head[130..].fill(f64::NEG_INFINITY));
+            }
+            let got = run(&p, &BOTH, &inputs, None).unwrap();
+            assert_law(&p, &inputs, &got, "shut gates");
+            assert!(got.get("c_last").unwrap().data.iter().all(|&x| x == 0.0));
+            for (gate, of) in [("f", "grad_f"), ("i", "grad_i")] {
+                let owed = &got.get(of).unwrap().data;
+                let shut = inputs.get(gate).unwrap().data.iter().zip(owed).filter(|(x, _)| **x == f64::NEG_INFINITY);
+                assert!(shut.into_iter().all(|(_, g)| *g == 0.0), "{of}");
+            }
+            // NaN is not a gate that is shut.
+            for name in ["i", "f"] {
+                let mut bad = inputs.clone();
+                bad.get_mut(name).unwrap().data[70] = f64::NAN;
+                let h = run(&p, &[Pass::Forward], &bad, None).unwrap();
+                assert!(h.get("h").unwrap().data[70 * 32..71 * 32].iter().all(|x| x.is_nan()), "{name}");
+            }
+        }
+    }
+}

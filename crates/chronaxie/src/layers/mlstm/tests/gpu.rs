@@ -2,7 +2,7 @@
 
 use super::cpu::{BOTH, assert_law, problem, run_on, sample};
 use crate::check::gpu::gpu;
-use crate::layers::mlstm::Gate;
+use crate::layers::mlstm::{Gate, Gates};
 use crate::op::Values;
 use crate::{Device, Dtype};
 
@@ -90,6 +90,50 @@ fn on_a_gpu_every_tile_is_right() {
             };
             assert_law(&p, &inputs, &whole, variant);
             assert_eq!(run(&format!("{variant}w1")).unwrap(), whole, "{variant}, a chunk a window");
+        }
+    }
+}
+
+/// Gates that are shut for good, on every kind of kernels, as the last tokens too, whose states are zeros; nothing without a GPU.
+#[test]
+fn on_a_gpu_shut_gates_reset_and_write_nothing() {
+    let Some(gpu) = gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    let capability = gpu.device.props().compute_capability;
+    for (gate, normalize) in [(Gate::Exponential, true), (Gate::Sigmoid, false), (Gate::Sigmoid, true)] {
+        for (sizes, variants) in [
+            ([1, 2, 150, 48, 32], &["simt", "small", "mma"][..]),
+            ([1, 2, 150, 80, 144], &["mma:e128c128s128", "wgmma:c128s128", "wgmma:c256s256", "chains"]),
+        ] {
+            let mut p = problem(gate, sizes);
+            (p.dtype, p.gates, p.normalize) = (Dtype::F16, Gates::Reset, normalize);
+            let mut inputs = sample(&p, 12);
+            for name in ["i", "f"] {
+                let gates = inputs.get_mut(name).unwrap();
+                gates.data.chunks_mut(150).for_each(|of_head| {
+                    of_head[146..].fill(f64::NEG_INFINITY);
+                    // What the initial state is owed is made of more than a token.
+                    of_head[..12].fill(1.0);
+                });
+            }
+            for variant in variants {
+                let least = if variant.starts_with("simt") { (0, 0) } else { (8, 0) };
+                let hopper = variant.starts_with("wgmma") || *variant == "chains";
+                if capability < least || (hopper && capability != (9, 0)) {
+                    continue;
+                }
+                let got = match run_on(&device, &p, &BOTH, &inputs, Some(variant)) {
+                    Err(e) if e.to_string().contains("no tiles of that variant fit") => continue,
+                    got => got.unwrap(),
+                };
+                assert_law(&p, &inputs, &got, variant);
+                assert!(got.get("c_last").unwrap().data.iter().all(|x| x.abs() < 1e-7), "{variant}");
+                for (gate, of) in [("f", "grad_f"), ("i", "grad_i")] {
+                    let given = &inputs.get(gate).unwrap().data;
+                    let owed = got.get(of).unwrap().data.iter().zip(given).filter(|(_, x)| **x == f64::NEG_INFINITY);
+                    assert!(owed.into_iter().all(|(g, _)| *g == 0.0), "{variant}: {of}");
+                }
+            }
         }
     }
 }

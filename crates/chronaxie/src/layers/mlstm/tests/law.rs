@@ -327,3 +327,46 @@ fn extreme_gates_and_zero_keys_stay_finite() {
         }
     }
 }
+
+/// Gates that are shut for good: a forget gate of -inf leaves nothing of the past, an input gate of it writes nothing, and both leave
+/// zeros; all forms agree, gradients are derivatives, and those of shut gates are 0.
+#[test]
+fn gates_of_minus_infinity_reset_and_write_nothing() {
+    let shut = f64::NEG_INFINITY;
+    for (nth, cell) in cells(4, 5).into_iter().enumerate() {
+        let mut x = head(cell, 22, 160 + nth as u64);
+        let (f_shut, i_shut) = ([0, 5, 6, 13, 21], [0, 3, 6, 7, 14, 21]);
+        f_shut.iter().for_each(|&t| x.given[4][t] = shut);
+        i_shut.iter().for_each(|&t| x.given[3][t] = shut);
+        let what = format!("{cell:?}");
+        let (h, last) = recurrent::forward(&cell, &x.tokens(), &x.initial);
+        assert!(h.iter().chain(&last.c).chain(&last.n).chain([&last.m]).all(|x| x.is_finite()), "{what}");
+        // The last token does both.
+        assert!(last.c.iter().chain(&last.n).chain(&h[21 * 5..]).all(|&x| x == 0.0), "{what}");
+        // Behind a reset nothing is known of what was before it.
+        let (alone, _) = recurrent::forward(&cell, &x.tokens().range(&cell, 13, 22), &State::zeros(&cell));
+        assert!(distance(&h[13 * 5..], &alone) < 1e-14, "{what}");
+        let g = recurrent::backward(&cell, &x.tokens(), &x.initial, &x.grad_h, &x.grad_last);
+        assert_derivative(&what, &x, &recurrent::forward::<Dual>, &g);
+        let none = |g: &Gradients<f64>| {
+            assert!(f_shut.iter().all(|&t| g.f[t] == 0.0) && i_shut.iter().all(|&t| g.i[t] == 0.0), "{what}: {g:?}");
+            assert!(parts(g).iter().all(|(_, g)| g.iter().all(|x| x.is_finite())), "{what}");
+        };
+        none(&g);
+        for length in [1, 6, 8, 64] {
+            let (other, end) = chunkwise::forward(&cell, &x.tokens(), &x.initial, length);
+            assert!(distance(&other, &h) < 1e-12 && distance(&end.c, &last.c) < 1e-12 && end.m == last.m, "{what}");
+            let other = chunkwise::backward(&cell, &x.tokens(), &x.initial, &x.grad_h, &x.grad_last, length);
+            none(&other);
+            assert_same(&format!("{what} L={length}"), &other, &g, 1e-11);
+        }
+        let x = x.stateless();
+        let (h, _) = recurrent::forward(&cell, &x.tokens(), &x.initial);
+        let mut g = recurrent::backward(&cell, &x.tokens(), &x.initial, &x.grad_h, &x.grad_last);
+        assert!(distance(&parallel::forward(&cell, &x.tokens()), &h) < 1e-12, "{what}");
+        let other = parallel::backward(&cell, &x.tokens(), &x.grad_h);
+        none(&other);
+        g.initial = State::zeros(&cell);
+        assert_same("parallel", &other, &g, 1e-11);
+    }
+}

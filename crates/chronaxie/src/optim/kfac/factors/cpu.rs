@@ -3,7 +3,7 @@
 
 use super::reference::counts;
 use super::spec::{Factors, NAME, Sharing};
-use crate::op::{Args, Channels, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::blocks::packed;
 use crate::optim::matrix::{Operand, gram, multiply, packing_of};
 use crate::pool::{for_each, num_threads};
@@ -62,17 +62,6 @@ struct Rows<'a> {
     bases: Option<[&'a [f32]; 2]>,
 }
 
-/// `to = sequence` at step t of row b.
-fn read(of: &[f32], c: Channels, steps: usize, [b, t]: [usize; 2], to: &mut [f32]) {
-    let (at, width) = (c.row(steps, b, t), c.width());
-    if width > 0 {
-        for (group, to) in to.chunks_exact_mut(width).enumerate() {
-            let from = at + c.channel(steps, group * width);
-            to.copy_from_slice(&of[from..from + width]);
-        }
-    }
-}
-
 impl Rows<'_> {
     fn length(&self, b: usize) -> usize {
         usize::try_from(self.lengths[b]).unwrap_or(0).min(self.p.steps)
@@ -82,8 +71,8 @@ impl Rows<'_> {
         let p = self.p;
         let (d, steps) = (p.from.count, p.steps);
         if p.sharing == Sharing::Expand {
-            read(self.x, p.from, steps, [b, t], &mut x[..d]);
-            read(self.grad, p.to, steps, [b, t], g);
+            p.from.read(self.x, steps, [b, t], &mut x[..d]);
+            p.to.read(self.grad, steps, [b, t], g);
         } else {
             x.fill(0.0);
             g.fill(0.0);
@@ -91,8 +80,8 @@ impl Rows<'_> {
             let of_g = &mut of_g[..g.len()];
             let len = self.length(b);
             for t in 0..len {
-                read(self.x, p.from, steps, [b, t], of_x);
-                read(self.grad, p.to, steps, [b, t], of_g);
+                p.from.read(self.x, steps, [b, t], of_x);
+                p.to.read(self.grad, steps, [b, t], of_g);
                 x.iter_mut().zip(&*of_x).for_each(|(s, x)| *s += x);
                 g.iter_mut().zip(&*of_g).for_each(|(s, g)| *s += g);
             }
@@ -218,7 +207,7 @@ impl Plan for CpuPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::LinearMap;
+    use crate::op::{Channels, LinearMap};
 
     /// Runs follow from the problem alone, and their sums stay within their bound.
     #[test]

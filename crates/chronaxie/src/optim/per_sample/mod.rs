@@ -1,0 +1,11 @@
+//! `ghost_norms`: norms of the gradients of single samples, without the gradients (README.md of this folder).
+
+mod cpu;
+mod op;
+pub mod reference;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use op::GhostNormsOp;
+pub use spec::{GhostNorms, Way};
