@@ -205,7 +205,7 @@ fn the_language_models_case_is_its_matrices() {
     says("lm350m_L2", "axis L is not one of none");
     says("lm7b", "`lm7b` is not an axis letter and a size");
 
-    let many = "L2_M256_N256,words=20000,block=256";
+    let many = "L2_M256_N256,words=20480,block=256";
     let sample = problem(many).unwrap().sample(Pass::Step, 1).unwrap();
     let [factors, roots] = ["factors", "roots"].map(|name| &sample.get(name).unwrap().data);
     assert!(factors.len() > 4 << 20 && factors.len() == elements(many, "factors"));
