@@ -9,18 +9,19 @@
 //
 // A block of threads has 128 x 128 of a product: two warpgroups of 64 rows, and a warp that copies ahead (16 KB a block of
 // numbers, cp.async.bulk) into a ring. Weights and x are packed before; grad_y, the large one, comes from memory straight into
-// registers, where its rows of 64 terms get their power of two, and is read once (where D <= 128).
+// registers, where its rows of 64 terms get their power of two, and is read once a product (from memory, where D <= 128).
 //
 // Tensor cores cut their sums off: a sum has no more than 64 terms there, low products first, and goes into one of f32 with
 // both powers of two, by one fma. Two warpgroups take turns (kTurns), so that one's numbers are made ready beside the other's
 // products. Which block adds what depends on sizes alone; parts are added in their order; there are no atomics.
 //
 // A number is left with 22 bits or more, where it is more than 2^-17 of the largest of its block or row, and within 2^-39 of
-// that one else. An infinite or NaN number makes NaN of its row or column.
+// that one else: f32's accuracy wherever no number is more than 10^6 times the others that share its power. An infinite or NaN
+// number makes NaN of its row or column. Products below 1e-34 may be lost, and 2^156 of both largest numbers is infinite.
 //
 // What binds: 6 n D H flops at f16's rate, 0.62 to 0.79 PFLOP/s on an H200. B8 T2048 D128 H8192: 103 GFLOP, 0.13 to 0.17 ms
 // for each of the three products, where 3 x TF32 by mma.sync take 0.34 to 0.41 at the best; to write y or to read grad_y
-// (537 MB) takes 0.125 ms at 4.28 TB/s. From L2 the map reads 0.6 GB, held; the gradient .7, the sums .5.
+// (537 MB) takes 0.125 ms at 4.28 TB/s. From L2 each reads 0.55 GB, the map where it holds its weights.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -94,7 +95,11 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4) hopper_pack(const 
   }
   unsigned largest = 0;
 #pragma unroll
-  for (int e = 0; e < 16; ++e) largest = max(largest, magnitude(x[e / 4][e % 4]));
+  for (int e = 0; e < 16; ++e) {
+    // Numbers that are none must not take the others' bits.
+    const unsigned m = magnitude(x[e / 4][e % 4]);
+    largest = max(largest, m < 0x7f800000u ? m : 0u);
+  }
   largest = __reduce_max_sync(~0u, largest);
   if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
   __syncthreads();
@@ -318,14 +323,18 @@ __device__ __forceinline__ void map(const Map& p) {
   }
 }
 
-#define MAP(name, held, by_terms)                                                                   \
-  extern "C" __global__ void __launch_bounds__(kBlock, 1) name(const __grid_constant__ Map p) {     \
-    map<held, by_terms>(p);                                                                         \
-  }
-MAP(hopper_map_along_held, true, true)
-MAP(hopper_map_beside_held, true, false)
-MAP(hopper_map_along, false, true)
-MAP(hopper_map_beside, false, false)
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_map_along_held(const __grid_constant__ Map p) {
+  map<true, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_map_beside_held(const __grid_constant__ Map p) {
+  map<true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_map_along(const __grid_constant__ Map p) {
+  map<false, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_map_beside(const __grid_constant__ Map p) {
+  map<false, false>(p);
+}
 
 // grad_y is a: its rows are rows of the product and steps are terms (sums), or the other way round (gradient).
 struct Sums {
@@ -441,17 +450,19 @@ __device__ __forceinline__ void sums(const Sums& p) {
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     unsigned most[2] = {};
+    float some_sum[2] = {};
 #pragma unroll
     for (int e = 0; e < 16; ++e)
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const float v = x[e / 4][e / 2 % 2][row][e % 2];
         most[row] = max(most[row], magnitude(v));
-        if (biased) row_sum[row] += v;
+        if (biased) some_sum[row] += v;
       }
     float up[2], down_by[2][2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
+      row_sum[row] += some_sum[row];
       most[row] = max(most[row], __shfl_xor_sync(~0u, most[row], 1));
       most[row] = max(most[row], __shfl_xor_sync(~0u, most[row], 2));
       up[row] = scale_up(most[row]);
@@ -528,11 +539,15 @@ __device__ __forceinline__ void sums(const Sums& p) {
     }
   }
 }
-#define SUMS(name, sum, other)                                                                      \
-  extern "C" __global__ void __launch_bounds__(kBlock, 1) name(const __grid_constant__ Sums p) {    \
-    sums<sum, other>(p);                                                                            \
-  }
-SUMS(hopper_gradient_along, false, true)
-SUMS(hopper_gradient_beside, false, false)
-SUMS(hopper_sums_along, true, false)
-SUMS(hopper_sums_beside, true, true)
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_gradient_along(const __grid_constant__ Sums p) {
+  sums<false, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_gradient_beside(const __grid_constant__ Sums p) {
+  sums<false, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_sums_along(const __grid_constant__ Sums p) {
+  sums<true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kBlock, 1) hopper_sums_beside(const __grid_constant__ Sums p) {
+  sums<true, true>(p);
+}

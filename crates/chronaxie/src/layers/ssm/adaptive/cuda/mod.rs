@@ -25,7 +25,7 @@ const UNITARY: KernelSource = KernelSource::embedded("layers/ssm/adaptive/cuda/u
 const UNITARY_ENTRIES: [&str; 2] = ["unitary_forward", "unitary_backward"];
 /// Words of a state in shared memory, forward and backward, with decay and without.
 const WORDS: [usize; 2] = [9, 12];
-const UNITARY_WORDS: [usize; 2] = [12, 16];
+const UNITARY_WORDS: [usize; 2] = [12, 20];
 /// Words of a lane, backward, and steps of a tile, without decay.
 const LANE_WORDS: usize = 52;
 const TILE: usize = 256;

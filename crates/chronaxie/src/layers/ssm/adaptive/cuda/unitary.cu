@@ -9,6 +9,7 @@
 //   dtheta_t = Im(m_t conj(s_{t-1}))              dx_t += Re(e^{i G_t} conj(b) m_t)
 //   dB       = m_T conj(S_T) + conj(c) Q          dC    = conj(s_0) M_1 + conj(b) Q,   Q = sum_t e^{-i G_t} dy_t conj(S_t)
 //
+// where the run of a lane is 1 to T, and s_0 and m_T are what lanes and tiles before and behind it have left.
 // The angles' sum is a scan of integers. Each tile of 256 steps adds to a carry whose rounding is kept, in shared memory. What
 // belongs to the channel stays in registers while its states pass by, one after the other; with kSlices a block's warps share
 // a channel's states, and meet once a tile to add up what they have for it, in their order.
@@ -23,11 +24,11 @@
 #include "lanes.cuh"
 
 // Words of a state and of a lane in shared memory; lanes begin in different banks.
-constexpr int kWordsForward = 12, kWordsBackward = 16, kLaneWords = 6 * kRun + 4;
+constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = 6 * kRun + 4;
 constexpr int kBlocks = kSlices > 1 ? 4 : 2;
 static_assert(kSlices == 1 || kSlices == kWarps, "a block's warps share a channel, or have one each");
 
-// e^{2 pi i phase / 2^32}, within 6e-8.
+// e^{2 pi i phase / 2^32}, each part within 1e-7.
 __device__ __forceinline__ Complex turned(unsigned phase) {
   const float x = static_cast<float>(static_cast<int>(phase << 2)) * (1.4629180792671596e-9f / 4), x2 = x * x;
   const float s = fmaf(fmaf(fmaf(-1.9515295891e-4f, x2, 8.3321608736e-3f), x2, -1.6666654611e-1f) * x2, x, x);
@@ -228,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
   if (!task.there) return;
   const int row = task.row, d = task.d;
   const bool aligned = p.aligned != 0, gated = p.z.base != nullptr;
-  // Words of a state: m behind the tile and what rounding took; b, c; b c; the sums of dB and dC.
+  // Words of a state: m behind the tile and what rounding took; b, c; b c; the sums of dB and dC and what rounding took.
   float* kept = shared + (kSlices > 1 ? 0 : warp * task.states * kWordsBackward);
   float* places = shared + (kSlices > 1 ? 1 : kWarps) * task.states * kWordsBackward;
   // Of the lane's steps: the drive, the gradient of y and that of the drive, y, where the gradient of z wants it, and M.
@@ -241,11 +242,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
     float* k = kept + n * kWordsBackward;
     k[0] = g.re, k[1] = 0.0f, k[2] = g.im, k[3] = 0.0f;
     k[4] = b.re, k[5] = b.im, k[6] = c.re, k[7] = c.im, k[8] = both.re, k[9] = both.im;
-    k[12] = k[13] = k[14] = k[15] = 0.0f;
+    for (int i = 12; i < 20; ++i) k[i] = 0.0f;
   }
   __syncwarp();
   const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
-  float sum_skip = 0.0f, next_theta[kRun];
+  Sum sum_skip = {0.0f, 0.0f};
+  float next_theta[kRun];
   auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
   if (tiles > 0 && task.first < task.end) fetch_state(task.first, (tiles - 1) * static_cast<i64>(kTile) + lane * kRun);
 #pragma unroll 1
@@ -329,7 +331,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
       whole = product(conj(c), whole);
       const Sum re = plus({held[0], held[1]}, whole.re), im = plus({held[2], held[3]}, whole.im);
       __syncwarp();
-      if (lane < 4) k_of[12 + lane] += total;
+      if (lane < 4) {
+        const Sum of = plus({k_of[12 + lane], k_of[16 + lane]}, total);
+        k_of[12 + lane] = of.value, k_of[16 + lane] = of.lost;
+      }
       if (lane == 0) {
         const float words[4] = {re.value, re.lost, im.value, im.lost};
         store_words(k_of, words);
@@ -379,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
     load_run(u, row_of(p.u, row, d), t, steps, aligned);
     load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
     load_words(dy, dy_of);
-    float z[kRun], g[kRun];
+    float z[kRun], g[kRun], tile_skip = 0.0f;
     if (gated) {
       load_run(z, row_of(p.z, row, d), t, steps, aligned);
       load_run(g, row_of(p.grad_out, row, d), t, steps, aligned);
@@ -390,9 +395,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
       const float of_v = fmaf(delta[k], of_drive[k], dy[k] * skip);
       of_u[k] = p.silu ? of_v * fmaf(v, 1.0f - s, s) : of_v;
       of_delta[k] = v * of_drive[k];
-      sum_skip = fmaf(dy[k], v, sum_skip);
+      tile_skip = fmaf(dy[k], v, tile_skip);
       if (gated) of_z[k] = fmaf(skip, v, sums[1][k]) * (g[k] * silu_slope(z[k]));
     }
+    sum_skip = plus(sum_skip, tile_skip);
     store_run(row_to(p.g_u, row, d), t, steps, aligned, of_u);
     store_run(row_to(p.g_delta, row, d), t, steps, aligned, of_delta);
     if (gated) store_run(row_to(p.g_z, row, d), t, steps, aligned, of_z);
@@ -404,6 +410,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
     if (p.g_h0.base) store_number(p.g_h0, offset(p.g_h0, row, d, n), {k[0], k[2]});
   }
   if (task.slice > 0) return;
-  sum_skip = warp_sum(sum_skip);
-  if (lane == 0) p.part_skip[row * p.channels + d] = sum_skip;
+  const float of_skip = warp_sum(sum_skip.value);
+  if (lane == 0) p.part_skip[row * p.channels + d] = of_skip;
 }
