@@ -2,7 +2,10 @@
 
 use super::reference;
 use super::{Channels, Dense};
-use crate::op::{Pass, Problem, Tensors, Values};
+use crate::Device;
+use crate::call::{Workspace, default_stream};
+use crate::check::gpu::gpu;
+use crate::op::{Pass, PlanOptions, Problem, Tensors, Values};
 use crate::real::Dual;
 use crate::rng::Rng;
 
@@ -61,4 +64,44 @@ fn sizes_that_cannot_be_are_refused_with_their_values() {
     let options = crate::op::PlanOptions { variant: Some("fast".into()), ..Default::default() };
     let e = p.plan(&crate::Device::Cpu, &options).err().unwrap().to_string();
     assert_eq!(e, "dense: variant `fast` is not one of simd on the CPU");
+}
+
+/// Numbers share powers of two there, and one that is none must not take the others' bits; nothing without a GPU.
+#[test]
+fn on_a_gpu_what_is_no_number_keeps_to_its_row_and_column() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.device.props().compute_capability != (9, 0) {
+        return;
+    }
+    let (d, h, t) = (70, 130, 90);
+    let device = Device::Cuda(gpu.device.clone());
+    let p = Dense::new(1, t, Channels::along(d), Channels::along(h)).unwrap();
+    let options = PlanOptions { variant: Some("wgmma".into()), ..Default::default() };
+    let plan = p.plan(&device, &options).unwrap();
+    let mut inputs = p.sample(Pass::Forward, 3).unwrap();
+    let y = |inputs: &Tensors| {
+        let mut workspace = Workspace::new(&*plan, &[Pass::Forward], &device).unwrap();
+        inputs.iter().for_each(|(name, v)| workspace.set(name, v).unwrap());
+        workspace.bind(&*plan, Pass::Forward, default_stream(&device)).unwrap().run().unwrap();
+        device.synchronize().unwrap();
+        workspace.get("y").unwrap().data
+    };
+    let whole = y(&inputs);
+    for bad in [f64::NAN, f64::INFINITY] {
+        let mut put = |name: &str, at: usize| {
+            let v = inputs.get(name).unwrap();
+            let (shape, mut data) = (v.shape, v.data.clone());
+            data[at] = bad;
+            inputs.insert(name, Values::new(shape, data).unwrap());
+        };
+        put("x", 5 * t + 66);
+        put("weight", 3 * d + 9);
+        for (i, (got, want)) in y(&inputs).iter().zip(&whole).enumerate() {
+            if i / t == 3 || i % t == 66 {
+                assert!(!got.is_finite(), "{i}: {got}");
+            } else {
+                assert!((got - want).abs() < 1e-5, "{i}: {got} {want}");
+            }
+        }
+    }
 }

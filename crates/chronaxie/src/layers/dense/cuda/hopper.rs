@@ -74,7 +74,7 @@ fn parts(tiles: usize, stages: usize) -> usize {
     let most = (stages / LEAST_STAGES).clamp(1, 4 * WAVE.div_ceil(tiles.max(1)));
     let busy = |parts: usize| (tiles * parts) as f64 / ((tiles * parts).div_ceil(WAVE) * WAVE) as f64;
     let best = (1..=most).map(busy).fold(0.0, f64::max);
-    (1..=most).find(|&n| busy(n) > best - 0.03).unwrap_or(1)
+    (1..=most).find(|&n| busy(n) > 0.97 * best).unwrap_or(1)
 }
 
 /// A matrix in blocks: where, and how many.

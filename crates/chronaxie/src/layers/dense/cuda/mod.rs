@@ -271,7 +271,9 @@ impl Plan for CudaPlan {
         match &self.way {
             Way::Simt => format!("{NAME} {simt}"),
             Way::Mma(_) => format!("{NAME} mma: 3 x tf32, {parts}, or {simt}"),
-            Way::Wgmma(..) => format!("{NAME} wgmma: 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {parts}"),
+            Way::Wgmma(..) => {
+                format!("{NAME} wgmma: 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {parts}")
+            }
         }
     }
     fn variant(&self) -> &'static str {
