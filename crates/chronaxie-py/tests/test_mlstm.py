@@ -95,7 +95,9 @@ def test_shut_gates_reset_and_write_nothing(device, dtype, gate, normalize):
     got = torch.autograd.grad(h, list(ours.values()), seed)
     want = torch.autograd.grad(h_law, list(exact.values()), seed.double())
     for name, a, b in zip(ours, got, want):
-        assert a.isfinite().all() and b.isfinite().all() and distance(a, b) <= bound_gradient, name
+        # States are f32, and so are their gradients.
+        bound = max(bound_gradient, 1e-7) if a.dtype is torch.float32 else bound_gradient
+        assert a.isfinite().all() and b.isfinite().all() and distance(a, b) <= bound, name
         assert name not in "if" or not a[ours[name].isinf()].any(), name
 
 

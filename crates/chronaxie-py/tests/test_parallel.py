@@ -122,8 +122,9 @@ def mlstm_case(gate, normalize, steps, low=False):
     x = {k: randn(2, 3, *s) + (3.0 if k == "f" else 0.0) for k, s in sizes.items()}
     shown = 0.0 if low else 1.0
     if low:
-        # Tokens that a piece on its own would lose beside a gauge of 0, and the whole does not: its states alone show them.
-        x["i"], x["f"], x["m"] = x["i"] - 150.0, x["f"] - 6.0, x["m"] - 120.0
+        # Tokens that a piece on its own would lose beside a gauge of 0, and the whole does not, whose gauge is -80, the least:
+        # its states alone show them.
+        x["i"], x["m"] = x["i"] - 110.0, x["m"] - 100.0
 
     def ours(group, at, q, k, v, i, f, c, n=None, m=None, **o):
         h, last = parallel.mlstm(q, k, v, i, f, c, n, m, True, gate=gate, normalize=normalize, group=group, **o)
