@@ -67,9 +67,13 @@ __device__ __forceinline__ void split(unsigned& high, unsigned& low, float x0, f
   low = pack<false>(x0 - y.x, x1 - y.y);
 }
 
+// Where the n-th of 16 columns of a product lies among those of its operand, so that a thread's four of them are neighbours.
+__device__ __forceinline__ int shuffled(int n) { return (n & ~15) | (n & 2) << 2 | (n & 12) >> 1 | (n & 1); }
+enum { kInOrder = 0, kRowsShuffled = 1, kColumnsShuffled = 2 };
+
 struct Pack {
   const float* from;
-  i64 stride, batch, rows, columns, aligned;
+  i64 stride, batch, rows, columns, aligned, order;
   char* to;
   float* scale;
 };
@@ -112,7 +116,16 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4) hopper_pack(const 
     uint2 high, low;
     split(high.x, low.x, x[i][0] * up, x[i][1] * up);
     split(high.y, low.y, x[i][2] * up, x[i][3] * up);
-    const unsigned place = swizzled_at(row + 16 * i, column);
+    if (p.order == kColumnsShuffled) {
+      const int c = shuffled(column);
+      const unsigned place = swizzled_at(row + 16 * i, c), next = swizzled_at(row + 16 * i, c + 8);
+      *reinterpret_cast<unsigned*>(tile + place) = high.x;
+      *reinterpret_cast<unsigned*>(tile + next) = high.y;
+      *reinterpret_cast<unsigned*>(tile + kTileBytes + place) = low.x;
+      *reinterpret_cast<unsigned*>(tile + kTileBytes + next) = low.y;
+      continue;
+    }
+    const unsigned place = swizzled_at(p.order == kRowsShuffled ? shuffled(row + 16 * i) : row + 16 * i, column);
     *reinterpret_cast<uint2*>(tile + place) = high;
     *reinterpret_cast<uint2*>(tile + kTileBytes + place) = low;
   }
@@ -282,14 +295,22 @@ __device__ __forceinline__ void map(const Map& p) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const i64 row = r * kRows + 64 * group + 16 * warp + lane / 4 + 8 * half;
-        const int column = done_c * kColumns + lane % 4 * 2;
+        const int column = done_c * kColumns + lane % 4 * 4;
         if (row < p.rows) {
           const float bias = p.bias ? __ldg(p.bias + row) : 0.0f;
           float* to = p.to + done_b * p.batch_stride + row * p.stride + column;
 #pragma unroll
-          for (int n = 0; n < 16; ++n)
-            store_two(to + 8 * n, acc[n][2 * half] + bias, acc[n][2 * half + 1] + bias, p.aligned != 0,
-                      static_cast<int>(p.columns) - column - 8 * n);
+          for (int n = 0; n < 16; n += 2) {
+            const float4 y = {acc[n][2 * half] + bias, acc[n][2 * half + 1] + bias, acc[n + 1][2 * half] + bias,
+                              acc[n + 1][2 * half + 1] + bias};
+            const int left = static_cast<int>(p.columns) - column - 8 * n;
+            if (p.aligned && left > 3) {
+              __stcs(reinterpret_cast<float4*>(to + 8 * n), y);
+            } else {
+              store_two(to + 8 * n, y.x, y.y, false, left);
+              store_two(to + 8 * n + 2, y.z, y.w, false, left - 2);
+            }
+          }
         }
 #pragma unroll
         for (int n = 0; n < 16; ++n) acc[n][2 * half] = acc[n][2 * half + 1] = 0.0f;

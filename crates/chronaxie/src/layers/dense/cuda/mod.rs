@@ -43,7 +43,9 @@ enum Variant {
 fn choose(p: &Dense, compute_capability: (u32, u32), variant: Option<&str>) -> Result<Variant> {
     let mma = tensor::refusal(p, compute_capability);
     let (picked, why) = match variant {
-        None => (if mma.is_none() && tensor::pays(p) { Variant::Mma } else { Variant::Simt }, None),
+        None if mma.is_some() || !tensor::pays(p) => (Variant::Simt, None),
+        None if hopper::refusal(p, compute_capability).is_none() && hopper::pays(p) => (Variant::Wgmma, None),
+        None => (Variant::Mma, None),
         Some("simt") => (Variant::Simt, None),
         Some("mma") => (Variant::Mma, mma),
         Some("wgmma") => (Variant::Wgmma, hopper::refusal(p, compute_capability)),
@@ -186,7 +188,7 @@ impl CudaPlan {
                 Way::Wgmma(hopper, [regions, _]) => {
                     let packed = regions.at(&self.layouts[0], scratch);
                     launch(hopper.pack_weight(p, weight, packed[0]))?;
-                    launch(hopper.pack_x(p, x, packed[1]))?;
+                    launch(hopper.pack_x(p, x, packed[1], pass))?;
                     launch(hopper.map(p, packed, bias, outputs[0]))
                 }
             };
@@ -213,7 +215,7 @@ impl CudaPlan {
             }
             Way::Wgmma(hopper, _) => {
                 for (kernel, config, product) in
-                    [hopper.pack_x(p, x, packed[1]), hopper.sums(p, packed[1], third, partial)]
+                    [hopper.pack_x(p, x, packed[1], pass), hopper.sums(p, packed[1], third, partial)]
                 {
                     visit(kernel, config, &[Arg::Bytes(&product)])?;
                 }
