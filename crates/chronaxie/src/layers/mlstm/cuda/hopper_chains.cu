@@ -8,7 +8,9 @@
 //
 // So no state is ever written. At 8 heads, 256 / 512, 65536 tokens: 1.6 GB, 0.38 ms at 4.28 TB/s; 0.38 TFLOP, 0.48 ms at
 // 0.79 PFLOP/s; from L2 80 KB a chunk and block, 2.7 GB, 0.5 ms. A chunk is 2820 clocks of tensor cores; two blocks follow each
-// other on a multiprocessor. Instructions of the third warpgroup count: it has one warp on each scheduler, some four clocks each.
+// other on a multiprocessor. What binds is the third warpgroup, which has one warp on each scheduler: 1.45 ms (2026-11-23) were 1.05
+// without n and l, 0.95 without the pairs' weights too, 1.19 without its copies. So n's products are four deep since then, and come
+// behind the pairs that the others wait for: some 900 clocks a chunk in place of 2700, for which 1.2 ms are expected; not timed.
 #include "hopper_chains.cuh"
 
 extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x) {
@@ -153,12 +155,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       if (x.normalize) {
         // q.n of 16 rows a warp, the parts of n as columns 0 to 2.
         float dots[4] = {}, others[4] = {};
-#pragma unroll 2
-        for (int e = 0; e < 4 * kSlices; ++e) {
-          unsigned a[4];
-          load_matrices<false>(a, q + e / 4 * kSlice + swizzled(16 * own + lane % 16, e % 4 * 2 + lane / 16));
-          const unsigned* part = n_before[min(lane / 4, 2)] + 8 * e + lane % 4;
-          mma<kBf16>(e % 2 ? others : dots, a, lane < 12 ? part[0] : 0, lane < 12 ? part[4] : 0);
+        // Lanes without a part have that of another, and columns that nobody reads.
+        const unsigned* part = n_before[min(lane / 4, 2)] + lane % 4;
+        const unsigned at = swizzled(16 * own + lane % 16, lane / 16);
+#pragma unroll 1
+        for (int s = 0; s < kSlices; ++s, part += 32) {
+          unsigned a[4][4], b[4][2];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            load_matrices<false>(a[e], q + s * kSlice + (at ^ 32 * e));
+            b[e][0] = part[8 * e];
+            b[e][1] = part[8 * e + 4];
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) mma<kBf16>(e % 2 ? others : dots, a[e], b[e][0], b[e][1]);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -170,35 +180,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       products_wait(acc);
       helpers_meet();
       warp_arrives(&empty_q[c % kAhead]);
-      if (x.normalize && 2 * h < kColumns) {
-        asm volatile("" : "+r"(lane), "+r"(own));
-        // A warp has 64 columns, the parts of what tokens add as rows 0 to 2.
-#pragma unroll 1
-        for (int j = 0; j < 4; ++j) {
-          float sum[2][4] = {};
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            unsigned b[4];
-            load_matrices<true>(b, k + own * kSlice + swizzled(16 * e + lane % 16, 2 * j + lane / 16));
-            const unsigned* part = into[min(lane / 4, 2)] + 8 * e + lane % 4;
-            const unsigned a[4] = {lane < 12 ? part[0] : 0, 0, lane < 12 ? part[4] : 0, 0};
-            mma<kBf16>(sum[0], a, b[0], b[1]);
-            mma<kBf16>(sum[1], a, b[2], b[3]);
-          }
-          if (lane < 12)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              *reinterpret_cast<float2*>(&added[lane / 4][64 * own + 16 * j + 8 * e + lane % 4 * 2]) = {sum[e][0], sum[e][1]};
-        }
-        __syncwarp();
-        const float left = expf(before - behind);
-        const float2 y0 = *reinterpret_cast<float2*>(&added[0][2 * h]), y1 = *reinterpret_cast<float2*>(&added[1][2 * h]),
-                     y2 = *reinterpret_cast<float2*>(&added[2][2 * h]);
-        n.x = fmaf(left, n.x, y0.x + (y1.x + y2.x));
-        n.y = fmaf(left, n.y, y0.y + (y1.y + y2.y));
-        split(n.x, n.y, [&](int part, unsigned pair) { n_before[part][h] = pair; });
-      }
-      warp_arrives(&empty_k[c % (kAhead + 1)]);
       const int own_token = threadIdx.x % 128u / 32u * 16u + threadIdx.x % 32u / 4u + 8 * (h % 4);
       double sum = 0;
       if (!x.sigmoid && h % 4 < 2 && own_token < count) sum = x.sums[begins + own_token];
@@ -242,6 +223,43 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       }
       products_see();
       barrier_arrive(&full_p);
+      if (x.normalize && 2 * h < kColumns) {
+        asm volatile("" : "+r"(lane), "+r"(own));
+        // A warp has 64 columns, the parts of what tokens add as rows 0 to 2, and others that nobody reads.
+        const unsigned* part = into[min(lane / 4, 2)] + lane % 4;
+        unsigned a[4][2];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          a[e][0] = part[8 * e];
+          a[e][1] = part[8 * e + 4];
+        }
+        const unsigned from = k + own * kSlice + swizzled(lane % 16, lane / 16);
+#pragma unroll 2
+        for (int j = 0; j < 4; ++j) {
+          float sum[2][4] = {};
+          unsigned b[4][4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) load_matrices<true>(b[e], (from ^ 32 * j) + 16 * e * kLine);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const unsigned of[4] = {a[e][0], 0, a[e][1], 0};
+            mma<kBf16>(sum[0], of, b[e][0], b[e][1]);
+            mma<kBf16>(sum[1], of, b[e][2], b[e][3]);
+          }
+          if (lane < 12)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              *reinterpret_cast<float2*>(&added[lane / 4][64 * own + 16 * j + 8 * e + lane % 4 * 2]) = {sum[e][0], sum[e][1]};
+        }
+        __syncwarp();
+        const float left = expf(before - behind);
+        const float2 y0 = *reinterpret_cast<float2*>(&added[0][2 * h]), y1 = *reinterpret_cast<float2*>(&added[1][2 * h]),
+                     y2 = *reinterpret_cast<float2*>(&added[2][2 * h]);
+        n.x = fmaf(left, n.x, y0.x + (y1.x + y2.x));
+        n.y = fmaf(left, n.y, y0.y + (y1.y + y2.y));
+        split(n.x, n.y, [&](int part, unsigned pair) { n_before[part][h] = pair; });
+      }
+      warp_arrives(&empty_k[c % (kAhead + 1)]);
       look(c + 1);
       if (c + kAhead < chunks) {
         if (c > 0) barrier_wait(&empty_k[(c - 1) % (kAhead + 1)], (c - 1) / (kAhead + 1) & 1);
