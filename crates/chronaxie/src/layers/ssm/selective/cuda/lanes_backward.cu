@@ -24,13 +24,22 @@
 // Where there are too few channels for the machine, time is cut into segments: carry.cu has said what mu each would hand to
 // the one before it from none, and a block folds those of the later segments in their order.
 //
-// What binds on an H200 (132 multiprocessors, 1.98 GHz), B8 D2048 T2048 N16: memory 0.11 (bf16) or 0.22 ms (f32);
-// instructions, of which 4 warps issue a clock: 13 a step of a state, 4 for the runs from zero, 1.2 for both scans, 2 for
-// shared memory, 4 for what a channel's step costs, 24: 0.39 ms, as compiled 29.6: 0.48; shared memory 0.47 ms; exponentials
-// 0.16 ms. Measured 0.87 (bf16) and 0.88 ms (f32; 2026-11-22), and 0.045 for the sums: of the instructions the second half, the
-// runs from their true start, takes a third of the time, and the first, which waits for its own results, two thirds. What
-// belongs to a channel alone one channel ahead, in the shadow of the scans, with the runs of two or four states mixed: 2 to 5 %
-// slower. Three blocks a multiprocessor: 168 registers, of which 65 would spill.
+// What binds on an H200 (132 multiprocessors, at 1.755 GHz; at 1.98, which the card allows, an eighth less), B8 D2048 T2048
+// N16, which is 3972 channels of a tile for each multiprocessor: memory 0.11 (bf16) or 0.22 ms (f32); exponentials 0.20 ms;
+// instructions, of which 4 warps issue a clock: 872 a channel of a tile as compiled for sm_90a, that is 27 a step of a state,
+// 218 clocks, 0.49 ms, and some 700 for a tile's beginning and end, 0.025 ms; shared memory, 128 bytes a clock: 216 such words
+// a channel, 64 of them B, which both runs read, 48 what sums over states and 40 the scans, 0.49 ms. Measured 0.87 (bf16) and
+// 0.85 ms (f32; 2026-11-22), and 0.045 for the sums: 386 clocks a channel, of which the schedulers issue in 56 of a hundred and
+// shared memory is as busy, for two warps a scheduler wait for their own results: the second half of the instructions, the
+// runs from their true start, takes a third of the time, and the first two thirds. Issuing always, with the sums, it would be
+// 0.56 ms; the arithmetic alone, 17 instructions a step of a state (a gate 2, a run from zero 4, the run from the true start
+// 11), 0.31 ms, and what a channel's step costs, 4, another 0.07.
+//
+// Tried: what belongs to a channel alone one channel ahead, in the shadow of the scans, with the runs of two or four states
+// mixed: 2 to 5 % slower. Three blocks a multiprocessor: 168 registers, of which 65 would spill. Compiled only, not timed: the
+// run from its true start of a channel's state beside the run from zero of the next channel's, so that B is read once and two
+// independent chains are at work: 174 such words of shared memory, 2 % more instructions, and 3 to 15 registers spill, however
+// few of C's are held.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif

@@ -14,11 +14,12 @@
 // Where channels are few time is cut into segments, of whole pieces of 64 steps; carry.cu has said before what each would hand
 // on from none, and a block folds those before its own, in their order.
 //
-// What binds on an H200 (132 multiprocessors, 1.98 GHz), B8 D2048 T2048 N16, 537 M steps of states: memory 0.062 ms (bf16)
-// or 0.125 ms (f32); exponentials, 16 a clock, 19/16 a step of a state with softplus and gate, 0.152 ms; instructions, of
-// which 4 warps issue a clock, 9.7 as compiled: 0.156 ms; shared memory 0.13 ms. Measured 0.26 and 0.275 ms (2026-11-22): 3.4
-// warps a scheduler, as many as there are channels for, do not hide all that they wait for. B1 D1024 T65536, twice the work:
-// 0.54 ms and 0.39 ms for what segments hand on.
+// What binds on an H200 (132 multiprocessors, at 1.755 GHz; at 1.98, which the card allows, an eighth less), B8 D2048 T2048
+// N16, 537 M steps of states: memory 0.062 ms (bf16) or 0.125 ms (f32); exponentials, 16 a clock, 19/16 a step of a state with
+// softplus and gate, 0.172 ms; instructions, of which 4 warps issue a clock, 9.7 as compiled (6.2 of them walk): 0.176 ms;
+// shared memory 0.15 ms. Measured 0.26 and 0.275 ms (2026-11-22): two thirds of both, since 3.9 warps a scheduler, as many as
+// there are channels for, do not hide all that they wait for. A polynomial in place of some exponentials would take from the
+// instructions what it gives. B1 D1024 T65536, twice the work: 0.54 ms and 0.39 ms for what segments hand on.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
