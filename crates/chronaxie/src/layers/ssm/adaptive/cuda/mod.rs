@@ -31,6 +31,9 @@ const LANE_WORDS: usize = 52;
 const TILE: usize = 256;
 /// States of a channel from which on a block's warps share them.
 const SHARED_STATES: usize = 16;
+/// With fewer than those, channels of all sequences up to which they share its time, and steps from which on: two rounds.
+const SHARED_CHANNELS: usize = 2112;
+const SHARED_STEPS: usize = 2048;
 const ENTRIES: [&str; 3] = ["adaptive_forward", "adaptive_backward", "adaptive_fold"];
 /// Threads a block: four warps.
 const THREADS: u32 = 128;
@@ -61,7 +64,15 @@ fn slices(states: usize) -> usize {
     if states >= SHARED_STATES { THREADS as usize / 32 } else { 1 }
 }
 
-fn lanes_specialisation(dtype: Dtype, decay: bool, slices: usize) -> Specialisation {
+/// Warps that share a channel's time, without decay: where states do not share them, and channels alone would leave an H200's
+/// schedulers with four warps or fewer.
+fn times(p: &AdaptiveScan) -> usize {
+    let channels = p.batch().saturating_mul(p.channels());
+    let shared = slices(p.states()) == 1 && channels <= SHARED_CHANNELS && p.steps() >= SHARED_STEPS;
+    if shared { THREADS as usize / 32 } else { 1 }
+}
+
+fn lanes_specialisation(dtype: Dtype, decay: bool, slices: usize, times: usize) -> Specialisation {
     let (source, entries) = if decay { (LANES, &LANES_ENTRIES) } else { (UNITARY, &UNITARY_ENTRIES) };
     let mut spec = Specialisation::new(source, entries);
     spec.headers = LANES_HEADERS;
@@ -70,6 +81,7 @@ fn lanes_specialisation(dtype: Dtype, decay: bool, slices: usize) -> Specialisat
     spec.constants.push(("kThreads", (THREADS as i32).into()));
     if !decay {
         spec.constants.push(("kSlices", (slices as i32).into()));
+        spec.constants.push(("kTimes", (times as i32).into()));
     }
     spec
 }
@@ -79,8 +91,14 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     // Few and many states, without and with decay, every type.
     let forms = [(Dtype::F32, false, 1), (Dtype::F32, true, 2), (Dtype::Bf16, true, 8), (Dtype::F16, false, 8)];
     let serial = forms.into_iter().map(|(d, decay, n)| specialisation(d, decay, n));
-    let lanes = [(Dtype::F32, true, 1), (Dtype::F32, false, 4), (Dtype::Bf16, false, 1), (Dtype::F16, false, 4)];
-    serial.chain(lanes.into_iter().map(|(d, decay, n)| lanes_specialisation(d, decay, n))).collect()
+    let lanes = [
+        (Dtype::F32, true, 1, 1),
+        (Dtype::F32, false, 4, 1),
+        (Dtype::F32, false, 1, 4),
+        (Dtype::Bf16, false, 1, 1),
+        (Dtype::F16, false, 4, 1),
+    ];
+    serial.chain(lanes.into_iter().map(|(d, decay, n, times)| lanes_specialisation(d, decay, n, times))).collect()
 }
 
 /// Shared memory of a block, bytes; forward is 0.
@@ -142,7 +160,8 @@ impl CudaPlan {
         ];
         let kernel = |name| device.kernel(&spec, name);
         let lanes = lanes.then(|| {
-            let spec = lanes_specialisation(problem.dtype(), problem.has_decay(), slices(problem.states()));
+            let (slices, times) = (slices(problem.states()), times(&problem));
+            let spec = lanes_specialisation(problem.dtype(), problem.has_decay(), slices, times);
             let entries = if problem.has_decay() { LANES_ENTRIES } else { UNITARY_ENTRIES };
             let [forward, backward] = entries.map(|name| device.kernel(&spec, name));
             let kernels = [forward?, backward?];
@@ -174,7 +193,7 @@ impl CudaPlan {
         let walk = LaunchConfig::new((self.blocks as u32, 1, 1), (THREADS, 1, 1));
         let first = match lanes {
             Some(kernels) => {
-                let slices = if p.has_decay() { 1 } else { slices(p.states()) };
+                let slices = if p.has_decay() { 1 } else { slices(p.states()) * times(p) };
                 let rows = LaunchConfig::linear(32 * tasks * slices, THREADS);
                 (&kernels[backward], rows.shared(lanes_bytes(p, backward)))
             }

@@ -11,11 +11,13 @@
 //
 // where the run of a lane is 1 to T, and s_0 and m_T are what lanes and tiles before and behind it have left.
 // The angles' sum is a scan of integers. Each tile of 256 steps adds to a carry whose rounding is kept, in shared memory. What
-// belongs to the channel stays in registers while its states pass by, one after the other; with kSlices a block's warps share
-// a channel's states, and meet once a tile to add up what they have for it, in their order.
+// belongs to the channel stays in registers while its states pass by, one after the other. A block's warps share a channel's
+// states (kSlices), and meet once a tile to add up what they have for it, in their order; or its time (kTimes): neighbouring tiles,
+// whose turns and sums each of them adds to its own copy of the carry in the order of time, so that states have the same bits.
 //
 // What binds on an H200: one state a channel memory, 16 bytes a step forward (B1 D1024 T1000000 3.8 ms at 4.28 TB/s), 28
-// backward (6.7 ms). Many states instructions: forward 12 for the turns, 18 for the rotation, 12 for the sums, some 10 a step
+// backward (6.7 ms); with two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), and kTimes has four and
+// three, for which 4.4 and 11 are expected. Many states instructions: forward 12 for the turns, 18 for the rotation, 12 for the sums, some 10 a step
 // for scans over lanes, loads and the carry; backward 70 to 75. b8 d128 n64 T2048 (134 M): 0.22 and 0.31 ms at 528 lanes and
 // 1.83 GHz, theta and its gradient 0.125 and 0.25 ms.
 #ifndef __CUDACC_RTC__
@@ -25,8 +27,9 @@
 
 // Words of a state and of a lane in shared memory; lanes begin in different banks.
 constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = 6 * kRun + 4;
-constexpr int kBlocks = kSlices > 1 ? 4 : 2;
-static_assert(kSlices == 1 || kSlices == kWarps, "a block's warps share a channel, or have one each");
+// Of a multiprocessor, by registers; backward with kTimes 128 would not be enough.
+constexpr int kBlocks = kSlices * kTimes > 1 ? 4 : 2, kBlocksBackward = kTimes > 1 ? 3 : kBlocks;
+static_assert(kSlices * kTimes == 1 || kSlices * kTimes == kWarps, "a block's warps share a channel, or have one each");
 
 // e^{2 pi i phase / 2^32}, each part within 1e-7.
 __device__ __forceinline__ Complex turned(unsigned phase) {
@@ -78,13 +81,14 @@ __device__ __forceinline__ float sums_of_four(const float (&x)[4]) {
 
 // What this warp has: a channel of a sequence, and states of it.
 struct Task {
-  int row, d, slice, first, end, states;
+  int row, d, slice, time, first, end, states;
   bool there;
   __device__ __forceinline__ Task(const Tensors& p) {
     const int warp = threadIdx.x / 32;
     states = static_cast<int>(p.states);
     slice = kSlices > 1 ? warp : 0;
-    const i64 number = kSlices > 1 ? blockIdx.x : blockIdx.x * static_cast<i64>(kWarps) + warp;
+    time = kTimes > 1 ? warp : 0;
+    const i64 number = kSlices * kTimes > 1 ? blockIdx.x : blockIdx.x * static_cast<i64>(kWarps) + warp;
     row = static_cast<int>(number / p.channels), d = static_cast<int>(number % p.channels);
     there = row < p.marks.units;
     first = states * slice / kSlices, end = states * (slice + 1) / kSlices;
@@ -117,10 +121,13 @@ __device__ __forceinline__ void add_up(float (&x)[kArrays][kRun], float* places,
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(const __grid_constant__ Tensors p) {
   extern __shared__ __align__(16) float shared[];
+  // Of the warps that share a channel's time: turns of a tile, and its sum.
+  __shared__ unsigned turns_of_tile[kTimes];
+  __shared__ __align__(8) Complex sum_of_tile[kTimes];
   const Task task(p);
   const int lane = threadIdx.x % 32;
   const i64 steps = p.marks.steps;
-  const int tiles = static_cast<int>((steps + kTile - 1) / kTile);
+  const int rounds = static_cast<int>((steps + kTimes * kTile - 1) / (kTimes * kTile));
   if (!task.there) return;
   const int row = task.row, d = task.d;
   const bool aligned = p.aligned != 0;
@@ -146,11 +153,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
   };
   auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
   // With few states a tile is short, and its channel's steps are loaded ahead.
-  if (kSlices == 1) fetch_channel(lane * kRun);
-  if (task.first < task.end) fetch_state(task.first, lane * kRun);
+  const int begin = task.time * kTile + lane * kRun;
+  if (kSlices == 1) fetch_channel(begin);
+  if (task.first < task.end) fetch_state(task.first, begin);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
-    const i64 t = static_cast<i64>(tile) * kTile + lane * kRun;
+  for (int round = 0; round < rounds; ++round) {
+    const i64 t = static_cast<i64>(round) * (kTimes * kTile) + begin;
     if (kSlices > 1) fetch_channel(t);
     float drive[kRun], sums[1][kRun];
     float(&y)[kRun] = sums[0];
@@ -160,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       drive[k] = v * next_delta[k];
       y[k] = skip * v;
     }
-    if (kSlices == 1) fetch_channel(t + kTile);
+    if (kSlices == 1) fetch_channel(t + kTimes * kTile);
 #pragma unroll 1
     for (int n = task.first; n < task.end; ++n) {
       float* k_of = kept + n * kWordsForward;
@@ -170,9 +178,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       load_words(both, k_of + 8);
       const Complex b = {more[0], more[1]}, c = {both[0], both[1]}, bc = {both[2], both[3]};
       unsigned phase[kRun];
-      const unsigned phase_before = scan_phases(phase, next_theta, __float_as_uint(more[2]));
+      unsigned phase_before = scan_phases(phase, next_theta, kTimes > 1 ? 0 : __float_as_uint(more[2]));
+      unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
       const bool last = n + 1 == task.end;
-      fetch_state(last ? task.first : n + 1, last ? t + kTile : t);
+      fetch_state(last ? task.first : n + 1, last ? t + kTimes * kTile : t);
+      if (kTimes > 1) {
+        // What tiles before this one turn, and all of the round.
+        if (lane == 0) turns_of_tile[task.time] = end;
+        __syncthreads();
+        unsigned so_far = end = __float_as_uint(more[2]);
+#pragma unroll
+        for (int i = 0; i < kTimes; ++i) {
+          const unsigned of = turns_of_tile[i];
+          if (i < task.time) so_far += of;
+          end += of;
+        }
+        phase_before += so_far;
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) phase[k] += so_far;
+      }
       Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, whole;
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
@@ -181,7 +205,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
         s[k] = sum;
       }
       const Complex before = product(b, sum_before<true>(sum, whole));
-      const Complex base = {held[0] + (held[1] + before.re), held[2] + (held[3] + before.im)};
+      whole = product(b, whole);
+      Sum re = {held[0], held[1]}, im = {held[2], held[3]}, from_re = re, from_im = im;
+      if (kTimes > 1) {
+        if (lane == 0) sum_of_tile[task.time] = whole;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kTimes; ++i) {
+          const Complex of = sum_of_tile[i];
+          re = plus(re, of.re), im = plus(im, of.im);
+          if (i + 1 == task.time) from_re = re, from_im = im;
+        }
+      } else {
+        re = plus(re, whole.re), im = plus(im, whole.im);
+      }
+      const Complex base = {from_re.value + (from_re.lost + before.re), from_im.value + (from_im.lost + before.im)};
       if (t < steps && t % kChunk == 0) {
         const i64 at = offset(p.chunks, row, t / kChunk, d, n);
         store_number(p.chunks, at, base);
@@ -193,9 +231,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
         const Complex w = plus_product(from, bc, s[k]);
         y[k] = fmaf(rotation[k].re, w.re, fmaf(-rotation[k].im, w.im, y[k]));
       }
-      whole = product(b, whole);
-      const Sum re = plus({held[0], held[1]}, whole.re), im = plus({held[2], held[3]}, whole.im);
-      const unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
       __syncwarp();
       if (lane == 0) {
         const float words[4] = {re.value, re.lost, im.value, im.lost};
@@ -204,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       }
       __syncwarp();
     }
-    add_up(sums, places, task, tile);
+    add_up(sums, places, task, round);
     if (task.slice > 0) continue;
     if (p.z.base) {
       float z[kRun];
@@ -214,18 +249,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
     }
     store_run(row_to(p.out, row, d), t, steps, aligned, y);
   }
+  if (task.time > 0) return;
   for (int n = task.first + lane; n < task.end; n += 32) {
     const float* k = kept + n * kWordsForward;
     store_number(p.last, offset(p.last, row, d, n), mul(turned(__float_as_uint(k[6])), Complex{k[0], k[2]}));
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward(const __grid_constant__ Tensors p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_backward(const __grid_constant__ Tensors p) {
   extern __shared__ __align__(16) float shared[];
   const Task task(p);
+  // Of the warps that share a channel's time: a tile's sum, now and a state ago, the turns of all, and what is added up last.
+  __shared__ __align__(8) Complex sum_of_tile[2][kTimes];
+  __shared__ unsigned last_turn;
+  __shared__ float skip_of[kTimes];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 steps = p.marks.steps;
-  const int tiles = static_cast<int>((steps + kTile - 1) / kTile);
+  const int tiles = static_cast<int>((steps + kTile - 1) / kTile), rounds = (tiles + kTimes - 1) / kTimes;
   if (!task.there) return;
   const int row = task.row, d = task.d;
   const bool aligned = p.aligned != 0, gated = p.z.base != nullptr;
@@ -249,9 +289,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
   Sum sum_skip = {0.0f, 0.0f};
   float next_theta[kRun];
   auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
-  if (tiles > 0 && task.first < task.end) fetch_state(task.first, (tiles - 1) * static_cast<i64>(kTile) + lane * kRun);
+  if (rounds > 0 && task.first < task.end)
+    fetch_state(task.first, ((rounds - 1) * kTimes + task.time) * static_cast<i64>(kTile) + lane * kRun);
 #pragma unroll 1
-  for (int tile = tiles - 1; tile >= 0; --tile) {
+  for (int round = rounds - 1; round >= 0; --round) {
+    // A round's last tiles may lie behind the end, where all is zeros.
+    const int tile = round * kTimes + task.time;
     const i64 t = static_cast<i64>(tile) * kTile + lane * kRun;
     float dy[kRun], none[kRun] = {};
     load_run(dy, row_of(p.grad_out, row, d), t, steps, aligned);
@@ -281,7 +324,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
       Complex b = {more[0], more[1]}, c = {more[2], more[3]};
       Complex start = {0.0f, 0.0f};
       unsigned phase_before = 0;
-      if (tile > 0) {
+      if (tile >= tiles) {
+        // Nothing begins there.
+      } else if (tile > 0) {
         const i64 at = offset(p.chunks, row, tile * static_cast<i64>(kTile / kChunk), d, n);
         start = load_number(p.chunks, at);
         phase_before = reinterpret_cast<const unsigned*>(p.phases.base)[at];
@@ -291,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
       unsigned phase[kRun];
       scan_phases(phase, next_theta, phase_before);
       const bool last = n + 1 == task.end;
-      if (!last || tile > 0) fetch_state(last ? task.first : n + 1, last ? t - kTile : t);
+      if (!last || round > 0) fetch_state(last ? task.first : n + 1, last ? t - kTimes * kTile : t);
       Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, q = sum, whole;
       float steps_of[kRun];
       load_words(steps_of, drive_of);
@@ -303,8 +348,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
       }
       const Complex before = product(b, sum_before<true>(sum, whole));
       const Complex from = {start.re + before.re, start.im + before.im};
-      if (tile == tiles - 1) {
-        const Complex turn = turned(__shfl_sync(~0u, phase[kRun - 1], 31));
+      if (round == rounds - 1) {
+        unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
+        if (kTimes > 1) {
+          if (tile == tiles - 1 && lane == 0) last_turn = end;
+          __syncthreads();
+          end = last_turn;
+        }
+        const Complex turn = turned(end);
         const Complex g = product(Complex{held[0], held[2]}, conj(turn));
         held[0] = g.re, held[2] = g.im;
       }
@@ -323,19 +374,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
         store_words(m_of + 2 * half, m);
       }
       const Complex after = product(conj(c), sum_before<false>(behind, whole));
-      const Complex to = {held[0] + (held[1] + after.re), held[2] + (held[3] + after.im)};
+      whole = product(conj(c), whole);
+      Sum re = {held[0], held[1]}, im = {held[2], held[3]};
+      Complex to = {re.value + (re.lost + after.re), im.value + (im.lost + after.im)};
+      if (kTimes > 1) {
+        Complex* of_tile = sum_of_tile[(round * task.states + n) & 1];
+        if (lane == 0) of_tile[task.time] = whole;
+        __syncthreads();
+#pragma unroll
+        for (int i = kTimes - 1; i >= 0; --i) {
+          const Complex of = of_tile[i];
+          re = plus(re, of.re), im = plus(im, of.im);
+          if (i - 1 == task.time) to = {re.value + (re.lost + after.re), im.value + (im.lost + after.im)};
+        }
+        // All lanes have read what was there before they met.
+        if (lane == 0) {
+          const float words[4] = {re.value, re.lost, im.value, im.lost};
+          store_words(k_of, words);
+        }
+      } else {
+        re = plus(re, whole.re), im = plus(im, whole.im);
+      }
       const Complex of_b = plus_product(product(to, conj(s[kRun - 1])), conj(c), q);
       const Complex of_c = plus_product(product(conj(from), behind), conj(b), q);
       const float four[4] = {of_b.re, of_b.im, of_c.re, of_c.im};
       const float total = sums_of_four(four);
-      whole = product(conj(c), whole);
-      const Sum re = plus({held[0], held[1]}, whole.re), im = plus({held[2], held[3]}, whole.im);
       __syncwarp();
       if (lane < 4) {
         const Sum of = plus({k_of[12 + lane], k_of[16 + lane]}, total);
         k_of[12 + lane] = of.value, k_of[16 + lane] = of.lost;
       }
-      if (lane == 0) {
+      if (kTimes == 1 && lane == 0) {
         const float words[4] = {re.value, re.lost, im.value, im.lost};
         store_words(k_of, words);
       }
@@ -403,13 +472,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_backward
     store_run(row_to(p.g_delta, row, d), t, steps, aligned, of_delta);
     if (gated) store_run(row_to(p.g_z, row, d), t, steps, aligned, of_z);
   }
+  float of_skip = warp_sum(sum_skip.value);
+  if (kTimes > 1) {
+    if (lane == 0) skip_of[task.time] = of_skip;
+    __syncthreads();
+    if (task.time > 0) return;
+#pragma unroll
+    for (int i = 1; i < kTimes; ++i) of_skip += skip_of[i];
+  }
   for (int n = task.first + lane; n < task.end; n += 32) {
     const float* k = kept + n * kWordsBackward;
-    p.part_b[(row * p.channels + d) * task.states + n] = {k[12], k[13]};
-    p.part_c[(row * p.channels + d) * task.states + n] = {k[14], k[15]};
+    float of[4] = {k[12], k[13], k[14], k[15]};
+#pragma unroll
+    for (int i = 1; i < kTimes; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) of[e] += k[i * task.states * kWordsBackward + 12 + e];
+    p.part_b[(row * p.channels + d) * task.states + n] = {of[0], of[1]};
+    p.part_c[(row * p.channels + d) * task.states + n] = {of[2], of[3]};
     if (p.g_h0.base) store_number(p.g_h0, offset(p.g_h0, row, d, n), {k[0], k[2]});
   }
   if (task.slice > 0) return;
-  const float of_skip = warp_sum(sum_skip.value);
   if (lane == 0) p.part_skip[row * p.channels + d] = of_skip;
 }
