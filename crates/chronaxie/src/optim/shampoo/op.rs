@@ -20,9 +20,11 @@ impl Problem for Shampoo {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
-        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cpu => {
+                options.one_way(self.entry(), device)?;
+                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
+            }
             Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
