@@ -446,7 +446,7 @@ fn time_case(
         }
         let mut workspace = ready(op, case, &*plan, widest, device)?;
         for (verb, passes) in group {
-            let cost = cost(&*problem, passes);
+            let cost = passes.iter().map(|&p| plan.cost(p, problem.cost(p))).fold(Cost::default(), add);
             let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, options.seconds)?;
             let of_verb = |c: &&check::Compared| passes.iter().any(|p| c.quantity.starts_with(p.name()));
             let max_error = compared.iter().filter(of_verb).map(|c| c.error).reduce(f64::max);

@@ -106,12 +106,9 @@ pub(super) fn wide(grid: &Grid, sms: usize) -> bool {
 }
 
 impl Tables {
-    /// The tables of `grid` where each block's turn comes every `every` steps, and tiles are `tile` x `tile`.
-    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, every: usize, tile: usize) -> Result<Self> {
-        Self::of(device, grid, every, tile, &|_| true)
-    }
-    /// The same, but that only blocks that are `taken` have jobs.
-    pub(super) fn of(
+    /// The tables of `grid` where each block's turn comes every `every` steps, tiles are `tile` x `tile`, and only blocks that are
+    /// `taken` have jobs.
+    pub(super) fn new(
         device: &Arc<CudaDevice>,
         grid: &Grid,
         every: usize,

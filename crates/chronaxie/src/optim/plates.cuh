@@ -1,25 +1,12 @@
-// What steps do with blocks of parameters that are matrices on Hopper's tensor cores (sm_90a), at the accuracy of f32 (f16x3.cuh).
-// A plate is such a block G [m, n]; its blocks of 64 x 64 numbers lie behind each other, row after row of them.
+// What steps do with blocks of parameters that are matrices, for Hopper's tensor cores (products.cuh). A plate is such a block
+// G [m, n]; its blocks of 64 x 64 numbers (f16x3.cuh) lie behind each other, row after row of them.
 //
-//   plate_gram_rows      128 x 128 of the triangle of G G^T:  factor = keep factor + weight (G G^T), packed triangles
-//   plate_gram_columns   the same of G^T G
-//   multiply<..>         128 x 128 of R G, R [m, m] from memory as it is, or of R G^T, R [n, n]; what becomes of it is the caller's
-//
-// A block of 384 threads a multiprocessor strides over the tiles of all plates, so that those at work have few plates in L2: two
-// warpgroups of 64 rows multiply, and of the third a warp copies ahead into a ring (cp.async.bulk) and, in a Gram matrix, asks L2 for
-// the factor's rows. Both operands of a Gram matrix come packed, on its diagonal they are one. Of a product R goes through
-// registers, where its rows of 64 terms get their power of two, and the warpgroups take turns.
-//
-// Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
-// From L2 64 KB for 128 x 128 x 64 x 3 multiply-adds: 43 bytes a clock and multiprocessor at the whole rate of tensor cores (32 on
-// the diagonal), so that L2 and not they may bind, at two thirds of it.
+//   plate_moments   64 x 64: first, second, and g = scale grad (+ pull decay parameter) and first as blocks of numbers; where it is
+//                   asked for, of each warp the sum of squares of the grafting's step
+//   other_moments   run of 4096 elements of another block: g, first, second
 #pragma once
 #include "f16x3.cuh"
-
-constexpr int kPlateThreads = 384;
-constexpr int kEdge = 128;                         // of a tile of a product
-constexpr int kGramRing = 3, kProductRing = 6;     // of two pairs; of one
-constexpr int kWarpFloats = 16 * kSide;            // a warp's part of a tile on its way out: 16 rows of 64
+#include "onblock.cuh"
 
 struct Plate {
   i64 first, stride;  // in the flat vector; from a row to the next
@@ -28,21 +15,9 @@ struct Plate {
   i64 factors[2], roots[2];
   i64 of;             // the grid's block
 };
-constexpr int kPlateWords = 10;
 
-// Blocks of numbers down and across.
+// Blocks of numbers along an axis.
 __device__ __forceinline__ int sides_of(i64 n) { return (int)((n + kSide - 1) / kSide); }
-__device__ __forceinline__ int edges_of(i64 n) { return (int)((n + kEdge - 1) / kEdge); }
-
-// Row and column of the nth tile on and below the diagonal.
-__device__ __forceinline__ int2 below_diagonal(int nth) {
-  int row = 0;
-  while (nth > row) nth -= ++row;
-  return make_int2(row, nth);
-}
-
-// Where a row of a packed triangle begins: at most 2^29, as n is at most 2^15.
-__device__ __forceinline__ int triangle(int row) { return row * (row + 1) / 2; }
 
 // The last of `count` plates whose first tile is at most `tile`.
 __device__ __forceinline__ int plate_of(const i64* first, int count, int tile) {
@@ -54,387 +29,121 @@ __device__ __forceinline__ int plate_of(const i64* first, int count, int tile) {
   return low;
 }
 
-// Sixteen rows of 64 numbers that a warp has of a product, columns 64 `half` on, to its place in shared memory: 8 numbers further
-// lie exchanged by the row, so that rows and columns are read without conflicts of banks.
-__device__ __forceinline__ int put_at(int row, int column) { return row * kSide + (column ^ row % 8 * 8); }
-__device__ __forceinline__ void put_down(float* to, const float (&acc)[16][4], int half) {
-  const int lane = threadIdx.x % 32;
-  __syncwarp();
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int low = 0; low < 2; ++low) {
-      const float x = half ? acc[8 + n][2 * low] : acc[n][2 * low], y = half ? acc[8 + n][2 * low + 1] : acc[n][2 * low + 1];
-      *reinterpret_cast<float2*>(to + put_at(lane / 4 + 8 * low, 8 * n + lane % 4 * 2)) = {x, y};
-    }
-  __syncwarp();
+__device__ __forceinline__ double warp_sum(double x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
 }
 
-__device__ __forceinline__ void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
-// A plate as blocks of numbers. What lies behind the last one is never stored, and any numbers do.
-struct Blocks {
-  const char* base;
-  const float* scale;
-  int down, across;
-  __device__ __forceinline__ int at(int row, int column) const { return min(row, down - 1) * across + min(column, across - 1); }
-  __device__ __forceinline__ void copy_two(unsigned to, int x, int y, unsigned barrier) const {
-    copy_blocks(to, base + (i64)x * kBlockBytes, base + (i64)y * kBlockBytes, barrier);
-  }
+// Where a thread's four rows of four numbers of a tile of 64 x 64 are.
+struct Spot {
+  i64 at, stride;  // of the first row, in the flat vector; 16 rows further
+  int rows, left;  // of 64 from its first on; of 4
 };
-__device__ __forceinline__ Blocks blocks_of(const Plate& p, const char* base, const float* scale) {
-  return {base + p.block * kBlockBytes, scale + p.block, sides_of(p.rows), sides_of(p.columns)};
+__device__ __forceinline__ Spot spot_of(const Plate& p, int nth) {
+  const int across = sides_of(p.columns), row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
+  const i64 r0 = nth / across * (i64)kSide, c0 = nth % across * (i64)kSide;
+  return {p.first + (r0 + row) * p.stride + c0 + column, 16 * p.stride, (int)min(p.rows - r0 - row, (i64)kSide),
+          (int)max(min(p.columns - c0 - column, 4LL), 0LL)};
 }
-
-// A tile of a Gram matrix: of which plate, and where.
-template <bool kColumns>
-struct GramTile {
-  Blocks g;
-  float* factor;
-  int n, chunks, row, column;
-  __device__ __forceinline__ void find(const Plate* plates, const i64* first, int count, int tile, const char* base,
-                                       const float* scale, float* factors) {
-    const int m = plate_of(first, count, tile);
-    const Plate& p = plates[m];
-    g = blocks_of(p, base, scale);
-    factor = factors + p.factors[kColumns];
-    n = (int)(kColumns ? p.columns : p.rows), chunks = kColumns ? g.down : g.across;
-    const int2 at = below_diagonal(tile - (int)__ldg(first + m));
-    row = at.x, column = at.y;
-  }
-  // Of 64 rows the block of terms k.
-  __device__ __forceinline__ int block(int side, int k) const { return kColumns ? g.at(k, side) : g.at(side, k); }
-};
-
-template <bool kColumns>
-__device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* first, const char* packed, const float* scales,
-                                               float* factors, int tiles, int count, float keep, float weight) {
-  extern __shared__ __align__(16) char dynamic[];
-  __shared__ __align__(8) u64 barriers[2 * kGramRing];
-  const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
-  const unsigned full = shared_at(barriers), empty = full + 8 * kGramRing;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kGramRing; ++i) {
-      barrier_init(&barriers[i], 1);
-      barrier_init(&barriers[kGramRing + i], 256);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  Turn turn;
-  GramTile<kColumns> now;
-  const int lane = threadIdx.x % 32;
-
-  if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x >= 288) return;
-#pragma unroll 1
-    for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
-      now.find(plates, first, count, tile, packed, scales, factors);
-      const bool diagonal = now.row == now.column;
-#pragma unroll 1
-      for (int k = 0; k < now.chunks; ++k) {
-        if (lane == 0) {
-          const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
-          if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
-          barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
-          now.g.copy_two(at, now.block(2 * now.row, k), now.block(2 * now.row + 1, k), barrier);
-          if (!diagonal) now.g.copy_two(at + kPair, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
-        }
-        turn.advance(kGramRing);
-        __syncwarp();
-        if (k == 0) {
-          const int left = now.column * kEdge;
-#pragma unroll 1
-          for (int r = lane; r < kEdge; r += 32) {
-            const int i = now.row * kEdge + r, last = min(i, left + kEdge - 1);
-            if (i >= now.n) break;
-            const float* line = now.factor + triangle(i);
-            for (int j = left; j < last; j += 32) prefetch(line + j);
-            prefetch(line + last);
-          }
-        }
-      }
-    }
-    return;
-  }
-
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  float* own = reinterpret_cast<float*>(dynamic + skip + kGramRing * 2 * kPair) + (4 * group + warp) * kWarpFloats;
-  int tile = (int)blockIdx.x;
-  if (tile >= tiles) return;
-  float acc[16][4] = {}, some[2][16][4], scale[2][2];
-  now.find(plates, first, count, tile, packed, scales, factors);
-  GramTile<kColumns> done = now;
-  int k = 0, done_k = 0;
-  Turn freed = turn;
-  auto start = [&](float(&d)[16][4], float(&both)[2]) {
-    if (k == now.chunks) {
-      k = 0;
-      now.find(plates, first, count, tile, packed, scales, factors);
-    }
-    const unsigned at = begin + turn.place * 2 * kPair;
-    const float of_a = __ldg(now.g.scale + now.block(2 * now.row + group, k));
+__device__ __forceinline__ void get(float (&x)[4][4], const float* from, const Spot& s, bool aligned) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) both[i] = of_a * __ldg(now.g.scale + now.block(2 * now.column + i, k));
-    barrier_wait_at(full + 8 * turn.place, turn.round & 1);
-    const unsigned of_b = now.row == now.column ? at : at + kPair;
-    products_begin();
-    multiply_tiles<kColumns, kColumns>(d, at + group * kTileBytes, of_b);
-    products_end();
-    turn.advance(kGramRing);
-    if (++k == now.chunks) tile += (int)gridDim.x;
-  };
-  auto finish = [&](const float(&d)[16][4], const float(&both)[2]) {
-    arrive_at(empty + 8 * freed.place);
-    freed.advance(kGramRing);
-    take_in(acc, d, both);
-    if (++done_k < done.chunks) return;
-    done_k = 0;
-    const int row = done.row * kEdge + 64 * group + 16 * warp;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const int column = done.column * kEdge + kSide * half + lane;
-      put_down(own, acc, half);
-#pragma unroll 1
-      for (int r0 = 0; r0 < 16; r0 += 8) {
-        float old[8][2];
-#pragma unroll
-        for (int e = 0; e < 16; ++e) {
-          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
-          old[e / 2][e % 2] = i < done.n && j <= i ? done.factor[triangle(i) + j] : 0.f;
-        }
-#pragma unroll
-        for (int e = 0; e < 16; ++e) {
-          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
-          if (i < done.n && j <= i)
-            done.factor[triangle(i) + j] = keep * old[e / 2][e % 2] + weight * own[put_at(r0 + e / 2, e % 2 * 32 + lane)];
-        }
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < 16; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[n][e] = 0.f;
-    // What began last is the next one to end.
-    done = now;
-  };
-  auto more = [&] { return k < now.chunks || tile < tiles; };
-  start(some[0], scale[0]);
-#pragma unroll 1
-  while (true) {
-    if (!more()) {
-      products_wait(some[0]);
-      finish(some[0], scale[0]);
-      break;
-    }
-    start(some[1], scale[1]);
-    products_wait_but_one(some[0]);
-    finish(some[0], scale[0]);
-    if (!more()) {
-      products_wait(some[1]);
-      finish(some[1], scale[1]);
-      break;
-    }
-    start(some[0], scale[0]);
-    products_wait_but_one(some[1]);
-    finish(some[1], scale[1]);
-  }
-}
-extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
-    plate_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
-                    int count, float keep, float weight) {
-  gram_of_plates<false>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-}
-extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
-    plate_gram_columns(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
-                       int count, float keep, float weight) {
-  gram_of_plates<true>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-}
-
-// A tile of a product: rows are those of R, columns the other axis of the plate.
-template <int kAxis>
-struct ProductTile {
-  Blocks b;
-  const float* root;
-  int n, others, row, column, nth;
-  __device__ __forceinline__ void find(const Plate* plates, const i64* first, int count, int tile, const char* base,
-                                       const float* scale, const float* roots) {
-    const int m = plate_of(first, count, tile);
-    const Plate& p = plates[m];
-    b = blocks_of(p, base, scale);
-    root = roots + p.roots[kAxis];
-    n = (int)(kAxis ? p.columns : p.rows), others = (int)(kAxis ? p.rows : p.columns);
-    const int across = edges_of(others), at = tile - (int)__ldg(first + m);
-    row = at / across, column = at % across, nth = m;
-  }
-  __device__ __forceinline__ int chunks() const { return kAxis ? b.across : b.down; }
-  __device__ __forceinline__ int block(int side, int k) const { return kAxis ? b.at(side, k) : b.at(k, side); }
-  // Whether rows of R are whole pairs.
-  __device__ __forceinline__ bool in_pairs() const { return n % 2 == 0 && (u64)root % 8 == 0; }
-};
-
-// Products along an axis of all plates; `emit(acc, tile, nth tile, group, warp's floats)` takes each tile's part of a warpgroup. Rows of
-// a warp are g and g + 8, or with kBeside 2 g and 2 g + 1.
-template <int kAxis, bool kBeside, class Emit>
-__device__ __forceinline__ void multiply(const Plate* plates, const i64* first, const char* packed, const float* scales,
-                                         const float* roots, int tiles, int count, Emit emit) {
-  extern __shared__ __align__(16) char dynamic[];
-  __shared__ __align__(8) u64 barriers[2 * kProductRing];
-  const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
-  const unsigned full = shared_at(barriers), empty = full + 8 * kProductRing;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kProductRing; ++i) {
-      barrier_init(&barriers[i], 1);
-      barrier_init(&barriers[kProductRing + i], 256);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  Turn turn;
-  ProductTile<kAxis> now;
-
-  if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x != 256) return;
-#pragma unroll 1
-    for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
-      now.find(plates, first, count, tile, packed, scales, roots);
-#pragma unroll 1
-      for (int k = 0; k < now.chunks(); ++k) {
-        const unsigned at = begin + turn.place * kPair, barrier = full + 8 * turn.place;
-        if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
-        barrier_expect_at(barrier, kPair);
-        now.b.copy_two(at, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
-        turn.advance(kProductRing);
-      }
-    }
-    return;
-  }
-
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, pair = lane % 4 * 2;
-  float* own = reinterpret_cast<float*>(dynamic + skip + kProductRing * kPair) + (4 * group + warp) * kWarpFloats;
-  int tile = (int)blockIdx.x;
-  if (tile >= tiles) return;
-  now.find(plates, first, count, tile, packed, scales, roots);
-  ProductTile<kAxis> done = now;
-  int done_tile = tile;
-  int k = 0, done_k = 0;
-  float x[4][2][2][2], scale[2];
-  // The rows of the next terms.
-  auto load = [&] {
-    if (k == now.chunks()) {
-      k = 0;
-      now.find(plates, first, count, tile, packed, scales, roots);
-    }
-    constexpr int kNext = kBeside ? 1 : 8;
-    const int slab = now.row * kEdge + 64 * group + 16 * warp, row = slab + (kBeside ? 2 * g : g), left = now.n - k * kSide;
-    const float* at = now.root + row * (i64)now.n + k * kSide + pair;
-    if (now.in_pairs() && left >= kSide && slab + 16 <= now.n) {
-#pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const float2 v = __ldg(reinterpret_cast<const float2*>(at + e % 2 * kNext * (i64)now.n + e / 2 * 8));
-        x[e / 4][e / 2 % 2][e % 2][0] = v.x, x[e / 4][e / 2 % 2][e % 2][1] = v.y;
-      }
+  for (int i = 0; i < 4; ++i) {
+    const float* at = from + s.at + i * s.stride;
+    const int left = 16 * i < s.rows ? s.left : 0;
+    if (aligned && left == 4) {
+      const float4 v = *reinterpret_cast<const float4*>(at);
+      x[i][0] = v.x, x[i][1] = v.y, x[i][2] = v.z, x[i][3] = v.w;
     } else {
 #pragma unroll
-      for (int e = 0; e < 32; ++e) {
-        const int term = e / 4 * 8 + e % 2, next = e / 2 % 2 * kNext;
-        x[e / 8][e / 4 % 2][e / 2 % 2][e % 2] =
-            term + pair < left && row + next < now.n ? __ldg(at + next * (i64)now.n + term) : 0.f;
-      }
+      for (int e = 0; e < 4; ++e) x[i][e] = e < left ? at[e] : 0.f;
     }
+  }
+}
+__device__ __forceinline__ void put(float* to, const float (&x)[4][4], const Spot& s, bool aligned) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) scale[i] = __ldg(now.b.scale + now.block(2 * now.column + i, k));
-    if (++k == now.chunks()) tile += (int)gridDim.x;
-  };
-  auto more = [&] { return k < now.chunks() || tile < tiles; };
-  float acc[16][4] = {}, some[16][4];
-  load();
-  if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
-  bool again = true;
-#pragma unroll 1
-  while (again) {
-    float up[2], by[2][2];
+  for (int i = 0; i < 4; ++i) {
+    float* at = to + s.at + i * s.stride;
+    const int left = 16 * i < s.rows ? s.left : 0;
+    if (aligned && left == 4) {
+      *reinterpret_cast<float4*>(at) = {x[i][0], x[i][1], x[i][2], x[i][3]};
+    } else {
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      unsigned most = 0;
-#pragma unroll
-      for (int e = 0; e < 16; ++e) most = max(most, magnitude(x[e / 4][e / 2 % 2][row][e % 2]));
-      most = max(most, __shfl_xor_sync(~0u, most, 1));
-      most = max(most, __shfl_xor_sync(~0u, most, 2));
-      up[row] = scale_up(most);
-      by[row][0] = scale_down(most) * scale[0], by[row][1] = scale_down(most) * scale[1];
+      for (int e = 0; e < 4; ++e)
+        if (e < left) at[e] = x[i][e];
     }
-    unsigned high[4][4], low[4][4];
-    split_rows(high, low, x, up);
-    again = more();
-    if (again) load();
-    barrier_wait_at(full + 8 * turn.place, turn.round & 1);
-    asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-    products_begin();
-    multiply_rows<kAxis == 0>(some, high, low, begin + turn.place * kPair);
-    products_end();
-    // The other warpgroup's turn; no one waits for the last.
-    if (group == 0 || again) asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
-    products_wait(some);
-    arrive_at(empty + 8 * turn.place);
-    turn.advance(kProductRing);
+  }
+}
+__device__ __forceinline__ bool whole(const Plate& p, int aligned) { return aligned && p.first % 4 == 0 && p.stride % 4 == 0; }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    plate_moments(const Plate* plates, const i64* first_tile, const float* grad, const float* decay, const float* parameter,
+                  const double* partials, const int* step, float* first, float* second, float* grad_norm, char* g_to,
+                  float* g_scales, char* m_to, float* m_scales, double* want, int tiles, int count, int runs, int has_second,
+                  int aligned, double clip, float pull, float beta1, float rest1, float keep2, float new2, double ln_beta1,
+                  double ln_second, float eps) {
+  __shared__ double slots[kWarps];
+  __shared__ unsigned most[2][kWarps];
+  const double norm = folded(partials, runs, slots);
+  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
+  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  const Graft graft = graft_of(step, ln_beta1, ln_second, eps, has_second);
+  const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
+  for (int t = (int)blockIdx.x; t < tiles; t += (int)gridDim.x) {
+    const int m = plate_of(first_tile, count, t);
+    const Plate& p = plates[m];
+    const int nth = t - (int)first_tile[m];
+    const Spot s = spot_of(p, nth);
+    const bool vectors = whole(p, aligned);
+    float g[4][4], mean[4][4], square[4][4];
+    get(g, grad, s, vectors), get(mean, first, s, vectors);
+    if (has_second) get(square, second, s, vectors);
+    if (pull != 0.f) {
+      float d[4][4], w[4][4];
+      get(d, decay, s, vectors), get(w, parameter, s, vectors);
 #pragma unroll
-    for (int n = 0; n < 16; ++n)
+      for (int e = 0; e < 16; ++e) g[e / 4][e % 4] = fmaf(pull * d[e / 4][e % 4], w[e / 4][e % 4], g[e / 4][e % 4] * scale);
+    } else {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc[n][e] = fmaf(some[n][e], by[e / 2][n / 8], acc[n][e]);
-    if (++done_k < done.chunks()) continue;
-    emit(acc, done, done_tile, group, own);
-    done_k = 0, done_tile += (int)gridDim.x, done = now;
+      for (int e = 0; e < 16; ++e) g[e / 4][e % 4] *= scale;
+    }
+    double sum = 0;
 #pragma unroll
-    for (int n = 0; n < 16; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[n][e] = 0.f;
+    for (int e = 0; e < 16; ++e) {
+      const float x = g[e / 4][e % 4];
+      float &m1 = mean[e / 4][e % 4], &m2 = square[e / 4][e % 4];
+      m1 = beta1 * m1 + rest1 * x;
+      if (has_second) m2 = keep2 * m2 + new2 * (x * x);
+      const bool there = 16 * (e / 4) < s.rows && e % 4 < s.left;
+      const double u = there ? graft.of(m1, has_second ? m2 : 0.f) : 0.f;
+      sum = fma(u, u, sum);
+    }
+    put(first, mean, s, vectors);
+    if (has_second) put(second, square, s, vectors);
+    const i64 block = p.block + nth;
+    const unsigned of_g = pack_block(g, g_to + block * kBlockBytes, row, column, most[0]);
+    const unsigned of_m = pack_block(mean, m_to + block * kBlockBytes, row, column, most[1]);
+    if (threadIdx.x == 0) g_scales[block] = scale_down(of_g), m_scales[block] = scale_down(of_m);
+    if (!want) continue;
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) want[(i64)t * kWarps + threadIdx.x / 32] = sum;
   }
 }
 
-// A warpgroup's part of a tile as blocks of numbers, those of columns before `across` and rows before `down`.
-__device__ __forceinline__ void pack_tile(const float (&acc)[16][4], float* own, unsigned* most, char* base, float* scales, int down,
-                                          int across, int row, int column) {
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    unsigned largest = 0;
-#pragma unroll
-    for (int e = 0; e < 32; ++e) {
-      const unsigned m = magnitude(acc[8 * half + e / 4][e % 4]);
-      largest = max(largest, m < 0x7f800000u ? m : 0u);
-    }
-    largest = __reduce_max_sync(~0u, largest);
-    if (lane == 0) most[8 * half + 4 * group + warp] = largest;
-  }
-  asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    const int r = 2 * row + group, c = 2 * column + half;
-    put_down(own, acc, half);
-    if (r >= down || c >= across) continue;
-    unsigned largest = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) largest = max(largest, most[8 * half + 4 * group + w]);
-    const float up = scale_up(largest);
-    const i64 block = r * (i64)across + c;
-    char* tile = base + block * kBlockBytes;
-#pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      const int i = 4 * s + lane / 8, j = lane % 8 * 8;
-      const float4 a = *reinterpret_cast<const float4*>(own + put_at(i, j));
-      const float4 b = *reinterpret_cast<const float4*>(own + put_at(i, j) + 4);
-      uint4 high, low;
-      split(high.x, low.x, a.x * up, a.y * up), split(high.y, low.y, a.z * up, a.w * up);
-      split(high.z, low.z, b.x * up, b.y * up), split(high.w, low.w, b.z * up, b.w * up);
-      const unsigned place = swizzled_at(16 * warp + i, j);
-      *reinterpret_cast<uint4*>(tile + place) = high;
-      *reinterpret_cast<uint4*>(tile + kTileBytes + place) = low;
-    }
-    if (warp == 0 && lane == 0) scales[block] = scale_down(largest);
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    other_moments(const Block* blocks, const i64* of, const i64* first_chunk, const float* grad, const float* decay,
+                  const float* parameter, const double* partials, float* g, float* first, float* second, int count, int runs,
+                  int has_second, double clip, float pull, float beta1, float rest1, float keep2, float new2) {
+  __shared__ double slots[kWarps];
+  const double norm = folded(partials, runs, slots);
+  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  const int which = entry_of(first_chunk, count, blockIdx.x);
+  const Block& b = blocks[of[which]];
+  const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);
+  for (i64 r = begin + threadIdx.x; r < end; r += kThreads) {
+    const i64 n = b.first + offset_of(b, -1, r);
+    const float x = fmaf(pull * decay[n], parameter[n], grad[n] * scale);
+    g[n] = x;
+    first[n] = beta1 * first[n] + rest1 * x;
+    if (has_second) second[n] = keep2 * second[n] + new2 * (x * x);
   }
 }

@@ -1,8 +1,9 @@
-//! Blocks that are matrices, for Hopper's tensor cores: which they are, and the tables of plates.cuh.
+//! Blocks that are matrices, for Hopper's tensor cores: which they are, and the tables of plates.cuh and products.cuh.
 
 use super::blocks::{Block, Grid};
-use super::ongpu::{Jobs, Words};
-use crate::cuda::{Archs, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
+use super::ongpu::{Jobs, THREADS as STRIDERS, Tables, Words};
+use super::stepper::Common;
+use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
 use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -12,12 +13,13 @@ pub(super) const HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
+    ("products.cuh", include_str!("products.cuh")),
     F16X3,
     BARRIERS,
     MMA,
     WGMMA,
 ];
-/// As in plates.cuh.
+/// As in products.cuh.
 pub(super) const THREADS: u32 = 384;
 const SIDE: usize = 64;
 const EDGE: usize = 128;
@@ -124,6 +126,78 @@ impl Plates {
         let [tiles, rows, columns, products] = all;
         Ok(Self { _buffer: buffer, plates, count, tiles, gram: [rows, columns], products })
     }
+}
+
+/// The launch of moments: addresses, and numbers of the step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moments {
+    /// grad, decay, parameter, first, second.
+    pub tensors: [u64; 5],
+    pub partials: u64,
+    pub step: u64,
+    pub grad_norm: u64,
+    /// Blocks of numbers of g and of first, and their scales.
+    pub packed: [u64; 2],
+    pub scales: [u64; 2],
+    /// Sums of warps of the grafting's step, or 0.
+    pub want: u64,
+    /// g of other blocks.
+    pub g: u64,
+    pub runs: usize,
+    pub has_second: bool,
+    pub common: Common,
+    pub beta1: f64,
+    /// Weights of the second moment.
+    pub second: (f64, f64),
+    pub ln_beta1: f64,
+    pub ln_second: f64,
+    pub eps: f64,
+}
+
+impl Moments {
+    fn weights(&self) -> [Arg<'static>; 6] {
+        let f32s = [self.common.pull(), self.beta1, 1.0 - self.beta1, self.second.0, self.second.1];
+        let [pull, beta1, rest1, keep2, new2] = f32s.map(|x| Arg::F32(x as f32));
+        [Arg::F64(self.common.clip), pull, beta1, rest1, keep2, new2]
+    }
+    /// Arguments of plate_moments.
+    pub(super) fn of_plates(&self, plates: &Plates) -> Vec<Arg<'static>> {
+        let mut list = vec![Arg::U64(plates.plates), Arg::U64(plates.tiles.first)];
+        let [grad, decay, parameter, first, second] = self.tensors.map(Arg::U64);
+        let [g, m] = self.packed.map(Arg::U64);
+        let [of_g, of_m] = self.scales.map(Arg::U64);
+        list.extend([grad, decay, parameter, Arg::U64(self.partials), Arg::U64(self.step), first, second]);
+        list.extend([Arg::U64(self.grad_norm), g, of_g, m, of_m, Arg::U64(self.want)]);
+        let numbers = [plates.tiles.jobs, plates.count, self.runs, usize::from(self.has_second)];
+        list.extend(numbers.map(|n| Arg::I32(n as i32)));
+        list.push(aligned(&self.tensors));
+        list.extend(self.weights());
+        list.extend([Arg::F64(self.ln_beta1), Arg::F64(self.ln_second), Arg::F32(self.eps as f32)]);
+        list
+    }
+    /// Arguments of other_moments.
+    pub(super) fn of_others(&self, others: &Tables) -> Vec<Arg<'static>> {
+        let [grad, decay, parameter, first, second] = self.tensors.map(Arg::U64);
+        let chunks = &others.chunks;
+        let mut list = vec![Arg::U64(others.blocks), Arg::U64(chunks.of), Arg::U64(chunks.first)];
+        list.extend([grad, decay, parameter, Arg::U64(self.partials), Arg::U64(self.g), first, second]);
+        list.extend([chunks.count, self.runs, usize::from(self.has_second)].map(|n| Arg::I32(n as i32)));
+        list.extend(self.weights());
+        list
+    }
+}
+
+/// Whether all of them are multiples of 16, so that rows are read in pieces of 16 bytes.
+pub(super) fn aligned(addresses: &[u64]) -> Arg<'static> {
+    Arg::I32(i32::from(addresses.iter().all(|a| a.is_multiple_of(16))))
+}
+/// A block of threads each.
+pub(super) fn each(blocks: usize) -> LaunchConfig {
+    LaunchConfig::new((blocks as u32, 1, 1), (STRIDERS, 1, 1))
+}
+/// Blocks of threads that stride over tiles of moments.
+pub(super) fn striding(multiprocessors: usize, tiles: usize) -> LaunchConfig {
+    each(tiles.min(2 * multiprocessors))
 }
 
 /// Bytes of shared memory of a Gram matrix and of a product: from a multiple of 1024 on, a ring and what goes out.

@@ -6,7 +6,7 @@ mod hopper;
 
 use super::spec::{Grafting, NAME, Shampoo};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::blocks::Block;
 use crate::optim::inverse_root::{CudaPlan as Roots, RECORD};
 use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables};
@@ -66,7 +66,7 @@ impl CudaPlan {
         let props = device.props();
         let least = plates::least(NAME, &grid, props.compute_capability, options.variant.as_deref())?;
         let rest = |b: &Block| least.is_none_or(|least| !is_plate(b, least));
-        let tables = Tables::of(device, &grid, every, TILE, &rest)?;
+        let tables = Tables::new(device, &grid, every, TILE, &rest)?;
         let runs = Runs::new(problem.elements);
         let mut made = Vec::new();
         let (mut batch, mut record, mut own) = (0, 0, 0);
@@ -158,7 +158,7 @@ impl CudaPlan {
                 second,
                 grad_norm,
                 n,
-                s.runs,
+                Arg::I32(s.runs as i32),
                 Arg::I32(squares),
                 Arg::F64(p.common.clip),
                 Arg::F32(p.common.pull() as f32),
@@ -263,7 +263,7 @@ impl CudaPlan {
             g: self.grad,
             odd: self.odd,
             scales: self.scales,
-            runs: Arg::I32(self.runs.count as i32),
+            runs: self.runs.count,
         }
     }
 }
@@ -291,7 +291,7 @@ struct Same<'a> {
     odd: RegionId,
     scales: RegionId,
     /// Runs of the gradient.
-    runs: Arg<'static>,
+    runs: usize,
 }
 
 impl Same<'_> {
@@ -336,6 +336,20 @@ impl Plan for CudaPlan {
     }
     fn tensor_cores(&self) -> bool {
         self.hopper.is_some()
+    }
+    /// An operation of a product is three on tensor cores; f32 units do a sixteenth of what they do.
+    fn cost(&self, _: Pass, least: Cost) -> Cost {
+        let Some(hopper) = &self.hopper else { return least };
+        let p = &self.problem;
+        let flops = |b: &Block| {
+            let way = |on: bool| if on { 3 } else { 16 };
+            let newton = b
+                .sizes
+                .iter()
+                .all(|&n| self.made.iter().any(|m| p.grid.pools[m.pool].size == n && m.roots.tensor_cores()));
+            way(is_plate(b, hopper.least)) * p.flops_of_products(b) + way(newton) * p.flops_of_roots(b)
+        };
+        Cost { flops: p.grid.blocks.iter().map(flops).sum(), ..least }
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout

@@ -100,11 +100,11 @@ __device__ __forceinline__ float of_second(const int* step, double ln_beta2, boo
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    second(const Block* blocks, const i64* first_chunk, const float* g, const float* g_odd, const int* step, float* second,
+    second(const Block* blocks, const i64* of, const i64* first_chunk, const float* g, const float* g_odd, const int* step, float* second,
            float* peaks, int count, int opens, int corrects, double ln_beta2, float keep2, float new2) {
   __shared__ float slots[kWarps];
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const bool based = b.matrices > 0;
   if (based && opens) return;
   // Both of a block without a basis and of an even number of axes it lies in g.
@@ -123,12 +123,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    divide(const Block* blocks, const i64* first_chunk, const float* g, const float* first, const float* second,
+    divide(const Block* blocks, const i64* of, const i64* first_chunk, const float* g, const float* first, const float* second,
            const float* peaks, const int* step, float* odd, float* even, int count, int opens, int corrects, double ln_beta1,
            double ln_beta2, float eps, float noise, float share) {
   __shared__ float slots[kWarps];
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const bool based = b.matrices > 0, turns = based && !opens;
   const float c1 = based && !corrects ? 1.f : (float)(1. / correction(ln_beta1, *step));
   const float c2 = of_second(step, ln_beta2, based, corrects);
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    update(const Block* blocks, const i64* first_chunk, const float* u, const float* decay, const float* rate,
+    update(const Block* blocks, const i64* of, const i64* first_chunk, const float* u, const float* decay, const float* rate,
            const float* largest, float* parameter, int count, int mode, double weight_decay) {
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const float speed = rate[0], shrink = shrink_of(mode, weight_decay, speed, largest[0]);
   const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);
   for (i64 r = begin + threadIdx.x; r < end; r += kThreads) {
