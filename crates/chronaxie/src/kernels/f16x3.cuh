@@ -1,9 +1,9 @@
-// Products of matrices of f32 on Hopper's tensor cores (sm_90a) at the accuracy of f32: every number is the sum of two of f16 under a
-// power of two that a block of numbers shares, and three products are made for one.
+// Products of matrices of f32 on Hopper's tensor cores (sm_90a) at the accuracy of f32: every number is the sum of two of f16
+// under a power of two that a block of numbers shares, and three products are made for one.
 //
-// A matrix lies in blocks of 64 x 64, 16 KB each: two tiles of f16, as wgmma reads them (wgmma.cuh), the upper halves of the numbers
-// and the lower ones, and 2^-k in a table beside. Rows of a matrix can also come from memory as they are, into registers, where
-// 64 terms of a row get their power of two.
+// A matrix lies in blocks of 64 x 64, 16 KB each: two tiles of f16, as wgmma reads them (wgmma.cuh), the upper halves of the
+// numbers and the lower ones, and 2^-k in a table beside. Rows of a matrix can also come from memory as they are, into
+// registers, where 64 terms of a row get their power of two.
 //
 // Tensor cores cut their sums off: a sum has no more than 64 terms there, low products first, and goes into one of f32 with
 // both powers of two, by one fma.
@@ -98,9 +98,8 @@ __device__ __forceinline__ void store_two(float* to, float x, float y, bool vect
   }
 }
 
-
-// Four rows of four numbers of each of 256 threads, a block of 64 x 64: x[i] is row `row` + 16 i, from `column` on. Gives the bits of
-// the largest number; `most` holds one a warp.
+// Four rows of four numbers of each of 256 threads, a block of 64 x 64: x[i] is row `row` + 16 i, from `column` on. Gives the
+// bits of the largest number; `most` holds one a warp.
 __device__ __forceinline__ unsigned pack_block(const float (&x)[4][4], char* tile, int row, int column, unsigned* most) {
   unsigned largest = 0;
 #pragma unroll

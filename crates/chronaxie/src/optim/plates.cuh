@@ -1,8 +1,8 @@
 // What steps do with blocks of parameters that are matrices, for Hopper's tensor cores (products.cuh). A plate is such a block
 // G [m, n]; its blocks of 64 x 64 numbers (f16x3.cuh) lie behind each other, row after row of them.
 //
-//   plate_moments   64 x 64: first, second, and g = scale grad (+ pull decay parameter) and first as blocks of numbers; where it is
-//                   asked for, of each warp the sum of squares of the grafting's step
+//   plate_moments   64 x 64: first, second, and g = scale grad (+ pull decay parameter) and first as blocks of numbers; where it
+//                   is asked for, of each warp the sum of squares of the grafting's step
 //   other_moments   run of 4096 elements of another block: g, first, second
 #pragma once
 #include "f16x3.cuh"

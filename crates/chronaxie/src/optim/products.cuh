@@ -2,17 +2,17 @@
 //
 //   plate_gram_rows      128 x 128 of the triangle of G G^T:  factor = keep factor + weight (G G^T), packed triangles
 //   plate_gram_columns   the same of G^T G
-//   multiply<..>         128 x 128 of R G, R [m, m] from memory as it is, or of R G^T, R [n, n], or of these with R^T; what becomes of
-//                        it is the caller's
+//   multiply<..>         128 x 128 of R G, R [m, m] from memory as it is, or of R G^T, R [n, n], or of these with R^T; what
+//                        becomes of it is the caller's: to_blocks, to_flat
 //
 // A block of 384 threads a multiprocessor strides over the tiles of all plates, so that those at work have few plates in L2: two
-// warpgroups of 64 rows multiply, and of the third a warp copies ahead into a ring (cp.async.bulk) and, in a Gram matrix, asks L2 for
-// the factor's rows. Both operands of a Gram matrix come packed, on its diagonal they are one. Of a product R goes through
-// registers, where its rows of 64 terms get their power of two, and the warpgroups take turns.
+// warpgroups of 64 rows multiply, and of the third a warp copies ahead into a ring (cp.async.bulk), says which plate a tile is of
+// and, in a Gram matrix, asks L2 for the factor's rows. Both operands of a Gram matrix come packed, on its diagonal they are
+// one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns.
 //
 // Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
-// From L2 64 KB for 128 x 128 x 64 x 3 multiply-adds: 43 bytes a clock and multiprocessor at the whole rate of tensor cores (32 on
-// the diagonal), so that L2 and not they may bind, at two thirds of it.
+// From L2 64 KB for 128 x 128 x 64 x 3 multiply-adds: 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
+// on the diagonal), so that L2 and not they may bind, at two thirds of it.
 #pragma once
 #include "plates.cuh"
 
@@ -38,7 +38,9 @@ __device__ __forceinline__ int triangle(int row) { return row * (row + 1) / 2; }
 __device__ __forceinline__ int put_at(int row, int column) { return row * kSide + (column ^ row % 8 * 8); }
 template <bool kBeside>
 __device__ __forceinline__ void put_down(float* to, const float (&acc)[16][4], int half) {
-  const int lane = threadIdx.x % 32;
+  // Places are made here, and not before the loop over terms, whose registers are all taken.
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));
   __syncwarp();
 #pragma unroll
   for (int n = 0; n < 8; ++n)
@@ -73,9 +75,9 @@ struct GramTile {
   Blocks g;
   float* factor;
   int n, chunks, row, column;
-  __device__ __forceinline__ void find(const Plate* plates, const i64* first, int count, int tile, const char* base,
+  // Of plate m.
+  __device__ __forceinline__ void take(const Plate* plates, const i64* first, int m, int tile, const char* base,
                                        const float* scale, float* factors) {
-    const int m = plate_of(first, count, tile);
     const Plate& p = plates[m];
     g = blocks_of(p, base, scale);
     factor = factors + p.factors[kColumns];
@@ -92,6 +94,8 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
                                                float* factors, int tiles, int count, float keep, float weight) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kGramRing];
+  // Of the first terms of a tile, by their place, the plate: whoever copies ahead has looked it up.
+  __shared__ int plate_at[kGramRing];
   const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
   const unsigned full = shared_at(barriers), empty = full + 8 * kGramRing;
   if (threadIdx.x == 0) {
@@ -111,13 +115,15 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     if (threadIdx.x >= 288) return;
 #pragma unroll 1
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
-      now.find(plates, first, count, tile, packed, scales, factors);
+      const int m = plate_of(first, count, tile);
+      now.take(plates, first, m, tile, packed, scales, factors);
       const bool diagonal = now.row == now.column;
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         if (lane == 0) {
           const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
           if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
+          if (k == 0) plate_at[turn.place] = m;
           barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
           now.g.copy_two(at, now.block(2 * now.row, k), now.block(2 * now.row + 1, k), barrier);
           if (!diagonal) now.g.copy_two(at + kPair, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
@@ -146,20 +152,21 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   int tile = (int)blockIdx.x;
   if (tile >= tiles) return;
   float acc[16][4] = {}, some[2][16][4], scale[2][2];
-  now.find(plates, first, count, tile, packed, scales, factors);
+  barrier_wait_at(full, 0);
+  now.take(plates, first, plate_at[0], tile, packed, scales, factors);
   GramTile<kColumns> done = now;
   int k = 0, done_k = 0;
   Turn freed = turn;
   auto start = [&](float(&d)[16][4], float(&both)[2]) {
+    barrier_wait_at(full + 8 * turn.place, turn.round & 1);
     if (k == now.chunks) {
       k = 0;
-      now.find(plates, first, count, tile, packed, scales, factors);
+      now.take(plates, first, plate_at[turn.place], tile, packed, scales, factors);
     }
     const unsigned at = begin + turn.place * 2 * kPair;
     const float of_a = __ldg(now.g.scale + now.block(2 * now.row + group, k));
 #pragma unroll
     for (int i = 0; i < 2; ++i) both[i] = of_a * __ldg(now.g.scale + now.block(2 * now.column + i, k));
-    barrier_wait_at(full + 8 * turn.place, turn.round & 1);
     const unsigned of_b = now.row == now.column ? at : at + kPair;
     products_begin();
     multiply_tiles<kColumns, kColumns>(d, at + group * kTileBytes, of_b);
@@ -234,29 +241,32 @@ extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
   gram_of_plates<true>(plates, first, packed, scales, factors, tiles, count, keep, weight);
 }
 
-// A tile of a product: rows are those of R, columns the other axis of the plate.
+// Where a tile of a product is: of plate `nth` the tile `tile`, rows are those of R and columns the other axis.
+struct Place {
+  int nth, tile, row, column;
+};
 template <int kAxis>
 struct ProductTile {
   Blocks b;
   const float* root;
-  int n, others, row, column, nth;
-  __device__ __forceinline__ void find(const Plate* plates, const i64* first, int count, int tile, const char* base,
-                                       const float* scale, const float* roots) {
-    const int m = plate_of(first, count, tile);
+  int n, chunks;
+  Place place;
+  // Tile `tile` of plate m.
+  __device__ __forceinline__ void take(const Plate* plates, int m, int tile, const char* base, const float* scale,
+                                       const float* roots) {
     const Plate& p = plates[m];
     b = blocks_of(p, base, scale);
     root = roots + p.roots[kAxis];
-    n = (int)(kAxis ? p.columns : p.rows), others = (int)(kAxis ? p.rows : p.columns);
-    const int across = edges_of(others), at = tile - (int)__ldg(first + m);
-    row = at / across, column = at % across, nth = m;
+    n = (int)(kAxis ? p.columns : p.rows);
+    const int across = edges_of(kAxis ? p.rows : p.columns);
+    place = {m, tile, tile / across, tile % across}, chunks = kAxis ? b.across : b.down;
   }
-  __device__ __forceinline__ int chunks() const { return kAxis ? b.across : b.down; }
   __device__ __forceinline__ int block(int side, int k) const { return kAxis ? b.at(side, k) : b.at(k, side); }
   // Whether rows of R are whole pairs.
   __device__ __forceinline__ bool in_pairs() const { return n % 2 == 0 && (u64)root % 8 == 0; }
 };
 
-// Products along an axis of all plates; `emit(acc, tile, nth tile, group, warp's floats)` takes each tile's part of a warpgroup. Rows of
+// Products along an axis of all plates; `emit(acc, place, group, warp's floats)` takes each tile's part of a warpgroup. Rows of
 // a warp are g and g + 8, or, beside each other, 2 g and 2 g + 1.
 constexpr bool beside(int axis, bool transposed) { return axis == 1 || transposed; }
 template <int kAxis, bool kTransposed, class Emit>
@@ -264,7 +274,11 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
                                          const float* roots, int tiles, int count, Emit emit) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kProductRing];
-  const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
+  // Of the first terms of a tile, by their place, plate and tile: whoever copies ahead has looked them up.
+  __shared__ int2 plate_at[kProductRing];
+  // Where the tile is that a warp makes; what it needs of the next one is on its way already.
+  __shared__ Place doing[8];
+  const unsigned begin = shared_at(dynamic) + (1024 - shared_at(dynamic) % 1024) % 1024;
   const unsigned full = shared_at(barriers), empty = full + 8 * kProductRing;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kProductRing; ++i) {
@@ -278,48 +292,62 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   ProductTile<kAxis> now;
 
   if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x != 256) return;
 #pragma unroll 1
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
-      now.find(plates, first, count, tile, packed, scales, roots);
+      const int m = plate_of(first, count, tile), nth = tile - (int)__ldg(first + m);
+      now.take(plates, m, nth, packed, scales, roots);
 #pragma unroll 1
-      for (int k = 0; k < now.chunks(); ++k) {
+      for (int k = 0; k < now.chunks; ++k) {
         const unsigned at = begin + turn.place * kPair, barrier = full + 8 * turn.place;
         if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
+        if (k == 0) plate_at[turn.place] = make_int2(m, nth);
         barrier_expect_at(barrier, kPair);
-        now.b.copy_two(at, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
+        now.b.copy_two(at, now.block(2 * now.place.column, k), now.block(2 * now.place.column + 1, k), barrier);
         turn.advance(kProductRing);
       }
     }
     return;
   }
 
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, pair = lane % 4 * 2;
-  float* own = reinterpret_cast<float*>(dynamic + skip + kProductRing * kPair) + (4 * group + warp) * kWarpFloats;
-  int tile = (int)blockIdx.x;
-  if (tile >= tiles) return;
-  now.find(plates, first, count, tile, packed, scales, roots);
-  ProductTile<kAxis> done = now;
-  int done_tile = tile;
-  int k = 0, done_k = 0;
+  // Tiles that are left behind the one of which terms are read.
+  int tiles_left = (tiles - (int)blockIdx.x - 1) / (int)gridDim.x;
+  barrier_wait_at(full, 0);
+  now.take(plates, plate_at[0].x, plate_at[0].y, packed, scales, roots);
+  Place& done = doing[4 * group + warp];
+  auto keep = [&] {
+    __syncwarp();
+    if (lane == 0) done = now.place;
+    __syncwarp();
+  };
+  keep();
+  // Blocks of terms of the tile that is being made; the next one's when it is done.
+  int left = now.chunks, k = 0;
   float x[4][2][2][2], scale[2];
   // The rows of the next terms.
   auto load = [&] {
-    if (k == now.chunks()) {
-      k = 0;
-      now.find(plates, first, count, tile, packed, scales, roots);
+    if (k == now.chunks) {
+      k = 0, --tiles_left;
+      // The terms after those of the turn are the tile's first: they are under way, for they do not wait for these.
+      Turn next = turn;
+      next.advance(kProductRing);
+      barrier_wait_at(full + 8 * next.place, next.round & 1);
+      now.take(plates, plate_at[next.place].x, plate_at[next.place].y, packed, scales, roots);
     }
     constexpr int kNext = beside(kAxis, kTransposed) ? 1 : 8;
-    const int slab = now.row * kEdge + 64 * group + 16 * warp, row = slab + (kNext == 1 ? 2 * g : g), left = now.n - k * kSide;
-    const i64 n = now.n, of_row = kTransposed ? 1 : n, of_term = kTransposed ? n : 1;
+    const int slab = now.place.row * kEdge + 64 * group + 16 * warp, row = slab + (kNext == 1 ? 2 * g : g);
+    const int rest = now.n - k * kSide;
+    const int n = now.n, of_row = kTransposed ? 1 : n, of_term = kTransposed ? n : 1;
     const float* at = now.root + row * of_row + (k * kSide + pair) * of_term;
-    if (now.in_pairs() && left >= kSide && slab + 16 <= now.n) {
+    if (now.in_pairs() && rest >= kSide && slab + 16 <= now.n) {
       // Two numbers that lie side by side are of two terms, or of two rows.
 #pragma unroll
       for (int e = 0; e < 16; ++e) {
-        const float2 v = __ldg(reinterpret_cast<const float2*>(at + (kTransposed ? (e / 2 * 8 + e % 2) * n : e % 2 * kNext * n + e / 2 * 8)));
+        const int skip = kTransposed ? (e / 2 * 8 + e % 2) * n : e % 2 * kNext * n + e / 2 * 8;
+        const float2 v = __ldg(reinterpret_cast<const float2*>(at + skip));
         x[e / 4][e / 2 % 2][kTransposed ? 0 : e % 2][kTransposed ? e % 2 : 0] = v.x;
         x[e / 4][e / 2 % 2][kTransposed ? 1 : e % 2][kTransposed ? e % 2 : 1] = v.y;
       }
@@ -328,14 +356,14 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
       for (int e = 0; e < 32; ++e) {
         const int term = e / 4 * 8 + e % 2, next = e / 2 % 2 * kNext;
         x[e / 8][e / 4 % 2][e / 2 % 2][e % 2] =
-            term + pair < left && row + next < now.n ? __ldg(at + next * of_row + term * of_term) : 0.f;
+            term + pair < rest && row + next < now.n ? __ldg(at + next * of_row + term * of_term) : 0.f;
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) scale[i] = __ldg(now.b.scale + now.block(2 * now.column + i, k));
-    if (++k == now.chunks()) tile += (int)gridDim.x;
+    for (int i = 0; i < 2; ++i) scale[i] = __ldg(now.b.scale + now.block(2 * now.place.column + i, k));
+    ++k;
   };
-  auto more = [&] { return k < now.chunks() || tile < tiles; };
+  auto more = [&] { return k < now.chunks || tiles_left > 0; };
   float acc[16][4] = {}, some[16][4];
   load();
   if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
@@ -371,9 +399,13 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
     for (int n = 0; n < 16; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc[n][e] = fmaf(some[n][e], by[e / 2][n / 8], acc[n][e]);
-    if (++done_k < done.chunks()) continue;
-    emit(acc, done, done_tile, group, own);
-    done_k = 0, done_tile += (int)gridDim.x, done = now;
+    if (--left > 0) continue;
+    int nth = threadIdx.x / 32;
+    asm volatile("" : "+r"(nth));
+    char* out = dynamic + (begin - shared_at(dynamic)) + kProductRing * kPair;
+    emit(acc, done, group, reinterpret_cast<float*>(out) + nth * kWarpFloats);
+    keep();
+    left = now.chunks;
 #pragma unroll
     for (int n = 0; n < 16; ++n)
 #pragma unroll
@@ -383,9 +415,11 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
 
 // A warpgroup's part of a tile as blocks of numbers, those of columns before `across` and rows before `down`.
 template <bool kBeside>
-__device__ __forceinline__ void pack_tile(const float (&acc)[16][4], float* own, unsigned* most, char* base, float* scales, int down,
-                                          int across, int row, int column) {
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+__device__ __forceinline__ void pack_tile(const float (&acc)[16][4], float* own, unsigned* most, char* base, float* scales,
+                                          int down, int across, int row, int column) {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  const int group = thread / 128, lane = thread % 32, warp = thread / 32 % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     unsigned largest = 0;
@@ -430,9 +464,11 @@ template <bool kTransposed>
 __device__ __forceinline__ void to_blocks(const Plate* plates, const i64* first, const char* packed, const float* scales,
                                           const float* roots, char* to, float* to_scales, int tiles, int count) {
   __shared__ unsigned most[16];
-  auto emit = [&](const float(&acc)[16][4], const ProductTile<0>& t, int, int, float* own) {
-    const i64 block = plates[t.nth].block;
-    pack_tile<beside(0, kTransposed)>(acc, own, most, to + block * kBlockBytes, to_scales + block, t.b.down, t.b.across, t.row, t.column);
+  auto emit = [&](const float(&acc)[16][4], const Place& t, int, float* own) {
+    const Plate& p = plates[t.nth];
+    const i64 block = p.block;
+    pack_tile<beside(0, kTransposed)>(acc, own, most, to + block * kBlockBytes, to_scales + block, sides_of(p.rows),
+                                      sides_of(p.columns), t.row, t.column);
   };
   multiply<0, kTransposed>(plates, first, packed, scales, roots, tiles, count, emit);
 }
@@ -440,11 +476,12 @@ __device__ __forceinline__ void to_blocks(const Plate* plates, const i64* first,
 template <bool kTransposed>
 __device__ __forceinline__ void to_flat(const Plate* plates, const i64* first, const char* packed, const float* scales,
                                         const float* roots, float* to, double* squares, float scale, int tiles, int count) {
-  auto emit = [&](const float(&acc)[16][4], const ProductTile<1>& t, int tile, int group, float*) {
+  auto emit = [&](const float(&acc)[16][4], const Place& t, int group, float*) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // Two columns of the plate, side by side.
     const int column = t.row * kEdge + 64 * group + 16 * warp + lane / 4 * 2;
     const Plate& p = plates[t.nth];
+    const int rows = (int)p.rows, columns = (int)p.columns;
     float* at = to + p.first + column;
     const bool vectors = (u64)at % 8 == 0 && p.stride % 2 == 0;
     double sum = 0;
@@ -452,7 +489,7 @@ __device__ __forceinline__ void to_flat(const Plate* plates, const i64* first, c
     for (int n = 0; n < 16; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int row = t.column * kEdge + 8 * n + lane % 4 * 2 + e, left = row < t.others ? t.n - column : 0;
+        const int row = t.column * kEdge + 8 * n + lane % 4 * 2 + e, left = row < rows ? columns - column : 0;
         const float x = scale * acc[n][e], y = scale * acc[n][2 + e];
         store_two(at + row * p.stride, x, y, vectors, left);
         if (left > 0) sum = fma((double)x, (double)x, sum);
@@ -460,7 +497,7 @@ __device__ __forceinline__ void to_flat(const Plate* plates, const i64* first, c
       }
     if (!squares) return;
     sum = warp_sum(sum);
-    if (lane == 0) squares[tile * 8LL + 4 * group + warp] = sum;
+    if (lane == 0) squares[(__ldg(first + t.nth) + t.tile) * 8 + 4 * group + warp] = sum;
   };
   multiply<1, kTransposed>(plates, first, packed, scales, roots, tiles, count, emit);
 }

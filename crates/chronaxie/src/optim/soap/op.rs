@@ -5,7 +5,7 @@ use super::spec::{NAME, Soap};
 use super::{cpu, cuda, probe};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeat, Signature, Tensors, Tolerance, Values,
 };
 use crate::optim::blocks::Block;
 use crate::optim::sample;
@@ -38,6 +38,14 @@ impl Problem for Soap {
             sample::of_rank(&mut all, &self.grid, rank, seed)?;
         }
         Ok(all)
+    }
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+        // Of a rank, factors are those of their gradients.
+        if self.rank.is_some() {
+            return Ok(None);
+        }
+        let steps = if self.opens { 0 } else { 12 };
+        Ok(sample::repeated(&self.signature_of(pass)?, &self.grid, steps, seed))
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
@@ -150,9 +158,13 @@ impl Op for SoapOp {
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
     }
+    fn smaller(&self, case: &Case) -> Option<Case> {
+        sample::smaller(case, 256)
+    }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options = [
             "K",
+            "words",
             "block",
             "every",
             "clip",
@@ -167,7 +179,11 @@ impl Op for SoapOp {
             "opens",
             "rank",
         ];
-        case.allow(&["L", "M", "N"], &options)?;
+        if case.words() == sample::LANGUAGE_MODEL {
+            case.allow_sizes(&[], &options)?;
+        } else {
+            case.allow(&["L", "M", "N"], &options)?;
+        }
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Soap::new(elements, parameters);
         p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;

@@ -1,5 +1,5 @@
-// shampoo on Hopper's tensor cores (sm_90a): what becomes of the blocks of parameters that are matrices (plates.cuh, products.cuh). All other blocks,
-// roots, and the sums of squares of the gradient are those of shampoo.cu.
+// shampoo on Hopper's tensor cores (sm_90a): what becomes of the blocks of parameters that are matrices (plates.cuh,
+// products.cuh). All other blocks, roots, and the sums of squares of the gradient are those of shampoo.cu.
 //
 //   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, products.cuh)
 //   plate_left        128 x 128 of R_0 m, as blocks of numbers, which overwrite g's
@@ -7,9 +7,9 @@
 //   plate_scales      plate: the norm of the grafting's step over that of its own, of parts in their order
 //   plate_update      64 x 64 of a plate: the parameter
 //
-// Floors, the 350 M parameters of 24 layers of width 1024 in blocks of 1024: moments move 28 bytes an element (36 with a pull), 2.3 ms
-// at 4.28 TB/s; Gram matrices 3 * 2 * (36 / 64) n flops of f16 an element and axis, in all 2.4 PFLOP, 3.9 ms at 0.62 PFLOP/s, beside
-// 8 + 8 bytes; products 3 * 2 n, 4.3 PFLOP, 6.9 ms; the update 16 bytes, 1.3 ms.
+// Floors, the 350 M parameters of 24 layers of width 1024 in blocks of 1024: moments move 28 bytes an element (36 with a pull),
+// 2.3 ms at 4.28 TB/s; Gram matrices 3 * 2 * (36 / 64) n flops of f16 an element and axis, in all 2.4 TFLOP, 3.9 ms at 0.62
+// PFLOP/s, beside 8 + 8 bytes; products 3 * 2 n, 4.3 TFLOP, 6.9 ms; the update 16 bytes, 1.3 ms.
 #include "products.cuh"
 
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)

@@ -13,8 +13,8 @@
 //   update    run of 4096 elements of a block: the parameter
 //
 // Floors: 48 bytes an element and 12 of a factor's or root's; for the 350 M parameters of 24 layers of width 1024 in blocks of
-// 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n multiply-adds an element: 1.1 PFLOP, 22 ms at 51
-// TFLOP/s of f32: these tiles are the simplest right ones, and split precision on tensor cores (newton.cu) is what is faster.
+// 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n operations an element and axis: 2.2 TFLOP, 43 ms at 51
+// TFLOP/s of f32: these tiles are the simplest right ones; on Hopper hopper.cu takes their place for large matrices.
 // One pass of one block of threads over a block of the parameters (norms) is 8 bytes an element more.
 #include "onblock.cuh"
 
@@ -65,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    norms(const Block* blocks, const i64* of, const float* even, const float* odd, const float* first, const float* second, const int* step,
-          float* scales, double ln_beta1, double ln_second, float eps, int squares, int grafts) {
+    norms(const Block* blocks, const i64* of, const float* even, const float* odd, const float* first, const float* second,
+          const int* step, float* scales, double ln_beta1, double ln_second, float eps, int squares, int grafts) {
   __shared__ double slots[kWarps];
   const Block& b = blocks[of[blockIdx.x]];
   const Graft graft = graft_of(step, ln_beta1, ln_second, eps, squares);

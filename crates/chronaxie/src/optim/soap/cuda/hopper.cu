@@ -1,5 +1,5 @@
-// soap on Hopper's tensor cores (sm_90a): the turns of blocks of parameters that are matrices (plates.cuh, products.cuh), at every step
-// but the first. All other blocks, bases, and the sums of squares of the gradient are those of soap.cu and basis.cu.
+// soap on Hopper's tensor cores (sm_90a): the turns of blocks of parameters that are matrices (plates.cuh,
+// products.cuh), at every step but the first. All other blocks, bases, and the sums of squares of the gradient are those of soap.cu and basis.cu.
 //
 //   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, products.cuh)
 //   turn_left, turn_right   128 x 128 of Q_0^T x, as blocks of numbers, and of (Q_1^T (Q_0^T x)^T)^T, flat: of g, then of first
@@ -8,9 +8,9 @@
 //   back_left, back_right   Q_0 u and (Q_1 (Q_0 u)^T)^T
 //   plate_apply             64 x 64 of a plate: the parameter
 //
-// Floors, the 350 M parameters of 24 layers of width 1024 in blocks of 1024: Gram matrices 3 * 2 * (36 / 64) n flops of f16 an element and
-// axis and three turns of 3 * 2 n, in all 15.5 PFLOP, 25 ms at 0.62 PFLOP/s; moments 28 bytes an element, 2.3 ms at 4.28 TB/s; second 12,
-// divide 12 and the parameter 16: 3.3 ms.
+// Floors, the 350 M parameters of 24 layers of width 1024 in blocks of 1024: Gram matrices 3 * 2 * (36 / 64) n flops of f16 an
+// element and axis and three turns of 3 * 2 n, in all 15.5 TFLOP, 25 ms at 0.62 PFLOP/s; moments 28 bytes an element, 2.3 ms at
+// 4.28 TB/s; second 12, divide 12 and the parameter 16: 3.3 ms.
 #include "products.cuh"
 
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
@@ -49,8 +49,8 @@ __device__ __forceinline__ float block_max(float x, float* slots) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    plate_second(const Plate* plates, const i64* first_tile, const float* g, const int* step, float* second, float* peaks, int count,
-                 int aligned, int corrects, double ln_beta2, float keep2, float new2) {
+    plate_second(const Plate* plates, const i64* first_tile, const float* g, const int* step, float* second, float* peaks,
+                 int count, int aligned, int corrects, double ln_beta2, float keep2, float new2) {
   __shared__ float slots[kWarps];
   const int m = plate_of(first_tile, count, (int)blockIdx.x);
   const Plate& p = plates[m];
