@@ -1,5 +1,5 @@
-// soap on Hopper's tensor cores (sm_90a): the turns of blocks of parameters that are matrices (plates.cuh,
-// products.cuh), at every step but the first. All other blocks, bases, and the sums of squares of the gradient are those of soap.cu and basis.cu.
+// soap on Hopper's tensor cores (sm_90a): the turns of blocks of parameters that are matrices (plates.cuh, products.cuh), at
+// every step but the first. All other blocks, bases, and the sums of squares of the gradient are those of soap.cu and basis.cu.
 //
 //   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, products.cuh)
 //   turn_left, turn_right   128 x 128 of Q_0^T x, as blocks of numbers, and of (Q_1^T (Q_0^T x)^T)^T, flat: of g, then of first
