@@ -97,7 +97,7 @@ check: $(CHRONAXIE)
 # only real hardware does: `make test-gpu`. Networks run beside, since a test there takes one core.
 emulated: $(CHRONAXIE)
 	@mkdir -p $(TARGET)/emulated; export CHRONAXIE_REQUIRE_GPU=1; log=$(TARGET)/emulated/networks; scripts/emulated.sh >/dev/null; \
-	{ scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --lib on_a_gpu_networks; echo $$? >$$log.rc; } >$$log.log 2>&1 & \
+	{ scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --lib -- on_a_gpu_networks on_a_gpu_blocks; echo $$? >$$log.rc; } >$$log.log 2>&1 & \
 	scripts/emulated-check.sh $(TARGET)/conformance && \
 	scripts/emulated.sh cargo test --workspace --all-features $(PROFILE) --test gpu --test emulated; rc=$$?; \
 	wait; cat $$log.log; [ $$rc = 0 ] && [ "$$(cat $$log.rc)" = 0 ]

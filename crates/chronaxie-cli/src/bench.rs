@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 fn heading() -> String {
     format!(
-        "{:<14} {:<32} {:<16} {:<7} {:<5} {:<8} {:>10} {:>10} {:>10} {:>6} {:>8} {:>9} {:>9} {:>6} {:<8} {:<8} {:>9}",
+        "{:<14} {:<32} {:<16} {:<7} {:<5} {:<8} {:>10} {:>10} {:>10} {:>6} {:>8} {:>9} {:>9} {:>6} {:>10} {:<8} {:<8} {:>9}",
         "family",
         "case",
         "pass",
@@ -26,6 +26,7 @@ fn heading() -> String {
         "flop/s",
         "special/s",
         "roof",
+        "floors ms",
         "bound",
         "cache",
         "max error"
@@ -35,7 +36,7 @@ fn heading() -> String {
 fn line(r: &Record) -> String {
     let special = if r.special > 0 { count(r.special_per_s) } else { "-".to_owned() };
     format!(
-        "{:<14} {:<32} {:<16} {:<7} {:<5} {:<8} {:>10.4} {:>10.4} {:>10.4} {:>6} {:>8.1} {:>9} {special:>9} {:>5.0}% {:<8} {:<8} {:>9}",
+        "{:<14} {:<32} {:<16} {:<7} {:<5} {:<8} {:>10.4} {:>10.4} {:>10.4} {:>6} {:>8.1} {:>9} {special:>9} {:>5.0}% {:>10.4} {:<8} {:<8} {:>9}",
         r.family,
         r.case,
         r.pass,
@@ -49,6 +50,7 @@ fn line(r: &Record) -> String {
         r.gb_per_s,
         count(r.tflop_per_s * 1e12),
         r.roofline_fraction * 100.0,
+        r.floors_ms,
         r.bound,
         r.cache,
         r.max_error.map_or("-".to_owned(), |e| format!("{e:.1e}"))

@@ -178,8 +178,8 @@ fn bench_writes_whole_records() {
     std::fs::remove_file(&file).expect("the file can be removed");
     let records = records.as_array().expect("a list");
     assert!(records.len() >= 2, "{records:?}");
-    for field in "family case pass backend device dtype precision variant clock median_ms min_ms max_ms runs bytes \
-                  flops gb_per_s tflop_per_s roofline_fraction workspace_bytes peak_bytes launches max_error schema \
+    for field in "family case pass backend device dtype precision variant clock median_ms mean_ms min_ms max_ms runs bytes \
+                  flops gb_per_s tflop_per_s roofline_fraction floors_ms workspace_bytes peak_bytes launches max_error schema \
                   date version commit driver nvrtc sm_clock_mhz power_w"
         .split_whitespace()
     {

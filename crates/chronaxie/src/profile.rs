@@ -175,7 +175,7 @@ pub(crate) fn pass_report(
 ) -> Result<(PassReport, String)> {
     let Measured { pass, ms, memory_bytes } = measured;
     let (measured_ms, ..) = bench::spread(ms);
-    let cost = problem.cost(pass);
+    let cost = plan.cost(pass, problem.cost(pass));
     let kernels: Vec<Launch> = plan.launches(pass)?.into_iter().map(|l| launch(l, device)).collect();
     let launches = kernels.iter().map(|k| k.launches).sum();
     let ceilings = bench::ceilings(device, plan.tensor_cores(), memory_bytes)?;

@@ -2,7 +2,7 @@
 
 use crate::call::Workspace;
 use crate::check::sample;
-use crate::op::{Case, Op, Pass, Plan, Problem, Role};
+use crate::op::{Case, Op, Pass, Plan, Problem, Repeat, Role};
 use crate::{Device, Result};
 
 /// Elements that are drawn one by one; more are repetitions of as many.
@@ -22,12 +22,30 @@ pub(super) fn reduce(op: &dyn Op, case: &Case, too_large: impl Fn(&dyn Problem) 
         }
         small = next;
     }
+    if too_large(&*crate::op::problem(op, &small)?)? {
+        small = smaller(op, &small).unwrap_or(small);
+    }
     Ok(small)
+}
+
+/// The smaller case that the entry names, with the same variant.
+fn smaller(op: &dyn Op, case: &Case) -> Option<Case> {
+    let (rest, variant) = case.without("variant");
+    let small = op.smaller(&rest)?;
+    Some(variant.map_or_else(|| small.clone(), |v| small.clone().with("variant", &v)))
 }
 
 /// How many elements `passes` read.
 fn elements(problem: &dyn Problem, passes: &[Pass]) -> Result<usize> {
     passes.iter().map(|&p| Ok(problem.signature(p)?.inputs.iter().map(|t| t.shape.elements()).sum::<usize>())).sum()
+}
+
+/// What repeats in the tensors of a problem with one pass.
+fn repeated(problem: &dyn Problem, passes: &[Pass]) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+    match passes {
+        [pass] => problem.repeated(*pass, 1),
+        _ => Ok(None),
+    }
 }
 
 /// The workspace of `passes`, with inputs at unit scale.
@@ -38,6 +56,14 @@ pub(super) fn workspace(
     passes: &[Pass],
     device: &Device,
 ) -> Result<Workspace> {
+    if let Some(list) = repeated(&*crate::op::problem(op, case)?, passes)? {
+        let mut workspace = Workspace::new(plan, passes, device)?;
+        for (name, runs) in list {
+            let tensor = workspace.tensor_mut(&name)?;
+            runs.iter().try_for_each(|r| tensor.set_repeated(r.first, r.count, &r.values))?;
+        }
+        return Ok(workspace);
+    }
     let small = reduce(op, case, |p| Ok(elements(p, passes)? > DRAWN))?;
     let values = sample(&*crate::op::problem(op, &small)?, passes, 1)?;
     let mut workspace = Workspace::new(plan, passes, device)?;

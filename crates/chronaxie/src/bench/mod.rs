@@ -446,7 +446,7 @@ fn time_case(
         }
         let mut workspace = ready(op, case, &*plan, widest, device)?;
         for (verb, passes) in group {
-            let cost = cost(&*problem, passes);
+            let cost = passes.iter().map(|&p| plan.cost(p, problem.cost(p))).fold(Cost::default(), add);
             let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, options.seconds)?;
             let of_verb = |c: &&check::Compared| passes.iter().any(|p| c.quantity.starts_with(p.name()));
             let max_error = compared.iter().filter(of_verb).map(|c| c.error).reduce(f64::max);
@@ -521,6 +521,7 @@ pub(crate) struct Found<'a> {
 impl Found<'_> {
     pub(crate) fn record(self, ceilings: Ceilings, device: &Device, provenance: &Provenance) -> Record {
         let runs = self.timing.ms.len();
+        let mean_ms = self.timing.ms.iter().sum::<f64>() / runs as f64;
         let (median_ms, min_ms, max_ms) = spread(self.timing.ms);
         let (bound, shortest_ms) = ceilings.roofline(&self.cost);
         let (device_name, is_gpu) = match device {
@@ -538,6 +539,7 @@ impl Found<'_> {
             variant: self.variant,
             clock: self.timing.clock.to_owned(),
             median_ms,
+            mean_ms,
             min_ms,
             max_ms,
             runs,
@@ -548,6 +550,7 @@ impl Found<'_> {
             tflop_per_s: self.cost.flops as f64 / median_ms / 1e9,
             special_per_s: self.cost.special as f64 / median_ms * 1e3,
             roofline_fraction: shortest_ms / median_ms,
+            floors_ms: ceilings.times_ms(&self.cost).iter().map(|(_, ms)| ms).sum(),
             bound: bound.name().to_owned(),
             ceilings: ceilings.source,
             cache: self.timing.cache.to_owned(),

@@ -30,6 +30,8 @@ pub struct Record {
     pub clock: String,
     /// Median of the runs; of a simulation of each second of model time, as is all that a run moves.
     pub median_ms: f64,
+    /// Their mean.
+    pub mean_ms: f64,
     /// The fastest run.
     pub min_ms: f64,
     /// The slowest run.
@@ -38,7 +40,7 @@ pub struct Record {
     pub runs: usize,
     /// Bytes that the pass must move at the least.
     pub bytes: u64,
-    /// Multiplications and additions at the least.
+    /// Multiplications and additions at the least; where one product is made of three, all of them.
     pub flops: u64,
     /// Special functions at the least.
     pub special: u64,
@@ -50,6 +52,9 @@ pub struct Record {
     pub special_per_s: f64,
     /// The shortest time that the roofline allows over the median.
     pub roofline_fraction: f64,
+    /// What bytes, arithmetic and special functions would take one after the other, each at its ceiling: the bound of a pass whose
+    /// parts have to follow each other.
+    pub floors_ms: f64,
     /// What sets that time: `memory`, `compute` or `special`.
     pub bound: String,
     /// Where the ceilings come from.

@@ -59,27 +59,33 @@ impl Memory {
     }
     /// Repeats `pattern` over all bytes.
     pub(crate) fn fill(&mut self, pattern: &[u8]) -> Result<()> {
-        let bytes = self.bytes();
+        self.fill_part(0, self.bytes(), pattern)
+    }
+    /// Repeats `pattern` over `bytes` bytes from byte `at` on, all of which there are.
+    pub(crate) fn fill_part(&mut self, at: usize, bytes: usize, pattern: &[u8]) -> Result<()> {
+        if bytes > self.bytes().saturating_sub(at) {
+            return Err(Error::shape(format!("bytes {at} to {at} + {bytes} do not lie in {}", self.bytes())));
+        }
         if pattern.is_empty() || bytes == 0 {
             return Ok(());
         }
         let first = &pattern[..pattern.len().min(bytes)];
         match self {
             Self::Host(b) => {
-                for chunk in b.as_mut_slice().chunks_mut(first.len()) {
+                for chunk in b.as_mut_slice()[at..at + bytes].chunks_mut(first.len()) {
                     chunk.copy_from_slice(&first[..chunk.len()]);
                 }
             }
             Self::Cuda(b) => {
                 let stream = b.stream();
                 let head = View::from_slice(first, [first.len()])?;
-                copy_to_device(&mut b.bytes_view_mut().typed(0, Dtype::U8, [first.len()])?, &head, stream)?;
+                copy_to_device(&mut b.bytes_view_mut().typed(at, Dtype::U8, [first.len()])?, &head, stream)?;
                 // Doubled on the device: what is there already is copied behind itself.
                 let mut done = first.len();
                 while done < bytes {
                     let n = done.min(bytes - done);
-                    let (from, to) = b.bytes_view_mut().split_bytes(done)?;
-                    let from = from.as_view().typed(0, Dtype::U8, [n], &[1])?;
+                    let (from, to) = b.bytes_view_mut().split_bytes(at + done)?;
+                    let from = from.as_view().typed(at, Dtype::U8, [n], &[1])?;
                     copy_device(&mut to.typed(0, Dtype::U8, [n])?, &from, stream)?;
                     done += n;
                 }

@@ -141,6 +141,13 @@ impl Tensor {
         codec::encode(&values.clone().rounded(self.dtype).data, self.dtype, &mut packed)?;
         self.memory.fill(&packed)
     }
+    /// Fills `count` elements of a contiguous tensor from element `first` on with those of `values`, again and again.
+    pub(crate) fn set_repeated(&mut self, first: usize, count: usize, values: &Values) -> Result<()> {
+        let size = self.dtype.size();
+        let mut packed = vec![0u8; values.data.len() / codec::values_per_element(self.dtype) * size];
+        codec::encode(&values.clone().rounded(self.dtype).data, self.dtype, &mut packed)?;
+        self.memory.fill_part(first.saturating_mul(size), count.saturating_mul(size), &packed)
+    }
     /// The elements as f64.
     pub fn to_values(&self) -> Result<Values> {
         let data = codec::decode(&self.to_bytes()?, self.dtype)?;

@@ -6,6 +6,8 @@ pub use chronaxie_runtime::cuda::Header;
 pub const BARRIERS: Header = ("barriers.cuh", include_str!("barriers.cuh"));
 /// Clusters: ranks, barriers, stores to other blocks.
 pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
+/// Products of f32 on Hopper's tensor cores.
+pub const F16X3: Header = ("f16x3.cuh", include_str!("f16x3.cuh"));
 /// Numbers stored in 16 bits.
 pub const HALF: Header = ("half.cuh", include_str!("half.cuh"));
 /// Products of tiles on tensor cores.
@@ -17,4 +19,4 @@ pub const TF32: Header = ("tf32.cuh", include_str!("tf32.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, HALF, MMA, SCAN, TF32, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MMA, SCAN, TF32, WGMMA];

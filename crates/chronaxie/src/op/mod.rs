@@ -369,10 +369,27 @@ pub trait Problem: fmt::Debug + Send + Sync {
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance>;
     /// What `pass` must do at the least.
     fn cost(&self, pass: Pass) -> Cost;
+    /// Values for everything that `pass` reads, by name, where there is too much of it to be drawn: what repeats, and where. None:
+    /// [`sample`](Self::sample) is what there is, of this problem or of a smaller one.
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+        let _ = (pass, seed);
+        Ok(None)
+    }
     /// The linear map that the problem is, where it is one.
     fn linear_map(&self) -> Option<LinearMap> {
         None
     }
+}
+
+/// Elements of a tensor that are some values again and again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Repeat {
+    /// The first of them.
+    pub first: usize,
+    /// How many they are.
+    pub count: usize,
+    /// The values.
+    pub values: Values,
 }
 
 /// The views of one call, in the order of the signature, and the stream that runs it.
@@ -446,6 +463,12 @@ pub trait Plan: Send + Sync {
     fn tensor_cores(&self) -> bool {
         false
     }
+    /// What a pass must do at the least by the way that the plan takes, from the problem's own least: where a product is made of
+    /// several, the operations of all of them.
+    fn cost(&self, pass: Pass, least: Cost) -> Cost {
+        let _ = pass;
+        least
+    }
     /// The scratch of a pass.
     fn scratch(&self, pass: Pass) -> &Layout;
     /// Runs a pass on arguments that [`Plan::run`](trait@Plan#method.run) has checked.
@@ -502,6 +525,11 @@ pub trait Op: Send + Sync {
     fn passes(&self) -> &'static [Pass];
     /// Its cases.
     fn cases(&self, set: CaseSet) -> Vec<Case>;
+    /// A smaller case of the same kind, where there is no T or B that could be halved.
+    fn smaller(&self, case: &Case) -> Option<Case> {
+        let _ = case;
+        None
+    }
     /// The problem that a case spells; an unknown letter or option is refused.
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>>;
     /// The problem that a case spells over what the caller prepared (the index lists of the caller's own synapses).

@@ -1,6 +1,6 @@
 //! The option `variant` of a case: the same problem with its plan's variant chosen by name.
 
-use super::{Case, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance};
+use super::{Case, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeat, Signature, Tensors, Tolerance, Values};
 use crate::{Device, Result};
 use std::sync::Arc;
 
@@ -36,10 +36,27 @@ impl Problem for Varied {
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.problem.reference(pass, inputs, f32_arithmetic)
     }
+    fn probes(&self, pass: Pass) -> bool {
+        self.problem.probes(pass)
+    }
+    fn probe(&self, pass: Pass, values: &dyn Fn(&str) -> Result<Values>) -> Result<Vec<Probe>> {
+        self.problem.probe(pass, values)
+    }
+    fn beside(
+        &self,
+        pass: Pass,
+        before: &dyn Fn(&str) -> Result<Values>,
+        after: &dyn Fn(&str) -> Result<Values>,
+    ) -> Result<Vec<Probe>> {
+        self.problem.beside(pass, before, after)
+    }
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance> {
         self.problem.tolerance(pass, output)
     }
     fn cost(&self, pass: Pass) -> Cost {
         self.problem.cost(pass)
+    }
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+        self.problem.repeated(pass, seed)
     }
 }

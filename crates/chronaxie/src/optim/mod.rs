@@ -8,6 +8,7 @@ pub mod muon;
 mod onblock;
 mod ongpu;
 pub mod per_sample;
+mod plates;
 mod sample;
 pub mod shampoo;
 pub mod soap;

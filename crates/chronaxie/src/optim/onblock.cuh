@@ -5,6 +5,22 @@
 #pragma once
 #include "stepper.cuh"
 
+// The grafting's step of an element.
+struct Graft {
+  float c1, c2, eps;
+  int squares;
+  __device__ __forceinline__ float of(float first, float second) const {
+    const float m = first * c1;
+    return squares ? m / (sqrtf(second * c2) + eps) : m;
+  }
+  __device__ __forceinline__ float operator()(const float* first, const float* second, i64 n) const {
+    return of(first[n], squares ? second[n] : 0.f);
+  }
+};
+__device__ __forceinline__ Graft graft_of(const int* step, double ln_beta1, double ln_second, float eps, int squares) {
+  return {(float)(1. / correction(ln_beta1, *step)), (float)(1. / correction(ln_second, *step)), eps, squares};
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     moments(const float* grad, const float* decay, const float* parameter, const double* partials, float* g, float* first,
             float* second, float* grad_norm, i64 elements, int runs, int has_second, double clip, float pull, float beta1,

@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));
 pub(super) const HEADERS: &[Header] = &[STEPPER];
 /// What the kernels of steps over blocks with factors include.
-pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ("onblock.cuh", include_str!("onblock.cuh"))];
+pub(super) const ONBLOCK: Header = ("onblock.cuh", include_str!("onblock.cuh"));
+pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ONBLOCK];
 /// As in stepper.cuh.
 pub(super) const THREADS: u32 = 256;
 pub(super) const TILE: usize = 64;
@@ -105,11 +106,19 @@ pub(super) fn wide(grid: &Grid, sms: usize) -> bool {
 }
 
 impl Tables {
-    /// The tables of `grid` where each block's turn comes every `every` steps, and tiles are `tile` x `tile`.
-    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, every: usize, tile: usize) -> Result<Self> {
+    /// The tables of `grid` where each block's turn comes every `every` steps, tiles are `tile` x `tile`, and only blocks that are
+    /// `taken` have jobs.
+    pub(super) fn new(
+        device: &Arc<CudaDevice>,
+        grid: &Grid,
+        every: usize,
+        tile: usize,
+        taken: &dyn Fn(&Block) -> bool,
+    ) -> Result<Self> {
         let mut w = Words::default();
         let blocks = w.push(grid.blocks.iter().flat_map(words));
-        let with = || grid.blocks.iter().enumerate().filter(|(_, b)| !b.factors.is_empty());
+        let those = || grid.blocks.iter().enumerate().filter(|(_, b)| taken(b));
+        let with = || those().filter(|(_, b)| !b.factors.is_empty());
         let triangle = |n: usize| n.div_ceil(tile) * (n.div_ceil(tile) + 1) / 2;
         let axes = |(i, b): (usize, &Block)| {
             (0..b.factors.len()).map(|k| (i * AXES + k, triangle(b.sizes[k]))).collect::<Vec<_>>()
@@ -121,7 +130,7 @@ impl Tables {
         for k in 0..order {
             along.push(w.jobs(with().filter(|(_, b)| b.sizes.len() > k).map(|(i, b)| (i, tiles(b, k))))?);
         }
-        let mut chunks = w.jobs(grid.blocks.iter().enumerate().map(|(i, b)| (i, b.elements().div_ceil(CHUNK))))?;
+        let mut chunks = w.jobs(those().map(|(i, b)| (i, b.elements().div_ceil(CHUNK))))?;
         let mut pools = Vec::new();
         for pool in &grid.pools {
             let factors = w.push(pool.members.iter().map(|&(b, axis)| grid.blocks[b].factors[axis])) as u64;

@@ -1,8 +1,8 @@
 //! Cases of the optimizers' entries, and random state for them.
 
-use super::blocks::{Grid, Parameter, packed};
+use super::blocks::{Grid, Parameter, Pool, packed};
 use super::stepper::{Common, DecayMode};
-use crate::op::{Case, Role, Signature, Tensors, Values};
+use crate::op::{Case, Repeat, Role, Signature, Tensors, Values};
 use crate::rng::Rng;
 use crate::{Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -65,6 +65,98 @@ fn drawn(shape: Shape, mut draw: impl FnMut() -> f64) -> Values {
         data.extend_from_within(..first.min(all - data.len()));
     }
     Values { shape, data }
+}
+
+/// The smaller case of the language model: one matrix of `side`, with the same options.
+pub(super) fn smaller(case: &Case, side: usize) -> Option<Case> {
+    if case.words() != LANGUAGE_MODEL {
+        return None;
+    }
+    let text = case.to_string();
+    let options = text.strip_prefix(LANGUAGE_MODEL).unwrap_or_default();
+    format!("L1_M{side}_N{side}{options}").parse::<Case>().ok().map(|c| c.without("words").0)
+}
+
+/// Where tensors have more elements than that, all of them, what they hold repeats.
+const MANY: usize = 1 << 26;
+
+/// What inputs and state behind `steps` steps repeat, where they are too many to be drawn: of a vector some millions of numbers, and
+/// of matrices one of each size.
+pub(super) fn repeated(
+    signature: &Signature,
+    grid: &Grid,
+    steps: usize,
+    seed: u64,
+) -> Option<Vec<(String, Vec<Repeat>)>> {
+    let state = signature.outputs.iter().filter(|t| t.role == Role::State);
+    let read = || signature.inputs.iter().chain(state.clone());
+    if read().map(|t| t.shape.elements()).sum::<usize>() <= MANY {
+        return None;
+    }
+    let mut rng = Rng::new(seed, 0);
+    let mut list = Vec::new();
+    for t in read() {
+        let n = t.shape.elements();
+        let mut one = |draw: &mut dyn FnMut(&mut Rng) -> f64| {
+            let values = Values::from_fn([n.min(DRAWN)], || draw(&mut rng));
+            vec![Repeat { first: 0, count: n, values }]
+        };
+        let runs = match &*t.name {
+            "rate" => one(&mut |_| 1e-2),
+            "largest_rate" => one(&mut |_| 0.05),
+            "step" => one(&mut |_| steps as f64),
+            "decay" => one(&mut |rng| rng.below(2) as f64),
+            "second" => one(&mut |rng| rng.normal().powi(2)),
+            "factors" => repeated_factors(grid, &mut rng),
+            "roots" => of_pools(grid, &mut |n| {
+                let mut all = vec![0.0; n * n];
+                draw_symmetric(n, &mut rng, &mut all);
+                all
+            }),
+            "bases" => of_pools(grid, &mut |n| {
+                let mut all = vec![0.0; n * n];
+                all.iter_mut().step_by(n + 1).for_each(|x| *x = 1.0);
+                reflect(n, &mut rng, &mut all);
+                all
+            }),
+            _ => one(&mut |rng| rng.normal()),
+        };
+        list.push((t.name.to_string(), runs));
+    }
+    Some(list)
+}
+
+fn of_pools(grid: &Grid, one: &mut dyn FnMut(usize) -> Vec<f64>) -> Vec<Repeat> {
+    let mut run = |pool: &Pool| {
+        let n = pool.size;
+        let values = Values { shape: [n * n].into(), data: one(n) };
+        Repeat { first: pool.first, count: pool.members.len() * n * n, values }
+    };
+    grid.pools.iter().map(&mut run).collect()
+}
+
+/// A factor of each size; those of one size that follow each other are one run.
+fn repeated_factors(grid: &Grid, rng: &mut Rng) -> Vec<Repeat> {
+    let mut made = BTreeMap::new();
+    let mut runs: Vec<Repeat> = Vec::new();
+    for b in &grid.blocks {
+        for (&first, &n) in b.factors.iter().zip(&b.sizes) {
+            let count = packed(n);
+            match runs.last_mut() {
+                Some(run) if run.values.data.len() == count && run.first + run.count == first => run.count += count,
+                _ => {
+                    let draw = || {
+                        let mut all = vec![0.0; count];
+                        gram(rng, n, &mut all);
+                        all
+                    };
+                    let data = made.entry(n).or_insert_with(draw).clone();
+                    runs.push(Repeat { first, count, values: Values { shape: [count].into(), data } });
+                }
+            }
+        }
+    }
+    runs
 }
 
 /// Random inputs and state behind `steps` steps: factors are Gram matrices, roots are symmetric, gaps are zeros.
@@ -164,17 +256,31 @@ fn orthogonal(grid: &Grid, rng: &mut Rng) -> Values {
     for pool in &grid.pools {
         let n = pool.size;
         for q in all[pool.first..pool.first + pool.members.len() * n * n].chunks_exact_mut(n * n) {
-            for _ in 0..3 {
-                let v: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
-                let scale = 2.0 / v.iter().map(|x| x * x).sum::<f64>();
-                for row in q.chunks_exact_mut(n) {
-                    let along = scale * row.iter().zip(&v).map(|(x, v)| x * v).sum::<f64>();
-                    row.iter_mut().zip(&v).for_each(|(x, v)| *x -= along * v);
-                }
-            }
+            reflect(n, rng, q);
         }
     }
     Values { shape: [all.len()].into(), data: all }
+}
+
+/// Three random reflections of a matrix.
+fn reflect(n: usize, rng: &mut Rng, q: &mut [f64]) {
+    for _ in 0..3 {
+        let v: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
+        let scale = 2.0 / v.iter().map(|x| x * x).sum::<f64>();
+        for row in q.chunks_exact_mut(n) {
+            let along = scale * row.iter().zip(&v).map(|(x, v)| x * v).sum::<f64>();
+            row.iter_mut().zip(&v).for_each(|(x, v)| *x -= along * v);
+        }
+    }
+}
+
+fn draw_symmetric(n: usize, rng: &mut Rng, to: &mut [f64]) {
+    for i in 0..n {
+        for j in 0..=i {
+            let x = rng.normal();
+            (to[i * n + j], to[j * n + i]) = (x, x);
+        }
+    }
 }
 
 fn symmetric(grid: &Grid, rng: &mut Rng) -> Values {
@@ -187,12 +293,7 @@ fn symmetric(grid: &Grid, rng: &mut Rng) -> Values {
                 all.copy_within(pool.first..pool.first + n * n, at);
                 continue;
             }
-            for i in 0..n {
-                for j in 0..=i {
-                    let x = rng.normal();
-                    (all[at + i * n + j], all[at + j * n + i]) = (x, x);
-                }
-            }
+            draw_symmetric(n, rng, &mut all[at..at + n * n]);
         }
     }
     Values { shape: [all.len()].into(), data: all }

@@ -4,7 +4,10 @@ use super::reference::{self, State};
 use super::spec::{Grafting, NAME, Shampoo};
 use super::{cpu, cuda};
 use crate::cuda::Specialisation;
-use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::op::{
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeat, Signature, Tensors, Tolerance, Values,
+};
+use crate::optim::blocks::Block;
 use crate::optim::sample;
 use crate::optim::stepper::{Stepper, ones};
 use crate::real::Real;
@@ -20,14 +23,19 @@ impl Problem for Shampoo {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
-        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cpu => {
+                options.one_way(self.entry(), device)?;
+                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
+            }
             Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
         Ok(sample::state(&self.signature_of(pass)?, &self.grid, &self.parameters, 12, seed))
+    }
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+        Ok(sample::repeated(&self.signature_of(pass)?, &self.grid, 12, seed))
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
@@ -37,20 +45,26 @@ impl Problem for Shampoo {
         self.tolerance_of(output)
     }
     fn cost(&self, _: Pass) -> Cost {
-        let mut flops = 20 * self.elements as u64;
-        for b in &self.grid.blocks {
-            let elements = b.elements() as u64;
-            for &n in b.sizes.iter().take(b.factors.len()) {
-                let n = n as u64;
-                // Half a Gram matrix, a product with the root, and at its turns Newton's 24 products of half of n^3.
-                flops += 3 * elements * n + 24 * n * n * n / self.precondition_frequency as u64;
-            }
-        }
+        let of = |b: &Block| self.flops_of_products(b) + self.flops_of_roots(b);
+        let flops = 20 * self.elements as u64 + self.grid.blocks.iter().map(of).sum::<u64>();
         let moments = if self.grafting.squares() { 2 } else { 1 };
         let vectors = (4 + 2 * moments) * self.elements;
         // Factors in and out, roots in; at their turns factors in again and roots out.
         let matrices = 2 * self.grid.factor_elements + self.grid.root_elements;
         Cost { bytes: 4 * (vectors + matrices) as u64, flops, special: self.elements as u64, serial_steps: 4 }
+    }
+}
+
+impl Shampoo {
+    /// Operations of half a Gram matrix and of a product with the root, of every axis of a block.
+    pub(super) fn flops_of_products(&self, b: &Block) -> u64 {
+        let sides = b.sizes.iter().take(b.factors.len());
+        sides.map(|&n| 3 * b.elements() as u64 * n as u64).sum()
+    }
+    /// Operations of its roots, a share of them a step: Newton's 24 products of half of n^3.
+    pub(super) fn flops_of_roots(&self, b: &Block) -> u64 {
+        let every = if self.every_block { 1 } else { self.precondition_frequency as u64 };
+        b.sizes.iter().take(b.factors.len()).map(|&n| 24 * (n as u64).pow(3) / every).sum()
     }
 }
 
@@ -109,7 +123,9 @@ impl Op for ShampooOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => &["L8_M256_N256,block=256,relative=1e-2", sample::LANGUAGE_MODEL],
+            CaseSet::Compared => {
+                &["L8_M256_N256,block=256,relative=1e-2", "lm350m", "lm350m,every=20", "lm350m,every=100"]
+            }
             CaseSet::Cpu => &["L4_M64_N64,block=64,relative=1e-2"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -125,6 +141,9 @@ impl Op for ShampooOp {
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
+    }
+    fn smaller(&self, case: &Case) -> Option<Case> {
+        sample::smaller(case, 256)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options = [

@@ -216,3 +216,69 @@ fn the_language_models_case_is_its_matrices() {
     let drawn = 4 << 20;
     assert!(grad.len() > drawn && grad[drawn] == grad[0] && grad[drawn + 7] == grad[7] && grad[1] != grad[0]);
 }
+
+/// What repeats of a problem that is too large to be drawn covers every tensor once, and is what a sample is: factors with a diagonal
+/// above zero, symmetric roots, one of each size.
+#[test]
+fn what_repeats_is_a_sample() {
+    let problem = |case: &str| ShampooOp.problem(&case.parse().unwrap()).unwrap();
+    assert!(problem("L2_M256_N256,words=600,block=256").repeated(Pass::Step, 1).unwrap().is_none());
+    let p = problem("L5_M256_N256,words=20480,block=256,grafting=sgd");
+    assert!(p.repeated(Pass::Step, 1).unwrap().is_none());
+    let p = problem("L12_M512_N256,K=200,block=256");
+    let list = p.repeated(Pass::Step, 1).unwrap().unwrap();
+    let signature = p.signature(Pass::Step).unwrap();
+    for (name, runs) in &list {
+        let spec = signature.inputs.iter().chain(&signature.outputs).find(|t| t.name == **name).unwrap();
+        let mut at = 0;
+        for run in runs {
+            assert!(run.first == at && run.count > 0 && !run.values.data.is_empty(), "{name} at {at}");
+            at += run.count;
+        }
+        assert_eq!(at, spec.shape.elements(), "{name}");
+    }
+    let of = |name: &str| &list.iter().find(|(n, _)| n == name).unwrap().1;
+    for run in of("factors") {
+        let n = (0..).find(|&n| packed(n) >= run.values.data.len()).unwrap();
+        assert!(packed(n) == run.values.data.len() && run.count % packed(n) == 0, "{n}");
+        assert!((1..=n).all(|i| run.values.data[packed(i) - 1] > 0.0), "{n}");
+    }
+    for run in of("roots") {
+        let n = run.values.data.len().isqrt();
+        assert!((0..n * n).all(|e| run.values.data[e] == run.values.data[e % n * n + e / n]), "{n}");
+    }
+    let small = ShampooOp.smaller(&"lm350m,every=20,decay=0.1".parse().unwrap()).unwrap();
+    assert_eq!(small.to_string(), "L1_M256_N256,every=20,decay=0.1");
+    assert!(ShampooOp.smaller(&"L1_M4_N4".parse().unwrap()).is_none());
+}
+
+/// A gradient with a NaN or an infinite number in one block leaves all others the bits that they would have had.
+#[test]
+fn on_a_gpu_blocks_of_no_numbers_harm_no_others() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let device = crate::Device::Cuda(gpu.device.clone());
+    for variant in ["simt", "wgmma"] {
+        let case = format!("L1_M140_N70,block=70,relative=1e-2,all=true,variant={variant}").parse().unwrap();
+        let problem = crate::op::problem(&ShampooOp, &case).unwrap();
+        let inputs = problem.sample(Pass::Step, 3).unwrap();
+        let mut session = crate::call::Session::new(problem.clone(), &device).unwrap();
+        let clean = session.run(Pass::Step, &inputs).unwrap();
+        for bad in [f64::NAN, f64::INFINITY] {
+            let mut inputs = inputs.clone();
+            // In the second block of 70 rows.
+            inputs.get_mut("grad").unwrap().data[100 * 70 + 20] = bad;
+            let out = session.run(Pass::Step, &inputs).unwrap();
+            let [clean, parameter] = [&clean, &out].map(|t| &t.get("parameter").unwrap().data);
+            let (block, end) = (70 * 70, 2 * 70 * 70);
+            assert!(clean[..block] == parameter[..block] && clean[end..] == parameter[end..], "{variant}, {bad}");
+            assert!(parameter[block..end].iter().all(|x| x.is_nan()), "{variant}, {bad}");
+            // The factors of the first block, of the second, and of the vector; the second's keep their rows.
+            let all = out.get("factors").unwrap();
+            let (first, rows) = (2 * packed(70), 3 * packed(70));
+            assert!(all.data[..first].iter().chain(&all.data[4 * packed(70)..]).all(|x| x.is_finite()), "{variant}");
+            let of = |i: usize, j: usize| all.data[first + packed(i) + j];
+            assert!((0..70).all(|i| (0..=i).all(|j| of(i, j).is_finite() == (i != 30 && j != 30))), "{variant}, {bad}");
+            assert!(!all.data[rows + packed(20) + 20].is_finite(), "{variant}, {bad}");
+        }
+    }
+}

@@ -5,8 +5,9 @@ use super::spec::{NAME, Soap};
 use super::{cpu, cuda, probe};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeat, Signature, Tensors, Tolerance, Values,
 };
+use crate::optim::blocks::Block;
 use crate::optim::sample;
 use crate::optim::stepper::{Stepper, ones};
 use crate::real::Real;
@@ -22,9 +23,11 @@ impl Problem for Soap {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
-        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cpu => {
+                options.one_way(self.entry(), device)?;
+                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
+            }
             Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
@@ -35,6 +38,14 @@ impl Problem for Soap {
             sample::of_rank(&mut all, &self.grid, rank, seed)?;
         }
         Ok(all)
+    }
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+        // Of a rank, factors are those of their gradients.
+        if self.rank.is_some() {
+            return Ok(None);
+        }
+        let steps = if self.opens { 0 } else { 12 };
+        Ok(sample::repeated(&self.signature_of(pass)?, &self.grid, steps, seed))
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
@@ -52,18 +63,24 @@ impl Problem for Soap {
         self.tolerance_of(output)
     }
     fn cost(&self, _: Pass) -> Cost {
-        let mut flops = 20 * self.elements as u64;
-        for b in &self.grid.blocks {
-            let elements = b.elements() as u64;
-            for &n in b.sizes.iter().take(b.factors.len()) {
-                let n = n as u64;
-                // Half a Gram matrix and three turns; at its turns a product and Gram-Schmidt, twice.
-                flops += 7 * elements * n + 6 * n * n * n / self.precondition_frequency as u64;
-            }
-        }
+        let of = |b: &Block| self.flops_of_turns(b) + self.flops_of_bases(b);
+        let flops = 20 * self.elements as u64 + self.grid.blocks.iter().map(of).sum::<u64>();
         let matrices = 2 * self.grid.factor_elements + self.grid.root_elements;
         let bytes = 4 * (8 * self.elements + matrices) as u64;
         Cost { bytes, flops, special: self.elements as u64, serial_steps: 6 }
+    }
+}
+
+impl Soap {
+    /// Operations of half a Gram matrix and three turns, of every axis of a block.
+    pub(super) fn flops_of_turns(&self, b: &Block) -> u64 {
+        let sides = b.sizes.iter().take(b.factors.len());
+        sides.map(|&n| 7 * b.elements() as u64 * n as u64).sum()
+    }
+    /// Operations of its bases, a share of them a step: a product and Gram-Schmidt, twice.
+    pub(super) fn flops_of_bases(&self, b: &Block) -> u64 {
+        let sides = b.sizes.iter().take(b.factors.len());
+        sides.map(|&n| 6 * (n as u64).pow(3) / self.precondition_frequency as u64).sum()
     }
 }
 
@@ -141,9 +158,13 @@ impl Op for SoapOp {
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
     }
+    fn smaller(&self, case: &Case) -> Option<Case> {
+        sample::smaller(case, 256)
+    }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options = [
             "K",
+            "words",
             "block",
             "every",
             "clip",
@@ -158,7 +179,11 @@ impl Op for SoapOp {
             "opens",
             "rank",
         ];
-        case.allow(&["L", "M", "N"], &options)?;
+        if case.words() == sample::LANGUAGE_MODEL {
+            case.allow_sizes(&[], &options)?;
+        } else {
+            case.allow(&["L", "M", "N"], &options)?;
+        }
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Soap::new(elements, parameters);
         p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;

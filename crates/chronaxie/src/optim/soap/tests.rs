@@ -1,8 +1,10 @@
 //! SOAP's step against an implementation of its own in f64.
 
+use super::SoapOp;
 use super::spec::Soap;
 use crate::Device;
 use crate::check::gpu::gpu;
+use crate::op::{Case, Op, Pass};
 use crate::optim::blocks::Parameter;
 use crate::optim::stepper::Common;
 use crate::optim::testing::{Matrix, Steps, apart, draw, identity, plus, times, transposed};
@@ -122,6 +124,26 @@ fn what_is_resumed_ends_with_the_same_bits() {
     run(&mut second, &grads[4..]);
     assert!(second.state == whole.state);
     assert!(whole.parameter().iter().all(|x| x.is_finite()));
+}
+
+/// The language model's case has Shampoo's matrices, a smaller case, and values that repeat, bases among them.
+#[test]
+fn the_language_models_case_is_shampoos() {
+    let case = |text: &str| text.parse::<Case>().unwrap();
+    let p = SoapOp.problem(&case("lm350m,every=20")).unwrap();
+    assert_eq!(p.signature(Pass::Step).unwrap().outputs[0].shape.elements(), (337 * 1024 + 128) * 1024);
+    assert_eq!(SoapOp.smaller(&case("lm350m,every=20")).unwrap().to_string(), "L1_M256_N256,every=20");
+    let p = SoapOp.problem(&case("L20_M256_N64,words=0,K=1500,block=64")).unwrap();
+    let list = p.repeated(Pass::Step, 1).unwrap().unwrap();
+    let bases = &list.iter().find(|(name, _)| name == "bases").unwrap().1;
+    for run in bases {
+        let n = run.values.data.len().isqrt();
+        let row = |i: usize| &run.values.data[i * n..(i + 1) * n];
+        for (i, j) in [(0, 0), (0, n - 1), (n - 1, n - 1)] {
+            let dot: f64 = row(i).iter().zip(row(j)).map(|(x, y)| x * y).sum();
+            assert!((dot - f64::from(u8::from(i == j))).abs() < 1e-12, "{n}: {i}, {j}: {dot}");
+        }
+    }
 }
 
 #[test]

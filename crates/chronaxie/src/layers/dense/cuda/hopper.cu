@@ -25,51 +25,15 @@
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
-#include "barriers.cuh"
-#include "mma.cuh"
-#include "wgmma.cuh"
-
-typedef long long i64;
+#include "f16x3.cuh"
 
 constexpr int kBlock = 384;             // two warpgroups that multiply, and one of which a thread copies
 constexpr int kPackThreads = 256;
-constexpr int kSide = 64;               // of a block of numbers
-constexpr int kTileBytes = 2 * kSide * kSide, kBlockBytes = 2 * kTileBytes;
-constexpr int kPair = 2 * kBlockBytes;  // two blocks beside or below each other: both upper tiles, then both lower ones
 constexpr int kRows = 128, kColumns = 128;
 constexpr int kMostRing = 6;              // of a map
 constexpr int kRing = 6;                  // of sums
 // Whether the warpgroups of a sum take turns at tensor cores.
 constexpr bool kTurns = true;
-
-// A matrix in blocks: 16 KB each, row after row of blocks, batch row after batch row; a scale each.
-struct Packed {
-  const char* base;
-  const float* scale;
-  i64 down, across;  // blocks
-};
-__device__ __forceinline__ i64 block_of(const Packed& p, int batch, int row, int column) {
-  // What lies behind the last block is never stored, and any numbers do.
-  return (batch * p.down + min(row, static_cast<int>(p.down) - 1)) * p.across + min(column, static_cast<int>(p.across) - 1);
-}
-
-// 2^k with which the largest of some numbers, of these bits, comes into 2^14 .. 2^15, and 2^-k.
-__device__ __forceinline__ float scale_up(unsigned largest) {
-  return __uint_as_float((268u - max(largest >> 23, 20u)) << 23);
-}
-__device__ __forceinline__ float scale_down(unsigned largest) { return __uint_as_float((max(largest >> 23, 20u) - 14u) << 23); }
-__device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
-
-// Two numbers, scaled, as sums of two.
-__device__ __forceinline__ void split(unsigned& high, unsigned& low, float x0, float x1) {
-  high = pack<false>(x0, x1);
-  const float2 y = unpack<false>(high);
-  low = pack<false>(x0 - y.x, x1 - y.y);
-}
-
-// Where the n-th of 16 columns of a product lies among those of its operand, so that a thread's four of them are neighbours.
-__device__ __forceinline__ int shuffled(int n) { return (n & ~15) | (n & 2) << 2 | (n & 12) >> 1 | (n & 1); }
-enum { kInOrder = 0, kRowsShuffled = 1, kColumnsShuffled = 2 };
 
 struct Pack {
   const float* from;
@@ -97,72 +61,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads, 4) hopper_pack(const 
       for (int e = 0; e < 4; ++e) x[i][e] = there && e < left ? at[16 * i * stride + e] : 0.0f;
     }
   }
-  unsigned largest = 0;
-#pragma unroll
-  for (int e = 0; e < 16; ++e) {
-    // Numbers that are none must not take the others' bits.
-    const unsigned m = magnitude(x[e / 4][e % 4]);
-    largest = max(largest, m < 0x7f800000u ? m : 0u);
-  }
-  largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kPackThreads / 32; ++w) largest = max(largest, most[w]);
-  const float up = scale_up(largest);
-  char* tile = p.to + block * kBlockBytes;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint2 high, low;
-    split(high.x, low.x, x[i][0] * up, x[i][1] * up);
-    split(high.y, low.y, x[i][2] * up, x[i][3] * up);
-    if (p.order == kColumnsShuffled) {
-      const int c = shuffled(column);
-      const unsigned place = swizzled_at(row + 16 * i, c), next = swizzled_at(row + 16 * i, c + 8);
-      *reinterpret_cast<unsigned*>(tile + place) = high.x;
-      *reinterpret_cast<unsigned*>(tile + next) = high.y;
-      *reinterpret_cast<unsigned*>(tile + kTileBytes + place) = low.x;
-      *reinterpret_cast<unsigned*>(tile + kTileBytes + next) = low.y;
-      continue;
-    }
-    const unsigned place = swizzled_at(p.order == kRowsShuffled ? shuffled(row + 16 * i) : row + 16 * i, column);
-    *reinterpret_cast<uint2*>(tile + place) = high;
-    *reinterpret_cast<uint2*>(tile + kTileBytes + place) = low;
-  }
+  const unsigned largest = pack_block(x, p.to + block * kBlockBytes, row, column, most, static_cast<int>(p.order));
   if (threadIdx.x == 0) p.scale[block] = scale_down(largest);
 }
-
-__device__ __forceinline__ void bulk_copy_at(unsigned to, const char* from, unsigned bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier)
-               : "memory");
-}
-// Two blocks of numbers to a place of the ring.
-__device__ __forceinline__ void copy_pair(unsigned to, const Packed& p, i64 first, i64 second, unsigned barrier) {
-  const char *x = p.base + first * kBlockBytes, *y = p.base + second * kBlockBytes;
-  bulk_copy_at(to, x, kTileBytes, barrier);
-  bulk_copy_at(to + kTileBytes, y, kTileBytes, barrier);
-  bulk_copy_at(to + 2 * kTileBytes, x + kTileBytes, kTileBytes, barrier);
-  bulk_copy_at(to + 3 * kTileBytes, y + kTileBytes, kTileBytes, barrier);
-}
-// Sixteen terms `nth` of b: a pair, its upper tiles or its lower ones.
-template <bool kByTerms>
-__device__ __forceinline__ u64 columns_of(unsigned pair, int nth) {
-  return kByTerms ? by_terms(pair + 2048 * nth, kTileBytes) : by_rows(pair + 32 * nth);
-}
-
-__device__ __forceinline__ void arrive_at(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Where a ring is.
-struct Turn {
-  int place = 0;
-  unsigned round = 0;
-  __device__ __forceinline__ void advance(int ring) {
-    if (++place == ring) place = 0, ++round;
-  }
-};
 
 struct Map {
   Packed weight, x;
@@ -172,23 +73,6 @@ struct Map {
   i64 rows, columns, chunks, batches;  // H, T, blocks of D, B
   i64 ring, aligned;
 };
-
-// acc += some under both scales; the columns of two blocks.
-__device__ __forceinline__ void take_in(float (&acc)[16][4], const float (&some)[16][4], const float (&scale)[2]) {
-#pragma unroll
-  for (int n = 0; n < 16; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) acc[n][e] = fmaf(some[n][e], scale[n / 8], acc[n][e]);
-}
-
-__device__ __forceinline__ void store_two(float* to, float x, float y, bool vector, int left) {
-  if (vector && left > 1) {
-    *reinterpret_cast<float2*>(to) = {x, y};
-  } else {
-    if (left > 0) to[0] = x;
-    if (left > 1) to[1] = y;
-  }
-}
 
 template <bool kHeld, bool kXByTerms>
 __device__ __forceinline__ void map(const Map& p) {
@@ -272,13 +156,7 @@ __device__ __forceinline__ void map(const Map& p) {
         both[i] = of_a * __ldg(p.x.scale + (kXByTerms ? block_of(p.x, b, k, 2 * c + i) : block_of(p.x, b, 2 * c + i, k)));
       barrier_wait_at(full + 8 * turn.place, turn.round & 1);
       products_begin();
-      wgmma_first<false, false, kXByTerms>(d, by_rows(a + 2 * kTileBytes), columns_of<kXByTerms>(at, 0));
-#pragma unroll
-      for (int i = 1; i < 4; ++i) wgmma<false, false, kXByTerms>(d, by_rows(a + 2 * kTileBytes + 32 * i), columns_of<kXByTerms>(at, i));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) wgmma<false, false, kXByTerms>(d, by_rows(a + 32 * i), columns_of<kXByTerms>(at + 2 * kTileBytes, i));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) wgmma<false, false, kXByTerms>(d, by_rows(a + 32 * i), columns_of<kXByTerms>(at, i));
+      multiply_tiles<false, kXByTerms>(d, a, at);
       products_end();
       turn.advance(ring);
       if (++k == chunks) {
@@ -491,25 +369,13 @@ __device__ __forceinline__ void sums(const Sums& p) {
       down_by[row][1] = scale_down(most[row]) * scale[1];
     }
     unsigned high[4][4], low[4][4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int row = 0; row < 2; ++row)
-          split(high[e][2 * half + row], low[e][2 * half + row], x[e][half][row][0] * up[row], x[e][half][row][1] * up[row]);
+    split_rows(high, low, x, up);
     if (i + 1 < count) load();
     barrier_wait_at(full + 8 * turn.place, turn.round & 1);
     if (kTurns) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
     const unsigned at = begin + turn.place * kPair;
     products_begin();
-    wgmma_of_first<false, kByTerms>(some, low[0], columns_of<kByTerms>(at, 0));
-#pragma unroll
-    for (int e = 1; e < 4; ++e) wgmma_of<false, kByTerms>(some, low[e], columns_of<kByTerms>(at, e));
-#pragma unroll
-    for (int e = 0; e < 4; ++e) wgmma_of<false, kByTerms>(some, high[e], columns_of<kByTerms>(at + 2 * kTileBytes, e));
-#pragma unroll
-    for (int e = 0; e < 4; ++e) wgmma_of<false, kByTerms>(some, high[e], columns_of<kByTerms>(at, e));
+    multiply_rows<kByTerms>(some, high, low, at);
     products_end();
     // The other warpgroup's turn; no one waits for the last.
     if (kTurns && (group == 0 || i + 1 < count)) asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");

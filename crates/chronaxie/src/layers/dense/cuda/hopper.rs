@@ -2,6 +2,7 @@
 
 use super::super::spec::Dense;
 use super::tensor::{self, Launch, along};
+use crate::kernels;
 use crate::op::Pass;
 use crate::{Dtype, Layout, RegionId, Result};
 use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, LaunchConfig, Specialisation};
@@ -26,7 +27,7 @@ const WAVE: usize = 132;
 const LEAST_STAGES: usize = 16;
 
 const SOURCE: KernelSource = KernelSource::embedded("layers/dense/cuda/hopper.cu", include_str!("hopper.cu"));
-const HEADERS: &[Header] = &[crate::kernels::BARRIERS, crate::kernels::MMA, crate::kernels::WGMMA];
+const HEADERS: &[Header] = &[kernels::F16X3, kernels::BARRIERS, kernels::MMA, kernels::WGMMA];
 const ENTRIES: [&str; 9] = [
     "hopper_pack",
     "hopper_map_along",

@@ -1,13 +1,19 @@
-//! Launches of Shampoo's step: what shampoo.cu has, and for each size of a root the kernels of inverse roots.
+//! Launches of Shampoo's step: what shampoo.cu has, on Hopper what hopper.cu has for blocks that are matrices, and for each size of
+//! a root the kernels of inverse roots.
 #![allow(unsafe_code)]
 
+mod hopper;
+
 use super::spec::{Grafting, NAME, Shampoo};
-use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::optim::blocks::Block;
 use crate::optim::inverse_root::{CudaPlan as Roots, RECORD};
 use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::plates::{self, is_plate};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
+use hopper::{Hopper, Visit};
 use std::sync::Arc;
 
 const ENTRIES: [&str; 8] = ["squares", "moments", "gram", "gather", "keep", "along", "norms", "update"];
@@ -18,7 +24,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/shampoo/cuda/shampoo.cu", include_str!("shampoo.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
     spec.headers = BLOCK_HEADERS;
-    vec![spec]
+    vec![spec, hopper::specialisation()]
 }
 
 /// A pool's roots, where some have their turn at all.
@@ -31,6 +37,8 @@ pub(super) struct CudaPlan {
     problem: Shampoo,
     device: Arc<CudaDevice>,
     kernels: [Kernel; 8],
+    /// What goes to Hopper's tensor cores; the tables have jobs for the rest.
+    hopper: Option<Hopper>,
     signature: Signature,
     layout: Layout,
     runs: Runs,
@@ -55,7 +63,10 @@ impl CudaPlan {
         let spec = &specialisations()[0];
         let every = if problem.every_block { 1 } else { problem.precondition_frequency };
         let grid = problem.grid.clone();
-        let tables = Tables::new(device, &grid, every, TILE)?;
+        let props = device.props();
+        let least = plates::least(NAME, &grid, props.compute_capability, options.variant.as_deref())?;
+        let rest = |b: &Block| least.is_none_or(|least| !is_plate(b, least));
+        let tables = Tables::new(device, &grid, every, TILE, &rest)?;
         let runs = Runs::new(problem.elements);
         let mut made = Vec::new();
         let (mut batch, mut record, mut own) = (0, 0, 0);
@@ -68,20 +79,22 @@ impl CudaPlan {
             made.push(Made { pool: i, roots });
         }
         let mut layout = Layout::new(options.scratch_gap);
+        let hopper = least.map(|least| Hopper::new(&problem, device, least, &mut layout)).transpose()?;
+        // What lies in blocks needs no gradient beside them, and one product.
+        let beside = if hopper.is_none() || tables.gram.jobs > 0 { problem.elements } else { 0 };
         let kernels = ENTRIES.map(|entry| device.kernel(spec, entry));
         let [squares, moments, gram, gather, keep, along, norms, update] = kernels;
-        let most = device.props().sm_count as usize * BLOCKS_PER_SM;
+        let most = props.sm_count as usize * BLOCKS_PER_SM;
         Ok(Self {
             device: device.clone(),
             kernels: [squares?, moments?, gram?, gather?, keep?, along?, norms?, update?],
             signature: problem.signature_of(Pass::Step)?,
             runs,
-            tables,
             made,
             every,
             partials: layout.push("partials", Dtype::F64, runs.count)?,
-            grad: layout.push("grad", Dtype::F32, problem.elements)?,
-            even: layout.push("even", Dtype::F32, problem.elements)?,
+            grad: layout.push("grad", Dtype::F32, if tables.chunks.jobs > 0 { problem.elements } else { 0 })?,
+            even: layout.push("even", Dtype::F32, beside)?,
             odd: layout.push("odd", Dtype::F32, problem.elements)?,
             scales: layout.push("scales", Dtype::F32, grid.blocks.len())?,
             factors: layout.push("factors", Dtype::F32, batch)?,
@@ -89,47 +102,40 @@ impl CudaPlan {
             record: layout.push("record", Dtype::F32, record)?,
             own: layout.push("own", Dtype::U8, own)?,
             layout,
+            tables,
+            hopper,
             blocks: problem.elements.div_ceil(THREADS as usize).clamp(1, most.max(1)) as u32,
             problem,
         })
     }
-    fn jobs(&self, which: usize, jobs: usize) -> Option<(&Kernel, LaunchConfig)> {
-        (jobs > 0).then(|| (&self.kernels[which], LaunchConfig::new((jobs as u32, 1, 1), (THREADS, 1, 1))))
-    }
-    /// Every launch of a step but those of the roots themselves: the kernel's place in `ENTRIES` and how many blocks it has.
-    fn grids(&self) -> Vec<(usize, (u32, u32))> {
-        let t = &self.tables;
-        let mut list =
-            vec![(0, (self.runs.count.max(1) as u32, 1)), (1, (self.blocks, 1)), (2, (t.gram.jobs as u32, 1))];
-        for m in &self.made {
-            let grid = self.batch_grid(m);
-            list.extend([(3, grid), (4, grid)]);
+    /// Launches a kernel by its place in `ENTRIES`, where it has blocks at all.
+    fn put(&self, which: usize, jobs: usize, list: &[Arg<'_>], visit: Visit<'_>) -> Result<()> {
+        if jobs == 0 {
+            return Ok(());
         }
-        list.extend(t.along.iter().map(|jobs| (5, (jobs.jobs as u32, 1))));
-        list.push((6, (self.problem.grid.blocks.len() as u32, 1)));
-        list.push((7, (t.chunks.jobs as u32, 1)));
-        list.retain(|(_, (x, y))| *x > 0 && *y > 0);
-        list
+        visit(&self.kernels[which], LaunchConfig::new((jobs as u32, 1, 1), (THREADS, 1, 1)), list)
     }
-    fn batch_grid(&self, m: &Made) -> (u32, u32) {
-        let n = self.problem.grid.pools[m.pool].size;
-        ((n * n).div_ceil(4 * THREADS as usize) as u32, self.tables.pools[m.pool].rows as u32)
-    }
-    fn launch(&self, args: &Args<'_, '_>) -> Result<()> {
+    /// Every launch of a step in order; `roots` makes those of a pool.
+    fn each(&self, s: &Same<'_>, visit: Visit<'_>, make: MakeRoots<'_>) -> Result<()> {
         let p = &self.problem;
-        let input = |i: usize| Arg::U64(args.inputs[i].address());
-        let output = |i: usize| args.outputs[i].address();
-        let (grad, decay, rate) = (input(0), input(1), input(2));
-        let [parameter, first, second, factors, roots, step, largest, grad_norm] =
-            [0, 1, 2, 3, 4, 5, 6, 7].map(|i| Arg::U64(output(i)));
-        let base = args.scratch.address();
-        let region = |id| Arg::U64(self.layout.address(base, id));
-        let (g, even, odd, scales, partials) =
-            (region(self.grad), region(self.even), region(self.odd), region(self.scales), region(self.partials));
+        let [grad, decay, rate, parameter, first, second, factors, roots_at, step, largest, grad_norm] = [
+            s.grad,
+            s.decay,
+            s.rate,
+            s.parameter,
+            s.first,
+            s.second,
+            s.factors,
+            s.roots,
+            s.step,
+            s.largest,
+            s.grad_norm,
+        ]
+        .map(Arg::U64);
+        let [g, even, odd, scales, partials] = [s.g, self.even, s.odd, s.scales, s.partials].map(|id| s.region(id));
         let t = &self.tables;
         let blocks = Arg::U64(t.blocks);
         let n = Arg::I64(p.elements as i64);
-        let stream = args.stream;
         let squares = i32::from(p.grafting.squares());
         let ln = |beta: f64| if beta == 1.0 { 0.0 } else { beta.ln() };
         let (ln_beta1, ln_beta2) = (Arg::F64(ln(p.beta1)), Arg::F64(ln(p.beta2)));
@@ -138,48 +144,59 @@ impl CudaPlan {
         let eps = Arg::F32(p.grafting_eps as f32);
         let (keep2, new2) = p.second_weights();
         let list = [grad, partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)];
-        self.put(stream, self.jobs(0, self.runs.count.max(1)), &list)?;
-        let list = [
-            grad,
-            decay,
-            parameter,
-            partials,
-            g,
-            first,
-            second,
-            grad_norm,
-            n,
-            Arg::I32(self.runs.count as i32),
-            Arg::I32(squares),
-            Arg::F64(p.common.clip),
-            Arg::F32(p.common.pull() as f32),
-            Arg::F32(p.beta1 as f32),
-            Arg::F32((1.0 - p.beta1) as f32),
-            Arg::F32(keep2 as f32),
-            Arg::F32(new2 as f32),
-        ];
-        self.put(stream, self.jobs(1, self.blocks as usize), &list)?;
+        self.put(0, self.runs.count.max(1), &list, visit)?;
+        if let Some(hopper) = &self.hopper {
+            hopper.moments(p, s, t, visit)?;
+        } else {
+            let list = [
+                grad,
+                decay,
+                parameter,
+                partials,
+                g,
+                first,
+                second,
+                grad_norm,
+                n,
+                Arg::I32(s.runs as i32),
+                Arg::I32(squares),
+                Arg::F64(p.common.clip),
+                Arg::F32(p.common.pull() as f32),
+                Arg::F32(p.beta1 as f32),
+                Arg::F32((1.0 - p.beta1) as f32),
+                Arg::F32(keep2 as f32),
+                Arg::F32(new2 as f32),
+            ];
+            self.put(1, self.blocks as usize, &list, visit)?;
+        }
         let (of, at, count) = listed(&t.gram);
         let (keep, weight) = p.weights();
         let list = [blocks, of, at, g, factors, count, Arg::F32(keep as f32), Arg::F32(weight as f32)];
-        self.put(stream, self.jobs(2, t.gram.jobs), &list)?;
+        self.put(2, t.gram.jobs, &list, visit)?;
+        if let Some(hopper) = &self.hopper {
+            hopper.gram(p, s, visit)?;
+        }
         for m in &self.made {
-            self.roots(m, base, stream, (factors, roots, step), (start, ln_beta2))?;
+            self.roots(m, s, (start, ln_beta2), visit, make)?;
         }
         let (mut from, mut to, mut other) = (first, even, odd);
         for (axis, jobs) in t.along.iter().enumerate() {
             let (of, at, count) = listed(jobs);
-            let list = [blocks, of, at, from, roots, to, step, count, Arg::I32(axis as i32), ln_beta1];
-            self.put(stream, self.jobs(5, jobs.jobs), &list)?;
+            let list = [blocks, of, at, from, roots_at, to, step, count, Arg::I32(axis as i32), ln_beta1];
+            self.put(5, jobs.jobs, &list, visit)?;
             (from, to, other) = (to, other, to);
         }
+        if let Some(hopper) = &self.hopper {
+            hopper.products(p, s, visit)?;
+        }
+        let (of, at, count) = listed(&t.chunks);
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
         let list =
-            [blocks, even, odd, first, second, step, scales, ln_beta1, ln_second, eps, Arg::I32(squares), grafts];
-        self.put(stream, self.jobs(6, p.grid.blocks.len()), &list)?;
-        let (_, at, count) = listed(&t.chunks);
+            [blocks, of, even, odd, first, second, step, scales, ln_beta1, ln_second, eps, Arg::I32(squares), grafts];
+        self.put(6, t.chunks.count, &list, visit)?;
         let list = [
             blocks,
+            of,
             at,
             even,
             odd,
@@ -200,37 +217,89 @@ impl CudaPlan {
             Arg::I32(p.common.mode as i32),
             Arg::F64(p.common.weight_decay),
         ];
-        self.put(stream, self.jobs(7, t.chunks.jobs), &list)
+        self.put(7, t.chunks.jobs, &list, visit)?;
+        self.hopper.as_ref().map_or(Ok(()), |hopper| hopper.update(p, s, visit))
     }
     /// The roots of a pool's factors whose turn it is.
     fn roots(
         &self,
         m: &Made,
-        base: u64,
-        stream: StreamRef,
-        (factors, roots, step): (Arg<'_>, Arg<'_>, Arg<'_>),
+        s: &Same<'_>,
         (start, ln_beta2): (Arg<'_>, Arg<'_>),
+        visit: Visit<'_>,
+        make: MakeRoots<'_>,
     ) -> Result<()> {
         let (pool, turns) = (&self.problem.grid.pools[m.pool], &self.tables.pools[m.pool]);
-        let (x, y) = self.batch_grid(m);
-        let config = LaunchConfig::new((x, y, 1), (THREADS, 1, 1));
-        let region = |id| self.layout.address(base, id);
-        let (a, made, record) = (region(self.factors), region(self.roots), region(self.record));
+        let grid = ((pool.size * pool.size).div_ceil(4 * THREADS as usize) as u32, turns.rows as u32, 1);
+        let config = LaunchConfig::new(grid, (THREADS, 1, 1));
+        let (a, made, record) = (s.address(self.factors), s.address(self.roots), s.address(self.record));
         let (n, every) = (Arg::I32(pool.size as i32), Arg::I32(self.every as i32));
-        let due = Arg::U64(turns.due);
-        let list = [Arg::U64(turns.factors), due, factors, step, Arg::U64(a), n, every, start, ln_beta2];
-        self.put(stream, Some((&self.kernels[3], config)), &list)?;
-        m.roots.launch([a, made, record], region(self.own), stream)?;
-        let Arg::U64(roots) = roots else { return Ok(()) };
-        let roots = Arg::U64(roots + 4 * pool.first as u64);
+        let (due, step) = (Arg::U64(turns.due), Arg::U64(s.step));
+        let list = [Arg::U64(turns.factors), due, Arg::U64(s.factors), step, Arg::U64(a), n, every, start, ln_beta2];
+        visit(&self.kernels[3], config, &list)?;
+        make(m, [a, made, record], s.address(self.own))?;
+        let roots = Arg::U64(s.roots.wrapping_add(4 * pool.first as u64));
         let list = [due, Arg::U64(made), Arg::U64(record), step, roots, n, every, start];
-        self.put(stream, Some((&self.kernels[4], config)), &list)
+        visit(&self.kernels[4], config, &list)
     }
-    fn put(&self, stream: StreamRef, what: Option<(&Kernel, LaunchConfig)>, list: &[Arg<'_>]) -> Result<()> {
-        let Some((kernel, config)) = what else { return Ok(()) };
-        // SAFETY: the arguments are those of the kernel's signature in shampoo.cu or stepper.cuh; the views were checked against
-        // the signature, the scratch holds the layout and the tables belong to this plan.
-        unsafe { kernel.launch(stream, &config, list) }
+    fn same(&self, inputs: [u64; 3], outputs: [u64; 8], base: u64) -> Same<'_> {
+        let [grad, decay, rate] = inputs;
+        let [parameter, first, second, factors, roots, step, largest, grad_norm] = outputs;
+        Same {
+            layout: &self.layout,
+            base,
+            grad,
+            decay,
+            rate,
+            parameter,
+            first,
+            second,
+            factors,
+            roots,
+            step,
+            largest,
+            grad_norm,
+            partials: self.partials,
+            g: self.grad,
+            odd: self.odd,
+            scales: self.scales,
+            runs: self.runs.count,
+        }
+    }
+}
+
+/// Makes the roots of a pool: the addresses of matrices, roots and records, and of what they need.
+type MakeRoots<'a> = &'a mut dyn FnMut(&Made, [u64; 3], u64) -> Result<()>;
+
+/// Addresses of one call; zeros where launches are only counted.
+struct Same<'a> {
+    layout: &'a Layout,
+    base: u64,
+    grad: u64,
+    decay: u64,
+    rate: u64,
+    parameter: u64,
+    first: u64,
+    second: u64,
+    factors: u64,
+    roots: u64,
+    step: u64,
+    largest: u64,
+    grad_norm: u64,
+    partials: RegionId,
+    g: RegionId,
+    odd: RegionId,
+    scales: RegionId,
+    /// Runs of the gradient.
+    runs: usize,
+}
+
+impl Same<'_> {
+    fn address(&self, id: RegionId) -> u64 {
+        self.layout.address(self.base, id)
+    }
+    fn region(&self, id: RegionId) -> Arg<'static> {
+        Arg::U64(self.address(id))
     }
 }
 
@@ -250,28 +319,61 @@ impl Plan for CudaPlan {
     }
     fn config(&self) -> String {
         let roots: Vec<String> = self.made.iter().map(|m| m.roots.config()).collect();
-        format!(
-            "{NAME} simt: {} blocks, {} tiles of triangles; roots by {}",
-            self.problem.grid.blocks.len(),
-            self.tables.gram.jobs,
-            if roots.is_empty() { "nobody".to_owned() } else { roots.join("; ") }
-        )
+        let roots = if roots.is_empty() { "nobody".to_owned() } else { roots.join("; ") };
+        let (blocks, tiles) = (self.problem.grid.blocks.len(), self.tables.gram.jobs);
+        match &self.hopper {
+            None => format!("{NAME} simt: {blocks} blocks, {tiles} tiles of triangles; roots by {roots}"),
+            Some(hopper) => format!(
+                "{NAME} wgmma: {blocks} blocks, {} of them by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {} \
+                 tiles of triangles and {tiles} of the rest; roots by {roots}",
+                hopper.plates.count,
+                hopper.plates.gram.iter().map(|jobs| jobs.jobs).sum::<usize>(),
+            ),
+        }
     }
     fn variant(&self) -> &'static str {
-        "simt"
+        if self.hopper.is_some() { "wgmma" } else { "simt" }
+    }
+    fn tensor_cores(&self) -> bool {
+        self.hopper.is_some()
+    }
+    /// An operation of a product is three on tensor cores; f32 units do a sixteenth of what they do.
+    fn cost(&self, _: Pass, least: Cost) -> Cost {
+        let Some(hopper) = &self.hopper else { return least };
+        let p = &self.problem;
+        let flops = |b: &Block| {
+            let way = |on: bool| if on { 3 } else { 16 };
+            let newton = b
+                .sizes
+                .iter()
+                .all(|&n| self.made.iter().any(|m| p.grid.pools[m.pool].size == n && m.roots.tensor_cores()));
+            way(is_plate(b, hopper.least)) * p.flops_of_products(b) + way(newton) * p.flops_of_roots(b)
+        };
+        Cost { flops: p.grid.blocks.iter().map(flops).sum(), ..least }
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
     }
     fn execute(&self, _: Pass, args: &mut Args<'_, '_>) -> Result<()> {
-        self.launch(args)
+        let (mut inputs, mut outputs) = ([0; 3], [0; 8]);
+        inputs.iter_mut().zip(args.inputs).for_each(|(a, v)| *a = v.address());
+        outputs.iter_mut().zip(&*args.outputs).for_each(|(a, v)| *a = v.address());
+        let stream = args.stream;
+        // SAFETY: the arguments are those of the kernel's signature in shampoo.cu, hopper.cu or their headers; the views were
+        // checked against the signature, the scratch holds the layout and the tables belong to this plan.
+        let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
+            kernel.launch(stream, &config, list)
+        };
+        let make = &mut |m: &Made, tensors, own| m.roots.launch(tensors, own, stream);
+        self.each(&self.same(inputs, outputs, args.scratch.address()), visit, make)
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
-        let own = self
-            .grids()
-            .into_iter()
-            .map(|(which, (x, y))| LaunchReport::new(&self.kernels[which], 1, (x, y, 1), (THREADS, 1, 1), 0));
-        let mut list = own.collect::<Result<Vec<_>>>()?;
+        let mut list = Vec::new();
+        let visit = &mut |kernel: &Kernel, c: LaunchConfig, _: &[Arg<'_>]| {
+            list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
+            Ok(())
+        };
+        self.each(&self.same([0; 3], [0; 8], 0), visit, &mut |_, _, _| Ok(()))?;
         for m in &self.made {
             list.extend(m.roots.launches(Pass::Forward)?);
         }

@@ -13,8 +13,8 @@
 //   update    run of 4096 elements of a block: the parameter
 //
 // Floors: 48 bytes an element and 12 of a factor's or root's; for the 350 M parameters of 24 layers of width 1024 in blocks of
-// 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n multiply-adds an element: 1.1 PFLOP, 22 ms at 51
-// TFLOP/s of f32: these tiles are the simplest right ones, and split precision on tensor cores (newton.cu) is what is faster.
+// 1024 25 GB, 5.9 ms at 4.28 TB/s. Gram matrices and products are 3 n operations an element and axis: 2.2 TFLOP, 43 ms at 51
+// TFLOP/s of f32: these tiles are the simplest right ones; on Hopper hopper.cu takes their place for large matrices.
 // One pass of one block of threads over a block of the parameters (norms) is 8 bytes an element more.
 #include "onblock.cuh"
 
@@ -64,24 +64,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// The grafting's step of an element.
-struct Graft {
-  float c1, c2, eps;
-  int squares;
-  __device__ __forceinline__ float operator()(const float* first, const float* second, i64 n) const {
-    const float m = first[n] * c1;
-    return squares ? m / (sqrtf(second[n] * c2) + eps) : m;
-  }
-};
-__device__ __forceinline__ Graft graft_of(const int* step, double ln_beta1, double ln_second, float eps, int squares) {
-  return {(float)(1. / correction(ln_beta1, *step)), (float)(1. / correction(ln_second, *step)), eps, squares};
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    norms(const Block* blocks, const float* even, const float* odd, const float* first, const float* second, const int* step,
-          float* scales, double ln_beta1, double ln_second, float eps, int squares, int grafts) {
+    norms(const Block* blocks, const i64* of, const float* even, const float* odd, const float* first, const float* second,
+          const int* step, float* scales, double ln_beta1, double ln_second, float eps, int squares, int grafts) {
   __shared__ double slots[kWarps];
-  const Block& b = blocks[blockIdx.x];
+  const Block& b = blocks[of[blockIdx.x]];
   const Graft graft = graft_of(step, ln_beta1, ln_second, eps, squares);
   const float* x = b.order % 2 ? even : odd;
   double want = 0, have = 0;
@@ -93,19 +80,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   want = block_sum(want, slots), have = block_sum(have, slots);
-  if (threadIdx.x == 0) scales[blockIdx.x] = grafts ? (float)(sqrt(want) / (sqrt(have) + 1e-16)) : 1.f;
+  if (threadIdx.x == 0) scales[of[blockIdx.x]] = grafts ? (float)(sqrt(want) / (sqrt(have) + 1e-16)) : 1.f;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    update(const Block* blocks, const i64* first_chunk, const float* even, const float* odd, const float* first,
+    update(const Block* blocks, const i64* of, const i64* first_chunk, const float* even, const float* odd, const float* first,
            const float* second, const float* scales, const float* decay, const float* rate, const float* largest,
            const int* step, float* parameter, int count, int start, double ln_beta1, double ln_second, float eps, int squares,
            int mode, double weight_decay) {
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const Graft graft = graft_of(step, ln_beta1, ln_second, eps, squares);
   const float* x = b.order % 2 ? even : odd;
-  const float scale = scales[which], speed = rate[0];
+  const float scale = scales[of[which]], speed = rate[0];
   const float shrink = shrink_of(mode, weight_decay, speed, largest[0]);
   const bool own = b.matrices && *step >= start;
   const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);

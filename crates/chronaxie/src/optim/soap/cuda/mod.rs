@@ -1,12 +1,18 @@
-//! Launches of SOAP's step: what soap.cu has, and for each size of a basis what basis.cu has.
+//! Launches of SOAP's step: what soap.cu has, on Hopper what hopper.cu has for blocks that are matrices, and for each size of a basis
+//! what basis.cu has.
 #![allow(unsafe_code)]
+
+mod hopper;
 
 use super::spec::{NAME, NOISE, Soap};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::optim::blocks::Block;
 use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::plates::{self, is_plate};
 use crate::optim::stepper::Runs;
-use crate::{Dtype, Layout, Place, RegionId, Result};
+use crate::{Dtype, Error, Layout, Place, RegionId, Result};
+use hopper::{Hopper, Visit};
 use std::sync::Arc;
 
 /// A kernel, by its place in [`STEP`] and behind them in [`BASIS`].
@@ -53,7 +59,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let basis = KernelSource::embedded("optim/soap/cuda/basis.cu", include_str!("basis.cu"));
     let mut basis = Specialisation::new(basis, &BASIS);
     basis.headers = HEADERS;
-    vec![step, basis]
+    vec![step, basis, hopper::specialisation()]
 }
 
 pub(super) struct CudaPlan {
@@ -67,6 +73,8 @@ pub(super) struct CudaPlan {
     every: usize,
     /// Whether tiles of Gram matrices and turns are of twice the side.
     wide: bool,
+    /// What goes to Hopper's tensor cores, from that side on; the tables have jobs for the rest.
+    hopper: Option<(usize, Hopper)>,
     /// Blocks of threads that stride over all elements.
     blocks: usize,
     regions: Regions,
@@ -97,10 +105,18 @@ struct Regions<T = RegionId> {
 
 /// Addresses of one call; zeros where launches are only counted.
 #[derive(Debug, Clone, Copy, Default)]
-struct At {
+struct At<'a> {
     inputs: [u64; 3],
     outputs: [u64; 8],
     scratch: Regions<u64>,
+    /// Of what else lies in the scratch: where, and from which address on.
+    layout: Option<(&'a Layout, u64)>,
+}
+
+impl At<'_> {
+    fn address(&self, id: RegionId) -> u64 {
+        self.layout.map_or(0, |(layout, base)| layout.address(base, id))
+    }
 }
 
 /// What launches: a kernel, its grid, its arguments.
@@ -118,8 +134,10 @@ impl CudaPlan {
         let every = if problem.opens { 1 } else { problem.precondition_frequency };
         let grid = problem.grid.clone();
         let sms = device.props().sm_count as usize;
-        let wide = ongpu::wide(&grid, sms);
-        let tables = Tables::new(device, &grid, every, if wide { 2 * TILE } else { TILE })?;
+        let least = Self::least(&problem, device, options)?;
+        let wide = least.is_none() && ongpu::wide(&grid, sms);
+        let rest = |b: &Block| least.is_none_or(|least| !is_plate(b, least));
+        let tables = Tables::new(device, &grid, every, if wide { 2 * TILE } else { TILE }, &rest)?;
         let runs = Runs::new(problem.elements);
         let turns = || grid.pools.iter().zip(&tables.pools);
         let most = |of: &dyn Fn(usize, usize) -> usize| turns().map(|(p, t)| of(t.rows, p.size)).max().unwrap_or(0);
@@ -127,11 +145,16 @@ impl CudaPlan {
         let vectors = most(&|rows, n| rows * n);
         let work = if problem.opens { most(&|rows, n| eigen_blocks(rows, n, sms) * n * n) } else { 0 };
         let mut layout = Layout::new(options.scratch_gap);
+        let hopper =
+            least.map(|least| Ok::<_, crate::Error>((least, Hopper::new(&problem, device, least, &mut layout)?)));
+        let hopper = hopper.transpose()?;
         let n = problem.elements;
+        // What turns as blocks of numbers needs no other buffer.
+        let beside = if hopper.is_none() || tables.gram.jobs > 0 { n } else { 0 };
         let regions = Regions {
             partials: layout.push("partials", Dtype::F64, runs.count)?,
             grad: layout.push("grad", Dtype::F32, n)?,
-            grad_odd: layout.push("grad_odd", Dtype::F32, n)?,
+            grad_odd: layout.push("grad_odd", Dtype::F32, beside)?,
             odd: layout.push("odd", Dtype::F32, n)?,
             even: layout.push("even", Dtype::F32, n)?,
             peaks: layout.push("peaks", Dtype::F32, tables.chunks.jobs)?,
@@ -155,13 +178,26 @@ impl CudaPlan {
             tables,
             every,
             wide,
+            hopper,
             blocks: n.div_ceil(THREADS as usize).clamp(1, (sms * BLOCKS_PER_SM).max(1)),
             regions,
             problem,
         })
     }
+    /// From which side on blocks are for Hopper's tensor cores, if any are.
+    fn least(p: &Soap, device: &CudaDevice, options: &PlanOptions) -> Result<Option<usize>> {
+        let (arch, variant) = (device.props().compute_capability, options.variant.as_deref());
+        let least = plates::least(NAME, &p.grid, arch, variant)?;
+        match (p.opens, variant) {
+            (true, Some("wgmma")) => Err(Error::config(format!(
+                "{NAME}: variant `wgmma` is for turns into bases, and the first step makes none"
+            ))),
+            (true, _) => Ok(None),
+            (false, _) => Ok(least),
+        }
+    }
     /// Every launch of a step, in order.
-    fn each(&self, at: &At, put: Put<'_>) -> Result<()> {
+    fn each(&self, at: &At<'_>, put: Put<'_>, visit: Visit<'_>) -> Result<()> {
         let (p, t, s) = (&self.problem, &self.tables, &at.scratch);
         let [grad, decay, rate] = at.inputs.map(Arg::U64);
         let [parameter, first, second, factors, _, step, largest, grad_norm] = at.outputs.map(Arg::U64);
@@ -191,7 +227,10 @@ impl CudaPlan {
             Arg::F32(0.0),
             Arg::F32(0.0),
         ];
-        put(Of::Moments, (self.blocks, 1), &list)?;
+        match &self.hopper {
+            None => put(Of::Moments, (self.blocks, 1), &list)?,
+            Some((_, hopper)) => hopper.begin(p, at, runs, t, visit)?,
+        }
         let (of, from) = (Arg::U64(t.gram.of), Arg::U64(t.gram.first));
         let (keep, weight) = (Arg::F32(p.keep() as f32), Arg::F32((1.0 - p.keep()) as f32));
         put(
@@ -205,14 +244,17 @@ impl CudaPlan {
             self.turns(at, [g, g_odd, g, first, odd, even], 0, put)?;
         }
         let chunks = (t.chunks.jobs, 1);
+        let blocks_of = Arg::U64(t.chunks.of);
         let (at_chunk, all) = (Arg::U64(t.chunks.first), count(&t.chunks));
         let (opens, corrects) = (Arg::I32(i32::from(p.opens)), Arg::I32(i32::from(p.correct_bias)));
         let (ln_beta1, ln_beta2) = (Arg::F64(p.beta1.ln()), Arg::F64(p.beta2.ln()));
         let (keep, new) = (Arg::F32(p.beta2 as f32), Arg::F32((1.0 - p.beta2) as f32));
-        let list = [blocks, at_chunk, g, g_odd, step, second, peaks, all, opens, corrects, ln_beta2, keep, new];
+        let list =
+            [blocks, blocks_of, at_chunk, g, g_odd, step, second, peaks, all, opens, corrects, ln_beta2, keep, new];
         put(Of::Second, chunks, &list)?;
         let list = [
             blocks,
+            blocks_of,
             at_chunk,
             g,
             first,
@@ -235,12 +277,15 @@ impl CudaPlan {
             self.turns(at, [first, odd, even, first, odd, even], 1, put)?;
         }
         let (mode, weight_decay) = (Arg::I32(p.common.mode as i32), Arg::F64(p.common.weight_decay));
-        let list = [blocks, at_chunk, even, decay, rate, largest, parameter, all, mode, weight_decay];
+        let list = [blocks, blocks_of, at_chunk, even, decay, rate, largest, parameter, all, mode, weight_decay];
         put(Of::Update, chunks, &list)?;
+        if let Some((_, hopper)) = &self.hopper {
+            hopper.step(p, at, visit)?;
+        }
         if p.opens { Ok(()) } else { self.bases(at, put) }
     }
     /// Products along every axis: two tensors at once on the way there, one on the way back.
-    fn turns(&self, at: &At, buffers: [Arg<'_>; 6], back: i32, put: Put<'_>) -> Result<()> {
+    fn turns(&self, at: &At<'_>, buffers: [Arg<'_>; 6], back: i32, put: Put<'_>) -> Result<()> {
         let [a, a_odd, a_even, b, b_odd, b_even] = buffers;
         for (axis, jobs) in self.tables.along.iter().enumerate() {
             let list = [
@@ -264,7 +309,7 @@ impl CudaPlan {
         Ok(())
     }
     /// The bases whose turn it is, pool by pool.
-    fn bases(&self, at: &At, put: Put<'_>) -> Result<()> {
+    fn bases(&self, at: &At<'_>, put: Put<'_>) -> Result<()> {
         let (s, sms) = (&at.scratch, self.device.props().sm_count as usize);
         let [columns, values, lengths, order, spent, places, live, along, triangle] =
             [s.columns, s.values, s.lengths, s.order, s.spent, s.places, s.live, s.along, s.triangle].map(Arg::U64);
@@ -347,15 +392,29 @@ impl Plan for CudaPlan {
         let side = if self.wide { 2 * TILE } else { TILE };
         let due = self.problem.grid.pools.iter().zip(&self.tables.pools);
         let bases: Vec<String> = due.map(|(p, t)| format!("{} of {n} x {n}", t.rows, n = p.size)).collect();
-        format!(
-            "{NAME} simt: {} blocks, {} tiles of triangles, {side} x {side}; bases in turns: {}",
-            self.problem.grid.blocks.len(),
-            self.tables.gram.jobs,
-            if bases.is_empty() { "none".to_owned() } else { bases.join(", ") }
-        )
+        let bases = if bases.is_empty() { "none".to_owned() } else { bases.join(", ") };
+        let (blocks, tiles) = (self.problem.grid.blocks.len(), self.tables.gram.jobs);
+        let how = self.hopper.as_ref().map_or("simt".to_owned(), |(_, hopper)| {
+            format!(
+                "wgmma: {} matrices by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, of",
+                hopper.plates.count
+            )
+        });
+        format!("{NAME} {how}: {blocks} blocks, {tiles} tiles of triangles, {side} x {side}; bases in turns: {bases}")
     }
     fn variant(&self) -> &'static str {
-        "simt"
+        if self.hopper.is_some() { "wgmma" } else { "simt" }
+    }
+    fn tensor_cores(&self) -> bool {
+        self.hopper.is_some()
+    }
+    /// An operation of a product is three on tensor cores; f32 units, which make bases, do a sixteenth of what they do.
+    fn cost(&self, _: Pass, least: Cost) -> Cost {
+        let Some((side, _)) = &self.hopper else { return least };
+        let p = &self.problem;
+        let way = |b: &Block| if is_plate(b, *side) { 3 } else { 16 };
+        let flops = |b: &Block| way(b) * p.flops_of_turns(b) + 16 * p.flops_of_bases(b);
+        Cost { flops: p.grid.blocks.iter().map(flops).sum(), ..least }
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
@@ -385,9 +444,14 @@ impl Plan for CudaPlan {
                 triangle: region(r.triangle),
                 work: region(r.work),
             },
+            layout: Some((&self.layout, base)),
         };
         let stream = args.stream;
-        self.each(&at, &mut |which, (x, y), list| {
+        // SAFETY: the arguments are those of the kernel's signature in hopper.cu or what it includes; the rest is as below.
+        let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
+            kernel.launch(stream, &config, list)
+        };
+        let put = &mut |which: Of, (x, y): (usize, usize), list: &[Arg<'_>]| {
             if x * y == 0 {
                 return Ok(());
             }
@@ -395,12 +459,18 @@ impl Plan for CudaPlan {
             // SAFETY: the arguments are those of the kernel's signature in soap.cu, basis.cu or what they include; the views were
             // checked against the signature, the scratch holds the layout and the tables belong to this plan.
             unsafe { self.kernels[which as usize].launch(stream, &config, list) }
-        })
+        };
+        self.each(&at, put, visit)
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
         // Of launches of one kernel the largest grid.
         let mut all: Vec<(Of, usize, (usize, usize))> = Vec::new();
-        self.each(&At::default(), &mut |which, (x, y), _| {
+        let mut on_tensor_cores = Vec::new();
+        let visit = &mut |kernel: &Kernel, c: LaunchConfig, _: &[Arg<'_>]| {
+            on_tensor_cores.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
+            Ok(())
+        };
+        let put = &mut |which: Of, (x, y): (usize, usize), _: &[Arg<'_>]| {
             match all.iter_mut().find(|(of, ..)| *of == which) {
                 _ if x * y == 0 => {}
                 Some((_, n, grid)) => {
@@ -412,13 +482,13 @@ impl Plan for CudaPlan {
                 None => all.push((which, 1, (x, y))),
             }
             Ok(())
-        })?;
-        all.into_iter()
-            .map(|(which, n, (x, y))| {
-                let grid = (x as u32, y as u32, 1);
-                LaunchReport::new(&self.kernels[which as usize], n, grid, (threads(which), 1, 1), 0)
-            })
-            .collect()
+        };
+        self.each(&At::default(), put, visit)?;
+        let rest = all.into_iter().map(|(which, n, (x, y))| {
+            let grid = (x as u32, y as u32, 1);
+            LaunchReport::new(&self.kernels[which as usize], n, grid, (threads(which), 1, 1), 0)
+        });
+        on_tensor_cores.into_iter().map(Ok).chain(rest).collect()
     }
 }
 

@@ -18,7 +18,7 @@
 // Floors: 32 bytes an element of its state, 8 of a factor's, 4 of a basis's; here, as no product keeps its tile for the next one,
 // 80 an element more of two axes. For the 350 M parameters of 24 layers of width 1024 in blocks of 1024 17 GB, 3.9 ms at 4.28 TB/s,
 // and 28 GB more. Half a Gram matrix and three turns are 7 n operations an element and axis: 5.0 TFLOP there, 98 ms at 51
-// TFLOP/s of f32, which is what binds. These are the simplest right tiles; split precision on tensor cores (newton.cu) is what is faster.
+// TFLOP/s of f32, which is what binds. On Hopper hopper.cu takes the place of these tiles for large matrices.
 #include "onblock.cuh"
 
 // Of a block of `order` axes the buffer that holds what has gone through all of them, and of an axis's launch where it comes from: they
@@ -100,11 +100,11 @@ __device__ __forceinline__ float of_second(const int* step, double ln_beta2, boo
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    second(const Block* blocks, const i64* first_chunk, const float* g, const float* g_odd, const int* step, float* second,
-           float* peaks, int count, int opens, int corrects, double ln_beta2, float keep2, float new2) {
+    second(const Block* blocks, const i64* of, const i64* first_chunk, const float* g, const float* g_odd, const int* step,
+           float* second, float* peaks, int count, int opens, int corrects, double ln_beta2, float keep2, float new2) {
   __shared__ float slots[kWarps];
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const bool based = b.matrices > 0;
   if (based && opens) return;
   // Both of a block without a basis and of an even number of axes it lies in g.
@@ -123,12 +123,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    divide(const Block* blocks, const i64* first_chunk, const float* g, const float* first, const float* second,
+    divide(const Block* blocks, const i64* of, const i64* first_chunk, const float* g, const float* first, const float* second,
            const float* peaks, const int* step, float* odd, float* even, int count, int opens, int corrects, double ln_beta1,
            double ln_beta2, float eps, float noise, float share) {
   __shared__ float slots[kWarps];
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const bool based = b.matrices > 0, turns = based && !opens;
   const float c1 = based && !corrects ? 1.f : (float)(1. / correction(ln_beta1, *step));
   const float c2 = of_second(step, ln_beta2, based, corrects);
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    update(const Block* blocks, const i64* first_chunk, const float* u, const float* decay, const float* rate,
+    update(const Block* blocks, const i64* of, const i64* first_chunk, const float* u, const float* decay, const float* rate,
            const float* largest, float* parameter, int count, int mode, double weight_decay) {
   const int which = entry_of(first_chunk, count, blockIdx.x);
-  const Block& b = blocks[which];
+  const Block& b = blocks[of[which]];
   const float speed = rate[0], shrink = shrink_of(mode, weight_decay, speed, largest[0]);
   const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);
   for (i64 r = begin + threadIdx.x; r < end; r += kThreads) {

@@ -1,0 +1,254 @@
+//! Blocks that are matrices, for Hopper's tensor cores: which they are, and the tables of plates.cuh and products.cuh.
+
+use super::blocks::{Block, Grid};
+use super::ongpu::{Jobs, THREADS as STRIDERS, Tables, Words};
+use super::stepper::Common;
+use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
+use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// What kernels over plates include beside the headers of steps over blocks.
+pub(super) const HEADERS: &[Header] = &[
+    super::ongpu::STEPPER,
+    super::ongpu::ONBLOCK,
+    ("plates.cuh", include_str!("plates.cuh")),
+    ("products.cuh", include_str!("products.cuh")),
+    F16X3,
+    BARRIERS,
+    MMA,
+    WGMMA,
+];
+/// As in products.cuh.
+pub(super) const THREADS: u32 = 384;
+const SIDE: usize = 64;
+const EDGE: usize = 128;
+const PAIR: usize = 2 * 4 * SIDE * SIDE;
+/// Bytes of a block of numbers.
+pub(super) const BLOCK_BYTES: usize = PAIR / 2;
+/// Sums of a tile that warps leave: of one of 64 x 64 by a block of 256 threads, of one of a product.
+pub(super) const PARTS: usize = 8;
+/// Places of the rings of a Gram matrix, of two pairs, and of a product, of one.
+const RINGS: usize = 6;
+/// What eight warps put down of their tiles.
+const WAY_OUT: usize = 8 * 16 * SIDE * 4;
+/// The least side of a block that goes to tensor cores unasked: below, tiles of 128 x 128 have few terms.
+const LEAST: usize = 256;
+
+/// Compiled for one architecture.
+pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
+    spec.headers = HEADERS;
+    spec.archs = Archs::Only(&["sm_90a"]);
+    spec
+}
+
+/// Which blocks are plates: the least side.
+///
+/// # Errors
+/// A variant by a name that there is not, or that the device or the problem has nothing for.
+pub(super) fn least(
+    entry: &str,
+    grid: &Grid,
+    compute_capability: (u32, u32),
+    variant: Option<&str>,
+) -> Result<Option<usize>> {
+    let has = |least: usize| grid.blocks.iter().any(|b| is_plate(b, least));
+    let on = compute_capability == (9, 0);
+    match variant {
+        None => Ok(Some(LEAST).filter(|&least| on && has(least))),
+        Some("simt") => Ok(None),
+        Some("wgmma") if !on => Err(Error::config(format!(
+            "{entry}: variant `wgmma` wants compute capability 9.0, not {}.{}",
+            compute_capability.0, compute_capability.1
+        ))),
+        Some("wgmma") if !has(1) => {
+            Err(Error::config(format!("{entry}: variant `wgmma` wants a block that is a matrix, and there is none")))
+        }
+        Some("wgmma") => Ok(Some(1)),
+        Some(v) => Err(Error::config(format!("{entry}: variant `{v}` is not one of simt, wgmma on a CUDA device"))),
+    }
+}
+
+/// Whether a block is a matrix with factors and sides of at least `least`.
+pub(super) fn is_plate(b: &Block, least: usize) -> bool {
+    b.factors.len() == 2 && b.sizes.iter().all(|&n| n >= least)
+}
+
+/// The tables of plates, one allocation.
+pub(super) struct Plates {
+    /// Holds them.
+    _buffer: DeviceBuffer,
+    pub plates: u64,
+    /// Plates.
+    pub count: usize,
+    /// Blocks of 64 x 64 numbers of all of them: jobs of those.
+    pub tiles: Jobs,
+    /// Tiles of the triangles of rows, and of columns.
+    pub gram: [Jobs; 2],
+    /// Tiles of a product along either axis.
+    pub products: Jobs,
+}
+
+fn words(b: &Block, nth: usize, first_tile: usize) -> [usize; 10] {
+    let [f, r] = [&b.factors, &b.roots];
+    [b.first, b.strides[0], b.sizes[0], b.sizes[1], first_tile, f[0], f[1], r[0], r[1], nth]
+}
+fn tiles(b: &Block, side: usize) -> usize {
+    b.sizes[0].div_ceil(side) * b.sizes[1].div_ceil(side)
+}
+
+impl Plates {
+    /// The tables of the blocks of `grid` with sides of at least `least`.
+    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, least: usize) -> Result<Self> {
+        let mut w = Words::default();
+        let list = || grid.blocks.iter().enumerate().filter(|(_, b)| is_plate(b, least));
+        let count = list().count();
+        let mut first_tile = 0;
+        let plates = w.push(list().flat_map(|(i, b)| {
+            let at = first_tile;
+            first_tile += tiles(b, SIDE);
+            words(b, i, at)
+        }));
+        let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
+        let triangle = |n: usize| n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2;
+        let mut all = [
+            of(&|b| tiles(b, SIDE))?,
+            of(&|b| triangle(b.sizes[0]))?,
+            of(&|b| triangle(b.sizes[1]))?,
+            of(&|b| tiles(b, EDGE))?,
+        ];
+        let buffer = upload(device, &w.0, [w.0.len()])?;
+        let address = |words: u64| buffer.address() + 8 * words;
+        for jobs in &mut all {
+            (jobs.of, jobs.first) = (address(jobs.of), address(jobs.first));
+        }
+        let plates = address(plates as u64);
+        let [tiles, rows, columns, products] = all;
+        Ok(Self { _buffer: buffer, plates, count, tiles, gram: [rows, columns], products })
+    }
+}
+
+/// The launch of moments: addresses, and numbers of the step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moments {
+    /// grad, decay, parameter, first, second.
+    pub tensors: [u64; 5],
+    pub partials: u64,
+    pub step: u64,
+    pub grad_norm: u64,
+    /// Blocks of numbers of g and of first, and their scales.
+    pub packed: [u64; 2],
+    pub scales: [u64; 2],
+    /// Sums of warps of the grafting's step, or 0.
+    pub want: u64,
+    /// g of other blocks.
+    pub g: u64,
+    pub runs: usize,
+    pub has_second: bool,
+    pub common: Common,
+    pub beta1: f64,
+    /// Weights of the second moment.
+    pub second: (f64, f64),
+    pub ln_beta1: f64,
+    pub ln_second: f64,
+    pub eps: f64,
+}
+
+impl Moments {
+    fn weights(&self) -> [Arg<'static>; 6] {
+        let f32s = [self.common.pull(), self.beta1, 1.0 - self.beta1, self.second.0, self.second.1];
+        let [pull, beta1, rest1, keep2, new2] = f32s.map(|x| Arg::F32(x as f32));
+        [Arg::F64(self.common.clip), pull, beta1, rest1, keep2, new2]
+    }
+    /// Arguments of plate_moments.
+    pub(super) fn of_plates(&self, plates: &Plates) -> Vec<Arg<'static>> {
+        let mut list = vec![Arg::U64(plates.plates), Arg::U64(plates.tiles.first)];
+        let [grad, decay, parameter, first, second] = self.tensors.map(Arg::U64);
+        let [g, m] = self.packed.map(Arg::U64);
+        let [of_g, of_m] = self.scales.map(Arg::U64);
+        list.extend([grad, decay, parameter, Arg::U64(self.partials), Arg::U64(self.step), first, second]);
+        list.extend([Arg::U64(self.grad_norm), g, of_g, m, of_m, Arg::U64(self.want)]);
+        let numbers = [plates.tiles.jobs, plates.count, self.runs, usize::from(self.has_second)];
+        list.extend(numbers.map(|n| Arg::I32(n as i32)));
+        list.push(aligned(&self.tensors));
+        list.extend(self.weights());
+        list.extend([Arg::F64(self.ln_beta1), Arg::F64(self.ln_second), Arg::F32(self.eps as f32)]);
+        list
+    }
+    /// Arguments of other_moments.
+    pub(super) fn of_others(&self, others: &Tables) -> Vec<Arg<'static>> {
+        let [grad, decay, parameter, first, second] = self.tensors.map(Arg::U64);
+        let chunks = &others.chunks;
+        let mut list = vec![Arg::U64(others.blocks), Arg::U64(chunks.of), Arg::U64(chunks.first)];
+        list.extend([grad, decay, parameter, Arg::U64(self.partials), Arg::U64(self.g), first, second]);
+        list.extend([chunks.count, self.runs, usize::from(self.has_second)].map(|n| Arg::I32(n as i32)));
+        list.extend(self.weights());
+        list
+    }
+}
+
+/// Whether all of them are multiples of 16, so that rows are read in pieces of 16 bytes.
+pub(super) fn aligned(addresses: &[u64]) -> Arg<'static> {
+    Arg::I32(i32::from(addresses.iter().all(|a| a.is_multiple_of(16))))
+}
+/// A block of threads each.
+pub(super) fn each(blocks: usize) -> LaunchConfig {
+    LaunchConfig::new((blocks as u32, 1, 1), (STRIDERS, 1, 1))
+}
+/// Blocks of threads that stride over tiles of moments.
+pub(super) fn striding(multiprocessors: usize, tiles: usize) -> LaunchConfig {
+    each(tiles.min(2 * multiprocessors))
+}
+
+/// Bytes of shared memory of a Gram matrix and of a product: from a multiple of 1024 on, a ring and what goes out.
+const fn shared() -> u32 {
+    (RINGS * PAIR + WAY_OUT + 1024) as u32
+}
+/// Lets a kernel of products have its shared memory.
+pub(super) fn prepare(kernel: &Kernel) -> Result<()> {
+    kernel.set_max_dynamic_shared(shared())
+}
+/// A launch of products over so many tiles.
+pub(super) fn config(multiprocessors: usize, tiles: usize) -> LaunchConfig {
+    LaunchConfig::new((tiles.min(multiprocessors) as u32, 1, 1), (THREADS, 1, 1)).shared(shared())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DeviceProps;
+    use crate::optim::blocks::{Cut, Parameter};
+
+    #[test]
+    fn plates_are_large_matrices_unless_asked_for() {
+        let of = |shape: &[usize], most| {
+            let cut = Cut { most, merge: false, vectors: true };
+            Grid::new(&[Parameter::new(0, shape)], cut).unwrap()
+        };
+        let (large, small, line) = (of(&[1000, 300], 512), of(&[90, 300], 512), of(&[300], 512));
+        let least = |grid: &Grid, arch, v| least("shampoo", grid, arch, v);
+        assert_eq!(least(&large, (9, 0), None).unwrap(), Some(LEAST));
+        assert_eq!(least(&large, (9, 0), Some("simt")).unwrap(), None);
+        assert_eq!(least(&large, (10, 0), None).unwrap(), None);
+        assert_eq!(least(&small, (9, 0), None).unwrap(), None);
+        assert_eq!(least(&small, (9, 0), Some("wgmma")).unwrap(), Some(1));
+        let says = |grid: &Grid, arch, v, want: &str| {
+            let e = least(grid, arch, Some(v)).unwrap_err().to_string();
+            assert!(e.contains(want), "{e}");
+        };
+        says(&large, (8, 0), "wgmma", "wants compute capability 9.0, not 8.0");
+        says(&line, (9, 0), "wgmma", "there is none");
+        says(&line, (9, 0), "mma", "`mma` is not one of simt, wgmma");
+    }
+
+    /// A plate's words are what plates.cuh reads, and its shared memory is there.
+    #[test]
+    fn a_plate_is_10_words() {
+        let cut = Cut { most: 100, merge: false, vectors: true };
+        let grid = Grid::new(&[Parameter::new(7, [130, 70])], cut).unwrap();
+        let [a, b] = [0, 1].map(|i| words(&grid.blocks[i], i, 4 * i));
+        assert_eq!(a[..6], [7, 70, 100, 70, 0, 0]);
+        assert_eq!((b[0], b[2], b[4], b[9]), (7 + 100 * 70, 30, 4, 1));
+        assert!(shared() + 512 <= DeviceProps::SM_90.shared_per_block_optin);
+    }
+}
