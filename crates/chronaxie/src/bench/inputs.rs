@@ -2,7 +2,7 @@
 
 use crate::call::Workspace;
 use crate::check::sample;
-use crate::op::{Case, Op, Pass, Plan, Problem, Repeat, Role};
+use crate::op::{Case, Op, Pass, Plan, Problem, Repeats, Role};
 use crate::{Device, Result};
 
 /// Elements that are drawn one by one; more are repetitions of as many.
@@ -41,7 +41,7 @@ fn elements(problem: &dyn Problem, passes: &[Pass]) -> Result<usize> {
 }
 
 /// What repeats in the tensors of a problem with one pass.
-fn repeated(problem: &dyn Problem, passes: &[Pass]) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+fn repeated(problem: &dyn Problem, passes: &[Pass]) -> Result<Option<Repeats>> {
     match passes {
         [pass] => problem.repeated(*pass, 1),
         _ => Ok(None),

@@ -371,7 +371,7 @@ pub trait Problem: fmt::Debug + Send + Sync {
     fn cost(&self, pass: Pass) -> Cost;
     /// Values for everything that `pass` reads, by name, where there is too much of it to be drawn: what repeats, and where. None:
     /// [`sample`](Self::sample) is what there is, of this problem or of a smaller one.
-    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Repeats>> {
         let _ = (pass, seed);
         Ok(None)
     }
@@ -391,6 +391,9 @@ pub struct Repeat {
     /// The values.
     pub values: Values,
 }
+
+/// What repeats in tensors, by their names.
+pub type Repeats = Vec<(String, Vec<Repeat>)>;
 
 /// The views of one call, in the order of the signature, and the stream that runs it.
 pub struct Args<'a, 'v> {

@@ -1,6 +1,6 @@
 //! The option `variant` of a case: the same problem with its plan's variant chosen by name.
 
-use super::{Case, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeat, Signature, Tensors, Tolerance, Values};
+use super::{Case, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeats, Signature, Tensors, Tolerance, Values};
 use crate::{Device, Result};
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Problem for Varied {
     fn cost(&self, pass: Pass) -> Cost {
         self.problem.cost(pass)
     }
-    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Repeats>> {
         self.problem.repeated(pass, seed)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::blocks::{Grid, Parameter, Pool, packed};
 use super::stepper::{Common, DecayMode};
-use crate::op::{Case, Repeat, Role, Signature, Tensors, Values};
+use crate::op::{Case, Repeat, Repeats, Role, Signature, Tensors, Values};
 use crate::rng::Rng;
 use crate::{Error, Result, Shape};
 use std::collections::BTreeMap;
@@ -82,12 +82,7 @@ const MANY: usize = 1 << 26;
 
 /// What inputs and state behind `steps` steps repeat, where they are too many to be drawn: of a vector some millions of numbers, and
 /// of matrices one of each size.
-pub(super) fn repeated(
-    signature: &Signature,
-    grid: &Grid,
-    steps: usize,
-    seed: u64,
-) -> Option<Vec<(String, Vec<Repeat>)>> {
+pub(super) fn repeated(signature: &Signature, grid: &Grid, steps: usize, seed: u64) -> Option<Repeats> {
     let state = signature.outputs.iter().filter(|t| t.role == Role::State);
     let read = || signature.inputs.iter().chain(state.clone());
     if read().map(|t| t.shape.elements()).sum::<usize>() <= MANY {

@@ -5,7 +5,7 @@ use super::spec::{Grafting, NAME, Shampoo};
 use super::{cpu, cuda};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeat, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeats, Signature, Tensors, Tolerance, Values,
 };
 use crate::optim::blocks::Block;
 use crate::optim::sample;
@@ -34,7 +34,7 @@ impl Problem for Shampoo {
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
         Ok(sample::state(&self.signature_of(pass)?, &self.grid, &self.parameters, 12, seed))
     }
-    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Repeats>> {
         Ok(sample::repeated(&self.signature_of(pass)?, &self.grid, 12, seed))
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {

@@ -5,7 +5,7 @@ use super::spec::{NAME, Soap};
 use super::{cpu, cuda, probe};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeat, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Probe, Problem, Repeats, Signature, Tensors, Tolerance, Values,
 };
 use crate::optim::blocks::Block;
 use crate::optim::sample;
@@ -39,7 +39,7 @@ impl Problem for Soap {
         }
         Ok(all)
     }
-    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Vec<(String, Vec<Repeat>)>>> {
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Repeats>> {
         // Of a rank, factors are those of their gradients.
         if self.rank.is_some() {
             return Ok(None);
