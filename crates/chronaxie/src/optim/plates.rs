@@ -32,8 +32,6 @@ pub(super) const PARTS: usize = 8;
 const RINGS: usize = 6;
 /// What eight warps put down of their tiles.
 const WAY_OUT: usize = 8 * 16 * SIDE * 4;
-/// The least side of a block that goes to tensor cores unasked: below, tiles of 128 x 128 have few terms.
-const LEAST: usize = 256;
 
 /// Compiled for one architecture.
 pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
@@ -42,7 +40,7 @@ pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
     spec
 }
 
-/// Which blocks are plates: the least side.
+/// Which blocks are plates: the least side. None, unless asked for by name: these kernels have not run on a card yet.
 ///
 /// # Errors
 /// A variant by a name that there is not, or that the device or the problem has nothing for.
@@ -55,8 +53,7 @@ pub(super) fn least(
     let has = |least: usize| grid.blocks.iter().any(|b| is_plate(b, least));
     let on = compute_capability == (9, 0);
     match variant {
-        None => Ok(Some(LEAST).filter(|&least| on && has(least))),
-        Some("simt") => Ok(None),
+        None | Some("simt") => Ok(None),
         Some("wgmma") if !on => Err(Error::config(format!(
             "{entry}: variant `wgmma` wants compute capability 9.0, not {}.{}",
             compute_capability.0, compute_capability.1
@@ -220,17 +217,16 @@ mod tests {
     use crate::optim::blocks::{Cut, Parameter};
 
     #[test]
-    fn plates_are_large_matrices_unless_asked_for() {
+    fn plates_are_matrices_where_asked_for() {
         let of = |shape: &[usize], most| {
             let cut = Cut { most, merge: false, vectors: true };
             Grid::new(&[Parameter::new(0, shape)], cut).unwrap()
         };
         let (large, small, line) = (of(&[1000, 300], 512), of(&[90, 300], 512), of(&[300], 512));
         let least = |grid: &Grid, arch, v| least("shampoo", grid, arch, v);
-        assert_eq!(least(&large, (9, 0), None).unwrap(), Some(LEAST));
+        assert_eq!(least(&large, (9, 0), None).unwrap(), None);
         assert_eq!(least(&large, (9, 0), Some("simt")).unwrap(), None);
-        assert_eq!(least(&large, (10, 0), None).unwrap(), None);
-        assert_eq!(least(&small, (9, 0), None).unwrap(), None);
+        assert_eq!(least(&large, (9, 0), Some("wgmma")).unwrap(), Some(1));
         assert_eq!(least(&small, (9, 0), Some("wgmma")).unwrap(), Some(1));
         let says = |grid: &Grid, arch, v, want: &str| {
             let e = least(grid, arch, Some(v)).unwrap_err().to_string();
