@@ -9,6 +9,8 @@
 mod build;
 mod config;
 mod footprint;
+#[cfg(test)]
+mod layout_tests;
 pub mod learning;
 mod memory;
 #[cfg(test)]
@@ -18,7 +20,8 @@ mod unit;
 use super::cpu::check_state;
 use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
-use crate::spiking::connect::{self, list, shard};
+use crate::spiking::connect::{self, list};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result, pool};
 use config::MOST_STEPS;
@@ -54,6 +57,8 @@ pub(crate) fn piece(left: u64, rate: u64) -> u64 {
 pub struct CudaEngine<'a> {
     plan: &'a Plan,
     config: Config,
+    /// Whose each cell is; which cells stand side by side on a device.
+    layout: Layout,
     units: Vec<Unit>,
     /// Synapses that change.
     resident: Option<Resident<'a>>,
@@ -98,15 +103,32 @@ impl<'a> CudaEngine<'a> {
     /// `Config` for a network that cannot be cut for the devices or whose inputs can overflow, `OutOfMemory`, and what the
     /// driver or the compiler refuses.
     pub fn new(plan: &'a Plan, devices: &[Arc<CudaDevice>], built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
-        Self::with(plan, devices, config, log_capacity(plan), built)
+        Self::in_layout(plan, devices, Layout::even(&plan.network, devices.len().max(1)), built)
     }
 
-    /// The cards of the configuration are shared out among `devices`.
+    /// Likewise, where device i has part i of a layout.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and `Value` for a layout of other parts.
+    pub fn in_layout(
+        plan: &'a Plan,
+        devices: &[Arc<CudaDevice>],
+        layout: Layout,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        if layout.parts() != devices.len() {
+            return Err(Error::value(format!("{} parts do not go with {} GPUs", layout.parts(), devices.len())));
+        }
+        let config = Config::in_layout(plan, &common(devices)?, &layout)?;
+        Self::with(plan, devices, config, layout, log_capacity(plan), built)
+    }
+
+    /// The cards of the configuration, a part of the layout each, are shared out among `devices`.
     fn with(
         plan: &'a Plan,
         devices: &[Arc<CudaDevice>],
         config: Config,
+        layout: Layout,
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
@@ -122,7 +144,7 @@ impl<'a> CudaEngine<'a> {
                 format!("projection {}: its synapses change, and such {why}: {config}", plan.label(i)),
             ));
         }
-        let (cell_of, row_of) = rows(plan, &config);
+        let (cell_of, row_of) = rows(plan, &config, &layout);
         let exchange = Exchange::between(devices)?;
         let each = config.cards / devices.len();
         let mut units = Vec::with_capacity(devices.len());
@@ -131,9 +153,9 @@ impl<'a> CudaEngine<'a> {
             units.push(Unit::new(
                 plan,
                 device,
-                &config,
+                (&config, &layout),
                 k * each..(k + 1) * each,
-                &cell_of,
+                [&cell_of, &row_of],
                 capacity,
                 exchange,
                 &ready,
@@ -146,6 +168,7 @@ impl<'a> CudaEngine<'a> {
         let mut engine = Self {
             plan,
             config,
+            layout,
             units,
             resident,
             row_of,
@@ -245,13 +268,6 @@ impl<'a> CudaEngine<'a> {
     fn name(&self) -> &str {
         self.units[0].memory.device.name()
     }
-
-    /// The cells of a population that a card has.
-    fn own(&self, card: usize, population: usize) -> std::ops::Range<usize> {
-        let size = u64::from(self.plan.network.populations[population].size);
-        let cut = |card: usize| (size * card as u64 / self.config.cards as u64) as usize;
-        cut(card)..cut(card + 1)
-    }
 }
 
 /// The spikes of a launch of `steps` steps from step `from` on, in order.
@@ -323,12 +339,12 @@ fn state_bytes(plan: &Plan) -> u64 {
 }
 
 /// Which cell each row is, and which row each cell.
-fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
+fn rows(plan: &Plan, config: &Config, layout: &Layout) -> (Vec<u32>, Vec<u32>) {
     let (mut cell_of, mut row_of) = (vec![0; config.shards * config.cells], vec![0; plan.cells() as usize]);
     for k in 0..config.shards {
         let mut row = k * config.cells;
-        for (part, first) in shard::parts(plan, k, config.shards).0.iter().zip(&plan.first) {
-            for cell in part.low..part.high {
+        for (part, first) in config.shard(plan, layout, k).0.iter().zip(&plan.first) {
+            for cell in part.cells().iter() {
                 let cell = *first as u32 + cell;
                 cell_of[row] = cell;
                 row_of[cell as usize] = row as u32;
@@ -348,12 +364,25 @@ pub fn engine<'a>(
     devices: &[Arc<CudaDevice>],
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
+    engine_in(plan, devices, Layout::even(&plan.network, devices.len().max(1)), built)
+}
+
+/// Likewise, where device i has part i of a layout.
+///
+/// # Errors
+/// As [`CudaEngine::in_layout`] and [`LearningEngine::new`].
+pub fn engine_in<'a>(
+    plan: &'a Plan,
+    devices: &[Arc<CudaDevice>],
+    layout: Layout,
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Box<dyn Engine + 'a>> {
     if let ([device], Some(_)) = (devices, &plan.learning)
         && Config::choose(plan, device.props())?.learns.is_none()
     {
         return Ok(Box::new(LearningEngine::new(plan, device, built)?));
     }
-    Ok(Box::new(CudaEngine::new(plan, devices, built)?))
+    Ok(Box::new(CudaEngine::in_layout(plan, devices, layout, built)?))
 }
 
 /// Refuses a network without learning that does not fit on `devices`, before anything is made.
@@ -415,11 +444,11 @@ impl Engine for CudaEngine<'_> {
             self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
         for (unit, card) in self.cards() {
             for (p, all) in variables.iter_mut().enumerate() {
-                let (size, own) = (self.plan.network.populations[p].size as usize, self.own(card.number, p));
+                let (size, own) = (self.plan.network.populations[p].size as usize, self.layout.own(card.number, p));
                 for (v, values) in all.iter_mut().enumerate() {
-                    let first = card.cells.first_state[p] + v * size + own.start;
+                    let first = card.cells.first_state[p] + v * size + own.low as usize;
                     let here: Vec<f32> = unit.memory.download(&card.cells.states, 4 * first, own.len())?;
-                    values[own.clone()].copy_from_slice(&here);
+                    own.iter().zip(here).for_each(|(cell, x)| values[cell as usize] = x);
                 }
             }
         }
@@ -431,7 +460,15 @@ impl Engine for CudaEngine<'_> {
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
-        let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
+        let mut values: Vec<f32> = Vec::new();
+        for (p, variables) in state.variables.iter().enumerate() {
+            for own in variables {
+                match self.layout.order(p) {
+                    None => values.extend(own),
+                    Some(order) => values.extend(order.cells().iter().map(|cell| own[*cell as usize])),
+                }
+            }
+        }
         let recent = self.rows(&state.recent);
         for unit in &mut self.units {
             // A launch that was lost may have left some of its own.
@@ -455,9 +492,10 @@ impl Engine for CudaEngine<'_> {
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
         self.whole()?;
         let size = self.plan.network.populations[population].size as usize;
-        let has = |card: &Card| self.own(card.number, population).contains(&(cell as usize));
-        let Some((unit, card)) = self.cards().find(|(_, card)| has(card)) else { return Ok(Vec::new()) };
-        let first = card.cells.first_state[population] + cell as usize;
+        let whose = self.layout.owner(population, cell);
+        let Some((unit, card)) = self.cards().find(|(_, card)| card.number == whose) else { return Ok(Vec::new()) };
+        let place = self.layout.order(population).map_or(cell, |o| o.places()[cell as usize]);
+        let first = card.cells.first_state[population] + place as usize;
         let variables = 0..self.plan.models[population].variables().len();
         let one = |v: usize| unit.memory.download::<f32>(&card.cells.states, 4 * (first + v * size), 1);
         variables.map(|v| one(v).map(|x| x[0])).collect()

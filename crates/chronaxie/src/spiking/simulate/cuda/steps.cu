@@ -437,7 +437,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
-  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds};
+  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds,
+                       share.numbers(shard)};
   if constexpr (kTables) {
     for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
     for (unsigned d = 0; d < net.drive_count; ++d) {

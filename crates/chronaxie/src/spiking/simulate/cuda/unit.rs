@@ -5,6 +5,7 @@ use super::config::{self, Config, MOST_CARDS, MOST_STEPS, REPLICAS};
 use super::footprint::require_memory;
 use super::memory::{Cells, Fields, Memory};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, Place, Result, Shape, View};
 use std::ops::Range;
@@ -162,7 +163,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Makes the cards `which` of the configuration.
+    /// Makes the cards `which` of the configuration; which cell each row of the network is, and which row each cell.
     ///
     /// # Errors
     /// As `CudaEngine::new`.
@@ -170,9 +171,9 @@ impl Unit {
     pub fn new(
         plan: &Plan,
         device: &Arc<CudaDevice>,
-        config: &Config,
+        (config, layout): (&Config, &Layout),
         which: Range<usize>,
-        cell_of: &[u32],
+        [cell_of, row_of]: [&[u32]; 2],
         capacity: usize,
         exchange: Exchange,
         built: &(dyn Fn(usize, usize) + Sync),
@@ -188,8 +189,8 @@ impl Unit {
         require_memory(plan, device, config)?;
         let mut cards = Vec::with_capacity(which.len());
         for number in which {
-            let cells = Cells::new(plan, config, &memory)?;
-            let synapses = Synapses::new(plan, config, number, &cells, &memory, built)?;
+            let cells = Cells::new(plan, config, layout, &memory)?;
+            let synapses = Synapses::new(plan, config, (layout, number), row_of, &cells, &memory, built)?;
             let net = synapses.net(plan, config, &cells);
             let mail = || Mail::new(&memory, exchange, mail_bytes(config));
             let two = |bytes: usize| Ok::<_, Error>([memory.room(bytes)?, memory.room(bytes)?]);
@@ -210,6 +211,7 @@ impl Unit {
         for card in &cards {
             table.0.extend(&card.net);
             table = table.u64(card.logs[0].address()).u64(card.logs[1].address()).u64(card.result.address());
+            table = table.u64(card.cells.numbers.as_ref().map_or(0, DeviceBuffer::address));
         }
         let order = config::order();
         let unit = Self {

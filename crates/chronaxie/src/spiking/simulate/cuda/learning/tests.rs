@@ -5,6 +5,7 @@ use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
 use crate::spiking::network::{Distribution, Network, Population};
+use crate::spiking::partition::Layout;
 use crate::spiking::plasticity::{Placement, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
 use crate::spiking::simulate::{Checkpoint, CpuEngine, rules_tests};
@@ -65,7 +66,8 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
             let learns = Learns { depth, deep, shallow: deep / 2, tables, ..learns };
             let config = cuda::Config { segment, learns: Some(learns), ..config };
             let capacity = 3 * plan.cells() as usize + 50;
-            Box::new(CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, capacity, &|_, _| ()).unwrap())
+            let (devices, layout) = (std::slice::from_ref(&gpu.device), Layout::even(&plan.network, 1));
+            Box::new(CudaEngine::with(plan, devices, config, layout, capacity, &|_, _| ()).unwrap())
         }
     }
 }
