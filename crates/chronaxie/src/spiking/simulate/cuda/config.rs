@@ -219,8 +219,7 @@ impl Config {
         let threads = threads(place, heavy, cards > 1, near > 0);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
-        let learns =
-            if place == Place::Shared && cards == 1 { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
+        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
@@ -426,10 +425,11 @@ pub fn specialisations() -> Vec<Specialisation> {
     let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
     let kinds =
         kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false])));
+    let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false]));
     let near = [false, true].map(|many| (Place::Calendar, false, [false, false, many, false, true]));
     let timed = [(Place::Shared, true, false), (Place::Calendar, false, true)];
     let timed = timed.map(|(place, held, near)| (place, false, [held, false, false, true, near]));
-    let kinds = kinds.chain(near).chain(timed);
+    let kinds = kinds.chain(shared).chain(near).chain(timed);
     let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([
         build(false),
         build(true),

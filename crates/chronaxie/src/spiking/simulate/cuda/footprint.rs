@@ -53,7 +53,7 @@ impl Config {
         let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
         let listed = (0..plan.network.projections.len()).filter(|i| build::is_listed(plan, *i));
         let listed = listed.map(|i| plan.expected(i)).fold(0.0, f64::max).min(build::LIST as f64);
-        let pitch = self.pitch as f64;
+        let (pitch, own_rows) = (self.pitch as f64, local * self.cells as f64);
         // Where each cell is, and the order of a population's.
         let places = if self.cards > 1 { 8.0 * plan.cells() as f64 } else { 0.0 };
         let n = &plan.network;
@@ -71,7 +71,8 @@ impl Config {
             cells: states + if self.cards > 1 { 12.0 } else { 8.0 } * rows,
             under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
             spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
-            entries: self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64),
+            // Of its own cells; beside them rows that wait to be walked.
+            entries: self.learns.map_or(0.0, |l| 4.0 * own_rows * (l.depth * l.width + self.shards + 8) as f64),
             making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed + places,
         }
     }

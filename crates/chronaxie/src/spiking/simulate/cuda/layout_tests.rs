@@ -27,7 +27,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, layout: &Layout, blocks: usize) -> Cuda
 }
 
 /// Cells by no rule that anybody would see, and one part with none where `empty` says so.
-fn scattered(plan: &Plan, parts: usize, empty: Option<usize>) -> Layout {
+pub(super) fn scattered(plan: &Plan, parts: usize, empty: Option<usize>) -> Layout {
     let part = |p: usize, cell: u32| {
         let part = (cell.wrapping_mul(2_654_435_761) >> 7) as usize % parts + p;
         let part = part % parts;

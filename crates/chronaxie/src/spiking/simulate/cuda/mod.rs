@@ -12,6 +12,7 @@ mod footprint;
 #[cfg(test)]
 mod layout_tests;
 pub mod learning;
+mod lost;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -30,7 +31,8 @@ pub(crate) use config::{MOST_CARDS, REPLICAS};
 pub use footprint::Footprint;
 use footprint::{log_capacity, require_memory};
 pub use learning::LearningEngine;
-use learning::Resident;
+use learning::{Resident, none};
+use lost::{of_several, wait_for_all};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -59,6 +61,9 @@ pub struct CudaEngine<'a> {
     config: Config,
     /// Whose each cell is; which cells stand side by side on a device.
     layout: Layout,
+    /// The first device's.
+    name: String,
+    /// None where one of several was lost.
     units: Vec<Unit>,
     /// Synapses that change.
     resident: Option<Resident<'a>>,
@@ -134,14 +139,13 @@ impl<'a> CudaEngine<'a> {
     ) -> Result<Self> {
         let changing = (0..plan.network.projections.len()).find(|i| plan.changes(*i));
         if let Some(i) = changing.filter(|_| config.learns.is_none()) {
-            let why = if config.cards > 1 {
-                "run on one GPU alone"
-            } else {
-                "do not fit the resident kernel; LearningEngine takes them"
-            };
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("projection {}: its synapses change, and such {why}: {config}", plan.label(i)),
+                format!(
+                    "projection {}: its synapses change, and such do not fit the resident kernel; LearningEngine takes them: \
+                     {config}",
+                    plan.label(i)
+                ),
             ));
         }
         let (cell_of, row_of) = rows(plan, &config, &layout);
@@ -162,13 +166,17 @@ impl<'a> CudaEngine<'a> {
             )?);
         }
         unit::join(&mut units)?;
-        let first = &units[0];
-        let resident = Resident::new(plan, config, &first.memory, &first.cards[0].net, [&row_of, &cell_of])?;
+        let cards = units.iter().flat_map(|u| u.cards.iter().map(|card| (&u.memory, card.net.as_slice())));
+        let resident = Resident::new(plan, config, &layout, cards, [&row_of, &cell_of])?;
+        let mut learns = resident.iter().flat_map(Resident::learns);
+        units.iter_mut().try_for_each(|unit| unit.tell(&mut learns))?;
+        drop(learns);
         let (recent, launches) = (Vec::new(), 0);
         let mut engine = Self {
             plan,
             config,
             layout,
+            name: devices[0].name().to_owned(),
             units,
             resident,
             row_of,
@@ -193,7 +201,8 @@ impl<'a> CudaEngine<'a> {
 
     /// Puts up to `steps` steps from the present one on the streams of these units.
     fn launch(&mut self, which: std::ops::Range<usize>, from: u64, steps: u64) -> Result<()> {
-        let learn = self.resident.as_ref().map_or_else(Resident::none, |r| r.learn.clone());
+        // Of the only card; of several it lies with each.
+        let learn = self.resident.as_ref().and_then(|r| r.learns().next()).map_or_else(none, <[u8]>::to_vec);
         let mails: Vec<[u64; 2]> = self.units.iter().flat_map(Unit::mails).collect();
         let (capacity, launches, timed) = (self.capacity, self.launches, self.timed);
         let given = Given { from, steps, capacity, launches, timed, learn: &learn, mails: &mails };
@@ -217,6 +226,10 @@ impl<'a> CudaEngine<'a> {
                 collect(&mut self.units, launch, from, steps, spikes)?;
             }
             // Waits for the chunk.
+            if self.units.len() > 1 {
+                let name = |k: usize| self.units[k].memory.device.name();
+                wait_for_all(self.units.len(), name, |k| self.units[k].is_done())?;
+            }
             let mut done = None;
             let (mut fired, mut flags) = (0, 0);
             for unit in &mut self.units {
@@ -258,15 +271,11 @@ impl<'a> CudaEngine<'a> {
     /// Refuses what a step that failed has left behind.
     fn whole(&self) -> Result<()> {
         let Some(why) = &self.failed else { return Ok(()) };
-        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name())))
+        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name)))
     }
 
     fn cards(&self) -> impl Iterator<Item = (&Unit, &Card)> {
         self.units.iter().flat_map(|unit| unit.cards.iter().map(move |card| (unit, card)))
-    }
-
-    fn name(&self) -> &str {
-        self.units[0].memory.device.name()
     }
 }
 
@@ -370,17 +379,15 @@ pub fn engine<'a>(
 /// Likewise, where device i has part i of a layout.
 ///
 /// # Errors
-/// As [`CudaEngine::in_layout`] and [`LearningEngine::new`].
+/// As [`CudaEngine::in_layout`] and [`LearningEngine::in_layout`].
 pub fn engine_in<'a>(
     plan: &'a Plan,
     devices: &[Arc<CudaDevice>],
     layout: Layout,
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
-    if let ([device], Some(_)) = (devices, &plan.learning)
-        && Config::choose(plan, device.props())?.learns.is_none()
-    {
-        return Ok(Box::new(LearningEngine::new(plan, device, built)?));
+    if plan.learning.is_some() && Config::in_layout(plan, &common(devices)?, &layout)?.learns.is_none() {
+        return Ok(Box::new(LearningEngine::in_layout(plan, devices, layout, built)?));
     }
     Ok(Box::new(CudaEngine::in_layout(plan, devices, layout, built)?))
 }
@@ -409,7 +416,12 @@ impl Engine for CudaEngine<'_> {
         self.whole()?;
         let begun = spikes.len();
         if let Err(e) = self.run(to, spikes) {
+            let e = of_several(e, self.units.len());
             self.failed = Some(e.to_string());
+            if e.kind() == &ErrorKind::Lost {
+                // What waits for a GPU that has gone, waits for ever: what lies there is left to the driver.
+                std::mem::forget((std::mem::take(&mut self.units), self.resident.take()));
+            }
             return Err(e);
         }
         let found = &spikes[begun..];
@@ -420,6 +432,7 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
+        self.whole()?;
         if !self.units[0].can_time(&self.config)? {
             return Ok(None);
         }
@@ -452,14 +465,17 @@ impl Engine for CudaEngine<'_> {
                 }
             }
         }
-        let ring = &self.units[0].cards[0].synapses.ring;
-        let learned = |r: &Resident<'_>| r.learned(ring, &self.rows(&self.recent), &self.row_of, self.step);
+        let rings: Vec<_> = self.cards().map(|(_, card)| &card.synapses.ring).collect();
+        let learned = |r: &Resident<'_>| r.learned(&rings, &self.rows(&self.recent), self.step);
         let learned = self.resident.as_ref().map(learned).transpose()?;
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
+        if self.units.is_empty() {
+            self.whole()?;
+        }
         let mut values: Vec<f32> = Vec::new();
         for (p, variables) in state.variables.iter().enumerate() {
             for own in variables {
@@ -470,13 +486,16 @@ impl Engine for CudaEngine<'_> {
             }
         }
         let recent = self.rows(&state.recent);
+        if let Some(resident) = &mut self.resident {
+            resident.restore(state)?;
+        }
         for unit in &mut self.units {
             // A launch that was lost may have left some of its own.
             unit.clear_mails()?;
             for card in &mut unit.cards {
                 unit.memory.write(&mut card.cells.states, &values)?;
-                match &mut self.resident {
-                    Some(resident) => resident.restore(&mut card.synapses.ring, state, &recent, &self.row_of)?,
+                match &self.resident {
+                    Some(resident) => resident.restore_ring(card.number, &mut card.synapses.ring, state, &recent)?,
                     None => {
                         card.synapses.restore(&unit.memory, &card.net, self.config.local(), &recent, state.step)?;
                     }
@@ -553,7 +572,7 @@ impl Engine for CudaEngine<'_> {
             (1, _) => 0.7,
             _ => 2.0,
         };
-        let rate = self.units[0].memory.device.props().memory_bytes_per_s.max(1) as f64;
+        let rate = self.units.first()?.memory.device.props().memory_bytes_per_s.max(1) as f64;
         Some(exchange + bytes / rate * 1e6)
     }
 }
