@@ -34,19 +34,22 @@ run() {
         arch=*) environment+=("CHRONAXIE_EMULATED_ARCH=${s#*=}") ;;
         streams=*) environment+=("CHRONAXIE_EMULATED_STREAMS=${s#*=}") ;;
         seed=*) environment+=("CHRONAXIE_EMULATED_SEED=${s#*=}") ;;
+        devices=*) environment+=("CHRONAXIE_EMULATED_DEVICES=${s#*=}") ;;
         *) echo "no setting $s" >"$log"; return ;;
         esac
     done
     local -a emulated=(env "${environment[@]}" timeout 120 scripts/emulated.sh)
     if [ "$family" = simulate ]; then
         scripts/simulate-same.sh "$chronaxie" "$log.run" "$case" "${emulated[@]}" </dev/null >"$log" 2>&1
+    elif [ "$family" = lost ]; then
+        env "${environment[@]}" scripts/emulated-lost.sh "$chronaxie" "$log.run" "$case" </dev/null >"$log" 2>&1
     else
         "${emulated[@]}" "$chronaxie" check "$family" --backend cuda --case "$case" </dev/null >"$log" 2>&1
     fi
     echo "$? $(($(date +%s) - began)) $family $settings $case" >"$log.rc"
 }
 
-# Every family that runs on a GPU has a case here; simulate's are networks.
+# Every family that runs on a GPU has a case here; simulate's are networks, and lost's those that lose a GPU.
 for family in $(grep -v '^#' scripts/gpu-cases.txt | cut -d ' ' -f 1 | sort -u); do
     grep -qE "^$family " scripts/emulated-cases.txt || { echo "scripts/emulated-cases.txt has no case for $family"; exit 1; }
 done

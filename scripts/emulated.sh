@@ -8,6 +8,8 @@
 #   CHRONAXIE_EMULATED_ARCH       75, 80, 89 or 90 (90)
 #   CHRONAXIE_EMULATED_DEVICES    devices (2)
 #   CHRONAXIE_EMULATED_MEMORY_MIB memory of all devices together (8192)
+#   CHRONAXIE_EMULATED_LOST       DEVICE:KERNEL:N: with the N-th launch of a kernel a device fails for good; DEVICE:KERNEL:N:silent: it
+#                                 says nothing any more, and who waits for it waits for ever
 #   CHRONAXIE_EMULATED_KERNELS    a file to which the names of kernels that ran are added
 #   CHRONAXIE_EMULATED_KEEP       if set, what the compiler saw of each kernel is kept, and where is said
 set -eu

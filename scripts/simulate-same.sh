@@ -1,18 +1,20 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
-# [simulation], or begins with network=NAME, another one of examples/; a COMMAND precedes what needs the GPU. The last line is:
+# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs. A COMMAND precedes
+# what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
 chronaxie="$1" folder="$2" case="$3"
 shift 3
-network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0)
+network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0) gpus=()
 for s in ${case//,/ }; do
     case "$s" in
     network=*) network="${s#*=}" scale=1 ;;
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
+    gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
     esac
 done
@@ -29,7 +31,7 @@ how=(--backend cpu --duration "$ms" --out "$folder/whole")
 run whole "$chronaxie"
 how=(--backend cpu --duration "$((ms / 2))" --out "$folder/parts")
 run half "$chronaxie"
-how=(--backend cuda --duration "$ms" --resume "$folder/parts")
+how=(--backend cuda --duration "$ms" --resume "$folder/parts" "${gpus[@]}")
 run parts "$@" "$chronaxie"
 value() { sed -n -E "s/^ *\"$2\": \"?([^\"]*[^\",])\"?,?\$/\1/p" "$folder/$1.json" | head -n 1; }
 echo "$(value whole spikes) spikes; on the GPU: $(value parts engine), real-time factor $(value parts real_time_factor)"

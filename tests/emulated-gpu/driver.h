@@ -17,7 +17,7 @@ using Result = unsigned;
 using emu::Dim;
 
 constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101,
-                 kInvalidImage = 200, kInvalidContext = 201, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700,
+                 kInvalidImage = 200, kLost = 719, kInvalidContext = 201, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700,
                  kLaunchOutOfResources = 701, kCooperativeTooLarge = 720, kInvalidHandle = 400, kUnsupportedCapture = 900,
                  kCaptureInvalidated = 901, kInvalidClusterSize = 912;
 
@@ -58,6 +58,7 @@ struct Queued {
 };
 
 struct Stream {
+  int device = 0;
   bool blocking = false;
   std::deque<Queued> queue;
   struct Capture* capture = nullptr;
@@ -84,5 +85,7 @@ Result put(void* handle, Work work, Event* event = nullptr, uint64_t recorded = 
 // Does all work of a stream, or of all.
 Result drain(Stream* s);
 Result drain_all();
+// A kernel is to be launched on the current device: whether that one stops, by CHRONAXIE_EMULATED_LOST, at this launch or has before.
+void about_to_launch(const char* kernel);
 // Whether this thread captures, so that what would wait is refused.
 Result refused_by_capture();

@@ -408,6 +408,7 @@ void go_on(Engine* e) {
 }  // namespace
 
 bool (*start_elsewhere)() = nullptr;
+bool waits_for_ever = false;
 
 unsigned run(const Launch& launch, uint64_t s, std::string& why) {
   Engine e(launch, s, why);

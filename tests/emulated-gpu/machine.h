@@ -36,6 +36,8 @@ struct Launch {
 unsigned run(const Launch& launch, uint64_t seed, std::string& why);
 // Starts a piece of work of another stream, if one can start: asked where a launch only looks at what another may write.
 extern bool (*start_elsewhere)();
+// Whether a device is lost, so that a kernel that waits for what it would write is no deadlock: it ends by a clock of its own.
+extern bool waits_for_ever;
 
 // The seed of the order in which threads run, and of what uninitialised memory holds.
 uint64_t seed();

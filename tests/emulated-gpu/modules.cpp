@@ -232,6 +232,7 @@ API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, v
     launch->offsets.push_back(at);
   }
   note(f);
+  about_to_launch(f->label.c_str());
   return put(c->stream, [launch]() -> Result {
     std::string why;
     // Each launch in another order, the same in each run of the process.

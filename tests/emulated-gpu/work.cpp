@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <thread>
 
 #include "driver.h"
 
@@ -28,8 +29,33 @@ static bool early() {
   return e;
 }
 
+// CHRONAXIE_EMULATED_LOST=DEVICE:KERNEL:N[:silent]: with the N-th launch of the kernel the device does nothing any more; the driver
+// says so, or the host waits for ever.
+static struct Lost {
+  int device = -1;
+  std::string kernel;
+  unsigned launches = 0;
+  bool silent = false, now = false;
+  Lost() {
+    const char* text = std::getenv("CHRONAXIE_EMULATED_LOST");
+    const std::string all = text ? text : "";
+    const size_t a = all.find(':'), b = a == std::string::npos ? a : all.find(':', a + 1);
+    if (b == std::string::npos) return;
+    device = std::atoi(all.c_str());
+    kernel = all.substr(a + 1, b - a - 1);
+    launches = unsigned(std::atoi(all.c_str() + b + 1));
+    silent = all.find(":silent", b) != std::string::npos;
+  }
+} lost;
+void about_to_launch(const char* kernel) {
+  if (current_device() != lost.device || lost.kernel != kernel || lost.launches == 0) return;
+  if (--lost.launches == 0) lost.now = emu::waits_for_ever = true;
+}
+static bool is_lost(const Stream* s) { return lost.now && s->device == lost.device; }
+
 static Stream* new_stream(bool blocking) {
   streams.emplace_back(new Stream);
+  streams.back()->device = current_device();
   streams.back()->blocking = blocking;
   return streams.back().get();
 }
@@ -57,6 +83,11 @@ static bool is_legacy(Stream* s) { return defaults.count({current_device(), 0}) 
 
 // Does the oldest piece of work of a stream.
 static Result step(Stream* s) {
+  while (is_lost(s) && lost.silent) std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (is_lost(s)) {
+    s->queue.clear();
+    return kLost;
+  }
   Work work = std::move(s->queue.front().work);
   s->queue.pop_front();
   if (sticky) return sticky;
@@ -70,7 +101,7 @@ static Result step(Stream* s) {
 static bool step_elsewhere() {
   for (size_t i = 0; i < streams.size(); i++) {
     Stream* s = streams[i].get();
-    if (s->running || s->queue.empty()) continue;
+    if (s->running || s->queue.empty() || is_lost(s)) continue;
     const Queued& first = s->queue.front();
     if (first.event && first.event->done < first.recorded) continue;
     step(s);
@@ -93,6 +124,7 @@ Result drain_all() {
   Result r = sticky;
   // Index by index: work may make streams.
   for (size_t i = 0; i < streams.size(); i++) {
+    if (is_lost(streams[i].get()) && lost.device != current_device()) continue;
     Result one = drain(streams[i].get());
     if (one && !r) r = one;
   }
@@ -116,6 +148,7 @@ static void order_defaults(Stream* s) {
 Result put(void* handle, Work work, Event* event, uint64_t recorded) {
   if (sticky) return sticky;
   Stream* s = stream_of(handle);
+  if (is_lost(s) && !lost.silent) return kLost;
   if (s->capture) {
     s->capture->graph->nodes.push_back(std::move(work));
     return kSuccess;
@@ -233,7 +266,7 @@ static Result reach(Event* e, uint64_t n) {
     Result one = step(e->stream);
     if (one && !r) r = one;
   }
-  return r;
+  return !r && e->done < n && e->stream && is_lost(e->stream) ? kLost : r;
 }
 
 API Result cuStreamWaitEvent(void* stream, Event* e, unsigned) {
@@ -259,6 +292,7 @@ API Result cuEventSynchronize(Event* e) {
 }
 API Result cuEventQuery(Event* e) {
   Lock lock(big_lock);
+  if (e->done < e->recorded && e->stream && is_lost(e->stream)) return lost.silent ? kNotReady : kLost;
   if (e->done < e->recorded && e->stream && !e->stream->queue.empty())
     if (Result r = step(e->stream)) return r;
   return sticky ? sticky : e->done < e->recorded ? kNotReady : kSuccess;

@@ -276,7 +276,8 @@ pub(crate) struct Simulate {
     /// CPU processes to share the network among; the spikes are the same for any number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub parts: Option<u32>,
-    /// With --parts or --of: how, as `chronaxie partition` names it; auto takes the way of least expected cost
+    /// With --parts, --of or --gpus: how, as `chronaxie partition` names it; auto takes the way of least expected cost, of
+    /// GPUs ranges of cells' numbers unless another way shares work out better
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub method: String,
     /// With --parts or --of: machines, or groups to be taken for some; parts of one tell each other first what fired

@@ -59,6 +59,9 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
         .into());
     }
     options.gpus = args.gpus.map(|n| n as usize);
+    if options.gpus.is_some() {
+        options.method.clone_from(&args.method);
+    }
     options.arguments = std::env::args().collect();
     options.parts = parts(args)?;
     if options.parts.is_some() && options.backend == Backend::Auto {
@@ -79,8 +82,9 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
 /// How the network is shared out.
 fn parts(args: &Simulate) -> Result<Option<PartsOptions>> {
     let Some(count) = args.parts.or(args.of) else {
-        let alone = args.method == "auto" && args.nodes == 1;
-        return if alone { Ok(None) } else { Err(Error::config("--method and --nodes are for --parts N")) };
+        let alone = (args.method == "auto" || args.gpus.is_some()) && args.nodes == 1;
+        let why = "--nodes is for --parts N, and --method for that or --gpus N";
+        return if alone { Ok(None) } else { Err(Error::config(why)) };
     };
     let mut parts = PartsOptions::new(count as usize, program(args));
     parts.method.clone_from(&args.method);

@@ -260,6 +260,10 @@ impl PinnedBuffer {
         }
         Ok(self.bytes / size_of::<T>())
     }
+    /// Whether the copies that this buffer was given to have been made.
+    pub fn is_copied(&self) -> Result<bool> {
+        self.last_copy.is_done()
+    }
     /// The memory as elements, after the copies that this buffer was given to.
     pub fn as_slice<T: crate::Element>(&self) -> Result<&[T]> {
         let n = self.check_element::<T>()?;

@@ -1,6 +1,6 @@
 //! One simulation, from a configuration to a folder.
 
-use super::parts::{PartsOptions, Team};
+use super::parts::{PartsOptions, RATE_HZ, Team};
 use super::pictures;
 use crate::bench::Provenance;
 use crate::config::Config;
@@ -10,6 +10,7 @@ use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
+use crate::spiking::partition;
 use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
 use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, cuda, pace};
 use crate::spiking::{Network, Plan};
@@ -36,6 +37,8 @@ pub struct RunOptions {
     pub backend: Backend,
     /// GPUs to share the network among, from 0 on; `None` for the one of the backend.
     pub gpus: Option<usize>,
+    /// How GPUs share it: `auto`, or the name of a partitioner.
+    pub method: String,
     /// Whether to go on from the checkpoint in `out`.
     pub resume: bool,
     /// How the network is shared out among processes, if it is.
@@ -51,7 +54,8 @@ impl RunOptions {
     pub fn new(out: impl Into<PathBuf>) -> Self {
         let provenance = Provenance::default();
         let (out, backend) = (out.into(), Backend::Auto);
-        Self { out, backend, gpus: None, resume: false, parts: None, arguments: Vec::new(), provenance }
+        let (gpus, method, parts) = (None, "auto".into(), None);
+        Self { out, backend, gpus, method, resume: false, parts, arguments: Vec::new(), provenance }
     }
     /// From the checkpoint at `path`: the file, or the folder of its run.
     ///
@@ -191,6 +195,13 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         }
     }
     why.iter().for_each(|why| progress.log(why));
+    if matches!(device, Device::Cpu) && options.parts.is_none() && options.method != "auto" {
+        return Err(Error::config(format!(
+            "{} says how GPUs share a network, and this runs on {}",
+            options.method,
+            device.place()
+        )));
+    }
     if options.parts.is_some() && !matches!(device, Device::Cpu) {
         return Err(Error::config(format!("parts are processes on CPUs, not on {}; --backend cpu", device.place())));
     }
@@ -204,10 +215,17 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     progress.advance(0, &note);
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
     let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, progress)).transpose()?;
+    let mut method = None;
     let mut engine: Box<dyn Engine + '_> = match (&device, &mut team) {
         (_, Some(team)) => team.engine(&plan, &built)?,
         (Device::Cpu, None) => Box::new(CpuEngine::new(&plan, &built)?),
-        (Device::Cuda(_), None) => cuda::engine(&plan, &cards, &built)?,
+        (Device::Cuda(_), None) => {
+            let (layout, by) = partition::choose_for_gpus(&plan, RATE_HZ, cards.len(), &options.method)?;
+            if cards.len() > 1 {
+                method = Some(by);
+            }
+            cuda::engine_in(&plan, &cards, layout, &built)?
+        }
     };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -216,7 +234,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         plan.cells(),
         engine.synapses(),
         build_ms / 1e3,
-        engine.config()
+        words(&*engine, method)
     ));
 
     let begun = engine.weights()?;
@@ -230,6 +248,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         traces: Vec::new(),
         counts: vec![0; plan.network.populations.len()],
         gpus: cards.len(),
+        method,
         begun,
         reached: 0,
         wall: 0.0,
@@ -288,6 +307,8 @@ struct Run<'a> {
     log: Option<SpikeLog>,
     traces: Vec<TraceLog>,
     gpus: usize,
+    /// How they share the network, where there are several.
+    method: Option<&'static str>,
     counts: Vec<u64>,
     /// The weights that change, at the start.
     begun: Vec<Weights>,
@@ -309,6 +330,11 @@ pub(super) fn fingerprint(network: &Network) -> [u8; 32] {
     // Floats are written with as many digits as they have, so other networks have other texts.
     let _ = write!(sink, "{network:?}");
     sink.0.finalize().into()
+}
+
+/// How a network is cut, as people read it.
+fn words(engine: &dyn Engine, method: Option<&str>) -> String {
+    method.map_or_else(|| engine.config(), |by| format!("{}, cells by {by}", engine.config()))
 }
 
 fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {
@@ -497,7 +523,7 @@ impl Run<'_> {
             build_ms,
             backend: device.place().to_string(),
             gpus: self.gpus,
-            engine: engine.config(),
+            engine: words(engine, self.method),
             floor_real_time_factor: engine.floor_us().map(|us| us * 1e-3 / n.dt_ms),
             rates_hz: populations.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),
             discard_ms: self.settings.discard_ms,

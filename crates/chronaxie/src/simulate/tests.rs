@@ -189,24 +189,35 @@ fn on_a_gpu_networks_on_two_devices_have_the_cpus_spikes() {
     if !emulated && crate::cuda::CudaDevice::open(1).is_err() {
         return println!("skipped: there is one device");
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/cuba.toml");
-    let mut config = Config::read(path).unwrap();
-    let (scale, ms) = if emulated { ("0.05", "60ms") } else { ("1", "300ms") };
-    for set in [&format!("simulation.scale={scale}"), &format!("simulation.duration=\"{ms}\""), "simulation.discard=0"]
-    {
-        config.set(set).unwrap();
-    }
     pool::set_num_threads(2);
-    let of = |backend: Backend, gpus: Option<usize>, name: &str| {
-        let options = RunOptions { backend, gpus, ..RunOptions::new(scratch(name)) };
-        let r = run(&config, &options, &Silent).unwrap();
-        std::fs::remove_dir_all(&r.out).unwrap();
-        r
-    };
-    let want = of(Backend::Cpu, None, "of-two-on-cpu");
-    let got = of(Backend::Cuda(0), Some(2), "of-two");
-    assert!(want.spikes > 100 && got.gpus == 2, "{} spikes", want.spikes);
-    assert_eq!((got.spikes, got.spikes_sha256, got.rates_hz), (want.spikes, want.spikes_sha256, want.rates_hz));
+    for (name, method, sets) in [
+        ("cuba", "auto", [if emulated { "simulation.scale=0.05" } else { "simulation.scale=1" }, "simulation.seed=1"]),
+        ("space", "kmeans", ["simulation.plasticity=false", "simulation.seed=2"]),
+        ("space", "morton", ["simulation.plasticity=true", "simulation.seed=3"]),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/{name}.toml"));
+        let mut config = Config::read(path).unwrap();
+        let ms = if !emulated { "300ms" } else { ["60ms", "20ms"][usize::from(name == "space")] };
+        let duration = format!("simulation.duration=\"{ms}\"");
+        for set in [sets[0], sets[1], &duration, "simulation.discard=0"] {
+            config.set(set).unwrap();
+        }
+        let of = |backend: Backend, gpus: Option<usize>, out: &str| {
+            let method = if gpus.is_some() { method.to_owned() } else { "auto".to_owned() };
+            let options = RunOptions { backend, gpus, method, ..RunOptions::new(scratch(out)) };
+            let r = run(&config, &options, &Silent).unwrap();
+            let state = std::fs::read(r.out.join("checkpoint/state.bin")).unwrap();
+            std::fs::remove_dir_all(&r.out).unwrap();
+            (r, state)
+        };
+        let (want, last) = of(Backend::Cpu, None, "of-two-on-cpu");
+        let (got, state) = of(Backend::Cuda(0), Some(2), "of-two");
+        assert!(want.spikes > 100 && got.gpus == 2, "{name}: {} spikes", want.spikes);
+        assert!(got.engine.ends_with(if method == "auto" { "cells by index" } else { method }), "{}", got.engine);
+        assert_eq!((got.spikes, got.spikes_sha256, got.rates_hz), (want.spikes, want.spikes_sha256, want.rates_hz));
+        assert_eq!(got.weights, want.weights);
+        assert!(state == last, "{name} by {method}: the last checkpoint");
+    }
 }
 
 /// A network's step is taken apart on the CPU, and timed as a whole on a GPU: parts add up, bytes are those of the sizes.

@@ -129,14 +129,8 @@ impl Engine {
         if plan.learning.is_none() || config.learns.is_some() {
             return Ok(Self::Resident(config));
         }
-        if gpus > 1 {
-            let i = (0..plan.network.projections.len()).find(|i| plan.changes(*i)).unwrap_or(0);
-            return Err(Error::config(format!(
-                "projection {}: its synapses change, and such run on one GPU alone, not on {gpus}",
-                plan.label(i)
-            )));
-        }
-        Ok(Self::Learning(learning::Config::choose(plan, &card.device())?))
+        let even = partition::Layout::even(&plan.network, gpus);
+        Ok(Self::Learning(learning::Config::in_layout(plan, &card.device(), &even)?))
     }
 
     /// While the network is made, and while it runs.
@@ -154,7 +148,7 @@ impl Engine {
 /// What a network of this activity is on so many GPUs.
 ///
 /// # Errors
-/// `Config`, for a number of GPUs that there is not, more cells than they can have, and synapses that change on several.
+/// `Config`, for a number of GPUs that there is not, and more cells than they can have.
 pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exchange: Exchange) -> Result<Estimate> {
     if !(1..=MOST_GPUS).contains(&gpus) {
         return Err(Error::config(format!("{gpus} GPUs: a network is planned for 1 to {MOST_GPUS}")));
@@ -205,7 +199,15 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
 fn told(plan: &Plan, activity: &Activity, engine: &Engine, [gpus, here, machines]: [usize; 3]) -> Told {
     let mut all =
         Told { format: "nothing", peer_bytes_per_step: 0.0, network_bytes_per_step: 0.0, peer_bytes_per_s: None };
-    let (Engine::Resident(config), true) = (engine, gpus > 1) else { return all };
+    let config = match engine {
+        _ if gpus < 2 => return all,
+        Engine::Learning(_) => {
+            all.peer_bytes_per_step = 8.0 * (here - 1) as f64 * (1.0 + activity.spikes / gpus as f64);
+            all.format = "a word a spike";
+            return all;
+        }
+        Engine::Resident(config) => config,
+    };
     let mean = activity.spikes / config.shards as f64;
     let boxed = config.local() as f64 * beyond(mean, config.header().1);
     all.peer_bytes_per_step = 8.0 * (here - 1) as f64 * (config.local() as f64 * REPLICAS as f64 + boxed);
@@ -252,7 +254,9 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
         let asked = gb(all.build_bytes.max(all.run_bytes));
         let least = match fewest(plan, card) {
             Some(n) => format!("it takes {n} at the least"),
-            None if plan.learning.is_some() => "and synapses that change run on one GPU alone".to_owned(),
+            None if all.memory.is_none() => {
+                format!("and no number up to {MOST_GPUS} holds it: entries of all cells lie on every GPU")
+            }
             None => format!(
                 "and no number up to {MOST_GPUS} holds it: where each row's synapses lie takes {:.1} GB on every GPU",
                 all.memory.map_or(0.0, |m| gb(m.rows))
@@ -272,6 +276,9 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
             card.network_us,
             card.network_gb_per_s
         ));
+    }
+    if plan.learning.is_some() && all.gpus > 1 {
+        notes.push("synapses that change were measured on one GPU alone".to_owned());
     }
     let Some(step) = &all.step else {
         notes.push("of the engine for synapses that change outside shared memory no step was measured".to_owned());

@@ -96,6 +96,11 @@ impl Layout {
         Subset { low: cuts.at[part], high: cuts.at[part + 1], order: cuts.order.as_deref() }
     }
 
+    /// The order in which the cells of a population stand, where it is not that of their numbers.
+    pub fn order(&self, population: usize) -> Option<&Order> {
+        self.populations[population].order.as_deref()
+    }
+
     /// How many cells a part has.
     pub fn cells(&self, part: usize) -> u64 {
         self.populations.iter().map(|c| u64::from(c.at[part + 1] - c.at[part])).sum()

@@ -134,6 +134,20 @@ impl<'a> Load<'a> {
         ns * self.spikes(self.plan.network.projections[projection].source)
     }
 
+    /// What all cells cost, ns a step.
+    fn total(&self) -> f64 {
+        self.work.iter().flatten().map(|w| f64::from(*w)).sum()
+    }
+
+    /// What the part of a layout costs that has most work, ns a step.
+    fn largest(&self, layout: &Layout) -> f64 {
+        let of = |part: usize| -> f64 {
+            let own = (0..self.work.len()).flat_map(|p| layout.own(part, p).iter().map(move |cell| self.work(p, cell)));
+            own.sum()
+        };
+        (0..layout.parts()).map(of).fold(0.0, f64::max)
+    }
+
     /// What a cell costs, ns a step.
     fn work(&self, population: usize, cell: u32) -> f64 {
         self.work[population][cell as usize].into()
@@ -173,6 +187,40 @@ pub fn choose(plan: &Plan, rate_hz: f64, parts: usize, method: &str) -> Result<(
     let at = best(&evaluate(&load, &layouts)).unwrap_or(0);
     let best = layouts.into_iter().zip(names).nth(at);
     best.ok_or_else(|| Error::value("no way to share the network out works"))
+}
+
+/// What another way must save of the largest share of the work before GPUs leave ranges of numbers.
+const SAVED: f64 = 0.03;
+
+/// Likewise for GPUs of one machine, of which every block looks at every spike, wherever it was: a step waits for the one that has
+/// most work, and `auto` takes ranges of numbers unless another way makes that share smaller by more than 3 %.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_for_gpus(plan: &Plan, rate_hz: f64, gpus: usize, method: &str) -> Result<(Layout, &'static str)> {
+    let even = |by: &dyn Partitioner| (Layout::even(&plan.network, gpus.max(1)), by.name());
+    if method != "auto" {
+        return choose(plan, rate_hz, gpus, method);
+    }
+    if gpus < 2 || plan.network.populations.iter().all(|p| p.positions.is_none()) {
+        return Ok(even(&index::Index));
+    }
+    let load = Load::new(plan, rate_hz, false);
+    let (mut least, mut best) = (load.largest(&even(&index::Index).0), even(&index::Index));
+    if least <= (1.0 + SAVED) * load.total() / gpus as f64 {
+        return Ok(best);
+    }
+    least *= 1.0 - SAVED;
+    let fit = |by: &&&'static dyn Partitioner| applies(plan, **by).is_ok() && by.missing().is_none();
+    for by in all().iter().filter(fit) {
+        // One that fails is out.
+        let Ok(layout) = by.layout(&load, gpus) else { continue };
+        let largest = load.largest(&layout);
+        if largest < least {
+            (least, best) = (largest, (layout, by.name()));
+        }
+    }
+    Ok(best)
 }
 
 /// The first of least cost.

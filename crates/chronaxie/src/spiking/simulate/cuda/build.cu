@@ -4,6 +4,9 @@
 // the second puts each synapse where it belongs. Which of a row's places a synapse gets depends on the order of threads, and
 // nothing else does.
 //
+// On several cards (kMany) a layout says where cells are: each is looked up. Only a card's own synapses are kept; those that follow
+// their targets are drawn for its own targets alone.
+//
 // Full microcircuit (2.99e8 synapses) on an H200: each pass is 2.99e8 draws of 100 instructions (0.02 ms a million: 6 ms in
 // all) and as many additions to 41 MB of counts, which the second cache holds; the second writes 2.99e8 words of 4 bytes, each
 // to a sector of its own (32 bytes read and written: 19 GB, 4.5 ms at 4.3 TB/s). Floor of both: 20 ms.
@@ -31,6 +34,13 @@ struct Source {
   unsigned home, population;  // of the sources, of the targets
   unsigned ports;
   unsigned changes, low, high, most;  // of synapses that change: 1 + their rule's number, bounds, what one can pass on at most; or 0
+};
+
+// Where cells are, of kMany.
+struct Places {
+  const unsigned* row_of;  // [cells of the network]
+  const unsigned* order;   // [n_target] the targets by their places, or null where those are their numbers
+  unsigned source, target; // the network's numbers of the first of the sources and of the targets
 };
 
 struct Build {
@@ -65,7 +75,8 @@ __device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned
   ((Word*)net.rest)[net.base[shard] + first[0] + (k - held)] = word;
 }
 
-extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, const Source s, const Build build) {
+extern "C" __global__ void __launch_bounds__(256)
+    spiking_build(const Net net, const Source s, const Build build, const Places places) {
   for (u64 k = s.begin + (u64)blockIdx.x * 256 + threadIdx.x; k < s.count; k += (u64)gridDim.x * 256) {
     unsigned source, target, delay;
     int weight;
@@ -73,12 +84,15 @@ extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, c
       const uint4 x = s.list[k];
       source = x.x, target = x.y, weight = (int)x.z, delay = x.w;
     } else {
-      const Words d = draw(net.seed, kPair, s.owner, k);
+      u64 number = k;
+      if constexpr (kMany)
+        if (s.rule == kInDegree && places.order != nullptr) number = (u64)places.order[k / s.degree] * s.degree + k % s.degree;
+      const Words d = draw(net.seed, kPair, s.owner, number);
       if (s.rule == kTotal) {
         source = below(d.w[0], s.n_source);
         target = other(s, d.w[1], s.n_target, source);
       } else if (s.rule == kInDegree) {
-        target = (unsigned)(k / s.degree);
+        target = (unsigned)(number / s.degree);
         source = other(s, d.w[0], s.n_source, target);
       } else {
         source = (unsigned)(k / s.degree);
@@ -88,14 +102,21 @@ extern "C" __global__ void __launch_bounds__(256) spiking_build(const Net net, c
       delay = (unsigned)pick(s.delay, d.w[3]);
     }
     // The shard whose part of the population has the target: floor(size k / shards) <= target.
-    const u64 rows = (u64)net.shards * net.rows, there = shard_of(net, target, s.n_target), shard = there - net.begin;
+    const unsigned at = kMany ? places.row_of[places.target + target] : 0;
+    const u64 there = kMany ? at / net.rows : shard_of(net, target, s.n_target);
+    const u64 rows = (u64)net.shards * net.rows, shard = there - net.begin;
     if (shard >= net.local) continue;  // another card's
     const Part& part = net.parts[there * net.populations + s.population];
     const unsigned port = weight < 0 ? s.ports - 1 : 0;
-    const unsigned slot = part.slot + port * part.count + (target - part.low);
-    const u64 home = shard_of(net, source, s.n_source);
-    const Part& own = net.parts[home * net.populations + s.home];
-    const u64 row = home * net.rows + own.local + (source - own.low);
+    const unsigned slot = part.slot + port * part.count + (kMany ? at % net.rows - part.local : target - part.low);
+    u64 row;
+    if constexpr (kMany) {
+      row = places.row_of[places.source + source];
+    } else {
+      const u64 home = shard_of(net, source, s.n_source);
+      const Part& own = net.parts[home * net.populations + s.home];
+      row = home * net.rows + own.local + (source - own.low);
+    }
     unsigned* count = build.counts + shard * (rows + 1) + row;
     if (!build.fills) {
       atomicAdd(count, 1u);

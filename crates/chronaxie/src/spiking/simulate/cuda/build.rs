@@ -3,8 +3,9 @@
 use super::config::{self, Config};
 use super::memory::{Cells, Fields, Memory};
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
-use crate::spiking::connect::{rows, shard};
+use crate::spiking::connect::{Subset, rows};
 use crate::spiking::network::Rule;
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::ONE;
 use crate::{Error, Result};
@@ -90,9 +91,11 @@ pub(super) fn is_listed(plan: &Plan, projection: usize) -> bool {
 
 struct Builder<'a> {
     plan: &'a Plan,
-    config: &'a Config,
+    layout: &'a Layout,
     card: usize,
     memory: &'a Memory,
+    /// The row of each cell of the network, where several cards share it.
+    row_of: Option<&'a DeviceBuffer>,
     kernel: Kernel,
     blocks: u32,
     done: f64,
@@ -128,15 +131,18 @@ impl Builder<'_> {
         self.launch(index, 0, &codes, count, [rule, degree], net, build)
     }
 
-    /// The host enumerates the synapses; so many targets at a time that their list has about [`LIST`] entries.
+    /// The host enumerates the synapses onto this card's cells; so many targets at a time that their list has about [`LIST`] entries.
     fn list(&self, index: usize, net: &[u8], build: &[u8]) -> Result<()> {
         let p = &self.plan.network.projections[index];
-        let size = self.plan.network.populations[p.target].size;
-        let pieces = (self.plan.expected(index) / LIST as f64).ceil().clamp(1.0, f64::from(size)) as u64;
-        let cut = |i: u64| (u64::from(size) * i / pieces) as u32;
+        let own = self.layout.own(self.card, p.target);
+        let share = own.len() as f64 / f64::from(self.plan.network.populations[p.target].size.max(1));
+        let pieces =
+            (self.plan.expected(index) * share / LIST as f64).ceil().clamp(1.0, own.len().max(1) as f64) as u64;
+        let cut = |i: u64| own.low + (own.len() as u64 * i / pieces) as u32;
         for piece in 0..pieces {
             let mut list: Vec<[u32; 4]> = Vec::new();
-            rows::enumerate(self.plan, index, cut(piece)..cut(piece + 1), &mut |s, t, code, delay| {
+            let some = Subset { low: cut(piece), high: cut(piece + 1), ..own };
+            rows::enumerate(self.plan, index, some, &mut |s, t, code, delay| {
                 list.push([s, t, code as u32, delay.into()]);
             });
             let buffer = self.memory.upload(&list)?;
@@ -166,9 +172,17 @@ impl Builder<'_> {
         let mut source = Fields::default().u64(list);
         source.0.extend(&codes.0);
         // Where synapses follow their targets, only those onto this card's cells.
-        let size = n.populations[p.target].size;
-        let cut = |card: usize| u64::from(size) * card as u64 / self.config.cards as u64 * u64::from(degree);
-        let (begin, count) = if rule == 2 { (cut(self.card), cut(self.card + 1)) } else { (0, count) };
+        let own = self.layout.own(self.card, p.target);
+        let cut = |place: u32| u64::from(place) * u64::from(degree);
+        let (begin, count) = if rule == 2 { (cut(own.low), cut(own.high)) } else { (0, count) };
+        if begin == count {
+            return Ok(());
+        }
+        let order = own.order.map(|o| self.memory.upload(o.cells())).transpose()?;
+        let address = |buffer: Option<&DeviceBuffer>| buffer.map_or(0, DeviceBuffer::address);
+        let first = [p.source, p.target].map(|population| self.plan.first[population] as u32);
+        let places = Fields::default().u64(address(self.row_of)).u64(address(order.as_ref()));
+        let places = first.into_iter().fold(places, Fields::u32).0;
         let source = source
             .u64(begin)
             .u64(count)
@@ -193,7 +207,7 @@ impl Builder<'_> {
         .padded();
         let blocks = (count - begin).div_ceil(THREADS.into()).clamp(1, self.blocks.into()) as u32;
         let config = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
-        let args = [Arg::Bytes(net), Arg::Bytes(&source.0), Arg::Bytes(build)];
+        let args = [Arg::Bytes(net), Arg::Bytes(&source.0), Arg::Bytes(build), Arg::Bytes(&places)];
         // SAFETY: the structs are those of network.cuh and build.cu, whose sizes the launch checks; what they point to lives
         // until the stream has passed the launch, and nobody else writes it meanwhile.
         unsafe { self.kernel.launch(self.memory.stream, &config, &args) }
@@ -201,20 +215,22 @@ impl Builder<'_> {
 }
 
 impl Synapses {
-    /// Makes the synapses of `plan` onto the cells of card number `card`; `built(percent, 100)` is told how far it is.
+    /// Makes the synapses of `plan` onto the cells of card number `card`; `row_of` has the row of each cell of the network, and
+    /// `built(percent, 100)` is told how far it is.
     ///
     /// # Errors
     /// `Config`, where inputs can add up beyond 32 bits; `OutOfMemory`; what the driver refuses.
     pub fn new(
         plan: &Plan,
         config: &Config,
-        card: usize,
+        (layout, card): (&Layout, usize),
+        row_of: &[u32],
         cells: &Cells,
         memory: &Memory,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let device = &memory.device;
-        let spec = config::build();
+        let spec = config::build(config.cards > 1);
         let kernel = |name| device.kernel(&spec, name);
         let k = config.local();
         let rows = config.shards * config.cells;
@@ -226,12 +242,13 @@ impl Synapses {
             if config.codes > 0 { config::distinct(plan, config.codes).unwrap_or_default() } else { Vec::new() };
         let weights = memory.upload(&weights)?;
         let blocks = device.props().sm_count * 16;
-        let kernel_of = kernel("spiking_build")?;
-        let mut builder = Builder { plan, config, card, memory, kernel: kernel_of, blocks, done: 0.0, built };
+        let row_of = (config.cards > 1).then(|| memory.upload(row_of)).transpose()?;
+        let (builds, row_of) = (kernel("spiking_build")?, row_of.as_ref());
+        let mut builder = Builder { plan, layout, card, memory, row_of, kernel: builds, blocks, done: 0.0, built };
         let build = |fills: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(fills).0;
         let bytes = net(plan, config, card, cells, [base.address(), first.address(), 0, 0, 0, 0, 0, weights.address()]);
         builder.pass(&bytes, &build(0))?;
-        refuse_overflow(plan, config, card, &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
+        refuse_overflow(plan, config, (layout, card), &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
 
         let degrees = memory.room(4 * rows)?;
         let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
@@ -293,9 +310,9 @@ impl Synapses {
 }
 
 /// Refuses inputs that can add up beyond 32 bits; `load` is `[shard, slot]`.
-fn refuse_overflow(plan: &Plan, config: &Config, card: usize, load: &[u64]) -> Result<()> {
+fn refuse_overflow(plan: &Plan, config: &Config, (layout, card): (&Layout, usize), load: &[u64]) -> Result<()> {
     for (k, load) in load.chunks(config.pitch).enumerate() {
-        let (parts, _) = shard::parts(plan, card * config.local() + k, config.shards);
+        let (parts, _) = config.shard(plan, layout, card * config.local() + k);
         for (p, part) in parts.iter().enumerate() {
             for port in 0..plan.models[p].ports().len() {
                 let driven = plan.poisson.iter().filter(|d| d.target == p && d.port == port);

@@ -14,6 +14,14 @@ struct Cells {
   unsigned* near_arrivals;  // [2, drives, count] of each part
   const Drive* drives;      // of kTables in shared memory, as their thresholds: rows of synapses push them out of the first cache
   const unsigned* thresholds;
+  const unsigned* numbers;  // of kMany: of the cells of the shard, or null
+
+  // By which number a cell is drawn.
+  __device__ __forceinline__ unsigned number(const Part& part, unsigned i) const {
+    if constexpr (kMany)
+      if (numbers != nullptr) return __ldg(numbers + part.local + i);
+    return part.low + i;
+  }
 
   __device__ __forceinline__ unsigned threshold(const Drive& drive, unsigned k) const {
     return kTables ? thresholds[drive.before + k] : __ldg(drive.thresholds + k);
@@ -77,13 +85,13 @@ struct Cells {
     if (i >= part.count) return;
     if constexpr (kHeld) {
       if (part.drives == 0) return;
-      const unsigned four = arrivals(drives[part.drive], part.low + i, quad);
+      const unsigned four = arrivals(drives[part.drive], number(part, i), quad);
       (quad % 2 == 0 ? own.even : own.odd) = four;
     } else {
       for (unsigned d = 0; d < part.drives; ++d) {
         const Drive& drive = drives[part.drive + d];
         if (drive.count <= kMostArrivals)
-          arrivals_of(part)[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, part.low + i, quad);
+          arrivals_of(part)[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, number(part, i), quad);
       }
     }
   }
@@ -117,7 +125,7 @@ struct Cells {
         if (drive.count <= kMostArrivals)
           count = arrivals_of(part)[(quad % 2 * part.drives + d) * part.count + i] >> shift & 0xFFu;
         else if (step >= drive.start && step < drive.stop)
-          count = (unsigned)reached(draw_word(kDrive, drive.owner, step, part.low + i), drive.thresholds, drive.count);
+          count = (unsigned)reached(draw_word(kDrive, drive.owner, step, number(part, i)), drive.thresholds, drive.count);
         more += count * (unsigned)drive.code;
       }
     }
@@ -187,7 +195,7 @@ struct Cells {
       case kLifDelta: return dynamics<LifDelta>(now, part, step, i, own);
       case kIzhikevich: return dynamics<Izhikevich>(now, part, step, i, own);
       case kPoisson:
-        return draw_word(kSource, part.owner, step, part.low + i) < __ldg(part.chances + i * part.chance_stride);
+        return draw_word(kSource, part.owner, step, number(part, i)) < __ldg(part.chances + i * part.chance_stride);
       case kReplay: return replayed(part, step << 32 | (part.low + i));
     }
     if constexpr (kHeavy) {

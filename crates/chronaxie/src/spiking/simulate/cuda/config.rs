@@ -2,7 +2,8 @@
 
 use super::learning::Learns;
 use crate::cuda::{Constant, Header, KernelSource, Specialisation};
-use crate::spiking::connect::shard;
+use crate::spiking::connect::Part;
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, Result};
 use std::fmt;
@@ -129,12 +130,17 @@ impl Config {
     /// # Errors
     /// `Config`, likewise, and for more than eight cards.
     pub fn on_cards(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
-        if !(1..=MOST_CARDS).contains(&cards) {
-            return Err(Error::config(format!(
-                "a network runs on 1 to {MOST_CARDS} GPUs of a machine, not on {cards}"
-            )));
-        }
+        few(cards)?;
         Self::on_any(plan, device, cards)
+    }
+
+    /// Likewise, on the cards of a layout, which has a part for each.
+    ///
+    /// # Errors
+    /// As [`on_cards`](Self::on_cards).
+    pub fn in_layout(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
+        few(layout.parts())?;
+        Self::laid_out(plan, device, layout)
     }
 
     /// Likewise, on as many devices as might be.
@@ -142,9 +148,13 @@ impl Config {
     /// # Errors
     /// `Config`, for more cells than shards can have.
     pub(crate) fn on_any(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
+        Self::laid_out(plan, device, &Layout::even(&plan.network, cards))
+    }
+
+    fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
         let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
-        let blocks = plan.cells().div_ceil(CELLS_A_BLOCK * cards as u64) as usize;
-        Self::with_blocks(plan, device, blocks.clamp(1, most), cards)
+        let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
+        Self::with_layout(plan, device, (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most), layout)
     }
 
     /// Likewise with `blocks` blocks a card, which spikes do not depend on.
@@ -152,13 +162,22 @@ impl Config {
     /// # Errors
     /// As [`choose`](Self::choose).
     pub fn with_blocks(plan: &Plan, device: &DeviceProps, blocks: usize, cards: usize) -> Result<Self> {
-        let shards = blocks.clamp(1, MOST_BLOCKS) * cards;
+        Self::with_layout(plan, device, blocks, &Layout::even(&plan.network, cards))
+    }
+
+    /// Likewise, on the cards of a layout.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub(super) fn with_layout(plan: &Plan, device: &DeviceProps, blocks: usize, layout: &Layout) -> Result<Self> {
+        let (local, cards) = (blocks.clamp(1, MOST_BLOCKS), layout.parts());
+        let shards = local * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
         let (mut pitch, mut cells, mut tasks) = (1, 1, 0);
         let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
         let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
-            let (parts, slots) = shard::parts(plan, k, shards);
+            let (parts, slots) = layout.shard(plan, k / local, k % local, local);
             pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
             tasks = tasks.max(parts.iter().map(|p| p.count().div_ceil(32) as usize).sum());
@@ -200,8 +219,7 @@ impl Config {
         let threads = threads(place, heavy, cards > 1, near > 0);
         let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
             && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
-        let learns =
-            if place == Place::Shared && cards == 1 { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
+        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
@@ -236,6 +254,11 @@ impl Config {
             config.segment = if config.segment > 8 { config.segment / 2 } else { 0 };
         }
         Ok(config)
+    }
+
+    /// The cells of a shard of all cards, and how many slots they have.
+    pub(super) fn shard(&self, plan: &Plan, layout: &Layout, shard: usize) -> (Vec<Part>, usize) {
+        layout.shard(plan, shard / self.local(), shard % self.local(), self.local())
     }
 
     /// Blocks of a card.
@@ -327,6 +350,14 @@ impl fmt::Display for Config {
     }
 }
 
+/// Refuses more cards than a launch knows.
+fn few(cards: usize) -> Result<()> {
+    if (1..=MOST_CARDS).contains(&cards) {
+        return Ok(());
+    }
+    Err(Error::config(format!("a network runs on 1 to {MOST_CARDS} GPUs of a machine, not on {cards}")))
+}
+
 /// The weights that synapses can have, ascending; `None` where they are more than `most`, or in lists.
 pub(super) fn distinct(plan: &Plan, most: usize) -> Option<Vec<i32>> {
     let mut all = std::collections::BTreeSet::new();
@@ -364,11 +395,12 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }
 
-/// What makes networks.
-pub(super) fn build() -> Specialisation {
+/// What makes networks, on one card or on several.
+pub(super) fn build(many: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/build.cu", include_str!("build.cu"));
+    let constants = vec![("kMany", Constant::Bool(many))];
     let entries = ["spiking_build", "spiking_scan", "spiking_degrees", "spiking_restore"];
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
 /// What puts spikes in order.
@@ -393,10 +425,16 @@ pub fn specialisations() -> Vec<Specialisation> {
     let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
     let kinds =
         kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false])));
+    let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false]));
     let near = [false, true].map(|many| (Place::Calendar, false, [false, false, many, false, true]));
     let timed = [(Place::Shared, true, false), (Place::Calendar, false, true)];
     let timed = timed.map(|(place, held, near)| (place, false, [held, false, false, true, near]));
-    let kinds = kinds.chain(near).chain(timed);
-    let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([build(), order(), rows()]);
+    let kinds = kinds.chain(shared).chain(near).chain(timed);
+    let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([
+        build(false),
+        build(true),
+        order(),
+        rows(),
+    ]);
     steps.chain(super::learning::specialisations()).collect()
 }

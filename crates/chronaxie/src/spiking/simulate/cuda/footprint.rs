@@ -53,7 +53,9 @@ impl Config {
         let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
         let listed = (0..plan.network.projections.len()).filter(|i| build::is_listed(plan, *i));
         let listed = listed.map(|i| plan.expected(i)).fold(0.0, f64::max).min(build::LIST as f64);
-        let pitch = self.pitch as f64;
+        let (pitch, own_rows) = (self.pitch as f64, local * self.cells as f64);
+        // Where each cell is, and the order of a population's.
+        let places = if self.cards > 1 { 8.0 * plan.cells() as f64 } else { 0.0 };
         let n = &plan.network;
         let each = |(p, m): (usize, &&dyn crate::spiking::models::Model)| {
             let drives = plan.poisson.iter().filter(|d| d.target == p).count();
@@ -65,12 +67,13 @@ impl Config {
         Footprint {
             synapses: self.synapse() as f64 * (held + beyond),
             rows: 4.0 * local * rows,
-            // Beside states: the number of each row's cell, and of its synapses.
-            cells: states + 8.0 * rows,
+            // Beside states: the number of each row's cell, of its synapses, and on several cards its cell's in its population.
+            cells: states + if self.cards > 1 { 12.0 } else { 8.0 } * rows,
             under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
             spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
-            entries: self.learns.map_or(0.0, |l| 4.0 * rows * (l.depth * l.width + self.shards + 8) as f64),
-            making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed,
+            // Of its own cells; beside them rows that wait to be walked.
+            entries: self.learns.map_or(0.0, |l| 4.0 * own_rows * (l.depth * l.width + self.shards + 8) as f64),
+            making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed + places,
         }
     }
 }

@@ -1,15 +1,17 @@
 // What a launch of steps.cu is given, on one card or on several.
 #pragma once
-#include "network.cuh"
+#include "rows.cuh"
 
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
 constexpr unsigned kMostCards = 8;
 
-// One card's share of a network on several.
+// One card's share of a network on several; what is by shard has its own alone.
 struct Card {
   Net net;
   u64* logs[2];
   u64* result;
+  const unsigned* numbers;  // [shards, rows] of each row, its cell's number in its population; null where places are numbers
+  Learn learn;              // of kLearns
 };
 
 struct Run {
@@ -65,6 +67,10 @@ struct Share {
   __device__ __forceinline__ const Net& net(const Net&) const { return card.net; }
   __device__ __forceinline__ const Run& run(const Run&) const { return of; }
   __device__ __forceinline__ const Many& many(const Many&) const { return many_; }
+  __device__ __forceinline__ const Learn& learn(const Learn&) const { return card.learn; }
+  __device__ __forceinline__ const unsigned* numbers(unsigned shard) const {
+    return card.numbers != nullptr ? card.numbers + (u64)shard * card.net.rows : nullptr;
+  }
 };
 template <>
 struct Share<false> {
@@ -72,6 +78,8 @@ struct Share<false> {
   __device__ __forceinline__ const Net& net(const Net& only) const { return only; }
   __device__ __forceinline__ const Run& run(const Run& given) const { return given; }
   __device__ __forceinline__ const Many& many(const Many& given) const { return given; }
+  __device__ __forceinline__ const Learn& learn(const Learn& given) const { return given; }
+  __device__ __forceinline__ const unsigned* numbers(unsigned) const { return nullptr; }
 };
 
 constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;

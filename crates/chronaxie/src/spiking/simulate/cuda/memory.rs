@@ -3,7 +3,8 @@
 use super::super::lane::Constants;
 use super::config::Config;
 use crate::cuda::{CudaDevice, DeviceBuffer, StreamRef, copy_to_device, copy_to_host, fill_bytes};
-use crate::spiking::connect::shard;
+use crate::spiking::connect::Subset;
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Place, Result, Shape, View, ViewMut};
 use std::sync::Arc;
@@ -110,19 +111,24 @@ pub(super) struct Cells {
     pub states: DeviceBuffer,
     /// Where each population's states begin in `states`, in numbers.
     pub first_state: Vec<usize>,
+    /// Of each row its cell's number in its population, where a layout has an order of its own.
+    pub numbers: Option<DeviceBuffer>,
     /// What the parts and drives point to.
     _held: Vec<DeviceBuffer>,
 }
 
 impl Cells {
-    pub fn new(plan: &Plan, config: &Config, memory: &Memory) -> Result<Self> {
+    /// Of all cards; what is by cell stands in the layout's order.
+    pub fn new(plan: &Plan, config: &Config, layout: &Layout, memory: &Memory) -> Result<Self> {
         let n = &plan.network;
         let mut held = Vec::new();
         let (mut coefficients, mut states, mut chances, mut replays) = (vec![], vec![], vec![], vec![]);
         // Of each population: where its numbers begin.
         let (mut first, mut first_state) = (Vec::new(), Vec::new());
         for (p, population) in n.populations.iter().enumerate() {
-            let own = Constants::new(plan, p, 0..population.size, population.size as usize)?;
+            let order = layout.order(p);
+            let all = Subset { low: 0, high: population.size, order };
+            let own = Constants::new(plan, p, all, population.size as usize)?;
             first.push((coefficients.len(), own.stride, chances.len(), own.chances.len(), replays.len()));
             first_state.push(states.len());
             coefficients.extend(own.coefficients);
@@ -130,9 +136,15 @@ impl Cells {
             states.extend(own.states.into_iter().flatten());
             let list = population.replay.as_deref().map_or(&[][..], Vec::as_slice);
             // Steps beyond 2^32 are refused before they come.
+            let begun = replays.len();
             replays.extend(
-                list.iter().filter(|(step, _)| *step < 1 << 32).map(|(step, cell)| step << 32 | u64::from(*cell)),
+                list.iter()
+                    .filter(|(step, _)| *step < 1 << 32)
+                    .map(|(step, cell)| step << 32 | u64::from(order.map_or(*cell, |o| o.places()[*cell as usize]))),
             );
+            if order.is_some() {
+                replays[begun..].sort_unstable();
+            }
         }
         let ends: Vec<usize> = (1..=first.len()).map(|p| first.get(p).map_or(replays.len(), |f| f.4)).collect();
         let states = memory.upload(&states)?;
@@ -167,9 +179,10 @@ impl Cells {
             n.populations.iter().zip(&ranges).map(|(p, (_, drives))| 2 * p.size as usize * *drives as usize).sum();
         let arrivals = memory.room(4 * words)?;
         let mut words = 0;
+        let mut numbers = vec![0u32; config.shards * config.cells];
         for k in 0..config.shards {
             let (mut local, mut near, mut near_arrivals) = (0, 0, 0);
-            for (p, part) in shard::parts(plan, k, config.shards).0.iter().enumerate() {
+            for (p, part) in config.shard(plan, layout, k).0.iter().enumerate() {
                 let variables = plan.models[p].variables().len() as u32;
                 let (coefficient, stride, chance, chances_here, replay) = first[p];
                 let low = part.low as usize;
@@ -200,6 +213,8 @@ impl Cells {
                     .u32(near_arrivals)
                     .u32(variables)
                     .u32(0);
+                let here = &mut numbers[k * config.cells + local as usize..][..part.count() as usize];
+                here.iter_mut().zip(part.cells().iter()).for_each(|(number, cell)| *number = cell);
                 near += variables * part.count();
                 near_arrivals += 2 * part.count() * ranges[p].1;
                 local += part.count();
@@ -208,6 +223,7 @@ impl Cells {
             first_task.push(tasks.len() as u32);
         }
         held.extend([coefficients, chances, replays, arrivals]);
+        let ordered = (0..n.populations.len()).any(|p| layout.order(p).is_some());
         Ok(Self {
             parts: memory.upload(&parts.0)?,
             drives: memory.upload(&drives.0)?,
@@ -215,6 +231,7 @@ impl Cells {
             first_task: memory.upload(&first_task)?,
             states,
             first_state,
+            numbers: ordered.then(|| memory.upload(&numbers)).transpose()?,
             _held: held,
         })
     }

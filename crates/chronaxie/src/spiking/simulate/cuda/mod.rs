@@ -9,7 +9,10 @@
 mod build;
 mod config;
 mod footprint;
+#[cfg(test)]
+mod layout_tests;
 pub mod learning;
+mod lost;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -18,7 +21,8 @@ mod unit;
 use super::cpu::check_state;
 use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
-use crate::spiking::connect::{self, list, shard};
+use crate::spiking::connect::{self, list};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result, pool};
 use config::MOST_STEPS;
@@ -27,7 +31,8 @@ pub(crate) use config::{MOST_CARDS, REPLICAS};
 pub use footprint::Footprint;
 use footprint::{log_capacity, require_memory};
 pub use learning::LearningEngine;
-use learning::Resident;
+use learning::{Resident, none};
+use lost::{of_several, wait_for_all};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -54,6 +59,11 @@ pub(crate) fn piece(left: u64, rate: u64) -> u64 {
 pub struct CudaEngine<'a> {
     plan: &'a Plan,
     config: Config,
+    /// Whose each cell is; which cells stand side by side on a device.
+    layout: Layout,
+    /// The first device's.
+    name: String,
+    /// None where one of several was lost.
     units: Vec<Unit>,
     /// Synapses that change.
     resident: Option<Resident<'a>>,
@@ -98,31 +108,47 @@ impl<'a> CudaEngine<'a> {
     /// `Config` for a network that cannot be cut for the devices or whose inputs can overflow, `OutOfMemory`, and what the
     /// driver or the compiler refuses.
     pub fn new(plan: &'a Plan, devices: &[Arc<CudaDevice>], built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
-        Self::with(plan, devices, config, log_capacity(plan), built)
+        Self::in_layout(plan, devices, Layout::even(&plan.network, devices.len().max(1)), built)
     }
 
-    /// The cards of the configuration are shared out among `devices`.
+    /// Likewise, where device i has part i of a layout.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and `Value` for a layout of other parts.
+    pub fn in_layout(
+        plan: &'a Plan,
+        devices: &[Arc<CudaDevice>],
+        layout: Layout,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        if layout.parts() != devices.len() {
+            return Err(Error::value(format!("{} parts do not go with {} GPUs", layout.parts(), devices.len())));
+        }
+        let config = Config::in_layout(plan, &common(devices)?, &layout)?;
+        Self::with(plan, devices, config, layout, log_capacity(plan), built)
+    }
+
+    /// The cards of the configuration, a part of the layout each, are shared out among `devices`.
     fn with(
         plan: &'a Plan,
         devices: &[Arc<CudaDevice>],
         config: Config,
+        layout: Layout,
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let changing = (0..plan.network.projections.len()).find(|i| plan.changes(*i));
         if let Some(i) = changing.filter(|_| config.learns.is_none()) {
-            let why = if config.cards > 1 {
-                "run on one GPU alone"
-            } else {
-                "do not fit the resident kernel; LearningEngine takes them"
-            };
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("projection {}: its synapses change, and such {why}: {config}", plan.label(i)),
+                format!(
+                    "projection {}: its synapses change, and such do not fit the resident kernel; LearningEngine takes them: \
+                     {config}",
+                    plan.label(i)
+                ),
             ));
         }
-        let (cell_of, row_of) = rows(plan, &config);
+        let (cell_of, row_of) = rows(plan, &config, &layout);
         let exchange = Exchange::between(devices)?;
         let each = config.cards / devices.len();
         let mut units = Vec::with_capacity(devices.len());
@@ -131,21 +157,26 @@ impl<'a> CudaEngine<'a> {
             units.push(Unit::new(
                 plan,
                 device,
-                &config,
+                (&config, &layout),
                 k * each..(k + 1) * each,
-                &cell_of,
+                [&cell_of, &row_of],
                 capacity,
                 exchange,
                 &ready,
             )?);
         }
         unit::join(&mut units)?;
-        let first = &units[0];
-        let resident = Resident::new(plan, config, &first.memory, &first.cards[0].net, [&row_of, &cell_of])?;
+        let cards = units.iter().flat_map(|u| u.cards.iter().map(|card| (&u.memory, card.net.as_slice())));
+        let resident = Resident::new(plan, config, &layout, cards, [&row_of, &cell_of])?;
+        let mut learns = resident.iter().flat_map(Resident::learns);
+        units.iter_mut().try_for_each(|unit| unit.tell(&mut learns))?;
+        drop(learns);
         let (recent, launches) = (Vec::new(), 0);
         let mut engine = Self {
             plan,
             config,
+            layout,
+            name: devices[0].name().to_owned(),
             units,
             resident,
             row_of,
@@ -170,7 +201,8 @@ impl<'a> CudaEngine<'a> {
 
     /// Puts up to `steps` steps from the present one on the streams of these units.
     fn launch(&mut self, which: std::ops::Range<usize>, from: u64, steps: u64) -> Result<()> {
-        let learn = self.resident.as_ref().map_or_else(Resident::none, |r| r.learn.clone());
+        // Of the only card; of several it lies with each.
+        let learn = self.resident.as_ref().and_then(|r| r.learns().next()).map_or_else(none, <[u8]>::to_vec);
         let mails: Vec<[u64; 2]> = self.units.iter().flat_map(Unit::mails).collect();
         let (capacity, launches, timed) = (self.capacity, self.launches, self.timed);
         let given = Given { from, steps, capacity, launches, timed, learn: &learn, mails: &mails };
@@ -194,6 +226,10 @@ impl<'a> CudaEngine<'a> {
                 collect(&mut self.units, launch, from, steps, spikes)?;
             }
             // Waits for the chunk.
+            if self.units.len() > 1 {
+                let name = |k: usize| self.units[k].memory.device.name();
+                wait_for_all(self.units.len(), name, |k| self.units[k].is_done())?;
+            }
             let mut done = None;
             let (mut fired, mut flags) = (0, 0);
             for unit in &mut self.units {
@@ -235,22 +271,11 @@ impl<'a> CudaEngine<'a> {
     /// Refuses what a step that failed has left behind.
     fn whole(&self) -> Result<()> {
         let Some(why) = &self.failed else { return Ok(()) };
-        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name())))
+        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name)))
     }
 
     fn cards(&self) -> impl Iterator<Item = (&Unit, &Card)> {
         self.units.iter().flat_map(|unit| unit.cards.iter().map(move |card| (unit, card)))
-    }
-
-    fn name(&self) -> &str {
-        self.units[0].memory.device.name()
-    }
-
-    /// The cells of a population that a card has.
-    fn own(&self, card: usize, population: usize) -> std::ops::Range<usize> {
-        let size = u64::from(self.plan.network.populations[population].size);
-        let cut = |card: usize| (size * card as u64 / self.config.cards as u64) as usize;
-        cut(card)..cut(card + 1)
     }
 }
 
@@ -323,12 +348,12 @@ fn state_bytes(plan: &Plan) -> u64 {
 }
 
 /// Which cell each row is, and which row each cell.
-fn rows(plan: &Plan, config: &Config) -> (Vec<u32>, Vec<u32>) {
+fn rows(plan: &Plan, config: &Config, layout: &Layout) -> (Vec<u32>, Vec<u32>) {
     let (mut cell_of, mut row_of) = (vec![0; config.shards * config.cells], vec![0; plan.cells() as usize]);
     for k in 0..config.shards {
         let mut row = k * config.cells;
-        for (part, first) in shard::parts(plan, k, config.shards).0.iter().zip(&plan.first) {
-            for cell in part.low..part.high {
+        for (part, first) in config.shard(plan, layout, k).0.iter().zip(&plan.first) {
+            for cell in part.cells().iter() {
                 let cell = *first as u32 + cell;
                 cell_of[row] = cell;
                 row_of[cell as usize] = row as u32;
@@ -348,12 +373,23 @@ pub fn engine<'a>(
     devices: &[Arc<CudaDevice>],
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
-    if let ([device], Some(_)) = (devices, &plan.learning)
-        && Config::choose(plan, device.props())?.learns.is_none()
-    {
-        return Ok(Box::new(LearningEngine::new(plan, device, built)?));
+    engine_in(plan, devices, Layout::even(&plan.network, devices.len().max(1)), built)
+}
+
+/// Likewise, where device i has part i of a layout.
+///
+/// # Errors
+/// As [`CudaEngine::in_layout`] and [`LearningEngine::in_layout`].
+pub fn engine_in<'a>(
+    plan: &'a Plan,
+    devices: &[Arc<CudaDevice>],
+    layout: Layout,
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Box<dyn Engine + 'a>> {
+    if plan.learning.is_some() && Config::in_layout(plan, &common(devices)?, &layout)?.learns.is_none() {
+        return Ok(Box::new(LearningEngine::in_layout(plan, devices, layout, built)?));
     }
-    Ok(Box::new(CudaEngine::new(plan, devices, built)?))
+    Ok(Box::new(CudaEngine::in_layout(plan, devices, layout, built)?))
 }
 
 /// Refuses a network without learning that does not fit on `devices`, before anything is made.
@@ -380,7 +416,12 @@ impl Engine for CudaEngine<'_> {
         self.whole()?;
         let begun = spikes.len();
         if let Err(e) = self.run(to, spikes) {
+            let e = of_several(e, self.units.len());
             self.failed = Some(e.to_string());
+            if e.kind() == &ErrorKind::Lost {
+                // What waits for a GPU that has gone, waits for ever: what lies there is left to the driver.
+                std::mem::forget((std::mem::take(&mut self.units), self.resident.take()));
+            }
             return Err(e);
         }
         let found = &spikes[begun..];
@@ -391,6 +432,7 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
+        self.whole()?;
         if !self.units[0].can_time(&self.config)? {
             return Ok(None);
         }
@@ -415,31 +457,45 @@ impl Engine for CudaEngine<'_> {
             self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
         for (unit, card) in self.cards() {
             for (p, all) in variables.iter_mut().enumerate() {
-                let (size, own) = (self.plan.network.populations[p].size as usize, self.own(card.number, p));
+                let (size, own) = (self.plan.network.populations[p].size as usize, self.layout.own(card.number, p));
                 for (v, values) in all.iter_mut().enumerate() {
-                    let first = card.cells.first_state[p] + v * size + own.start;
+                    let first = card.cells.first_state[p] + v * size + own.low as usize;
                     let here: Vec<f32> = unit.memory.download(&card.cells.states, 4 * first, own.len())?;
-                    values[own.clone()].copy_from_slice(&here);
+                    own.iter().zip(here).for_each(|(cell, x)| values[cell as usize] = x);
                 }
             }
         }
-        let ring = &self.units[0].cards[0].synapses.ring;
-        let learned = |r: &Resident<'_>| r.learned(ring, &self.rows(&self.recent), &self.row_of, self.step);
+        let rings: Vec<_> = self.cards().map(|(_, card)| &card.synapses.ring).collect();
+        let learned = |r: &Resident<'_>| r.learned(&rings, &self.rows(&self.recent), self.step);
         let learned = self.resident.as_ref().map(learned).transpose()?;
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
-        let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
+        if self.units.is_empty() {
+            self.whole()?;
+        }
+        let mut values: Vec<f32> = Vec::new();
+        for (p, variables) in state.variables.iter().enumerate() {
+            for own in variables {
+                match self.layout.order(p) {
+                    None => values.extend(own),
+                    Some(order) => values.extend(order.cells().iter().map(|cell| own[*cell as usize])),
+                }
+            }
+        }
         let recent = self.rows(&state.recent);
+        if let Some(resident) = &mut self.resident {
+            resident.restore(state)?;
+        }
         for unit in &mut self.units {
             // A launch that was lost may have left some of its own.
             unit.clear_mails()?;
             for card in &mut unit.cards {
                 unit.memory.write(&mut card.cells.states, &values)?;
-                match &mut self.resident {
-                    Some(resident) => resident.restore(&mut card.synapses.ring, state, &recent, &self.row_of)?,
+                match &self.resident {
+                    Some(resident) => resident.restore_ring(card.number, &mut card.synapses.ring, state, &recent)?,
                     None => {
                         card.synapses.restore(&unit.memory, &card.net, self.config.local(), &recent, state.step)?;
                     }
@@ -455,9 +511,10 @@ impl Engine for CudaEngine<'_> {
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
         self.whole()?;
         let size = self.plan.network.populations[population].size as usize;
-        let has = |card: &Card| self.own(card.number, population).contains(&(cell as usize));
-        let Some((unit, card)) = self.cards().find(|(_, card)| has(card)) else { return Ok(Vec::new()) };
-        let first = card.cells.first_state[population] + cell as usize;
+        let whose = self.layout.owner(population, cell);
+        let Some((unit, card)) = self.cards().find(|(_, card)| card.number == whose) else { return Ok(Vec::new()) };
+        let place = self.layout.order(population).map_or(cell, |o| o.places()[cell as usize]);
+        let first = card.cells.first_state[population] + place as usize;
         let variables = 0..self.plan.models[population].variables().len();
         let one = |v: usize| unit.memory.download::<f32>(&card.cells.states, 4 * (first + v * size), 1);
         variables.map(|v| one(v).map(|x| x[0])).collect()
@@ -515,7 +572,7 @@ impl Engine for CudaEngine<'_> {
             (1, _) => 0.7,
             _ => 2.0,
         };
-        let rate = self.units[0].memory.device.props().memory_bytes_per_s.max(1) as f64;
+        let rate = self.units.first()?.memory.device.props().memory_bytes_per_s.max(1) as f64;
         Some(exchange + bytes / rate * 1e6)
     }
 }

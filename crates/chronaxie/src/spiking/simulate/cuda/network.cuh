@@ -1,19 +1,20 @@
 // A network on a device: what mod.rs lays out as it is written here, and how synapses are read.
 //
 // The cells of every population are cut alike into shards, one a block; a network on several cards has `local` of them on each, side
-// by side, and what is by shard holds those alone, but for parts, which say where any cell is. An input is a slot: one cell's port. A cell that sends is
+// by side, and what is by shard holds those alone, but for parts, which say where any cell is. There a layout says which cells are
+// whose: all that is by cell stands in its order, and where that is not the order of their numbers, `low` is a place. An input is a slot: one cell's port. A cell that sends is
 // a row: shard * rows + its number in its shard. Shard k holds the synapses onto its own cells alone, in any order: what they
 // add are whole numbers, whose sum does not depend on it. The first of each row lie at a fixed place, its segment, so that they
 // come in one trip to memory; where more follow, the segment's last word says so, and they lie from base[k] + first[k][row] on.
 #pragma once
 #include "draws.cuh"
 
-// The cells low .. low + count of a population, in one shard.
+// The cells low .. low + count of a population, in one shard; or those at these places of its order.
 struct Part {
   float* state;               // [variable, size], at the first cell
   const float* coefficients;  // [coefficient, stride], at the first cell; with stride 0 [coefficient], the same for all
   const unsigned* chances;    // [count] or, with chance_stride 0, one: 2^32 P(a source fires in a step)
-  const u64* replay;          // [replays] rising step << 32 | cell of the population
+  const u64* replay;          // [replays] rising step << 32 | cell of the population, or its place
   unsigned* arrivals;         // [2, drives, count] of the drives, by the parity of step / 4: a byte a step
   unsigned replays, model, count, low;
   unsigned local;                        // the shard's number of the first cell

@@ -23,7 +23,8 @@
 // card, which its own blocks poll. A word of 64 bits is whole over NVLink too. Every wait ends after `patience`, since the other
 // kernel may be gone.
 //
-// Synapses that change (kLearns; sums in shared memory), walk.cuh: a row is listed with its spike, walked when all are known.
+// Synapses that change (kLearns; sums in shared memory), walk.cuh: a row is listed with its spike, walked when all are known. All
+// that is known of a row lies with it in each shard, so cards tell each other nothing but spikes here, too.
 //
 // Full microcircuit (77,169 cells, 2.99e8 synapses, 25 spikes and 97,000 events a step) on an H200:
 //   bytes   25 x 132 segments of 256 bytes = 0.84 MB a step out of memory: 0.2 us at 4.3 TB/s
@@ -57,7 +58,7 @@
 
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
-static_assert(!kMany || (!kLearns && !kHeld), "on one card");
+static_assert(!kMany || !kHeld, "on one card");
 // Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
@@ -348,11 +349,15 @@ struct Block {
     for (unsigned i = lane; i < count; i += 32) {
       const unsigned id = i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32), row = shard * net.rows + id;
       run.log[at + i] = (u64)since << 32 | row;
-      if constexpr (kLearns) full |= past.remember(id, (unsigned)step, past.learn.kept[row]);
+      if constexpr (kLearns) full |= past.remember(id, (unsigned)step, past.learn.kept[kMany ? self() * net.rows + id : row]);
     }
     if constexpr (kLearns) {
       full = __any_sync(~0u, full);
-      if (full && lane == 0) run.result[2] = kFull;
+      if constexpr (kMany) {
+        if (full && lane == 0) atomicOr(run.result + 2, kFull);
+      } else {
+        if (full && lane == 0) run.result[2] = kFull;
+      }
     }
     // The others of this step, and two more steps, may still be logged.
     return ends || full || at + count + 3 * (u64)net.cells > run.capacity;
@@ -360,7 +365,7 @@ struct Block {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) 
-    spiking_steps(const Net only, const Run given, const Learn learn, const Many cards) {
+    spiking_steps(const Net only, const Run given, const Learn known, const Many cards) {
   extern __shared__ int held[];
   __shared__ Part parts[kWarps];
   __shared__ unsigned spikes[2], ids[2][kMostIds], ends;  // by the step's parity: how many fired, and the first of them
@@ -374,6 +379,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Net& net = share.net(only);
   const Run& run = share.run(given);
   const Many& many = share.many(cards);
+  const Learn& learn = kMany ? share.learn(known) : known;
   const u64 size = (u64)net.steps * net.pitch;
   int* const kept = net.ring + self * size;
   unsigned* const noted = (unsigned*)held + net.pitch;
@@ -395,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned* const entries = list + kListed + 16 * kWarps;
   unsigned* const tables = entries + (u64)net.rows * (1 + learn.deep + learn.shallow * learn.trace_count);
   unsigned short* const cell_of = (unsigned short*)(tables + learn.tables);
-  const u64 row = (u64)blockIdx.x * net.rows;
+  const u64 row = (u64)self * net.rows;
   const Past past = {learn,
                      rules,
                      traces,
@@ -404,7 +410,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                      entries + net.rows * (1 + learn.deep),
                      list + kListed + 16 * warp,
                      cell_of,
-                     net.rows};
+                     net.rows,
+                     self};
   const Walk walk = {net, past, held};
   if constexpr (kLearns) {
     if (threadIdx.x < 2) listed[threadIdx.x] = 0;
@@ -420,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       begin += trace.length;
     }
-    for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) cell_of[i] = learn.cell_of[blockIdx.x * net.pitch + i];
+    for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) cell_of[i] = learn.cell_of[self * net.pitch + i];
     for (unsigned i = threadIdx.x; i < net.rows; i += kThreads) past.load(i, learn.counts[row + i]);
   }
   if (threadIdx.x < 2) spikes[threadIdx.x] = 0;
@@ -437,7 +444,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
-  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds};
+  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds,
+                       share.numbers(shard)};
   if constexpr (kTables) {
     for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
     for (unsigned d = 0; d < net.drive_count; ++d) {
@@ -479,12 +487,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (;; ++step) {
     const unsigned parity = (unsigned)step % 2;
     const unsigned before = (unsigned)(step - 1) % 2;
-    if (step > run.from) block.meet(step - 1, &ends, {listed + before, list, learn.more + blockIdx.x * ((u64)net.shards * net.rows)});
+    if (step > run.from) block.meet(step - 1, &ends, {listed + before, list, learn.more + self * ((u64)net.shards * net.rows)});
     laps.lap(1);
     __syncthreads();
     laps.lap(2);
     if constexpr (kLearns) {
-      const unsigned* more = learn.more + blockIdx.x * ((u64)net.shards * net.rows);
+      const unsigned* more = learn.more + self * ((u64)net.shards * net.rows);
       for (unsigned i = warp, count = listed[before]; i < count; i += kWarps)
         walk.row((unsigned)step - 1, i < kListed ? list[i] : more[i]);
       __syncthreads();

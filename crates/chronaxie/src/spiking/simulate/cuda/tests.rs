@@ -163,8 +163,9 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     if config.place == Place::Calendar {
         config.room = how.room;
     }
-    CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, 3 * plan.cells() as usize + log, &|_, _| ())
-        .unwrap()
+    let layout = Layout::even(&plan.network, how.cards);
+    let capacity = 3 * plan.cells() as usize + log;
+    CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, layout, capacity, &|_, _| ()).unwrap()
 }
 
 fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &(Vec<Spike>, State)) {
@@ -314,7 +315,8 @@ fn on_a_gpu_networks_in_which_thousands_fire_at_once_have_their_spikes_in_order(
     // Blocks are slow where threads are fibers, and each looks at all spikes.
     let config = Config::with_blocks(&plan, gpu.device.props(), 6, 1).unwrap();
     let capacity = 4 * plan.cells() as usize;
-    let mut one = CudaEngine::with(&plan, std::slice::from_ref(&gpu.device), config, capacity, &|_, _| ()).unwrap();
+    let (devices, layout) = (std::slice::from_ref(&gpu.device), Layout::even(&plan.network, 1));
+    let mut one = CudaEngine::with(&plan, devices, config, layout, capacity, &|_, _| ()).unwrap();
     assert_same(&plan, &mut one, &[1, steps - 1], &want);
 }
 

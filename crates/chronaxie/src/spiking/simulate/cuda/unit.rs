@@ -3,8 +3,11 @@
 use super::build::Synapses;
 use super::config::{self, Config, MOST_CARDS, MOST_STEPS, REPLICAS};
 use super::footprint::require_memory;
+use super::learning::none;
+use super::lost::wait_for;
 use super::memory::{Cells, Fields, Memory};
-use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, Place, Result, Shape, View};
 use std::ops::Range;
@@ -65,26 +68,26 @@ impl Exchange {
 }
 
 /// Headers and boxes of spikes that blocks tell each other.
-enum Mail {
+pub(super) enum Mail {
     Device(DeviceBuffer),
     Host(PinnedBuffer),
 }
 
 impl Mail {
-    fn new(memory: &Memory, exchange: Exchange, bytes: usize) -> Result<Self> {
+    pub fn new(memory: &Memory, exchange: Exchange, bytes: usize) -> Result<Self> {
         Ok(match exchange {
             Exchange::Peers => Self::Device(memory.zeros(bytes)?),
             Exchange::Host => Self::Host(PinnedBuffer::alloc(&memory.device, bytes)?),
         })
     }
-    fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         match self {
             Self::Device(buffer) => buffer.address(),
             Self::Host(buffer) => buffer.address(),
         }
     }
     /// On the stream, or at once.
-    fn clear(&mut self, memory: &Memory) -> Result<()> {
+    pub fn clear(&mut self, memory: &Memory) -> Result<()> {
         match self {
             Self::Device(buffer) => memory.clear(buffer),
             Self::Host(buffer) => buffer.as_mut_slice::<u8>().map(|bytes| bytes.fill(0)),
@@ -157,12 +160,16 @@ pub struct Unit {
     /// `Card` of launch.cuh, one after the other.
     table: DeviceBuffer,
     copied: PinnedBuffer,
+    /// Whether there are others, so that nobody is to wait for this one without a bound.
+    several: bool,
+    /// The end of the last launch, where there are.
+    done: Event,
     copies: Stream,
     stream: Stream,
 }
 
 impl Unit {
-    /// Makes the cards `which` of the configuration.
+    /// Makes the cards `which` of the configuration; which cell each row of the network is, and which row each cell.
     ///
     /// # Errors
     /// As `CudaEngine::new`.
@@ -170,9 +177,9 @@ impl Unit {
     pub fn new(
         plan: &Plan,
         device: &Arc<CudaDevice>,
-        config: &Config,
+        (config, layout): (&Config, &Layout),
         which: Range<usize>,
-        cell_of: &[u32],
+        [cell_of, row_of]: [&[u32]; 2],
         capacity: usize,
         exchange: Exchange,
         built: &(dyn Fn(usize, usize) + Sync),
@@ -188,8 +195,8 @@ impl Unit {
         require_memory(plan, device, config)?;
         let mut cards = Vec::with_capacity(which.len());
         for number in which {
-            let cells = Cells::new(plan, config, &memory)?;
-            let synapses = Synapses::new(plan, config, number, &cells, &memory, built)?;
+            let cells = Cells::new(plan, config, layout, &memory)?;
+            let synapses = Synapses::new(plan, config, (layout, number), row_of, &cells, &memory, built)?;
             let net = synapses.net(plan, config, &cells);
             let mail = || Mail::new(&memory, exchange, mail_bytes(config));
             let two = |bytes: usize| Ok::<_, Error>([memory.room(bytes)?, memory.room(bytes)?]);
@@ -206,11 +213,6 @@ impl Unit {
                 told: PinnedBuffer::alloc(device, 8 * WORDS)?,
             });
         }
-        let mut table = Fields::default();
-        for card in &cards {
-            table.0.extend(&card.net);
-            table = table.u64(card.logs[0].address()).u64(card.logs[1].address()).u64(card.result.address());
-        }
         let order = config::order();
         let unit = Self {
             cards,
@@ -220,14 +222,32 @@ impl Unit {
             order: device.kernel(&order, "spiking_order")?,
             cell_of: memory.upload(cell_of)?,
             cells: plan.cells() as u32,
-            table: memory.upload(&table.0)?,
+            table: memory.room(0)?,
             copied: PinnedBuffer::alloc(device, 4 * capacity.min(COPY).max(MOST_STEPS as usize))?,
+            several: config.cards > 1,
+            done: Event::new(device, false)?,
             copies,
             stream,
             memory,
         };
         unit.stream.synchronize()?;
         Ok(unit)
+    }
+
+    /// Gives each card's share to its kernels, with the next of `learns` where synapses change.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn tell<'l>(&mut self, learns: &mut impl Iterator<Item = &'l [u8]>) -> Result<()> {
+        let mut table = Fields::default();
+        for card in &self.cards {
+            table.0.extend(&card.net);
+            table = table.u64(card.logs[0].address()).u64(card.logs[1].address()).u64(card.result.address());
+            table = table.u64(card.cells.numbers.as_ref().map_or(0, DeviceBuffer::address));
+            table.0.extend(learns.next().map_or_else(none, <[u8]>::to_vec));
+        }
+        self.table = self.memory.upload(&table.0)?;
+        Ok(())
     }
 
     /// Forgets what was told.
@@ -316,7 +336,12 @@ impl Unit {
             }
             card.told.receive(&card.result.view(Dtype::I64, [WORDS])?, &self.stream)?;
         }
-        Ok(())
+        if self.several { self.done.record(self.stream.as_ref()) } else { Ok(()) }
+    }
+
+    /// Whether the last launch has ended, of one of several.
+    pub fn is_done(&self) -> Result<bool> {
+        self.done.is_done()
     }
 
     /// Waits for the last launch.
@@ -356,6 +381,9 @@ impl Unit {
             // SAFETY: kernels that have ended have written `count` numbers here.
             let view = unsafe { View::from_raw(at as *const u8, Dtype::I32, Shape::from([here]), &[1], place) };
             self.copied.receive(&view, &self.copies)?;
+            if self.several {
+                wait_for(self.memory.device.name(), || self.copied.is_copied())?;
+            }
             list.extend(self.copied.as_slice::<i32>()?[..here].iter().map(|x| *x as u32));
         }
         Ok(list)

@@ -2,6 +2,7 @@
 
 use super::super::config::HEADERS;
 use crate::cuda::{Constant, KernelSource, Specialisation};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Rule;
 use crate::{DeviceProps, Error, Result};
@@ -38,6 +39,8 @@ pub struct Config {
     pub windows: usize,
     /// Jumps of a modulator that are kept; 0 where there is none.
     pub jumps: usize,
+    /// Cards that share the network.
+    pub cards: usize,
 }
 
 /// How many bits numbers up to `most` take.
@@ -52,6 +55,16 @@ impl Config {
     /// `Config`, where cell, delay and rule take more than 32 bits.
     pub fn choose(plan: &Plan, device: &DeviceProps) -> Result<Self> {
         Self::with_blocks(plan, plan.cells().div_ceil(CELLS_A_BLOCK).min(device.sm_count.into()) as u32)
+    }
+
+    /// Likewise on the cards of a layout, each with as many blocks.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub fn in_layout(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
+        let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
+        let blocks = cells.div_ceil(CELLS_A_BLOCK).min(device.sm_count.into()) as u32;
+        Ok(Self { cards: layout.parts(), ..Self::with_blocks(plan, blocks)? })
     }
 
     /// Likewise with so many blocks, which spikes and weights do not depend on.
@@ -88,6 +101,7 @@ impl Config {
             delay_bits,
             windows: WINDOWS,
             // What the longest delay holds at a jump a step, one before it, one to come, and one to spare.
+            cards: 1,
             jumps: if modulated { (plan.max_delay as usize + 4).next_power_of_two().max(JUMPS) } else { 0 },
         })
     }
@@ -97,7 +111,8 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "learning: {} blocks of {} threads, ring of {} steps, {} entries a cell, {} bytes a synapse{}",
+            "learning: {}{} blocks of {} threads, ring of {} steps, {} entries a cell, {} bytes a synapse{}",
+            if self.cards > 1 { format!("{} GPUs, each of ", self.cards) } else { String::new() },
             self.blocks,
             self.threads,
             self.ring,
@@ -112,11 +127,12 @@ fn threads(heavy: bool, wide: bool) -> u32 {
     if heavy || wide { 512 } else { 1024 }
 }
 
-pub(super) fn steps(heavy: bool, wide: bool) -> Specialisation {
+pub(super) fn steps(heavy: bool, wide: bool, many: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kHeavy", Constant::Bool(heavy)),
         ("kWide", Constant::Bool(wide)),
+        ("kMany", Constant::Bool(many)),
         ("kThreads", Constant::Int(threads(heavy, wide) as i32)),
     ];
     let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
@@ -125,5 +141,6 @@ pub(super) fn steps(heavy: bool, wide: bool) -> Specialisation {
 
 /// Everything that a simulation with plasticity may launch.
 pub fn specialisations() -> Vec<Specialisation> {
-    [(false, false), (true, false), (false, true), (true, true)].map(|(heavy, wide)| steps(heavy, wide)).into()
+    let kinds = [(false, false), (true, false), (false, true), (true, true)];
+    kinds.into_iter().flat_map(|(heavy, wide)| [false, true].map(|many| steps(heavy, wide, many))).collect()
 }

@@ -4,6 +4,7 @@ use super::super::memory::{Fields, Memory};
 use super::Config;
 use crate::cuda::{CudaDevice, DeviceBuffer};
 use crate::spiking::connect::{Shard, rows, shards_for};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;
 use crate::spiking::simulate::lane::Constants;
@@ -31,7 +32,7 @@ pub(super) fn places(plan: &Plan, shard: &Shard) -> Vec<u32> {
 
 /// Bytes of a device's memory.
 pub fn bytes(plan: &Plan, config: &Config, learning: &Learning) -> f64 {
-    let cells = plan.cells() as f64;
+    let (cells, cards) = (plan.cells() as f64, config.cards as f64);
     let ring = 4.0 * (config.ring * config.ports) as f64 * cells;
     let history = 4.0 * (config.depth * learning.width()) as f64 * cells;
     // Eligibilities, and a second list of them while a state is read.
@@ -42,7 +43,15 @@ pub fn bytes(plan: &Plan, config: &Config, learning: &Learning) -> f64 {
     let lists = cells * f64::from(plan.max_delay) * shards_for(plan, pool::num_threads()) as f64;
     let axonal = learning.rules.iter().any(|r| r.stdp.as_ref().is_some_and(|p| p.axonal));
     let axons = if axonal { 8.0 * lists.min(plan.expected_synapses()) } else { 0.0 };
-    8.0 * plan.expected_synapses() + eligible + axons + ring + history + factors + jumps + 192.0 * cells
+    // Synapses onto a card's own cells; of cells it has all, and of several cards what they tell each other.
+    let told = if config.cards > 1 { 16.0 * cards * cells } else { 0.0 };
+    (8.0 * plan.expected_synapses() + eligible + axons) / cards
+        + ring
+        + history
+        + factors
+        + jumps
+        + told
+        + 192.0 * cells
 }
 
 /// Refuses what needs more memory than the device has free, before anything is allocated.
@@ -110,12 +119,13 @@ pub(super) fn upload(plan: &Plan, config: &Config, memory: &Memory, shards: &[Sh
 }
 
 /// The first fields of `Net`: cells, drives, rows and rules; then the states, where each population's begin, and the number of
-/// tasks.
+/// tasks, which are of the cells of part `card` of a layout.
 pub(super) fn describe(
     plan: &Plan,
     learning: &Learning,
     memory: &Memory,
     rows: &[Rows],
+    (layout, card): (&Layout, usize),
     held: &mut Vec<DeviceBuffer>,
 ) -> Result<(Fields, DeviceBuffer, Vec<usize>, u32)> {
     let n = &plan.network;
@@ -152,7 +162,8 @@ pub(super) fn describe(
         let list = list.iter().filter(|(step, _)| *step < 1 << 32);
         let list: Vec<u64> = list.map(|(step, cell)| step << 32 | u64::from(*cell)).collect();
         let unit = |port: usize| plan.units[p].get(port).copied().unwrap_or(0.0) as f32;
-        tasks.extend((0..population.size).step_by(32).map(|i| [p as u32, i]));
+        let here = layout.own(card, p);
+        tasks.extend((here.low..here.high).step_by(32).map(|i| [p as u32, i]));
         parts = parts
             .u64(states.address() + 4 * first_state[p] as u64)
             .u64(keep(memory.upload(&own.coefficients)?))

@@ -60,9 +60,31 @@ struct Run {
   unsigned begun;     // spikes in the log before the first of this launch
 };
 
-// A word that another block may be writing.
+// Of kMany: cards of a network, which tell each other what fired.
+constexpr unsigned kMostCards = 8;
+struct Owned {
+  const unsigned* order;  // the cells of a population by their places; null where those are their numbers
+  unsigned high, unused;  // one after the last place of the cells that are here
+};
+struct Many {
+  const Owned* owned;      // [populations]
+  u64* mails[kMostCards];  // of all cards: headers [2, count] {spikes: 32, tag: 32}, boxes [2, count, cells] {cell: 32, tag: 32}
+  unsigned* lost;          // whether some card said nothing for as long as there is patience
+  u64 patience;            // ns
+  unsigned count, own;     // how many cards there are, and which this is
+};
+
+// A word that another block, or another card's, may be writing.
+__device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
+__device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
 __device__ __forceinline__ unsigned peek(const unsigned* p) { return *(volatile unsigned*)p; }
 __device__ __forceinline__ void poke(unsigned* p, unsigned x) { *(volatile unsigned*)p = x; }
+
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
 
 // Entry `index` of a cell.
 __device__ __forceinline__ unsigned* entry(const Net& net, unsigned cell, unsigned index) {

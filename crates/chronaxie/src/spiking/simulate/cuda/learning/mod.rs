@@ -4,10 +4,13 @@
 //! (`resident.rs`, rows.cuh, walk.cuh); they are made on the device. Others run here: one kernel runs up to 4096 steps without the
 //! host (`steps.cu`), with two meetings of the grid a step. Their synapses are made on the host, which also keeps where they
 //! lie: what is asked of weights goes by that. Delays before synapses and rules beyond the timing of pairs run here alone
-//! (`wide.rs`, events.cuh).
+//! (`wide.rs`, events.cuh). Several cards share a network by a layout; each has the synapses onto its own cells, and entries
+//! of all (`card.rs`).
 
+mod card;
 mod config;
 mod layout;
+mod on_card;
 mod resident;
 #[cfg(test)]
 mod tests;
@@ -17,56 +20,43 @@ mod wide_tests;
 
 use super::super::learned::{self, Learned, Weights};
 use super::super::{Engine, Spike, State};
-use super::memory::{Fields, Memory};
-use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Stream};
-use crate::spiking::connect::{Shard, Synapses, list, rows, shard, shards_for};
+use super::common;
+use super::lost::{of_several, wait_for_all};
+use super::unit::{Exchange, PATIENCE_NS};
+use crate::cuda::{CudaDevice, DeviceBuffer};
+use crate::spiking::connect::{Shard, Synapses, list};
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
 use crate::spiking::simulate::cpu::check_state;
-use crate::{Error, Result, pool};
+use crate::{Error, ErrorKind, Result};
+use card::Card;
 pub use config::{Config, specialisations};
-use layout::{Rows, describe, places, require_memory, upload};
+pub(super) use on_card::none;
 pub use resident::Learns;
 pub(super) use resident::Resident;
-use std::ops::Range;
 use std::sync::Arc;
-use wide::Wide;
 
 /// Spikes that a log has room for beside those of a step in which every cell fires.
 const LOG: usize = 1 << 18;
 /// The most steps of a launch.
 const MOST_STEPS: u64 = 4096;
 
-/// Runs a plan whose synapses change on a CUDA device.
+/// Runs a plan whose synapses change on a CUDA device, or on several.
 pub struct LearningEngine<'a> {
     plan: &'a Plan,
     learning: &'a Learning,
     config: Config,
-    memory: Memory,
-    _stream: Stream,
-    kernels: [Kernel; 3],
-    /// Where synapses lie, and what they began with.
-    shards: Vec<Shard>,
-    rows: Vec<Rows>,
-    degrees: Vec<u32>,
-    states: DeviceBuffer,
-    first_state: Vec<usize>,
-    ring: DeviceBuffer,
-    history: DeviceBuffer,
-    counts: DeviceBuffer,
-    kept: DeviceBuffer,
-    wide: Option<Wide>,
-    /// Spikes of a launch: how many (u64), blocks at meetings (u32), whether entries fill their room (u32), steps and spikes.
-    control: DeviceBuffer,
-    log: DeviceBuffer,
-    capacity: usize,
-    /// What the kernels' `Net` points to beside the above, and its first fields.
-    _held: Vec<DeviceBuffer>,
-    head: Fields,
-    task_count: u32,
-    grown: u32,
+    layout: Layout,
+    /// The first device's.
+    name: String,
+    /// None where one of several was lost.
+    cards: Vec<Card>,
+    mails: Vec<u64>,
     step: u64,
     recent: Vec<Spike>,
+    /// Why the state is not that of `step`.
+    failed: Option<String>,
     events: u64,
     run: u64,
     launches: u64,
@@ -87,7 +77,7 @@ impl std::fmt::Debug for LearningEngine<'_> {
 }
 
 impl<'a> LearningEngine<'a> {
-    /// Bytes of the device's memory that a plan takes; 0 where no synapse changes.
+    /// Bytes of each device's memory that a plan takes; 0 where no synapse changes.
     pub fn bytes(plan: &Plan, config: &Config) -> f64 {
         plan.learning.as_ref().map_or(0.0, |learning| layout::bytes(plan, config, learning))
     }
@@ -97,186 +87,134 @@ impl<'a> LearningEngine<'a> {
     /// # Errors
     /// `Config` for networks beyond what a word holds, `OutOfMemory`, and what the driver or the compiler refuses.
     pub fn new(plan: &'a Plan, device: &Arc<CudaDevice>, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        Self::with(plan, device, Config::choose(plan, device.props())?, plan.cells() as usize + LOG, built)
+        Self::in_layout(plan, std::slice::from_ref(device), Layout::even(&plan.network, 1), built)
+    }
+
+    /// Makes it on `devices`, each of which has a part of the layout.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and `Value` for a layout of other parts.
+    pub fn in_layout(
+        plan: &'a Plan,
+        devices: &[Arc<CudaDevice>],
+        layout: Layout,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
+        let config = Config::in_layout(plan, &common(devices)?, &layout)?;
+        Self::with(plan, devices, config, layout, plan.cells() as usize + LOG, built)
     }
 
     fn with(
         plan: &'a Plan,
-        device: &Arc<CudaDevice>,
+        devices: &[Arc<CudaDevice>],
         config: Config,
+        layout: Layout,
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let learning = plan.learning.as_ref().ok_or_else(|| Error::value("no synapse of the network changes"))?;
-        let stream = device.new_stream()?;
-        let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let spec = config::steps(config.heavy, config.wide);
-        let kernel = |name| device.kernel(&spec, name);
-        let kernels = [kernel("spiking_learn")?, kernel("spiking_catch_up")?, kernel("spiking_keep")?];
-        let resident = device.props().sm_count * kernels[0].max_active_blocks(config.threads, 0)?;
-        if resident < config.blocks {
-            return Err(Error::value(format!("{} holds {resident} blocks at once: {config}", device.name())));
+        if layout.parts() != devices.len() || config.cards != devices.len() {
+            return Err(Error::value(format!("{} parts do not go with {} GPUs", layout.parts(), devices.len())));
         }
         plan.require_memory()?;
-        require_memory(plan, device, &config, learning)?;
-        let count = shards_for(plan, pool::num_threads());
-        let shards = shard::build(plan, count, &|done| built(done, count))?;
-        let (rows, degrees) = upload(plan, &config, &memory, &shards)?;
-        let cells = plan.cells() as usize;
-        let mut held = Vec::new();
-        let (head, states, first_state, task_count) = describe(plan, learning, &memory, &rows, &mut held)?;
-        let ring = memory.zeros(4 * config.ring * config.ports * cells)?;
-        let history = memory.zeros(4 * cells * config.depth * learning.width())?;
-        let (counts, kept) = (memory.zeros(4 * cells)?, memory.zeros(4 * cells)?);
-        let wide = |_| Wide::new(plan, learning, &config, &memory, &rows, &shards);
-        let wide = config.wide.then_some(()).map(wide).transpose()?;
-        let (control, log) = (memory.zeros(32)?, memory.room(8 * capacity)?);
-        stream.synchronize()?;
+        let exchange = Exchange::between(devices)?;
+        let mut cards = Vec::with_capacity(devices.len());
+        for (k, device) in devices.iter().enumerate() {
+            let ready = |done: usize, of: usize| built(done + k * of, of * devices.len());
+            let (part, on) = ((&layout, k), (device, exchange));
+            cards.push(Card::new(plan, learning, &config, part, on, capacity, &ready)?);
+        }
+        let mails: Vec<u64> = cards.iter().map(Card::mail).collect();
+        // Every kernel is loaded and has run on every device before any waits for another.
+        for card in cards.iter_mut().filter(|_| mails.len() > 1) {
+            card.prepare(&[], 0)?;
+            card.launch((plan, learning, &config), [0; 2], 0, &mails)?;
+            card.told()?;
+        }
         Ok(Self {
             plan,
             learning,
             config,
-            memory,
-            _stream: stream,
-            kernels,
-            shards,
-            rows,
-            degrees,
-            states,
-            first_state,
-            ring,
-            history,
-            counts,
-            kept,
-            wide,
-            control,
-            log,
-            capacity,
-            _held: held,
-            head,
-            task_count,
-            grown: 0,
+            layout,
+            name: devices[0].name().to_owned(),
+            cards,
+            mails,
             step: 0,
             recent: Vec::new(),
+            failed: None,
             events: 0,
             run: 0,
             launches: 0,
         })
     }
 
-    /// `Net` of steps.cu.
-    fn net(&self) -> Vec<u8> {
-        let (c, l) = (&self.config, self.learning);
-        self.head
-            .clone()
-            .u64(self.ring.address())
-            .u64(self.history.address())
-            .u64(self.counts.address())
-            .u64(self.kept.address())
-            .u64(self.plan.network.seed)
-            .u32(self.plan.cells() as u32)
-            .u32(c.ports as u32)
-            .u32(self.task_count)
-            .u32(self.rows.len() as u32)
-            .u32(l.traces.len() as u32)
-            .u32(l.shorts.len() as u32)
-            .u32(l.width() as u32)
-            .u32(c.ring as u32)
-            .u32(c.depth as u32)
-            .u32(c.cell_bits)
-            .u32(c.delay_bits)
-            .u32(self.grown)
-            .0
+    /// What launches are given.
+    fn made(&self) -> (&'a Plan, &'a Learning, Config) {
+        (self.plan, self.learning, self.config)
     }
 
-    /// `Wide` of events.cuh.
-    fn wide(&self) -> &[u8] {
-        self.wide.as_ref().map_or(&wide::NONE, |w| &w.fields)
-    }
-
-    fn plain(&self) -> LaunchConfig {
-        LaunchConfig::new((self.config.blocks, 1, 1), (self.config.threads, 1, 1))
-    }
-
-    /// Up to `steps` steps; how many there were, where their spikes lie in the log, and whether entries fill their room.
-    fn launch(&mut self, steps: u64) -> Result<(u64, Range<usize>, bool)> {
+    /// Up to `steps` steps; how many there were, their spikes as steps from here on and cells, and whether entries fill their room.
+    fn launch(&mut self, steps: u64) -> Result<(u64, Vec<u64>, bool)> {
         // What is under way in axons, before the first spike of the launch.
-        let under_way: Vec<u64> = match &self.wide {
-            Some(wide) if wide.farthest > 0 => {
+        let farthest = self.cards.iter().filter_map(|c| c.wide.as_ref()).map(|w| w.farthest).max().unwrap_or(0);
+        let under_way: Vec<u64> = match farthest {
+            0 => Vec::new(),
+            _ => {
                 let word = |s: &Spike| u64::from((s.step as i64 - self.step as i64) as u32) << 32 | u64::from(s.cell);
-                let gone = self.recent.partition_point(|s| s.step + u64::from(wide.farthest) < self.step);
+                let gone = self.recent.partition_point(|s| s.step + u64::from(farthest) < self.step);
                 self.recent[gone..].iter().map(word).collect()
             }
-            _ => Vec::new(),
         };
         let begun = under_way.len();
         let least = begun + 2 * self.plan.cells() as usize;
-        if least > self.capacity {
-            (self.log, self.capacity) = (self.memory.room(8 * least)?, least);
+        let (plan, learning, config) = self.made();
+        self.cards.iter_mut().try_for_each(|card| card.prepare(&under_way, least))?;
+        for card in &mut self.cards {
+            card.launch((plan, learning, &config), [self.step, steps.min(MOST_STEPS)], begun, &self.mails)?;
         }
-        self.memory.write(&mut self.log, &under_way)?;
-        self.memory.write(&mut self.control, &[begun as u64, 0, 0, 0])?;
-        let control = self.control.address();
-        let run = Fields::default()
-            .u64(self.log.address())
-            .u64(control)
-            .u64(control + 8)
-            .u64(control + 12)
-            .u64(control + 16)
-            .u64(self.step)
-            .u64(self.capacity as u64)
-            .u32(steps.min(MOST_STEPS) as u32)
-            .u32(begun as u32);
-        let config = LaunchConfig { cooperative: true, ..self.plain() };
-        let net = self.net();
-        let args = [Arg::Bytes(&net), Arg::Bytes(&run.0), Arg::Bytes(self.wide())];
-        // SAFETY: the structs are those of learn.cuh, whose sizes the launch checks; all that they point to belongs to this
-        // engine and is used on this stream alone.
-        unsafe { self.kernels[0].launch(self.memory.stream, &config, &args) }?;
-        let told = self.memory.download::<u64>(&self.control, 0, 4)?;
-        let (done, count) = (told[2], told[3] as usize);
-        if done == 0 || done > steps || !(begun..=self.capacity).contains(&count) {
-            return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
+        if self.cards.len() > 1 {
+            let name = |k: usize| self.cards[k].memory.device.name();
+            wait_for_all(self.cards.len(), name, |k| self.cards[k].is_done())?;
         }
-        Ok((done, begun..count, told[1] >> 32 != 0))
-    }
-
-    /// The strengths of rows `index` now, into `out`, and their eligibilities, where that is not 0.
-    fn catch_up(&self, index: usize, out: u64, eligible: u64) -> Result<()> {
-        let (net, step) = (self.net(), self.step as u32);
-        let args = [Arg::Bytes(&net), Arg::Bytes(self.wide()), Arg::U32(index as u32), Arg::U32(step)];
-        let args = [&args[..], &[Arg::U64(out), Arg::U64(eligible)]].concat();
-        // SAFETY: `out` and `eligible` have as many numbers as the rows have synapses, on this stream.
-        unsafe { self.kernels[1].launch(self.memory.stream, &self.plain(), &args) }
+        let told: Vec<card::Told> = self.cards.iter().map(Card::told).collect::<Result<_>>()?;
+        let (first, capacity) = (told[0], self.cards[0].capacity());
+        let alike = |t: &card::Told| !t.lost && (t.done, t.count, t.full) == (first.done, first.count, first.full);
+        if !told.iter().all(alike) {
+            return Err(Error::lost(format!(
+                "a GPU of {} heard nothing from another for {} s in the steps from {} on",
+                self.cards.len(),
+                PATIENCE_NS / 1_000_000_000,
+                self.step
+            )));
+        }
+        let count = first.count as usize;
+        if first.done == 0 || first.done > steps || !(begun..=capacity).contains(&count) {
+            return Err(Error::value(format!("a chunk of {steps} steps says that it ran {}", first.done)));
+        }
+        // All of them have all spikes.
+        Ok((first.done, self.cards[0].spikes(begun, count)?, first.full))
     }
 
     /// Brings all synapses up to date and makes room for entries.
     fn sweep(&mut self) -> Result<()> {
-        let mut eligible = self.wide.iter().flat_map(|w| &w.eligible).map(DeviceBuffer::address);
-        for (i, rows) in self.rows.iter().enumerate() {
-            if let Some((strengths, _)) = &rows.strengths {
-                self.catch_up(i, strengths.address(), eligible.next().unwrap_or(0))?;
-            }
-        }
-        self.grown = self.step as u32;
-        let net = self.net();
-        let oldest = self.step as i64 - i64::from(self.plan.max_delay);
-        let args = [Arg::Bytes(&net), Arg::Bytes(self.wide()), Arg::I64(oldest)];
-        // SAFETY: the entries are this engine's, on this stream.
-        unsafe { self.kernels[2].launch(self.memory.stream, &self.plain(), &args) }
+        let (plan, learning, config) = self.made();
+        self.cards.iter_mut().try_for_each(|card| card.sweep((plan, learning, &config), self.step))
     }
 
     /// The strengths of every shard's rows now, and their eligibilities where there are some.
     fn changed(&self) -> Result<Synaptic> {
         let mut all = Synaptic::default();
         let modulated = !self.learning.modulators.is_empty();
-        for (i, rows) in self.rows.iter().enumerate() {
-            if let Some((_, count)) = rows.strengths {
-                let out = self.memory.room(4 * count)?;
-                let eligible = modulated.then(|| self.memory.room(4 * count)).transpose()?;
-                self.catch_up(i, out.address(), eligible.as_ref().map_or(0, DeviceBuffer::address))?;
-                all.strengths.push(self.memory.download::<u32>(&out, 0, count)?);
-                all.eligible.extend(eligible.map(|e| self.memory.download::<i32>(&e, 0, count)).transpose()?);
+        for card in &self.cards {
+            for (i, rows) in card.rows.iter().enumerate() {
+                let Some((_, count)) = rows.strengths else { continue };
+                let memory = &card.memory;
+                let out = memory.room(4 * count)?;
+                let eligible = modulated.then(|| memory.room(4 * count)).transpose()?;
+                let at = [out.address(), eligible.as_ref().map_or(0, DeviceBuffer::address)];
+                card.catch_up((self.plan, self.learning, &self.config), self.step, i, at)?;
+                all.strengths.push(memory.download::<u32>(&out, 0, count)?);
+                all.eligible.extend(eligible.map(|e| memory.download::<i32>(&e, 0, count)).transpose()?);
             }
         }
         Ok(all)
@@ -286,39 +224,19 @@ impl<'a> LearningEngine<'a> {
         self.changed().map(|all| all.strengths)
     }
 
+    /// Those of all cards.
     fn shards(&self) -> Vec<&Shard> {
-        self.shards.iter().collect()
+        self.cards.iter().flat_map(|card| &card.shards).collect()
     }
 
-    /// Adds to `ring` what the synapses that do not change have under way from `recent`.
-    fn add_static(&self, recent: &[Spike], now: u64, sign: i32, ring: &mut [i32]) {
-        let pitch = self.config.ports * self.plan.cells() as usize;
-        for shard in &self.shards {
-            let places = places(self.plan, shard);
-            for spike in recent {
-                for (delay, synapses) in shard.rows.groups(spike.cell) {
-                    let when = spike.step + u64::from(delay);
-                    if when < now {
-                        continue;
-                    }
-                    let base = (when & (self.config.ring as u64 - 1)) as usize * pitch;
-                    for &s in &shard.rows.synapses[synapses.start as usize..synapses.end as usize] {
-                        let at = &mut ring[base + places[usize::from(rows::slot(s))] as usize];
-                        *at = at.wrapping_add(sign * rows::weight(s));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Of each place of the ring, the network's slot; nothing where a cell has no such port.
-    fn slots(&self) -> Vec<Option<u64>> {
+    /// Of each place of a card's ring, the network's slot; nothing where a cell has no such port, or is another card's.
+    fn slots(&self, card: usize) -> Vec<Option<u64>> {
         let cells = self.plan.cells() as usize;
         let mut slots = vec![None; self.config.ports * cells];
         for (p, first) in self.plan.first_slots().into_iter().take(self.plan.models.len()).enumerate() {
             let size = self.plan.network.populations[p].size as usize;
             for port in 0..self.plan.models[p].ports().len() {
-                for c in 0..size {
+                for c in self.layout.own(card, p).iter().map(|cell| cell as usize) {
                     slots[port * cells + self.plan.first[p] as usize + c] = Some(first + (port * size + c) as u64);
                 }
             }
@@ -332,8 +250,10 @@ impl<'a> LearningEngine<'a> {
         let strengths = learned::in_order(self.plan, &self.shards(), &strengths);
         let in_order = |e| learned::in_order(self.plan, &self.shards(), e);
         let eligible = if eligible.is_empty() { Vec::new() } else { in_order(&eligible) };
-        let history = self.memory.download::<u32>(&self.history, 0, cells * depth * width)?;
-        let counts = self.memory.download::<u32>(&self.counts, 0, cells)?;
+        // All cards have the entries of all cells.
+        let first = &self.cards[0];
+        let history = first.memory.download::<u32>(&first.history, 0, cells * depth * width)?;
+        let counts = first.memory.download::<u32>(&first.counts, 0, cells)?;
         let last = |cell: usize, step: i64| {
             let count = counts[cell] as usize;
             let entry = |i: usize| &history[(cell * depth + i % depth) * width..][..width];
@@ -341,43 +261,47 @@ impl<'a> LearningEngine<'a> {
         };
         let entries = learned::entries(self.plan, self.learning, self.step, last);
         let pitch = self.config.ports * cells;
-        let mut ring: Vec<i32> = self
-            .memory
-            .download::<u32>(&self.ring, 0, self.config.ring * pitch)?
-            .into_iter()
-            .map(|x| x as i32)
-            .collect();
-        self.add_static(&self.recent, self.step, -1, &mut ring);
-        let slots = self.slots();
         let mut under_way = Vec::new();
-        for ahead in 0..self.plan.max_delay {
-            let base = ((self.step + u64::from(ahead)) & (self.config.ring as u64 - 1)) as usize * pitch;
-            let here = ring[base..base + pitch].iter().zip(&slots);
-            under_way.extend(here.filter_map(|(sum, slot)| slot.filter(|_| *sum != 0).map(|slot| (ahead, slot, *sum))));
+        for card in &self.cards {
+            let ring = card.memory.download::<u32>(&card.ring, 0, self.config.ring * pitch)?;
+            let mut ring: Vec<i32> = ring.into_iter().map(|x| x as i32).collect();
+            card.add_static((self.plan, &self.config), &self.recent, self.step, -1, &mut ring);
+            let slots = self.slots(card.number);
+            for ahead in 0..self.plan.max_delay {
+                let base = ((self.step + u64::from(ahead)) & (self.config.ring as u64 - 1)) as usize * pitch;
+                let here = ring[base..base + pitch].iter().zip(&slots);
+                under_way
+                    .extend(here.filter_map(|(sum, slot)| slot.filter(|_| *sum != 0).map(|slot| (ahead, slot, *sum))));
+            }
         }
         under_way.sort_unstable();
         let oldest = self.step as i64 - i64::from(self.plan.max_delay);
-        let lists = |w: &Wide| w.read(self.plan, self.learning, &self.config, &self.memory, oldest);
-        let lists = self.wide.as_ref().map(lists).transpose()?.unwrap_or_default();
-        Ok(Learned { strengths, entries, under_way, eligible, ..lists })
+        let mut lists: Option<Learned> = None;
+        for card in &self.cards {
+            let Some(wide) = &card.wide else { continue };
+            let own = wide.read(self.plan, self.learning, &self.config, &card.memory, oldest)?;
+            let Some(all) = &mut lists else {
+                lists = Some(own);
+                continue;
+            };
+            // A cell's windows are counted where it is.
+            for (all, own) in all.counts.iter_mut().zip(&own.counts) {
+                let numbers = self.layout.numbers(self.plan, card.number);
+                numbers.for_each(|cell| all[cell as usize] = own[cell as usize]);
+            }
+        }
+        Ok(Learned { strengths, entries, under_way, eligible, ..lists.unwrap_or_default() })
     }
 
     fn restore_learned(&mut self, state: &State, learned: &Learned) -> Result<()> {
         learned::check(self.plan, self.learning, learned, state.step, learned::count(&self.shards()))?;
         let strengths = learned::by_shard(self.plan, self.learning, &self.shards(), learned)?;
-        let places = self.rows.iter_mut().filter_map(|r| r.strengths.as_mut());
-        for ((buffer, _), strengths) in places.zip(strengths) {
-            self.memory.write(buffer, &strengths)?;
-        }
-        if let Some(mut wide) = self.wide.take() {
-            let some = !learned.eligible.is_empty();
-            let parted = || learned::parted(self.plan, &self.shards(), &learned.eligible, |_, _| true);
-            let (eligible, made) = (some.then(parted).flatten(), (self.plan, self.learning, &self.config));
-            let done = wide.restore(made, &self.memory, (state, learned), &eligible.unwrap_or_default());
-            self.wide = Some(wide);
-            done?;
-        }
-        let (cells, width, depth) = (self.plan.cells() as usize, self.learning.width(), self.config.depth);
+        let some = !learned.eligible.is_empty();
+        let parted = || learned::parted(self.plan, &self.shards(), &learned.eligible, |_, _| true);
+        let mut eligible = some.then(parted).flatten().unwrap_or_default().into_iter();
+        let (plan, learning, config) = self.made();
+        let mut strengths = strengths.into_iter();
+        let (cells, width, depth) = (plan.cells() as usize, learning.width(), config.depth);
         let mut history = vec![0u32; cells * depth * width];
         let mut counts = vec![0u32; cells];
         for (cell, entry) in learned.entries.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
@@ -389,30 +313,69 @@ impl<'a> LearningEngine<'a> {
             let (cell, count) = (spike.cell as usize, counts[spike.cell as usize] as usize);
             let at = |i: usize| (cell * depth + i % depth) * width;
             let before = count.checked_sub(1).map(|i| &history[at(i)..][..width]);
-            self.learning.entry(before, spike.step as u32, &mut out);
+            learning.entry(before, spike.step as u32, &mut out);
             history[at(count)..][..width].copy_from_slice(&out);
             counts[cell] += 1;
         }
-        self.memory.write(&mut self.history, &history)?;
-        self.memory.write(&mut self.counts, &counts)?;
-        self.memory.clear(&mut self.kept)?;
-        let pitch = self.config.ports * cells;
-        let mut ring = vec![0i32; self.config.ring * pitch];
-        self.add_static(&state.recent, state.step, 1, &mut ring);
-        let mut slots: Vec<(u64, usize)> =
-            self.slots().into_iter().enumerate().filter_map(|(i, slot)| slot.map(|slot| (slot, i))).collect();
-        slots.sort_unstable();
-        for (ahead, slot, sum) in &learned.under_way {
-            let base = ((state.step + u64::from(*ahead)) & (self.config.ring as u64 - 1)) as usize * pitch;
-            if let Ok(i) = slots.binary_search_by_key(slot, |(slot, _)| *slot) {
-                let at = &mut ring[base + slots[i].1];
-                *at = at.wrapping_add(*sum);
+        let slots: Vec<_> = (0..self.cards.len()).map(|card| self.slots(card)).collect();
+        let pitch = config.ports * cells;
+        for (card, slots) in self.cards.iter_mut().zip(slots) {
+            for (buffer, _) in card.rows.iter_mut().filter_map(|r| r.strengths.as_mut()) {
+                card.memory.write(buffer, &strengths.next().unwrap_or_default())?;
+            }
+            if let Some(wide) = &mut card.wide {
+                let own: Vec<Vec<i32>> = eligible.by_ref().take(card.shards.len()).collect();
+                wide.restore((plan, learning, &config), &card.memory, (state, learned), &own)?;
+            }
+            card.memory.write(&mut card.history, &history)?;
+            card.memory.write(&mut card.counts, &counts)?;
+            card.memory.clear(&mut card.kept)?;
+            let mut ring = vec![0i32; config.ring * pitch];
+            card.add_static((plan, &config), &state.recent, state.step, 1, &mut ring);
+            let mut slots: Vec<(u64, usize)> =
+                slots.into_iter().enumerate().filter_map(|(i, slot)| slot.map(|slot| (slot, i))).collect();
+            slots.sort_unstable();
+            for (ahead, slot, sum) in &learned.under_way {
+                let base = ((state.step + u64::from(*ahead)) & (config.ring as u64 - 1)) as usize * pitch;
+                if let Ok(i) = slots.binary_search_by_key(slot, |(slot, _)| *slot) {
+                    let at = &mut ring[base + slots[i].1];
+                    *at = at.wrapping_add(*sum);
+                }
+            }
+            let ring: Vec<u32> = ring.into_iter().map(|x| x as u32).collect();
+            card.memory.write(&mut card.ring, &ring)?;
+            card.grown = state.step as u32;
+        }
+        Ok(())
+    }
+
+    fn advance_to(&mut self, to: u64, spikes: &mut Vec<Spike>) -> Result<()> {
+        while self.step < to {
+            let from = self.step;
+            let (done, mut list, full) = self.launch(to - from)?;
+            self.launches += 1;
+            list.sort_unstable();
+            let begun = spikes.len();
+            spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
+            self.step = from + done;
+            self.run += done;
+            let found = &spikes[begun..];
+            let degree = |s: &Spike| self.cards.iter().map(|c| u64::from(c.degrees[s.cell as usize])).sum::<u64>();
+            self.events += found.iter().map(degree).sum::<u64>();
+            let oldest = self.step.saturating_sub(self.plan.max_delay.into());
+            self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
+            self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
+            if full {
+                self.sweep()?;
             }
         }
-        let ring: Vec<u32> = ring.into_iter().map(|x| x as u32).collect();
-        self.memory.write(&mut self.ring, &ring)?;
-        self.grown = state.step as u32;
         Ok(())
+    }
+
+    /// Refuses what a step that failed has left behind.
+    fn whole(&self) -> Result<()> {
+        let Some(why) = &self.failed else { return Ok(()) };
+        Err(Error::value(format!("the network on {} has no state: a step failed: {why}", self.name)))
     }
 }
 
@@ -424,69 +387,78 @@ impl Engine for LearningEngine<'_> {
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         let to = self.step + steps;
         learned::steps_left(self.plan, to)?;
-        while self.step < to {
-            let from = self.step;
-            let (done, range, full) = self.launch(to - from)?;
-            self.launches += 1;
-            let mut list = self.memory.download::<u64>(&self.log, 8 * range.start, range.len())?;
-            list.sort_unstable();
-            let begun = spikes.len();
-            spikes.extend(list.into_iter().map(|x| Spike { step: from + (x >> 32), cell: x as u32 }));
-            self.step = from + done;
-            self.run += done;
-            let found = &spikes[begun..];
-            self.events += found.iter().map(|s| u64::from(self.degrees[s.cell as usize])).sum::<u64>();
-            let oldest = self.step.saturating_sub(self.plan.max_delay.into());
-            self.recent.drain(..self.recent.partition_point(|s| s.step < oldest));
-            self.recent.extend(&found[found.partition_point(|s| s.step < oldest)..]);
-            if full {
-                self.sweep()?;
+        self.whole()?;
+        let ran = self.advance_to(to, spikes).map_err(|e| of_several(e, self.cards.len()));
+        if let Err(e) = &ran {
+            self.failed = Some(e.to_string());
+            if e.kind() == &ErrorKind::Lost {
+                // What waits for a GPU that has gone, waits for ever: what lies there is left to the driver.
+                std::mem::forget(std::mem::take(&mut self.cards));
             }
         }
-        Ok(())
+        ran
     }
 
     fn state(&self) -> Result<State> {
+        self.whole()?;
         let mut variables = Vec::new();
         for (p, model) in self.plan.models.iter().enumerate() {
             let (size, count) = (self.plan.network.populations[p].size as usize, model.variables().len());
-            let values: Vec<f32> = self.memory.download(&self.states, 4 * self.first_state[p], size * count)?;
-            variables.push((0..count).map(|v| values[v * size..(v + 1) * size].to_vec()).collect());
+            let mut all = vec![vec![0.0; size]; count];
+            for card in &self.cards {
+                let values: Vec<f32> = card.memory.download(&card.states, 4 * card.first_state[p], size * count)?;
+                for cell in self.layout.own(card.number, p).iter().map(|cell| cell as usize) {
+                    all.iter_mut().enumerate().for_each(|(v, own)| own[cell] = values[v * size + cell]);
+                }
+            }
+            variables.push(all);
         }
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned: Some(self.learned()?) })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
+        if self.cards.is_empty() {
+            self.whole()?;
+        }
         if let Some(learned) = &state.learned {
             self.restore_learned(state, learned)?;
         }
         let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
-        self.memory.write(&mut self.states, &values)?;
+        for card in &mut self.cards {
+            // A launch that was lost may have left some of its own.
+            card.clear_mail()?;
+            card.memory.write(&mut card.states, &values)?;
+        }
         self.step = state.step;
         self.recent.clone_from(&state.recent);
+        self.failed = None;
         Ok(())
     }
 
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {
+        self.whole()?;
         let size = self.plan.network.populations[population].size as usize;
-        let first = self.first_state[population] + cell as usize;
+        let card = &self.cards[self.layout.owner(population, cell)];
+        let first = card.first_state[population] + cell as usize;
         let variables = 0..self.plan.models[population].variables().len();
-        let one = |v: usize| self.memory.download::<f32>(&self.states, 4 * (first + v * size), 1);
+        let one = |v: usize| card.memory.download::<f32>(&card.states, 4 * (first + v * size), 1);
         variables.map(|v| one(v).map(|x| x[0])).collect()
     }
 
     fn synapses(&self) -> u64 {
-        self.degrees.iter().map(|d| u64::from(*d)).sum()
+        self.cards.iter().flat_map(|card| &card.degrees).map(|d| u64::from(*d)).sum()
     }
 
     fn table(&self, projection: usize) -> Result<Synapses> {
+        self.whole()?;
         list::changed(self.plan, projection, || {
             Ok(learned::known(self.plan, &self.shards(), &self.strengths()?, projection))
         })
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {
+        self.whole()?;
         Ok(learned::summarise(self.plan, self.learning, &self.shards(), &self.strengths()?))
     }
 
@@ -510,11 +482,17 @@ impl Engine for LearningEngine<'_> {
         self.config.to_string()
     }
 
-    /// Two meetings of the grid (0.7 us each), and twelve bytes an event, twenty under a modulator, at the memory's bandwidth.
+    /// Two meetings of the grid (0.7 us each; of several cards another, and 2 us between them), and twelve bytes an event, twenty under a
+    /// modulator, at the memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
         let an_event = if self.learning.modulators.is_empty() { 12.0 } else { 20.0 };
-        let bytes = self.events as f64 / self.run.max(1) as f64 * an_event;
-        let meetings = if self.config.blocks > 1 { 1.4 } else { 0.0 };
-        Some(meetings + bytes / self.memory.device.props().memory_bytes_per_s.max(1) as f64 * 1e6)
+        let bytes = self.events as f64 / self.run.max(1) as f64 * an_event / self.config.cards as f64;
+        let meetings = match (self.config.cards, self.config.blocks) {
+            (2.., _) => 4.1,
+            (_, 2..) => 1.4,
+            _ => 0.0,
+        };
+        let rate = self.cards.first()?.memory.device.props().memory_bytes_per_s.max(1) as f64;
+        Some(meetings + bytes / rate * 1e6)
     }
 }

@@ -1,16 +1,15 @@
 //! Synapses that change in the resident kernel: how their rows lie, and what is asked of them between launches.
 //!
 //! A row lies in each shard with the last entry of its cell, and a synapse with how many of its target's entries were applied
-//! to it (rows.cuh), so that blocks tell each other nothing but spikes. The order of a row's synapses is whatever threads made
-//! of it; a state has them sorted.
+//! to it (rows.cuh), so that blocks tell each other nothing but spikes, of one card or of several. The order of a row's synapses is
+//! whatever threads made of it; a state has them sorted, those of all cards together.
 
 use super::super::Config;
-use super::super::config::rows;
-use super::super::memory::{Fields, Memory};
-use super::layout::tables;
-use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
+use super::super::memory::Memory;
+use super::on_card::{OnCard, What};
+use crate::cuda::DeviceBuffer;
 use crate::spiking::connect::list::Known;
-use crate::spiking::connect::shard;
+use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
 use crate::spiking::simulate::learned::{self, Learned, Summary, Weights};
@@ -33,7 +32,6 @@ const LEAST_DEPTH: usize = 256;
 const SHALLOW: usize = 4;
 /// Synapses that are listed at a time.
 const LIST: u64 = 1 << 24;
-const THREADS: u32 = 256;
 
 /// How rows of synapses that change lie on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,199 +92,106 @@ impl Learns {
     }
 }
 
-/// What the kernels of rows.cu do.
-#[derive(Clone, Copy)]
-enum What {
-    Count,
-    List,
-    Set,
-    Settle,
-}
-
 /// The synapses of a resident network that change.
 pub(in super::super) struct Resident<'a> {
     plan: &'a Plan,
     learning: &'a Learning,
     config: Config,
+    layout: Layout,
     learns: Learns,
-    memory: Memory,
-    /// `Net` of network.cuh.
-    net: Vec<u8>,
-    /// `Learn` of rows.cuh.
-    pub learn: Vec<u8>,
-    visit: Kernel,
-    heads: Kernel,
-    early: Kernel,
-    blocks: u32,
-    history: DeviceBuffer,
-    counts: DeviceBuffer,
-    kept: DeviceBuffer,
-    /// Of each cell its row, and of each row its cell.
-    row_of: DeviceBuffer,
-    cell_of: DeviceBuffer,
-    _held: Vec<DeviceBuffer>,
+    /// The row of each cell of the network.
+    row_of: Vec<u32>,
+    cards: Vec<OnCard>,
 }
 
-impl<'a> Resident<'a> {
-    /// What the launches of steps.cu have where no synapse changes.
-    pub(in super::super) fn none() -> Vec<u8> {
-        vec![0; 8 * 8 + 4 * 10]
-    }
+/// Of some cells, the synapses on a card: what each is known by beside its source, and its strength.
+type Listed = (Vec<u64>, Vec<u32>);
 
-    /// Goes with the synapses of `net`, whose rows begin to know nothing; `None` where none of them changes.
-    pub(in super::super) fn new(
+impl<'a> Resident<'a> {
+    /// Goes with the synapses of each card's `Net`, whose rows begin to know nothing; `None` where none of them changes.
+    pub(in super::super) fn new<'m>(
         plan: &'a Plan,
         config: Config,
-        memory: &Memory,
-        net: &[u8],
+        layout: &Layout,
+        cards: impl Iterator<Item = (&'m Memory, &'m [u8])>,
         [row_of, cell_of]: [&[u32]; 2],
     ) -> Result<Option<Self>> {
         let Some((learning, learns)) = plan.learning.as_ref().zip(config.learns) else { return Ok(None) };
-        let mut held = Vec::new();
-        let mut keep = |buffer: DeviceBuffer| {
-            let address = buffer.address();
-            held.push(buffer);
-            address
+        let one = |(number, (memory, net)): (usize, (&Memory, &[u8]))| {
+            OnCard::new(plan, learning, &config, (layout, number), memory, net, [row_of, cell_of])
         };
-        let rows_all = config.shards * config.cells;
-        let tables = tables(learning, memory, &mut keep)?;
-        // Of each slot, its cell's number in the shard.
-        let mut cells: Vec<u16> = Vec::with_capacity(config.shards * config.pitch);
-        for k in 0..config.shards {
-            let begin = cells.len();
-            let mut local = 0;
-            for (part, model) in shard::parts(plan, k, config.shards).0.iter().zip(&plan.models) {
-                for _ in model.ports() {
-                    cells.extend((local..local + part.count()).map(|i| i as u16));
-                }
-                local += part.count();
-            }
-            cells.resize(begin + config.pitch, 0);
-        }
-        let history = memory.zeros(4 * rows_all * learns.depth * learns.width)?;
-        let (counts, kept) = (memory.zeros(4 * rows_all)?, memory.zeros(4 * rows_all)?);
-        let mut learn = Fields::default();
-        for table in tables {
-            learn = learn.u64(keep(memory.upload(&table.0)?));
-        }
-        let learn = [&history, &counts, &kept].into_iter().fold(learn, |f, buffer| f.u64(buffer.address()));
-        let learn = learn.u64(keep(memory.upload(&cells)?)).u64(keep(memory.room(4 * config.shards * rows_all)?));
-        let numbers = [
-            learning.rules.len(),
-            learns.traces,
-            learning.shorts.len(),
-            learns.width,
-            learns.depth,
-            learns.deep,
-            learns.shallow,
-            learns.rule_bits as usize,
-            learns.tables,
-            0,
-        ];
-        let learn = numbers.into_iter().fold(learn, |f, x| f.u32(x as u32)).0;
-        let (spec, device) = (rows(), &memory.device);
-        let resident = Self {
-            plan,
-            learning,
-            config,
-            learns,
-            memory: memory.clone(),
-            net: net.to_vec(),
-            learn,
-            visit: device.kernel(&spec, "spiking_visit")?,
-            heads: device.kernel(&spec, "spiking_heads")?,
-            early: device.kernel(&spec, "spiking_early")?,
-            blocks: device.props().sm_count * 8,
-            history,
-            counts,
-            kept,
-            row_of: memory.upload(row_of)?,
-            cell_of: memory.upload(cell_of)?,
-            _held: held,
-        };
-        resident.begin(0)?;
-        Ok(Some(resident))
+        let cards = cards.enumerate().map(one).collect::<Result<_>>()?;
+        let (layout, row_of) = (layout.clone(), row_of.to_vec());
+        Ok(Some(Self { plan, learning, config, layout, learns, row_of, cards }))
     }
 
-    fn plain(&self) -> LaunchConfig {
-        LaunchConfig::new((self.blocks, 1, 1), (THREADS, 1, 1))
-    }
-
-    /// Rows know these entries, one a row, or with 0 nothing.
-    fn begin(&self, entries: u64) -> Result<()> {
-        let args = [Arg::Bytes(&self.net), Arg::Bytes(&self.learn), Arg::U64(entries)];
-        // SAFETY: the structs are those of the headers, whose sizes the launch checks; `entries` has a row's width for each.
-        unsafe { self.heads.launch(self.memory.stream, &self.plain(), &args) }
-    }
-
-    /// Visits the rows of `cells`; `begin`, `keys` and `strengths` as `Ask` has them.
-    fn visit(&self, what: What, cells: Range<usize>, [now, oldest]: [u64; 2], at: [u64; 4]) -> Result<()> {
-        let ask = Fields::default().u64(self.row_of.address()).u64(self.cell_of.address());
-        let ask = at.into_iter().fold(ask, Fields::u64);
-        let ask = ask.u32(what as u32).u32(cells.start as u32).u32(cells.end as u32).u32(now as u32).u32(oldest as u32);
-        let ask = ask.padded();
-        let args = [Arg::Bytes(&self.net), Arg::Bytes(&self.learn), Arg::Bytes(&ask.0)];
-        // SAFETY: the structs are those of the headers, whose sizes the launch checks; what they point to has a number for
-        // each synapse of the cells, on this stream.
-        unsafe { self.visit.launch(self.memory.stream, &self.plain(), &args) }
+    /// `Learn` of rows.cuh of each card.
+    pub(in super::super) fn learns(&self) -> impl Iterator<Item = &[u8]> {
+        self.cards.iter().map(|card| card.learn.as_slice())
     }
 
     /// Brings all synapses up to date and makes room for entries.
     pub(in super::super) fn settle(&self, now: u64) -> Result<()> {
         let oldest = now.saturating_sub(self.plan.max_delay.into());
-        self.visit(What::Settle, 0..self.plan.cells() as usize, [now, oldest], [0; 4])
-    }
-
-    /// Where each cell's synapses begin in a list of all that change, and their number.
-    fn begins(&self) -> Result<Vec<u64>> {
         let cells = self.plan.cells() as usize;
-        let counts = self.memory.zeros(4 * cells)?;
-        self.visit(What::Count, 0..cells, [0; 2], [0, 0, 0, counts.address()])?;
-        let mut begin = vec![0u64];
-        let mut sum = 0;
-        begin.extend(self.memory.download::<u32>(&counts, 0, cells)?.into_iter().map(|n| {
-            sum += u64::from(n);
-            sum
-        }));
-        Ok(begin)
+        self.cards.iter().try_for_each(|card| card.visit(What::Settle, 0..cells, [now, oldest], [0; 4]))
     }
 
-    /// Calls `with(cells, keys, strengths)` for all synapses that change, some cells at a time.
+    /// Of each card, where each cell's synapses begin in a list of all that change, and their number.
+    fn begins(&self) -> Result<Vec<Vec<u64>>> {
+        self.cards.iter().map(|card| card.begins(self.plan.cells() as usize)).collect()
+    }
+
+    /// Calls `with(cells, what each card has of them)` for all synapses that change, some cells at a time.
     fn list(
         &self,
         now: u64,
-        begin: &[u64],
-        mut with: impl FnMut(Range<usize>, Vec<u64>, Vec<u32>) -> Result<()>,
+        begins: &[Vec<u64>],
+        mut with: impl FnMut(Range<usize>, Vec<Listed>) -> Result<()>,
     ) -> Result<()> {
-        let memory = &self.memory;
-        let (cells, on_device) = (self.plan.cells() as usize, memory.upload(begin)?);
+        let cells = self.plan.cells() as usize;
+        let all: Vec<u64> = (0..=cells).map(|cell| begins.iter().map(|b| b[cell]).sum()).collect();
+        let begun: Vec<DeviceBuffer> =
+            self.cards.iter().zip(begins).map(|(card, b)| card.memory.upload(b)).collect::<Result<_>>()?;
         let mut from = 0;
         while from < cells {
-            let to = begin.partition_point(|b| *b <= begin[from] + LIST).saturating_sub(1).clamp(from + 1, cells);
-            let count = (begin[to] - begin[from]) as usize;
-            let (keys, strengths) = (memory.room(8 * count)?, memory.room(4 * count)?);
-            let at = [on_device.address(), keys.address(), strengths.address(), 0];
-            self.visit(What::List, from..to, [now, 0], at)?;
-            with(from..to, memory.download(&keys, 0, count)?, memory.download(&strengths, 0, count)?)?;
+            let to = all.partition_point(|b| *b <= all[from] + LIST).saturating_sub(1).clamp(from + 1, cells);
+            let mut listed = Vec::with_capacity(self.cards.len());
+            for ((card, begin), begun) in self.cards.iter().zip(begins).zip(&begun) {
+                let (memory, count) = (&card.memory, (begin[to] - begin[from]) as usize);
+                let (keys, strengths) = (memory.room(8 * count)?, memory.room(4 * count)?);
+                let at = [begun.address(), keys.address(), strengths.address(), 0];
+                card.visit(What::List, from..to, [now, 0], at)?;
+                listed.push((memory.download(&keys, 0, count)?, memory.download(&strengths, 0, count)?));
+            }
+            with(from..to, listed)?;
             from = to;
         }
         Ok(())
     }
 
-    /// Their weights before step `now`.
-    pub(in super::super) fn weights(&self, now: u64) -> Result<Vec<Weights>> {
-        let begin = self.begins()?;
-        let mut summary = Summary::new(self.plan);
-        self.list(now, &begin, |cells, keys, strengths| {
-            for source in cells.clone() {
-                let own =
-                    (begin[source] - begin[cells.start]) as usize..(begin[source + 1] - begin[cells.start]) as usize;
-                for (key, strength) in keys[own.clone()].iter().zip(&strengths[own]) {
-                    let negative = self.learning.rules[(key >> 32) as usize & 511].sign < 0;
-                    summary.add(source as u32, *key as u32, negative, *strength);
+    /// Calls `with(source, key, strength)` for all synapses that change.
+    fn each(&self, now: u64, mut with: impl FnMut(u32, u64, u32)) -> Result<()> {
+        let begins = self.begins()?;
+        self.list(now, &begins, |cells, listed| {
+            for ((keys, strengths), begin) in listed.iter().zip(&begins) {
+                for source in cells.clone() {
+                    let own = row(begin, &cells, source);
+                    for (key, strength) in keys[own.clone()].iter().zip(&strengths[own]) {
+                        with(source as u32, *key, *strength);
+                    }
                 }
             }
             Ok(())
+        })
+    }
+
+    /// Their weights before step `now`.
+    pub(in super::super) fn weights(&self, now: u64) -> Result<Vec<Weights>> {
+        let mut summary = Summary::new(self.plan);
+        self.each(now, |source, key, strength| {
+            let negative = self.learning.rules[(key >> 32) as usize & 511].sign < 0;
+            summary.add(source, key as u32, negative, strength);
         })?;
         Ok(summary.weights())
     }
@@ -299,165 +204,156 @@ impl<'a> Resident<'a> {
             first..first + self.plan.network.populations[population].size
         };
         let (sources, targets) = (range(p.source), range(p.target));
-        let (begin, mut all) = (self.begins()?, Vec::new());
-        self.list(now, &begin, |cells, keys, strengths| {
-            for source in cells.clone().filter(|c| sources.contains(&(*c as u32))) {
-                let own =
-                    (begin[source] - begin[cells.start]) as usize..(begin[source + 1] - begin[cells.start]) as usize;
-                for (key, strength) in keys[own.clone()].iter().zip(&strengths[own]) {
-                    let (target, kind, delay) = (*key as u32, key >> 32 & 511, (key >> 41) as u16);
-                    if rule == Some(kind) && targets.contains(&target) {
-                        all.push(((source as u32 - sources.start, delay, target - targets.start), *strength));
-                    }
-                }
+        let mut all = Vec::new();
+        self.each(now, |source, key, strength| {
+            let (target, kind, delay) = (key as u32, key >> 32 & 511, (key >> 41) as u16);
+            if rule == Some(kind) && sources.contains(&source) && targets.contains(&target) {
+                all.push(((source - sources.start, delay, target - targets.start), strength));
             }
-            Ok(())
         })?;
         Ok(all)
     }
 
-    /// Their state before step `now`; `recent` are the spikes under way as rows of the network, `rows` the row of each cell.
-    pub(in super::super) fn learned(
-        &self,
-        ring: &DeviceBuffer,
-        recent: &[u64],
-        rows: &[u32],
-        now: u64,
-    ) -> Result<Learned> {
-        let (plan, config, memory) = (self.plan, &self.config, &self.memory);
-        let begin = self.begins()?;
-        let mut all = Vec::with_capacity(begin.last().copied().unwrap_or(0) as usize);
-        self.list(now, &begin, |cells, keys, strengths| {
-            let mut row: Vec<(u64, u32)> = Vec::new();
+    /// Their state before step `now`; `rings` are the cards' sums, `recent` the spikes under way as rows of the network.
+    pub(in super::super) fn learned(&self, rings: &[&DeviceBuffer], recent: &[u64], now: u64) -> Result<Learned> {
+        let (plan, config) = (self.plan, &self.config);
+        let begins = self.begins()?;
+        let total: u64 = begins.iter().filter_map(|b| b.last()).sum();
+        let mut all = Vec::with_capacity(total as usize);
+        self.list(now, &begins, |cells, listed| {
+            let mut sorted: Vec<(u64, u32)> = Vec::new();
             for source in cells.clone() {
-                let own =
-                    (begin[source] - begin[cells.start]) as usize..(begin[source + 1] - begin[cells.start]) as usize;
-                row.clear();
-                row.extend(keys[own.clone()].iter().copied().zip(strengths[own].iter().copied()));
-                row.sort_unstable();
-                all.extend(row.iter().map(|(_, strength)| *strength));
+                sorted.clear();
+                for ((keys, strengths), begin) in listed.iter().zip(&begins) {
+                    let own = row(begin, &cells, source);
+                    sorted.extend(keys[own.clone()].iter().copied().zip(strengths[own].iter().copied()));
+                }
+                sorted.sort_unstable();
+                all.extend(sorted.iter().map(|(_, strength)| *strength));
             }
             Ok(())
         })?;
         let (width, depth) = (self.learns.width, self.learns.depth);
-        let count = config.shards * config.cells;
-        let history = memory.download::<u32>(&self.history, 0, count * depth * width)?;
-        let counts = memory.download::<u32>(&self.counts, 0, count)?;
+        let past: Vec<(Vec<u32>, Vec<u32>)> = self.cards.iter().map(OnCard::past).collect::<Result<_>>()?;
+        let own = config.local() * config.cells;
         let last = |cell: usize, step: i64| {
-            let row = rows[cell] as usize;
+            let (card, row) = (self.row_of[cell] as usize / own, self.row_of[cell] as usize % own);
+            let (history, counts) = &past[card];
             let count = counts[row] as usize;
             let entry = |i: usize| &history[(row * depth + i % depth) * width..][..width];
             (count.saturating_sub(depth)..count).rev().map(entry).find(|e| i64::from(e[0]) < step)
         };
         let entries = learned::entries(plan, self.learning, now, last);
         // What is under way, without what follows from spikes.
-        let numbers = config.shards * config.ring * config.pitch;
-        let ring = memory.upload(&memory.download::<u32>(ring, 0, numbers)?)?;
-        self.early(&ring, recent, now, -1)?;
-        let ring = memory.download::<u32>(&ring, 0, numbers)?;
-        let slots = slots(plan, config);
         let mut under_way = Vec::new();
-        for (k, slots) in slots.chunks(config.pitch).enumerate() {
-            for ahead in 0..plan.max_delay {
-                let step = (now + u64::from(ahead)) as usize & (config.ring - 1);
-                let here = &ring[(k * config.ring + step) * config.pitch..][..config.pitch];
-                let some = here.iter().zip(slots).filter(|(sum, _)| **sum != 0);
-                under_way.extend(some.map(|(sum, slot)| (ahead, *slot, *sum as i32)));
+        for (number, (card, ring)) in self.cards.iter().zip(rings).enumerate() {
+            let numbers = config.local() * config.ring * config.pitch;
+            let ring = card.memory.upload(&card.memory.download::<u32>(ring, 0, numbers)?)?;
+            card.early(&ring, recent, now, -1)?;
+            let ring = card.memory.download::<u32>(&ring, 0, numbers)?;
+            let slots = slots(plan, config, (&self.layout, number));
+            for (k, slots) in slots.chunks(config.pitch).enumerate() {
+                for ahead in 0..plan.max_delay {
+                    let step = (now + u64::from(ahead)) as usize & (config.ring - 1);
+                    let here = &ring[(k * config.ring + step) * config.pitch..][..config.pitch];
+                    let some = here.iter().zip(slots).filter(|(sum, _)| **sum != 0);
+                    under_way.extend(some.map(|(sum, slot)| (ahead, *slot, *sum as i32)));
+                }
             }
         }
         under_way.sort_unstable();
         Ok(Learned { strengths: all, entries, under_way, ..Learned::default() })
     }
 
-    /// Adds to `ring` what `recent` sends to step `now` and later by synapses that do not change, times `sign`.
-    fn early(&self, ring: &DeviceBuffer, recent: &[u64], now: u64, sign: i32) -> Result<()> {
-        let (config, memory) = (&self.config, &self.memory);
-        let list = memory.upload(recent)?;
-        let args = [
-            Arg::Bytes(&self.net),
-            Arg::Bytes(&self.learn),
-            Arg::U64(ring.address()),
-            Arg::U64(list.address()),
-            Arg::U64(recent.len() as u64),
-            Arg::U64(now),
-            Arg::I32(sign),
-        ];
-        let plain = LaunchConfig::new((config.shards as u32, 1, 1), (THREADS, 1, 1));
-        // SAFETY: the ring has the network's shape; it and the list live on this stream until it has passed the launch.
-        unsafe { self.early.launch(memory.stream, &plain, &args) }
-    }
-
-    /// Goes to a state; the others as [`learned`](Self::learned) has them.
-    pub(in super::super) fn restore(
-        &mut self,
-        ring: &mut DeviceBuffer,
-        state: &State,
-        recent: &[u64],
-        rows: &[u32],
-    ) -> Result<()> {
+    /// Goes to a state, but for the rings; the others as [`learned`](Self::learned) has them.
+    pub(in super::super) fn restore(&mut self, state: &State) -> Result<()> {
         let Some(learned) = &state.learned else { return Ok(()) };
-        let (plan, learning, config, memory) = (self.plan, self.learning, self.config, self.memory.clone());
-        let begin = self.begins()?;
-        let total = begin.last().copied().unwrap_or(0) as usize;
-        learned::check(plan, learning, learned, state.step, total)?;
-        // Entries first: how many of them have come to a synapse is kept with its strength.
-        let (width, depth) = (self.learns.width, self.learns.depth);
-        let count = config.shards * config.cells;
-        let (mut history, mut counts) = (vec![0u32; count * depth * width], vec![0u32; count]);
-        let mut heads: Vec<u32> = (0..count * width).map(|i| if i % width == 0 { NEVER } else { 0 }).collect();
-        for (cell, entry) in learned.entries.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
-            let row = rows[cell] as usize;
-            history[row * depth * width..][..width].copy_from_slice(entry);
-            heads[row * width..][..width].copy_from_slice(entry);
-            counts[row] = 1;
-        }
-        let mut out = vec![0; width];
-        for Spike { step, cell } in &state.recent {
-            let row = rows[*cell as usize] as usize;
-            let head = &mut heads[row * width..][..width];
-            let before = (head[0] != NEVER).then_some(&*head);
-            learning.entry(before, *step as u32, &mut out);
-            head.copy_from_slice(&out);
-            history[(row * depth + counts[row] as usize % depth) * width..][..width].copy_from_slice(&out);
-            counts[row] += 1;
-        }
-        memory.write(&mut self.history, &history)?;
-        memory.write(&mut self.counts, &counts)?;
-        memory.clear(&mut self.kept)?;
-        self.begin(memory.upload(&heads)?.address())?;
-
-        let (mut sorted, begun) = (&learned.strengths[..], memory.upload(&begin)?);
-        let mut places: Vec<(u64, u32)> = Vec::new();
+        let (plan, learning) = (self.plan, self.learning);
+        let begins = self.begins()?;
+        let total: u64 = begins.iter().filter_map(|b| b.last()).sum();
+        learned::check(plan, learning, learned, state.step, total as usize)?;
+        self.restore_entries(state, learned)?;
+        let mut rest = &learned.strengths[..];
+        let mut places: Vec<(u64, usize, usize)> = Vec::new();
         let mut pieces = Vec::new();
-        self.list(state.step, &begin, |cells, keys, mut strengths| {
+        self.list(state.step, &begins, |cells, mut listed| {
             for source in cells.clone() {
-                let own =
-                    (begin[source] - begin[cells.start]) as usize..(begin[source + 1] - begin[cells.start]) as usize;
-                let (here, after) = sorted.split_at(own.len());
-                sorted = after;
                 places.clear();
-                places.extend(keys[own.clone()].iter().copied().zip(own.start as u32..));
+                for (card, ((keys, _), begin)) in listed.iter().zip(&begins).enumerate() {
+                    let own = row(begin, &cells, source);
+                    places.extend(keys[own.clone()].iter().zip(own).map(|(key, at)| (*key, card, at)));
+                }
                 places.sort_unstable();
-                for ((key, at), strength) in places.iter().zip(here) {
+                let (here, after) = rest.split_at(places.len());
+                rest = after;
+                for ((key, card, at), strength) in places.iter().zip(here) {
                     let rule = &learning.rules[(key >> 32) as usize & 511];
                     if !(rule.low..=rule.high).contains(strength) {
                         return Err(Error::checkpoint("the state has weights beyond the bounds of this network"));
                     }
-                    strengths[*at as usize] = *strength;
+                    listed[*card].1[*at] = *strength;
                 }
             }
-            pieces.push((cells, memory.upload(&strengths)?));
+            for (card, (_, strengths)) in listed.iter().enumerate() {
+                pieces.push((card, cells.clone(), self.cards[card].memory.upload(strengths)?));
+            }
             Ok(())
         })?;
-        for (cells, strengths) in &pieces {
-            let at = [begun.address(), 0, strengths.address(), 0];
-            self.visit(What::Set, cells.clone(), [state.step, 0], at)?;
+        for (number, (card, begin)) in self.cards.iter().zip(&begins).enumerate() {
+            let begun = card.memory.upload(begin)?;
+            for (_, cells, strengths) in pieces.iter().filter(|(of, ..)| *of == number) {
+                let at = [begun.address(), 0, strengths.address(), 0];
+                card.visit(What::Set, cells.clone(), [state.step, 0], at)?;
+            }
         }
+        Ok(())
+    }
 
-        let mut slots: Vec<(u64, usize)> =
-            slots(plan, &config).into_iter().enumerate().map(|(i, slot)| (slot, i)).collect();
+    /// Entries come first: how many of them have come to a synapse is kept with its strength.
+    fn restore_entries(&mut self, state: &State, learned: &Learned) -> Result<()> {
+        let (width, depth) = (self.learns.width, self.learns.depth);
+        let (count, own) = (self.config.shards * self.config.cells, self.config.local() * self.config.cells);
+        let mut past = vec![(vec![0u32; own * depth * width], vec![0u32; own]); self.cards.len()];
+        let mut heads: Vec<u32> = (0..count * width).map(|i| if i % width == 0 { NEVER } else { 0 }).collect();
+        for (cell, entry) in learned.entries.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
+            let row = self.row_of[cell] as usize;
+            let (history, counts) = &mut past[row / own];
+            history[row % own * depth * width..][..width].copy_from_slice(entry);
+            heads[row * width..][..width].copy_from_slice(entry);
+            counts[row % own] = 1;
+        }
+        let mut out = vec![0; width];
+        for Spike { step, cell } in &state.recent {
+            let row = self.row_of[*cell as usize] as usize;
+            let head = &mut heads[row * width..][..width];
+            let before = (head[0] != NEVER).then_some(&*head);
+            self.learning.entry(before, *step as u32, &mut out);
+            head.copy_from_slice(&out);
+            let (history, counts) = &mut past[row / own];
+            let (row, count) = (row % own, &mut counts[row % own]);
+            history[(row * depth + *count as usize % depth) * width..][..width].copy_from_slice(&out);
+            *count += 1;
+        }
+        for (card, (history, counts)) in self.cards.iter_mut().zip(&past) {
+            card.restore(history, counts, &heads)?;
+        }
+        Ok(())
+    }
+
+    /// The sums of card `number` at a state, of whose spikes `recent` are under way.
+    pub(in super::super) fn restore_ring(
+        &self,
+        number: usize,
+        ring: &mut DeviceBuffer,
+        state: &State,
+        recent: &[u64],
+    ) -> Result<()> {
+        let Some(learned) = &state.learned else { return Ok(()) };
+        let (config, card) = (&self.config, &self.cards[number]);
+        let all = slots(self.plan, config, (&self.layout, number));
+        let mut slots: Vec<(u64, usize)> = all.into_iter().enumerate().map(|(i, slot)| (slot, i)).collect();
         slots.sort_unstable();
-        let mut sums = vec![0u32; config.shards * config.ring * config.pitch];
+        let mut sums = vec![0u32; config.local() * config.ring * config.pitch];
         for (ahead, slot, sum) in &learned.under_way {
             if let Ok(i) = slots.binary_search_by_key(slot, |(slot, _)| *slot) {
                 let (k, at) = (slots[i].1 / config.pitch, slots[i].1 % config.pitch);
@@ -466,21 +362,26 @@ impl<'a> Resident<'a> {
                 *sum_here = sum_here.wrapping_add(*sum as u32);
             }
         }
-        memory.write(ring, &sums)?;
-        self.early(ring, recent, state.step, 1)
+        card.memory.write(ring, &sums)?;
+        card.early(ring, recent, state.step, 1)
     }
 }
 
-/// Of each shard's slots (`[shards, pitch]`) the network's slot; `u64::MAX` where there is none.
-fn slots(plan: &Plan, config: &Config) -> Vec<u64> {
-    let mut slots = vec![u64::MAX; config.shards * config.pitch];
-    for k in 0..config.shards {
-        let parts = shard::parts(plan, k, config.shards).0;
+/// Where the synapses of `source` lie in a list of those of `cells`.
+fn row(begin: &[u64], cells: &Range<usize>, source: usize) -> Range<usize> {
+    (begin[source] - begin[cells.start]) as usize..(begin[source + 1] - begin[cells.start]) as usize
+}
+
+/// Of each slot of a card's shards (`[local, pitch]`) the network's slot; `u64::MAX` where there is none.
+fn slots(plan: &Plan, config: &Config, (layout, card): (&Layout, usize)) -> Vec<u64> {
+    let mut slots = vec![u64::MAX; config.local() * config.pitch];
+    for k in 0..config.local() {
+        let parts = config.shard(plan, layout, card * config.local() + k).0;
         for ((p, part), first) in parts.iter().enumerate().zip(plan.first_slots()) {
             let size = u64::from(plan.network.populations[p].size);
             for port in 0..plan.models[p].ports().len() {
-                for (i, slot) in part.slots(port).enumerate() {
-                    slots[k * config.pitch + slot] = first + port as u64 * size + u64::from(part.low) + i as u64;
+                for (slot, cell) in part.slots(port).zip(part.cells().iter()) {
+                    slots[k * config.pitch + slot] = first + port as u64 * size + u64::from(cell);
                 }
             }
         }

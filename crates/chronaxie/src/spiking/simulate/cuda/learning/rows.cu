@@ -1,5 +1,6 @@
 // What the host asks of rows of synapses that change, between launches: their strengths, in an order that it knows; other
-// strengths; and that all of them catch up, so that entries can be dropped. A warp a cell's row, shard after shard.
+// strengths; and that all of them catch up, so that entries can be dropped. A warp a cell's row, shard after shard; of a network on
+// several cards those that are here, in which `local` of the shards are.
 //
 // Full microcircuit (217 million synapses that change in 5.2 GB of segments) on an H200: 1.2 ms to read them, 1.2 ms to write them
 // back, and a look at each target's entries: 217 million x 2 sectors of 32 bytes, 14 GB out of the second cache, 2 ms.
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) spiking_visit(const Net net
   for (u64 cell = ask.from + (blockIdx.x * 256ull + threadIdx.x) / 32; cell < ask.to; cell += threads / 32) {
     const u64 row = ask.row_of[cell];
     u64 at = ask.begin != nullptr ? ask.begin[cell] - ask.begin[ask.from] : 0;
-    for (unsigned k = 0; k < net.shards; ++k) {
+    for (unsigned k = 0; k < net.local; ++k) {
       u64* segment = (u64*)net.segments + (k * rows + row) * net.segment;
       const unsigned* first = net.first + k * (rows + 1) + row;
       u64* rest = (u64*)net.rest + net.base[k] + first[0];
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) spiking_visit(const Net net
             strength = caught_up(learn, past, rule, word, target, count, delay, until, known[0], known[1 + rule.x]);
         }
         if (ask.what == kList) {
-          ask.keys[out] = (u64)delay << 41 | (u64)(kind - 1) << 32 | ask.cells_of[k * net.rows + target];
+          ask.keys[out] = (u64)delay << 41 | (u64)(kind - 1) << 32 | ask.cells_of[(net.begin + k) * net.rows + target];
           ask.strengths[out] = strength;
         } else {
           *place = with(learn, word, until, ask.what == kSet ? ask.strengths[out] : strength);
@@ -58,21 +59,22 @@ extern "C" __global__ void __launch_bounds__(256, 2) spiking_visit(const Net net
       }
     }
     if (ask.what == kCount && lane == 0) ask.counts[cell] = (unsigned)at;
-    if (ask.what == kSettle && lane == 0) {
+    const u64 own = row - (u64)net.begin * net.rows;
+    if (ask.what == kSettle && lane == 0 && own < (u64)net.local * net.rows) {
       // The last before `oldest`, and what follows.
-      const unsigned kept = learn.kept[row];
-      unsigned from = learn.counts[row];
-      const u64 base = row * learn.depth;
+      const unsigned kept = learn.kept[own];
+      unsigned from = learn.counts[own];
+      const u64 base = own * learn.depth;
       while (from > kept && learn.history[(base + ((from - 1) & (learn.depth - 1))) * learn.width] >= ask.oldest) --from;
-      if (from > kept) learn.kept[row] = from - 1;
+      if (from > kept) learn.kept[own] = from - 1;
     }
   }
 }
 
-// What every row is known by: the last entry of its cell ([shards, rows, width]), or nothing.
+// What every row is known by in the shards that are here: the last entry of its cell ([shards, rows, width]), or nothing.
 extern "C" __global__ void __launch_bounds__(256) spiking_heads(const Net net, const Learn learn, const unsigned* entries) {
   const u64 rows = (u64)net.shards * net.rows;
-  for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < net.shards * rows; i += gridDim.x * 256ull) {
+  for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < net.local * rows; i += gridDim.x * 256ull) {
     unsigned* head = (unsigned*)((u64*)net.segments + i * net.segment);
     const unsigned* entry = entries + i % rows * learn.width;
     for (unsigned k = 0; k < learn.width; ++k) head[k] = entries != nullptr ? entry[k] : k == 0 ? kNone : 0;

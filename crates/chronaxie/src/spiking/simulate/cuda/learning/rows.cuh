@@ -15,11 +15,11 @@ struct Learn {
   const Rule* rules;
   const Trace* traces;
   const Short* shorts;
-  unsigned* history;               // [shards, rows, depth, width] entries, a cell's by their number modulo depth
-  unsigned* counts;                // [shards, rows] entries ever left
-  unsigned* kept;                  // [shards, rows] the first entry that may still be asked for
-  const unsigned short* cell_of;   // [shards, pitch] of each slot, its cell's number in the shard
-  unsigned* more;                  // [shards, shards, rows] rows that shared memory has no room for
+  unsigned* history;               // [local, rows, depth, width] entries, a cell's by their number modulo depth
+  unsigned* counts;                // [local, rows] entries ever left
+  unsigned* kept;                  // [local, rows] the first entry that may still be asked for
+  const unsigned short* cell_of;   // [local, pitch] of each slot, its cell's number in the shard
+  unsigned* more;                  // [local, shards, rows] rows that shared memory has no room for
   unsigned rule_count, trace_count, short_count, width;
   unsigned depth, deep, shallow;   // powers of two: entries in memory, steps and traces of them in shared memory
   unsigned rule_bits;

@@ -30,6 +30,12 @@
 // Dendritic, each excitatory synapse under a modulator that jumps every 50 steps, with 3 spikes of a synapse's source a second:
 //   bytes         71,000 x (12 read, 8 written) + 26,000 x 8 = 1.6 MB: 0.38 us at 4.28 TB/s
 //   instructions  71,000 / 32 x (150 + 67 jumps x 90 and 1.2 spikes behind x 130): 14 million over 132 x 4 a clock, 15 us
+//
+// A network on several cards (kMany): each has the synapses onto its own cells, and entries of all cells, since both sides of a
+// synapse leave some. Between phases 2 and 3 cards tell each other what fired, as words {cell: 32, tag: 32} behind a header with their
+// number, in two sets by the step's parity: who writes those of step n + 2 has seen all headers of n + 1, and whoever wrote one had
+// read those of n. A word is whole whenever its tag is right. All cards log all spikes, count alike, and so end a launch alike. A
+// step takes a meeting and a trip to the other cards more, 1.2 + 2 us, and 12 bytes of a peer's memory a spike and other card.
 #include "events.cuh"
 
 constexpr unsigned kWarps = kThreads / 32;
@@ -38,6 +44,7 @@ struct Grid {
   const Net& net;
   const Run& run;
   const Wide& wide;
+  const Many& many;
 
   // All blocks are here before one goes on, and what they wrote before is seen after.
   __device__ __forceinline__ void meet(unsigned& target) const {
@@ -171,6 +178,57 @@ struct Grid {
       if (wide.modulators[k].population == population) atomicAdd(wide.jumps + 4 * k + kFresh + (step & 1), 1u);
   }
 
+  // Of kMany: a word of another card, once it has this tag; 0 where that card is lost.
+  __device__ __forceinline__ u64 await(const u64* at, unsigned tag) const {
+    u64 word, since = 0;
+    unsigned looks = 0;
+    while ((unsigned)(word = peek(at)) != tag)
+      if (++looks % 1024 == 0) {
+        const u64 now = nanoseconds();
+        if (since == 0) since = now;
+        if (now - since > many.patience) {
+          poke(many.lost, 1);
+          return 0;
+        }
+      }
+    return word;
+  }
+
+  // Of kMany: tells the other cards what fired here in `step`, begin .. end of the log, and takes up what fired there behind it.
+  // Returns where that ends.
+  __device__ __forceinline__ u64 exchange(u64 step, u64 begin, u64 end, u64 (&heads)[kMany ? kMostCards : 1]) const {
+    const unsigned tag = (unsigned)step + 1, parity = tag % 2;
+    const u64 thread = blockIdx.x * (u64)kThreads + threadIdx.x, threads = (u64)gridDim.x * kThreads;
+    const u64 count = end - begin;
+    for (unsigned card = 0; card < many.count; ++card) {
+      if (card == many.own) continue;
+      u64* box = many.mails[card] + 2 * many.count + (u64)(parity * many.count + many.own) * net.cells;
+      for (u64 i = thread; i < count; i += threads) poke(box + i, __ldcg(run.log + begin + i) << 32 | tag);
+      if (thread == 0) poke(many.mails[card] + parity * many.count + many.own, count << 32 | tag);
+    }
+    const u64* mail = many.mails[many.own];
+    if (threadIdx.x < many.count && threadIdx.x != many.own) heads[threadIdx.x] = await(mail + parity * many.count + threadIdx.x, tag);
+    __syncthreads();
+    for (unsigned card = 0; card < many.count; ++card) {
+      if (card == many.own) continue;
+      const u64 there = heads[card] >> 32;
+      const u64* box = mail + 2 * many.count + (u64)(parity * many.count + card) * net.cells;
+      for (u64 i = thread; i < there; i += threads) {
+        const u64 word = await(box + i, tag);
+        if (word == 0) break;
+        const unsigned cell = (unsigned)(word >> 32);
+        __stcg(run.log + end + i, (step - run.from) << 32 | cell);
+        remember(cell, (unsigned)step);
+        for (unsigned k = 0; kWide && k < wide.modulator_count; ++k) {
+          const Part& carriers = net.parts[wide.modulators[k].population];
+          if (cell - carriers.cell < carriers.count) atomicAdd(wide.jumps + 4 * k + kFresh + ((unsigned)step & 1), 1u);
+        }
+      }
+      end += there;
+    }
+    return end;
+  }
+
   // Of kWide, by block 0: spikes of modulators in the last step become jumps, and lists that fill their room end the launch.
   __device__ __forceinline__ void settle(unsigned step) const {
     for (unsigned k = threadIdx.x; k < wide.modulator_count; k += kThreads) {
@@ -200,8 +258,14 @@ struct Grid {
     for (unsigned t = blockIdx.x * kWarps + threadIdx.x / 32; t < net.task_count; t += gridDim.x * kWarps) {
       const uint2 task = __ldg(net.tasks + t);
       const Part& part = net.parts[task.x];
-      const unsigned i = task.y + threadIdx.x % 32;
-      if (i >= part.count) continue;
+      unsigned i = task.y + threadIdx.x % 32;
+      if constexpr (kMany) {
+        const Owned& owned = many.owned[task.x];
+        if (i >= owned.high) continue;
+        if (owned.order != nullptr) i = __ldg(owned.order + i);
+      } else {
+        if (i >= part.count) continue;
+      }
       const bool fired = fires(part, step, i);
       if constexpr (kWide) note(task.x, part.cell + i, (unsigned)step, fired);
       if (!fired) continue;
@@ -375,10 +439,14 @@ struct Grid {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Net net, const Run run, const Wide wide) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    spiking_learn(const Net net, const Run run, const Wide wide, const Many many) {
   __shared__ unsigned ends[kThreads], sums[kWarps];
-  const Grid grid = {net, run, wide};
+  __shared__ u64 heads[kMany ? kMostCards : 1];
+  const Grid grid = {net, run, wide, many};
   unsigned target = 0;
+  // A kernel is loaded and has run before it waits for another card's.
+  if (kMany && run.steps == 0) return;
   // Spikes under way in axons come first in the log.
   u64 begin = kWide ? run.begun : 0, step = run.from, low = 0;
   if (kWide && wide.parts > 0 && begin > 0) {
@@ -388,7 +456,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_learn(const Ne
   for (;;) {
     grid.advance(step);
     grid.meet(target);
-    const u64 end = __ldcg(run.logged);
+    u64 end = __ldcg(run.logged);
+    if constexpr (kMany) {
+      end = grid.exchange(step, begin, end, heads);
+      grid.meet(target);
+      if (peek(many.lost) != 0) break;
+      // Nobody looks at it before the next meeting.
+      if (blockIdx.x == 0 && threadIdx.x == 0) __stcg(run.logged, end);
+    }
     // All blocks decide alike: nobody fires between meetings 1 and 2.
     const bool full = peek(run.full) != 0;
     grid.deliver(step, begin, end, ends, sums);

@@ -1,10 +1,13 @@
 //! The engines of changing synapses on CUDA against the CPU's: the same spikes, weights and states, bit for bit.
 
+use super::super::layout_tests::scattered;
 use super::super::{self as cuda, CudaEngine};
 use super::*;
 use crate::check::gpu::{Gpu, gpu};
+use crate::pool;
 use crate::spiking::models;
 use crate::spiking::network::{Distribution, Network, Population};
+use crate::spiking::partition::Layout;
 use crate::spiking::plasticity::{Placement, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
 use crate::spiking::simulate::{Checkpoint, CpuEngine, rules_tests};
@@ -36,11 +39,29 @@ fn mixed(size: u32, seed: u64) -> Network {
     n
 }
 
-fn on(plan: &Plan, gpu: &Gpu, blocks: u32, depth: usize) -> LearningEngine<'static> {
+fn on(plan: &Plan, gpu: &Gpu, blocks: u32, depth: usize, cards: usize) -> LearningEngine<'static> {
     let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
     let config = Config::with_blocks(plan, blocks).unwrap();
     let config = Config { depth: config.depth.max(depth), ..config };
-    LearningEngine::with(plan, &gpu.device, config, plan.cells() as usize + 50, &|_, _| ()).unwrap()
+    on_devices(plan, gpu, config, cards, plan.cells() as usize + 50)
+}
+
+/// On so many devices, or as many as there are; cells are shared out by no rule that anybody would see.
+pub(super) fn on_devices(
+    plan: &'static Plan,
+    gpu: &Gpu,
+    config: Config,
+    cards: usize,
+    capacity: usize,
+) -> LearningEngine<'static> {
+    let mut devices = vec![gpu.device.clone()];
+    devices.extend((1..cards).map_while(|k| CudaDevice::open(k).ok()));
+    let layout = match devices.len() {
+        1 => Layout::even(&plan.network, 1),
+        n => scattered(plan, n, None),
+    };
+    let config = Config { cards: devices.len(), ..config };
+    LearningEngine::with(plan, &devices, config, layout, capacity, &|_, _| ()).unwrap()
 }
 
 /// Which kernel runs a network, and with what.
@@ -48,16 +69,26 @@ fn on(plan: &Plan, gpu: &Gpu, blocks: u32, depth: usize) -> LearningEngine<'stat
 enum How {
     /// Blocks, and the least entries of a cell.
     Streaming(u32, usize),
+    /// Likewise on several devices.
+    Devices(usize, u32, usize),
     /// Blocks, words of a row's segment, entries of a cell in memory, and how many of them in shared memory.
     Resident(usize, usize, usize, usize),
+    /// Cards, all on one device, cells of which one has none where there are more than two; of each, the above.
+    Cards(usize, [usize; 4]),
 }
 
 fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
     match how {
-        How::Streaming(blocks, depth) => Box::new(on(plan, gpu, blocks, depth)),
-        How::Resident(blocks, segment, depth, deep) => {
+        How::Streaming(blocks, depth) => Box::new(on(plan, gpu, blocks, depth, 1)),
+        How::Devices(cards, blocks, depth) => Box::new(on(plan, gpu, blocks, depth, cards)),
+        How::Resident(blocks, segment, depth, deep) => engine(plan, gpu, How::Cards(1, [blocks, segment, depth, deep])),
+        How::Cards(cards, [blocks, segment, depth, deep]) => {
             let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
-            let config = cuda::Config::with_blocks(plan, gpu.device.props(), blocks, 1).unwrap();
+            let layout = match cards {
+                1 => Layout::even(&plan.network, 1),
+                _ => scattered(plan, cards, (cards > 2).then_some(1)),
+            };
+            let config = cuda::Config::with_layout(plan, gpu.device.props(), blocks, &layout).unwrap();
             let learns = config.learns.unwrap();
             let (depth, deep) = (learns.depth.min(depth), learns.deep.min(deep));
             // Tables in shared memory or not, as the number of blocks is odd or even.
@@ -65,7 +96,8 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
             let learns = Learns { depth, deep, shallow: deep / 2, tables, ..learns };
             let config = cuda::Config { segment, learns: Some(learns), ..config };
             let capacity = 3 * plan.cells() as usize + 50;
-            Box::new(CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, capacity, &|_, _| ()).unwrap())
+            let devices = std::slice::from_ref(&gpu.device);
+            Box::new(CudaEngine::with(plan, devices, config, layout, capacity, &|_, _| ()).unwrap())
         }
     }
 }
@@ -97,10 +129,14 @@ fn on_a_gpu_weights_are_the_cpus() {
         for (how, pieces) in [
             (How::Streaming(1, 0), vec![steps]),
             (How::Streaming(3, 1024), cut.clone()),
+            (How::Devices(2, 2, 0), vec![steps]),
+            (How::Devices(4, 1, 1024), cut.clone()),
             (How::Resident(1, 64, 4096, 16), vec![steps]),
             // Rows that segments do not hold, entries that fill their room, and few in shared memory.
             (How::Resident(2, 8, 128, 2), cut.clone()),
-            (How::Resident(3, 16, 128, 4), cut),
+            (How::Resident(3, 16, 128, 4), cut.clone()),
+            (How::Cards(2, [2, 8, 128, 2]), vec![steps]),
+            (How::Cards(4, [1, 16, 128, 4]), cut),
         ] {
             let mut engine = engine(&plan, &gpu, how);
             let got = run(&mut *engine, &pieces);
@@ -134,7 +170,13 @@ fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
     let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
     let mut got = run(&mut first, &[steps / 3]);
     let begun = got.len();
-    for how in [How::Streaming(2, 0), How::Resident(2, 16, 128, 8), How::Resident(3, 8, 128, 2)] {
+    for how in [
+        How::Streaming(2, 0),
+        How::Devices(3, 2, 0),
+        How::Resident(2, 16, 128, 8),
+        How::Resident(3, 8, 128, 2),
+        How::Cards(3, [2, 16, 128, 4]),
+    ] {
         got.truncate(begun);
         let mut second = engine(&plan, &gpu, how);
         run(&mut *second, &[50]);

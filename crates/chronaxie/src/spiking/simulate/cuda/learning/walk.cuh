@@ -16,9 +16,12 @@ struct Past {
   unsigned* known;    // [16] of this warp: what the row is known by that it walks
   const unsigned short* cell_of;
   unsigned rows;
+  unsigned number;    // of kMany: of this block's shard on its card
+
+  __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
 
   __device__ __forceinline__ unsigned* at(unsigned cell, unsigned index) const {
-    return learn.history + (((u64)blockIdx.x * rows + cell) * learn.depth + (index & (learn.depth - 1))) * learn.width;
+    return learn.history + (((u64)self() * rows + cell) * learn.depth + (index & (learn.depth - 1))) * learn.width;
   }
   __device__ __forceinline__ unsigned step(unsigned cell, unsigned index, unsigned count) const {
     if (count - index <= learn.deep) return steps[(index & (learn.deep - 1)) * rows + cell];
@@ -102,13 +105,13 @@ struct Walk {
     const Learn& learn = past.learn;
     const unsigned lane = threadIdx.x % 32, marker_here = (1u << net.slot_bits) - 1;
     const u64 rows = (u64)net.shards * net.rows;
-    u64* const segment = (u64*)net.segments + (blockIdx.x * rows + row) * net.segment;
+    u64* const segment = (u64*)net.segments + (past.self() * rows + row) * net.segment;
     u64 word = lane < net.segment ? __ldcs(segment + lane) : 0;
     const u64 more = lane + 32 < net.segment ? __ldcs(segment + lane + 32) : 0;
     if (lane < net.head) past.known[2 * lane] = (unsigned)word, past.known[2 * lane + 1] = (unsigned)(word >> 32), word = 0;
     unsigned i = 0, end = 0;
     if (__any_sync(~0u, word == marker_here || more == marker_here)) {
-      const unsigned* first = net.first + blockIdx.x * (rows + 1) + row;
+      const unsigned* first = net.first + past.self() * (rows + 1) + row;
       i = __ldg(first) + lane, end = __ldg(first + 1);
     }
     __syncwarp();
@@ -140,7 +143,7 @@ struct Walk {
         continue;
       }
       if (!__any_sync(~0u, i < end)) break;
-      at = (u64*)net.rest + net.base[blockIdx.x] + i;
+      at = (u64*)net.rest + net.base[past.self()] + i;
       word = i < end ? __ldcs(at) : 0;
       i += 32;
     }

@@ -1,6 +1,6 @@
 //! Delays before synapses and rules beyond the timing of pairs, on CUDA against the CPU: the same bits.
 
-use super::tests::{cpu, steps};
+use super::tests::{cpu, on_devices, steps};
 use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
@@ -13,12 +13,15 @@ use crate::spiking::simulate::{Checkpoint, CpuEngine};
 const A: Placement = Placement::Axonal;
 const D: Placement = Placement::Dendritic;
 
-/// Blocks, entries of a cell, windows and jumps that are kept: few, so that lists are full often, or many.
+/// Blocks, entries of a cell, windows and jumps that are kept: few, so that lists are full often, or many; and devices.
 #[derive(Debug, Clone, Copy)]
-struct How(u32, usize, usize, usize);
+struct How(u32, usize, usize, usize, usize);
 
-const FEW: How = How(3, 0, 2, 0);
-const MANY: How = How(1, 1024, 64, 8192);
+const FEW: How = How(3, 0, 2, 0, 1);
+const MANY: How = How(1, 1024, 64, 8192, 1);
+/// Likewise few, on as many of two devices and four as there are.
+const TWO: How = How(2, 0, 2, 0, 2);
+const FOUR: How = How(1, 1024, 64, 8192, 4);
 
 fn engine(plan: &Plan, gpu: &Gpu, how: How) -> LearningEngine<'static> {
     let plan: &'static Plan = Box::leak(Box::new(Plan::new(plan.network.clone()).unwrap()));
@@ -27,7 +30,7 @@ fn engine(plan: &Plan, gpu: &Gpu, how: How) -> LearningEngine<'static> {
     let config = Config { depth: least.max(how.1), windows: how.2, jumps: least.max(how.3), ..config };
     assert!(config.wide, "{config}");
     let capacity = 2 * plan.cells() as usize + 50;
-    LearningEngine::with(plan, &gpu.device, config, capacity, &|_, _| ()).unwrap()
+    on_devices(plan, gpu, config, how.4, capacity)
 }
 
 /// The spikes, the state and the weights of the CPU, whole and in pieces, and from one engine to the other and back.
@@ -105,7 +108,7 @@ fn on_a_gpu_axonal_delays_have_the_cpus_weights() {
     for (seed, placement) in [(51, [A; 4]), (52, [D, A, A, D])] {
         let steps = steps(&gpu, 1500, 30_000);
         let least = if steps > 2000 { 10_000 } else { 300 };
-        same_as_the_cpus(learning(40, seed, placement), &gpu, steps, least, &[MANY, FEW]);
+        same_as_the_cpus(learning(40, seed, placement), &gpu, steps, least, &[MANY, FEW, TWO]);
     }
 }
 
@@ -137,16 +140,16 @@ fn on_a_gpu_axons_reach_long_rows() {
         });
     }
     let steps = steps(&gpu, 600, 20_000);
-    same_as_the_cpus(n, &gpu, steps, 500, &[MANY, FEW]);
+    same_as_the_cpus(n, &gpu, steps, 500, &[MANY, FEW, TWO]);
 }
 
 /// Every rule at once, each projection another, and two that are told apart; at least 10,000 spikes.
 #[test]
 fn on_a_gpu_rules_together_have_the_cpus_weights() {
     let Some(gpu) = gpu() else { return };
-    for (seed, placement) in [(41, [D, A, D, A]), (42, [A, D, A, D])] {
+    for (seed, placement, few) in [(41, [D, A, D, A], FEW), (42, [A, D, A, D], TWO)] {
         let steps = steps(&gpu, 5000, 20_000);
-        let hows = if steps > 5000 { &[MANY, FEW][..] } else { &[FEW] };
+        let hows = if steps > 5000 { &[MANY, FEW, TWO, FOUR][..] } else { &[few] };
         same_as_the_cpus(rules_tests::mixed(seed, placement), &gpu, steps, 10_000, hows);
     }
 }
@@ -190,7 +193,11 @@ fn on_a_gpu_each_rule_has_the_cpus_weights() {
                 n.populations[1] = inhibitory;
             }
             let (steps, least) = (steps(&gpu, 400, 20_000), 200);
-            let hows = if steps > 5000 { &[MANY, FEW][..] } else { &[[FEW], [MANY]][i / 2 % 2] };
+            let hows = if steps > 5000 {
+                &[MANY, FEW, TWO, FOUR][..]
+            } else {
+                &[[FEW], [MANY], [TWO], [FOUR]][(i / 2 + i) % 4]
+            };
             same_as_the_cpus(n, &gpu, steps, least, hows);
         }
     }
