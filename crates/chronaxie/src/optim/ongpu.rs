@@ -9,6 +9,8 @@ use std::sync::Arc;
 /// What the kernels of steps include.
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));
 pub(super) const HEADERS: &[Header] = &[STEPPER];
+/// What the kernels over the two sides of a linear map include.
+pub(super) const MAP_HEADERS: &[Header] = &[STEPPER, ("channels.cuh", include_str!("channels.cuh"))];
 /// What the kernels of steps over blocks with factors include.
 pub(super) const ONBLOCK: Header = ("onblock.cuh", include_str!("onblock.cuh"));
 pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ONBLOCK];

@@ -1,6 +1,7 @@
 //! `ghost_norms`: norms of the gradients of single samples, without the gradients (README.md of this folder).
 
 mod cpu;
+mod cuda;
 mod op;
 pub mod reference;
 pub mod spec;

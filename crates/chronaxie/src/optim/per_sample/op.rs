@@ -1,7 +1,7 @@
 //! `ghost_norms` as an entry of the registry.
 
 use super::spec::{GhostNorms, NAME, Way};
-use super::{cpu, reference};
+use super::{cpu, cuda, reference};
 use crate::cuda::Specialisation;
 use crate::op::{
     Case, CaseSet, Channels, Cost, LinearMap, Op, Pass, Plan, PlanOptions, Problem, Signature, TensorSpec, Tensors,
@@ -9,7 +9,7 @@ use crate::op::{
 };
 use crate::real::Real;
 use crate::rng::Rng;
-use crate::{Device, Error, Result};
+use crate::{Device, Result};
 use std::sync::Arc;
 
 impl Problem for GhostNorms {
@@ -21,13 +21,12 @@ impl Problem for GhostNorms {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
-        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
-            Device::Cuda(_) => Err(Error::unavailable(format!(
-                "{NAME}: there is no CUDA kernel of it; it runs on the CPU (--backend cpu), and in Python \
-                 chronaxie.optim.per_sample_norms on a GPU"
-            ))),
+            Device::Cpu => {
+                options.one_way(self.entry(), device)?;
+                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
+            }
+            Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
@@ -110,6 +109,8 @@ impl Op for GhostNormsOp {
                 "B2_T3_D4_H5,layers=0",
                 "B9_T1_D33_H7,layers=2",
                 "B3_T7_D6_H12,from=3,to=4,bias=false",
+                "B18_T20_D40_H33",
+                "B2_T100_D300_H200,from=300",
                 "B5_T70_D100_H90,to=9",
                 "B4_T130_D70_H65,layers=2",
                 "B3_T500_D5_H130,from=5",
@@ -130,6 +131,6 @@ impl Op for GhostNormsOp {
         Ok(Arc::new(GhostNorms::new(batch, maps.collect()).build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
-        Vec::new()
+        cuda::specialisations()
     }
 }

@@ -1,9 +1,10 @@
 //! Norms against gradients, and what they may not depend on.
 
 use super::reference::squares;
-use super::{GhostNorms, Way};
+use super::{GhostNorms, GhostNormsOp, Way};
 use crate::call::Session;
-use crate::op::{Channels, LinearMap, Pass, Problem, Tensors, Values};
+use crate::check::gpu::gpu;
+use crate::op::{Channels, LinearMap, Pass, Problem, Tensors, Values, problem};
 use crate::optim::testing::draw;
 use crate::{Device, Dtype};
 use std::sync::Arc;
@@ -12,8 +13,8 @@ fn map(batch: usize, steps: usize, from: Channels, to: Channels) -> LinearMap {
     LinearMap { batch, steps, x: "x", grad: "grad_y", weight: "w", bias: Some("b"), from, to }
 }
 
-fn run(p: &GhostNorms, inputs: &Tensors) -> Vec<f64> {
-    let mut session = Session::new(Arc::new(p.clone()), &Device::Cpu).unwrap();
+fn run(p: &Arc<dyn Problem>, device: &Device, inputs: &Tensors) -> Vec<f64> {
+    let mut session = Session::new(p.clone(), device).unwrap();
     session.run(Pass::Step, inputs).unwrap().get("squares").unwrap().data.clone()
 }
 
@@ -70,7 +71,7 @@ fn padding_has_no_part() {
             for (t, data) in p.signature_of(Pass::Step).unwrap().inputs.iter().zip([x, g, lengths.to_vec()]) {
                 all.insert(t.name.to_string(), Values::new(t.shape, data).unwrap().rounded(Dtype::F32));
             }
-            run(&p, &all)
+            run(&(Arc::new(p) as Arc<dyn Problem>), &Device::Cpu, &all)
         };
         let half = (t / 2) as f64;
         let tight = made(t, [t as f64, 0.0, half], 0.0);
@@ -80,15 +81,69 @@ fn padding_has_no_part() {
     }
 }
 
-/// What a call takes beside its tensors does not grow with the batch, once every thread has a sample.
+/// NaN in padding, then in all of sample 1, that of all layouts, changes no bit of any other sample.
+fn nan_stays_where_it_is(device: &Device, cases: &[&str]) {
+    for case in cases {
+        let p = problem(&GhostNormsOp, &case.parse().unwrap()).unwrap();
+        let mut inputs = p.sample(Pass::Step, 3).unwrap();
+        let steps = inputs.get("x0").unwrap().shape[2];
+        let lengths = inputs.get_mut("lengths").unwrap();
+        lengths.data[1] = (steps / 2).max(1) as f64;
+        let lengths = lengths.data.clone();
+        let clean = run(&p, device, &inputs);
+        assert!(clean.iter().all(|x| x.is_finite()) && clean[0] > 0.0 && clean[1] > 0.0, "{case}: {clean:?}");
+        for whole in [false, true] {
+            let mut with = inputs.clone();
+            for name in ["x0", "grad0", "x1", "grad1"] {
+                let Some(values) = with.get_mut(name) else { continue };
+                let [_, groups, _, width] = values.shape[..] else { panic!("{name} has four axes") };
+                for (i, x) in values.data.iter_mut().enumerate() {
+                    let (b, t) = (i / (groups * steps * width), i / width % steps);
+                    if t >= lengths[b] as usize || (whole && b == 1) {
+                        *x = f64::NAN;
+                    }
+                }
+            }
+            let mut got = run(&p, device, &with);
+            if whole {
+                assert!(got[1].is_nan(), "{case}: {got:?}");
+                got[1] = clean[1];
+            }
+            assert_eq!(got, clean, "{case}");
+        }
+    }
+}
+
+#[test]
+fn nan_harms_no_other_sample() {
+    nan_stays_where_it_is(&Device::Cpu, &["B9_T1_D33_H7,layers=2", "B5_T20_D6_H9,from=6", "B3_T90_D6_H7,to=7"]);
+}
+
+#[test]
+fn on_a_gpu_nan_harms_no_other_sample() {
+    let Some(gpu) = gpu() else { return };
+    let cases = [
+        "B9_T1_D33_H7,layers=2",
+        "B18_T7_D20_H12,from=5,to=12",
+        "B5_T20_D6_H9,from=6,layers=2",
+        "B3_T90_D6_H7,to=7,variant=pairs",
+        "B3_T70_D66_H7,from=66,variant=gradient",
+    ];
+    nan_stays_where_it_is(&Device::Cuda(gpu.device.clone()), &cases);
+}
+
+/// What a call takes beside its tensors does not grow with the batch, once every thread has a sample, or a launch all that it may.
 #[test]
 fn scratch_does_not_grow_with_the_batch() {
-    let scratch = |batch: usize| {
+    let scratch = |device: &Device, batch: usize| {
         let m = map(batch, 100, Channels::beside(50), Channels::beside(70));
         let p = GhostNorms::new(batch, vec![m, m]).build().unwrap();
-        p.plan(&Device::Cpu, &Default::default()).unwrap().scratch(Pass::Step).bytes()
+        p.plan(device, &Default::default()).unwrap().scratch(Pass::Step).bytes()
     };
-    assert_eq!(scratch(4096), scratch(1 << 14));
+    assert_eq!(scratch(&Device::Cpu, 4096), scratch(&Device::Cpu, 1 << 14));
+    let Some(gpu) = gpu() else { return };
+    let gpu = Device::Cuda(gpu.device.clone());
+    assert_eq!(scratch(&gpu, 1 << 18), scratch(&gpu, 1 << 22));
 }
 
 #[test]

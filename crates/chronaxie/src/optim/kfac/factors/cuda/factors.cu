@@ -17,26 +17,8 @@
 // TFLOP/s of f32, which is what binds. What it does read: of a triangle's tiles 64 columns twice for each, from L2; and runs' sums
 // [runs, tiles, 64, 64] are written and read once, which is why there are few of them. A tile across the diagonal is made whole.
 // Squares write and read what was turned, 8 B T (A + H) bytes. No atomics; what is summed in which order follows from sizes alone.
-#include "stepper.cuh"
+#include "channels.cuh"
 
-// Channels of a row's steps: [groups, steps, width]; `columns` is one more than `count` where the last one is of ones.
-struct Side {
-  const float* of;
-  i64 steps;
-  int count, width, columns;
-};
-constexpr i64 kBeyond = -1, kOne = -2;
-
-__device__ __forceinline__ i64 place_of(const Side& s, i64 c) {
-  if (c >= s.columns) return kBeyond;
-  if (c >= s.count) return kOne;
-  return s.width == s.count ? c : s.width == 1 ? c * s.steps : c / s.width * s.steps * s.width + c % s.width;
-}
-// Where sample `at` (-1: none) has what lies at `place`.
-__device__ __forceinline__ float value(const Side& s, i64 at, i64 place) {
-  if (at < 0 || place == kBeyond) return 0.f;
-  return place == kOne ? 1.f : s.of[at + place];
-}
 // Where sample n < end begins on both sides; -1 of padding.
 __device__ __forceinline__ bool begin(const Side& left, const Side& right, const int* lengths, i64 n, i64 end, i64* at_left,
                                       i64* at_right) {

@@ -4,7 +4,7 @@
 use super::spec::{Factors, NAME, Sharing, Terms};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::{Args, Channels, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::ongpu::{HEADERS, THREADS, TILE};
+use crate::optim::ongpu::{MAP_HEADERS, THREADS, TILE};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const MOST_CHANNELS: usize = 8 * 65535 - 1;
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/kfac/factors/cuda/factors.cu", include_str!("factors.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
-    spec.headers = HEADERS;
+    spec.headers = MAP_HEADERS;
     vec![spec]
 }
 
