@@ -20,7 +20,7 @@
 // D = H = 256: 17 MB, 3.9 us at 4.28 TB/s; by pairs 0.54 GFLOP, 10.6 us at 51 TFLOP/s of f32, which is what binds. At B = 512, T = 1,
 // D = 784, H = 512: 2.7 MB, 0.6 us, and less than what a launch takes. What is done beyond it: tiles across the diagonal whole, steps
 // rounded up to 16, 32 or multiples of 64, and the gradient's sides to 64: at T = 128 3 tiles of 4096 for 8256 pairs, 1.5 times
-// the floor. Tiles read their steps (pairs) or channels (gradient) again, T / 128 times and A / 64 or H / 64 times, from L2.
+// the floor. Tiles read their steps (pairs) or channels (gradient) again, T / 64 + 1 times and A / 64 or H / 64 times, from L2.
 #include "channels.cuh"
 
 // The map's share of a sample, behind what earlier maps left in the slot of `part`: those before `started` hold something.

@@ -53,9 +53,9 @@ fn of(m: &LinearMap, way: Option<Way>) -> Of {
     let (a, h) = (GhostNorms::inputs(m), m.to.count);
     let tiles = |n: usize| n.div_ceil(TILE) as u128;
     let (pairs, products) = match m.steps {
-        ..=1 => (Of::Rows, 1),
-        ..=16 => (Of::Short16, 16 * 16),
-        ..=32 => (Of::Short32, 32 * 32),
+        0..=1 => (Of::Rows, 1),
+        2..=16 => (Of::Short16, 16 * 16),
+        17..=32 => (Of::Short32, 32 * 32),
         t => (Of::Pairs, tiles(t).saturating_mul(tiles(t) + 1) / 2 * (TILE * TILE) as u128),
     };
     let by_pairs = products.saturating_mul((a + h) as u128);
