@@ -58,6 +58,8 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
 impl Session {
     /// Builds the network of a description, JSON or a file, with the tables that it names.
     #[new]
+    #[expect(clippy::too_many_arguments)]
+    #[pyo3(signature = (text, path, tables, overrides, backend, gpus=None, method="auto".to_owned()))]
     fn new(
         py: Python<'_>,
         text: Option<String>,
@@ -65,11 +67,13 @@ impl Session {
         tables: Vec<Table>,
         overrides: Vec<String>,
         backend: String,
+        gpus: Option<usize>,
+        method: String,
     ) -> PyResult<Self> {
         let signals = Signals::default();
         let work = || -> Result<simulate::Session> {
             let settings = settings_of(text, path, tables, &overrides)?;
-            simulate::Session::open(settings, backend.parse::<Backend>()?, &signals)
+            simulate::Session::open_on(settings, backend.parse::<Backend>()?, gpus, &method, &signals)
         };
         let result = py.detach(work);
         signals.finish(py, result).map(Self)

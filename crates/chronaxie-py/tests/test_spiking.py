@@ -452,3 +452,19 @@ def test_a_rule_of_plasticity_is_refused_by_its_field():
         learning("modulated_stdp", modulator="DB").build("cpu")
     with pytest.raises(chronaxie.ConfigError, match="unknown key .*tau_minos"):
         learning("stdp", tau_minos=3.0).build("cpu")
+
+
+def test_gpus_share_a_network(backend):
+    net = balanced()
+    for given, says in [
+        ({"backend": "cpu", "gpus": 2}, "2 GPUs are cuda:0 and those after it, and the backend is cpu"),
+        ({"backend": "cpu", "method": "kmeans"}, "kmeans says how GPUs share a network, and this runs on cpu"),
+        ({"gpus": 0}, "gpus = 0 is not at least 1"),
+    ]:
+        with pytest.raises(chronaxie.ConfigError, match=says):
+            net.build(**given)
+    if backend == "cpu":
+        return
+    want = net.build("cpu").run(100.0)
+    for gpus in range(1, min(len(chronaxie.devices()["cuda"]), 2) + 1):
+        assert same(spiking.simulate(net, 100.0, gpus=gpus, method="index"), want)

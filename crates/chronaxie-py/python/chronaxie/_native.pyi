@@ -201,7 +201,14 @@ class Part:
 @final
 class Session:
     def __new__(
-        cls, text: str | None, path: str | None, tables: list[_Table], overrides: list[str], backend: str
+        cls,
+        text: str | None,
+        path: str | None,
+        tables: list[_Table],
+        overrides: list[str],
+        backend: str,
+        gpus: int | None = None,
+        method: str = "auto",
     ) -> Session: ...
     @property
     def facts(self) -> tuple[float, int, float, int, str, str, list[str]]: ...

@@ -6,6 +6,7 @@ mod analyze;
 mod analyze_tests;
 mod capacity;
 mod changes;
+mod gpus;
 mod held;
 mod partition;
 mod parts;

@@ -1,18 +1,17 @@
 //! One simulation, from a configuration to a folder.
 
-use super::parts::{PartsOptions, RATE_HZ, Team};
+use super::gpus::{check_method, devices, on_gpus, words};
+use super::parts::{PartsOptions, Team};
 use super::pictures;
 use crate::bench::Provenance;
 use crate::config::Config;
-use crate::cuda::CudaDevice;
 use crate::data::sha256_hex;
 use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
-use crate::spiking::partition;
 use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, cuda, pace};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -177,30 +176,10 @@ pub fn resolved(config: &Config) -> Result<String> {
 pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Result<Report> {
     let settings = read(config)?;
     settings.notes.iter().for_each(|note| progress.log(note));
-    let (device, why) = match (options.gpus, options.backend) {
-        (None, backend) => Device::open(backend)?,
-        (Some(_), Backend::Auto | Backend::Cuda(0)) => Device::open(Backend::Cuda(0))?,
-        (Some(gpus), backend) => {
-            return Err(Error::config(format!(
-                "{gpus} GPUs are cuda:0 and those after it, and the backend is {backend}"
-            )));
-        }
-    };
-    let mut cards = Vec::new();
-    if let Device::Cuda(d) = &device {
-        d.require_compiler()?;
-        cards.push(d.clone());
-        for index in 1..options.gpus.unwrap_or(1) {
-            cards.push(CudaDevice::open(index)?);
-        }
-    }
+    let (device, cards, why) = devices(options.backend, options.gpus)?;
     why.iter().for_each(|why| progress.log(why));
-    if matches!(device, Device::Cpu) && options.parts.is_none() && options.method != "auto" {
-        return Err(Error::config(format!(
-            "{} says how GPUs share a network, and this runs on {}",
-            options.method,
-            device.place()
-        )));
+    if options.parts.is_none() {
+        check_method(&options.method, &device)?;
     }
     if options.parts.is_some() && !matches!(device, Device::Cpu) {
         return Err(Error::config(format!("parts are processes on CPUs, not on {}; --backend cpu", device.place())));
@@ -220,11 +199,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         (_, Some(team)) => team.engine(&plan, &built)?,
         (Device::Cpu, None) => Box::new(CpuEngine::new(&plan, &built)?),
         (Device::Cuda(_), None) => {
-            let (layout, by) = partition::choose_for_gpus(&plan, RATE_HZ, cards.len(), &options.method)?;
-            if cards.len() > 1 {
-                method = Some(by);
-            }
-            cuda::engine_in(&plan, &cards, layout, &built)?
+            let (engine, by) = on_gpus(&plan, &cards, &options.method, &built)?;
+            method = by;
+            engine
         }
     };
     progress.finish();
@@ -330,11 +307,6 @@ pub(super) fn fingerprint(network: &Network) -> [u8; 32] {
     // Floats are written with as many digits as they have, so other networks have other texts.
     let _ = write!(sink, "{network:?}");
     sink.0.finalize().into()
-}
-
-/// How a network is cut, as people read it.
-fn words(engine: &dyn Engine, method: Option<&str>) -> String {
-    method.map_or_else(|| engine.config(), |by| format!("{}, cells by {by}", engine.config()))
 }
 
 fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {

@@ -4,13 +4,14 @@
 //! for. Chunks, looks and checkpoints do not show in the spikes.
 
 use super::changes::Input;
-use super::steer::{Anew, Books, Core, Job, serve};
+use super::gpus::{check_method, devices};
+use super::steer::{Anew, Books, Core, Job, Place, serve};
 use crate::progress::{Progress, Silent};
 use crate::spiking::connect::Synapses;
 use crate::spiking::network::Drive;
 use crate::spiking::network::read::Settings;
 use crate::spiking::simulate::Spike;
-use crate::{Backend, Device, Error, ErrorKind, Result};
+use crate::{Backend, Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -99,10 +100,23 @@ impl Session {
     /// # Errors
     /// Of the device, the network (`Config`), its memory (`OutOfMemory`); `Interrupted`.
     pub fn open(settings: Settings, backend: Backend, progress: &dyn Progress) -> Result<Self> {
-        let (device, why) = Device::open(backend)?;
-        if let Device::Cuda(d) = &device {
-            d.require_compiler()?;
-        }
+        Self::open_on(settings, backend, None, "auto", progress)
+    }
+
+    /// The same on `gpus` GPUs, from `cuda:0` on, which share the network by `method`: `auto`, or the name of a partitioner.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); GPUs that are not there, a method that there is not, or that has no GPUs to serve.
+    pub fn open_on(
+        settings: Settings,
+        backend: Backend,
+        gpus: Option<usize>,
+        method: &str,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        let (device, cards, why) = devices(backend, gpus)?;
+        check_method(method, &device)?;
+        let place = Place { device, cards, method: method.into() };
         let stop = Arc::new(AtomicBool::new(false));
         let ended = Ended::default();
         let (jobs, taken) = sync_channel::<Job>(1);
@@ -114,7 +128,7 @@ impl Session {
         std::thread::Builder::new()
             .name("chronaxie-session".into())
             .spawn(move || {
-                if let Err(e) = serve(books, &device, &built, &taken) {
+                if let Err(e) = serve(books, &place, &built, &taken) {
                     *fate.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
                 }
             })

@@ -241,3 +241,28 @@ fn arrays_take_the_place_of_files() {
     assert!(e.to_string().contains("did you mean \"lif_delta\"?"), "{e}");
     assert_eq!(*e.kind(), ErrorKind::Config { line: None });
 }
+
+/// As a run of the command line does: the CPU's spikes from GPUs that share the network by any method.
+#[test]
+fn on_a_gpu_networks_of_a_session_are_shared() {
+    let settings = || read(&Config::parse(NETWORK, "n.toml").unwrap()).unwrap();
+    let refused = |backend, gpus, method: &str| {
+        Session::open_on(settings(), backend, gpus, method, &Silent).map(|_| ()).unwrap_err().to_string()
+    };
+    let says = refused(Backend::Cpu, None, "index");
+    assert!(says.contains("index says how GPUs share a network, and this runs on cpu"), "{says}");
+    let says = refused(Backend::Cpu, Some(2), "auto");
+    assert!(says.contains("2 GPUs are cuda:0 and those after it, and the backend is cpu"), "{says}");
+    let says = refused(Backend::Auto, Some(0), "auto");
+    assert!(says.contains("0 GPUs cannot share a network"), "{says}");
+    let Some(_gpu) = crate::check::gpu::gpu() else { return };
+    let want = open(NETWORK).run(120, true, &Silent).unwrap();
+    for gpus in [1, 2] {
+        if gpus > crate::cuda::CudaDevice::count().unwrap_or(0) {
+            continue;
+        }
+        let session = Session::open_on(settings(), Backend::Auto, Some(gpus), "index", &Silent).unwrap();
+        assert_eq!(session.run(120, true, &Silent).unwrap(), want, "{gpus} GPUs");
+        assert_eq!(session.facts().engine.contains("cells by index"), gpus > 1, "{}", session.facts().engine);
+    }
+}

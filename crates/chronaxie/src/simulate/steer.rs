@@ -1,14 +1,16 @@
 //! The thread of a session: what it has, and what it does when it is asked.
 
 use super::changes::{Changes, Input};
+use super::gpus::{on_gpus, words};
 use super::run::fingerprint;
 use super::session::{Facts, PopulationFacts, Trace};
+use crate::cuda::CudaDevice;
 use crate::report::write_atomically;
 use crate::spiking::connect::Synapses;
 use crate::spiking::network::Drive;
 use crate::spiking::network::read::Settings;
 use crate::spiking::record::{Recorder, SpikeHash};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, State, cuda};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, State};
 use crate::spiking::{Network, Plan};
 use crate::{Device, Error, ErrorKind, Result};
 use std::path::Path;
@@ -76,22 +78,29 @@ impl Trace {
     }
 }
 
+/// Where engines are built: on the CPU, or on GPUs that share the network by a method.
+pub(super) struct Place {
+    pub device: Device,
+    pub cards: Vec<Arc<CudaDevice>>,
+    pub method: String,
+}
+
 /// Builds one engine after the other and does what it is asked, until nobody asks any more.
-pub(super) fn serve(mut books: Books, device: &Device, built: &SyncSender<Facts>, jobs: &Receiver<Job>) -> Result<()> {
+pub(super) fn serve(mut books: Books, place: &Place, built: &SyncSender<Facts>, jobs: &Receiver<Job>) -> Result<()> {
     let mut next = Some((books.described.clone(), None));
     let mut told = false;
     while let Some((network, state)) = next.take() {
         let plan = Plan::new(network)?;
         let silent = |_, _| {};
-        let mut engine: Box<dyn Engine + '_> = match device {
-            Device::Cpu => Box::new(CpuEngine::new(&plan, &silent)?),
-            Device::Cuda(device) => cuda::engine(&plan, std::slice::from_ref(device), &silent)?,
+        let (mut engine, method): (Box<dyn Engine + '_>, _) = match place.device {
+            Device::Cpu => (Box::new(CpuEngine::new(&plan, &silent)?), None),
+            Device::Cuda(_) => on_gpus(&plan, &place.cards, &place.method, &silent)?,
         };
         if let Some(state) = &state {
             engine.restore(state)?;
         }
         if !std::mem::replace(&mut told, true) {
-            let _ = built.send(facts(&plan, &*engine, device, &books));
+            let _ = built.send(facts(&plan, (&*engine, method), &place.device, &books));
         }
         let mut core = Core { plan: &plan, engine, books: &mut books };
         while let Ok(job) = jobs.recv() {
@@ -118,7 +127,7 @@ pub(super) fn populations(plan: &Plan) -> Vec<PopulationFacts> {
     plan.network.populations.iter().zip(&plan.first).map(population).collect()
 }
 
-fn facts(plan: &Plan, engine: &dyn Engine, device: &Device, books: &Books) -> Facts {
+fn facts(plan: &Plan, (engine, method): (&dyn Engine, Option<&str>), device: &Device, books: &Books) -> Facts {
     let n = &plan.network;
     Facts {
         dt_ms: n.dt_ms,
@@ -128,7 +137,7 @@ fn facts(plan: &Plan, engine: &dyn Engine, device: &Device, books: &Books) -> Fa
         projections: n.projections.iter().map(|p| (p.source, p.target)).collect(),
         synapses: engine.synapses(),
         backend: device.place().to_string(),
-        engine: engine.config(),
+        engine: words(engine, method),
         notes: books.notes.clone(),
     }
 }

@@ -49,13 +49,21 @@ def models() -> dict[str, dict[str, Any]]:
     }
 
 
-def simulate(network: Network | str, duration: float | None = None, *, backend: str = "auto") -> Spikes:
+def simulate(
+    network: Network | str,
+    duration: float | None = None,
+    *,
+    backend: str = "auto",
+    gpus: int | None = None,
+    method: str = "auto",
+) -> Spikes:
     """Builds and runs a network, in one call.
 
     Args:
         network: a :class:`Network`, or the path of a TOML or JSON description.
         duration: model time in ms; that of the description by default.
         backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        gpus, method: how many GPUs share it, and how, as in :meth:`Network.build`.
 
     Returns:
         All spikes.
@@ -64,5 +72,5 @@ def simulate(network: Network | str, duration: float | None = None, *, backend: 
         ConfigError, DataError, OutOfMemoryError, BackendUnavailableError: a sentence with the values.
     """
     described = network if isinstance(network, Network) else Network.read(network)
-    simulation = described.build(backend=backend)
+    simulation = described.build(backend=backend, gpus=gpus, method=method)
     return simulation.run(simulation.duration if duration is None else duration)

@@ -280,19 +280,25 @@ class Network:
             raise ConfigError(f"network: it {what}, which this text cannot hold")
         return json.dumps({k: v for k, v in self._described.items() if v != []}, indent=1, allow_nan=False)
 
-    def build(self, backend: str = "auto", *, resume: Any = None) -> Simulation:
+    def build(
+        self, backend: str = "auto", *, resume: Any = None, gpus: int | None = None, method: str = "auto"
+    ) -> Simulation:
         """Makes the network, at its first step or where a checkpoint was taken.
 
         Args:
             backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
             resume: a :class:`Checkpoint` of the same network, or its path.
+            gpus: how many GPUs share the network, from ``cuda:0`` on; the spikes are those of one.
+            method: how they share it: ``auto``, ``index``, ``w_slice``, ``morton``, ``kmeans`` or ``metis``.
 
         Raises:
             ConfigError, DataError, OutOfMemoryError, BackendUnavailableError, CheckpointError: a sentence with the values.
         """
         from ._simulation import Simulation
 
-        simulation = Simulation(_native.Session(*self._parts(), backend))
+        if gpus is not None and gpus < 1:
+            raise ConfigError(f"gpus = {gpus} is not at least 1")
+        simulation = Simulation(_native.Session(*self._parts(), backend, gpus, method))
         if resume is not None:
             simulation.restore(resume)
         return simulation

@@ -1,0 +1,61 @@
+//! The devices of a simulation, and how GPUs share its network.
+
+use super::parts::RATE_HZ;
+use crate::cuda::CudaDevice;
+use crate::spiking::simulate::{Engine, cuda};
+use crate::spiking::{Plan, partition};
+use crate::{Backend, Device, Error, Result};
+use std::sync::Arc;
+
+/// The device of a run, the GPUs that share its network (none on the CPU), and what a user should know of the choice.
+///
+/// # Errors
+/// Of the devices; GPUs beside a backend that is not the first of them.
+pub(super) fn devices(backend: Backend, gpus: Option<usize>) -> Result<(Device, Vec<Arc<CudaDevice>>, Option<String>)> {
+    let (device, why) = match (gpus, backend) {
+        (Some(0), _) => return Err(Error::config("0 GPUs cannot share a network; at least 1")),
+        (None, backend) => Device::open(backend)?,
+        (Some(_), Backend::Auto | Backend::Cuda(0)) => Device::open(Backend::Cuda(0))?,
+        (Some(gpus), backend) => {
+            return Err(Error::config(format!(
+                "{gpus} GPUs are cuda:0 and those after it, and the backend is {backend}"
+            )));
+        }
+    };
+    let mut cards = Vec::new();
+    if let Device::Cuda(d) = &device {
+        d.require_compiler()?;
+        cards.push(d.clone());
+        for index in 1..gpus.unwrap_or(1) {
+            cards.push(CudaDevice::open(index)?);
+        }
+    }
+    Ok((device, cards, why))
+}
+
+/// Refuses a way to share a network where no GPUs do.
+pub(super) fn check_method(method: &str, device: &Device) -> Result<()> {
+    if matches!(device, Device::Cpu) && method != "auto" {
+        return Err(Error::config(format!(
+            "{method} says how GPUs share a network, and this runs on {}",
+            device.place()
+        )));
+    }
+    Ok(())
+}
+
+/// An engine in which GPUs share a network by `method`, and, where there are several, the way that it came to.
+pub(super) fn on_gpus<'a>(
+    plan: &'a Plan,
+    cards: &[Arc<CudaDevice>],
+    method: &str,
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<(Box<dyn Engine + 'a>, Option<&'static str>)> {
+    let (layout, by) = partition::choose_for_gpus(plan, RATE_HZ, cards.len(), method)?;
+    Ok((cuda::engine_in(plan, cards, layout, built)?, (cards.len() > 1).then_some(by)))
+}
+
+/// How a network is cut, as people read it.
+pub(super) fn words(engine: &dyn Engine, method: Option<&str>) -> String {
+    method.map_or_else(|| engine.config(), |by| format!("{}, cells by {by}", engine.config()))
+}
