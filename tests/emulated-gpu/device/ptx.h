@@ -357,7 +357,7 @@ inline void wgmma(WgmmaOperands& mine) {
     (o.take(x), ...);                                                                               \
     wgmma<columns, value>(o);                                                                       \
   }
-EMU_WGMMA(64, bf16, of_bf16) EMU_WGMMA(64, f16, of_half)
+EMU_WGMMA(8, bf16, of_bf16) EMU_WGMMA(8, f16, of_half) EMU_WGMMA(64, bf16, of_bf16) EMU_WGMMA(64, f16, of_half)
 EMU_WGMMA(128, bf16, of_bf16) EMU_WGMMA(256, bf16, of_bf16) EMU_WGMMA(128, f16, of_half) EMU_WGMMA(256, f16, of_half)
 
 // --- fences order what is in order here already

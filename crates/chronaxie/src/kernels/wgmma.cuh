@@ -83,8 +83,19 @@ __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async
   "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), \
   "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
 
-// d (64 x 8 NT) += a (64 x 16) b (16 x 8 NT). Warp w, g = lane / 4 and c = lane % 4 have rows 16 w + g and 16 w + g + 8 and
+// d (64 x 8 NT) += a (64 x 16) b (16 x 8 NT), NT of 1, 8, 16 or 32. Warp w, g = lane / 4 and c = lane % 4 have rows 16 w + g and 16 w + g + 8 and
 // columns 8 n + 2 c and the next in d[n]: d[n][0], d[n][1] of the first row, d[n][2], d[n][3] of the second.
+template <bool kBf16, bool kAByTerms, bool kBByTerms>
+__device__ __forceinline__ void wgmma(float (&d)[1][4], u64 a, u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, %6, %7;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, %6, %7;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+}
 template <bool kBf16, bool kAByTerms, bool kBByTerms>
 __device__ __forceinline__ void wgmma(float (&d)[8][4], u64 a, u64 b) {
   if (kBf16)

@@ -18,10 +18,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
   __shared__ Weights weights;
   // Of a chunk's pairs, as powers of 2: log i - b, and the gauge less log s; and the gauge itself.
   __shared__ __align__(8) float column[kRows], top[kRows];
-  __shared__ float gauge_of[kRows], inter[kRows];
-  // What tokens add to n, and n, in three parts that are exact together.
-  __shared__ __align__(16) unsigned into[3][kRows / 2], n_before[3][kColumns / 2 + 4];
-  __shared__ __align__(8) float added[3][kColumns];
+  __shared__ float gauge_of[kRows], scales[2];
+  // n; registers are few.
+  __shared__ __align__(8) float2 n_of[128];
   __shared__ u64 full[kAhead + 1], empty_q[kAhead], empty_k[kAhead + 1], full_p, empty_p;
   const Chain chain = chain_of(x, blockIdx.y);
   const int thread = threadIdx.x, group = __shfl_sync(~0u, thread / 128, 0), chunks = (int)chain.chunks;
@@ -29,7 +28,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
   constexpr int kOfK = kSlices + 2;
   char* begin = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024;
   char *of_q = begin, *of_k = begin + kAhead * kSlices * kSlice, *pairs = of_k + (kAhead + 1) * kOfK * kSlice;
+  // What tokens weigh in n, and n, in three parts that are exact together: the first rows of tiles of eight.
+  char *into = pairs + kSlice, *n_before = into + kTile8;
   if (thread == 0) {
+    scales[0] = (float)x.scale;
+    scales[1] = log2f((float)x.scale);
     for (int i = 0; i <= kAhead; ++i) {
       barrier_init(&full[i], 128);
       barrier_init(&empty_k[i], 12);
@@ -44,7 +47,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
   if (group == 2) {
     if (kSlices == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     unsigned h = threadIdx.x % 128u;
-    const float scale = (float)x.scale, log2_scale = log2f(scale);
     Feed feed_q(x.q, chain, 0), feed_k(x.k, chain, 0), feed_v(x.v, chain, v0);
     auto bring = [&](int c) {
       if (c < chunks) {
@@ -83,13 +85,25 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
     };
     for (int c = 0; c < kAhead; ++c) bring(c);
     const i64 begin_flat = (chain.batch * x.heads + chain.head) * x.steps + chain.from;
-    float2 n = {0.f, 0.f};
-    if (x.normalize && 2 * h < kColumns) {
-      if (x.n_initial && 2 * h < x.dk) {
-        n.x = x.n_initial[blockIdx.y * x.dk + 2 * h];
-        n.y = x.n_initial[blockIdx.y * x.dk + 2 * h + 1];
-      }
-      split(n.x, n.y, [&](int part, unsigned pair) { n_before[part][h] = pair; });
+    // As its sums come, each thread has n of one row and of the eighth behind it.
+    auto own_n = [&] { return 64 * (h % 4) + h / 32 * 16 + h % 32 / 4; };
+    auto put_n = [&](float2 n) {
+      n_of[h] = n;
+      if ((int)(h % 4) >= kSlices) return;
+      const unsigned row = own_n() % 64;
+      char* tile = n_before + h % 4 * kTile8;
+      split(n.x, n.y, [&](int part, unsigned pair) {
+        *reinterpret_cast<unsigned short*>(tile + swizzled_at(part, row)) = (unsigned short)pair;
+        *reinterpret_cast<unsigned short*>(tile + swizzled_at(part, row + 8)) = (unsigned short)(pair >> 16);
+      });
+    };
+    for (int at = 16 * h; at < (kSlices + 1) * kTile8; at += 2048) *reinterpret_cast<uint4*>(into + at) = {};
+    if (x.normalize) {
+      float2 n = {};
+      if (x.n_initial && own_n() < x.dk) n.x = x.n_initial[blockIdx.y * x.dk + own_n()];
+      if (x.n_initial && own_n() + 8 < x.dk) n.y = x.n_initial[blockIdx.y * x.dk + own_n() + 8];
+      helpers_meet();
+      put_n(n);
     }
     // What the gates of the next chunk are, read a chunk ahead.
     struct {
@@ -97,9 +111,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
     } next = {};
     auto look = [&](int c) {
       if (c >= chunks) return;
-      const i64 begins = begin_flat + c * kRows;
+      i64 begins = begin_flat + c * kRows, of = blockIdx.y * (x.chunks + 1) + c;
       const int count = min(length - c * kRows, kRows);
-      if (!x.sigmoid) next.before = x.before[blockIdx.y * (x.chunks + 1) + c];
+      // Were these known to be the same for all threads, they would be waited for here.
+      asm volatile("" : "+l"(begins), "+l"(of));
+      if (!x.sigmoid) next.before = x.before[of];
       next.end = x.until[begins + count - 1];
       next.column = __int_as_float(0xff800000);
       next.until = __int_as_float(0x7f800000);
@@ -124,62 +140,49 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       products_see();
       barrier_arrive(&full[c % (kAhead + 1)]);
       barrier_wait(&full[c % (kAhead + 1)], c / (kAhead + 1) & 1);
-      float acc[kRows / 8][4];
+      // Pairs, and q.n, its parts as columns 0 to 2.
+      float acc[kRows / 8][4], dots[1][4];
 #pragma unroll
-      for (int i = 0; i < kRows / 8; ++i)
+      for (int e = 0; e < 4; ++e) {
+        dots[0][e] = 0.f;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc[i][e] = 0.f;
+        for (int i = 0; i < kRows / 8; ++i) acc[i][e] = 0.f;
+      }
       products_begin();
+#pragma unroll 1
+      for (unsigned s = 0, n = shared_at(n_before); s < kSlices * kSlice; s += kSlice, n += kTile8)
 #pragma unroll
-      for (int s = 0; s < kSlices; ++s)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          wgmma<kBf16, false, false>(acc, by_rows(q + s * kSlice + 32 * e), by_rows(k + s * kSlice + 32 * e));
+        for (int e = 0; e < 4; ++e) {
+          wgmma<kBf16, false, false>(acc, by_rows(q + s + 32 * e), by_rows(k + s + 32 * e));
+          wgmma<kBf16, false, false>(dots, by_rows(q + s + 32 * e), by_rows(n + 32 * e));
+        }
       products_end();
       if (h < kRows) {
         constexpr float kLog2 = 1.4426950408889634f;
         column[h] = kLog2 * own_column;
-        top[h] = kLog2 * own_top - log2_scale;
+        top[h] = kLog2 * own_top - scales[1];
         gauge_of[h] = own_top;
         const float other = __shfl_xor_sync(~0u, own_into, 1);
-        if (x.normalize && h % 2 == 0) split(own_into, other, [&](int part, unsigned pair) { into[part][h / 2] = pair; });
+        if (x.normalize && h % 2 == 0)
+          split(own_into, other, [&](int part, unsigned pair) { *reinterpret_cast<unsigned*>(into + swizzled_at(part, h)) = pair; });
         // Those of two chunks before are read: their pairs were taken, and those of the last one wait.
-        weights.query[c & 1][h] = scale * expf(before - own_top);
+        weights.query[c & 1][h] = scales[0] * expf(before - own_top);
         if (!x.normalize) weights.last[c & 1][h] = 1.f;
         if (h % 2 == 0) weights.key[c & 1][h / 2] = pack<kBf16>(own_into, other);
         if (h == 0) weights.left[c & 1] = expf(before - behind);
       }
-      // Addresses are made here each time, and not kept.
-      int lane = threadIdx.x % 32u, own = threadIdx.x % 128u / 32u;
-      asm volatile("" : "+r"(lane), "+r"(own));
-      if (x.normalize) {
-        // q.n of 16 rows a warp, the parts of n as columns 0 to 2.
-        float dots[4] = {}, others[4] = {};
-        // Lanes without a part have that of another, and columns that nobody reads.
-        const unsigned* part = n_before[min(lane / 4, 2)] + lane % 4;
-        const unsigned at = swizzled(16 * own + lane % 16, lane / 16);
-#pragma unroll 1
-        for (int s = 0; s < kSlices; ++s, part += 32) {
-          unsigned a[4][4], b[4][2];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            load_matrices<false>(a[e], q + s * kSlice + (at ^ 32 * e));
-            b[e][0] = part[8 * e];
-            b[e][1] = part[8 * e + 4];
-          }
-#pragma unroll
-          for (int e = 0; e < 4; ++e) mma<kBf16>(e % 2 ? others : dots, a[e], b[e][0], b[e][1]);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float one = dots[2 * half] + others[2 * half], two = dots[2 * half + 1] + others[2 * half + 1];
-          const float third = __shfl_down_sync(~0u, one, 1);
-          if (lane % 4 == 0) inter[16 * own + 8 * half + lane / 4] = one + two + third;
-        }
-      }
       products_wait(acc);
+      made(dots);
+      products_see();
       helpers_meet();
       warp_arrives(&empty_q[c % kAhead]);
+      float inter = 0.f;
+      if (x.normalize) {
+        // Of a row's four threads the first has two parts of q.n, the second the third; it goes to the two that have rows below.
+        const float one = dots[0][0] + dots[0][1] + __shfl_down_sync(~0u, dots[0][0], 1);
+        const float two = __shfl_up_sync(~0u, dots[0][2] + dots[0][3] + __shfl_down_sync(~0u, dots[0][2], 1), 1);
+        inter = h % 4 == 0 ? one : two;
+      }
       const int own_token = threadIdx.x % 128u / 32u * 16u + threadIdx.x % 32u / 4u + 8 * (h % 4);
       double sum = 0;
       if (!x.sigmoid && h % 4 < 2 && own_token < count) sum = x.sums[begins + own_token];
@@ -215,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
         const double m = x.sigmoid ? 0. : sum + gauge_of[t];
         if (x.m && tile == 0) x.m[flat] = (float)m;
         if (x.normalize) {
-          const float l = weights.query[c & 1][t] * inter[t] + (h % 4 == 0 ? sums[0] : sums[1]);
+          const float l = weights.query[c & 1][t] * inter + (h % 4 == 0 ? sums[0] : sums[1]);
           bool open;
           weights.last[c & 1][t] = 1.f / denominator(x, l, m, &open);
           if (x.l && tile == 0) x.l[flat] = l;
@@ -223,54 +226,53 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       }
       products_see();
       barrier_arrive(&full_p);
-      if (x.normalize && 2 * h < kColumns) {
-        asm volatile("" : "+r"(lane), "+r"(own));
-        // A warp has 64 columns, the parts of what tokens add as rows 0 to 2, and others that nobody reads.
-        const unsigned* part = into[min(lane / 4, 2)] + lane % 4;
-        unsigned a[4][2];
+      // What tokens add to n, its parts as columns 0 to 2: made while the next are copied.
+      float more[kSlices][1][4];
+      {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          a[e][0] = part[8 * e];
-          a[e][1] = part[8 * e + 4];
-        }
-        const unsigned from = k + own * kSlice + swizzled(lane % 16, lane / 16);
-#pragma unroll 2
-        for (int j = 0; j < 4; ++j) {
-          float sum[2][4] = {};
-          unsigned b[4][4];
+        for (int s = 0; s < kSlices; ++s)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) load_matrices<true>(b[e], (from ^ 32 * j) + 16 * e * kLine);
+          for (int e = 0; e < 4; ++e) more[s][0][e] = 0.f;
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const unsigned of[4] = {a[e][0], 0, a[e][1], 0};
-            mma<kBf16>(sum[0], of, b[e][0], b[e][1]);
-            mma<kBf16>(sum[1], of, b[e][2], b[e][3]);
-          }
-          if (lane < 12)
+        for (int s = 0; s < kSlices; ++s) made(more[s]);
+        products_begin();
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-              *reinterpret_cast<float2*>(&added[lane / 4][64 * own + 16 * j + 8 * e + lane % 4 * 2]) = {sum[e][0], sum[e][1]};
-        }
-        __syncwarp();
-        const float left = expf(before - behind);
-        const float2 y0 = *reinterpret_cast<float2*>(&added[0][2 * h]), y1 = *reinterpret_cast<float2*>(&added[1][2 * h]),
-                     y2 = *reinterpret_cast<float2*>(&added[2][2 * h]);
-        n.x = fmaf(left, n.x, y0.x + (y1.x + y2.x));
-        n.y = fmaf(left, n.y, y0.y + (y1.y + y2.y));
-        split(n.x, n.y, [&](int part, unsigned pair) { n_before[part][h] = pair; });
+        for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            wgmma<kBf16, true, false>(more[s], by_terms(k + s * kSlice + 16 * e * kLine, 0), by_rows(shared_at(into) + 32 * e));
+        products_end();
       }
-      warp_arrives(&empty_k[c % (kAhead + 1)]);
       look(c + 1);
       if (c + kAhead < chunks) {
         if (c > 0) barrier_wait(&empty_k[(c - 1) % (kAhead + 1)], (c - 1) / (kAhead + 1) & 1);
         barrier_wait(&empty_q[c % kAhead], c / kAhead & 1);
       }
       bring(c + kAhead);
+      {
+        products_wait(more[0]);
+        // Of a row's four threads the first has two parts, the second the third; thread s gets what the rows of slice s get.
+        float2 sum = {};
+#pragma unroll
+        for (int s = 0; s < kSlices; ++s) {
+          made(more[s]);
+          float2 of = {more[s][0][0] + more[s][0][1], more[s][0][2] + more[s][0][3]};
+          of.x += __shfl_down_sync(~0u, more[s][0][0], 1);
+          of.y += __shfl_down_sync(~0u, more[s][0][2], 1);
+          of.x = __shfl_sync(~0u, of.x, 0, 4);
+          of.y = __shfl_sync(~0u, of.y, 0, 4);
+          if ((int)(h % 4) == s) sum = of;
+        }
+        const float left = weights.left[c & 1];
+        float2 n = n_of[h];
+        n.x = fmaf(left, n.x, sum.x);
+        n.y = fmaf(left, n.y, sum.y);
+        put_n(n);
+      }
+      warp_arrives(&empty_k[c % (kAhead + 1)]);
     }
-    if (x.n_last && v0 == 0 && 2 * h < x.dk && 2 * h < kColumns) {
-      x.n_last[blockIdx.y * x.dk + 2 * h] = n.x;
-      x.n_last[blockIdx.y * x.dk + 2 * h + 1] = n.y;
-    }
+    if (x.n_last && v0 == 0 && own_n() < x.dk) x.n_last[blockIdx.y * x.dk + own_n()] = n_of[h].x;
+    if (x.n_last && v0 == 0 && own_n() + 8 < x.dk) x.n_last[blockIdx.y * x.dk + own_n() + 8] = n_of[h].y;
     return;
   }
 

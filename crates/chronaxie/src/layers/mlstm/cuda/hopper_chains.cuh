@@ -10,6 +10,7 @@ constexpr int kLine = 128;              // bytes of a row of a slice, 64 columns
 constexpr int kSlice = kRows * kLine;
 constexpr int kSlices = kColumns / 64;  // of the queries, of a warpgroup
 constexpr int kAhead = 2;               // chunks that are copied ahead
+constexpr int kTile8 = 8 * kLine;       // bytes of a tile of eight rows
 
 __device__ __forceinline__ void warp_arrives(u64* barrier) {
   __syncwarp();
@@ -25,6 +26,11 @@ __device__ __forceinline__ unsigned turned(unsigned x) {
 }
 // Until all products are made but the group begun last.
 __device__ __forceinline__ void products_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// Sums that a wait for others made ready too: no use of them moves before it.
+__device__ __forceinline__ void made(float (&d)[1][4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[0][e]));
+}
 // Two numbers as sums of three of 16 bits each: f(part, their parts as a pair).
 template <typename F>
 __device__ __forceinline__ void split(float x, float y, F f) {
