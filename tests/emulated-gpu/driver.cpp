@@ -183,6 +183,26 @@ API Result cuCtxSynchronize() {
 
 // --- memory
 
+// A map as ptx.h reads it: its address, then sizes and strides, the box and the swizzle.
+API Result cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned axes, void* address, const uint64_t* sizes, const uint64_t* strides,
+                                  const unsigned* box, const unsigned* steps, int interleave, int swizzle, int, int outside) {
+  if (type != 1 || axes != 4 || interleave || swizzle != 3 || outside) return kInvalidValue;
+  if (reinterpret_cast<uintptr_t>(map) % 64 || reinterpret_cast<uintptr_t>(address) % 16) return kInvalidValue;
+  std::memset(map, 0, 128);
+  map[0] = reinterpret_cast<uintptr_t>(address);
+  for (int i = 0; i < 4; i++) {
+    if (sizes[i] == 0 || sizes[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || steps[i] != 1) return kInvalidValue;
+    map[1 + i] = sizes[i];
+    map[8 + i] = box[i];
+    if (i == 3) break;
+    if (strides[i] % 16 || strides[i] >= 1ull << 40) return kInvalidValue;
+    map[5 + i] = strides[i];
+  }
+  if (box[0] != 64 || box[2] != 1 || box[3] != 1) return kInvalidValue;
+  map[12] = 0x7465736e6f72;
+  return kSuccess;
+}
+
 API Result cuMemGetInfo_v2(size_t* free, size_t* total) {
   Lock lock(big_lock);
   *free = emu::free_memory();

@@ -379,7 +379,7 @@ unsigned Engine::go() {
     for (uint64_t i = 0; i < total; i++) order[i] = i;
     for (uint64_t i = total; i > 1; i--) std::swap(order[i - 1], order[random() % i]);
   }
-  for (size_t o : launch.offsets) argument_pointers.push_back(const_cast<unsigned char*>(launch.arguments.data()) + o);
+  for (size_t o : launch.offsets) argument_pointers.push_back(const_cast<ArgumentLine*>(launch.arguments.data()) + o);
   *launch.module->machine = &kMachine;
   watch_faults();
   if (sigsetjmp(fault, 1) == 0) loop();

@@ -19,6 +19,11 @@ struct Limits {
   unsigned l2_bytes, cluster_blocks;
 };
 
+// As aligned as any argument may be.
+struct alignas(128) ArgumentLine {
+  unsigned char bytes[128];
+};
+
 struct Launch {
   const Module* module;
   const Kernel* kernel;
@@ -27,8 +32,8 @@ struct Launch {
   unsigned dynamic_shared;
   unsigned static_limit;  // of variables in shared memory
   bool cooperative;
-  std::vector<unsigned char> arguments;
-  std::vector<size_t> offsets;
+  std::vector<ArgumentLine> arguments;
+  std::vector<size_t> offsets;  // lines
   unsigned* static_used;  // the most bytes of variables in shared memory that were seen
 };
 

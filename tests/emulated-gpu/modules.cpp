@@ -226,8 +226,8 @@ API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, v
   launch->static_limit = std::min(l.shared_per_block, l.shared_per_block_optin - c->shared_bytes);
   launch->static_used = &f->static_used;
   for (int i = 0; i < f->kernel->parameters; i++) {
-    const size_t at = (launch->arguments.size() + 15) / 16 * 16, size = f->kernel->sizes[i];
-    launch->arguments.resize(at + size);
+    const size_t at = launch->arguments.size(), size = f->kernel->sizes[i];
+    launch->arguments.resize(at + (size + sizeof(emu::ArgumentLine) - 1) / sizeof(emu::ArgumentLine));
     std::memcpy(launch->arguments.data() + at, arguments[i], size);
     launch->offsets.push_back(at);
   }

@@ -181,7 +181,7 @@ fn ways_to_share_a_network_out_are_compared() {
     refuses(&["partition", EXAMPLE, "--parts", "2", "--method", "morton"], "morton needs cells with places");
     refuses(&["partition", &file, "--parts", "2", "--method", "x"], "there are auto, index");
     refuses(&["partition", &file, "--parts", "0"], "--parts");
-    refuses(&["simulate", EXAMPLE, "--method", "index"], "are for --parts");
+    refuses(&["simulate", EXAMPLE, "--method", "index"], "--method for that or --gpus N");
     refuses(&["simulate", EXAMPLE, "--part", "1"], "--of");
     let missing = Command::new(env!("CARGO_BIN_EXE_chronaxie"))
         .args(["partition", &file, "--parts", "2", "--method", "metis"])

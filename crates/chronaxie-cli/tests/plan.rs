@@ -144,7 +144,8 @@ fn what_makes_no_sense_is_refused() {
     refuses(&[&net, "--gpu", "h200", "--gpus", "2", "--constants", "no-such.toml"], "no-such.toml");
     refuses(&[&net, "--gpu", "h200", "--gpus", "2", "--json", "no-such-folder/x.json"], "no-such-folder");
     let learns = [&example("microcircuit.toml"), "--set", "simulation.plasticity=true", "--gpu", "h200"];
-    refuses(&[&learns[..], &["--gpus", "2"]].concat(), "run on one GPU alone, not on 2");
     let r = report(&[&learns[..], &["--gpus", "1"]].concat());
     assert!(r["estimates"][0]["real_time_factor"].as_f64().unwrap() < 0.12);
+    let r = report(&[&learns[..], &["--gpus", "2"]].concat());
+    assert!(r.to_string().contains("synapses that change were measured on one GPU alone"), "{r}");
 }

@@ -5,9 +5,9 @@
 #![allow(unsafe_code)]
 
 use chronaxie_runtime::cuda::{
-    Arg, CudaDevice, DeviceBuffer, Event, Graph, Header, Kernel, KernelSource, LaunchConfig, PinnedBuffer,
-    Specialisation, StreamRef, UserKernel, cache, copy_device, copy_to_device, copy_to_host, download, fill_bytes,
-    upload, upload_on,
+    Arg, Boxes, CudaDevice, DeviceBuffer, Event, Graph, Header, Kernel, KernelSource, LaunchConfig, PinnedBuffer,
+    Specialisation, StreamRef, TensorMap, UserKernel, cache, copy_device, copy_to_device, copy_to_host, download,
+    fill_bytes, upload, upload_on,
 };
 use chronaxie_runtime::{Device, Dtype, Error, ErrorKind, Result, View, ViewMut};
 use std::process::{Command, Output};
@@ -564,4 +564,34 @@ fn threads_share_a_device_and_its_kernels() {
             });
         }
     });
+}
+
+#[test]
+fn boxes_of_a_tensor_come_swizzled_with_zeros_outside() {
+    let Some(d) = device() else { return };
+    let of = |address, t| Boxes { address, sizes: [72, 70, 2, 1], strides: [t, 70 * t, 16], rows: 64 };
+    for (address, t) in [(8, 160), (0, 150), (0, 1 << 40)] {
+        let e = TensorMap::new(&d, &of(address, t)).unwrap_err();
+        assert!(*e.kind() == ErrorKind::Shape && e.to_string().contains("multiples of 16"), "{e}");
+    }
+    if d.props().compute_capability < (9, 0) {
+        return println!("skipped: no copy engine for boxes");
+    }
+    let x: Vec<i32> = (0..2 * 70 * 40).collect();
+    let (x, y) = (upload(&d, &x, [x.len()]).unwrap(), upload(&d, &[-1; 2048], [2048]).unwrap());
+    let source = KernelSource::embedded("tests/kernels/box.cu", include_str!("kernels/box.cu"));
+    let s = Specialisation::new(source, &["toy_box"]);
+    let map = TensorMap::new(&d, &of(x.address(), 160)).unwrap();
+    let args = [Arg::Bytes(map.bytes()), Arg::U64(y.address()), Arg::I32(64), Arg::I32(32), Arg::I32(1)];
+    // SAFETY: the buffers hold what the kernel reads and writes.
+    unsafe {
+        d.kernel(&s, "toy_box").unwrap().launch(StreamRef::LEGACY, &LaunchConfig::new((1, 1, 1), (64, 1, 1)), &args)
+    }
+    .unwrap();
+    let got: Vec<i32> = download(&y.view(Dtype::I32, [2048]).unwrap()).unwrap();
+    for (at, got) in got.iter().enumerate() {
+        let (row, pair) = (at / 32, at % 32 / 4 ^ at / 32 % 8);
+        let want = if row < 38 && pair == 0 { (70 + 32 + row as i32) * 40 + 32 + at as i32 % 4 } else { 0 };
+        assert_eq!(*got, want, "row {row}, piece {pair}");
+    }
 }

@@ -452,6 +452,25 @@ inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_L2_ca
 inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
   bulk(to, from, bytes, barrier);
 }
+// A box of a tensor, by a map as the driver made it: 64 columns and some rows, pieces of 16 bytes swizzled.
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(u32 to, u64 map, int x, int y, int z, int w,
+                                                                                         u32 barrier) {
+  const u64* m = (const u64*)map;
+  if (m[12] != 0x7465736e6f72) machine->fail("a tensor map that the driver did not make");
+  if (to % 1024) machine->fail("a box that does not begin at a multiple of 1024 bytes of shared memory");
+  alignas(16) static const char zeros[16] = {};
+  const long long at[4] = {x, y, z, w}, rows = (long long)m[9];
+  for (long long r = 0; r < rows; r++)
+    for (int p = 0; p < 8; p++) {
+      const long long place[4] = {at[0] + 8 * p, at[1] + r, at[2], at[3]};
+      bool inside = true;
+      for (int i = 0; i < 4; i++) inside = inside && place[i] >= 0 && place[i] < (long long)m[1 + i];
+      if (inside && place[0] + 8 > (long long)m[1]) machine->fail("a tensor of which a piece of 16 bytes is half outside is not emulated");
+      const char* from = (const char*)m[0] + 2 * place[0];
+      for (int i = 1; i < 4; i++) from += place[i] * (long long)m[4 + i];
+      bulk(to + (u32)r * 128 + (u32)((p ^ r % 8) * 16), inside ? (u64)from : (u64)zeros, 16, barrier);
+    }
+}
 inline void cp_async_bulk_global_shared_cta_bulk_group(u64 to, u32 from, u32 bytes) {
   machine->copy_to_global((void*)to, from, bytes);
 }

@@ -35,6 +35,7 @@ mod store;
 mod stream;
 #[allow(missing_docs)]
 mod sys;
+mod tensor_map;
 mod user;
 
 #[cfg(test)]
@@ -59,6 +60,7 @@ pub use nvrtc::{Cubin, Nvrtc, nvrtc, nvrtc_for, set_nvrtc_path, set_python_sites
 pub use pack::{Pack, load_pack, write_pack};
 pub use resources::EntryResources;
 pub use stream::{Event, Stream, StreamRef};
+pub use tensor_map::{Boxes, TensorMap};
 pub use user::UserKernel;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -245,6 +245,7 @@ table! {
         cuFuncSetAttribute = "cuFuncSetAttribute" (CUfunction, c_int, c_int) -> CUresult;
         cuFuncGetParamInfo = "cuFuncGetParamInfo" (CUfunction, usize, *mut usize, *mut usize) -> CUresult;
         cuLaunchKernelEx = "cuLaunchKernelEx" (*const LaunchConfigRaw, CUfunction, *mut *mut c_void, *mut *mut c_void) -> CUresult;
+        cuTensorMapEncodeTiled = "cuTensorMapEncodeTiled" (*mut c_void, c_int, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int) -> CUresult;
         cuOccupancyMaxActiveBlocksPerMultiprocessor = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, CUfunction, c_int, usize) -> CUresult;
         cuOccupancyMaxActiveClusters = "cuOccupancyMaxActiveClusters" (*mut c_int, CUfunction, *const LaunchConfigRaw) -> CUresult;
     }

@@ -45,6 +45,20 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsign
   barrier_wait_at(shared_address(barrier), parity);
 }
 
+// A box of a tensor by its map (of TensorMap in the runtime), to a multiple of 1024 bytes.
+__device__ __forceinline__ void box_copy(unsigned to, const void* map, int column, int row, int z, int w, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(z), "r"(w), "r"(barrier)
+      : "memory");
+}
+// `bytes` (a multiple of 16) from global to shared memory; both addresses are multiples of 16.
+__device__ __forceinline__ void bulk_copy_at(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // The cache policy under which lines stay in L2 longer than others.
 __device__ __forceinline__ unsigned long long evict_last() {
   unsigned long long policy;

@@ -13,7 +13,7 @@
 // behind the pairs that the others wait for: some 900 clocks a chunk in place of 2700, for which 1.2 ms are expected; not timed.
 #include "hopper_chains.cuh"
 
-extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x) {
+extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ Weights weights;
   // Of a chunk's pairs, as powers of 2: log i - b, and the gauge less log s; and the gauge itself.
@@ -47,33 +47,36 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
   if (group == 2) {
     if (kSlices == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     unsigned h = threadIdx.x % 128u;
-    Feed feed_q(x.q, chain, 0), feed_k(x.k, chain, 0), feed_v(x.v, chain, v0);
+    constexpr int kMapped = 1 << kMapQ | 1 << kMapK | 1 << kMapV;
+    const bool mapped = (maps.which & kMapped) == kMapped;
+    // Of a whole chunk a thread of each warp asks for slices; of another all threads bring what is there.
     auto bring = [&](int c) {
       if (c < chunks) {
         char *q = of_q + c % kAhead * (kSlices * kSlice), *k = of_k + c % (kAhead + 1) * (kOfK * kSlice);
         const int rows = min(length - c * kRows, kRows);
-        unsigned own = h;
-        asm volatile("" : "+r"(own));
-        own = swizzled(own / 8, own % 8);
-        const bool full = rows == kRows;
-        // Slices of which every column is there, where rows are made of pieces of 16 bytes.
-        int plain = (int)x.plain;
-        asm volatile("" : "+r"(plain));
-        const int of_dk = (int)x.dk / 64, whole_q = plain & kQ ? of_dk : 0, whole_k = plain & kK ? of_dk : 0;
-        const int whole_v = plain & kV ? ((int)x.dv - v0) / 64 : 0;
-        if (full) {
-          feed_k.bring<kSlices>(shared_at(k) + own, x.k, whole_k);
-          feed_v.bring<2>(shared_at(k) + kSlices * kSlice + own, x.v, whole_v);
-          feed_q.bring<kSlices>(shared_at(q) + own, x.q, whole_q);
-        }
-        if (!full || min(whole_q, whole_k) < kSlices || whole_v < 2) {
-          // Made anew, so that little of it stays in registers.
-          const Chain chain = chain_of(x, blockIdx.y);
-          const i64 first = chain.from + (i64)c * kRows;
+        // Made anew, so that little of it stays in registers.
+        const Chain chain = chain_of(x, blockIdx.y);
+        const i64 first = chain.from + (i64)c * kRows;
+        if (mapped && rows == kRows) {
+          u64* arrived = &full[c % (kAhead + 1)];
+          if (h % 32 > 0) {
+            barrier_arrive(arrived);
+          } else {
+            // Every fourth slice: one thread alone would keep its warp, and the others wait for that.
+            constexpr int kAll = 2 * kSlices + 2;
+            barrier_expect(arrived, (kAll - (int)(h / 32) + 3) / 4 * kSlice);
+#pragma unroll 1
+            for (int s = h / 32; s < kAll; s += 4) {
+              const bool of_q = s >= kSlices + 2, of_v = !of_q && s >= kSlices;
+              const int nth = s - (of_q ? kSlices + 2 : of_v ? kSlices : 0);
+              box_copy(shared_at(of_q ? q + nth * kSlice : k + s * kSlice), maps.of[of_q ? kMapQ : of_v ? kMapV : kMapK],
+                       64 * nth + (of_v ? v0 : 0), (int)first, (int)chain.head, (int)chain.batch, shared_at(arrived));
+            }
+          }
+        } else {
 #pragma unroll 1
           for (int s = 0; s < 2 * kSlices + 2; ++s) {
             const int of = s < kSlices ? 0 : s < kSlices + 2 ? 1 : 2, nth = s - (of == 0 ? 0 : of == 1 ? kSlices : kSlices + 2);
-            if (full && nth < (of == 0 ? whole_k : of == 1 ? whole_v : whole_q)) continue;
             const Tokens& y = of == 0 ? x.k : of == 1 ? x.v : x.q;
             fetch_slice(of == 2 ? q + nth * kSlice : k + s * kSlice,
                         tokens_at(x, y, of == 0 ? kK : of == 1 ? kV : kQ, chain, first, 64 * nth + (of == 1 ? v0 : 0), rows,
@@ -136,9 +139,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       const float exact_into = expf(own_column - behind), own_into = kBf16 ? exact_into : min(exact_into, 65504.f);
       const unsigned q = shared_at(of_q) + c % kAhead * (kSlices * kSlice);
       const unsigned k = shared_at(of_k) + c % (kAhead + 1) * (kOfK * kSlice);
-      copy_wait(kAhead - 1);
+      if (!mapped || count < kRows) {
+        copy_wait(kAhead - 1);
+        products_see();
+        barrier_arrive(&full[c % (kAhead + 1)]);
+      }
+      // n's parts too.
       products_see();
-      barrier_arrive(&full[c % (kAhead + 1)]);
+      helpers_meet();
       barrier_wait(&full[c % (kAhead + 1)], c / (kAhead + 1) & 1);
       // Pairs, and q.n, its parts as columns 0 to 2.
       float acc[kRows / 8][4], dots[1][4];
@@ -154,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           wgmma<kBf16, false, false>(acc, by_rows(q + s + 32 * e), by_rows(k + s + 32 * e));
-          wgmma<kBf16, false, false>(dots, by_rows(q + s + 32 * e), by_rows(n + 32 * e));
+          if (x.normalize) wgmma<kBf16, false, false>(dots, by_rows(q + s + 32 * e), by_rows(n + 32 * e));
         }
       products_end();
       if (h < kRows) {
@@ -228,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
       barrier_arrive(&full_p);
       // What tokens add to n, its parts as columns 0 to 2: made while the next are copied.
       float more[kSlices][1][4];
-      {
+      if (x.normalize) {
 #pragma unroll
         for (int s = 0; s < kSlices; ++s)
 #pragma unroll
@@ -249,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x
         barrier_wait(&empty_q[c % kAhead], c / kAhead & 1);
       }
       bring(c + kAhead);
-      {
+      if (x.normalize) {
         products_wait(more[0]);
         // Of a row's four threads the first has two parts, the second the third; thread s gets what the rows of slice s get.
         float2 sum = {};

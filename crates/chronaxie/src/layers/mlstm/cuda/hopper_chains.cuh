@@ -90,34 +90,12 @@ __device__ __forceinline__ void scale_columns(float (&o)[NT][4], const float* by
   }
 }
 
-// The slices of a chunk of one tensor, thread by thread: a piece of every 16th row, and a pointer that goes from chunk to chunk.
-struct Feed {
-  const char* from;
-
-  __device__ __forceinline__ Feed(const Tokens& y, const Chain& chain, int d) {
-    const int thread = threadIdx.x % 128;
-    from = y.data + 2 * place(y, chain, chain.from + thread / 8, d + thread % 8 * 8);
-  }
-  // `count` slices to `base`; those that are not whole are left to fetch_slice.
-  template <int kCount>
-  __device__ __forceinline__ void bring(unsigned base, const Tokens& y, int whole) {
-    const char* row = from;
-    if (whole >= kCount) {
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int s = 0; s < kCount; ++s) copy_ahead(base + s * kSlice + 16 * i * kLine, row + s * kLine, true);
-        row += 32 * y.t;
-      }
-    } else {
-#pragma unroll 1
-      for (int at = 0; at < 4 * kCount; ++at)
-        if (at / 4 < whole)
-          copy_ahead(base + at / 4 * kSlice + at % 4 * (16 * kLine), row + at / 4 * kLine + at % 4 * 32 * y.t, true);
-    }
-    from += 2 * kRows * y.t;
-  }
+// q, k, v and grad_h as the copy engine brings slices of them, and a bit for each that has such a map; as in mod.rs.
+struct alignas(64) Maps {
+  u64 of[4][16];
+  i64 which, rest[7];
 };
+enum { kMapQ, kMapK, kMapV, kMapGradH };
 
 // What the rows and the keys of a chunk weigh, of two chunks.
 struct Weights {

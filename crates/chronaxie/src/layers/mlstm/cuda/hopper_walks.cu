@@ -33,7 +33,7 @@ static_assert(kColumns == 128 || kColumns == 256 || kColumns == 512, "warpgroups
 __device__ __forceinline__ void group_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory"); }
 __device__ __forceinline__ void groups_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
+extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(16) char dynamic[];
   const Chain chain = chain_of(x, blockIdx.y);
   const int thread = threadIdx.x, group = __shfl_sync(~0u, thread / 128, 0), chunks = (int)chain.chunks;
@@ -85,17 +85,46 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
         copy_ahead(shared_at(to) + kSlices * kSlice + e + 16 * h, record + (kRole == 2 ? kPairsAt : kSlopesAt) + e + 16 * h, true);
       if (16 * h < kVectors) copy_ahead(shared_at(begin) + kVectorsIn + i % 2 * kVectors + 16 * h, record + kVectorsAt + 16 * h, true);
     };
+    constexpr int kMapOfReads = kRole == 0 ? kMapGradH : kRole == 1 ? kMapV : kMapK;
+    constexpr int kMapInto = kRole == 0 ? kMapV : kRole == 1 ? kMapGradH : kMapQ;
+    constexpr int kMapOfRows = kRole == 0 ? kMapK : kRole == 1 ? kMapQ : kMapGradH, kMapOfOwn = kRole == 0 ? kMapQ : kMapK;
+    constexpr int kMapped = 1 << kMapOfReads | 1 << kMapInto | 1 << kMapOfRows | (kRated ? 1 << kMapOfOwn : 0);
+    const bool mapped = (maps.which & kMapped) == kMapped;
 #pragma unroll 1
-    for (int p = 0; p <= steps; ++p) {
-      if (p < steps) {
-        if (p >= kRing) barrier_wait(&empty[p % kRing], (p / kRing - 1) & 1);
+    for (int p = 0; p < steps; ++p) {
+      if (p >= kRing) barrier_wait(&empty[p % kRing], (p / kRing - 1) & 1);
+      const int i = p / 2, c = kBack ? chunks - 1 - i : i;
+      u64* arrived = &full[p % kRing];
+      if (!mapped || chain.len - (i64)c * kRows < kRows) {
+        // A chunk that is not whole, or tensors without maps: all threads bring what is there.
         fill(p);
+        copy_commit();
+        copy_wait(0);
+        products_see();
+        barrier_arrive(arrived);
+      } else if (h > 0) {
+        barrier_arrive(arrived);
+      } else {
+        const unsigned to = shared_at(begin) + p % kRing * kHold, at = shared_at(arrived);
+        const int first = (int)chain.from + c * kRows;
+        auto ask = [&](unsigned to, int slices, int map, int d) {
+#pragma unroll 1
+          for (int s = 0; s < slices; ++s, d += 64, to += kSlice)
+            box_copy(to, maps.of[map], d, first, (int)chain.head, (int)chain.batch, at);
+        };
+        if (p % 2) {
+          barrier_expect_at(at, (kSlices + kOwn + (kRated ? kOwn : 0)) * kSlice);
+          ask(to, kSlices, kMapInto, 0);
+          ask(to + kSlices * kSlice, kOwn, kMapOfRows, r0);
+          if (kRated) ask(shared_at(begin) + kOwnAt, kOwn, kMapOfOwn, r0);
+        } else {
+          const char* record = record_of(x, chain.nth, c);
+          barrier_expect_at(at, (kSlices + 1) * kSlice + kVectors);
+          ask(to, kSlices, kMapOfReads, 0);
+          bulk_copy_at(to + kSlices * kSlice, record + (kRole == 2 ? kPairsAt : kSlopesAt), kSlice, at);
+          bulk_copy_at(shared_at(begin) + kVectorsIn + i % 2 * kVectors, record + kVectorsAt, kVectors, at);
+        }
       }
-      copy_commit();
-      if (p == 0) continue;
-      copy_wait(1);
-      products_see();
-      barrier_arrive(&full[(p - 1) % kRing]);
     }
     return;
   }
@@ -316,6 +345,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x) {
         half[j][2] += other.z;
         half[j][3] += other.w;
       }
+      // What comes here next is written by the copy engine.
+      products_see();
       barrier_arrive(&empty[place_r]);
 #pragma unroll
       for (int j = 0; j < 4; ++j)

@@ -8,7 +8,7 @@ mod tune;
 use super::spec::Mlstm;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
-use chronaxie_runtime::cuda::{Arg, CudaDevice, Kernel, LaunchConfig};
+use chronaxie_runtime::cuda::{Arg, Boxes, CudaDevice, Kernel, LaunchConfig, TensorMap};
 pub(super) use sources::specialisations;
 use sources::{HEADERS, dtype_code, kernels_of};
 use std::sync::Arc;
@@ -83,6 +83,18 @@ struct Call {
     /// scale, eps.
     numbers: [f64; 2],
 }
+
+/// `Maps` of hopper_chains.cuh: of q, k, v and grad_h, and a bit for each that has one.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Default)]
+struct Maps {
+    of: [TensorMap; 4],
+    which: i64,
+    rest: [i64; 7],
+}
+
+/// The places in [`TOKENS`] of the tensors in [`Maps`].
+const MAPPED: [usize; 4] = [0, 1, 2, 6];
 
 /// The bytes of a kernel's struct.
 ///
@@ -254,6 +266,28 @@ impl PassPlan {
         }
     }
 
+    /// How the copy engine finds chunks of 64 tokens. A tensor that no map can have is brought by threads.
+    fn maps(&self, p: &Mlstm, device: &CudaDevice, call: &Call) -> Maps {
+        let mut maps = Maps::default();
+        if self.config.chains.is_none() || p.batch * p.heads * p.steps == 0 {
+            return maps;
+        }
+        for (nth, (of, width)) in MAPPED.into_iter().zip([p.dqk, p.dqk, p.dv, p.dv]).enumerate() {
+            let tokens = call.tokens[of];
+            let [b, h, t, _] = tokens.strides;
+            let sizes = [width, p.steps, p.heads, p.batch];
+            // Along an axis of one nobody goes anywhere.
+            let stride = |size: usize, s: i64| if size == 1 { 16 } else { u64::try_from(2 * s).unwrap_or(u64::MAX) };
+            let strides = [stride(p.steps, t), stride(p.heads, h), stride(p.batch, b)];
+            let boxes = Boxes { address: tokens.data, sizes: sizes.map(|n| n as u64), strides, rows: 64 };
+            if let (true, Ok(map)) = (tokens.is_plain(), TensorMap::new(device, &boxes)) {
+                maps.of[nth] = map;
+                maps.which |= 1 << nth;
+            }
+        }
+        maps
+    }
+
     /// The launches of the pass in order.
     fn visit(&self, p: &Mlstm, pass: Pass, launch: impl FnMut(Launch) -> Result<()>) -> Result<()> {
         match self.config.tiles {
@@ -268,7 +302,8 @@ impl PassPlan {
         let (chains, chunks) = (chains(p) as u32, self.config.chunks(p));
         let flat = |n: usize| (n.div_ceil(THREADS as usize) as u32, 1);
         let mut go = |kernel, grid, window: Option<usize>, numbers: &'static [i32]| {
-            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, numbers: Numbers::new(numbers) })
+            let numbers = Numbers::new(numbers);
+            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, mapped: false, numbers })
         };
         let (all, by_chain) = (chains as usize * chunks, (self.config.state_tiles(p) as u32, chains));
         let many = |window: usize| (kept.min(chunks - window * kept) as u32, chains);
@@ -305,7 +340,7 @@ impl PassPlan {
         let mut go = |kernel, grid, threads, squares, base| {
             let (shared, mut numbers) = (squares * SQUARE, Numbers::new(&[]));
             Option::into_iter(base).for_each(|base: usize| numbers.push(base as i32));
-            launch(Launch { kernel, grid, threads, shared, window: None, numbers })
+            launch(Launch { kernel, grid, threads, shared, window: None, mapped: false, numbers })
         };
         let [(sums, at_sums), (outputs, at_outputs)] = if backward { SMALL_BACK_SQUARES } else { [(0, 0), (2, 0)] };
         // Four elements a thread, of C and n.
@@ -340,20 +375,22 @@ impl PassPlan {
             threads: THREADS,
             shared: 0,
             window: None,
+            mapped: false,
             numbers: Numbers::new(&[]),
         };
         let by_state = |kernel, window: usize, mode: Option<i32>| {
             let mut numbers = Numbers::new(&[]);
             mode.into_iter().chain([t.state_stages as i32]).for_each(|n| numbers.push(n));
             let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), t.state_threads());
-            Launch { kernel, grid, threads, shared: t.state_shared().0 as u32, window: Some(window), numbers }
+            let shared = t.state_shared().0 as u32;
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
         };
         let by_chunk = |kernel, window: usize| {
             let grid = (kept.min(chunks - window * kept) as u32, chains as u32);
             let mut numbers = Numbers::new(&[]);
             numbers.push(t.stages as i32);
             let (threads, shared) = (2 * t.edge as u32, t.shared(backward).0 as u32);
-            Launch { kernel, grid, threads, shared, window: Some(window), numbers }
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
         };
         launch(gates(0, warps(chains * chunks)))?;
         if p.has_gauge() {
@@ -366,7 +403,7 @@ impl PassPlan {
             for role in (0..3).filter(|role| *role < 2 || p.wants.inputs) {
                 let (blocks, shared) = Config::walk_shape(p, role);
                 let (grid, shared) = ((blocks as u32, chains as u32), shared as u32);
-                launch(Launch { threads: CHAIN_THREADS, shared, ..gates(3 + role, grid) })?;
+                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, ..gates(3 + role, grid) })?;
             }
             if p.wants.gates || p.has_gauge() {
                 launch(one(6))?;
@@ -380,7 +417,7 @@ impl PassPlan {
         }
         if let Some((blocks, shared)) = self.config.chain_shape(p) {
             let (grid, threads, shared) = ((blocks as u32, chains as u32), CHAIN_THREADS, shared as u32);
-            return launch(Launch { grid, threads, shared, ..gates(2, (0, 0)) });
+            return launch(Launch { grid, threads, shared, mapped: true, ..gates(2, (0, 0)) });
         }
         if !backward {
             for window in 0..windows {
@@ -440,6 +477,8 @@ struct Launch {
     threads: u32,
     shared: u32,
     window: Option<usize>,
+    /// Whether the kernel takes [`Maps`].
+    mapped: bool,
     numbers: Numbers,
 }
 
@@ -508,16 +547,18 @@ impl Plan for CudaPlan {
             return Ok(());
         }
         let call = plan.call(&self.problem, args.inputs, args.outputs, args.scratch.address());
+        let maps = plan.maps(&self.problem, &self.device, &call);
         plan.visit(&self.problem, pass, |launch| {
             let config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
             // SAFETY: every field of the struct is eight bytes, or made of such.
-            let call = Arg::Bytes(unsafe { bytes(&call) });
+            let (call, maps) = unsafe { (Arg::Bytes(bytes(&call)), Arg::Bytes(bytes(&maps))) };
             let [one, two] = launch.numbers.list.map(Arg::I32);
             let list = match launch.window {
                 Some(window) => [call, Arg::I64(window as i64), one, two],
+                None if launch.mapped => [call, maps, one, two],
                 None => [call, one, two, Arg::I32(0)],
             };
-            let count = 1 + usize::from(launch.window.is_some()) + launch.numbers.count;
+            let count = 1 + usize::from(launch.window.is_some() || launch.mapped) + launch.numbers.count;
             // SAFETY: the views were checked against the signature and the scratch against the layout; the kernels keep to
             // the sizes, and the struct is theirs, field by field.
             unsafe { plan.kernels[launch.kernel].launch(args.stream, &config.shared(launch.shared), &list[..count]) }

@@ -389,7 +389,9 @@ impl Config {
     pub(super) fn chain_shape(&self, p: &Mlstm) -> Option<(usize, usize)> {
         // Slices of 64 tokens and 64 columns: two places for those of q, three for those of k and v, one for pairs. Tiles of eight
         // rows: n's parts, and those of what tokens add to it.
-        let shared = |columns: usize| 1024 + 8192 * (2 * (columns / 64) + 3 * (columns / 64 + 2) + 1) + 1024 * (columns / 64 + 1);
+        let shared = |columns: usize| {
+            1024 + 8192 * (2 * (columns / 64) + 3 * (columns / 64 + 2) + 1) + 1024 * (columns / 64 + 1)
+        };
         self.chains.map(|columns| (p.dv.div_ceil(CHAIN_COLUMNS), shared(columns)))
     }
     /// Backward by chains: the blocks of a chain of `role` as in [`walk_columns`], and their dynamic shared memory.

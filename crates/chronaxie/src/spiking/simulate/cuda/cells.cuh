@@ -14,12 +14,14 @@ struct Cells {
   unsigned* near_arrivals;  // [2, drives, count] of each part
   const Drive* drives;      // of kTables in shared memory, as their thresholds: rows of synapses push them out of the first cache
   const unsigned* thresholds;
-  const unsigned* numbers;  // of kMany: of the cells of the shard, or null
+  const unsigned* const* numbers;  // of kMany: in shared memory, where those of the cells of the shard are, or null
 
   // By which number a cell is drawn.
   __device__ __forceinline__ unsigned number(const Part& part, unsigned i) const {
-    if constexpr (kMany)
-      if (numbers != nullptr) return __ldg(numbers + part.local + i);
+    if constexpr (kMany) {
+      const unsigned* const of = *numbers;
+      if (of != nullptr) return __ldg(of + part.local + i);
+    }
     return part.low + i;
   }
 

@@ -368,6 +368,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     spiking_steps(const Net only, const Run given, const Learn known, const Many cards) {
   extern __shared__ int held[];
   __shared__ Part parts[kWarps];
+  __shared__ const unsigned* numbers;  // registers are few
   __shared__ unsigned spikes[2], ids[2][kMostIds], ends;  // by the step's parity: how many fired, and the first of them
   __shared__ Rule rules[kMostRules];
   __shared__ Trace traces[kMostTraces];
@@ -444,8 +445,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
-  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds,
-                       share.numbers(shard)};
+  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds, &numbers};
+  if constexpr (kMany) {
+    if (threadIdx.x == 0) numbers = share.numbers(shard);
+    __syncthreads();
+  }
   if constexpr (kTables) {
     for (unsigned i = threadIdx.x; i < tasks; i += kThreads) near_tasks[i] = net.tasks[begin + i];
     for (unsigned d = 0; d < net.drive_count; ++d) {
