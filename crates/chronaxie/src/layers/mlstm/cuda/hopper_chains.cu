@@ -3,14 +3,15 @@
 //   hopper_forward    block: a chain, and 128 columns of h: all chunks of 64 tokens one after the other
 //     warpgroups 0, 1   64 columns of h each: of C^T the rows of these columns, all of K, in registers.
 //                       h^T = C^T q^T + v^T P^T, so that what C is as sums of wgmma it is, rounded, as an operand too
-//     warpgroup 2       copies two chunks ahead; P of the chunk, into shared memory; n and l, as products whose terms in f32 are
-//                       sums of three of 16 bits; what tokens weigh
+//     warpgroup 2       asks the copy engine for chunks, two ahead; P of the chunk, into shared memory; n and l, as products whose
+//                       terms in f32 are sums of three of 16 bits, in tiles of eight rows; what tokens weigh
 //
 // So no state is ever written. At 8 heads, 256 / 512, 65536 tokens: 1.6 GB, 0.38 ms at 4.28 TB/s; 0.38 TFLOP, 0.48 ms at
 // 0.79 PFLOP/s; from L2 80 KB a chunk and block, 2.7 GB, 0.5 ms. A chunk is 2820 clocks of tensor cores; two blocks follow each
-// other on a multiprocessor. What binds is the third warpgroup, which has one warp on each scheduler: 1.45 ms (2026-11-23) were 1.05
-// without n and l, 0.95 without the pairs' weights too, 1.19 without its copies. So n's products are four deep since then, and come
-// behind the pairs that the others wait for: some 900 clocks a chunk in place of 2700, for which 1.2 ms are expected; not timed.
+// other on a multiprocessor. What binds is the third warpgroup, which has one warp on each scheduler: the others wait for its pairs in
+// a third of their time. 1.44 ms with n's products by mma.sync, each of which waits for what wgmma has in hand, and with copies by
+// cp.async; 1.15 as it is (mlstm_sig 0.95; NVIDIA H200, 2026-11-23). In samples of its 8400 clocks a chunk, 22 % wait for the pairs'
+// products, 18 % are their weights, 18 % were one thread's asking for ten slices, which a thread of each warp shares since then.
 #include "hopper_chains.cuh"
 
 extern "C" __global__ void __launch_bounds__(384, 1) hopper_forward(const Call x, const __grid_constant__ Maps maps) {

@@ -7,8 +7,8 @@
 //     2  dv likewise: of dC^T, against time;                              dv^T = dC'^T k^T (w) + dh^T P'
 //     warpgroups 0, 1   64 rows each and all columns, or the same 64 rows and half of the columns (above 256), in registers:
 //                       what the state is as sums of wgmma it is, rounded, as an operand too
-//     warpgroup 2       copies ahead, through a ring of three places: what reads the state, and a slice of pairs; then what
-//                       goes into it
+//     warpgroup 2       asks the copy engine ahead, through a ring of three places: for what reads the state, and a slice of
+//                       pairs; then for what goes into it. Chunks that are not whole its threads bring
 //
 // So no state is ever written. n is one more column of C, of which v has ones and dh l's part. For the gates q.dq and k.dk of what
 // comes by the state are sums of products as they change the state, weights rounded as there, and the state read in two parts
@@ -16,7 +16,7 @@
 //
 // At 8 heads, 256 / 512, 65536 tokens: roles 0 and 1 read 1.6 GB and write 0.3, 0.45 ms at 4.28 TB/s; a chunk and block is 152 KB
 // from L2, 5 GB, 0.9 ms at 5.5 TB/s, which holds them; and 13 MFLOP, 0.43 TFLOP, 0.55 ms at 0.79 PFLOP/s. Role 2: 0.38 ms of
-// memory, 0.54 of L2, 0.39 of tensor cores. Measured (2026-11-22, the exponential gate): 1.34, 1.38 and 0.93 ms; the pairs 0.63.
+// memory, 0.54 of L2, 0.39 of tensor cores. Measured (2026-11-23, the exponential gate): together 2.9 ms, 3.4 with copies by cp.async.
 // Every thread arrives where a place is free again: one of each warp would do, but racecheck does not know what __syncwarp orders.
 #include "hopper_walks.cuh"
 
