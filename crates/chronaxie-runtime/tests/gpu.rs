@@ -4,6 +4,9 @@
 
 #![allow(unsafe_code)]
 
+#[path = "gpu/bundle.rs"]
+mod bundle;
+
 use chronaxie_runtime::cuda::{
     Arg, CudaDevice, DeviceBuffer, Event, Graph, Header, Kernel, KernelSource, LaunchConfig, PinnedBuffer,
     Specialisation, StreamRef, UserKernel, cache, copy_device, copy_to_device, copy_to_host, download, fill_bytes,
