@@ -58,7 +58,7 @@ struct Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if let Ok(_guard) = self.device.guard() {
+        if let (Ok(_guard), Ok(_outside)) = (self.device.guard(), self.device.outside_capture()) {
             let api = &self.device.driver.api;
             // SAFETY: both are live and not used afterwards; the driver defers the end of what is in flight.
             unsafe {
@@ -298,11 +298,17 @@ impl Node {
     /// `args` must be the addresses of the kernel's arguments.
     unsafe fn set(&mut self, args: &[*mut c_void]) -> bool {
         let mut changed = false;
+        let values = &mut self.values[..];
         for ((at, bytes), arg) in offsets(&self.kernel).zip(args) {
             // SAFETY: a value of this size, which the caller holds.
             let value = unsafe { std::slice::from_raw_parts(arg.cast::<u8>().cast_const(), bytes) };
-            let kept = &mut self.values[at..at + bytes];
-            if kept != value {
+            let kept = &mut values[at..at + bytes];
+            // Most are pointers and integers, of which a comparison of any length takes several times as long.
+            let same = match (<[u8; 8]>::try_from(&*kept), <[u8; 8]>::try_from(value)) {
+                (Ok(a), Ok(b)) => u64::from_ne_bytes(a) == u64::from_ne_bytes(b),
+                _ => kept == value,
+            };
+            if !same {
                 kept.copy_from_slice(value);
                 changed = true;
             }
@@ -376,6 +382,8 @@ impl Made {
     fn of(device: &Arc<CudaDevice>, stream: StreamRef, nodes: &mut [Node]) -> Result<Self> {
         let (mut graph, mut exec): (CUgraph, CUgraphExec) = (null_mut(), null_mut());
         let driver = device.driver;
+        // Another thread may capture in the global mode, and what is made here may take memory.
+        let _outside = device.outside_capture()?;
         // SAFETY: the arguments are live, and the flags must be 0.
         unsafe { cu!(driver, cuGraphCreate(&raw mut graph, 0)) }?;
         let mut last: CUgraphNode = null_mut();
@@ -395,8 +403,6 @@ impl Made {
 
     fn launch(&self) -> Result<()> {
         // SAFETY: the executable graph is live; who made the launches vouched for the memory that they use.
-        let launched =
-            unsafe { cu!(self.device.driver, cuGraphLaunch(self.exec as CUgraphExec, self.stream.handle())) };
-        launched
+        unsafe { cu!(self.device.driver, cuGraphLaunch(self.exec as CUgraphExec, self.stream.handle())) }
     }
 }
