@@ -65,9 +65,14 @@ struct Stream {
   bool running = false;
 };
 
+// A kernel that was put into a graph by itself, which becomes work when the graph is made executable.
+struct KernelNode;
 struct Graph {
   std::vector<Work> nodes;
+  std::vector<std::pair<size_t, std::shared_ptr<KernelNode>>> kernels;
 };
+// The work of such a kernel as it is now.
+Result work_of(const KernelNode& node, Work& work);
 
 struct Capture {
   Stream* origin;

@@ -198,9 +198,7 @@ API Result cuOccupancyMaxActiveClusters(int* clusters, Function* f, const RawCon
   return kSuccess;
 }
 
-API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, void** extra) {
-  Lock lock(big_lock);
-  if (sticky) return sticky;
+static Result make(const RawConfig* c, Function* f, void** arguments, void** extra, std::shared_ptr<emu::Launch>& launch) {
   const auto& l = limits();
   const uint64_t threads = uint64_t(c->block[0]) * c->block[1] * c->block[2];
   if (extra || !c->grid[0] || !c->grid[1] || !c->grid[2] || c->grid[0] > 2147483647u || c->grid[1] > 65535 ||
@@ -208,7 +206,7 @@ API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, v
     return kInvalidValue;
   if (threads > f->kernel->max_threads) return kInvalidValue;
   if (c->shared_bytes > f->max_dynamic) return kInvalidValue;
-  auto launch = std::make_shared<emu::Launch>();
+  launch = std::make_shared<emu::Launch>();
   if (Result r = read(c, launch->cluster, launch->cooperative)) return r;
   const Dim& k = launch->cluster;
   if (Result r = check_cluster(f, k)) return r;
@@ -231,14 +229,112 @@ API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, v
     std::memcpy(launch->arguments.data() + at, arguments[i], size);
     launch->offsets.push_back(at);
   }
-  note(f);
-  about_to_launch(f->label.c_str());
-  return put(c->stream, [launch]() -> Result {
+  return kSuccess;
+}
+
+static Work work_of(std::shared_ptr<emu::Launch> launch) {
+  return [launch]() -> Result {
     std::string why;
     // Each launch in another order, the same in each run of the process.
     const uint64_t s = emu::seed() ? emu::seed() * 1000003 + ++launches : 0;
     if (Result r = emu::run(*launch, s, why)) return fail(r, why);
     why = emu::check_red_zones();
     return why.empty() ? kSuccess : fail(kIllegalAddress, std::string(launch->label) + ": " + why);
-  });
+  };
+}
+
+API Result cuLaunchKernelEx(const RawConfig* c, Function* f, void** arguments, void** extra) {
+  Lock lock(big_lock);
+  if (sticky) return sticky;
+  std::shared_ptr<emu::Launch> launch;
+  if (Result r = make(c, f, arguments, extra, launch)) return r;
+  note(f);
+  about_to_launch(f->label.c_str());
+  return put(c->stream, work_of(launch));
+}
+
+// --- kernels of graphs
+
+namespace {
+struct RawNode {
+  Function* function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** arguments;
+  void** extra;
+  void *kernel, *context;
+};
+}  // namespace
+
+struct KernelNode {
+  Graph* graph;
+  size_t index;
+  Function* function;
+  RawConfig config;
+  std::vector<RawAttribute> attributes;
+  // Each argument's bytes.
+  std::vector<std::vector<char>> values;
+  void take(const RawNode* p) {
+    function = p->function;
+    config = {};
+    std::memcpy(config.grid, p->grid, sizeof p->grid);
+    std::memcpy(config.block, p->block, sizeof p->block);
+    config.shared_bytes = p->shared_bytes;
+    values.clear();
+    for (int i = 0; i < function->kernel->parameters; i++) {
+      const char* value = static_cast<const char*>(p->arguments[i]);
+      values.emplace_back(value, value + function->kernel->sizes[i]);
+    }
+  }
+};
+
+Result work_of(const KernelNode& node, Work& work) {
+  RawConfig c = node.config;
+  std::vector<RawAttribute> attributes = node.attributes;
+  c.attributes = attributes.data();
+  c.num_attributes = unsigned(attributes.size());
+  std::vector<void*> arguments;
+  for (const auto& v : node.values) arguments.push_back(const_cast<char*>(v.data()));
+  std::shared_ptr<emu::Launch> launch;
+  if (Result r = make(&c, node.function, arguments.data(), nullptr, launch)) return r;
+  Function* f = node.function;
+  work = [f, run = work_of(launch)]() -> Result {
+    note(f);
+    return run();
+  };
+  return kSuccess;
+}
+
+API Result cuGraphCreate(Graph** graph, unsigned flags) {
+  if (flags) return kInvalidValue;
+  *graph = new Graph;
+  return kSuccess;
+}
+// Kernels run in the order in which they were put in: each must be behind the last.
+API Result cuGraphAddKernelNode_v2(KernelNode** node, Graph* graph, KernelNode* const* before, size_t many, const RawNode* p) {
+  Lock lock(big_lock);
+  const auto& all = graph->kernels;
+  if (p->extra || p->kernel || p->context || many != (all.empty() ? 0 : 1) || (many && before[0] != all.back().second.get()))
+    return kInvalidValue;
+  auto made = std::make_shared<KernelNode>();
+  made->graph = graph;
+  made->index = graph->nodes.size();
+  made->take(p);
+  graph->kernels.emplace_back(made->index, made);
+  graph->nodes.emplace_back();
+  *node = made.get();
+  return kSuccess;
+}
+API Result cuGraphKernelNodeSetAttribute(KernelNode* node, unsigned id, const unsigned* value) {
+  RawAttribute a{id, 0, {}};
+  std::memcpy(a.value, value, sizeof a.value);
+  node->attributes.push_back(a);
+  return kSuccess;
+}
+API Result cuGraphExecKernelNodeSetParams_v2(Graph* exec, KernelNode* node, const RawNode* p) {
+  Lock lock(big_lock);
+  if (node->index >= exec->nodes.size() || p->extra || p->function != node->function) return kInvalidValue;
+  // Of the executable graph alone.
+  KernelNode renewed = *node;
+  renewed.take(p);
+  return work_of(renewed, exec->nodes[node->index]);
 }

@@ -312,7 +312,10 @@ API Result cuGraphGetNodes(Graph* graph, void**, size_t* count) {
   return kSuccess;
 }
 API Result cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, uint64_t) {
-  *exec = new Graph(*graph);
+  std::unique_ptr<Graph> made(new Graph(*graph));
+  for (auto& k : made->kernels)
+    if (Result r = work_of(*k.second, made->nodes[k.first])) return r;
+  *exec = made.release();
   return kSuccess;
 }
 API Result cuGraphDestroy(Graph* graph) {
@@ -325,8 +328,9 @@ API Result cuGraphExecDestroy(Graph*) {
 }
 API Result cuGraphLaunch(Graph* exec, void* stream) {
   Lock lock(big_lock);
-  return put(stream, [=]() -> Result {
-    for (Work& w : exec->nodes)
+  // As it is now: what is set in it from here on is of later replays.
+  return put(stream, [nodes = exec->nodes]() -> Result {
+    for (const Work& w : nodes)
       if (Result r = w()) return r;
     return kSuccess;
   });

@@ -4,18 +4,22 @@
 //! strides. The library then checks them against the signature, in its own sentences.
 #![allow(unsafe_code)]
 
-use crate::dlpack::{Exchange, Seen};
+use crate::dlpack::{Allocated, Exchange, Seen};
 use crate::errors::{py_result, raise};
 use crate::plan::{Plan, pass_of};
-use chronaxie::cuda::StreamRef;
+use chronaxie::cuda::{Bundle, CudaDevice, StreamRef};
 use chronaxie::op::{Args, Pass, Role, Signature, TensorSpec};
 use chronaxie::{Dtype, Error, HostBuffer, MAX_RANK, Place, Shape, View, ViewMut};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
 
 /// Scratch on the CPU up to this size stays with its thread: the allocator would map and unmap its pages on every call.
 const KEEP: usize = 64 << 20;
+/// Scratch on a GPU up to this size stays with its plan, for calls on the default stream, which follow each other and are in
+/// no graph of PyTorch's: the allocator would take 2 to 3 us on every call.
+const KEEP_ON_GPU: usize = 64 << 10;
 
 thread_local! {
     static SCRATCH: Cell<Option<HostBuffer>> = const { Cell::new(None) };
@@ -122,6 +126,9 @@ struct Written {
     /// Of scratch on a GPU.
     scratch: Py<PyAny>,
     scratch_bytes: usize,
+    kept: OnceLock<Allocated>,
+    /// Its launches on a GPU, which go there as one graph.
+    bundle: Bundle,
 }
 
 /// A plan that takes tensors.
@@ -132,6 +139,8 @@ pub struct Caller {
     /// A zero on the plan's device, of which an output's missing gradient is made by strides of 0.
     zero: Py<PyAny>,
     passes: [Option<Written>; 3],
+    /// Where the plan is of a GPU.
+    device: Option<Arc<CudaDevice>>,
     /// What `backward` returns: at each place an output of the pass, or None.
     layout: Vec<Option<usize>>,
 }
@@ -152,7 +161,15 @@ fn written(py: Python<'_>, plan: &Plan, framework: &Framework, pass: Pass) -> Py
     let block = signature.outputs[block_from..].iter().map(|t| (t.dtype, t.shape)).collect();
     let scratch_bytes = plan.plan.scratch(pass).bytes();
     let scratch = framework.pattern(py, Dtype::U8, &Shape::from([scratch_bytes]), place)?;
-    Ok(Some(Written { patterns, block_from, block, scratch, scratch_bytes }))
+    Ok(Some(Written {
+        patterns,
+        block_from,
+        block,
+        scratch,
+        scratch_bytes,
+        kept: OnceLock::new(),
+        bundle: Bundle::default(),
+    }))
 }
 
 /// Views of what was given, and what must be held while they are used.
@@ -278,7 +295,11 @@ impl Caller {
         if let Some(at) = layout.iter().flatten().find(|&&at| at >= outputs) {
             return Err(raise(py, &Error::config(format!("the layout names gradient {at} of {outputs}"))));
         }
-        Ok(Self { passes, plan, framework, zero, layout })
+        let device = match plan.get().plan.place() {
+            Place::Cuda(index) => Some(py_result(py, CudaDevice::open(index))?),
+            Place::Cpu => None,
+        };
+        Ok(Self { passes, plan, framework, zero, device, layout })
     }
 
     /// Runs a pass and returns what it writes, made by the framework.
@@ -343,11 +364,12 @@ impl Caller {
         let (views, mut outputs) = VIEWS.take();
         let mut given = self.given(signature, entry, place, tensors, prepared, gradients, views)?;
         let stream = framework.stream(py, place)?;
+        let default = stream == 0;
 
         // A block's parts are not the allocator's own, which then cannot wait for the streams that use them: on a side
         // stream each gradient is an allocation of its own.
         let shared = match framework.exchange {
-            Some(exchange) if block && stream == 0 => exchange.block(py, &written.block, place)?,
+            Some(exchange) if block && default => exchange.block(py, &written.block, place)?,
             _ => None,
         };
         let separate = if shared.is_some() { written.block_from } else { written.patterns.len() };
@@ -388,9 +410,13 @@ impl Caller {
             ran?;
             return Ok(made);
         }
+        let allocate = || framework.exchange.and_then(|e| e.allocate(written.scratch_bytes, place));
+        let small = default && written.scratch_bytes <= KEEP_ON_GPU;
+        let first = || allocate().map(|block| written.kept.get_or_init(|| block));
+        let kept = if small { written.kept.get().or_else(first) } else { None };
         // Whatever the block is, it goes back in the order of the stream on which it was taken.
-        let taken = framework.exchange.and_then(|e| e.allocate(written.scratch_bytes, place));
-        let (address, _held) = match &taken {
+        let taken = if kept.is_some() { None } else { allocate() };
+        let (address, _held) = match kept.or(taken.as_ref()) {
             Some(block) => (block.address(), None),
             None => {
                 let block = framework.empty_like(written.scratch.bind(py))?;
@@ -400,7 +426,8 @@ impl Caller {
         // SAFETY: held above.
         let scratch = unsafe { ViewMut::from_raw(address as *mut u8, Dtype::U8, bytes, &[1], place) };
         let mut args = Args { inputs: &given.views, outputs: &mut outputs, scratch, stream };
-        let ran = plan.plan.run(pass, &mut args);
+        let run = || plan.plan.run(pass, &mut args);
+        let ran = self.device.as_ref().map_or_else(|| Ok(()), |device| written.bundle.run(device, stream, run));
         given.views.clear();
         outputs.clear();
         VIEWS.set((given.views, outputs));

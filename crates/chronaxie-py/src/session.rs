@@ -59,7 +59,7 @@ impl Session {
     /// Builds the network of a description, JSON or a file, with the tables that it names.
     #[new]
     #[expect(clippy::too_many_arguments)]
-    #[pyo3(signature = (text, path, tables, overrides, backend, gpus=None, method="auto".to_owned()))]
+    #[pyo3(signature = (text, path, tables, overrides, backend, gpus=None, method="auto"))]
     fn new(
         py: Python<'_>,
         text: Option<String>,
@@ -68,12 +68,12 @@ impl Session {
         overrides: Vec<String>,
         backend: String,
         gpus: Option<usize>,
-        method: String,
+        method: &str,
     ) -> PyResult<Self> {
         let signals = Signals::default();
         let work = || -> Result<simulate::Session> {
             let settings = settings_of(text, path, tables, &overrides)?;
-            simulate::Session::open_on(settings, backend.parse::<Backend>()?, gpus, &method, &signals)
+            simulate::Session::open_on(settings, backend.parse::<Backend>()?, gpus, method, &signals)
         };
         let result = py.detach(work);
         signals.finish(py, result).map(Self)

@@ -4,6 +4,9 @@
 
 #![allow(unsafe_code)]
 
+#[path = "gpu/bundle.rs"]
+mod bundle;
+
 use chronaxie_runtime::cuda::{
     Arg, Boxes, CudaDevice, DeviceBuffer, Event, Graph, Header, Kernel, KernelSource, LaunchConfig, PinnedBuffer,
     Specialisation, StreamRef, TensorMap, UserKernel, cache, copy_device, copy_to_device, copy_to_host, download,

@@ -360,6 +360,7 @@ impl CudaDevice {
     /// In a process that was forked after CUDA had been initialised.
     pub fn guard(&self) -> Result<ContextGuard> {
         self.driver.check_process()?;
+        super::bundle::other()?;
         self.guard_unchecked()
     }
 

@@ -61,6 +61,7 @@ impl Graph {
     /// Replays it on `stream`. Replays of one graph run one after the other. `CHRONAXIE_SYNC=1` waits for its end.
     pub fn launch(&self, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
+        super::bundle::other()?;
         let _guard = self.device.guard_unchecked()?;
         // SAFETY: the executable graph is live; who captured it vouched for the memory that it uses.
         let launched = unsafe { cu!(self.device.driver, cuGraphLaunch(self.exec as CUgraphExec, stream.handle())) };

@@ -1,5 +1,6 @@
 //! Launches: the only path that a step of a model takes. Nothing here allocates, hashes or waits.
 
+use super::bundle;
 use super::driver::cu;
 use super::module::Kernel;
 use super::stream::StreamRef;
@@ -113,7 +114,7 @@ impl LaunchConfig {
     }
 
     /// The attributes of the launch; gives how many there are.
-    fn attributes(&self, list: &mut [LaunchAttribute; 3]) -> u32 {
+    pub(super) fn attributes(&self, list: &mut [LaunchAttribute; 3]) -> u32 {
         let mut count = 0;
         let mut push = |id, a, b, c| {
             list[count].id = id;
@@ -145,7 +146,7 @@ impl LaunchConfig {
     }
 }
 
-const NO_ATTRIBUTE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 16] };
+pub(super) const NO_ATTRIBUTE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 16] };
 
 /// Whether `CHRONAXIE_SYNC=1` asks to wait after each launch.
 pub(super) fn synchronous() -> bool {
@@ -178,11 +179,31 @@ impl Kernel {
             pointers[i] = arg.pointer();
         }
         self.check(config)?;
+        // SAFETY: there are as many pointers as the kernel has parameters, each to a value of the parameter's size that
+        // lives through the call; the caller vouches for what they point to.
+        unsafe {
+            if bundle::keep(self, stream, config, &pointers[..args.len()])? {
+                return Ok(());
+            }
+            self.launch_at(stream, config, &mut pointers)
+        }
+    }
+
+    /// Puts a launch that was checked on its stream.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`], whose arguments' addresses these are.
+    pub(super) unsafe fn launch_at(
+        &self,
+        stream: StreamRef,
+        config: &LaunchConfig,
+        pointers: &mut [*mut c_void; MAX_ARGS],
+    ) -> Result<()> {
+        let k = &*self.0;
         let mut list = [NO_ATTRIBUTE; 3];
         let raw = config.raw(stream, &mut list);
         let _guard = k.device.guard_unchecked()?;
-        // SAFETY: the function is live; there are as many pointers as it has parameters, each to a value of the
-        // parameter's size that lives through the call; the caller vouches for what they point to.
+        // SAFETY: the function is live, and the caller vouches for the arguments.
         let result = unsafe {
             (k.device.driver.api.cuLaunchKernelEx)(
                 &raw const raw,

@@ -4,7 +4,7 @@
 //! tables; where one is missing or too old, an error says what was looked for, where, and how to install it.
 //!
 //! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `graph`; `search` and
-//! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `user`.
+//! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `bundle`, `user`.
 //!
 //! | variable | what it does |
 //! |---|---|
@@ -13,10 +13,12 @@
 //! | `CHRONAXIE_CACHE_MB` | how much is kept there (512) |
 //! | `CHRONAXIE_PACK` | a cubin pack to take kernels from |
 //! | `CHRONAXIE_SYNC=1` | waits after each launch, and names the kernel that failed |
+//! | `CHRONAXIE_GRAPHS=0` | launches go to their stream one by one, also where a call repeats an earlier one |
 //! | `CHRONAXIE_DEBUG_KERNELS=1` | kernels with device asserts |
 
 #![allow(unsafe_code)]
 
+mod bundle;
 pub mod cache;
 mod compile;
 mod copy;
@@ -41,6 +43,7 @@ mod user;
 #[cfg(test)]
 mod tests;
 
+pub use bundle::Bundle;
 pub use cache::{Cache, CacheCounts, Key};
 pub use compile::{
     Archs, COMPARED_ARCHS, CompileOptions, Constant, Header, KernelSource, Specialisation, emitted_source, parse_arch,

@@ -42,6 +42,10 @@ impl StreamRef {
     /// Whether launches on the stream are being recorded into a graph.
     pub fn is_capturing(self, device: &CudaDevice) -> Result<bool> {
         let _guard = device.guard()?;
+        self.is_capturing_unguarded(device)
+    }
+    /// The same where the device's context is current.
+    pub(super) fn is_capturing_unguarded(self, device: &CudaDevice) -> Result<bool> {
         let mut status = 0;
         // SAFETY: the stream is one of this device, and the status is a live integer.
         let result = unsafe { (device.driver.api.cuStreamIsCapturing)(self.handle(), &raw mut status) };

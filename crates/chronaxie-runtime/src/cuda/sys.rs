@@ -16,6 +16,7 @@ pub type CUmodule = *mut c_void;
 pub type CUfunction = *mut c_void;
 pub type CUgraph = *mut c_void;
 pub type CUgraphExec = *mut c_void;
+pub type CUgraphNode = *mut c_void;
 pub type CUmemoryPool = *mut c_void;
 
 /// Result codes that get an answer of their own.
@@ -114,6 +115,19 @@ pub struct LaunchConfigRaw {
     pub num_attributes: c_uint,
 }
 
+/// A `CUDA_KERNEL_NODE_PARAMS` of version 2.
+#[repr(C)]
+pub struct KernelNode {
+    pub function: CUfunction,
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub params: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+    pub kernel: *mut c_void,
+    pub context: CUcontext,
+}
+
 /// A `CUmemPoolProps`.
 #[repr(C)]
 pub struct MemPoolProps {
@@ -158,7 +172,7 @@ impl MemAccessDesc {
 
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<MemPoolProps>() == 88);
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<LaunchConfigRaw>() == 56);
+const _: () = assert!(size_of::<LaunchConfigRaw>() == 56 && size_of::<KernelNode>() == 72);
 
 macro_rules! table {
     ($(#[$meta:meta])* $name:ident { $($field:ident = $symbol:literal ($($arg:ty),*) -> $ret:ty;)* }) => {
@@ -234,6 +248,10 @@ table! {
         cuEventSynchronize = "cuEventSynchronize" (CUevent) -> CUresult;
         cuEventQuery = "cuEventQuery" (CUevent) -> CUresult;
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent) -> CUresult;
+        cuGraphCreate = "cuGraphCreate" (*mut CUgraph, c_uint) -> CUresult;
+        cuGraphAddKernelNode = "cuGraphAddKernelNode_v2" (*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const KernelNode) -> CUresult;
+        cuGraphKernelNodeSetAttribute = "cuGraphKernelNodeSetAttribute" (CUgraphNode, c_uint, *const u32) -> CUresult;
+        cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams_v2" (CUgraphExec, CUgraphNode, *const KernelNode) -> CUresult;
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, u64) -> CUresult;
         cuGraphGetNodes = "cuGraphGetNodes" (CUgraph, *mut *mut c_void, *mut usize) -> CUresult;
         cuGraphDestroy = "cuGraphDestroy" (CUgraph) -> CUresult;

@@ -18,6 +18,7 @@ from ._synapses import Synapses
 _FLOAT = torch.float32
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.float16, torch.bfloat16)
+_AVAILABLE = _plan.AVAILABLE
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 # Whether autocast is on for any kind of device.
@@ -38,14 +39,18 @@ def native(x: Tensor) -> bool:
 def plain(x: Any, weight: Any, stored: Any = ()) -> bool:
     """Whether a call is what most are, a float32 tensor (or one of the types ``stored``) in eager mode: with as few questions
     as tell."""
+    return not is_compiling() and plain_tensors(x, weight, stored)
+
+
+def plain_tensors(x: Any, weight: Any, stored: Any = ()) -> bool:
+    """The same where nothing is compiled."""
     return (
-        not is_compiling()
-        and type(x) is Tensor
+        type(x) is Tensor
         and type(weight) in _PLAIN
         and (x.dtype is _FLOAT or x.dtype in stored)
         and weight.dtype is _FLOAT
         and x.dim() == 3
-        and (x.is_cpu or (x.is_cuda and not _unavailable(x.get_device())))
+        and (x.is_cpu or (x.is_cuda and (x.get_device() in _AVAILABLE or not _unavailable(x.get_device()))))
         and not (_transforms() or _modes())
     )
 

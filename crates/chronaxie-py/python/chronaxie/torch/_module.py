@@ -76,9 +76,9 @@ class MaskedModule(nn.Module):
         # The lists follow from the masks.
         return {**self.__dict__, "_seen": (), "_layer": None}
 
-    def _sources(self) -> Sequence[Tensor]:
+    def _sources(self, compiling: bool = False) -> Sequence[Tensor]:
         """The parameters in the order of the signature."""
-        if not is_compiling():
+        if not compiling:
             try:
                 return self._pick(self._parameters)
             except KeyError:
@@ -90,11 +90,12 @@ class MaskedModule(nn.Module):
         return _eager.ltc(tensors, self._masks(), self._options)
 
     def _call(self, x: Tensor, h0: Tensor | None, elapsed: Tensor | None, eager: bool = False) -> tuple[Tensor, Tensor]:
-        if not is_compiling():
+        compiling = is_compiling()
+        if not compiling:
             self._refresh()
-        tensors = (x, h0, None, elapsed, *self._sources())
+        tensors = (x, h0, None, elapsed, *self._sources(compiling))
         lists = self._buffers["_synapse_lists"]
-        if not eager and _functional.plain(x, tensors[LEAD]) and not _functional.autocasts():
+        if not (compiling or eager or _functional.autocasts()) and _functional.plain_tensors(x, tensors[LEAD]):
             return _op.call(self._layer, lists, tensors)  # type: ignore[arg-type, return-value]
         return _functional.dispatch(  # type: ignore[return-value]
             "ltc", self._options.text, 2, self._layer, tensors, lists, self._key, self._eagerly, eager
@@ -105,10 +106,11 @@ class MaskedModule(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same with the three parameters of an LSTM cell, which updates (h, c) ahead of each step."""
         text, layer = f"{self._options.text},mixed=true", None
-        if not is_compiling():
+        compiling = is_compiling()
+        if not compiling:
             self._refresh()
             layer = None if self._synapses is None else self._synapses.layer(text)
-        tensors = (x, h0, c0, elapsed, *self._sources(), *lstm)
+        tensors = (x, h0, c0, elapsed, *self._sources(compiling), *lstm)
         lists = self._buffers["_synapse_lists"]
         return _functional.dispatch(  # type: ignore[return-value]
             "ltc", text, 3, layer, tensors, lists, self._key, self._eagerly

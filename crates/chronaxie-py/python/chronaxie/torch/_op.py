@@ -152,10 +152,12 @@ _define(CFC)
 
 
 class Recurrence(torch.autograd.Function):
-    """One call in eager mode. Its tensors are x, h0, c0, elapsed and the parameters."""
+    """One call in eager mode, of ``(layer, lists)``. Its tensors are x, h0, c0, elapsed and the parameters; the lists need no
+    gradient, and in a tuple PyTorch does not look at them."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, lists: Tensor | None, *tensors: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, what: tuple[Layer, Tensor | None], *tensors: Any) -> Any:  # type: ignore[override]
+        layer, lists = what
         x, h0, c0, elapsed = tensors[:LEAD]
         batch, steps, _ = x.shape
         key = batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, x.dtype, ctx.needs_input_grad
@@ -195,7 +197,7 @@ _APPLY = {family.entry: _applying(family.entry) for family in (LTC, CFC)}
 def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The native call in eager mode: outputs and final states."""
     if torch.is_grad_enabled():
-        return _APPLY[layer.entry](layer, lists, *tensors)  # type: ignore[no-any-return]
+        return _APPLY[layer.entry]((layer, lists), *tensors)  # type: ignore[no-any-return]
     x, h0, c0, elapsed = tensors[:LEAD]
     batch, steps, _ = x.shape
     p = layer.plan((batch, steps, x.get_device(), h0 is None, c0 is None, elapsed is None, x.dtype, None))

@@ -51,7 +51,7 @@ class Plan:
 
 
 # Arguments of the autograd.Function before its tensors.
-NOT_TENSORS = 2
+NOT_TENSORS = 1
 
 
 class Layer:
@@ -93,6 +93,8 @@ class Layer:
 
 
 _UNAVAILABLE: dict[int, str | None] = {}
+# CUDA devices on which native work runs, as far as it was asked: one look, for every call.
+AVAILABLE: set[int] = set()
 
 
 def unavailable(index: int) -> str | None:
@@ -101,6 +103,7 @@ def unavailable(index: int) -> str | None:
         try:
             _native.require_device(f"cuda:{index}")
             _UNAVAILABLE[index] = None
+            AVAILABLE.add(index)
         except BackendUnavailableError as error:
             _UNAVAILABLE[index] = str(error)
             warnings.warn(

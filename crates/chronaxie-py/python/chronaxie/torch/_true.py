@@ -7,7 +7,6 @@ from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from .._errors import ConfigError
 from . import _options, wirings
@@ -91,8 +90,8 @@ class TrueLiquidTimeConstant(MaskedModule):
         """The recurrent weights, before softplus and mask."""
         return self.w
 
-    def _sources(self) -> Sequence[Tensor]:
-        if not is_compiling():
+    def _sources(self, compiling: bool = False) -> Sequence[Tensor]:
+        if not compiling:
             try:
                 norm = self._modules["input_norm"]._parameters  # type: ignore[union-attr]
                 fixed = [self._buffers[n] for n in self._fixed] if self._fixed else ()
