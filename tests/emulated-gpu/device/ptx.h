@@ -452,6 +452,15 @@ inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_L2_ca
 inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
   bulk(to, from, bytes, barrier);
 }
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(u32 to, u64 from, u32 bytes,
+                                                                                            u32 barrier, u16 blocks) {
+  for (u32 rank = 0; rank < 16; rank++) {
+    if (!(blocks >> rank & 1)) continue;
+    u32 there;
+    mapa_shared_cluster_u32(there, to, rank);
+    bulk(there, from, bytes, barrier);
+  }
+}
 inline void cp_async_bulk_global_shared_cta_bulk_group(u64 to, u32 from, u32 bytes) {
   machine->copy_to_global((void*)to, from, bytes);
 }
