@@ -28,22 +28,10 @@ __device__ __forceinline__ unsigned in_block(unsigned address, unsigned rank) {
 __device__ __forceinline__ void cluster_leave() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// Arrives at a barrier of any block, by its address in the cluster's window.
+// Arrives at a barrier of any block, by its address in the cluster's window. What this thread wrote to memory need not be seen there:
+// a release to the cluster waits for all that is under way, loads too.
 __device__ __forceinline__ void arrive_in_cluster(unsigned barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Waits until the phase of this parity is complete, at which other blocks arrive.
-__device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsigned parity) {
-  unsigned done;
-  do {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Copies `bytes` (a multiple of 16) from global memory to the same place in each block of `blocks`, a bit each; the barrier at
 // the same place there counts them.

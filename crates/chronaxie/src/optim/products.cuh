@@ -8,11 +8,16 @@
 // A block of 384 threads a multiprocessor strides over the tiles of all plates, so that those at work have few plates in L2: two
 // warpgroups of 64 rows multiply, and of the third a warp copies ahead into a ring (cp.async.bulk), says which plate a tile is of
 // and, in a Gram matrix, asks L2 for the factor's rows. Both operands of a Gram matrix come packed, on its diagonal they are
-// one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns.
+// one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns; of
+// 16 terms a thread has four neighbours, a load of 16 bytes, so the rows of plates' blocks are `shuffled`.
+//
+// Two blocks of threads are a cluster where tiles come in twos: their tiles lie below each other, and each copies half of the operand
+// that they share to both (cp.async.bulk.multicast). A place of the ring is free where the warps of both have read it.
 //
 // Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
-// From L2 64 KB for 128 x 128 x 64 x 3 multiply-adds: 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
-// on the diagonal), so that L2 and not they may bind, at two thirds of it.
+// From L2 come 64 KB for 128 x 128 x 64 x 3 multiply-adds, 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
+// on the diagonal), and an H200's L2 gives about 25: alone a block keeps them busy for 57 % of the time. Two that share take 48
+// KB each.
 #pragma once
 #include "cluster.cuh"
 #include "plates.cuh"
@@ -185,7 +190,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
       for (int k = 0; k < now.chunks; ++k) {
         if (lane == 0) {
           const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
-          barrier_wait_for_cluster(empty + 8 * turn.place, ~turn.round & 1);
+          barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
           if (k == 0) plate_at[turn.place] = m;
           barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
           across.copy(at, barrier, now.shares, cluster);
@@ -365,7 +370,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         const unsigned at = begin + turn.place * kPair, barrier = full + 8 * turn.place;
-        barrier_wait_for_cluster(empty + 8 * turn.place, ~turn.round & 1);
+        barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
         if (k == 0) plate_at[turn.place] = make_int2(m, tile - (int)__ldg(first + m));
         barrier_expect_at(barrier, kPair);
         feed.copy(at, barrier, cluster.blocks() > 1, cluster);
@@ -391,7 +396,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   keep();
   // Blocks of terms of the tile that is being made; the next one's when it is done.
   int left = now.chunks, k = 0;
-  float x[4][2][2][2], scale[2];
+  float x[4][2][2][2], scale;
   // The rows of the next terms.
   auto load = [&] {
     if (k == now.chunks) {
@@ -431,8 +436,8 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
             term + four < rest && row + next < now.n ? __ldg(at + next * of_row + term * of_term) : 0.f;
       }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) scale[i] = __ldg(now.b.scale + now.block(2 * now.place.column + i, k));
+    // A lane's one of two: what is the same in all of a warp is waited for at once.
+    scale = __ldg(now.b.scale + now.block(2 * now.place.column + lane % 2, k));
     ++k;
   };
   auto more = [&] { return k < now.chunks || tiles_left > 0; };
@@ -452,7 +457,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
       most = max(most, __shfl_xor_sync(~0u, most, 1));
       most = max(most, __shfl_xor_sync(~0u, most, 2));
       up[row] = scale_up(most);
-      by[row][0] = scale_down(most) * scale[0], by[row][1] = scale_down(most) * scale[1];
+      by[row][0] = scale_down(most) * __shfl_sync(~0u, scale, 0), by[row][1] = scale_down(most) * __shfl_sync(~0u, scale, 1);
     }
     unsigned high[4][4], low[4][4];
     split_rows(high, low, x, up);
