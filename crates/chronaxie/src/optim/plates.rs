@@ -4,7 +4,7 @@ use super::blocks::{Block, Grid};
 use super::ongpu::{Jobs, THREADS as STRIDERS, Tables, Words};
 use super::stepper::Common;
 use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
-use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
+use crate::kernels::{BARRIERS, CLUSTER, F16X3, Header, MMA, WGMMA};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ pub(super) const HEADERS: &[Header] = &[
     ("products.cuh", include_str!("products.cuh")),
     F16X3,
     BARRIERS,
+    CLUSTER,
     MMA,
     WGMMA,
 ];
@@ -40,7 +41,11 @@ pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
     spec
 }
 
-/// Which blocks are plates: the least side. None, unless asked for by name: these kernels have not run on a card yet.
+/// Without a name plates are blocks from two tiles on along both axes: smaller ones leave much of a tile empty, and f32 units have more
+/// tiles of them to spread over the device.
+const LEAST: usize = 2 * EDGE;
+
+/// Which blocks are plates: the least side.
 ///
 /// # Errors
 /// A variant by a name that there is not, or that the device or the problem has nothing for.
@@ -53,7 +58,8 @@ pub(super) fn least(
     let has = |least: usize| grid.blocks.iter().any(|b| is_plate(b, least));
     let on = compute_capability == (9, 0);
     match variant {
-        None | Some("simt") => Ok(None),
+        None => Ok((on && has(LEAST)).then_some(LEAST)),
+        Some("simt") => Ok(None),
         Some("wgmma") if !on => Err(Error::config(format!(
             "{entry}: variant `wgmma` wants compute capability 9.0, not {}.{}",
             compute_capability.0, compute_capability.1
@@ -81,9 +87,46 @@ pub(super) struct Plates {
     /// Blocks of 64 x 64 numbers of all of them: jobs of those.
     pub tiles: Jobs,
     /// Tiles of the triangles of rows, and of columns.
-    pub gram: [Jobs; 2],
+    pub gram: [Tiles; 2],
     /// Tiles of a product along either axis.
-    pub products: Jobs,
+    pub products: [Tiles; 2],
+}
+
+/// Tiles of 128 x 128, each by a block of threads.
+pub(super) struct Tiles {
+    /// Of so many tiles a job.
+    pub jobs: Jobs,
+    /// Tiles of a job, whose blocks of threads are a cluster.
+    pub cluster: usize,
+    /// Clusters that the device holds at once.
+    at_once: usize,
+}
+
+impl Tiles {
+    /// Tiles, of which some may lie behind an end.
+    pub(super) fn tiles(&self) -> usize {
+        self.jobs.jobs * self.cluster
+    }
+    /// A launch: clusters stride over the jobs.
+    pub(super) fn config(&self) -> LaunchConfig {
+        let blocks = self.jobs.jobs.min(self.at_once) * self.cluster;
+        let config = LaunchConfig::new((blocks as u32, 1, 1), (THREADS, 1, 1)).shared(shared());
+        LaunchConfig { cluster: (self.cluster > 1).then_some((self.cluster as u32, 1, 1)), ..config }
+    }
+}
+
+/// Tiles of a triangle of a side of n, each a job.
+fn triangle(n: usize) -> usize {
+    n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2
+}
+/// The same in pairs: of two rows of tiles what lies below each other, but for the last of the diagonal, and those in pairs.
+fn pairs_of_triangle(n: usize) -> usize {
+    let edges = n.div_ceil(EDGE);
+    edges.div_ceil(2).pow(2) + (edges / 2).div_ceil(2)
+}
+/// Tiles below each other of a product with a root of so many rows, in groups of `cluster`.
+fn groups(rows: usize, columns: usize, cluster: usize) -> usize {
+    rows.div_ceil(EDGE).div_ceil(cluster) * columns.div_ceil(EDGE)
 }
 
 fn words(b: &Block, nth: usize, first_tile: usize) -> [usize; 10] {
@@ -95,8 +138,8 @@ fn tiles(b: &Block, side: usize) -> usize {
 }
 
 impl Plates {
-    /// The tables of the blocks of `grid` with sides of at least `least`.
-    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, least: usize) -> Result<Self> {
+    /// The tables of the blocks of `grid` with sides of at least `least`, for kernels like `kernel`.
+    pub(super) fn new(device: &Arc<CudaDevice>, kernel: &Kernel, grid: &Grid, least: usize) -> Result<Self> {
         let mut w = Words::default();
         let list = || grid.blocks.iter().enumerate().filter(|(_, b)| is_plate(b, least));
         let count = list().count();
@@ -107,21 +150,35 @@ impl Plates {
             words(b, i, at)
         }));
         let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
-        let triangle = |n: usize| n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2;
-        let mut all = [
-            of(&|b| tiles(b, SIDE))?,
-            of(&|b| triangle(b.sizes[0]))?,
-            of(&|b| triangle(b.sizes[1]))?,
-            of(&|b| tiles(b, EDGE))?,
+        let mut tiles = of(&|b| tiles(b, SIDE))?;
+        let sms = device.props().sm_count as usize;
+        // Two blocks of threads that share an operand read less from L2; tiles that do not come in twos are work for nothing.
+        let pair = LaunchConfig::new((2, 1, 1), (THREADS, 1, 1)).shared(shared());
+        let pair = LaunchConfig { cluster: Some((2, 1, 1)), ..pair };
+        let at_once = kernel.max_active_clusters(&pair)? as usize;
+        let mut make = |single: &dyn Fn(&Block) -> usize, double: &dyn Fn(&Block) -> usize| {
+            let all = |of: &dyn Fn(&Block) -> usize| list().map(|(_, b)| of(b)).sum::<usize>();
+            if at_once > 0 && 16 * all(double) <= 9 * all(single) {
+                Ok::<_, Error>(Tiles { jobs: of(double)?, cluster: 2, at_once })
+            } else {
+                Ok(Tiles { jobs: of(single)?, cluster: 1, at_once: sms })
+            }
+        };
+        let mut gram = [
+            make(&|b| triangle(b.sizes[0]), &|b| pairs_of_triangle(b.sizes[0]))?,
+            make(&|b| triangle(b.sizes[1]), &|b| pairs_of_triangle(b.sizes[1]))?,
+        ];
+        let mut products = [
+            make(&|b| groups(b.sizes[0], b.sizes[1], 1), &|b| groups(b.sizes[0], b.sizes[1], 2))?,
+            make(&|b| groups(b.sizes[1], b.sizes[0], 1), &|b| groups(b.sizes[1], b.sizes[0], 2))?,
         ];
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
-        for jobs in &mut all {
+        let of_tiles = gram.iter_mut().chain(&mut products).map(|t| &mut t.jobs);
+        for jobs in of_tiles.chain([&mut tiles]) {
             (jobs.of, jobs.first) = (address(jobs.of), address(jobs.first));
         }
-        let plates = address(plates as u64);
-        let [tiles, rows, columns, products] = all;
-        Ok(Self { _buffer: buffer, plates, count, tiles, gram: [rows, columns], products })
+        Ok(Self { plates: address(plates as u64), _buffer: buffer, count, tiles, gram, products })
     }
 }
 
@@ -205,10 +262,6 @@ const fn shared() -> u32 {
 pub(super) fn prepare(kernel: &Kernel) -> Result<()> {
     kernel.set_max_dynamic_shared(shared())
 }
-/// A launch of products over so many tiles.
-pub(super) fn config(multiprocessors: usize, tiles: usize) -> LaunchConfig {
-    LaunchConfig::new((tiles.min(multiprocessors) as u32, 1, 1), (THREADS, 1, 1)).shared(shared())
-}
 
 #[cfg(test)]
 mod tests {
@@ -217,14 +270,16 @@ mod tests {
     use crate::optim::blocks::{Cut, Parameter};
 
     #[test]
-    fn plates_are_matrices_where_asked_for() {
+    fn plates_are_large_matrices_or_what_is_asked_for() {
         let of = |shape: &[usize], most| {
             let cut = Cut { most, merge: false, vectors: true };
             Grid::new(&[Parameter::new(0, shape)], cut).unwrap()
         };
         let (large, small, line) = (of(&[1000, 300], 512), of(&[90, 300], 512), of(&[300], 512));
         let least = |grid: &Grid, arch, v| least("shampoo", grid, arch, v);
-        assert_eq!(least(&large, (9, 0), None).unwrap(), None);
+        assert_eq!(least(&large, (9, 0), None).unwrap(), Some(256));
+        assert_eq!(least(&large, (10, 0), None).unwrap(), None);
+        assert_eq!(least(&small, (9, 0), None).unwrap(), None);
         assert_eq!(least(&large, (9, 0), Some("simt")).unwrap(), None);
         assert_eq!(least(&large, (9, 0), Some("wgmma")).unwrap(), Some(1));
         assert_eq!(least(&small, (9, 0), Some("wgmma")).unwrap(), Some(1));

@@ -28,11 +28,19 @@
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
 #include "mma.cuh"
+#if __CUDA_ARCH__ == 900
+#include "wgmma.cuh"
+#endif
 
 typedef long long i64;
 typedef unsigned short u16;
 
 constexpr int kThreads = 256, kTile = 128, kTerms = 32;
+#if __CUDA_ARCH__ == 900
+constexpr int kWhole = 64;  // rows of buffers are whole groups of so many terms
+#else
+constexpr int kWhole = kTerms;
+#endif
 constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
 constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
 constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
@@ -126,6 +134,78 @@ __device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16
   }
 }
 
+#if __CUDA_ARCH__ == 900
+// A block's rows are 64 bytes, exchanged as wgmma's swizzle of 64 bytes has them; eight of them are 512.
+__device__ __forceinline__ u64 rows_of_64_bytes(unsigned at) {
+  return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(512 >> 4) << 32 | (u64)2 << 62;
+}
+
+// sum = 64 rows of a tile, by each of two warpgroups; sums of 64 terms on tensor cores. Two stages are a place of a ring of three:
+// two come while one is multiplied.
+__device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, float (&sum)[16][4]) {
+  const int places = s.chunks / 2, group = (int)threadIdx.x / 128;
+  const u16* a = task.a + (i64)tile.x * s.chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const u16* b = task.b + (i64)tile.y * s.chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const unsigned to = shared + 16 * threadIdx.x, end = 6 * kStage;
+  unsigned next = 0, now = 0;
+  int ahead = 0;
+  auto copy = [&] {
+    if (ahead < places) {
+#pragma unroll
+      for (int u = 0; u < 2; ++u)
+        copy_blocks(to + next + u * kStage, a + (i64)(2 * ahead + u) * (2 * kPlane), b + (i64)(2 * ahead + u) * (2 * kPlane));
+      next = next + 2 * kStage == end ? 0 : next + 2 * kStage;
+      ++ahead;
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int e = 0; e < 64; ++e) sum[e / 4][e % 4] = 0.f;
+  copy();
+  copy();
+#pragma unroll 1
+  for (int left = places; left > 0; --left) {
+    float part[16][4];
+    copy_wait(1);
+    products_see();
+    // All have waited for the products of the place before, too.
+    __syncthreads();
+    copy();
+    const unsigned rows = shared + now + group * (64 * 64), columns = shared + now + 4 * kPlane;
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < 12; ++i) {
+      // lo hi, hi lo, hi hi: the large one last.
+      const unsigned term = i / 2 % 2 * kStage + i % 2 * 32;
+      const u64 x = rows_of_64_bytes(rows + term + (i < 4 ? 2 * kPlane : 0));
+      const u64 y = rows_of_64_bytes(columns + term + (i / 4 == 1 ? 2 * kPlane : 0));
+      if (i == 0) wgmma_first<false, false, false>(part, x, y);
+      else wgmma<false, false, false>(part, x, y);
+    }
+    products_end();
+    now = now + 2 * kStage == end ? 0 : now + 2 * kStage;
+    products_wait(part);
+#pragma unroll
+    for (int e = 0; e < 64; ++e) sum[e / 4][e % 4] += part[e / 4][e % 4];
+  }
+  __syncthreads();
+}
+
+// A product's tile, to shared memory.
+__device__ __forceinline__ void make_tile(const Shape& s, const Task& t, int2 tile, float* tile_f32) {
+  float sum[16][4];
+  multiply_tile(s, t, tile, shared_at(tile_f32), sum);
+  // Odd rows have the two of a pair the other way round.
+  const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < 32; ++e) {
+    const int n = e / 2, low = e % 2, row = (int)threadIdx.x / 32 * 16 + 8 * low + g;
+    const float x = sum[n][2 * low], y = sum[n][2 * low + 1];
+    *(float2*)&tile_f32[at(row, 8 * n + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
+  }
+  __syncthreads();
+}
+#else
 // sum[i][j] of this warp's elements of a tile.
 __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
                                               float (&sum)[kRows / 16][4][4]) {
@@ -194,6 +274,26 @@ __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, 
   }
   __syncthreads();
 }
+
+// A product's tile, to shared memory.
+__device__ __forceinline__ void make_tile(const Shape& s, const Task& t, int2 tile, float* tile_f32) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
+  const bool diagonal = tile.x == tile.y;
+  const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
+  float sum[kRows / 16][4][4];
+  multiply_tile(s, t, tile, shared_at(tile_f32), works, sum);
+  // Odd rows have the two of a pair the other way round.
+  const int g = lane / 4, c = lane % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < kRows / 2; ++e) {
+    const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
+    const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
+    *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
+  }
+  __syncthreads();
+}
+#endif
 
 // Four elements of a buffer.
 struct Four {
@@ -271,27 +371,11 @@ __device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 ti
 
 // The tiles of `count` products that belong to this block.
 __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots) {
-  const unsigned shared = shared_at(tile_f32);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
     const Task& t = tasks[nth / s.tiles];
     const int2 tile = tile_of(nth % s.tiles);
-    const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
     const bool diagonal = tile.x == tile.y;
-    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
-    {
-      float sum[kRows / 16][4][4];
-      multiply_tile(s, t, tile, shared, works, sum);
-      // Odd rows have the two of a pair the other way round.
-      const int g = lane / 4, c = lane % 4 * 2;
-#pragma unroll
-      for (int e = 0; e < kRows / 2; ++e) {
-        const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
-        const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
-        *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
-      }
-    }
-    __syncthreads();
+    make_tile(s, t, tile, tile_f32);
     float squares = emit<false>(s, t, tile, tile_f32);
     if (!diagonal) emit<true>(s, t, tile, tile_f32);
     if (t.sums) {
@@ -514,7 +598,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                  double* sums,                 // [groups, 2, tiles]
                  unsigned* counters,           // [groups, 16]
                  i64 count, int n, int p, int blocks, int stages, double absolute, double relative) {
-  extern __shared__ __align__(128) float tile_f32[];
+  extern __shared__ __align__(128) char dynamic[];
+  float* tile_f32 = (float*)(dynamic + (1024 - shared_at(dynamic) % 1024) % 1024);
   __shared__ double slots[kThreads / 32];
   __shared__ Task tasks[kMostPhases][2];
   __shared__ Control k;
@@ -525,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const bool first = threadIdx.x == 0, deep = n > kDeep;
   if (first) {
     const int side = (n + kTile - 1) / kTile;
-    s.n = n, s.chunks = (n + kTerms - 1) / kTerms, s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
+    s.n = n, s.chunks = (n + kWhole - 1) / kWhole * (kWhole / kTerms), s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
     s.tiles = side * (side + 1) / 2, s.rank = blockIdx.x % blocks, s.buffer = (i64)side * s.chunks * (2 * kPlane);
     begin(k, p);
     k.n = n, k.buffers = work + group * kBuffers * s.buffer;
