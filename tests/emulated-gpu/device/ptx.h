@@ -483,15 +483,6 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete
       bulk(to + (u32)r * 128 + (u32)((p ^ r % 8) * 16), inside ? (u64)from : (u64)zeros, 16, barrier);
     }
 }
-inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes_multicast_cluster(
-    u32 to, u64 map, int x, int y, int z, int w, u32 barrier, u16 blocks) {
-  for (u32 rank = 0; rank < 16; rank++) {
-    if (!(blocks >> rank & 1)) continue;
-    u32 there;
-    mapa_shared_cluster_u32(there, to, rank);
-    cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(there, map, x, y, z, w, barrier);
-  }
-}
 inline void cp_async_bulk_global_shared_cta_bulk_group(u64 to, u32 from, u32 bytes) {
   machine->copy_to_global((void*)to, from, bytes);
 }

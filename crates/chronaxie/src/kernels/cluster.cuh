@@ -43,16 +43,6 @@ __device__ __forceinline__ void bulk_copy_to_blocks(unsigned to, const char* fro
       : "memory");
 }
 
-// The same of a box of a tensor, as box_copy brings one.
-__device__ __forceinline__ void box_copy_to_blocks(unsigned to, const void* map, int column, int row, int z, int w, unsigned barrier,
-                                                   unsigned blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(z), "r"(w), "r"(barrier), "h"(static_cast<unsigned short>(blocks))
-      : "memory");
-}
-
 // Stores that the barrier's phase waits for, by their bytes. Both addresses are of the same block of the cluster.
 __device__ __forceinline__ void store_async(unsigned to, const float (&x)[1], unsigned barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x[0]),

@@ -19,7 +19,6 @@
 // memory, 0.54 of L2, 0.39 of tensor cores. Measured (2026-11-23, the exponential gate): together 2.9 ms, 3.4 with copies by cp.async.
 // Every thread arrives where a place is free again: one of each warp would do, but racecheck does not know what __syncwarp orders.
 #include "hopper_walks.cuh"
-#include "cluster.cuh"
 
 constexpr bool kBack = kRole > 0, kRated = kRole < 2;
 constexpr bool kHalved = kColumns == 512;
@@ -36,36 +35,24 @@ __device__ __forceinline__ void groups_meet() { asm volatile("bar.sync 1, 256;" 
 
 extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(16) char dynamic[];
-  // Made by each warpgroup anew, so that it stays in no register here.
-  auto own_chain = [&] {
-    unsigned nth = blockIdx.y;
-    asm volatile("" : "+r"(nth));
-    return chain_of(x, nth);
-  };
-  const int thread = threadIdx.x, group = __shfl_sync(~0u, thread / 128, 0);
+  const Chain chain = chain_of(x, blockIdx.y);
+  const int thread = threadIdx.x, group = __shfl_sync(~0u, thread / 128, 0), chunks = (int)chain.chunks;
   const i64 rows_all = kRated ? x.dk : x.dv, columns_all = kRated ? x.dv : x.dk;
   const int r0 = blockIdx.x * (64 * kOwn);
   char* begin = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024;
   u64 *full = reinterpret_cast<u64*>(begin + kBarriersAt), *empty = full + kRing;
-  // Two blocks of a chain, a cluster where they are even, each bring half of what both read.
-  const unsigned peers = cluster_blocks(), rank = cluster_rank();
   if (thread == 0) {
     for (int i = 0; i < kRing; ++i) {
       barrier_init(&full[i], 128);
-      barrier_init(&empty[i], 256 + 8 * (peers - 1));
+      barrier_init(&empty[i], 256);
     }
     barrier_init_fence();
   }
-  if (peers > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
 
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    const Chain chain = own_chain();
     const unsigned h = threadIdx.x % 128u;
-    const int chunks = (int)chain.chunks;
     const Tokens &reads = kRole == 0 ? x.grad_h : kRole == 1 ? x.v : x.k, &into = kRole == 0 ? x.v : kRole == 1 ? x.grad_h : x.q;
     const Tokens &rows = kRole == 0 ? x.k : kRole == 1 ? x.q : x.grad_h, &own = kRole == 0 ? x.q : x.k;
     constexpr int kReads = kRole == 0 ? kGradH : kRole == 1 ? kV : kK, kIntoBit = kRole == 0 ? kV : kRole == 1 ? kGradH : kQ;
@@ -125,40 +112,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
           for (int s = 0; s < slices; ++s, d += 64, to += kSlice)
             box_copy(to, maps.of[map], d, first, (int)chain.head, (int)chain.batch, at);
         };
-        auto ask_for_all = [&](int map) {
-          if (peers == 1) return ask(to, kSlices, map, 0);
-#pragma unroll 1
-          for (int s = rank; s < kSlices; s += 2)
-            box_copy_to_blocks(to + s * kSlice, maps.of[map], 64 * s, first, (int)chain.head, (int)chain.batch, at, 3);
-        };
         if (p % 2) {
           barrier_expect_at(at, (kSlices + kOwn + (kRated ? kOwn : 0)) * kSlice);
-          ask_for_all(kMapInto);
+          ask(to, kSlices, kMapInto, 0);
           ask(to + kSlices * kSlice, kOwn, kMapOfRows, r0);
           if (kRated) ask(shared_at(begin) + kOwnAt, kOwn, kMapOfOwn, r0);
         } else {
           const char* record = record_of(x, chain.nth, c);
           barrier_expect_at(at, (kSlices + 1) * kSlice + kVectors);
-          ask_for_all(kMapOfReads);
-          const unsigned vectors = shared_at(begin) + kVectorsIn + i % 2 * kVectors;
-          if (peers == 1) {
-            bulk_copy_at(to + kSlices * kSlice, record + (kRole == 2 ? kPairsAt : kSlopesAt), kSlice, at);
-            bulk_copy_at(vectors, record + kVectorsAt, kVectors, at);
-          } else if (rank == 0) {
-            bulk_copy_to_blocks(to + kSlices * kSlice, record + (kRole == 2 ? kPairsAt : kSlopesAt), kSlice, at, 3);
-          } else {
-            bulk_copy_to_blocks(vectors, record + kVectorsAt, kVectors, at, 3);
-          }
+          ask(to, kSlices, kMapOfReads, 0);
+          bulk_copy_at(to + kSlices * kSlice, record + (kRole == 2 ? kPairsAt : kSlopesAt), kSlice, at);
+          bulk_copy_at(shared_at(begin) + kVectorsIn + i % 2 * kVectors, record + kVectorsAt, kVectors, at);
         }
       }
     }
-    if (peers > 1) cluster_leave();
     return;
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-  const Chain chain = own_chain();
-  const int chunks = (int)chain.chunks;
   int lane = thread % 32, warp = thread / 32 % 4;
   // This thread's rows of the state are `row` and 8 further.
   const int row = r0 + (kHalved ? 0 : 64 * group) + 16 * warp + lane / 4, c0 = kHalved ? kWide * group : 0;
@@ -204,14 +175,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
   const int part = blockIdx.x * 8 + thread / 32, parts = gridDim.x * 8;
   float* rates = kRole == 0 ? x.rate_q : x.rate_i;
   rates += ((blockIdx.y * x.chunks + (kBack ? max(chunks - 1, 0) : 0)) * parts + part) * kRows + 2 * lane;
-  // A place is free where the other block's eight warps have read it too.
-  auto release = [&](int place) {
-    barrier_arrive(&empty[place]);
-    // Asked anew: registers are few.
-    if (cluster_blocks() == 1) return;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive_in_cluster(in_block(shared_at(&empty[place]), 1 - cluster_rank()));
-  };
   auto rounded = [](float2 w) { return kBf16 ? pack<kBf16>(w.x, w.y) : pack<kBf16>(min(w.x, 65504.f), min(w.y, 65504.f)); };
 
 #pragma unroll 1
@@ -384,14 +347,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
       }
       // What comes here next is written by the copy engine.
       products_see();
-      release(place_r);
+      barrier_arrive(&empty[place_r]);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) ready[0][e][j] = turned(pack<kBf16>(half[j][2 * e], half[j][2 * e + 1]));
       store(ready[0], group);
     } else {
-      release(place_r);
+      barrier_arrive(&empty[place_r]);
 #pragma unroll
       for (int b = 0; b < 2; ++b) store(ready[b], b);
     }
@@ -416,9 +379,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
     }
     products_wait(state);
     keep(of_rows);
-    release(place_w);
+    barrier_arrive(&empty[place_w]);
   }
-  if (cluster_blocks() > 1) cluster_leave();
 
   if (kRole == 0) {
     if (!x.grad_c_last) return;

@@ -303,7 +303,7 @@ impl PassPlan {
         let flat = |n: usize| (n.div_ceil(THREADS as usize) as u32, 1);
         let mut go = |kernel, grid, window: Option<usize>, numbers: &'static [i32]| {
             let numbers = Numbers::new(numbers);
-            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, mapped: false, paired: false, numbers })
+            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, mapped: false, numbers })
         };
         let (all, by_chain) = (chains as usize * chunks, (self.config.state_tiles(p) as u32, chains));
         let many = |window: usize| (kept.min(chunks - window * kept) as u32, chains);
@@ -340,7 +340,7 @@ impl PassPlan {
         let mut go = |kernel, grid, threads, squares, base| {
             let (shared, mut numbers) = (squares * SQUARE, Numbers::new(&[]));
             Option::into_iter(base).for_each(|base: usize| numbers.push(base as i32));
-            launch(Launch { kernel, grid, threads, shared, window: None, mapped: false, paired: false, numbers })
+            launch(Launch { kernel, grid, threads, shared, window: None, mapped: false, numbers })
         };
         let [(sums, at_sums), (outputs, at_outputs)] = if backward { SMALL_BACK_SQUARES } else { [(0, 0), (2, 0)] };
         // Four elements a thread, of C and n.
@@ -376,7 +376,6 @@ impl PassPlan {
             shared: 0,
             window: None,
             mapped: false,
-            paired: false,
             numbers: Numbers::new(&[]),
         };
         let by_state = |kernel, window: usize, mode: Option<i32>| {
@@ -384,14 +383,14 @@ impl PassPlan {
             mode.into_iter().chain([t.state_stages as i32]).for_each(|n| numbers.push(n));
             let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), t.state_threads());
             let shared = t.state_shared().0 as u32;
-            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, paired: false, numbers }
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
         };
         let by_chunk = |kernel, window: usize| {
             let grid = (kept.min(chunks - window * kept) as u32, chains as u32);
             let mut numbers = Numbers::new(&[]);
             numbers.push(t.stages as i32);
             let (threads, shared) = (2 * t.edge as u32, t.shared(backward).0 as u32);
-            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, paired: false, numbers }
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
         };
         launch(gates(0, warps(chains * chunks)))?;
         if p.has_gauge() {
@@ -404,8 +403,7 @@ impl PassPlan {
             for role in (0..3).filter(|role| *role < 2 || p.wants.inputs) {
                 let (blocks, shared) = Config::walk_shape(p, role);
                 let (grid, shared) = ((blocks as u32, chains as u32), shared as u32);
-                let paired = blocks % 2 == 0;
-                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, paired, ..gates(3 + role, grid) })?;
+                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, ..gates(3 + role, grid) })?;
             }
             if p.wants.gates || p.has_gauge() {
                 launch(one(6))?;
@@ -481,8 +479,6 @@ struct Launch {
     window: Option<usize>,
     /// Whether the kernel takes [`Maps`].
     mapped: bool,
-    /// Whether two blocks of a chain are a cluster, where there are maps.
-    paired: bool,
     numbers: Numbers,
 }
 
@@ -553,14 +549,13 @@ impl Plan for CudaPlan {
         let call = plan.call(&self.problem, args.inputs, args.outputs, args.scratch.address());
         let maps = plan.maps(&self.problem, &self.device, &call);
         plan.visit(&self.problem, pass, |launch| {
-            let mut config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
-            config.cluster = (launch.paired && maps.which == 0b1111).then_some((2, 1, 1));
+            let config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
             // SAFETY: every field of the struct is eight bytes, or made of such.
-            let (call, all) = unsafe { (Arg::Bytes(bytes(&call)), Arg::Bytes(bytes(&maps))) };
+            let (call, maps) = unsafe { (Arg::Bytes(bytes(&call)), Arg::Bytes(bytes(&maps))) };
             let [one, two] = launch.numbers.list.map(Arg::I32);
             let list = match launch.window {
                 Some(window) => [call, Arg::I64(window as i64), one, two],
-                None if launch.mapped => [call, all, one, two],
+                None if launch.mapped => [call, maps, one, two],
                 None => [call, one, two, Arg::I32(0)],
             };
             let count = 1 + usize::from(launch.window.is_some() || launch.mapped) + launch.numbers.count;

@@ -49,7 +49,6 @@ const CHAIN_HEADERS: &[Header] = &[
     TENSOR,
     kernels::WGMMA,
     kernels::BARRIERS,
-    kernels::CLUSTER,
     ("hopper_chains.cuh", include_str!("hopper_chains.cuh")),
     ("hopper_walks.cuh", include_str!("hopper_walks.cuh")),
 ];
