@@ -14,7 +14,9 @@
 //
 // All matrices are polynomials in A: they commute and are symmetric, so only tiles on and below the diagonal are made. An element x
 // is kept as two halves: hi = f16(s x), lo = f16(s x - hi), s a power of 2 (23 bits: an f32 has one more), and a product is
-// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units.
+// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units. On
+// Hopper (sm_90a) a warpgroup makes 64 rows of a tile by wgmma, with sums over 64 terms: the blocks of buffers are as its swizzle of 64
+// bytes wants them, and operands are not read through registers.
 //
 // Floors, H200: mma.sync does about 620 TFLOP/s of f16, a third of that here (f32 units: 51). A product of 64 x 128^2, on 64 of 132
 // multiprocessors, is 4.2 MFLOP each on 1.5 TFLOP/s: 2.7 us, 19 of them 51 us. 16 x 512^2: 160 tiles of 33.6 MFLOP on 132
@@ -126,6 +128,10 @@ __device__ __forceinline__ int at(int row, int column) {
 }
 
 // Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
+__device__ __forceinline__ void copy_block(unsigned to, const u16* from) {
+#pragma unroll
+  for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) copy_ahead(to + q, from + q / 2, true);
+}
 __device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
 #pragma unroll
   for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) {
@@ -144,6 +150,8 @@ __device__ __forceinline__ u64 rows_of_64_bytes(unsigned at) {
 // two come while one is multiplied.
 __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, float (&sum)[16][4]) {
   const int places = s.chunks / 2, group = (int)threadIdx.x / 128;
+  // Both operands of the diagonal of a square are one.
+  const bool one = task.a == task.b && tile.x == tile.y;
   const u16* a = task.a + (i64)tile.x * s.chunks * (2 * kPlane) + 8 * threadIdx.x;
   const u16* b = task.b + (i64)tile.y * s.chunks * (2 * kPlane) + 8 * threadIdx.x;
   const unsigned to = shared + 16 * threadIdx.x, end = 6 * kStage;
@@ -152,8 +160,11 @@ __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, 
   auto copy = [&] {
     if (ahead < places) {
 #pragma unroll
-      for (int u = 0; u < 2; ++u)
-        copy_blocks(to + next + u * kStage, a + (i64)(2 * ahead + u) * (2 * kPlane), b + (i64)(2 * ahead + u) * (2 * kPlane));
+      for (int u = 0; u < 2; ++u) {
+        const i64 from = (i64)(2 * ahead + u) * (2 * kPlane);
+        copy_block(to + next + u * kStage, a + from);
+        if (!one) copy_block(to + next + u * kStage + 4 * kPlane, b + from);
+      }
       next = next + 2 * kStage == end ? 0 : next + 2 * kStage;
       ++ahead;
     }
@@ -171,7 +182,7 @@ __device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, 
     // All have waited for the products of the place before, too.
     __syncthreads();
     copy();
-    const unsigned rows = shared + now + group * (64 * 64), columns = shared + now + 4 * kPlane;
+    const unsigned rows = shared + now + group * (64 * 64), columns = shared + now + (one ? 0 : 4 * kPlane);
     products_begin();
 #pragma unroll
     for (int i = 0; i < 12; ++i) {
