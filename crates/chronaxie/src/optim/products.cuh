@@ -13,8 +13,7 @@
 //
 // Two or four blocks of threads are a cluster where tiles come in such groups: of a product they lie below each other and share
 // columns, of a Gram matrix two as well, and four are a square in which two share rows and two columns. Each copies a part of a
-// shared operand to all that have it (cp.async.bulk.multicast); a place of the ring is free where the warps of all that copy to it
-// have read it.
+// shared operand to all that have it (cp.async.bulk.multicast); a place is free where the warps of all that copy to it have read it.
 //
 // Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
 // From L2 come 64 KB for 128 x 128 x 64 x 3 multiply-adds, 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
@@ -249,8 +248,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     }
     const unsigned at = begin + turn.place * 2 * kPair;
     const float by = __ldg(now.g.scale + now.block(2 * now.row + group, k));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) both[i] = by * __ldg(now.g.scale + now.block(2 * now.column + i, k));
+    both[0] = by * __ldg(now.g.scale + now.block(2 * now.column, k)), both[1] = by * __ldg(now.g.scale + now.block(2 * now.column + 1, k));
     const unsigned of_a = now.row == now.column && cluster.blocks() < 4 ? at : at + kPair;
     products_begin();
     multiply_tiles<kColumns, kColumns>(d, of_a + group * kTileBytes, at);
