@@ -41,9 +41,9 @@ pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
     spec
 }
 
-/// Without a name plates are blocks from two tiles on along both axes: smaller ones leave much of a tile empty, and f32 units have more
-/// tiles of them to spread over the device.
-const LEAST: usize = 2 * EDGE;
+/// Without a name plates are blocks of a whole tile and more along both axes: smaller ones leave much of a tile empty, and f32 units
+/// have more tiles of them to spread over the device.
+const LEAST: usize = EDGE;
 
 /// Which blocks are plates: the least side.
 ///
@@ -115,6 +115,17 @@ impl Tiles {
     }
 }
 
+/// Blocks of threads that share operands, and what a tile takes then: bytes from L2, which bind, go by 13 to 10 to 8.
+const CLUSTERS: [usize; 3] = [1, 2, 4];
+const TAKES: [usize; 3] = [13, 10, 8];
+
+/// Which of the clusters takes least for so many jobs each, where the device holds `at_once` of them: tiles that do not come in whole
+/// clusters are work for nothing.
+fn best(jobs: [usize; 3], at_once: [usize; 3]) -> usize {
+    let all = (0..3).filter(|&i| at_once[i] > 0);
+    all.min_by_key(|&i| jobs[i] * CLUSTERS[i] * TAKES[i]).unwrap_or(0)
+}
+
 /// Tiles of a triangle of a side of n, each a job.
 fn triangle(n: usize) -> usize {
     n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2
@@ -123,6 +134,10 @@ fn triangle(n: usize) -> usize {
 fn pairs_of_triangle(n: usize) -> usize {
     let edges = n.div_ceil(EDGE);
     edges.div_ceil(2).pow(2) + (edges / 2).div_ceil(2)
+}
+/// The same in squares of two by two.
+fn squares_of_triangle(n: usize) -> usize {
+    triangle(n.div_ceil(2 * EDGE) * EDGE)
 }
 /// Tiles below each other of a product with a root of so many rows, in groups of `cluster`.
 fn groups(rows: usize, columns: usize, cluster: usize) -> usize {
@@ -152,26 +167,26 @@ impl Plates {
         let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
         let mut tiles = of(&|b| tiles(b, SIDE))?;
         let sms = device.props().sm_count as usize;
-        // Two blocks of threads that share an operand read less from L2; tiles that do not come in twos are work for nothing.
-        let pair = LaunchConfig::new((2, 1, 1), (THREADS, 1, 1)).shared(shared());
-        let pair = LaunchConfig { cluster: Some((2, 1, 1)), ..pair };
-        let at_once = kernel.max_active_clusters(&pair)? as usize;
-        let mut make = |single: &dyn Fn(&Block) -> usize, double: &dyn Fn(&Block) -> usize| {
-            let all = |of: &dyn Fn(&Block) -> usize| list().map(|(_, b)| of(b)).sum::<usize>();
-            if at_once > 0 && 16 * all(double) <= 9 * all(single) {
-                Ok::<_, Error>(Tiles { jobs: of(double)?, cluster: 2, at_once })
-            } else {
-                Ok(Tiles { jobs: of(single)?, cluster: 1, at_once: sms })
-            }
+        let held = |cluster: usize| -> Result<usize> {
+            let config = LaunchConfig::new((cluster as u32, 1, 1), (THREADS, 1, 1)).shared(shared());
+            let config = LaunchConfig { cluster: Some((cluster as u32, 1, 1)), ..config };
+            Ok(kernel.max_active_clusters(&config)? as usize)
         };
-        let mut gram = [
-            make(&|b| triangle(b.sizes[0]), &|b| pairs_of_triangle(b.sizes[0]))?,
-            make(&|b| triangle(b.sizes[1]), &|b| pairs_of_triangle(b.sizes[1]))?,
-        ];
-        let mut products = [
-            make(&|b| groups(b.sizes[0], b.sizes[1], 1), &|b| groups(b.sizes[0], b.sizes[1], 2))?,
-            make(&|b| groups(b.sizes[1], b.sizes[0], 1), &|b| groups(b.sizes[1], b.sizes[0], 2))?,
-        ];
+        let at_once = [sms, held(2)?, held(4)?];
+        let mut make = |jobs: [&dyn Fn(&Block) -> usize; 3]| {
+            let all = jobs.map(|of| list().map(|(_, b)| of(b)).sum::<usize>());
+            let way = best(all, at_once);
+            Ok::<_, Error>(Tiles { jobs: of(jobs[way])?, cluster: CLUSTERS[way], at_once: at_once[way] })
+        };
+        let mut triangles = |k: usize| {
+            make([&|b| triangle(b.sizes[k]), &|b| pairs_of_triangle(b.sizes[k]), &|b| squares_of_triangle(b.sizes[k])])
+        };
+        let mut gram = [triangles(0)?, triangles(1)?];
+        let mut along = |k: usize| {
+            let of = |b: &Block, cluster| groups(b.sizes[k], b.sizes[1 - k], cluster);
+            make([&|b| of(b, 1), &|b| of(b, 2), &|b| of(b, 4)])
+        };
+        let mut products = [along(0)?, along(1)?];
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
         let of_tiles = gram.iter_mut().chain(&mut products).map(|t| &mut t.jobs);
@@ -277,7 +292,7 @@ mod tests {
         };
         let (large, small, line) = (of(&[1000, 300], 512), of(&[90, 300], 512), of(&[300], 512));
         let least = |grid: &Grid, arch, v| least("shampoo", grid, arch, v);
-        assert_eq!(least(&large, (9, 0), None).unwrap(), Some(256));
+        assert_eq!(least(&large, (9, 0), None).unwrap(), Some(128));
         assert_eq!(least(&large, (10, 0), None).unwrap(), None);
         assert_eq!(least(&small, (9, 0), None).unwrap(), None);
         assert_eq!(least(&large, (9, 0), Some("simt")).unwrap(), None);
@@ -290,6 +305,18 @@ mod tests {
         says(&large, (8, 0), "wgmma", "wants compute capability 9.0, not 8.0");
         says(&line, (9, 0), "wgmma", "there is none");
         says(&line, (9, 0), "mma", "`mma` is not one of simt, wgmma");
+    }
+
+    /// Tiles of a triangle in pairs: nothing is left over where they are an even number of even pairs.
+    #[test]
+    fn tiles_come_in_pairs() {
+        let both = |n| (triangle(n), pairs_of_triangle(n));
+        assert_eq!([128, 256, 300, 512, 768, 1024].map(both), [(1, 1), (3, 2), (6, 5), (10, 5), (21, 11), (36, 18)]);
+        assert_eq!([128, 256, 512, 1024].map(squares_of_triangle), [1, 1, 3, 10]);
+        let way = |n, at_once| best([triangle(n), pairs_of_triangle(n), squares_of_triangle(n)], at_once);
+        assert_eq!([128, 256, 300, 512, 1024].map(|n| way(n, [132, 66, 32])), [0, 2, 0, 2, 2]);
+        assert_eq!([128, 256, 300, 512, 1024].map(|n| way(n, [2, 1, 0])), [0, 0, 0, 1, 1]);
+        assert_eq!((groups(1024, 300, 1), groups(1024, 300, 2), groups(300, 1024, 2)), (24, 12, 16));
     }
 
     /// A plate's words are what plates.cuh reads, and its shared memory is there.

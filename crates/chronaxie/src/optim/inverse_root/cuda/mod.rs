@@ -13,7 +13,7 @@ use std::sync::Arc;
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
 const MATRICES: usize = 5;
-/// `kTile`, `kStage` and `kBuffers` of newton.cu.
+/// `kTile`, `kStage` and `kBuffers` of tiles.cuh and newton.cu.
 const TILE: usize = 128;
 const STAGE: u32 = 4 * 2 * 128 * 32;
 /// Static shared memory of newton.cu, at most.
@@ -38,7 +38,7 @@ fn portable() -> Specialisation {
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[kernels::MMA, kernels::WGMMA];
+    spec.headers = &[("tiles.cuh", include_str!("tiles.cuh")), kernels::MMA, kernels::WGMMA];
     spec.archs = Archs::AtLeast(80);
     spec
 }
