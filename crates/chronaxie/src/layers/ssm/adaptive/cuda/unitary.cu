@@ -335,6 +335,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
       }
       unsigned phase[kRun];
       scan_phases(phase, next_theta, phase_before);
+      // Read here and not where it is wanted, so that the phases end with their rotations: sm_75 would spill.
+      unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
       const bool last = n + 1 == task.end;
       if (!last || round > 0) fetch_state(last ? task.first : n + 1, last ? t - kTimes * kTile : t);
       Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, q = sum, whole;
@@ -349,7 +351,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
       const Complex before = product(b, sum_before<true>(sum, whole));
       const Complex from = {start.re + before.re, start.im + before.im};
       if (round == rounds - 1) {
-        unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
         if (kTimes > 1) {
           if (tile == tiles - 1 && lane == 0) last_turn = end;
           __syncthreads();
