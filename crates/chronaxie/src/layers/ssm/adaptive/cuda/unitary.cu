@@ -16,13 +16,14 @@
 // whose turns and sums each of them adds to its own copy of the carry in the order of time, so that states have the same bits.
 //
 // What binds on an H200: one state a channel memory, 16 bytes a step forward (B1 D1024 T1000000 3.8 ms at 4.28 TB/s), 28
-// backward (6.7 ms); with two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), with four and
-// three by kTimes 5.07 and 15.5, and backward a third of the warps' waits was for what they loaded only when they wanted it:
-// what a round needs of the channel and of the saved states is now loaded during the round before. Many states instructions:
-// forward 47 a step, of which 7 for the turns, 18 for the rotation and 8 for sums, states and y, the rest, 115 of a state's
-// run, for scans over lanes, the carry and loads; backward 98. (It was 67 and 132, of which 13 for the turns and 22 for the
-// rotation: b8 d128 n64 T2048 0.407 ms.) That case (134 M) at 528 lanes and 1.83 GHz: 0.20 and 0.42 ms if no issue slot were
-// lost; theta and its gradient 0.125 and 0.25 ms.
+// backward (6.7 ms). With two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), with four and
+// three by kTimes 5.07 and 15.5. Backward a third of the warps' waits was for what they loaded only when they wanted it; what
+// a round needs of the channel and of the saved states is now loaded during the round before, and T200000 takes 2.2 ms (3.14
+// before). Loads share a scoreboard: what is loaded ahead must be begun behind the wait for what was loaded before it, or that
+// wait is for both. Many states instructions: 51 a step of a state forward (70 before), of which 7 for the turns (13), 18 for
+// the rotation (22) and 8 for sums, states and y, the rest for scans over lanes, the carry and loads; backward 102. b8 d128
+// n64 T2048 (134 M) takes 0.31 and 0.64 ms (0.407 and 0.751) where 528 lanes at 1.83 GHz would take 0.22 and 0.44, and theta
+// and its gradient 0.125 and 0.25.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -30,7 +31,7 @@
 
 // Words of a state and of a lane in shared memory; lanes begin in different banks.
 constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = (kSlices > 1 ? 6 : 8) * kRun + 4;
-// Of a multiprocessor, by registers; backward with kTimes 128 would not be enough.
+// Of a multiprocessor. With kTimes backward has registers for 4 up to sm_90, which is not measured, and would spill from sm_100 on.
 constexpr int kBlocks = kSlices * kTimes > 1 ? 4 : 2, kBlocksBackward = kTimes > 1 ? 3 : kBlocks;
 static_assert(kSlices * kTimes == 1 || kSlices * kTimes == kWarps, "a block's warps share a channel, or have one each");
 
@@ -172,7 +173,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       drive[k] = v * next_delta[k];
       y[k] = skip * v;
     }
-    if (kSlices == 1) fetch_channel(t + kTimes * kTile);
     const float* theta = theta_row + t;
     const int run = opaque(run_at(t, steps, aligned)), next_run = opaque(run_at(t + kTimes * kTile, steps, aligned));
     // Saved tensors are dense.
@@ -194,6 +194,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       const bool last = n + 1 == task.end;
       theta = last ? theta_row + (t + kTimes * kTile) : theta + to_state;
       load_angles(next_theta, theta, last ? next_run : run);
+      // Not before: what waits for these angles would wait for it, too.
+      if (kSlices == 1 && n == task.first) fetch_channel(t + kTimes * kTile);
       if (kTimes > 1) {
         // What tiles before this one turn, and all of the round.
         if (lane == 0) turns_of_tile[task.time] = end;
@@ -281,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
   float* kept = shared + (kSlices > 1 ? 0 : warp * task.states * kWordsBackward);
   float* places = shared + (kSlices > 1 ? 1 : kWarps) * task.states * kWordsBackward;
   // Of the lane's steps: the drive, the gradient of y and that of the drive, y, where the gradient of z wants it, and M; and what
-  // the channel has, where few states come between.
+  // the channel has, where few states come between, and at last the sum of D's gradient and what rounding took.
   float* mine = places + (kSlices > 1 ? 2 * (kSlices - 1) * 2 * kTile : 0) + (warp * 32 + lane) * kLaneWords;
   float *drive_of = mine, *dy_of = mine + kRun, *of_drive_of = mine + 2 * kRun, *y_of = mine + 3 * kRun, *m_of = mine + 4 * kRun;
   float *u_of = mine + 6 * kRun, *delta_of = mine + 7 * kRun;
@@ -295,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
     for (int i = 12; i < 20; ++i) k[i] = 0.0f;
   }
   __syncwarp();
-  const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
-  Sum sum_skip = {0.0f, 0.0f};
+  mine[kLaneWords - 4] = mine[kLaneWords - 3] = 0.0f;
+  mine[kLaneWords - 2] = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   float next_theta[kRun];
   const float* theta_row = angles_of(p.theta, row, d, task.first);
   const i64 to_state = p.theta.s[2], of_state = p.g_theta.s[2];
@@ -482,6 +484,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
     add_up(sums, places, task, tile);
     if (task.slice > 0) continue;
     float v[kRun], delta[kRun], tile_skip = 0.0f;
+    const float skip = mine[kLaneWords - 2];
     if (kSlices == 1) {
       // The next round's are under way meanwhile.
       if (round > 0) fetch_channel(t - kTimes * kTile);
@@ -500,7 +503,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
       of_drive[k] = p.silu ? of_v * fmaf(v[k], 1.0f - s, s) : of_v;
       tile_skip = fmaf(dy[k], v[k], tile_skip);
     }
-    sum_skip = plus(sum_skip, tile_skip);
+    const Sum sum_skip = plus({mine[kLaneWords - 4], mine[kLaneWords - 3]}, tile_skip);
+    mine[kLaneWords - 4] = sum_skip.value, mine[kLaneWords - 3] = sum_skip.lost;
     store_run(row_to(p.g_u, row, d), t, steps, aligned, of_drive);
     store_run(row_to(p.g_delta, row, d), t, steps, aligned, delta);
     if (gated) {
@@ -512,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
       store_run(row_to(p.g_z, row, d), t, steps, aligned, z);
     }
   }
-  float of_skip = warp_sum(sum_skip.value);
+  float of_skip = warp_sum(mine[kLaneWords - 4]);
   if (kTimes > 1) {
     if (lane == 0) skip_of[task.time] = of_skip;
     __syncthreads();
