@@ -239,6 +239,7 @@ inline float __uint_as_float(unsigned x) { return emu::bits<float>(x); }
 inline long long __double_as_longlong(double x) { return emu::bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return emu::bits<double>(x); }
 inline int __float2int_rn(float x) { return (int)rintf(x); }
+inline long long __float2ll_rn(float x) { return (long long)rintf(x); }
 inline int __float2int_rz(float x) { return (int)x; }
 inline int __float2int_rd(float x) { return (int)floorf(x); }
 inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }

@@ -15,14 +15,22 @@ __device__ __forceinline__ int turns_of(float radians) {
   return static_cast<int>(static_cast<unsigned>(turn_parts(high)) + static_cast<unsigned>(turn_parts(low)));
 }
 
-// The same of angles below kNear, whose low half is no turn: sums with 1.5 2^55 are rounded to whole turns.
-constexpr float kNear = 1e7f;
-__device__ __forceinline__ int turns_near(float radians) {
-  const float high = radians * 683565248.0f, whole = high + 54043195528445952.0f;
-  const float low = fmaf(radians, 27.576432f, fmaf(radians, 683565248.0f, -high));
-  const int parts = __float2int_rn(high - (whole - 54043195528445952.0f));
+// The same of angles below kNear, and kBias more: the sum with 1.5 2^23 has the low half's integer in its last bits, and the high
+// half's come from 64 bits where their conversion is fast, as whole turns are multiples of 2^32.
+constexpr float kNear = 65536.0f;
+constexpr unsigned kBias = 0x4b400000u;
+__device__ __forceinline__ unsigned turns_near(float radians) {
+  const float high = radians * 683565248.0f, more = fmaf(radians, -683565248.0f, high);
+  const float low = fmaf(radians, 27.576432f, -more) + 12582912.0f;
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+  const unsigned parts = static_cast<unsigned>(__float2ll_rn(high));
+#else
+  const float whole = high + 54043195528445952.0f;
+  unsigned parts = static_cast<unsigned>(__float2int_rn(high - (whole - 54043195528445952.0f)));
   // Half a turn is more than an integer holds, and is minus half a turn.
-  return static_cast<int>(static_cast<unsigned>(parts) + (parts == 0x7fffffff) + static_cast<unsigned>(__float2int_rn(low)));
+  parts += parts == 0x7fffffffu;
+#endif
+  return parts + __float_as_uint(low);
 }
 
 // Cosine, sine, and cosine less 1 without cancellation near 0, of an angle in turns.

@@ -24,19 +24,28 @@ __device__ __forceinline__ void load_run(float (&to)[kCount], const Stored* row,
     for (int i = 0; i < kCount; ++i) to[i] = t + i < steps ? widen(row[t + i]) : 0.0f;
   }
 }
+// A vector of 4, 8 or 16 bytes, by name: of an assignment the compiler may make a store of each word.
+__device__ __forceinline__ void store_vector(Stored* to, const unsigned (&v)[4]) {
+  __stwb(reinterpret_cast<uint4*>(to), make_uint4(v[0], v[1], v[2], v[3]));
+}
+__device__ __forceinline__ void store_vector(Stored* to, const unsigned (&v)[2]) {
+  __stwb(reinterpret_cast<uint2*>(to), make_uint2(v[0], v[1]));
+}
+__device__ __forceinline__ void store_vector(Stored* to, const unsigned (&v)[1]) {
+  __stwb(reinterpret_cast<unsigned*>(to), v[0]);
+}
 template <int kCount>
 __device__ __forceinline__ void store_run(Stored* row, i64 t, i64 steps, bool aligned, const float (&from)[kCount]) {
-  constexpr int kWide = kCount < kVector ? kCount : kVector;
-  struct alignas(kWide * sizeof(Stored)) Wide {
-    Stored x[kWide];
-  };
+  constexpr int kWide = kCount < kVector ? kCount : kVector, kEach = 4 / sizeof(Stored);
   if (aligned && t + kCount <= steps) {
 #pragma unroll
     for (int i = 0; i < kCount; i += kWide) {
-      Wide w;
+      unsigned words[kWide / kEach];
 #pragma unroll
-      for (int k = 0; k < kWide; ++k) narrow(w.x[k], from[i + k]);
-      *reinterpret_cast<Wide*>(row + t + i) = w;
+      for (int k = 0; k < kWide; k += kEach) {
+        words[k / kEach] = kStored == 0 ? __float_as_uint(from[i + k]) : narrow_pair(from[i + k], from[i + k + kEach - 1]);
+      }
+      store_vector(row + t + i, words);
     }
   } else {
 #pragma unroll

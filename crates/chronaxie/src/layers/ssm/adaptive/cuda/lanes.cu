@@ -294,8 +294,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) adaptive_lanes_backwar
         of_drive[k] = fmaf(lambda.re, b.re, fmaf(lambda.im, b.im, of_drive[k]));
         m = scale(m, w.e[k]);
       }
-      store_angles(p.g_theta, row, d, n, t, steps, aligned, of_theta);
-      store_angles(p.g_rho, row, d, n, t, steps, aligned, of_rho);
+      store_angles(angles_of(p.g_theta, row, d, n) + t, run_at(t, steps, aligned), 0, of_theta);
+      store_angles(angles_of(p.g_rho, row, d, n) + t, run_at(t, steps, aligned), 0, of_rho);
       const Carry on = carry_on(mu, w.rho, whole);
       of_b = {sum_of(of_b.re), sum_of(of_b.im)}, of_c = {sum_of(of_c.re), sum_of(of_c.im)};
       __syncwarp();

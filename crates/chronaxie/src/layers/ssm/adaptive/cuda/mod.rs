@@ -26,8 +26,8 @@ const UNITARY_ENTRIES: [&str; 2] = ["unitary_forward", "unitary_backward"];
 /// Words of a state in shared memory, forward and backward, with decay and without.
 const WORDS: [usize; 2] = [9, 12];
 const UNITARY_WORDS: [usize; 2] = [12, 20];
-/// Words of a lane, backward, and steps of a tile, without decay.
-const LANE_WORDS: usize = 52;
+/// Words of a lane, backward, without decay, alone with a channel's states and where warps share them; and steps of a tile.
+const LANE_WORDS: [usize; 2] = [68, 52];
 const TILE: usize = 256;
 /// States of a channel from which on a block's warps share them.
 const SHARED_STATES: usize = 16;
@@ -110,7 +110,7 @@ fn lanes_bytes(p: &AdaptiveScan, backward: usize) -> u32 {
     let slices = slices(p.states());
     // Two tiles of what the others' warps have for a channel: y, or y and the gradient of the drive.
     let places = 2 * (slices - 1) * (1 + backward) * TILE;
-    let lanes = backward * THREADS as usize * LANE_WORDS;
+    let lanes = backward * THREADS as usize * LANE_WORDS[usize::from(slices > 1)];
     (4 * (UNITARY_WORDS[backward] * p.states() * warps / slices + places + lanes)) as u32
 }
 

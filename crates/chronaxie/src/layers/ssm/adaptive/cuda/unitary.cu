@@ -16,32 +16,36 @@
 // whose turns and sums each of them adds to its own copy of the carry in the order of time, so that states have the same bits.
 //
 // What binds on an H200: one state a channel memory, 16 bytes a step forward (B1 D1024 T1000000 3.8 ms at 4.28 TB/s), 28
-// backward (6.7 ms); with two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), and kTimes has four and
-// three, for which 4.4 and 11 are expected. Many states instructions: forward 12 for the turns, 18 for the rotation, 12 for the sums, some 10 a step
-// for scans over lanes, loads and the carry; backward 70 to 75. b8 d128 n64 T2048 (134 M): 0.22 and 0.31 ms at 528 lanes and
-// 1.83 GHz, theta and its gradient 0.125 and 0.25 ms.
+// backward (6.7 ms). With two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), with four and
+// three by kTimes 5.07 and 15.5. Backward a third of the warps' waits was for what they loaded only when they wanted it; what
+// a round needs of the channel and of the saved states is now loaded during the round before, and T200000 takes 2.2 ms (3.14
+// before). Loads share a scoreboard: what is loaded ahead must be begun behind the wait for what was loaded before it, or that
+// wait is for both. Many states instructions: 51 a step of a state forward (70 before), of which 7 for the turns (13), 18 for
+// the rotation (22) and 8 for sums, states and y, the rest for scans over lanes, the carry and loads; backward 102. b8 d128
+// n64 T2048 (134 M) takes 0.31 and 0.64 ms (0.407 and 0.751) where 528 lanes at 1.83 GHz would take 0.22 and 0.44, and theta
+// and its gradient 0.125 and 0.25.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
 #include "lanes.cuh"
 
 // Words of a state and of a lane in shared memory; lanes begin in different banks.
-constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = 6 * kRun + 4;
-// Of a multiprocessor, by registers; backward with kTimes 128 would not be enough.
+constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = (kSlices > 1 ? 6 : 8) * kRun + 4;
+// Of a multiprocessor. With kTimes backward has registers for 4 up to sm_90, which is not measured, and would spill from sm_100 on.
 constexpr int kBlocks = kSlices * kTimes > 1 ? 4 : 2, kBlocksBackward = kTimes > 1 ? 3 : kBlocks;
 static_assert(kSlices * kTimes == 1 || kSlices * kTimes == kWarps, "a block's warps share a channel, or have one each");
 
-// e^{2 pi i phase / 2^32}, each part within 1e-7.
+// e^{2 pi i phase / 2^32}, each part within 1.4e-7: polynomials on a quarter of a turn to each side, and the sign of the half.
 __device__ __forceinline__ Complex turned(unsigned phase) {
-  const float x = static_cast<float>(static_cast<int>(phase << 2)) * (1.4629180792671596e-9f / 4), x2 = x * x;
-  const float s = fmaf(fmaf(fmaf(-1.9515295891e-4f, x2, 8.3321608736e-3f), x2, -1.6666654611e-1f) * x2, x, x);
-  const float c = fmaf(fmaf(fmaf(fmaf(2.443315711809948e-5f, x2, -1.388731625493765e-3f), x2, 4.166664568298827e-2f), x2, -0.5f), x2, 1.0f);
-  // Which quarter of a turn it is, about: the upper two bits.
-  const unsigned quarter = phase + (1u << 29);
-  const bool swap = quarter & 1u << 30;
-  const float re = swap ? s : c, im = swap ? c : s;
-  return {__uint_as_float(__float_as_uint(re) ^ ((quarter ^ quarter << 1) & 1u << 31)),
-          __uint_as_float(__float_as_uint(im) ^ (quarter & 1u << 31))};
+  // Else what was added last would be added to what comes of it, too.
+  asm("" : "+r"(phase));
+  const float x = static_cast<float>(static_cast<int>(phase << 1)) * 4.656612873077393e-10f, x2 = x * x;
+  float s = fmaf(fmaf(1.492835144745186e-4f, x2, -4.6689473092556e-3f), x2, 7.968617975711823e-2f);
+  float c = fmaf(fmaf(-2.340222090424504e-5f, x2, 9.16733464691788e-4f), x2, -2.0861899480223656e-2f);
+  s = fmaf(fmaf(s, x2, -0.6459627747535706f), x2, 1.570796251296997f) * x;
+  c = fmaf(fmaf(fmaf(c, x2, 0.2536690831184387f), x2, -1.2337005138397217f), x2, 1.0f);
+  const unsigned sign = (phase ^ phase << 1) & 1u << 31;
+  return {__uint_as_float(__float_as_uint(c) ^ sign), __uint_as_float(__float_as_uint(s) ^ sign)};
 }
 
 // a + b c
@@ -151,11 +155,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
     load_run(next_u, u_row, t, steps, aligned);
     load_run(next_delta, delta_row, t, steps, aligned);
   };
-  auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
   // With few states a tile is short, and its channel's steps are loaded ahead.
   const int begin = task.time * kTile + lane * kRun;
+  const float* theta_row = angles_of(p.theta, row, d, task.first);
+  const i64 to_state = p.theta.s[2];
   if (kSlices == 1) fetch_channel(begin);
-  if (task.first < task.end) fetch_state(task.first, begin);
+  if (task.first < task.end) load_angles(next_theta, theta_row + begin, run_at(begin, steps, aligned));
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     const i64 t = static_cast<i64>(round) * (kTimes * kTile) + begin;
@@ -168,10 +173,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       drive[k] = v * next_delta[k];
       y[k] = skip * v;
     }
-    if (kSlices == 1) fetch_channel(t + kTimes * kTile);
+    const float* theta = theta_row + t;
+    const int run = opaque(run_at(t, steps, aligned)), next_run = opaque(run_at(t + kTimes * kTile, steps, aligned));
+    // Saved tensors are dense.
+    const int saves = opaque(lane % (kChunk / kRun) == 0 && t < steps);
+    const i64 chunk = offset(p.chunks, row, t / kChunk, d, task.first);
+    Complex* chunk_to = reinterpret_cast<Complex*>(p.chunks.base) + chunk;
+    unsigned* phase_to = reinterpret_cast<unsigned*>(p.phases.base) + chunk;
+    float* k_of = kept + task.first * kWordsForward;
 #pragma unroll 1
-    for (int n = task.first; n < task.end; ++n) {
-      float* k_of = kept + n * kWordsForward;
+    for (int n = task.first; n < task.end; ++n, ++chunk_to, ++phase_to, k_of += kWordsForward) {
       float held[4], more[4], both[4];
       load_words(held, k_of);
       load_words(more, k_of + 4);
@@ -181,7 +192,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
       unsigned phase_before = scan_phases(phase, next_theta, kTimes > 1 ? 0 : __float_as_uint(more[2]));
       unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
       const bool last = n + 1 == task.end;
-      fetch_state(last ? task.first : n + 1, last ? t + kTimes * kTile : t);
+      theta = last ? theta_row + (t + kTimes * kTile) : theta + to_state;
+      load_angles(next_theta, theta, last ? next_run : run);
+      // Not before: what waits for these angles would wait for it, too.
+      if (kSlices == 1 && n == task.first) fetch_channel(t + kTimes * kTile);
       if (kTimes > 1) {
         // What tiles before this one turn, and all of the round.
         if (lane == 0) turns_of_tile[task.time] = end;
@@ -220,11 +234,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) unitary_forward(
         re = plus(re, whole.re), im = plus(im, whole.im);
       }
       const Complex base = {from_re.value + (from_re.lost + before.re), from_im.value + (from_im.lost + before.im)};
-      if (t < steps && t % kChunk == 0) {
-        const i64 at = offset(p.chunks, row, t / kChunk, d, n);
-        store_number(p.chunks, at, base);
-        reinterpret_cast<unsigned*>(p.phases.base)[at] = phase_before;
-      }
+      if (saves) *chunk_to = base, *phase_to = phase_before;
       const Complex from = product(c, base);
 #pragma unroll
       for (int k = 0; k < kRun; ++k) {
@@ -272,9 +282,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
   // Words of a state: m behind the tile and what rounding took; b, c; b c; the sums of dB and dC and what rounding took.
   float* kept = shared + (kSlices > 1 ? 0 : warp * task.states * kWordsBackward);
   float* places = shared + (kSlices > 1 ? 1 : kWarps) * task.states * kWordsBackward;
-  // Of the lane's steps: the drive, the gradient of y and that of the drive, y, where the gradient of z wants it, and M.
+  // Of the lane's steps: the drive, the gradient of y and that of the drive, y, where the gradient of z wants it, and M; and what
+  // the channel has, where few states come between, and at last the sum of D's gradient and what rounding took.
   float* mine = places + (kSlices > 1 ? 2 * (kSlices - 1) * 2 * kTile : 0) + (warp * 32 + lane) * kLaneWords;
   float *drive_of = mine, *dy_of = mine + kRun, *of_drive_of = mine + 2 * kRun, *y_of = mine + 3 * kRun, *m_of = mine + 4 * kRun;
+  float *u_of = mine + 6 * kRun, *delta_of = mine + 7 * kRun;
   for (int n = task.first + lane; n < task.end; n += 32) {
     const Complex b = load_number(p.b, offset(p.b, d, n)), c = load_number(p.c, offset(p.c, d, n)), both = product(b, c);
     // Turned back by the phase of the end, once that is known.
@@ -285,58 +297,81 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
     for (int i = 12; i < 20; ++i) k[i] = 0.0f;
   }
   __syncwarp();
-  const float skip = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
-  Sum sum_skip = {0.0f, 0.0f};
+  mine[kLaneWords - 4] = mine[kLaneWords - 3] = 0.0f;
+  mine[kLaneWords - 2] = p.skip.base ? load_float(p.skip, d * p.skip.s[0]) : 0.0f;
   float next_theta[kRun];
-  auto fetch_state = [&](int n, i64 t) { load_angles(next_theta, p.theta, row, d, n, t, steps, aligned); };
-  if (rounds > 0 && task.first < task.end)
-    fetch_state(task.first, ((rounds - 1) * kTimes + task.time) * static_cast<i64>(kTile) + lane * kRun);
+  const float* theta_row = angles_of(p.theta, row, d, task.first);
+  const i64 to_state = p.theta.s[2], of_state = p.g_theta.s[2];
+  const i64 begin = ((rounds - 1) * kTimes + task.time) * static_cast<i64>(kTile) + lane * kRun;
+  float next_dy[kRun], next_u[kRun], next_delta[kRun], next_z[kRun];
+  auto fetch_channel = [&](i64 t) {
+    load_run(next_dy, row_of(p.grad_out, row, d), t, steps, aligned);
+    load_run(next_u, row_of(p.u, row, d), t, steps, aligned);
+    load_run(next_delta, row_of(p.delta, row, d), t, steps, aligned);
+    if (gated) load_run(next_z, row_of(p.z, row, d), t, steps, aligned);
+  };
+  // Where a tile's state begins.
+  Complex next_start = {0.0f, 0.0f};
+  unsigned next_phase = 0;
+  auto fetch_start = [&](int tile, int n) {
+    if (tile >= tiles) {
+      // Nothing begins there.
+    } else if (tile > 0) {
+      const i64 at = offset(p.chunks, row, tile * static_cast<i64>(kTile / kChunk), d, n);
+      next_start = load_number(p.chunks, at);
+      next_phase = reinterpret_cast<const unsigned*>(p.phases.base)[at];
+    } else {
+      next_start = {0.0f, 0.0f}, next_phase = 0;
+      if (p.h0.base) next_start = load_number(p.h0, offset(p.h0, row, d, n));
+    }
+  };
+  if (kSlices == 1 && rounds > 0) fetch_channel(begin);
+  if (rounds > 0 && task.first < task.end) {
+    load_angles(next_theta, theta_row + begin, run_at(begin, steps, aligned));
+    fetch_start((rounds - 1) * kTimes + task.time, task.first);
+  }
 #pragma unroll 1
   for (int round = rounds - 1; round >= 0; --round) {
     // A round's last tiles may lie behind the end, where all is zeros.
     const int tile = round * kTimes + task.time;
     const i64 t = static_cast<i64>(tile) * kTile + lane * kRun;
+    if (kSlices > 1) fetch_channel(t);
     float dy[kRun], none[kRun] = {};
-    load_run(dy, row_of(p.grad_out, row, d), t, steps, aligned);
-    if (gated) {
-      float z[kRun];
-      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+    if (kSlices == 1) store_words(u_of, next_u), store_words(delta_of, next_delta);
 #pragma unroll
-      for (int k = 0; k < kRun; ++k) dy[k] *= z[k] * sigmoid(z[k]);
+    for (int k = 0; k < kRun; ++k) {
+      dy[k] = next_dy[k];
+      next_delta[k] *= p.silu ? next_u[k] * sigmoid(next_u[k]) : next_u[k];
+    }
+    if (gated) {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) dy[k] *= next_z[k] * sigmoid(next_z[k]);
       store_words(y_of, none);
     }
     store_words(dy_of, dy);
     store_words(of_drive_of, none);
-    {
-      float u[kRun], delta[kRun];
-      load_run(u, row_of(p.u, row, d), t, steps, aligned);
-      load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
-#pragma unroll
-      for (int k = 0; k < kRun; ++k) delta[k] *= p.silu ? u[k] * sigmoid(u[k]) : u[k];
-      store_words(drive_of, delta);
-    }
+    store_words(drive_of, next_delta);
+    const float* theta = theta_row + t;
+    const int run = opaque(run_at(t, steps, aligned));
+    float* k_of = kept + task.first * kWordsBackward;
+    float* g_theta = angles_of(p.g_theta, row, d, task.first) + t;
 #pragma unroll 1
-    for (int n = task.first; n < task.end; ++n) {
-      float* k_of = kept + n * kWordsBackward;
+    for (int n = task.first; n < task.end; ++n, k_of += kWordsBackward, g_theta += of_state) {
       float held[4], more[4];
       load_words(held, k_of);
       load_words(more, k_of + 4);
       Complex b = {more[0], more[1]}, c = {more[2], more[3]};
-      Complex start = {0.0f, 0.0f};
-      unsigned phase_before = 0;
-      if (tile >= tiles) {
-        // Nothing begins there.
-      } else if (tile > 0) {
-        const i64 at = offset(p.chunks, row, tile * static_cast<i64>(kTile / kChunk), d, n);
-        start = load_number(p.chunks, at);
-        phase_before = reinterpret_cast<const unsigned*>(p.phases.base)[at];
-      } else if (p.h0.base) {
-        start = load_number(p.h0, offset(p.h0, row, d, n));
-      }
+      const Complex start = next_start;
       unsigned phase[kRun];
-      scan_phases(phase, next_theta, phase_before);
+      scan_phases(phase, next_theta, next_phase);
+      // Read here and not where it is wanted, so that the phases end with their rotations: sm_75 would spill.
+      unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
       const bool last = n + 1 == task.end;
-      if (!last || round > 0) fetch_state(last ? task.first : n + 1, last ? t - kTimes * kTile : t);
+      theta = last ? theta_row + (t - kTimes * kTile) : theta + to_state;
+      if (!last || round > 0) {
+        load_angles(next_theta, theta, last ? kRun + aligned : run);
+        fetch_start(last ? tile - kTimes : tile, last ? task.first : n + 1);
+      }
       Complex rotation[kRun], s[kRun], sum = {0.0f, 0.0f}, q = sum, whole;
       float steps_of[kRun];
       load_words(steps_of, drive_of);
@@ -349,7 +384,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
       const Complex before = product(b, sum_before<true>(sum, whole));
       const Complex from = {start.re + before.re, start.im + before.im};
       if (round == rounds - 1) {
-        unsigned end = __shfl_sync(~0u, phase[kRun - 1], 31);
         if (kTimes > 1) {
           if (tile == tiles - 1 && lane == 0) last_turn = end;
           __syncthreads();
@@ -429,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
           of_drive[i] = fmaf(rotation[k].re, w.re, fmaf(-rotation[k].im, w.im, of_drive[i]));
         }
         store_words(of_drive_of + half, of_drive);
-        store_angles(p.g_theta, row, d, n, t + half, steps, aligned, of_theta);
+        store_angles(g_theta, run, half, of_theta);
       }
       if (gated) {
         float y[kRun];
@@ -449,30 +483,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksBackward) unitary_
     load_words(sums[1], gated ? y_of : of_drive_of);
     add_up(sums, places, task, tile);
     if (task.slice > 0) continue;
-    float u[kRun], delta[kRun], of_u[kRun], of_delta[kRun], of_z[kRun];
-    load_run(u, row_of(p.u, row, d), t, steps, aligned);
-    load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
-    load_words(dy, dy_of);
-    float z[kRun], g[kRun], tile_skip = 0.0f;
-    if (gated) {
-      load_run(z, row_of(p.z, row, d), t, steps, aligned);
-      load_run(g, row_of(p.grad_out, row, d), t, steps, aligned);
+    float v[kRun], delta[kRun], tile_skip = 0.0f;
+    const float skip = mine[kLaneWords - 2];
+    if (kSlices == 1) {
+      // The next round's are under way meanwhile.
+      if (round > 0) fetch_channel(t - kTimes * kTile);
+      load_words(v, u_of);
+      load_words(delta, delta_of);
+    } else {
+      load_run(v, row_of(p.u, row, d), t, steps, aligned);
+      load_run(delta, row_of(p.delta, row, d), t, steps, aligned);
     }
+    load_words(dy, dy_of);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-      const float s = p.silu ? sigmoid(u[k]) : 1.0f, v = u[k] * s;
-      const float of_v = fmaf(delta[k], of_drive[k], dy[k] * skip);
-      of_u[k] = p.silu ? of_v * fmaf(v, 1.0f - s, s) : of_v;
-      of_delta[k] = v * of_drive[k];
-      tile_skip = fmaf(dy[k], v, tile_skip);
-      if (gated) of_z[k] = fmaf(skip, v, sums[1][k]) * (g[k] * silu_slope(z[k]));
+      const float s = p.silu ? sigmoid(v[k]) : 1.0f, of_v = fmaf(delta[k], of_drive[k], dy[k] * skip);
+      v[k] *= s;
+      delta[k] = v[k] * of_drive[k];
+      of_drive[k] = p.silu ? of_v * fmaf(v[k], 1.0f - s, s) : of_v;
+      tile_skip = fmaf(dy[k], v[k], tile_skip);
     }
-    sum_skip = plus(sum_skip, tile_skip);
-    store_run(row_to(p.g_u, row, d), t, steps, aligned, of_u);
-    store_run(row_to(p.g_delta, row, d), t, steps, aligned, of_delta);
-    if (gated) store_run(row_to(p.g_z, row, d), t, steps, aligned, of_z);
+    const Sum sum_skip = plus({mine[kLaneWords - 4], mine[kLaneWords - 3]}, tile_skip);
+    mine[kLaneWords - 4] = sum_skip.value, mine[kLaneWords - 3] = sum_skip.lost;
+    store_run(row_to(p.g_u, row, d), t, steps, aligned, of_drive);
+    store_run(row_to(p.g_delta, row, d), t, steps, aligned, delta);
+    if (gated) {
+      float z[kRun], g[kRun];
+      load_run(z, row_of(p.z, row, d), t, steps, aligned);
+      load_run(g, row_of(p.grad_out, row, d), t, steps, aligned);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) z[k] = fmaf(skip, v[k], sums[1][k]) * (g[k] * silu_slope(z[k]));
+      store_run(row_to(p.g_z, row, d), t, steps, aligned, z);
+    }
   }
-  float of_skip = warp_sum(sum_skip.value);
+  float of_skip = warp_sum(mine[kLaneWords - 4]);
   if (kTimes > 1) {
     if (lane == 0) skip_of[task.time] = of_skip;
     __syncthreads();
