@@ -16,14 +16,15 @@
 // whose turns and sums each of them adds to its own copy of the carry in the order of time, so that states have the same bits.
 //
 // What binds on an H200: one state a channel memory, 16 bytes a step forward (B1 D1024 T1000000 3.8 ms at 4.28 TB/s), 28
-// backward (6.7 ms). With two warps on a scheduler, each waiting for itself, it took 6.99 and 21.4 (2026-11-23), with four and
-// three by kTimes 5.07 and 15.5. Backward a third of the warps' waits was for what they loaded only when they wanted it; what
-// a round needs of the channel and of the saved states is now loaded during the round before, and T200000 takes 2.2 ms (3.14
-// before). Loads share a scoreboard: what is loaded ahead must be begun behind the wait for what was loaded before it, or that
-// wait is for both. Many states instructions: 51 a step of a state forward (70 before), of which 7 for the turns (13), 18 for
-// the rotation (22) and 8 for sums, states and y, the rest for scans over lanes, the carry and loads; backward 102. b8 d128
-// n64 T2048 (134 M) takes 0.31 and 0.64 ms (0.407 and 0.751) where 528 lanes at 1.83 GHz would take 0.22 and 0.44, and theta
-// and its gradient 0.125 and 0.25.
+// backward (6.7 ms): 4.39 and 8.45 (2026-11-23). With two warps on a scheduler, each waiting for itself, it took 6.99 and
+// 21.4, with four and three by kTimes 5.07 and 15.5. Backward a third of the warps' waits was for what they loaded only when
+// they wanted it; what a round needs of the channel and of the saved states is now loaded during the round before, by four
+// warps (T200000 1.69 ms, by three 1.95, before 3.14). Loads share a scoreboard: what is loaded ahead must be begun behind the
+// wait for what was loaded before it, or that wait is for both (forward 0.88 and 0.96 ms). A run that went out as words and
+// not as vectors took 1.25. Many states instructions: 51 a step of a state forward (70 before), of which 7 for the turns (13),
+// 18 for the rotation (22) and 8 for sums, states and y, the rest for scans over lanes, the carry and loads; backward 102. b8
+// d128 n64 T2048 (134 M) takes 0.31 and 0.64 ms (0.407 and 0.751) where 528 lanes at 1.83 GHz would take 0.22 and 0.44, and
+// theta and its gradient 0.125 and 0.25.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -31,8 +32,13 @@
 
 // Words of a state and of a lane in shared memory; lanes begin in different banks.
 constexpr int kWordsForward = 12, kWordsBackward = 20, kLaneWords = (kSlices > 1 ? 6 : 8) * kRun + 4;
-// Of a multiprocessor. With kTimes backward has registers for 4 up to sm_90, which is not measured, and would spill from sm_100 on.
-constexpr int kBlocks = kSlices * kTimes > 1 ? 4 : 2, kBlocksBackward = kTimes > 1 ? 3 : kBlocks;
+// Of a multiprocessor, by registers; backward with kTimes 128 of them are not quite enough as compiled for sm_100 and newer.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kTight = kTimes > 1;
+#else
+constexpr bool kTight = false;
+#endif
+constexpr int kBlocks = 4, kBlocksBackward = kTight || kSlices * kTimes == 1 ? 3 : 4;
 static_assert(kSlices * kTimes == 1 || kSlices * kTimes == kWarps, "a block's warps share a channel, or have one each");
 
 // e^{2 pi i phase / 2^32}, each part within 1.4e-7: polynomials on a quarter of a turn to each side, and the sign of the half.
