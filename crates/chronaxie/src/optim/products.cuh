@@ -11,14 +11,13 @@
 // one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns; of
 // 16 terms a thread has four neighbours, a load of 16 bytes, so the rows of plates' blocks are `shuffled`.
 //
-// Two or four blocks of threads are a cluster where tiles come in such groups: of a product they lie below each other and share
-// columns, of a Gram matrix two as well, and four are a square in which two share rows and two columns. Each copies a part of a
-// shared operand to all that have it (cp.async.bulk.multicast); a place is free where the warps of all that copy to it have read it.
+// Two blocks of threads are a cluster where tiles come in twos: their tiles lie below each other, and each copies half of the operand
+// that they share to both (cp.async.bulk.multicast). A place of the ring is free where the warps of both have read it.
 //
 // Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
 // From L2 come 64 KB for 128 x 128 x 64 x 3 multiply-adds, 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
-// on the diagonal), and an H200's L2 gives about 25: alone a block keeps them busy for 57 % of the time. Of two that share each takes
-// 48 KB, of four 40 of a product and 32 of a Gram matrix.
+// on the diagonal), and an H200's L2 gives about 25: alone a block keeps them busy for 57 % of the time. Two that share take 48
+// KB each.
 #pragma once
 #include "cluster.cuh"
 #include "plates.cuh"
@@ -79,25 +78,20 @@ struct Cluster {
   // Of a grid of clusters: which one, and how many.
   __device__ __forceinline__ int nth() const { return (int)blockIdx.x / blocks(); }
   __device__ __forceinline__ int all() const { return (int)gridDim.x / blocks(); }
-  // A warp has read a place: all but block `other` copy to it.
-  __device__ __forceinline__ void free_place(unsigned empty, unsigned other) const {
+  // A warp has read a place.
+  __device__ __forceinline__ void free_place(unsigned empty) const {
     unsigned lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
-    if (lane < cluster_blocks() && lane != other) arrive_in_cluster(in_block(empty, lane));
+    if (lane < cluster_blocks()) arrive_in_cluster(in_block(empty, lane));
   }
 };
-// Which blocks of a cluster copy an operand to all of them: each from a piece on, so many further each time.
-struct Sharing {
-  unsigned blocks;  // a bit each; 0 where it is one's own
-  int first, step;
-};
-// Barriers of a ring's places: the full ones, and behind them the empty ones, which wait for the warps of so many blocks.
+// Barriers of a ring's places: the full ones, and behind them the empty ones.
 template <int kRing>
-__device__ __forceinline__ void begin_ring(u64 (&barriers)[2 * kRing], unsigned blocks) {
+__device__ __forceinline__ void begin_ring(u64 (&barriers)[2 * kRing]) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRing; ++i) {
       barrier_init(&barriers[i], 1);
-      barrier_init(&barriers[kRing + i], 8 * blocks);
+      barrier_init(&barriers[kRing + i], 8 * cluster_blocks());
     }
     barrier_init_fence();
   }
@@ -120,12 +114,12 @@ struct Feed {
     const int x = by_rows ? b.at(side, 0) : b.at(0, side), y = by_rows ? b.at(side + 1, 0) : b.at(0, side + 1);
     from = b.base + (i64)x * kBlockBytes, other = (y - x) * kBlockBytes, step = (by_rows ? 1 : b.across) * kBlockBytes;
   }
-  // To a place of the ring, or a part of it to the same place of several blocks.
-  __device__ __forceinline__ void copy(unsigned to, unsigned barrier, const Sharing& s) {
+  // To a place of the ring. Where it is the same for all blocks of the cluster, each copies a part to all.
+  __device__ __forceinline__ void copy(unsigned to, unsigned barrier, bool shared, Cluster cluster) {
 #pragma unroll 1
-    for (int i = s.first; i < 4; i += s.step) {
+    for (int i = shared ? cluster.rank() : 0; i < 4; i += shared ? cluster.blocks() : 1) {
       const char* piece = from + (i % 2 ? other : 0) + i / 2 * kTileBytes;
-      if (s.blocks) bulk_copy_to_blocks(to + i * kTileBytes, piece, kTileBytes, barrier, s.blocks);
+      if (shared) bulk_copy_to_blocks(to + i * kTileBytes, piece, kTileBytes, barrier, (1u << cluster.blocks()) - 1);
       else bulk_copy_at(to + i * kTileBytes, piece, kTileBytes, barrier);
     }
     from += step;
@@ -136,8 +130,7 @@ __device__ __forceinline__ Blocks blocks_of(const Plate& p, const char* base, co
 }
 
 // A tile of a Gram matrix: of which plate, and where. Of a cluster of two the blocks make two tiles: below each other, so that
-// columns are shared, and then what is left of the diagonal, which shares nothing. Of four they make a square of two by two. A
-// tile can lie behind the last row or above the diagonal: nothing of it is stored.
+// columns are shared, and then what is left of the diagonal, which shares nothing. One of them can lie behind the last row.
 template <bool kColumns>
 struct GramTile {
   Blocks g;
@@ -159,11 +152,6 @@ struct GramTile {
       return;
     }
     const int edges = edges_of(n), halves = (edges + 1) / 2, rank = cluster.rank();
-    if (cluster.blocks() == 4) {
-      const int2 at = below_diagonal(nth);
-      row = 2 * at.x + rank / 2, column = 2 * at.y + rank % 2;
-      return;
-    }
     int pair = 0;
     for (; pair < halves && nth > 2 * pair; ++pair) nth -= 2 * pair + 1;
     row = 2 * pair + rank, column = nth;
@@ -184,7 +172,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
   const unsigned full = shared_at(barriers), empty = full + 8 * kGramRing;
   const Cluster cluster;
-  begin_ring<kGramRing>(barriers, min(cluster_blocks(), 3u));
+  begin_ring<kGramRing>(barriers);
   Turn turn;
   GramTile<kColumns> now;
   const int lane = threadIdx.x % 32;
@@ -196,10 +184,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     for (int tile = cluster.nth(); tile < tiles; tile += cluster.all()) {
       const int m = plate_of(first, count, tile);
       now.take(plates, first, m, tile, packed, scales, factors, cluster);
-      const int rank = cluster.rank();
-      const bool four = cluster.blocks() == 4, diagonal = now.row == now.column && !four;
-      const Sharing of_columns = four ? Sharing{5u << rank % 2, rank / 2, 2} : now.shares ? Sharing{3, rank, 2} : Sharing{0, 0, 1};
-      const Sharing of_rows = four ? Sharing{3u << rank / 2 * 2, rank % 2, 2} : Sharing{0, 0, 1};
+      const bool diagonal = now.row == now.column;
       Feed across(now.g, 2 * now.column, !kColumns), down(now.g, 2 * now.row, !kColumns);
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
@@ -208,8 +193,8 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
           barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
           if (k == 0) plate_at[turn.place] = m;
           barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
-          across.copy(at, barrier, of_columns);
-          if (!diagonal) down.copy(at + kPair, barrier, of_rows);
+          across.copy(at, barrier, now.shares, cluster);
+          if (!diagonal) down.copy(at + kPair, barrier, false, cluster);
         }
         turn.advance(kGramRing);
         __syncwarp();
@@ -248,8 +233,9 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     }
     const unsigned at = begin + turn.place * 2 * kPair;
     const float by = __ldg(now.g.scale + now.block(2 * now.row + group, k));
-    both[0] = by * __ldg(now.g.scale + now.block(2 * now.column, k)), both[1] = by * __ldg(now.g.scale + now.block(2 * now.column + 1, k));
-    const unsigned of_a = now.row == now.column && cluster.blocks() < 4 ? at : at + kPair;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) both[i] = by * __ldg(now.g.scale + now.block(2 * now.column + i, k));
+    const unsigned of_a = now.row == now.column ? at : at + kPair;
     products_begin();
     multiply_tiles<kColumns, kColumns>(d, of_a + group * kTileBytes, at);
     products_end();
@@ -257,7 +243,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     if (++k == now.chunks) tile += cluster.all();
   };
   auto finish = [&](const float(&d)[16][4], const float(&both)[2]) {
-    cluster.free_place(empty + 8 * freed.place, cluster.rank() ^ 3);
+    cluster.free_place(empty + 8 * freed.place);
     freed.advance(kGramRing);
     take_in(acc, d, both);
     if (++done_k < done.chunks) return;
@@ -369,7 +355,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   const unsigned begin = shared_at(dynamic) + (1024 - shared_at(dynamic) % 1024) % 1024;
   const unsigned full = shared_at(barriers), empty = full + 8 * kProductRing;
   const Cluster cluster;
-  begin_ring<kProductRing>(barriers, cluster_blocks());
+  begin_ring<kProductRing>(barriers);
   Turn turn;
   ProductTile<kAxis> now;
 
@@ -387,8 +373,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
         barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
         if (k == 0) plate_at[turn.place] = make_int2(m, tile - (int)__ldg(first + m));
         barrier_expect_at(barrier, kPair);
-        const unsigned blocks = cluster.blocks();
-        feed.copy(at, barrier, blocks > 1 ? Sharing{(1u << blocks) - 1, cluster.rank(), (int)blocks} : Sharing{0, 0, 1});
+        feed.copy(at, barrier, cluster.blocks() > 1, cluster);
         turn.advance(kProductRing);
       }
     }
@@ -486,7 +471,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
     // The other warpgroup's turn; no one waits for the last.
     if (group == 0 || again) asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
     products_wait(some);
-    cluster.free_place(empty + 8 * turn.place, ~0u);
+    cluster.free_place(empty + 8 * turn.place);
     turn.advance(kProductRing);
 #pragma unroll
     for (int n = 0; n < 16; ++n)
