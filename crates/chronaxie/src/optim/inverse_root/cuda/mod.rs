@@ -13,7 +13,7 @@ use std::sync::Arc;
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
 const MATRICES: usize = 5;
-/// `kTile`, `kStage` and `kBuffers` of tiles.cuh and newton.cu.
+/// `kTile`, `kStage` and `kBuffers` of newton.cu.
 const TILE: usize = 128;
 const STAGE: u32 = 4 * 2 * 128 * 32;
 /// Static shared memory of newton.cu, at most.
@@ -21,10 +21,6 @@ const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
 /// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
 const LEAST: usize = 33;
-/// Terms in whose groups rows of buffers are whole on Hopper; elsewhere half of it would do.
-const WHOLE: usize = 64;
-/// Up to where shared memory begins for a kernel.
-const ALIGNMENT: u32 = 1024;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
     vec![portable(), tensor()]
@@ -38,7 +34,7 @@ fn portable() -> Specialisation {
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[("tiles.cuh", include_str!("tiles.cuh")), kernels::MMA, kernels::WGMMA];
+    spec.headers = &[kernels::MMA];
     spec.archs = Archs::AtLeast(80);
     spec
 }
@@ -62,23 +58,17 @@ impl Groups {
     fn choose(p: &InverseRoot, props: &DeviceProps) -> Option<Self> {
         let side = p.order.div_ceil(TILE);
         let tiles = side * (side + 1) / 2;
-        let room = props.shared_per_block_optin.saturating_sub(STATIC + ALIGNMENT);
-        // On Hopper a ring of three places, of two stages each.
-        let stages = (room / STAGE).min(if props.compute_capability == (9, 0) { 6 } else { 4 });
+        let room = props.shared_per_block_optin.saturating_sub(STATIC);
+        let stages = (room / STAGE).min(4);
         let sms = props.sm_count as usize;
         // Four of the six products at p = 4 are alone between barriers, two go together.
         let rounds = |c: usize| 4 * tiles.div_ceil(c) + (2 * tiles).div_ceil(c);
         let time = |c: usize| p.count.div_ceil(sms / c) * rounds(c);
         let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), Reverse(c)))?;
-        (stages >= if props.compute_capability == (9, 0) { 6 } else { 2 }).then_some(Self {
-            groups: p.count.min(sms / blocks),
-            blocks,
-            stages,
-            tiles,
-        })
+        (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, tiles })
     }
     const fn shared(&self) -> u32 {
-        self.stages * STAGE + ALIGNMENT
+        self.stages * STAGE
     }
 }
 
@@ -118,7 +108,7 @@ fn takes(p: &InverseRoot, props: &DeviceProps) -> std::result::Result<Groups, St
     Groups::choose(p, props).ok_or_else(|| {
         format!(
             "needs {} bytes of shared memory, of which there are {}",
-            2 * STAGE + STATIC + ALIGNMENT,
+            2 * STAGE + STATIC,
             props.shared_per_block_optin
         )
     })
@@ -149,7 +139,7 @@ impl CudaPlan {
         let mut layout = Layout::new(options.scratch_gap);
         // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
         let portable = blocks * (MATRICES * n * n + 2);
-        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(WHOLE));
+        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32));
         let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
         let tensor = match groups {
             None => None,
@@ -307,7 +297,7 @@ mod tests {
             [(64, 128, (64, 2)), (16, 512, (16, 8)), (4, 1024, (4, 33)), (1, 2048, (1, 132)), (1, 4096, (1, 132))]
         {
             let g = groups(count, n, &DeviceProps::SM_90);
-            assert_eq!((g.groups, g.blocks, g.stages), (want.0, want.1, 6), "{count} x {n}");
+            assert_eq!((g.groups, g.blocks, g.stages), (want.0, want.1, 4), "{count} x {n}");
         }
         for props in DeviceProps::FIXTURES.iter().filter(|d| d.compute_capability.0 >= 8) {
             for (count, n) in [(1, 1), (1, 33), (1000, 128), (3, 300), (1, 32768), (100_000, 200)] {

@@ -14,9 +14,7 @@
 //
 // All matrices are polynomials in A: they commute and are symmetric, so only tiles on and below the diagonal are made. An element x
 // is kept as two halves: hi = f16(s x), lo = f16(s x - hi), s a power of 2 (23 bits: an f32 has one more), and a product is
-// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units. On
-// Hopper (sm_90a) a warpgroup makes 64 rows of a tile by wgmma, with sums over 64 terms: the blocks of buffers are as its swizzle of 64
-// bytes wants them, and operands are not read through registers.
+// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units.
 //
 // Floors, H200: mma.sync does about 620 TFLOP/s of f16, a third of that here (f32 units: 51). A product of 64 x 128^2, on 64 of 132
 // multiprocessors, is 4.2 MFLOP each on 1.5 TFLOP/s: 2.7 us, 19 of them 51 us. 16 x 512^2: 160 tiles of 33.6 MFLOP on 132
@@ -29,7 +27,173 @@
 // pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
-#include "tiles.cuh"
+#include "mma.cuh"
+
+typedef long long i64;
+typedef unsigned short u16;
+
+constexpr int kThreads = 256, kTile = 128, kTerms = 32;
+constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
+constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
+constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
+constexpr int kMostPhases = 16;              // between barriers, of an iteration: p is at most 64
+constexpr int kBuffers = 7, kMostIterations = 24;
+constexpr int kDeep = 1024;                  // beyond, another squaring of A pays: it saves an iteration
+constexpr float kScale = 2048.f, kFirstScale = 32768.f;  // s of all but Y, entries of at most 31; of A / ||A||_F
+constexpr float kLargest = 60000.f;
+constexpr float kEnough = 2e-8f;                      // of the root, relative: a third of an f32's rounding
+enum { kNewton = 0, kFailed = 3 };
+
+// One product c = a b and what becomes of it: out = beta c + first x + second y; also = beta2 c + first2 x + delta I.
+struct Task {
+  const u16 *a, *b, *x, *y;
+  u16 *out, *also;
+  float* flat;  // gamma out, [n, flat_pitch], instead of out's halves
+  double* sums; // [tiles] of out^2, or of also^2 where there is one
+  float beta, first, second, out_scale, beta2, first2, delta, also_scale, gamma;
+  int flat_pitch;
+};
+
+// Buffers lie in blocks as shared memory has them: [n / 128][n / 32][hi, lo][128][32], and of each row the four pieces of 16 bytes
+// are exchanged so that the eight rows of an ldmatrix lie in eight different banks.
+struct Shape {
+  int n, pitch, tiles, rank, blocks, stages;
+  int chunks;  // of terms: n / 32, rounded up
+  i64 buffer;  // halves
+};
+__device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
+  return ((i64)(row / kTile) * s.chunks + column / kTerms) * (2 * kPlane) + row % kTile * kTerms +
+         ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
+}
+
+// d (16 x 8) = a (16 x 16) b (16 x 8), added to d or not.
+template <bool kAdd>
+__device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if (kAdd)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+}
+
+__device__ double block_sum(double x, double* slots) {
+  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = slots[0];
+  for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
+  return x;
+}
+
+// Between the blocks of a group: all that was written before is seen after.
+__device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, int blocks) {
+  __syncthreads();
+  if (blocks == 1) return;
+  round += blocks;
+  if (threadIdx.x == 0) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1u) : "memory");
+    unsigned seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    } while ((int)(seen - round) < 0);
+  }
+  __syncthreads();
+}
+
+// Row and column of the nth tile on and below the diagonal.
+__device__ __forceinline__ int2 tile_of(int nth) {
+  int row = (int)((sqrtf(8.f * nth + 1.f) - 1.f) * 0.5f);
+  while ((row + 1) * (row + 2) / 2 <= nth) ++row;
+  while (row * (row + 1) / 2 > nth) --row;
+  return make_int2(row, nth - row * (row + 1) / 2);
+}
+
+// Where an element of a tile of f32 lies: fragments, rows and columns are read and written without conflicts of banks.
+__device__ __forceinline__ int at(int row, int column) {
+  return row * kTile + (column ^ (row & 31) ^ (row & 3) << 3);
+}
+
+// Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
+__device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
+#pragma unroll
+  for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) {
+    copy_ahead(to + q, a + q / 2, true);
+    copy_ahead(to + 4 * kPlane + q, b + q / 2, true);
+  }
+}
+
+// sum[i][j] of this warp's elements of a tile.
+__device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
+                                              float (&sum)[kRows / 16][4][4]) {
+  const int chunks = s.chunks, stages = s.stages, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u16* a = task.a + (i64)tile.x * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const u16* b = task.b + (i64)tile.y * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const unsigned to = shared + 16 * threadIdx.x;
+  const unsigned fa = shared + (warp / 4 * kRows + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
+  const unsigned fb = shared + 4 * kPlane + (warp % 4 * 32 + lane % 8 + lane / 16 * 8) * 64 + (lane / 8 % 2 ^ lane / 2 % 4) * 16;
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
+  // Half of the stages are worked on while the others come.
+  const int half = stages / 2;
+  auto ahead = [&](int from, int side) {
+    for (int u = 0; u < half && from + u < chunks; ++u) copy_blocks(to + (side * half + u) * kStage, a + (i64)(from + u) * (2 * kPlane), b + (i64)(from + u) * (2 * kPlane));
+    copy_commit();
+  };
+  ahead(0, 0);
+  int side = 0;
+  for (int c = 0; c < chunks; c += half) {
+    copy_wait(0);
+    __syncthreads();
+    ahead(c + half, side ^ 1);
+    if (works)
+#pragma unroll 1
+      for (int u = 0; u < half && c + u < chunks; ++u) {
+        const unsigned stage = (side * half + u) * kStage;
+        float part[kRows / 16][4][4];
+#pragma unroll
+        for (int k = 0; k < kTerms / 16; ++k) {
+          const unsigned xa = (fa + stage) ^ 32 * k, yb = (fb + stage) ^ 32 * k;
+          unsigned y[2][2][4];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            load_matrices<false>(y[0][j], yb + j * 1024);
+            load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
+          }
+#pragma unroll
+          for (int i0 = 0; i0 < kRows / 16; i0 += 2) {
+            unsigned x[2][2][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
+              load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
+            }
+            // lo hi, hi lo, hi hi: the large one last.
+#pragma unroll
+            for (int term = 0; term < 3; ++term)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  float(&d)[4] = part[i0 + i][j];
+                  const unsigned b0 = y[term == 1][j / 2][j % 2 * 2], b1 = y[term == 1][j / 2][j % 2 * 2 + 1];
+                  if (k == 0 && term == 0)
+                    product16<false>(d, x[1][i], b0, b1);
+                  else
+                    product16<true>(d, x[term == 0][i], b0, b1);
+                }
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
+      }
+    side ^= 1;
+  }
+  __syncthreads();
+}
 
 // Four elements of a buffer.
 struct Four {
@@ -107,11 +271,27 @@ __device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 ti
 
 // The tiles of `count` products that belong to this block.
 __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots) {
+  const unsigned shared = shared_at(tile_f32);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
     const Task& t = tasks[nth / s.tiles];
     const int2 tile = tile_of(nth % s.tiles);
+    const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
     const bool diagonal = tile.x == tile.y;
-    make_tile(s, t, tile, tile_f32);
+    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
+    {
+      float sum[kRows / 16][4][4];
+      multiply_tile(s, t, tile, shared, works, sum);
+      // Odd rows have the two of a pair the other way round.
+      const int g = lane / 4, c = lane % 4 * 2;
+#pragma unroll
+      for (int e = 0; e < kRows / 2; ++e) {
+        const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
+        const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
+        *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
+      }
+    }
+    __syncthreads();
     float squares = emit<false>(s, t, tile, tile_f32);
     if (!diagonal) emit<true>(s, t, tile, tile_f32);
     if (t.sums) {
@@ -334,8 +514,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                  double* sums,                 // [groups, 2, tiles]
                  unsigned* counters,           // [groups, 16]
                  i64 count, int n, int p, int blocks, int stages, double absolute, double relative) {
-  extern __shared__ __align__(128) char dynamic[];
-  float* tile_f32 = (float*)(dynamic + (1024 - shared_at(dynamic) % 1024) % 1024);
+  extern __shared__ __align__(128) float tile_f32[];
   __shared__ double slots[kThreads / 32];
   __shared__ Task tasks[kMostPhases][2];
   __shared__ Control k;
@@ -346,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const bool first = threadIdx.x == 0, deep = n > kDeep;
   if (first) {
     const int side = (n + kTile - 1) / kTile;
-    s.n = n, s.chunks = (n + kWhole - 1) / kWhole * (kWhole / kTerms), s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
+    s.n = n, s.chunks = (n + kTerms - 1) / kTerms, s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
     s.tiles = side * (side + 1) / 2, s.rank = blockIdx.x % blocks, s.buffer = (i64)side * s.chunks * (2 * kPlane);
     begin(k, p);
     k.n = n, k.buffers = work + group * kBuffers * s.buffer;
