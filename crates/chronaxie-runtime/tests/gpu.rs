@@ -593,7 +593,7 @@ fn boxes_of_a_tensor_come_swizzled_with_zeros_outside() {
     .unwrap();
     let got: Vec<i32> = download(&y.view(Dtype::I32, [2048]).unwrap()).unwrap();
     for (at, got) in got.iter().enumerate() {
-        let (row, pair) = (at / 32, at % 32 / 4 ^ at / 32 % 8);
+        let (row, pair) = (at / 32, (at % 32 / 4) ^ (at / 32 % 8));
         let want = if row < 38 && pair == 0 { (70 + 32 + row as i32) * 40 + 32 + at as i32 % 4 } else { 0 };
         assert_eq!(*got, want, "row {row}, piece {pair}");
     }
