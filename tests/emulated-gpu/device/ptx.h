@@ -312,17 +312,14 @@ struct WgmmaOperands {
   void take(u64 x) { tiles[descriptors++] = x; }
   void take(int x) { numbers[count++] = x; }
 };
-// An element of a tile whose rows of 128 bytes are swizzled: by its own rows, or by rows of terms, 64 of its own a block; or of one
-// of rows of 64 bytes, by its own.
+// An element of a tile whose rows of 128 bytes are swizzled: by its own rows, or by rows of terms, 64 of its own a block.
 // A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
 inline u16 wgmma_element(u32 base, u64 tile, bool by_terms, int own, int term) {
-  const bool narrow = tile >> 62 == 2;
-  if (tile >> 62 != 1 && !(narrow && !by_terms))
-    machine->fail("wgmma of a tile that is not swizzled by 128 bytes, or 64 by its rows, which is not emulated");
+  if (tile >> 62 != 1) machine->fail("wgmma of a tile that is not swizzled by 128 bytes, which is not emulated");
   const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4, stride = (u32)(tile >> 32 & 0x3fff) << 4;
   u32 at = by_terms ? start + own / 64 * leading + term / 8 * stride + term % 8 * 128 + own % 64 * 2
-                    : start + own / 8 * stride + own % 8 * (narrow ? 64 : 128) + term * 2;
-  at ^= (at >> 7 & (narrow ? 3 : 7)) << 4;
+                    : start + own / 8 * stride + own % 8 * 128 + term * 2;
+  at ^= (at >> 7 & 7) << 4;
   return shared_load<u16>(base + ((at - base) & 0x3ffff), "wgmma");
 }
 template <int columns, float (*value)(u16)>
@@ -454,15 +451,6 @@ inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_L2_ca
 }
 inline void cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
   bulk(to, from, bytes, barrier);
-}
-inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(u32 to, u64 from, u32 bytes,
-                                                                                            u32 barrier, u16 blocks) {
-  for (u32 rank = 0; rank < 16; rank++) {
-    if (!(blocks >> rank & 1)) continue;
-    u32 there;
-    mapa_shared_cluster_u32(there, to, rank);
-    bulk(there, from, bytes, barrier);
-  }
 }
 // A box of a tensor, by a map as the driver made it: 64 columns and some rows, pieces of 16 bytes swizzled.
 inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(u32 to, u64 map, int x, int y, int z, int w,

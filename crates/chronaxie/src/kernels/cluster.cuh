@@ -24,25 +24,6 @@ __device__ __forceinline__ unsigned in_block(unsigned address, unsigned rank) {
   return r;
 }
 
-// The same, of blocks that run on: no thread of one ends before the others' are here.
-__device__ __forceinline__ void cluster_leave() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-}
-// Arrives at a barrier of any block, by its address in the cluster's window. What this thread wrote to memory need not be seen there:
-// a release to the cluster waits for all that is under way, loads too.
-__device__ __forceinline__ void arrive_in_cluster(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Copies `bytes` (a multiple of 16) from global memory to the same place in each block of `blocks`, a bit each; the barrier at
-// the same place there counts them.
-__device__ __forceinline__ void bulk_copy_to_blocks(unsigned to, const char* from, unsigned bytes, unsigned barrier,
-                                                    unsigned blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<unsigned short>(blocks))
-      : "memory");
-}
-
 // Stores that the barrier's phase waits for, by their bytes. Both addresses are of the same block of the cluster.
 __device__ __forceinline__ void store_async(unsigned to, const float (&x)[1], unsigned barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x[0]),

@@ -47,11 +47,6 @@ __device__ __forceinline__ void split(unsigned& high, unsigned& low, float x0, f
   low = pack<false>(x0 - y.x, x1 - y.y);
 }
 
-__device__ __forceinline__ void bulk_copy_at(unsigned to, const char* from, unsigned bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier)
-               : "memory");
-}
 // Two blocks of numbers to a place of the ring.
 __device__ __forceinline__ void copy_blocks(unsigned to, const char* x, const char* y, unsigned barrier) {
   bulk_copy_at(to, x, kTileBytes, barrier);

@@ -1,6 +1,5 @@
 // What steps do with blocks of parameters that are matrices, for Hopper's tensor cores (products.cuh). A plate is such a block
-// G [m, n]; its blocks of 64 x 64 numbers (f16x3.cuh) lie behind each other, row after row of them, with rows, which are terms of
-// the product that comes next, `shuffled`: a thread's four terms of an operand in registers are neighbours.
+// G [m, n]; its blocks of 64 x 64 numbers (f16x3.cuh) lie behind each other, row after row of them.
 //
 //   plate_moments   64 x 64: first, second, and g = scale grad (+ pull decay parameter) and first as blocks of numbers; where it
 //                   is asked for, of each warp the sum of squares of the grafting's step
@@ -121,8 +120,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     put(first, mean, s, vectors);
     if (has_second) put(second, square, s, vectors);
     const i64 block = p.block + nth;
-    const unsigned of_g = pack_block(g, g_to + block * kBlockBytes, row, column, most[0], kRowsShuffled);
-    const unsigned of_m = pack_block(mean, m_to + block * kBlockBytes, row, column, most[1], kRowsShuffled);
+    const unsigned of_g = pack_block(g, g_to + block * kBlockBytes, row, column, most[0]);
+    const unsigned of_m = pack_block(mean, m_to + block * kBlockBytes, row, column, most[1]);
     if (threadIdx.x == 0) g_scales[block] = scale_down(of_g), m_scales[block] = scale_down(of_m);
     if (!want) continue;
     sum = warp_sum(sum);

@@ -4,7 +4,7 @@ use super::blocks::{Block, Grid};
 use super::ongpu::{Jobs, THREADS as STRIDERS, Tables, Words};
 use super::stepper::Common;
 use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
-use crate::kernels::{BARRIERS, CLUSTER, F16X3, Header, MMA, WGMMA};
+use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -16,7 +16,6 @@ pub(super) const HEADERS: &[Header] = &[
     ("products.cuh", include_str!("products.cuh")),
     F16X3,
     BARRIERS,
-    CLUSTER,
     MMA,
     WGMMA,
 ];
@@ -87,58 +86,9 @@ pub(super) struct Plates {
     /// Blocks of 64 x 64 numbers of all of them: jobs of those.
     pub tiles: Jobs,
     /// Tiles of the triangles of rows, and of columns.
-    pub gram: [Tiles; 2],
+    pub gram: [Jobs; 2],
     /// Tiles of a product along either axis.
-    pub products: [Tiles; 2],
-}
-
-/// Tiles of 128 x 128, each by a block of threads.
-pub(super) struct Tiles {
-    /// Of so many tiles a job.
-    pub jobs: Jobs,
-    /// Tiles of a job, whose blocks of threads are a cluster.
-    pub cluster: usize,
-    /// Clusters that the device holds at once.
-    at_once: usize,
-}
-
-impl Tiles {
-    /// Tiles, of which some may lie behind an end.
-    pub(super) fn tiles(&self) -> usize {
-        self.jobs.jobs * self.cluster
-    }
-    /// A launch: clusters stride over the jobs.
-    pub(super) fn config(&self) -> LaunchConfig {
-        let blocks = self.jobs.jobs.min(self.at_once) * self.cluster;
-        let config = LaunchConfig::new((blocks as u32, 1, 1), (THREADS, 1, 1)).shared(shared());
-        LaunchConfig { cluster: (self.cluster > 1).then_some((self.cluster as u32, 1, 1)), ..config }
-    }
-}
-
-/// Blocks of threads that share operands, and what a tile takes then: a step of `lm350m` took an H200 22.5 and 22.1 ms. Four took 23.2:
-/// a card of 132 multiprocessors held 30 such clusters.
-const CLUSTERS: [usize; 2] = [1, 2];
-const TAKES: [usize; 2] = [51, 50];
-
-/// Which of the clusters takes least for so many jobs each, where the device holds `at_once` of them: tiles that do not come in whole
-/// clusters are work for nothing.
-fn best(jobs: [usize; 2], at_once: [usize; 2]) -> usize {
-    let all = (0..2).filter(|&i| at_once[i] > 0);
-    all.min_by_key(|&i| jobs[i] * CLUSTERS[i] * TAKES[i]).unwrap_or(0)
-}
-
-/// Tiles of a triangle of a side of n, each a job.
-fn triangle(n: usize) -> usize {
-    n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2
-}
-/// The same in pairs: of two rows of tiles what lies below each other, but for the last of the diagonal, and those in pairs.
-fn pairs_of_triangle(n: usize) -> usize {
-    let edges = n.div_ceil(EDGE);
-    edges.div_ceil(2).pow(2) + (edges / 2).div_ceil(2)
-}
-/// Tiles below each other of a product with a root of so many rows, in groups of `cluster`.
-fn groups(rows: usize, columns: usize, cluster: usize) -> usize {
-    rows.div_ceil(EDGE).div_ceil(cluster) * columns.div_ceil(EDGE)
+    pub products: Jobs,
 }
 
 fn words(b: &Block, nth: usize, first_tile: usize) -> [usize; 10] {
@@ -150,8 +100,8 @@ fn tiles(b: &Block, side: usize) -> usize {
 }
 
 impl Plates {
-    /// The tables of the blocks of `grid` with sides of at least `least`, for kernels like `kernel`.
-    pub(super) fn new(device: &Arc<CudaDevice>, kernel: &Kernel, grid: &Grid, least: usize) -> Result<Self> {
+    /// The tables of the blocks of `grid` with sides of at least `least`.
+    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, least: usize) -> Result<Self> {
         let mut w = Words::default();
         let list = || grid.blocks.iter().enumerate().filter(|(_, b)| is_plate(b, least));
         let count = list().count();
@@ -162,33 +112,21 @@ impl Plates {
             words(b, i, at)
         }));
         let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
-        let mut tiles = of(&|b| tiles(b, SIDE))?;
-        let sms = device.props().sm_count as usize;
-        let held = |cluster: usize| -> Result<usize> {
-            let config = LaunchConfig::new((cluster as u32, 1, 1), (THREADS, 1, 1)).shared(shared());
-            let config = LaunchConfig { cluster: Some((cluster as u32, 1, 1)), ..config };
-            Ok(kernel.max_active_clusters(&config)? as usize)
-        };
-        let at_once = [sms, held(2)?];
-        let mut make = |jobs: [&dyn Fn(&Block) -> usize; 2]| {
-            let all = jobs.map(|of| list().map(|(_, b)| of(b)).sum::<usize>());
-            let way = best(all, at_once);
-            Ok::<_, Error>(Tiles { jobs: of(jobs[way])?, cluster: CLUSTERS[way], at_once: at_once[way] })
-        };
-        let mut triangles = |k: usize| make([&|b| triangle(b.sizes[k]), &|b| pairs_of_triangle(b.sizes[k])]);
-        let mut gram = [triangles(0)?, triangles(1)?];
-        let mut along = |k: usize| {
-            let of = |b: &Block, cluster| groups(b.sizes[k], b.sizes[1 - k], cluster);
-            make([&|b| of(b, 1), &|b| of(b, 2)])
-        };
-        let mut products = [along(0)?, along(1)?];
+        let triangle = |n: usize| n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2;
+        let mut all = [
+            of(&|b| tiles(b, SIDE))?,
+            of(&|b| triangle(b.sizes[0]))?,
+            of(&|b| triangle(b.sizes[1]))?,
+            of(&|b| tiles(b, EDGE))?,
+        ];
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
-        let of_tiles = gram.iter_mut().chain(&mut products).map(|t| &mut t.jobs);
-        for jobs in of_tiles.chain([&mut tiles]) {
+        for jobs in &mut all {
             (jobs.of, jobs.first) = (address(jobs.of), address(jobs.first));
         }
-        Ok(Self { plates: address(plates as u64), _buffer: buffer, count, tiles, gram, products })
+        let plates = address(plates as u64);
+        let [tiles, rows, columns, products] = all;
+        Ok(Self { _buffer: buffer, plates, count, tiles, gram: [rows, columns], products })
     }
 }
 
@@ -272,6 +210,10 @@ const fn shared() -> u32 {
 pub(super) fn prepare(kernel: &Kernel) -> Result<()> {
     kernel.set_max_dynamic_shared(shared())
 }
+/// A launch of products over so many tiles.
+pub(super) fn config(multiprocessors: usize, tiles: usize) -> LaunchConfig {
+    LaunchConfig::new((tiles.min(multiprocessors) as u32, 1, 1), (THREADS, 1, 1)).shared(shared())
+}
 
 #[cfg(test)]
 mod tests {
@@ -300,17 +242,6 @@ mod tests {
         says(&large, (8, 0), "wgmma", "wants compute capability 9.0, not 8.0");
         says(&line, (9, 0), "wgmma", "there is none");
         says(&line, (9, 0), "mma", "`mma` is not one of simt, wgmma");
-    }
-
-    /// Tiles of a triangle in pairs: nothing is left over where they are an even number of even pairs.
-    #[test]
-    fn tiles_come_in_pairs() {
-        let both = |n| (triangle(n), pairs_of_triangle(n));
-        assert_eq!([128, 256, 300, 512, 768, 1024].map(both), [(1, 1), (3, 2), (6, 5), (10, 5), (21, 11), (36, 18)]);
-        let way = |n, at_once| best([triangle(n), pairs_of_triangle(n)], at_once);
-        assert_eq!([128, 256, 300, 512, 1024].map(|n| way(n, [132, 66])), [0, 0, 0, 1, 1]);
-        assert_eq!(way(1024, [1, 0]), 0);
-        assert_eq!((groups(1024, 300, 1), groups(1024, 300, 2), groups(300, 1024, 2)), (24, 12, 16));
     }
 
     /// A plate's words are what plates.cuh reads, and its shared memory is there.

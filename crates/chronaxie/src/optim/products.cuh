@@ -8,18 +8,12 @@
 // A block of 384 threads a multiprocessor strides over the tiles of all plates, so that those at work have few plates in L2: two
 // warpgroups of 64 rows multiply, and of the third a warp copies ahead into a ring (cp.async.bulk), says which plate a tile is of
 // and, in a Gram matrix, asks L2 for the factor's rows. Both operands of a Gram matrix come packed, on its diagonal they are
-// one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns; of
-// 16 terms a thread has four neighbours, a load of 16 bytes, so the rows of plates' blocks are `shuffled`.
-//
-// Two blocks of threads are a cluster where tiles come in twos: their tiles lie below each other, and each copies half of the operand
-// that they share to both (cp.async.bulk.multicast). A place of the ring is free where the warps of both have read it.
+// one. Of a product R goes through registers, where its rows of 64 terms get their power of two, and the warpgroups take turns.
 //
 // Floors: 6 f16 flops a multiply-add; a Gram matrix of n has ceil(n / 128) (ceil(n / 128) + 1) / 2 tiles of 2 * 128 * 128 m.
-// From L2 come 64 KB for 128 x 128 x 64 x 3 multiply-adds, 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
-// on the diagonal); two that share take 48 KB each. That binds little: a step of 22.5 ms takes 22.1 in clusters (NVIDIA H200,
-// 2026-11-23), with L2 at 38 % and tensor cores at 60 % of a product's clocks.
+// From L2 64 KB for 128 x 128 x 64 x 3 multiply-adds: 43 bytes a clock and multiprocessor at the whole rate of tensor cores (21
+// on the diagonal), so that L2 and not they may bind, at two thirds of it.
 #pragma once
-#include "cluster.cuh"
 #include "plates.cuh"
 
 constexpr int kPlateThreads = 384;
@@ -42,11 +36,7 @@ __device__ __forceinline__ int triangle(int row) { return row * (row + 1) / 2; }
 // Sixteen rows of 64 numbers that a warp has of a product, columns 64 `half` on, to its place in shared memory: 8 numbers further
 // lie exchanged by the row, so that rows and columns are read without conflicts of banks.
 __device__ __forceinline__ int put_at(int row, int column) { return row * kSide + (column ^ row % 8 * 8); }
-// The same where fours are written by `shuffled`.
-__device__ __forceinline__ int put_shuffled(int row, int column) {
-  return row * kSide + (column ^ ((row & 1) * 2 | (row & 4) * 4));
-}
-template <bool kBeside, bool kShuffled = false>
+template <bool kBeside>
 __device__ __forceinline__ void put_down(float* to, const float (&acc)[16][4], int half) {
   // Places are made here, and not before the loop over terms, whose registers are all taken.
   int lane = threadIdx.x % 32;
@@ -57,11 +47,6 @@ __device__ __forceinline__ void put_down(float* to, const float (&acc)[16][4], i
 #pragma unroll
     for (int low = 0; low < 2; ++low) {
       const float x = half ? acc[8 + n][2 * low] : acc[n][2 * low], y = half ? acc[8 + n][2 * low + 1] : acc[n][2 * low + 1];
-      if (kShuffled) {
-        const int row = lane / 8 * 4 + lane / 4 % 2 + 2 * low, column = n / 2 * 16 + lane % 4 * 4 + n % 2 * 2;
-        *reinterpret_cast<float2*>(to + put_shuffled(row, column)) = {x, y};
-        continue;
-      }
       const int row = kBeside ? lane / 4 * 2 + low : lane / 4 + 8 * low;
       *reinterpret_cast<float2*>(to + put_at(row, 8 * n + lane % 4 * 2)) = {x, y};
     }
@@ -70,93 +55,35 @@ __device__ __forceinline__ void put_down(float* to, const float (&acc)[16][4], i
 
 __device__ __forceinline__ void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// Blocks of threads that share an operand. They copy it together, so a place of the ring is free where all of them have read it.
-// What is asked for is read anew: registers are few.
-struct Cluster {
-  __device__ __forceinline__ int rank() const { return (int)cluster_rank(); }
-  __device__ __forceinline__ int blocks() const { return (int)cluster_blocks(); }
-  // Of a grid of clusters: which one, and how many.
-  __device__ __forceinline__ int nth() const { return (int)blockIdx.x / blocks(); }
-  __device__ __forceinline__ int all() const { return (int)gridDim.x / blocks(); }
-  // A warp has read a place.
-  __device__ __forceinline__ void free_place(unsigned empty) const {
-    unsigned lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));
-    if (lane < cluster_blocks()) arrive_in_cluster(in_block(empty, lane));
-  }
-};
-// Barriers of a ring's places: the full ones, and behind them the empty ones.
-template <int kRing>
-__device__ __forceinline__ void begin_ring(u64 (&barriers)[2 * kRing]) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kRing; ++i) {
-      barrier_init(&barriers[i], 1);
-      barrier_init(&barriers[kRing + i], 8 * cluster_blocks());
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  cluster_sync();
-}
-
 // A plate as blocks of numbers. What lies behind the last one is never stored, and any numbers do.
 struct Blocks {
   const char* base;
   const float* scale;
   int down, across;
   __device__ __forceinline__ int at(int row, int column) const { return min(row, down - 1) * across + min(column, across - 1); }
-};
-// Two blocks of 64 rows or columns `side` and the next, and then those of the terms behind them.
-struct Feed {
-  const char* from;
-  int other, step;  // bytes to the second block, and to the next terms
-  __device__ __forceinline__ Feed(const Blocks& b, int side, bool by_rows) {
-    const int x = by_rows ? b.at(side, 0) : b.at(0, side), y = by_rows ? b.at(side + 1, 0) : b.at(0, side + 1);
-    from = b.base + (i64)x * kBlockBytes, other = (y - x) * kBlockBytes, step = (by_rows ? 1 : b.across) * kBlockBytes;
-  }
-  // To a place of the ring. Where it is the same for all blocks of the cluster, each copies a part to all.
-  __device__ __forceinline__ void copy(unsigned to, unsigned barrier, bool shared, Cluster cluster) {
-#pragma unroll 1
-    for (int i = shared ? cluster.rank() : 0; i < 4; i += shared ? cluster.blocks() : 1) {
-      const char* piece = from + (i % 2 ? other : 0) + i / 2 * kTileBytes;
-      if (shared) bulk_copy_to_blocks(to + i * kTileBytes, piece, kTileBytes, barrier, (1u << cluster.blocks()) - 1);
-      else bulk_copy_at(to + i * kTileBytes, piece, kTileBytes, barrier);
-    }
-    from += step;
+  __device__ __forceinline__ void copy_two(unsigned to, int x, int y, unsigned barrier) const {
+    copy_blocks(to, base + (i64)x * kBlockBytes, base + (i64)y * kBlockBytes, barrier);
   }
 };
 __device__ __forceinline__ Blocks blocks_of(const Plate& p, const char* base, const float* scale) {
   return {base + p.block * kBlockBytes, scale + p.block, sides_of(p.rows), sides_of(p.columns)};
 }
 
-// A tile of a Gram matrix: of which plate, and where. Of a cluster of two the blocks make two tiles: below each other, so that
-// columns are shared, and then what is left of the diagonal, which shares nothing. One of them can lie behind the last row.
+// A tile of a Gram matrix: of which plate, and where.
 template <bool kColumns>
 struct GramTile {
   Blocks g;
   float* factor;
   int n, chunks, row, column;
-  bool shares;
   // Of plate m.
   __device__ __forceinline__ void take(const Plate* plates, const i64* first, int m, int tile, const char* base,
-                                       const float* scale, float* factors, Cluster cluster) {
+                                       const float* scale, float* factors) {
     const Plate& p = plates[m];
     g = blocks_of(p, base, scale);
     factor = factors + p.factors[kColumns];
     n = (int)(kColumns ? p.columns : p.rows), chunks = kColumns ? g.down : g.across;
-    int nth = tile - (int)__ldg(first + m);
-    shares = cluster.blocks() > 1;
-    if (!shares) {
-      const int2 at = below_diagonal(nth);
-      row = at.x, column = at.y;
-      return;
-    }
-    const int edges = edges_of(n), halves = (edges + 1) / 2, rank = cluster.rank();
-    int pair = 0;
-    for (; pair < halves && nth > 2 * pair; ++pair) nth -= 2 * pair + 1;
-    row = 2 * pair + rank, column = nth;
-    shares = pair < halves;
-    if (!shares) row = column = min(4 * nth + 2 * rank + 1, edges);
+    const int2 at = below_diagonal(tile - (int)__ldg(first + m));
+    row = at.x, column = at.y;
   }
   // Of 64 rows the block of terms k.
   __device__ __forceinline__ int block(int side, int k) const { return kColumns ? g.at(k, side) : g.at(side, k); }
@@ -171,30 +98,35 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   __shared__ int plate_at[kGramRing];
   const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
   const unsigned full = shared_at(barriers), empty = full + 8 * kGramRing;
-  const Cluster cluster;
-  begin_ring<kGramRing>(barriers);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kGramRing; ++i) {
+      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[kGramRing + i], 256);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
   Turn turn;
   GramTile<kColumns> now;
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x >= 288) return;
 #pragma unroll 1
-    for (int tile = cluster.nth(); tile < tiles; tile += cluster.all()) {
+    for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
       const int m = plate_of(first, count, tile);
-      now.take(plates, first, m, tile, packed, scales, factors, cluster);
+      now.take(plates, first, m, tile, packed, scales, factors);
       const bool diagonal = now.row == now.column;
-      Feed across(now.g, 2 * now.column, !kColumns), down(now.g, 2 * now.row, !kColumns);
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         if (lane == 0) {
           const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
-          barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
+          if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
           if (k == 0) plate_at[turn.place] = m;
           barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
-          across.copy(at, barrier, now.shares, cluster);
-          if (!diagonal) down.copy(at + kPair, barrier, false, cluster);
+          now.g.copy_two(at, now.block(2 * now.row, k), now.block(2 * now.row + 1, k), barrier);
+          if (!diagonal) now.g.copy_two(at + kPair, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
         }
         turn.advance(kGramRing);
         __syncwarp();
@@ -214,14 +146,14 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     return;
   }
 
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   float* own = reinterpret_cast<float*>(dynamic + skip + kGramRing * 2 * kPair) + (4 * group + warp) * kWarpFloats;
-  int tile = cluster.nth();
+  int tile = (int)blockIdx.x;
   if (tile >= tiles) return;
   float acc[16][4] = {}, some[2][16][4], scale[2][2];
   barrier_wait_at(full, 0);
-  now.take(plates, first, plate_at[0], tile, packed, scales, factors, cluster);
+  now.take(plates, first, plate_at[0], tile, packed, scales, factors);
   GramTile<kColumns> done = now;
   int k = 0, done_k = 0;
   Turn freed = turn;
@@ -229,21 +161,21 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     barrier_wait_at(full + 8 * turn.place, turn.round & 1);
     if (k == now.chunks) {
       k = 0;
-      now.take(plates, first, plate_at[turn.place], tile, packed, scales, factors, cluster);
+      now.take(plates, first, plate_at[turn.place], tile, packed, scales, factors);
     }
     const unsigned at = begin + turn.place * 2 * kPair;
-    const float by = __ldg(now.g.scale + now.block(2 * now.row + group, k));
+    const float of_a = __ldg(now.g.scale + now.block(2 * now.row + group, k));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) both[i] = by * __ldg(now.g.scale + now.block(2 * now.column + i, k));
-    const unsigned of_a = now.row == now.column ? at : at + kPair;
+    for (int i = 0; i < 2; ++i) both[i] = of_a * __ldg(now.g.scale + now.block(2 * now.column + i, k));
+    const unsigned of_b = now.row == now.column ? at : at + kPair;
     products_begin();
-    multiply_tiles<kColumns, kColumns>(d, of_a + group * kTileBytes, at);
+    multiply_tiles<kColumns, kColumns>(d, at + group * kTileBytes, of_b);
     products_end();
     turn.advance(kGramRing);
-    if (++k == now.chunks) tile += cluster.all();
+    if (++k == now.chunks) tile += (int)gridDim.x;
   };
   auto finish = [&](const float(&d)[16][4], const float(&both)[2]) {
-    cluster.free_place(empty + 8 * freed.place);
+    arrive_at(empty + 8 * freed.place);
     freed.advance(kGramRing);
     take_in(acc, d, both);
     if (++done_k < done.chunks) return;
@@ -252,8 +184,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int column = done.column * kEdge + kSide * half + lane;
-      // Terms of the other Gram matrix are the rows here, and they lie shuffled.
-      put_down<false, !kColumns>(own, acc, half);
+      put_down<false>(own, acc, half);
 #pragma unroll 1
       for (int r0 = 0; r0 < 16; r0 += 8) {
         float old[8][2];
@@ -266,8 +197,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
         for (int e = 0; e < 16; ++e) {
           const int i = row + r0 + e / 2, j = column + e % 2 * 32;
           if (i < done.n && j <= i)
-            done.factor[triangle(i) + j] = keep * old[e / 2][e % 2] + weight * own[kColumns ? put_at(r0 + e / 2, e % 2 * 32 + lane)
-                                                                                            : put_shuffled(r0 + e / 2, e % 2 * 32 + lane)];
+            done.factor[triangle(i) + j] = keep * old[e / 2][e % 2] + weight * own[put_at(r0 + e / 2, e % 2 * 32 + lane)];
         }
       }
     }
@@ -304,17 +234,14 @@ extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     plate_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
                     int count, float keep, float weight) {
   gram_of_plates<false>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-  cluster_leave();
 }
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     plate_gram_columns(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
                        int count, float keep, float weight) {
   gram_of_plates<true>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-  cluster_leave();
 }
 
-// Where a tile of a product is: of plate `nth` the tile `tile`, rows are those of R and columns the other axis. Blocks of a
-// cluster make tiles below each other, some of which can lie behind the last row; their `tile`s follow each other.
+// Where a tile of a product is: of plate `nth` the tile `tile`, rows are those of R and columns the other axis.
 struct Place {
   int nth, tile, row, column;
 };
@@ -326,18 +253,17 @@ struct ProductTile {
   Place place;
   // Tile `tile` of plate m.
   __device__ __forceinline__ void take(const Plate* plates, int m, int tile, const char* base, const float* scale,
-                                       const float* roots, Cluster cluster) {
+                                       const float* roots) {
     const Plate& p = plates[m];
     b = blocks_of(p, base, scale);
     root = roots + p.roots[kAxis];
     n = (int)(kAxis ? p.columns : p.rows);
-    const int across = edges_of(kAxis ? p.rows : p.columns), blocks = cluster.blocks(), rank = cluster.rank();
-    place = {m, tile * blocks + rank, tile / across * blocks + rank, tile % across}, chunks = kAxis ? b.across : b.down;
+    const int across = edges_of(kAxis ? p.rows : p.columns);
+    place = {m, tile, tile / across, tile % across}, chunks = kAxis ? b.across : b.down;
   }
   __device__ __forceinline__ int block(int side, int k) const { return kAxis ? b.at(side, k) : b.at(k, side); }
-  // Whether rows of R are whole groups of so many.
-  template <int kMany>
-  __device__ __forceinline__ bool in_groups() const { return n % kMany == 0 && (u64)root % (4 * kMany) == 0; }
+  // Whether rows of R are whole pairs.
+  __device__ __forceinline__ bool in_pairs() const { return n % 2 == 0 && (u64)root % 8 == 0; }
 };
 
 // Products along an axis of all plates; `emit(acc, place, group, warp's floats)` takes each tile's part of a warpgroup. Rows of
@@ -354,8 +280,14 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   __shared__ Place doing[8];
   const unsigned begin = shared_at(dynamic) + (1024 - shared_at(dynamic) % 1024) % 1024;
   const unsigned full = shared_at(barriers), empty = full + 8 * kProductRing;
-  const Cluster cluster;
-  begin_ring<kProductRing>(barriers);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kProductRing; ++i) {
+      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[kProductRing + i], 256);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
   Turn turn;
   ProductTile<kAxis> now;
 
@@ -363,17 +295,16 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x != 256) return;
 #pragma unroll 1
-    for (int tile = cluster.nth(); tile < tiles; tile += cluster.all()) {
-      const int m = plate_of(first, count, tile);
-      now.take(plates, m, tile - (int)__ldg(first + m), packed, scales, roots, cluster);
-      Feed feed(now.b, 2 * now.place.column, kAxis == 1);
+    for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
+      const int m = plate_of(first, count, tile), nth = tile - (int)__ldg(first + m);
+      now.take(plates, m, nth, packed, scales, roots);
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         const unsigned at = begin + turn.place * kPair, barrier = full + 8 * turn.place;
-        barrier_wait_at(empty + 8 * turn.place, ~turn.round & 1);
-        if (k == 0) plate_at[turn.place] = make_int2(m, tile - (int)__ldg(first + m));
+        if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
+        if (k == 0) plate_at[turn.place] = make_int2(m, nth);
         barrier_expect_at(barrier, kPair);
-        feed.copy(at, barrier, cluster.blocks() > 1, cluster);
+        now.b.copy_two(at, now.block(2 * now.place.column, k), now.block(2 * now.place.column + 1, k), barrier);
         turn.advance(kProductRing);
       }
     }
@@ -381,12 +312,11 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, four = lane % 4 * 4;
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, pair = lane % 4 * 2;
   // Tiles that are left behind the one of which terms are read.
-  if (cluster.nth() >= tiles) return;
-  int tiles_left = (tiles - cluster.nth() - 1) / cluster.all();
+  int tiles_left = (tiles - (int)blockIdx.x - 1) / (int)gridDim.x;
   barrier_wait_at(full, 0);
-  now.take(plates, plate_at[0].x, plate_at[0].y, packed, scales, roots, cluster);
+  now.take(plates, plate_at[0].x, plate_at[0].y, packed, scales, roots);
   Place& done = doing[4 * group + warp];
   auto keep = [&] {
     __syncwarp();
@@ -396,7 +326,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
   keep();
   // Blocks of terms of the tile that is being made; the next one's when it is done.
   int left = now.chunks, k = 0;
-  float x[4][2][2][2], scale;
+  float x[4][2][2][2], scale[2];
   // The rows of the next terms.
   auto load = [&] {
     if (k == now.chunks) {
@@ -405,39 +335,32 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
       Turn next = turn;
       next.advance(kProductRing);
       barrier_wait_at(full + 8 * next.place, next.round & 1);
-      now.take(plates, plate_at[next.place].x, plate_at[next.place].y, packed, scales, roots, cluster);
+      now.take(plates, plate_at[next.place].x, plate_at[next.place].y, packed, scales, roots);
     }
     constexpr int kNext = beside(kAxis, kTransposed) ? 1 : 8;
     const int slab = now.place.row * kEdge + 64 * group + 16 * warp, row = slab + (kNext == 1 ? 2 * g : g);
     const int rest = now.n - k * kSide;
     const int n = now.n, of_row = kTransposed ? 1 : n, of_term = kTransposed ? n : 1;
-    // Of 16 terms a thread has four that are neighbours: as the other operand has them, `shuffled`.
-    const float* at = now.root + row * of_row + (k * kSide + four) * of_term;
-    if (now.template in_groups<kTransposed ? 2 : 4>() && rest >= kSide && slab + 16 <= now.n) {
-      if (kTransposed) {
+    const float* at = now.root + row * of_row + (k * kSide + pair) * of_term;
+    if (now.in_pairs() && rest >= kSide && slab + 16 <= now.n) {
+      // Two numbers that lie side by side are of two terms, or of two rows.
 #pragma unroll
-        for (int e = 0; e < 16; ++e) {
-          const float2 v = __ldg(reinterpret_cast<const float2*>(at + (e / 4 * 16 + e % 4) * n));
-          x[e / 4][e / 2 % 2][0][e % 2] = v.x, x[e / 4][e / 2 % 2][1][e % 2] = v.y;
-        }
-      } else {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float4 v = __ldg(reinterpret_cast<const float4*>(at + e % 2 * kNext * n + e / 2 * 16));
-          x[e / 2][0][e % 2][0] = v.x, x[e / 2][0][e % 2][1] = v.y;
-          x[e / 2][1][e % 2][0] = v.z, x[e / 2][1][e % 2][1] = v.w;
-        }
+      for (int e = 0; e < 16; ++e) {
+        const int skip = kTransposed ? (e / 2 * 8 + e % 2) * n : e % 2 * kNext * n + e / 2 * 8;
+        const float2 v = __ldg(reinterpret_cast<const float2*>(at + skip));
+        x[e / 4][e / 2 % 2][kTransposed ? 0 : e % 2][kTransposed ? e % 2 : 0] = v.x;
+        x[e / 4][e / 2 % 2][kTransposed ? 1 : e % 2][kTransposed ? e % 2 : 1] = v.y;
       }
     } else {
 #pragma unroll
       for (int e = 0; e < 32; ++e) {
-        const int term = e / 8 * 16 + e / 4 % 2 * 2 + e % 2, next = e / 2 % 2 * kNext;
+        const int term = e / 4 * 8 + e % 2, next = e / 2 % 2 * kNext;
         x[e / 8][e / 4 % 2][e / 2 % 2][e % 2] =
-            term + four < rest && row + next < now.n ? __ldg(at + next * of_row + term * of_term) : 0.f;
+            term + pair < rest && row + next < now.n ? __ldg(at + next * of_row + term * of_term) : 0.f;
       }
     }
-    // A lane's one of two: what is the same in all of a warp is waited for at once.
-    scale = __ldg(now.b.scale + now.block(2 * now.place.column + lane % 2, k));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scale[i] = __ldg(now.b.scale + now.block(2 * now.place.column + i, k));
     ++k;
   };
   auto more = [&] { return k < now.chunks || tiles_left > 0; };
@@ -450,14 +373,13 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
     float up[2], by[2][2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float largest = 0.f;
+      unsigned most = 0;
 #pragma unroll
-      for (int e = 0; e < 16; ++e) largest = fmaxf(largest, fabsf(x[e / 4][e / 2 % 2][row][e % 2]));
-      unsigned most = __float_as_uint(largest);
+      for (int e = 0; e < 16; ++e) most = max(most, magnitude(x[e / 4][e / 2 % 2][row][e % 2]));
       most = max(most, __shfl_xor_sync(~0u, most, 1));
       most = max(most, __shfl_xor_sync(~0u, most, 2));
       up[row] = scale_up(most);
-      by[row][0] = scale_down(most) * __shfl_sync(~0u, scale, 0), by[row][1] = scale_down(most) * __shfl_sync(~0u, scale, 1);
+      by[row][0] = scale_down(most) * scale[0], by[row][1] = scale_down(most) * scale[1];
     }
     unsigned high[4][4], low[4][4];
     split_rows(high, low, x, up);
@@ -471,7 +393,7 @@ __device__ __forceinline__ void multiply(const Plate* plates, const i64* first, 
     // The other warpgroup's turn; no one waits for the last.
     if (group == 0 || again) asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
     products_wait(some);
-    cluster.free_place(empty + 8 * turn.place);
+    arrive_at(empty + 8 * turn.place);
     turn.advance(kProductRing);
 #pragma unroll
     for (int n = 0; n < 16; ++n)
@@ -524,16 +446,14 @@ __device__ __forceinline__ void pack_tile(const float (&acc)[16][4], float* own,
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const int i = 4 * s + lane / 8, j = lane % 8 * 8;
-      // Columns are terms of the product that comes next, and lie shuffled.
-      unsigned high[4], low[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 v = *reinterpret_cast<const float2*>(own + put_at(i, (j & ~15) + j / 8 % 2 * 2 + 4 * e));
-        split(high[e], low[e], v.x * up, v.y * up);
-      }
+      const float4 a = *reinterpret_cast<const float4*>(own + put_at(i, j));
+      const float4 b = *reinterpret_cast<const float4*>(own + put_at(i, j) + 4);
+      uint4 high, low;
+      split(high.x, low.x, a.x * up, a.y * up), split(high.y, low.y, a.z * up, a.w * up);
+      split(high.z, low.z, b.x * up, b.y * up), split(high.w, low.w, b.z * up, b.w * up);
       const unsigned place = swizzled_at(16 * warp + i, j);
-      *reinterpret_cast<uint4*>(tile + place) = {high[0], high[1], high[2], high[3]};
-      *reinterpret_cast<uint4*>(tile + kTileBytes + place) = {low[0], low[1], low[2], low[3]};
+      *reinterpret_cast<uint4*>(tile + place) = high;
+      *reinterpret_cast<uint4*>(tile + kTileBytes + place) = low;
     }
     if (warp == 0 && lane == 0) scales[block] = scale_down(largest);
   }
@@ -551,7 +471,6 @@ __device__ __forceinline__ void to_blocks(const Plate* plates, const i64* first,
                                       sides_of(p.columns), t.row, t.column);
   };
   multiply<0, kTransposed>(plates, first, packed, scales, roots, tiles, count, emit);
-  cluster_leave();
 }
 // scale (R_1 x^T)^T, or with R_1^T, to the flat vector; and of each warp, where that is asked for, the sum of squares.
 template <bool kTransposed>
@@ -578,8 +497,7 @@ __device__ __forceinline__ void to_flat(const Plate* plates, const i64* first, c
       }
     if (!squares) return;
     sum = warp_sum(sum);
-    if (lane == 0) squares[(__ldg(first + t.nth) * cluster_blocks() + t.tile) * 8 + 4 * group + warp] = sum;
+    if (lane == 0) squares[(__ldg(first + t.nth) + t.tile) * 8 + 4 * group + warp] = sum;
   };
   multiply<1, kTransposed>(plates, first, packed, scales, roots, tiles, count, emit);
-  cluster_leave();
 }

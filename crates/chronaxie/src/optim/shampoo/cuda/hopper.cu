@@ -27,12 +27,11 @@ extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     plate_scales(const Plate* plates, const i64* first_tile, const i64* first_product, const double* want, const double* have,
-                 float* scales, int grafts, int parts) {
+                 float* scales, int grafts) {
   __shared__ double slots[kWarps];
   double wanted = 0, had = 0;
   for (i64 t = first_tile[blockIdx.x] * 8 + threadIdx.x; t < first_tile[blockIdx.x + 1] * 8; t += kThreads) wanted += want[t];
-  const i64 end = first_product[blockIdx.x + 1] * parts;
-  for (i64 t = first_product[blockIdx.x] * parts + threadIdx.x; t < end; t += kThreads) had += have[t];
+  for (i64 t = first_product[blockIdx.x] * 8 + threadIdx.x; t < first_product[blockIdx.x + 1] * 8; t += kThreads) had += have[t];
   wanted = block_sum(wanted, slots), had = block_sum(had, slots);
   if (threadIdx.x == 0) scales[plates[blockIdx.x].of] = grafts ? (float)(sqrt(wanted) / (sqrt(had) + 1e-16)) : 1.f;
 }

@@ -74,8 +74,8 @@ impl Hopper {
         for of in [Of::Rows, Of::Columns, Of::Left, Of::Right] {
             plates::prepare(&kernels[of as usize])?;
         }
-        let plates = Plates::new(device, &kernels[Of::Right as usize], &p.grid, least)?;
-        let (tiles, products) = (plates.tiles.jobs, plates.products[1].tiles());
+        let plates = Plates::new(device, &p.grid, least)?;
+        let (tiles, products) = (plates.tiles.jobs, plates.products.jobs);
         let bytes = tiles.saturating_mul(BLOCK_BYTES);
         Ok(Self {
             plates,
@@ -122,8 +122,7 @@ impl Hopper {
     /// The factors of plates.
     pub(super) fn gram(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
         let (keep, weight) = p.weights();
-        for (of, tiles) in [Of::Rows, Of::Columns].into_iter().zip(&self.plates.gram) {
-            let jobs = &tiles.jobs;
+        for (of, jobs) in [Of::Rows, Of::Columns].into_iter().zip(&self.plates.gram) {
             let list = [
                 Arg::U64(self.plates.plates),
                 Arg::U64(jobs.first),
@@ -135,31 +134,26 @@ impl Hopper {
                 Arg::F32(keep as f32),
                 Arg::F32(weight as f32),
             ];
-            self.put(of, tiles.config(), &list, visit)?;
+            self.put(of, plates::config(self.multiprocessors, jobs.jobs), &list, visit)?;
         }
         Ok(())
     }
     /// Products with the roots, and the factors that give steps the grafting's norms.
     pub(super) fn products(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
-        let at = Arg::U64(self.plates.plates);
-        let of = |axis: usize| {
-            let jobs = &self.plates.products[axis].jobs;
-            (Arg::U64(jobs.first), Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32))
-        };
+        let jobs = &self.plates.products;
+        let (at, first) = (Arg::U64(self.plates.plates), Arg::U64(jobs.first));
+        let (tiles, count) = (Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32));
         let [left, m] = self.packed.map(|id| s.region(id));
         let [of_left, of_m] = self.scales.map(|id| s.region(id));
-        let (first, tiles, count) = of(0);
+        let config = plates::config(self.multiprocessors, jobs.jobs);
         let list = [at, first, m, of_m, Arg::U64(s.roots), left, of_left, tiles, count];
-        self.put(Of::Left, self.plates.products[0].config(), &list, visit)?;
-        let (first, tiles, count) = of(1);
+        self.put(Of::Left, config, &list, visit)?;
         let (step, have) = (Arg::U64(s.step), s.region(self.have));
         let ln_beta1 = Arg::F64(Numbers::new(p).ln_beta1);
         let list = [at, first, left, of_left, Arg::U64(s.roots), s.region(s.odd), step, have, tiles, count, ln_beta1];
-        let right = &self.plates.products[1];
-        self.put(Of::Right, right.config(), &list, visit)?;
+        self.put(Of::Right, config, &list, visit)?;
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
-        let parts = Arg::I32((PARTS * right.cluster) as i32);
-        let list = [at, self.first()[0], first, s.region(self.want), have, s.region(s.scales), grafts, parts];
+        let list = [at, self.first()[0], first, s.region(self.want), have, s.region(s.scales), grafts];
         self.put(Of::Scales, plates::each(self.plates.count), &list, visit)
     }
     /// The parameters of plates.

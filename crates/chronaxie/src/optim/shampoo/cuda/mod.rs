@@ -327,7 +327,7 @@ impl Plan for CudaPlan {
                 "{NAME} wgmma: {blocks} blocks, {} of them by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {} \
                  tiles of triangles and {tiles} of the rest; roots by {roots}",
                 hopper.plates.count,
-                hopper.plates.gram.iter().map(plates::Tiles::tiles).sum::<usize>(),
+                hopper.plates.gram.iter().map(|jobs| jobs.jobs).sum::<usize>(),
             ),
         }
     }

@@ -95,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     x = there ? x * c1 / (sqrtf(v[e / 4][e % 4] * c2) + least) : 0.f;
   }
   const i64 block = p.block + nth;
-  const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
-  const unsigned largest = pack_block(u, to + block * kBlockBytes, row, column, most, kRowsShuffled);
+  const unsigned largest = pack_block(u, to + block * kBlockBytes, (int)threadIdx.x / 16, (int)threadIdx.x % 16 * 4, most);
   if (threadIdx.x == 0) scales[block] = scale_down(largest);
 }
 

@@ -63,7 +63,7 @@ impl Hopper {
         for of in [Of::Rows, Of::Columns, Of::TurnLeft, Of::TurnRight, Of::BackLeft, Of::BackRight] {
             plates::prepare(&kernels[of as usize])?;
         }
-        let plates = Plates::new(device, &kernels[Of::TurnRight as usize], &p.grid, least)?;
+        let plates = Plates::new(device, &p.grid, least)?;
         let tiles = plates.tiles.jobs;
         let mut numbers = |name| layout.push(name, Dtype::U8, tiles.saturating_mul(BLOCK_BYTES));
         let packed = [numbers("g in blocks")?, numbers("m in blocks")?, numbers("what turns in blocks")?];
@@ -112,30 +112,26 @@ impl Hopper {
             self.put(Of::Others, plates::each(others.chunks.jobs), &moments.of_others(others), visit)?;
         }
         let (keep, weight) = (Arg::F32(p.keep() as f32), Arg::F32((1.0 - p.keep()) as f32));
-        for (of, gram) in [Of::Rows, Of::Columns].into_iter().zip(&self.plates.gram) {
-            let jobs = &gram.jobs;
+        for (of, jobs) in [Of::Rows, Of::Columns].into_iter().zip(&self.plates.gram) {
             let (tiles, count) = (Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32));
             let [plates, first, g, of_g, factors] = [self.plates.plates, jobs.first, g, of_g, factors].map(Arg::U64);
             let list = [plates, first, g, of_g, factors, tiles, count, keep, weight];
-            self.put(of, gram.config(), &list, visit)?;
+            self.put(of, plates::config(self.multiprocessors, jobs.jobs), &list, visit)?;
         }
         Ok(())
     }
     /// Blocks of numbers `from`, turned along both axes by `left` and `right`, to the flat vector `to`.
     fn turn(&self, at: &At<'_>, [left, right]: [Of; 2], from: usize, to: u64, visit: Visit<'_>) -> Result<()> {
-        let of = |axis: usize| {
-            let jobs = &self.plates.products[axis].jobs;
-            (Arg::U64(jobs.first), Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32))
-        };
+        let jobs = &self.plates.products;
+        let (tiles, count) = (Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32));
         let packed = self.packed.map(|id| Arg::U64(at.address(id)));
         let scales = self.scales.map(|id| Arg::U64(at.address(id)));
-        let [plates, bases] = [self.plates.plates, at.outputs[4]].map(Arg::U64);
-        let (first, tiles, count) = of(0);
+        let [plates, first, bases] = [self.plates.plates, jobs.first, at.outputs[4]].map(Arg::U64);
+        let config = plates::config(self.multiprocessors, jobs.jobs);
         let list = [plates, first, packed[from], scales[from], bases, packed[2], scales[2], tiles, count];
-        self.put(left, self.plates.products[0].config(), &list, visit)?;
-        let (first, tiles, count) = of(1);
+        self.put(left, config, &list, visit)?;
         let list = [plates, first, packed[2], scales[2], bases, Arg::U64(to), tiles, count];
-        self.put(right, self.plates.products[1].config(), &list, visit)
+        self.put(right, config, &list, visit)
     }
     /// The step in the bases, and the parameters of plates: g turns to `grad`, the first moment to `odd`, what comes back is in `even`.
     pub(super) fn step(&self, p: &Soap, at: &At<'_>, visit: Visit<'_>) -> Result<()> {

@@ -38,7 +38,7 @@ constexpr bool kTight = kTimes > 1;
 #else
 constexpr bool kTight = false;
 #endif
-constexpr int kBlocks = 4, kBlocksBackward = kTight || kSlices * kTimes == 1 ? 3 : 4;
+constexpr int kBlocks = kSlices * kTimes > 1 ? 4 : 2, kBlocksBackward = kTight ? 3 : kBlocks;
 static_assert(kSlices * kTimes == 1 || kSlices * kTimes == kWarps, "a block's warps share a channel, or have one each");
 
 // e^{2 pi i phase / 2^32}, each part within 1.4e-7: polynomials on a quarter of a turn to each side, and the sign of the half.
