@@ -33,11 +33,6 @@ def net(request, device):
     return KINDS[request.param]().to(device)
 
 
-def stepped(net, device):
-    """Whether a call is one native call a time step: LTC's mixed memory on a GPU."""
-    return device.type == "cuda" and isinstance(net, ct.LTC) and net.use_mixed
-
-
 def first(state):
     return state[0] if isinstance(state, tuple) else state
 
@@ -92,8 +87,6 @@ def test_gradients_accumulate_and_deterministic_mode_changes_nothing(net, device
 def test_gradients_of_parameters_are_one_allocation(net, device):
     if not _framework.FRAMEWORK.exchanges:
         pytest.skip("PyTorch before 2.10 has no table of functions for other libraries")
-    if stepped(net, device):
-        pytest.skip("gradients are sums over calls")
     *_, = grads = step(net, torch.randn(B, T, D, device=device))[2:]
     grads = [g for g in grads if g.numel()]
     spans = sorted((g.data_ptr(), g.data_ptr() + 4 * g.numel()) for g in grads)
@@ -138,8 +131,7 @@ def test_a_profiler_shows_our_names(net, device):
     for event in profile.key_averages():
         seen[event.key] += event.count
     # With gradients and without.
-    calls = T if stepped(net, device) else 1
-    assert seen[f"chronaxie::{entry}"] == 2 * calls and seen[f"chronaxie::{entry}Backward"] == calls, seen
+    assert seen[f"chronaxie::{entry}"] == 2 and seen[f"chronaxie::{entry}Backward"] == 1, seen
 
 
 def test_vmap_over_a_module_works_or_says_so(net, device):
@@ -162,10 +154,10 @@ def test_a_training_step_does_not_compile_again(net, device):
     net.load_state_dict(net.state_dict())
     compiled(torch.randn(B, T, D, device=device))
     assert counter.frame_count == 1
-    # Sizes that change make one graph more, which serves all; where steps are Python's, one a length.
+    # Sizes that change make one graph more, which serves all.
     for steps in (6, 7, 8, 9):
         compiled(torch.randn(B, steps, D, device=device))
-    assert counter.frame_count == (5 if stepped(net, device) else 2)
+    assert counter.frame_count == 2
 
 
 @pytest.mark.gpu

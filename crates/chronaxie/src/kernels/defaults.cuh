@@ -25,6 +25,7 @@ constexpr int kRows = 2;
 constexpr bool kMany = true;
 constexpr bool kRebuild = false;
 constexpr bool kPairs = false;
+constexpr bool kMixed = true;
 
 // CfC (layers/cfc/cuda), beside kFast, kRows and kThreads.
 constexpr int kPieces = 24;

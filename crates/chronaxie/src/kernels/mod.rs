@@ -16,7 +16,11 @@ pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
 /// Products of f32 on tensor cores.
 pub const TF32: Header = ("tf32.cuh", include_str!("tf32.cuh"));
+/// Products of f32 on f32 units.
+pub const TILES: Header = ("tiles.cuh", include_str!("tiles.cuh"));
+/// Batch rows through time: a row times a matrix, and the LSTM cell.
+pub const WALK: Header = ("walk.cuh", include_str!("walk.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MMA, SCAN, TF32, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MMA, SCAN, TF32, TILES, WALK, WGMMA];

@@ -6,14 +6,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._errors import ShapeError
-from . import _functional, _options
+from . import _options
 from . import wirings
 from ._module import MaskedModule, uniform
-from ._sequence import LSTMCell, SequenceModule, cell_times, lstm_step
+from ._sequence import LSTMCell, SequenceModule, cell_times
 
 
 class LTCCell(MaskedModule):
@@ -160,8 +159,7 @@ class LTC(SequenceModule):
         units: H, fully connected, or a wiring of :mod:`chronaxie.torch.wirings` or ncps.
         return_sequences: every output, or the last one only.
         batch_first: ``[B, T, D]``, or ``[T, B, D]``.
-        mixed_memory: an LSTM cell updates ``(h, c)`` before each step. On a GPU the steps then follow each other in Python,
-            the cell as PyTorch operations and each LTC step as one native call.
+        mixed_memory: an LSTM cell updates ``(h, c)`` before each step.
         input_mapping, output_mapping, ode_unfolds, epsilon, precision: as for :class:`LTCCell`.
         implicit_param_constraints: softplus of w, sensory_w, cm and gleak.
     """
@@ -215,36 +213,9 @@ class LTC(SequenceModule):
         if self.use_mixed:
             if h is None or c is None:
                 h = c = None
-            if x.is_cuda:
-                return self._stepped(x, h, c, elapsed)
             lstm = (self.lstm.input_map.weight, self.lstm.input_map.bias, self.lstm.recurrent_map.weight)
             return self.rnn_cell._call_mixed(x, h, c, elapsed, lstm)
         return (*self.rnn_cell._call(x, h, elapsed), None)
-
-    def _stepped(
-        self, x: Tensor, h: Tensor | None, c: Tensor | None, elapsed: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        x, step = _functional.autocast(x), self.lstm
-        # The LSTM is of float32 where the recurrence is, whatever x and the parameters are stored in.
-        maps = step.input_map.weight, step.input_map.bias, step.recurrent_map.weight
-        halves = maps[0].dtype in (torch.float16, torch.bfloat16)
-        dtype = torch.float32 if halves else maps[0].dtype
-        if h is None or c is None:
-            h = c = x.new_zeros(x.shape[0], self.state_size, dtype=dtype)
-        h, c, outputs = h.to(dtype), c.to(dtype), []
-        with _functional.single(x):
-            if halves:
-                weight, bias, recurrent = (p.float() for p in maps)
-                mapped = F.linear(x.float(), weight, bias)
-            else:
-                mapped = step.input_map(x.to(dtype))
-            for t in range(x.shape[1]):
-                h, c = lstm_step(mapped[:, t] + F.linear(h, recurrent), c) if halves else step(mapped[:, t], (h, c))
-                times = None if elapsed is None else elapsed[:, t : t + 1]
-                out, h = self.rnn_cell._call(x[:, t : t + 1], h, times)
-                outputs.append(out)
-        out = torch.cat(outputs, 1) if outputs else x.new_zeros(x.shape[0], 0, self.motor_size)
-        return out, h, c
 
     def get_config(self) -> dict[str, Any]:
         """Plain values from which :meth:`from_config` makes a network of the same kind, with new parameters."""

@@ -122,11 +122,6 @@ class LSTMCell(nn.Module):
 
     def forward(self, mapped: Tensor, states: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The next ``(h, c)`` from ``input_map`` of the inputs ``[B, 4 H]``."""
-        return lstm_step(mapped + self.recurrent_map(states[0]), states[1])
-
-
-def lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """The next ``(h, c)`` from the sums before the gates ``[B, 4 H]``."""
-    new, take, keep, show = gates.chunk(4, -1)
-    c = c * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
-    return torch.tanh(c) * torch.sigmoid(show), c
+        new, take, keep, show = (mapped + self.recurrent_map(states[0])).chunk(4, -1)
+        c = states[1] * torch.sigmoid(keep + 1.0) + torch.tanh(new) * torch.sigmoid(take)
+        return torch.tanh(c) * torch.sigmoid(show), c

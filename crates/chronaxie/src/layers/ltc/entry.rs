@@ -23,11 +23,6 @@ impl Problem for Ltc {
         }
         Ok(match device {
             Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
-            Device::Cuda(_) if self.mixed_memory => {
-                let why =
-                    "ltc: with mixed memory it runs on the CPU only; on a GPU step it, an LSTM cell ahead of each step";
-                return Err(Error::unavailable(why));
-            }
             Device::Cuda(d) => Box::new(cuda::CudaPlan::new(self, d, options)?),
         })
     }
@@ -53,17 +48,25 @@ impl Problem for Ltc {
         let bytes = |s: Result<Signature>| -> u64 {
             s.map_or(0, |s| s.inputs.iter().chain(&s.outputs).map(|t| t.bytes() as u64).sum())
         };
+        // The LSTM's products, each of which has two backward, where its gates were kept.
+        let (d, h) = (self.inputs as u64, self.hidden as u64);
+        let (products, cells) = if self.mixed_memory { (8 * steps * h * (d + h), 5 * steps * h) } else { (0, 0) };
         // A gate and its two sums are 7 operations forward and 20 backward, where the states must also be rebuilt:
         // one more evaluation of each gate, unless they were stored.
         let rebuilt = if self.save == Save::Store { steps * ss } else { gates };
         match pass {
             Pass::Backward => Cost {
                 bytes: bytes(self.signature_of(pass)),
-                flops: 20 * gates + 7 * rebuilt,
+                flops: 20 * gates + 7 * rebuilt + 2 * products,
                 special: gates + rebuilt,
                 serial_steps: 2 * serial_steps,
             },
-            _ => Cost { bytes: bytes(self.signature_of(pass)), flops: 7 * gates, special: gates, serial_steps },
+            _ => Cost {
+                bytes: bytes(self.signature_of(pass)),
+                flops: 7 * gates + products,
+                special: gates + cells,
+                serial_steps,
+            },
         }
     }
 }
@@ -125,6 +128,26 @@ impl Op for LtcEntry {
                 // Of the gradient of x, LayerNorm leaves 1e-5.
                 "B1_T1_D2_H2,density=1,norm=true",
                 "B9_T3_D2_H5,density=1,norm=true",
+                // An LSTM ahead of each step: every option, no step, one, many, no input, one neuron; few lanes and many; rows
+                // beside what a device holds at once, and more neurons than threads.
+                "B3_T5_D7_H11,mixed=true,density=1,dt=1,unfolds=3,h0=true,elapsed=true,norm=true,output=affine,outputs=4",
+                "B5_T3_D4_H33,mixed=true,h0=true,elapsed=true",
+                "B2_T4_D5_H17,mixed=true,density=0.3,input=linear,output=linear,store=true,h0=true",
+                "B3_T9_D40_H64,mixed=true,precision=fast,elapsed=true",
+                "B1_T19_D2_H130,mixed=true,density=1",
+                "B2_T2_D70_H300,mixed=true,density=0.4,norm=true,h0=true",
+                "B140_T3_D9_H8,mixed=true,density=1,unfolds=2,h0=true",
+                "B1_T2_D3_H1030,mixed=true,density=0.02,unfolds=1",
+                "B5_T1_D3_H1,mixed=true,density=1,h0=true",
+                "B2_T3_D0_H5,mixed=true,density=1,h0=true",
+                "B2_T0_D3_H5,mixed=true,density=1,h0=true,elapsed=true",
+                "B0_T3_D3_H5,mixed=true,density=1",
+                "B2_T3_D2_H0,mixed=true,density=1",
+                "B5_T3_D5_H40,mixed=true,dtype=bf16",
+                "B3_T7_D6_H33,mixed=true,dtype=f16,h0=true,elapsed=true,norm=true,output=affine,outputs=5,store=true",
+                "B2_T3_D2_H5,mixed=true,wants=parameters",
+                "B2_T3_D2_H5,mixed=true,h0=true,wants=x+h0",
+                "B3_T2_D5_H9,mixed=true,backward=false,h0=true",
                 // x and out in 16 bits: plain, so that the states are no outputs; with every option; empty.
                 "B5_T3_D5_H40,dtype=bf16",
                 "B5_T3_D5_H40,dtype=f16",

@@ -140,23 +140,22 @@ cfc_adjoint(Net net, const float* __restrict__ weights,                 // trans
         const int r = e / hidden, j = e % hidden;
         const i64 at = (row + r) * steps + t;
         const float* gate = lstm_gates + at * n + j;
-        const float i = gate[0], ig = gate[hidden], fg = gate[2 * hidden], og = gate[3 * hidden];
+        const float gates[4] = {gate[0], gate[hidden], gate[2 * hidden], gate[3 * hidden]};
         const float y = tanhf(lstm_cells[at * hidden + j]), gh = before[e];
         float c = 0.0f;
         if (t > 0)
           c = lstm_cells[(at - 1) * hidden + j];
         else if (c0)
           c = c0[(row + r) * c0_b + j * c0_h];
-        const float dc = gc[e] + gh * og * (1.0f - y) * (1.0f + y);
-        const float d[4] = {dc * ig * (1.0f - i) * (1.0f + i), dc * i * ig * (1.0f - ig), dc * c * fg * (1.0f - fg),
-                            gh * y * og * (1.0f - og)};
+        float d[4], dc = gc[e];
+        lstm_adjoint(gates, y, c, gh, dc, d);
         float* to = grads + ((row + r) * len + s) * net.row_grads + j;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           dz[r * n + k * hidden + j] = d[k];
           to[k * hidden] = d[k];
         }
-        gc[e] = dc * fg;
+        gc[e] = dc;
       }
       __syncthreads();
       product(partial, dz, n, n, dz, n, 0, weights + net.inputs, net.inputs + hidden, hidden);

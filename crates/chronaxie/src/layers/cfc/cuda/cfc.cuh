@@ -1,5 +1,7 @@
 // What the CfC kernels share: the net as the host describes it, activations, and a product with weights from L2.
 #pragma once
+#include "walk.cuh"
+
 typedef long long i64;
 
 constexpr int kMaxCells = 8;
@@ -55,27 +57,6 @@ __device__ __forceinline__ float activate(int activation, float x, float& slope)
 // Columns that a pass of the block makes side by side, and the parts into which it then splits the sums.
 __device__ __forceinline__ int lanes_of(int n) { return n >= kThreads ? kThreads : max((n + 31) / 32 * 32, 32); }
 __device__ __forceinline__ int parts_of(int n) { return kThreads / lanes_of(n); }
-
-// Adds a [rows, from..to) times w [k, n], column o, to the sums of a thread.
-__device__ __forceinline__ void add_products(float (&sum)[kRows], const float* a, int stride, int from, int to,
-                                             const float* __restrict__ w, i64 ldw, int o) {
-  constexpr int kAtOnce = 8;  // reads in flight
-  int i = from;
-  for (; i + kAtOnce <= to; i += kAtOnce) {
-    float weight[kAtOnce];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++) weight[u] = w[(i + u) * ldw + o];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++)
-#pragma unroll
-      for (int r = 0; r < kRows; r++) sum[r] = fmaf(a[r * stride + i + u], weight[u], sum[r]);
-  }
-  for (; i < to; i++) {
-    const float weight = w[i * ldw + o];
-#pragma unroll
-    for (int r = 0; r < kRows; r++) sum[r] = fmaf(a[r * stride + i], weight, sum[r]);
-  }
-}
 
 // partial [parts, kRows, n] = [a0, a1] [kRows, k0 + k1] times w [k0 + k1, n], each part a share of both k. The caller
 // synchronises on either side. Neighbouring threads are neighbours in n.

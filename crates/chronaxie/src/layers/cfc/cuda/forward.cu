@@ -67,8 +67,8 @@ cfc_forward(Net net, const float* __restrict__ weights, const float* __restrict_
         float z[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) z[k] = start[k * hidden + j] + result(partial, n, r, k * hidden + j);
-        z[0] = tanh_of(z[0]), z[1] = sigmoid(z[1]), z[2] = sigmoid(z[2] + 1.0f), z[3] = sigmoid(z[3]);
-        const float c = fmaf(cell[i], z[2], z[0] * z[1]), h = z[3] * tanh_of(c);
+        float c = cell[i];
+        const float h = lstm_step(z, c, [](float x) { return tanh_of(x); }, [](float x) { return sigmoid(x); });
         cell[i] = c;
         state[i] = h;
         if (lstm_gates) {

@@ -10,12 +10,13 @@ pub use launch::CudaPlan;
 pub use tune::{Config, choose};
 
 use crate::cuda::{Archs, Constant, KernelSource, Specialisation};
+use crate::kernels;
 use tune::{ROWS, THREADS};
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/cfc/cuda/forward.cu", include_str!("forward.cu"));
 const ADJOINT: KernelSource = KernelSource::embedded("layers/cfc/cuda/adjoint.cu", include_str!("adjoint.cu"));
 const PRODUCTS: KernelSource = KernelSource::embedded("layers/cfc/cuda/products.cu", include_str!("products.cu"));
-const HEADERS: &[(&str, &str)] = &[("cfc.cuh", include_str!("cfc.cuh"))];
+const HEADERS: &[(&str, &str)] = &[("cfc.cuh", include_str!("cfc.cuh")), kernels::WALK];
 
 const PRODUCT_ENTRIES: &[&str] = &["cfc_pack", "cfc_rows", "cfc_operands", "cfc_sums", "cfc_close"];
 

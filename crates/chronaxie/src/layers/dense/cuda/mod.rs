@@ -8,7 +8,7 @@ mod tensor;
 
 use super::spec::{Channels, Dense, NAME, RUN};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature};
-use crate::{Dtype, Error, Layout, Place, RegionId, Result};
+use crate::{Dtype, Error, Layout, Place, RegionId, Result, kernels};
 use chronaxie_runtime::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
 }
 fn specialisation() -> Specialisation {
     let mut spec = Specialisation::new(SOURCE, &ENTRIES);
+    spec.headers = &[kernels::TILES];
     spec.constants = vec![("kRun", (RUN as i32).into())];
     spec
 }

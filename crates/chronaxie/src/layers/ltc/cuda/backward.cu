@@ -10,12 +10,68 @@
 // so every sum has one fixed order and no atomics: the same bits every run.
 // Floor (H200): three gates for each of B T K S (rebuild, adjoint, sums), two for each of B T SS; trace traffic 12 bytes
 // for each of B T K H written once and read S / H times from L1 and L2.
+//
+// With mixed memory (kMixed) the unfolds of a step begin at the state that the LSTM left, and below them a goes through its cell
+// (kernels/walk.cuh) to the step before: dz is kept for what is made of it for all steps at once (lstm.cu), and a = R^T dz is
+// made in the walk: 16 H H bytes from L2 a step and row, as forward, neighbouring threads at neighbouring columns.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
 #include "ltc.cuh"
+#include "walk.cuh"
 
-// Dynamic shared memory, [H] floats three times: (v, v_next) or (alpha, beta), and a.
+// The LSTM below each step, with mixed memory: what its forward pass kept, and its gradients.
+struct alignas(8) Lstm {
+  const float* recurrent;               // [4 H, H]
+  const float *gates, *cells, *states;  // [B, T, 4, H] and [B, T, H] twice
+  const float* c0;                      // [B, H], any strides, or null: zeros
+  i64 c0_b, c0_h;
+  const float* grad_end;                // [B, H]: dL/d(cell after the chunk), any strides
+  i64 end_b, end_h;
+  float* grad_start;                    // [B, H]: dL/d(cell before the chunk)
+  float* dz;                            // [B, steps, 4, H]
+};
+
+// From the gradients of the LSTM's state, a, and cell, gc, both [H], at step t of row b to those before it, in their places; dz goes
+// to `kept`, and is [4, H] of shared memory, too. `partial` is a float a thread, or none where a thread has a whole sum.
+__device__ __forceinline__ void lstm_below(const Lstm& lstm, float* a, float* gc, float* dz, float* partial, float* kept, i64 b,
+                                           i64 t, i64 total_steps, int hidden) {
+  const i64 at = (b * total_steps + t) * hidden;
+  for (int j = threadIdx.x; j < hidden; j += blockDim.x) {
+    float gate[4], d[4], cell = gc[j], before = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; k++) gate[k] = lstm.gates[at * 4 + k * hidden + j];
+    if (t > 0)
+      before = lstm.cells[at - hidden + j];
+    else if (lstm.c0)
+      before = lstm.c0[b * lstm.c0_b + j * lstm.c0_h];
+    lstm_adjoint(gate, tanhf(lstm.cells[at + j]), before, a[j], cell, d);
+    gc[j] = cell;
+#pragma unroll
+    for (int k = 0; k < 4; k++) dz[k * hidden + j] = kept[k * hidden + j] = d[k];
+  }
+  __syncthreads();
+  // Columns side by side, and the parts into which the threads that are left split the sums.
+  const int threads = blockDim.x, lanes = hidden >= threads ? threads : (hidden + 31) / 32 * 32, parts = threads / lanes;
+  const int part = threadIdx.x / lanes;
+  float* to = parts > 1 ? partial : a;
+  if (part < parts)
+    for (int o = threadIdx.x % lanes; o < hidden; o += lanes) {
+      float sum[1] = {0.0f};
+      add_products(sum, dz, 0, 4 * hidden * part / parts, 4 * hidden * (part + 1) / parts, lstm.recurrent, hidden, o);
+      to[part * hidden + o] = sum[0];
+    }
+  __syncthreads();
+  if (parts > 1)
+    for (int j = threadIdx.x; j < hidden; j += blockDim.x) {
+      float sum = 0.0f;
+      for (int p = 0; p < parts; p++) sum += partial[p * hidden + j];
+      a[j] = sum;
+    }
+}
+
+// Dynamic shared memory, [H] floats three times: (v, v_next) or (alpha, beta), and a. With mixed memory six times: dz takes the
+// place of the first two and of two more, and behind a lies the cell's gradient; then a float a thread where those are more than H.
 extern "C" __global__ void __launch_bounds__(1024)
 ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ source_of,
             const int* __restrict__ target_offsets, const Synapse* __restrict__ by_source,
@@ -33,12 +89,16 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
             const float* stored_dens,                      // as trace_v, or null: rebuild
             float* trace_alpha, float* trace_beta,         // [B, steps, K, H]
             float2* __restrict__ sums,                     // [B, steps, H]: sums of alpha and of beta over k
-            int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon) {
+            int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon,
+            Lstm lstm) {  // kMixed alone reads it
   extern __shared__ float shared[];
-  float* a = shared + 2 * (i64)hidden;
+  float* a = shared + (kMixed ? 4 : 2) * (i64)hidden;
   i64 b = blockIdx.x;
   int groups = blockDim.x / kLanes, group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int j = threadIdx.x; j < hidden; j += blockDim.x) a[j] = grad_end[b * end_b + j * end_h];
+  float* const gc = a + hidden;
+  if constexpr (kMixed)
+    for (int j = threadIdx.x; j < hidden; j += blockDim.x) gc[j] = lstm.grad_end[b * lstm.end_b + j * lstm.end_h];
   for (i64 r = steps - 1; r >= 0; r--) {
     i64 t = t0 + r;
     float rate = 1.0f / (elapsed ? elapsed[b * elapsed_b + t * elapsed_t] : dt);
@@ -48,7 +108,11 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
     if (!stored_dens) {
       float *v = shared, *v_next = shared + hidden;
       for (int j = threadIdx.x; j < hidden; j += blockDim.x) {
-        float start = t > 0 ? after[j - (i64)hidden] : (h0 ? h0[b * h0_b + j * h0_h] : 0.0f);
+        float start;
+        if constexpr (kMixed)
+          start = lstm.states[(b * total_steps + t) * hidden + j];
+        else
+          start = t > 0 ? after[j - (i64)hidden] : (h0 ? h0[b * h0_b + j * h0_h] : 0.0f);
         v[j] = start;
         step_v[j] = start;
       }
@@ -125,9 +189,13 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
       }
       __syncthreads();
     }
+    if constexpr (kMixed)
+      lstm_below(lstm, a, gc, shared, gc + hidden, lstm.dz + (b * steps + r) * 4 * hidden, b, t, total_steps, hidden);
   }
   __syncthreads();
   for (int j = threadIdx.x; j < hidden; j += blockDim.x) grad_start[b * hidden + j] = a[j];
+  if constexpr (kMixed)
+    for (int j = threadIdx.x; j < hidden; j += blockDim.x) lstm.grad_start[b * hidden + j] = gc[j];
 }
 
 // Sums over slices of `slice` rows n: alpha r, beta r, dz, dz (v - mu). Grid: synapses / 256, slices. Row n of v lies at

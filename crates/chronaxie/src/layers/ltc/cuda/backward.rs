@@ -69,6 +69,9 @@ impl BackwardCall<'_> {
             if steps > 0 {
                 self.sums(args, base, t0, steps)?;
             }
+            if let Some(mixed) = &self.plan.mixed {
+                mixed.gradients(args, &t.common.layout, base, (t0, steps))?;
+            }
             end = t0;
             if end == 0 {
                 break;
@@ -259,6 +262,7 @@ impl BackwardCall<'_> {
         let stored = g.stored.map_or(NULL, |d| Arg::U64(x[d + 1].address() + offset));
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
         let [n0, n1, n2] = end;
+        let lstm = plan.mixed.as_ref().map_or([0; _], |m| m.below(args, &t.common.layout, base, t0, last));
         launch(
             &self.k.adjoint,
             args.stream,
@@ -274,7 +278,7 @@ impl BackwardCall<'_> {
                 at(x, s.output_w), n0, n1, n2, start, v, v_b, stored, region(t.alpha), region(t.beta),
                 region(t.step_sums), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
                 Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64),
-                Arg::I64(steps as i64), Arg::F32(p.epsilon as f32)
+                Arg::I64(steps as i64), Arg::F32(p.epsilon as f32), Arg::Bytes(&lstm)
             },
         )
     }

@@ -10,10 +10,18 @@
 // Floor (H200): B T (K S + SS) gates, one MUFU operation each (fast) or two (exact), 4.2e12 a second. Bytes are small:
 // x, out and the sensory sums of one chunk. With one block a row, a batch below 132 leaves multiprocessors idle, and
 // each unfold costs a barrier: this is the plain variant that every architecture runs.
+//
+// With mixed memory (kMixed) an LSTM cell (kernels/walk.cuh) goes ahead of each step. Its W x + b is there already (lstm.cu);
+// kLanes lanes share the four rows of R of a neuron, as they were given, and a thread then makes its gates. Floor of that: 16 H H
+// bytes from L2 a step and row, 4 H H multiply-adds: 128 rows of H 256 read 34 GB in 256 steps, 6 ms of an H200 at 5.5 TB/s, beside
+// the 18 that the unfolds of 32768 synapses take. Its tanh and sigmoid are exact with fast gates, too: 5 a neuron and step, beside
+// K gates for each of its synapses, and their errors would add up in c.
+// Other variants hold the synapses in the registers of blocks that have no room for R; there a step would be two launches.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
 #include "ltc.cuh"
+#include "walk.cuh"
 
 // Folds the parameters [I, H] of one side into its two synapse lists. One warp for each target, then for each source.
 extern "C" __global__ void __launch_bounds__(256)
@@ -107,7 +115,55 @@ ltc_sensory(const Synapse* __restrict__ synapses, const int* __restrict__ source
   }
 }
 
-// The recurrence over `steps` steps from t0. Dynamic shared memory: v, twice [H].
+// The LSTM ahead of each step, with mixed memory.
+struct alignas(8) Lstm {
+  const float* recurrent;   // [4 H, H]
+  float* gates;             // [B, steps, 4, H], gates_b a batch row: the sums W x + b, then, where they are kept, the gates
+  i64 gates_b;
+  const float* start;       // [B, H], any strides, or null: zeros
+  i64 start_b, start_h;
+  float *cells, *states;    // [B, T, H], or null: nothing is kept
+  float* final_cell;        // [B, H]
+};
+
+// What the LSTM makes of the state v and the cell c, both [H], in their places. `sums` is [4, H] of shared memory.
+__device__ __forceinline__ void lstm_ahead(const Lstm& lstm, float* v, float* c, float* sums, float* gates, i64 at,
+                                           int hidden) {
+  const int groups = blockDim.x / kLanes, group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  for (int base = 0; base < hidden; base += groups) {
+    const int j = base + group;
+    float sum[4] = {};
+    if (j < hidden) {
+      if (lane == 0)
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum[k] = gates[k * hidden + j];
+      add_rows<kLanes>(sum, v, lstm.recurrent, j, lane, hidden);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      sum[k] = group_sum<kLanes>(sum[k]);
+      if (j < hidden && lane == 0) sums[k * hidden + j] = sum[k];
+    }
+  }
+  __syncthreads();
+  for (int j = threadIdx.x; j < hidden; j += blockDim.x) {
+    float z[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) z[k] = sums[k * hidden + j];
+    float cell = c[j];
+    const float h = lstm_step(z, cell, [](float x) { return tanhf(x); }, [](float x) { return sigmoid(x); });
+    c[j] = cell, v[j] = h;
+    if (lstm.cells) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) gates[k * hidden + j] = z[k];
+      lstm.cells[at + j] = cell, lstm.states[at + j] = h;
+    }
+  }
+  __syncthreads();
+}
+
+// The recurrence over `steps` steps from t0. Dynamic shared memory: v, twice [H]; with mixed memory c and sums behind it, [5, H].
 extern "C" __global__ void __launch_bounds__(1024)
 ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source_of,
             const int* __restrict__ target_offsets, const Neuron* __restrict__ neurons,
@@ -119,17 +175,25 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
             float* __restrict__ states,                          // [B, T, H] or null
             float* final_state,                                  // [B, H]
             float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
-            int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon) {
+            int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon,
+            Lstm lstm) {  // kMixed alone reads it
   extern __shared__ float shared[];
   float *v = shared, *v_next = shared + hidden;
   i64 b = blockIdx.x;
   int groups = blockDim.x / kLanes, group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int j = threadIdx.x; j < hidden; j += blockDim.x) v[j] = start ? start[b * start_b + j * start_h] : 0.0f;
+  float* const cell = shared + 2 * (i64)hidden;
+  if constexpr (kMixed)
+    for (int j = threadIdx.x; j < hidden; j += blockDim.x)
+      cell[j] = lstm.start ? lstm.start[b * lstm.start_b + j * lstm.start_h] : 0.0f;
   __syncthreads();
   for (i64 r = 0; r < steps; r++) {
     i64 t = t0 + r;
     float rate = 1.0f / (elapsed ? elapsed[b * elapsed_b + t * elapsed_t] : dt);
     const float2* sums = sensory + (b * steps + r) * hidden;
+    if constexpr (kMixed)
+      lstm_ahead(lstm, v, cell, cell + hidden, lstm.gates + (b * lstm.gates_b + r * 4 * hidden), (b * total_steps + t) * hidden,
+                 hidden);
     for (int k = 0; k < unfolds; k++) {
       i64 trace = ((b * total_steps + t) * unfolds + k) * hidden;
       for (int base = 0; base < hidden; base += groups) {
@@ -178,4 +242,6 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
     }
   }
   for (int j = threadIdx.x; j < hidden; j += blockDim.x) final_state[b * hidden + j] = v[j];
+  if constexpr (kMixed)
+    for (int j = threadIdx.x; j < hidden; j += blockDim.x) lstm.final_cell[b * hidden + j] = cell[j];
 }

@@ -2,6 +2,7 @@
 
 use super::backward::BackwardCall;
 use super::held::{HeldBackward, HeldKernel, Side};
+use super::mixed::MixedMemory;
 use super::on_device::DeviceSchedule;
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
@@ -18,7 +19,7 @@ struct Kernels(HashMap<&'static str, Kernel>);
 impl Kernels {
     fn load(device: &Arc<CudaDevice>, forward: bool, lanes: u32, c: &Config) -> Result<Self> {
         let (source, entries) = if forward { (&FORWARD, FORWARD_ENTRIES) } else { (&BACKWARD, BACKWARD_ENTRIES) };
-        let spec = specialisation(source, entries, lanes, c.fast);
+        let spec = specialisation(source, entries, lanes, c.fast, c.mixed);
         entries.iter().map(|&e| Ok((e, device.kernel(&spec, e)?))).collect::<Result<_>>().map(Self)
     }
     fn take(&mut self, entry: &'static str) -> Kernel {
@@ -207,6 +208,7 @@ pub struct CudaPlan {
     /// The inputs' schedule, where the recurrence does all of the forward pass.
     pub(super) whole_inputs: Option<DeviceSchedule>,
     pub(super) sensory: Option<HeldKernel>,
+    pub(super) mixed: Option<MixedMemory>,
     pub(super) backward: Option<Backward>,
     pub(super) forward_scratch: Common,
     pub(super) traces: Option<Traces>,
@@ -307,30 +309,41 @@ impl CudaPlan {
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs = whole.map(|h| super::held::whole_inputs(device, &synapses.sensory, &h)).transpose()?;
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
+        let mut forward_scratch = Common::new(
+            p,
+            gap,
+            if whole.is_some() { 0 } else { config.forward_chunk },
+            false,
+            [recurrence.is_none(), sensory.is_none() && whole.is_none()],
+            [folded(&recurrence), if whole.is_some() { 0 } else { folded(&sensory) }],
+            recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
+        )?;
+        let mut traces = match &backward_signature {
+            Some(s) => {
+                let grad_x = s.output("grad_x").is_some();
+                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory), grad_x)?)
+            }
+            None => None,
+        };
+        let mixed = MixedMemory::new(
+            device,
+            p,
+            [config.forward_chunk, config.backward_chunk],
+            (&forward_signature, &mut forward_scratch.layout),
+            backward_signature.as_ref().zip(traces.as_mut().map(|t| &mut t.common.layout)),
+        )?;
         Ok(Self {
             fold: super::held::fold_kernel(device, config.fast)?,
             device: device.clone(),
             slots: Slots::of(&forward_signature.inputs),
             grads: backward_signature.as_ref().map(|s| GradSlots::of(p, s)),
-            forward_scratch: Common::new(
-                p,
-                gap,
-                if whole.is_some() { 0 } else { config.forward_chunk },
-                false,
-                [recurrence.is_none(), sensory.is_none() && whole.is_none()],
-                [folded(&recurrence), if whole.is_some() { 0 } else { folded(&sensory) }],
-                recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
-            )?,
-            traces: if p.backward {
-                let grad_x = backward_signature.as_ref().is_some_and(|s| s.output("grad_x").is_some());
-                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory), grad_x)?)
-            } else {
-                None
-            },
+            forward_scratch,
+            traces,
             held_backward,
             recurrence,
             whole_inputs,
             sensory,
+            mixed,
             p: p.clone(),
             config,
             forward_signature,
@@ -491,6 +504,10 @@ impl CudaPlan {
             }
             let [e0, e1, e2, e3] = self.elapsed_args(x);
             let [s0, s1, s2] = start;
+            let lstm = match &self.mixed {
+                Some(mixed) => mixed.ahead(args, &c.layout, base, (t0, steps))?,
+                None => [0; _],
+            };
             launch(
                 &self.forward.forward,
                 stream,
@@ -504,7 +521,7 @@ impl CudaPlan {
                     out(args.outputs, states), out(args.outputs, Some(1)), out(args.outputs, stored),
                     out(args.outputs, stored.map(|s| s + 1)), Arg::I32(p.hidden as i32),
                     Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64),
-                    Arg::I64(t0 as i64), Arg::I64(steps as i64), Arg::F32(p.epsilon as f32)
+                    Arg::I64(t0 as i64), Arg::I64(steps as i64), Arg::F32(p.epsilon as f32), Arg::Bytes(&lstm)
                 },
             )?;
             t0 += steps;

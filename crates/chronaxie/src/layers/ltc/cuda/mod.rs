@@ -5,6 +5,7 @@ mod backward;
 mod convert;
 mod held;
 mod launch;
+mod mixed;
 mod on_device;
 mod report;
 mod schedule;
@@ -39,7 +40,7 @@ const QUAD_ADJOINT: KernelSource =
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
-const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh"))];
+const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh")), kernels::WALK];
 
 const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
@@ -69,10 +70,21 @@ const BACKWARD_ENTRIES: &[&str] = &[
     "ltc_close_synapses",
 ];
 
-fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, fast: bool) -> Specialisation {
+/// `mixed`: with an LSTM in the kernels that walk.
+fn specialisation(
+    source: &KernelSource,
+    entries: &[&'static str],
+    lanes: u32,
+    fast: bool,
+    mixed: bool,
+) -> Specialisation {
     Specialisation {
         headers: HEADERS,
-        constants: vec![("kLanes", Constant::Int(lanes as i32)), ("kFast", Constant::Bool(fast))],
+        constants: vec![
+            ("kLanes", Constant::Int(lanes as i32)),
+            ("kFast", Constant::Bool(fast)),
+            ("kMixed", Constant::Bool(mixed)),
+        ],
         archs: if fast { Archs::AtLeast(75) } else { Archs::All },
         ..Specialisation::new(source.clone(), entries)
     }
@@ -82,10 +94,11 @@ fn specialisation(source: &KernelSource, entries: &[&'static str], lanes: u32, f
 /// each shape in one block and in a cluster, and everything that the compared cases launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let mut all = convert::specialisations().to_vec();
+    all.push(mixed::specialisation());
     for fast in [false, true] {
-        for lanes in [8, 32] {
-            all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast));
-            all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast));
+        for (lanes, mixed) in [(8, false), (32, false), (8, true), (32, true)] {
+            all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast, mixed));
+            all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast, mixed));
         }
         all.push(held::fold_specialisation(fast));
         all.push(held::close_specialisation(fast));

@@ -67,6 +67,9 @@ impl CudaPlan {
         ];
         let (row, block) = (grid(p.batch, 1), (c.threads, 1, 1));
         let (Pass::Backward, Some(k)) = (pass, &self.backward) else {
+            if let Some(mixed) = &self.mixed {
+                list.extend(mixed.report(false, chunks, chunk)?);
+            }
             list.push(LaunchReport::new(&f.forward, chunks, row, block, c.forward_shared)?);
             return Ok(list);
         };
@@ -114,6 +117,9 @@ impl CudaPlan {
             list.push(LaunchReport::new(&k.scale_inputs, 1, scaled, flat, 0)?);
         }
         list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
+        if let Some(mixed) = &self.mixed {
+            list.extend(mixed.report(true, chunks, chunk)?);
+        }
         if p.output_mapping != Mapping::None {
             list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
         }

@@ -29,6 +29,8 @@ pub struct Config {
     pub threads: u32,
     /// `tanh.approx.f32` in the gates.
     pub fast: bool,
+    /// An LSTM ahead of each step.
+    pub mixed: bool,
     /// Steps of a chunk, forward and backward.
     pub forward_chunk: usize,
     /// As above.
@@ -158,7 +160,8 @@ impl fmt::Display for Config {
         }
         write!(
             f,
-            "row-per-block threads={} lanes={}+{} gate={} chunk={}/{} shared={}/{}",
+            "row-per-block{} threads={} lanes={}+{} gate={} chunk={}/{} shared={}/{}",
+            if self.mixed { " with LSTM" } else { "" },
             self.threads,
             self.lanes,
             self.sensory_lanes,
@@ -398,7 +401,21 @@ pub fn choose(p: &Ltc, props: &DeviceProps, variant: Option<&str>) -> Result<Con
 /// The same on a device of which is known how many clusters it holds.
 pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, variant: Option<&str>) -> Result<Config> {
     let wish = Wish::parse(variant)?;
-    let vectors = if p.backward { 3 } else { 2 };
+    if let (true, false, Some(name)) = (p.mixed_memory, wish.rows_only, variant) {
+        return Err(Error::config(format!(
+            "ltc: variant `{name}` holds synapses in registers, where no LSTM runs; with mixed memory there is `rows`"
+        )));
+    }
+    if p.mixed_memory && p.batch > i32::MAX as usize {
+        return Err(Error::shape(format!(
+            "ltc: B = {} with mixed memory is more than {}, which a device takes at once",
+            p.batch,
+            i32::MAX
+        )));
+    }
+    // What the kernels' headers say of their shared memory; the threads' floats are there for few neurons alone.
+    let [ahead, below] = if p.mixed_memory { [7, 6] } else { [2, 3] };
+    let vectors = if p.backward { below.max(ahead) } else { ahead };
     let limit = props.shared_per_block_optin.max(props.shared_per_block) as usize;
     if p.hidden * 4 * vectors > limit {
         return Err(Error::shape(format!(
@@ -408,13 +425,18 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         )));
     }
     let lanes_of = lanes(p.connectivity.recurrent.len(), p.hidden);
-    let chunk = |bytes_per_step: usize| (CHUNK_BYTES / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
+    let chunk =
+        |bytes_per_step: usize| wish.steps.unwrap_or(CHUNK_BYTES / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let rows = p.batch.max(1);
-    let io = rows * (p.inputs * 4 + p.hidden * 8);
+    // What the LSTM has of each step: the sums before its gates, and their gradients.
+    let lstm = if p.mixed_memory { rows * p.hidden * 16 } else { 0 };
+    let io = rows * (p.inputs * 4 + p.hidden * 8) + lstm;
     let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
-        + rows * (p.hidden * 16 + p.inputs * 8);
-    let held = hold(p, props, resident, &wish.of(Role::Recurrence), Role::Recurrence, p.batch);
-    let held = whole::forward(p, props, &wish.of(Role::Recurrence)).or(held);
+        + rows * (p.hidden * 16 + p.inputs * 8)
+        + lstm;
+    let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
+    let held = hold(Role::Recurrence, p.batch);
+    let held = if p.mixed_memory { None } else { whole::forward(p, props, &wish.of(Role::Recurrence)).or(held) };
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -422,15 +444,14 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             p.hidden
         )));
     }
-    let adjoint =
-        if p.backward { hold(p, props, resident, &wish.of(Role::Adjoint), Role::Adjoint, p.batch) } else { None };
+    let adjoint = if p.backward { hold(Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
     let budget = backward_budget(p);
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {
-        (Some(_), Save::Recompute) => hold(p, props, resident, &wish.of(Role::Rebuild), Role::Rebuild, rows * even),
+        (Some(_), Save::Recompute) => hold(Role::Rebuild, rows * even),
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
@@ -443,6 +464,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
         });
     }
+    let threads = (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024);
+    let floats_of_threads = if p.mixed_memory && p.hidden < threads as usize { threads } else { 0 };
     Ok(Config {
         adjoint,
         sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
@@ -451,14 +474,15 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         sensory: inputs::sensory(p, props, &wish.of(Role::Recurrence)),
         lanes: lanes_of,
         sensory_lanes: lanes(p.connectivity.sensory.len(), p.hidden),
-        threads: (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024),
+        threads,
+        mixed: p.mixed_memory,
         // tanh.approx exists from sm_75 on; before it, fast is as exact as exact.
         fast: p.precision == Precision::Fast && props.compute_capability >= (7, 5),
         // The sensory sums of all steps, up to a quarter of a gigabyte: each chunk is a launch of its own.
         forward_chunk: if held.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
         backward_chunk: if adjoint.is_some() { even } else { chunk(trace) },
-        forward_shared: p.hidden as u32 * 8,
-        adjoint_shared: p.hidden as u32 * 12,
+        forward_shared: (p.hidden * 4 * ahead) as u32,
+        adjoint_shared: (p.hidden * 4 * below) as u32 + 4 * floats_of_threads,
     })
 }
 

@@ -3,10 +3,12 @@
 use super::tune::Role;
 use crate::{Error, Result};
 
-/// What a user may ask for by name: `rows`, or letters and numbers as the configuration prints them, `c4r2s20g2`.
+/// What a user may ask for by name: `rows`, with steps of a chunk `rowst3`, or letters and numbers as the configuration prints
+/// them, `c4r2s20g2`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Wish {
     pub(super) rows_only: bool,
+    pub(super) steps: Option<usize>,
     pub(super) blocks: Option<usize>,
     pub(super) rows: Option<usize>,
     pub(super) slots: Option<usize>,
@@ -20,21 +22,26 @@ impl Wish {
         if self.of.unwrap_or(Role::Recurrence) == role {
             *self
         } else {
-            Self { rows_only: self.rows_only, ..Self::default() }
+            Self { rows_only: self.rows_only, steps: self.steps, ..Self::default() }
         }
     }
     pub(super) fn parse(name: Option<&str>) -> Result<Self> {
         let mut wish = Self::default();
         let Some(name) = name else { return Ok(wish) };
-        if name == "rows" {
-            wish.rows_only = true;
-            return Ok(wish);
-        }
         let bad = || {
             Error::config(format!(
-                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the rebuilt unfolds"
+                "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the \
+                 rebuilt unfolds; `rowst3` is `rows` in chunks of 3 steps"
             ))
         };
+        if let Some(steps) = name.strip_prefix("rows") {
+            wish.rows_only = true;
+            if !steps.is_empty() {
+                let number = steps.strip_prefix('t').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
+                wish.steps = Some(number.ok_or_else(bad)?);
+            }
+            return Ok(wish);
+        }
         let mut rest = name;
         for (prefix, role) in [('b', Role::Adjoint), ('u', Role::Rebuild)] {
             if let Some(after) = name.strip_prefix(prefix) {

@@ -113,6 +113,51 @@ fn variants_are_asked_for_by_name() {
         assert!(message(name).contains(&format!("variant `{name}`")), "{}", message(name));
     }
     assert!(message("c9").contains("cannot hold 1600 synapses of 40 neurons"));
+    let c = choose(&p, &DeviceProps::SM_90, Some("rowst3")).unwrap();
+    assert_eq!((c.recurrence, c.forward_chunk, c.backward_chunk), (None, 3, 3));
+    for name in ["rowst0", "rowst", "rows3", "rowst2x"] {
+        assert!(message(name).contains(&format!("variant `{name}` is neither")), "{}", message(name));
+    }
+}
+
+/// An LSTM runs where a block walks a row, on every device; its memory fits a block and its scratch a chunk.
+#[test]
+fn mixed_memory_walks_rows() {
+    let mixed = |batch, steps, inputs, hidden| Ltc { mixed_memory: true, ..problem(batch, steps, inputs, hidden) };
+    for device in DeviceProps::FIXTURES {
+        for p in [mixed(24, 8, 128, 64), mixed(128, 64, 3, 256), Ltc { save: Save::Store, ..mixed(3, 2, 4, 33) }] {
+            let c = choose(&p, &device, None).unwrap();
+            assert!(c.mixed && c.recurrence.is_none() && c.adjoint.is_none() && c.rebuild.is_none(), "{c}");
+            assert!(c.sensory_adjoint.is_none() && c.to_string().contains("row-per-block with LSTM"), "{c}");
+            let floats = if p.hidden < c.threads as usize { c.threads } else { 0 };
+            assert_eq!([c.forward_shared, c.adjoint_shared], [28 * p.hidden as u32, 24 * p.hidden as u32 + 4 * floats]);
+        }
+    }
+    let p = mixed(128, 256, 64, 256);
+    let (with, without) = (
+        choose(&p, &DeviceProps::SM_90, Some("rows")),
+        choose(&problem(128, 256, 64, 256), &DeviceProps::SM_90, Some("rows")),
+    );
+    let (with, without) = (with.unwrap(), without.unwrap());
+    assert!(with.forward_chunk < without.forward_chunk && with.backward_chunk < without.backward_chunk);
+    assert!(with.backward_chunk * p.batch * p.hidden * 16 <= CHUNK_BYTES);
+    let message = |p: &Ltc, name| choose(p, &DeviceProps::SM_75, name).unwrap_err().to_string();
+    for name in ["c1r1s4", "bc2r2", "uc2r2"] {
+        let e = message(&p, Some(name));
+        assert_eq!(
+            e,
+            format!(
+                "ltc: variant `{name}` holds synapses in registers, where no LSTM runs; with mixed memory there is `rows`"
+            )
+        );
+    }
+    use crate::layers::ltc::Synapses;
+    let ring = Synapses::from_fn(3000, 3000, |i, j| i == j).unwrap();
+    let c = Arc::new(Connectivity::new(ring, Synapses::full(0, 3000).unwrap()).unwrap());
+    let wide = Ltc { mixed_memory: true, ..Ltc::new(1, 1, c) };
+    assert!(message(&wide, None).contains("hidden = 3000 is more than 2340"), "{}", message(&wide, None));
+    let many = Ltc { batch: 1 << 31, ..mixed(1, 1, 1, 1) };
+    assert!(message(&many, None).contains("ltc: B = 2147483648 with mixed memory is more than 2147483647"));
 }
 
 /// The kernel is the same for every number of steps, so that a new length compiles nothing.
