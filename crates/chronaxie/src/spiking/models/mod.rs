@@ -160,9 +160,18 @@ pub struct Block<'a> {
     /// The state variables.
     pub states: &'a mut [&'a mut [f32]],
     /// What arrives at each port in this step.
-    pub inputs: &'a [&'a [f32]],
+    pub inputs: Inputs<'a>,
     /// Becomes 1 where a cell fires, 0 elsewhere.
     pub spikes: &'a mut [u8],
+}
+
+/// What arrives at the cells of a block, by port.
+#[derive(Debug)]
+pub enum Inputs<'a> {
+    /// In the model's unit.
+    Given(&'a [&'a [f32]]),
+    /// In so many units each; the sums become 0. A second port that the model does not have is empty.
+    Sums([&'a mut [i32]; 2], &'a [f32]),
 }
 
 /// Constants of the cells of a block.

@@ -47,7 +47,7 @@ impl<'a> Cells<'a> {
         self.model.step(&mut Block {
             coefficients,
             states: &mut self.states.iter_mut().map(|s| &mut s[..]).collect::<Vec<_>>(),
-            inputs: &inputs.iter().map(|i| &i[..]).collect::<Vec<_>>(),
+            inputs: Inputs::Given(&inputs.iter().map(|i| &i[..]).collect::<Vec<_>>()),
             spikes: &mut spikes,
         });
         spikes

@@ -14,7 +14,8 @@
 //! Threads meet once every [`Plan::min_delay`] steps: what fires in between reaches nobody before.
 #![allow(unsafe_code)]
 
-use super::barrier::Barrier;
+use super::barrier::{Barrier, Mail};
+use super::crew::{CELLS_A_THREAD, Crew};
 use super::lane::Lane;
 use super::learned::{self, Weights};
 use super::measure::{Clock, Part as Timed, Parts};
@@ -26,10 +27,11 @@ use crate::spiking::partition::Layout;
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
-/// A thread that has fewer cells waits for the others longer than it works.
-const CELLS_A_THREAD: u64 = 8192;
+/// Small networks have a few shards all the same, of at least so many cells.
+const FEW: (u64, u64) = (4, 1024);
 
 /// The most steps between two meetings.
 const MOST_STEPS: u64 = 64;
@@ -45,6 +47,7 @@ pub struct CpuEngine<'a> {
     exchange: Option<Box<dyn Exchange + 'a>>,
     /// What fired here and nobody was told.
     untold: Vec<Spike>,
+    crew: Crew,
 }
 
 impl std::fmt::Debug for CpuEngine<'_> {
@@ -59,8 +62,7 @@ impl<'a> CpuEngine<'a> {
     /// # Errors
     /// As [`shard::build`], and `OutOfMemory` before anything is allocated.
     pub fn new(plan: &'a Plan, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        let most = (plan.cells() / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;
-        Self::with_shards(plan, shards_for(plan, pool::num_threads().min(most)), built)
+        Self::with_shards(plan, shards_for(plan, pool::num_threads().min(most_threads(plan.cells()))), built)
     }
 
     /// Likewise, with this many shards; spikes do not depend on it.
@@ -72,7 +74,7 @@ impl<'a> CpuEngine<'a> {
         let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
         let shards = shard::build(plan, count, &|done| built(done, count))?;
         let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
-        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange: None, untold: Vec::new() })
+        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange: None, untold: Vec::new(), crew: Crew::new() })
     }
 
     /// That of the cells of one part of a layout. What fires elsewhere it hears by `exchange`, and then
@@ -96,7 +98,7 @@ impl<'a> CpuEngine<'a> {
         let cut = |index: usize| layout.shard(plan, part, index, count);
         let shards = shard::build_cut(plan, count, &cut, &|done| built(done, count))?;
         let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
-        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange, untold: Vec::new() })
+        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange, untold: Vec::new(), crew: Crew::new() })
     }
 
     /// What the synapses here that change are known by.
@@ -219,25 +221,46 @@ impl<'a> CpuEngine<'a> {
 /// In the place of spikes where there was none.
 const NOTHING: Spike = Spike { step: u64::MAX, cell: u32::MAX };
 
-/// What a thread tells the others, in turn in one of two lists, so that one is read while the other is written.
-type Mail = [RwLock<Vec<Spike>>; 2];
+/// The threads that a network of so many cells has work for.
+fn most_threads(cells: u64) -> usize {
+    (cells / CELLS_A_THREAD).max((cells / FEW.1).min(FEW.0)).clamp(1, 1 << 16) as usize
+}
 
 /// Tells other parts what is in this turn's lists before a step, and hears what fired there.
 type Tell<'a> = &'a mut dyn FnMut(u64, usize) -> std::result::Result<Vec<Spike>, ()>;
 
 impl CpuEngine<'_> {
-    /// Runs `steps` steps; times their parts, or does not.
-    pub(super) fn walk<const TIMED: bool>(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Parts> {
-        let threads = pool::num_threads().clamp(1, self.lanes.len());
+    /// The most threads that step it.
+    fn most(&self) -> usize {
+        pool::num_threads().clamp(1, self.lanes.len())
+    }
+
+    /// Whether it must be tried how many threads are best.
+    fn is_small(&self) -> bool {
+        let most = self.most();
+        most > 1 && self.exchange.is_none() && self.plan.cells() / (most as u64) < CELLS_A_THREAD
+    }
+
+    /// How many threads step it now.
+    pub fn threads(&self) -> usize {
+        if self.is_small() && self.crew.alone() { 1 } else { self.most() }
+    }
+
+    /// Runs `steps` steps on so many threads; times their parts, or does not.
+    pub(super) fn walk<const TIMED: bool>(
+        &mut self,
+        threads: usize,
+        steps: u64,
+        spikes: &mut Vec<Spike>,
+    ) -> Result<Parts> {
         let together = self.most_steps();
         let (from, to) = (self.step, self.step + steps);
         learned::steps_left(self.plan, to)?;
-        let mail: Vec<Mail> = (0..threads).map(|_| Default::default()).collect();
-        let barrier = Arc::new(Barrier::new(threads));
+        let (mail, barrier) = (Mail::new(threads), Barrier::new(threads));
         let mut exchange = self.exchange.as_deref_mut();
         let shared = exchange.is_some();
         // What other parts say, in turn, and whether they do no more.
-        let (heard, lost) = (Mail::default(), AtomicBool::new(false));
+        let (heard, lost) = (<[RwLock<Vec<Spike>>; 2]>::default(), AtomicBool::new(false));
         let mut failed = None;
         let mut hands: Vec<Vec<&mut Lane<'_>>> = (0..threads).map(|_| Vec::new()).collect();
         self.lanes.iter_mut().enumerate().for_each(|(i, lane)| hands[i % threads].push(lane));
@@ -262,13 +285,11 @@ impl CpuEngine<'_> {
                     }
                 }
                 all.extend_from_slice(&fired);
-                {
-                    let mut out = mail[own][turn].write().unwrap_or_else(PoisonError::into_inner);
-                    std::mem::swap(&mut *out, &mut fired);
-                }
+                // SAFETY: a turn's lists are read between the meeting below and the next one, and the turn after that is the same.
+                unsafe { mail.post(own, turn, &mut fired) };
                 fired.clear();
                 clock.lap(Timed::Exchange);
-                barrier.wait();
+                barrier.wait(own);
                 clock.lap(Timed::Waiting);
                 if shared {
                     if let Some(tell) = &mut tell {
@@ -281,22 +302,23 @@ impl CpuEngine<'_> {
                         }
                     }
                     clock.lap(Timed::Exchange);
-                    barrier.wait();
+                    barrier.wait(own);
                     clock.lap(Timed::Waiting);
                     if lost.load(Ordering::Relaxed) {
                         break;
                     }
                 }
-                for from in mail.iter().chain(shared.then_some(&heard)) {
-                    let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
+                let others = shared.then(|| heard[turn].read().unwrap_or_else(PoisonError::into_inner));
+                // SAFETY: threads met since these were posted, and meet before the lists of this turn are posted again.
+                let lists = || unsafe { mail.read(turn) }.chain(others.as_ref().map(|list| list.as_slice()));
+                for list in lists() {
                     for lane in &mut lanes {
                         list.iter().for_each(|spike| lane.schedule(*spike, next));
                     }
                 }
                 clock.lap(Timed::Exchange);
                 if learns {
-                    for from in mail.iter().chain(shared.then_some(&heard)) {
-                        let list = from[turn].read().unwrap_or_else(PoisonError::into_inner);
+                    for list in lists() {
                         for lane in &mut lanes {
                             list.iter().for_each(|spike| lane.learn(*spike, next));
                         }
@@ -317,8 +339,8 @@ impl CpuEngine<'_> {
             let others: Vec<_> = hands.map(|(i, lanes)| scope.spawn(move || work(i, lanes, None))).collect();
             let mut tell = |next: u64, turn: usize| {
                 let Some(exchange) = &mut exchange else { return Ok(Vec::new()) };
-                let lists = mail.iter().map(|m| m[turn].read().unwrap_or_else(PoisonError::into_inner));
-                let mut fired: Vec<Spike> = lists.flat_map(|list| list.clone()).collect();
+                // SAFETY: threads met since these were posted, and wait for this one.
+                let mut fired: Vec<Spike> = unsafe { mail.read(turn) }.flatten().copied().collect();
                 fired.sort_unstable();
                 exchange.exchange(next, &fired).map_err(|e| failed = Some(e))
             };
@@ -358,7 +380,18 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
-        self.walk::<false>(steps, spikes).map(drop)
+        if !self.is_small() {
+            return self.walk::<false>(self.most(), steps, spikes).map(drop);
+        }
+        learned::steps_left(self.plan, self.step + steps)?;
+        let to = self.step + steps;
+        while self.step < to {
+            let stretch = self.crew.next(to - self.step);
+            let since = Instant::now();
+            self.walk::<false>(if stretch.alone { 1 } else { self.most() }, stretch.steps, spikes)?;
+            self.crew.took(stretch, since.elapsed().as_secs_f64());
+        }
+        Ok(())
     }
 
     fn state(&self) -> Result<State> {
@@ -446,7 +479,8 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn config(&self) -> String {
-        format!("{} shards on {} threads", self.lanes.len(), pool::num_threads().clamp(1, self.lanes.len()))
+        let either = if self.is_small() { "1 or " } else { "" };
+        format!("{} shards on {either}{} threads", self.lanes.len(), self.most())
     }
 }
 
@@ -553,16 +587,4 @@ fn add_body(sums: &mut [i32], counts: &[u16], code: i32) {
 crate::dispatch!(
     /// Adds `counts` arrivals of weight `code`.
     pub(super) fn add_arrivals(sums: &mut [i32], counts: &[u16], code: i32) = add_body
-);
-
-#[inline(always)]
-fn convert_body(sums: &mut [i32], unit: f32, inputs: &mut [f32]) {
-    for (sum, input) in sums.iter_mut().zip(inputs) {
-        *input = *sum as f32 * unit;
-        *sum = 0;
-    }
-}
-crate::dispatch!(
-    /// The sums in the model's unit; the sums become 0.
-    pub(super) fn convert(sums: &mut [i32], unit: f32, inputs: &mut [f32]) = convert_body
 );

@@ -5,12 +5,13 @@ use super::{Learned, Spike};
 use crate::spiking::connect::{Part, Shard, Subset};
 use crate::spiking::draws::{BATCH, Purpose};
 use crate::spiking::math;
-use crate::spiking::models::{Block, Coefficients, Kind, Model, PAD};
+use crate::spiking::models::{Block, Coefficients, Inputs, Kind, Model, PAD};
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result};
+use std::ops::Range;
 
-/// Cells that are advanced at a time: their inputs and states stay in the first cache.
-const CELLS: usize = BATCH;
+/// Cells that are advanced at a time: what drives add to their sums is still in the first caches.
+const CELLS: usize = 1024;
 
 /// A shard in motion.
 pub(super) struct Lane<'a> {
@@ -319,40 +320,45 @@ impl Cells {
         const PORTS: usize = 2;
         self.drive(seed, tables, step);
         let (count, word) = (self.part.count() as usize, (step % 4) as usize);
-        let padded = count.next_multiple_of(PAD);
-        let mut inputs = [[0f32; CELLS]; PORTS];
+        let ports = self.units.len();
+        let slots: [Range<usize>; PORTS] = std::array::from_fn(|p| if p < ports { self.part.slots(p) } else { 0..0 });
         let mut fired = [0u8; CELLS];
-        for at in (0..padded).step_by(CELLS) {
+        for at in (0..count).step_by(CELLS) {
             let real = (count - at).min(CELLS);
-            let len = (padded - at).min(CELLS);
-            for (port, unit) in self.units.iter().enumerate() {
-                let slots = self.part.slots(port);
-                let sums = &mut sums[slots][at..at + real];
-                for d in &self.drives {
-                    let table = &tables[d.table];
-                    if table.port == port && (table.start..table.stop).contains(&step) {
-                        super::cpu::add_arrivals(sums, &d.counts[word][at..at + real], table.code);
+            for d in &self.drives {
+                let table = &tables[d.table];
+                if (table.start..table.stop).contains(&step) {
+                    let sums = &mut sums[slots[table.port].clone()][at..at + real];
+                    super::cpu::add_arrivals(sums, &d.counts[word][at..at + real], table.code);
+                }
+            }
+            // Whole vectors from the sums themselves, which those of another port follow.
+            let whole = real / PAD * PAD;
+            if whole > 0 {
+                let inputs = Inputs::Sums(two(sums, &slots, at..at + whole), &self.units);
+                step_block(
+                    self.model,
+                    &self.coefficients,
+                    self.stride,
+                    &mut self.states,
+                    at,
+                    inputs,
+                    &mut fired[..whole],
+                );
+            }
+            if whole < real {
+                let mut inputs = [[0f32; PAD]; PORTS];
+                for port in 0..ports {
+                    let rest = &mut sums[slots[port].clone()][at + whole..at + real];
+                    for (sum, input) in rest.iter_mut().zip(&mut inputs[port]) {
+                        *input = std::mem::take(sum) as f32 * self.units[port];
                     }
                 }
-                super::cpu::convert(sums, *unit, &mut inputs[port][..real]);
-                inputs[port][real..].fill(0.0);
+                let [low, high] = &inputs;
+                let inputs = Inputs::Given(&[&low[..], &high[..]][..ports]);
+                let fired = &mut fired[whole..whole + PAD];
+                step_block(self.model, &self.coefficients, self.stride, &mut self.states, at + whole, inputs, fired);
             }
-            let mut states: [&mut [f32]; 8] = Default::default();
-            let used = self.states.len();
-            for (slot, values) in states.iter_mut().zip(&mut self.states) {
-                *slot = &mut values[at..at + len];
-            }
-            let lanes: [&[f32]; PORTS] = [&inputs[0][..len], &inputs[1][..len]];
-            let coefficients = match self.stride {
-                0 => Coefficients::Shared(&self.coefficients),
-                stride => Coefficients::Each { values: &self.coefficients, stride, offset: at },
-            };
-            self.model.step(&mut Block {
-                coefficients,
-                states: &mut states[..used],
-                inputs: &lanes[..self.units.len()],
-                spikes: &mut fired[..len],
-            });
             list(&fired[..real], step, self.first, self.part.cells(), at, spikes);
         }
     }
@@ -388,12 +394,50 @@ impl Cells {
     }
 }
 
-/// Lists the cells from place `at` on that fired; most words of eight flags are 0.
+/// The sums of `cells` of two ports, or of one and nothing.
+fn two<'s>(sums: &'s mut [i32], slots: &[Range<usize>; 2], cells: Range<usize>) -> [&'s mut [i32]; 2] {
+    let [low, high] = slots;
+    if high.is_empty() {
+        return [&mut sums[low.clone()][cells], &mut []];
+    }
+    let (first, second) = sums.split_at_mut(high.start);
+    [&mut first[low.clone()][cells.clone()], &mut second[..high.len()][cells]]
+}
+
+/// Advances the cells from place `at` on, as many as `fired` has.
+fn step_block(
+    model: &dyn Model,
+    coefficients: &[f32],
+    stride: usize,
+    states: &mut [Vec<f32>],
+    at: usize,
+    inputs: Inputs<'_>,
+    fired: &mut [u8],
+) {
+    let coefficients = match stride {
+        0 => Coefficients::Shared(coefficients),
+        stride => Coefficients::Each { values: coefficients, stride, offset: at },
+    };
+    let mut all: [&mut [f32]; 8] = Default::default();
+    let used = states.len();
+    for (slot, values) in all.iter_mut().zip(states) {
+        *slot = &mut values[at..at + fired.len()];
+    }
+    model.step(&mut Block { coefficients, states: &mut all[..used], inputs, spikes: fired });
+}
+
+/// Lists the cells from place `at` on that fired; most words of 64 flags are 0.
 fn list(fired: &[u8], step: u64, first: u32, of: Subset<'_>, at: usize, spikes: &mut Vec<Spike>) {
-    for (i, eight) in fired.chunks(8).enumerate() {
-        if eight.iter().fold(0, |any, flag| any | flag) != 0 {
-            let cells = eight.iter().enumerate().filter(|(_, flag)| **flag != 0);
-            spikes.extend(cells.map(|(l, _)| Spike { step, cell: first + of.at(at + i * 8 + l) }));
+    let mut note = |from: usize, flags: &[u8]| {
+        let cells = flags.iter().enumerate().filter(|(_, flag)| **flag != 0);
+        spikes.extend(cells.map(|(l, _)| Spike { step, cell: first + of.at(at + from + l) }));
+    };
+    // A fixed length is a few instructions, where a slice's is a loop.
+    let (whole, rest) = fired.as_chunks::<64>();
+    for (i, flags) in whole.iter().enumerate() {
+        if flags.as_chunks::<8>().0.iter().fold(0, |any, eight| any | u64::from_ne_bytes(*eight)) != 0 {
+            note(i * 64, flags);
         }
     }
+    note(whole.len() * 64, rest);
 }

@@ -128,7 +128,7 @@ impl CpuEngine<'_> {
     /// # Errors
     /// As there.
     pub fn advance_timed(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Parts> {
-        self.walk::<true>(steps, spikes)
+        self.walk::<true>(self.threads(), steps, spikes)
     }
 
     /// What these spikes move.
@@ -145,11 +145,6 @@ impl CpuEngine<'_> {
             }
         }
         moved
-    }
-
-    /// How many threads step it.
-    pub fn threads(&self) -> usize {
-        crate::pool::num_threads().clamp(1, self.lanes.len())
     }
 
     /// Bytes of what is in motion: those that a step of each part touches whatever fires, as `[update, drives]`, by the plan.

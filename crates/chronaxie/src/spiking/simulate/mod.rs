@@ -12,6 +12,7 @@ mod barrier;
 pub mod checkpoint;
 mod common;
 pub mod cpu;
+mod crew;
 pub mod cuda;
 mod eager;
 mod lane;

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::spiking::connect::{Shard, rows, shard};
 use crate::spiking::draws::{Purpose, draw};
 use crate::spiking::math;
-use crate::spiking::models::{Block, Coefficients, Kind, PAD};
+use crate::spiking::models::{Block, Coefficients, Inputs, Kind, PAD};
 use crate::spiking::plan::Plan;
 
 /// The law in motion.
@@ -186,7 +186,7 @@ fn body(plan: &Plan, p: usize, parameters: &[f64], state: &mut [f64], input: &[f
     model.step(&mut Block {
         coefficients: Coefficients::Shared(&coefficients),
         states: &mut values.iter_mut().map(|v| &mut v[..]).collect::<Vec<_>>(),
-        inputs: &inputs.iter().map(|v| &v[..]).collect::<Vec<_>>(),
+        inputs: Inputs::Given(&inputs.iter().map(|v| &v[..]).collect::<Vec<_>>()),
         spikes: &mut spikes,
     });
     state.iter_mut().zip(values).for_each(|(x, v)| *x = f64::from(v[0]));
