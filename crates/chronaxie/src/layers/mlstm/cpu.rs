@@ -133,7 +133,7 @@ impl Plan for CpuPlan {
     fn config(&self) -> String {
         let cut = &self.forward.cut;
         let (simd, threads) = (simd::level(), pool::num_threads());
-        format!("cpu simd={simd} threads={threads} chunk={} window={}", self.problem.chunk_length(), cut.window)
+        format!("cpu simd={simd} threads={threads} chunk={} window={}", layout::chunk_length(&self.problem), cut.window)
     }
     fn variant(&self) -> &'static str {
         "simd"

@@ -259,7 +259,7 @@ impl Mlstm {
     pub fn states(&self) -> usize {
         self.sequences.unwrap_or(self.batch)
     }
-    /// L: what was asked for, or 64 tokens, and 128 where a state is so large that reading it binds.
+    /// L of the floors and of CUDA: what was asked for, or 64 tokens, and 128 where a state is so large that reading it binds.
     pub fn chunk_length(&self) -> usize {
         self.chunk.unwrap_or(if self.dqk * self.dv > 64 * 128 { 128 } else { 64 })
     }

@@ -2,7 +2,7 @@
 
 use super::gates::{self, Chunk, add};
 use super::gemm::{Left, PANEL, Part, Place, Start, multiply};
-use super::layout::{Block, Carver, Chain, Cut, Memory, part, share};
+use super::layout::{Block, Carver, Chain, Cut, Memory, chunk_length, part, share};
 use super::pack::{Tokens, panels};
 use crate::layers::mlstm::spec::{CHUNK_MOST, Mlstm};
 
@@ -45,7 +45,7 @@ impl<'a> Call<'a> {
         }
     }
     pub(super) fn length(&self) -> usize {
-        self.p.chunk_length()
+        chunk_length(self.p)
     }
     /// The place of a chunk's first token in a contiguous [B, NH, T], and its tokens.
     pub(super) fn flat(&self, chain: &Chain, nth: usize) -> (usize, usize) {
@@ -208,18 +208,29 @@ impl<'a> Call<'a> {
             let (k_rows, v_rows) = (buffer.take(length * k_width), buffer.take(length * v_width));
             let (k_first, v_first) = if form == Form::Plain { (0, range.start) } else { (range.start, 0) };
             self.k.columns(k_first * PANEL).load(first, tokens, k_width, 1.0, k_rows);
-            self.v.columns(v_first * PANEL).load(first, tokens, v_width, 1.0, v_rows);
+            let values = self.v.columns(v_first * PANEL);
+            // Rows of f32 are the right-hand side as they lie.
+            let lines = if form == Form::Plain { values.lines(first, tokens, v_width) } else { None };
+            if lines.is_none() {
+                values.load(first, tokens, v_width, 1.0, v_rows);
+            }
             for (row, &into) in k_rows.chunks_exact_mut(k_width).zip(&into[..tokens]) {
                 row.iter_mut().for_each(|x| *x *= into);
             }
             let (left, right) = if form == Form::Plain { (&*k_rows, &*v_rows) } else { (&*v_rows, &*k_rows) };
             let packed = buffer.take(length * columns);
-            panels(right, tokens, columns, packed);
+            let right = match lines {
+                Some((rows, row)) => (rows, Place::rows(row)),
+                None => {
+                    panels(right, tokens, columns, packed);
+                    (&*packed, Place::panels(tokens))
+                }
+            };
             let memory = &self.memory;
             let (before, after) = (self.c_at(chain, j) + at, self.c_at(chain, j + 1) + at);
             multiply(
                 Left::transposed(left, rows),
-                (packed, Place::panels(tokens)),
+                right,
                 (memory.c.write(after, len), Place::panels(rows)),
                 [rows, range.len(), tokens],
                 Start::From(memory.c.read(before, len), kept),

@@ -68,13 +68,23 @@ fn chunk(call: &Call<'_>, out: &Outputs, slot: usize, chain: usize, first: usize
         let (q, turned, s) = (buffer.take(length * k), buffer.take(length * k), buffer.take(length * length));
         let (values, h) = (buffer.take(length * v), buffer.take(length * v));
         let (past, l) = (buffer.take(length), buffer.take(length));
-        {
-            let keys = &mut *buffer.take(length * k);
-            call.k.load(first, n, k, 1.0, keys);
-            transposed(keys, n, k, turned);
+        // Rows of f32 are read where they lie.
+        match call.k.lines(first, n, k) {
+            Some((keys, row)) if row == k => transposed(keys, n, k, turned),
+            _ => {
+                let keys = &mut *buffer.take(length * k);
+                call.k.load(first, n, k, 1.0, keys);
+                transposed(keys, n, k, turned);
+            }
         }
-        call.v.load(first, n, v, 1.0, h);
-        panels(h, n, v, values);
+        let values = match call.v.lines(first, n, v) {
+            Some((rows, row)) => (rows, Place::rows(row)),
+            None => {
+                call.v.load(first, n, v, 1.0, h);
+                panels(h, n, v, values);
+                (&*values, Place::panels(n))
+            }
+        };
         call.q.load(first, n, k, 1.0 / (k as f32).sqrt(), q);
         let c = call.memory.c.read(call.c_at(&chain, j), k * v);
         let state_n = call.memory.n.read(call.n_at(&chain, j), k);
@@ -89,7 +99,7 @@ fn chunk(call: &Call<'_>, out: &Outputs, slot: usize, chain: usize, first: usize
         multiply(Left::rows(q, k), (c, Place::panels(k)), (h, to), from_state, Start::Zero, Part::Full);
         let among = [n, v / PANEL, n];
         let start = Start::Rows(past);
-        multiply(Left::rows(s, stride), (values, Place::panels(n)), (h, to), among, start, Part::LowerLeft);
+        multiply(Left::rows(s, stride), values, (h, to), among, start, Part::LowerLeft);
         if call.p.normalize {
             for t in 0..n {
                 l[t] += past[t] * dot(&q[t * k..(t + 1) * k], state_n);

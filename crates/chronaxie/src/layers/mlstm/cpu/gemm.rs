@@ -1,18 +1,20 @@
-//! Products of small matrices: tiles of six rows by sixteen columns in registers.
+//! Products of small matrices: tiles of six rows by sixteen columns in registers, under AVX-512 of twelve.
 //!
 //! A right-hand side lies in panels of 16 columns, so that a step of the sum reads one line of the cache; a left-hand side
-//! may lie anyhow, since its elements are broadcast one by one. Under AVX2 a tile is 12 of the 16 registers: 12 multiply-adds
-//! for 8 loads, which is what keeps both multipliers busy over their latency. Triangles are cut at the granularity of tiles,
+//! may lie anyhow, since its elements are broadcast one by one. A tile is 12 of the 16 registers of AVX2: 12 multiply-adds
+//! for 8 loads, which is what keeps both multipliers busy over their latency (8 sums). AVX-512 has six rows in six registers: 1.5
+//! multiply-adds a clock; twelve make 12 in 6.5, by 13 loads. Triangles are cut at the granularity of tiles,
 //! so who makes one writes zeros for [`FRINGE`] columns behind the diagonal.
 
 use crate::simd_math::{Lanes, mul_add};
 
 /// Columns of a panel.
 pub(super) const PANEL: usize = 16;
-/// Rows of a tile.
+/// Rows of a tile, and of one whose rows are a register each.
 const ROWS: usize = 6;
+const TALL: usize = 2 * ROWS;
 /// How far behind the diagonal a product may read.
-pub(super) const FRINGE: usize = ROWS - 1;
+pub(super) const FRINGE: usize = TALL - 1;
 
 /// A left-hand side: element (m, k) lies at `m row + k / 16 block + k % 16 col`.
 #[derive(Clone, Copy)]
@@ -126,12 +128,14 @@ fn multiply_body<const FMA: bool, const R: usize, const N: usize>(
     }
     let to = out.as_mut_ptr();
     for panel in 0..panels {
-        let first = if part == Part::LowerOutput { panel * PANEL / ROWS * ROWS } else { 0 };
-        for r0 in (first..m).step_by(ROWS) {
-            let rows = ROWS.min(m - r0);
+        let mut next = if part == Part::LowerOutput { panel * PANEL } else { 0 };
+        while next < m {
+            let r0 = next;
+            let rows = if N == PANEL && m - r0 >= TALL { TALL } else { ROWS.min(m - r0) };
+            next += rows;
             let (low, high) = match part {
                 Part::Full | Part::LowerOutput => (0, k),
-                Part::LowerLeft => (0, k.min(r0 + ROWS)),
+                Part::LowerLeft => (0, k.min(r0 + rows)),
                 Part::UpperLeft => (r0.min(k), k),
                 Part::LowerRight => ((panel * PANEL).min(k), k),
             };
@@ -148,6 +152,7 @@ fn multiply_body<const FMA: bool, const R: usize, const N: usize>(
                 let strides = (left, place.row, target.row);
                 let scale = (start, r0, panel * PANEL);
                 match rows {
+                    TALL => tile_of::<FMA, TALL, N>(tile, strides, low, high, scale),
                     6 => tile_of::<FMA, 6, N>(tile, strides, low, high, scale),
                     5 => tile_of::<FMA, 5, N>(tile, strides, low, high, scale),
                     4 => tile_of::<FMA, 4, N>(tile, strides, low, high, scale),

@@ -36,6 +36,24 @@ impl Tokens {
         self.address.wrapping_add_signed(offset * self.dtype.size() as isize)
     }
 
+    /// Rows and their width, where rows that follow each other are one long one: a call for each of 64 elements takes as long as
+    /// they do.
+    fn joined(&self, count: usize, width: usize) -> (usize, usize) {
+        let follow = count > 1 && self.strides[3] == 1 && self.strides[2] == width as isize;
+        if follow { (1, count * width) } else { (count, width) }
+    }
+    /// Rows `[count, width]` of tokens from `first` where they lie, and from one to the next, if they are rows of f32.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for as long as they are used.
+    pub(super) unsafe fn lines<'a>(&self, first: [usize; 3], count: usize, width: usize) -> Option<(&'a [f32], usize)> {
+        let [b, head, t] = first;
+        let row = usize::try_from(self.strides[2]).ok().filter(|row| *row >= width && count > 0)?;
+        (self.dtype == Dtype::F32 && self.strides[3] == 1).then(|| {
+            // SAFETY: as the caller promises; the last row ends where the slice does.
+            (unsafe { std::slice::from_raw_parts(self.at([b, head, t]) as *const f32, (count - 1) * row + width) }, row)
+        })
+    }
     /// The same tensor from element `from` of the last axis on.
     pub(super) fn columns(mut self, from: usize) -> Self {
         let offset = from as isize * self.strides[3] * self.dtype.size() as isize;
@@ -68,6 +86,7 @@ impl Tokens {
     /// The tokens must be there, `width` elements each, and nobody may write them meanwhile.
     pub(super) unsafe fn load(&self, first: [usize; 3], count: usize, width: usize, scale: f32, to: &mut [f32]) {
         let [b, head, t] = first;
+        let (count, width) = self.joined(count, width);
         for (nth, row) in to[..count * width].chunks_exact_mut(width).enumerate() {
             let at = self.at([b, head, t + nth]);
             // SAFETY: as the caller promises; the signature's check has seen the alignment.
@@ -98,6 +117,7 @@ impl Tokens {
     /// The tokens must be there, `width` elements each, and nobody else may touch them meanwhile.
     pub(super) unsafe fn store(&self, first: [usize; 3], count: usize, width: usize, scale: f32, from: &[f32]) {
         let [b, head, t] = first;
+        let (count, width) = self.joined(count, width);
         for (nth, row) in from[..count * width].chunks_exact(width).enumerate() {
             let at = self.at([b, head, t + nth]);
             // SAFETY: as the caller promises; the signature's check has seen the alignment.
@@ -133,7 +153,7 @@ dispatch!(fn scaled(from: &[f32], scale: f32, to: &mut [f32]) = scaled_body);
 pub(super) fn panels(rows: &[f32], count: usize, width: usize, to: &mut [f32]) {
     for (panel, to) in to[..count * width].chunks_exact_mut(count * PANEL).enumerate() {
         for (row, to) in rows.chunks_exact(width).zip(to.as_chunks_mut::<PANEL>().0) {
-            to.copy_from_slice(&row[panel * PANEL..(panel + 1) * PANEL]);
+            *to = *row[panel * PANEL..].first_chunk().expect("rows are whole panels");
         }
     }
 }
