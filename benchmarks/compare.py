@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""LTC and CfC against every peer that can be imported, in one run on one device.
+"""LTC, CfC, the mLSTM and scans against every peer that can be imported, in one run on one device.
 
     PYTHONPATH=... "$(scripts/venv.sh scripts/requirements-bench.txt)/bin/python" benchmarks/compare.py --json FILE
-        [--family ltc,cfc] [--case B24_T8_D128_H64 ...] [--backend cpu|cuda] [--precision exact|fast] [--rounds N]
+        [--family ltc,cfc,mlstm_exp,mlstm_sig,linear_scan,selective_scan] [--case B24_T8_D128_H64 ...] [--backend cpu|cuda]
+        [--precision exact|fast] [--dtype f32|bf16] [--rounds N]
 
-The peers are ncps, the same equations as a plain PyTorch module (eager, by torch.compile, as TorchScript), and an nn.LSTM
+The peers of mLSTM and scans are in sequences.py. Those of LTC and CfC are ncps, the same equations as a plain PyTorch module (eager, by torch.compile, as TorchScript), and an nn.LSTM
 of the same size, which computes something else and is there for scale. First each peer must agree with ncps in float64,
 and our float32 results and every gradient with ncps's float64 ones, within the bounds that the family declares;
 `chronaxie.bench` checks ours against the float64 reference besides. What does not agree is not timed. An LTC step of the
@@ -35,6 +36,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import peers
+import sequences
 import torch
 
 import chronaxie
@@ -173,24 +175,12 @@ def contenders(name, case, device, precision, wanted):
 
 
 class Timer:
-    """Calls of one module, timed."""
+    """Calls of one contender, timed."""
 
-    def __init__(self, model, case, device, backward, clock):
-        batch, steps, inputs, hidden = sizes(case)
-        self.model, self.device, self.backward, self.clock = model, device, backward, clock
-        self.x = torch.randn(batch, steps, inputs, device=device, requires_grad=backward)
-        self.seed = torch.randn(batch, steps, hidden, device=device)
+    def __init__(self, call, device, clock):
+        self.call, self.device, self.clock = call, device, clock
         self.times = []
         self.rounds = []
-
-    def call(self):
-        with torch.set_grad_enabled(self.backward):
-            states = states_of(self.model, self.x)
-            if self.backward:
-                states.backward(self.seed)
-        self.x.grad = None
-        for p in self.model.parameters():
-            p.grad = None
 
     def run(self, seconds):
         """Milliseconds of calls, for about so long and at least three."""
@@ -235,6 +225,41 @@ class Timer:
         return max(0, read("VmHWM:") - before)
 
 
+def of_module(model, case, device, backward):
+    """A call of a layer, with gradients or without."""
+    batch, steps, inputs, hidden = sizes(case)
+    x = torch.randn(batch, steps, inputs, device=device, requires_grad=backward)
+    seed = torch.randn(batch, steps, hidden, device=device)
+
+    def call():
+        with torch.set_grad_enabled(backward):
+            states = states_of(model, x)
+            if backward:
+                states.backward(seed)
+        x.grad = None
+        for p in model.parameters():
+            p.grad = None
+
+    return call
+
+
+def of_function(function, tensors, backward):
+    """A call of a function of tensors by name, with gradients or without."""
+    leaves = {name: t.detach().requires_grad_(backward) for name, t in tensors.items()}
+    with torch.no_grad():
+        seed = torch.randn_like(function(**leaves))
+
+    def call():
+        with torch.set_grad_enabled(backward):
+            out = function(**leaves)
+            if backward:
+                out.backward(seed)
+        for leaf in leaves.values():
+            leaf.grad = None
+
+    return call
+
+
 def base_record(name, case, options, backend, precision, backward):
     """The fields of `bench --json`, by the library's own run on its own clock, which also checks it."""
     spelt = f"{case},{options}" if options else case
@@ -243,54 +268,81 @@ def base_record(name, case, options, backend, precision, backward):
     return next(r for r in records if r["pass"] == wanted)
 
 
-def compare(name, case, args, device):
+def timed(title, base, made, errors, args):
+    """Lets the contenders take turns; their records. `made` has a call and a version by name, `errors` what more to say of it."""
+    load = [os.getloadavg()[0]]
+    device = torch.device("cuda", 0) if args.backend == "cuda" else torch.device("cpu")
+    clock = time.perf_counter if args.clock == "call" else time.thread_time
+    timers = {who: Timer(call, device, clock) for who, (call, _) in made.items()}
+    for timer in timers.values():
+        for _ in range(3):
+            timer.call()
+    for _ in range(args.rounds):
+        for timer in timers.values():
+            timer.run(args.seconds)
+    median = {who: statistics.median(t.times) for who, t in timers.items()}
+    least = {who: min(t.times) for who, t in timers.items()}
+    peak = {who: t.peak() for who, t in timers.items()}
+    ours = timers["chronaxie"].times
+    load.append(os.getloadavg()[0])
+    base |= {
+        "clock": args.clock, "device_median_ms": base["median_ms"], "median_ms": median["chronaxie"], "min_ms": min(ours),
+        "max_ms": max(ours), "runs": len(ours), "peak_bytes": peak["chronaxie"], "threads": torch.get_num_threads(),
+        "rounds": args.rounds, "load": load,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }  # fmt: skip
+    # What the other clock said of these holds for this one in proportion.
+    share = base["device_median_ms"] / base["median_ms"]
+    for field in ("gb_per_s", "tflop_per_s", "special_per_s", "roofline_fraction"):
+        if base.get(field) is not None:
+            base[field] *= share
+    mib = lambda n: "      -" if n is None else f"{n / 2**20:7.1f}"
+    print(f"  {title:<17}{'median ms':>11}{'least':>9}{'peak MiB':>10}{'ratio':>9}{'of least':>10}")
+    print(f"    {'chronaxie':<15}{median['chronaxie']:11.3f}{least['chronaxie']:9.3f}{mib(peak['chronaxie']):>10}")
+    records = []
+    for who, (_, made_of) in made.items():
+        if who == "chronaxie":
+            continue
+        rounds = zip(timers[who].rounds, timers["chronaxie"].rounds)
+        ratio = statistics.median(theirs / own for theirs, own in rounds)
+        of_least = least[who] / least["chronaxie"]
+        records.append({
+            **base, "peer": who, "peer_version": made_of, "peer_median_ms": median[who], "peer_min_ms": least[who],
+            "peer_peak_bytes": peak[who], "ratio": ratio, "ratio_of_least": of_least, **errors(who),
+        })  # fmt: skip
+        print(f"    {who:<15}{median[who]:11.3f}{least[who]:9.3f}{mib(peak[who]):>10}{ratio:8.1f}x{of_least:9.1f}x")
+    return records
+
+
+def compare_layers(name, case, args, device):
     worst = parity(name, case, device, args.precision)
     print(f"{name} {case}: ours and ncps's float64 agree to {worst:.1e}, the plain module and ncps to 1e-10")
     records = []
-    load = [os.getloadavg()[0]]
-    clock = time.perf_counter if args.clock == "call" else time.thread_time
     for backward in (False, True):
-        title = "forward_backward" if backward else "forward"
-        made = contenders(name, case, device, args.precision, args.peers)
-        timers = {who: Timer(model, case, device, backward, clock) for who, (model, _) in made.items()}
-        for timer in timers.values():
-            for _ in range(3):
-                timer.call()
-        for _ in range(args.rounds):
-            for timer in timers.values():
-                timer.run(args.seconds)
-        median = {who: statistics.median(t.times) for who, t in timers.items()}
-        least = {who: min(t.times) for who, t in timers.items()}
-        peak = {who: t.peak() for who, t in timers.items()}
-        options = family(name, case, args.precision)[2]
-        base = base_record(name, case, options, args.backend, args.precision, backward)
-        ours = timers["chronaxie"].times
-        load.append(os.getloadavg()[0])
-        base |= {
-            "clock": args.clock, "device_median_ms": base["median_ms"], "median_ms": median["chronaxie"], "min_ms": min(ours),
-            "max_ms": max(ours), "runs": len(ours), "peak_bytes": peak["chronaxie"], "threads": torch.get_num_threads(),
-            "rounds": args.rounds, "load": load,
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        }  # fmt: skip
-        # What the other clock said of these holds for this one in proportion.
-        share = base["device_median_ms"] / base["median_ms"]
-        for field in ("gb_per_s", "tflop_per_s", "special_per_s", "roofline_fraction"):
-            if base.get(field) is not None:
-                base[field] *= share
-        mib = lambda n: "      -" if n is None else f"{n / 2**20:7.1f}"
-        print(f"  {title:<17}{'median ms':>11}{'least':>9}{'peak MiB':>10}{'ratio':>9}{'of least':>10}")
-        print(f"    {'chronaxie':<15}{median['chronaxie']:11.3f}{least['chronaxie']:9.3f}{mib(peak['chronaxie']):>10}")
-        for who, (_, made_of) in made.items():
-            if who == "chronaxie":
-                continue
-            rounds = zip(timers[who].rounds, timers["chronaxie"].rounds)
-            ratio = statistics.median(theirs / own for theirs, own in rounds)
-            of_least = least[who] / least["chronaxie"]
-            records.append({
-                **base, "peer": who, "peer_version": made_of, "peer_median_ms": median[who], "peer_min_ms": least[who],
-                "peer_peak_bytes": peak[who], "ratio": ratio, "ratio_of_least": of_least, "parity": None if who == "lstm" else worst,
-            })  # fmt: skip
-            print(f"    {who:<15}{median[who]:11.3f}{least[who]:9.3f}{mib(peak[who]):>10}{ratio:8.1f}x{of_least:9.1f}x")
+        made = {
+            who: (of_module(model, case, device, backward), made_of)
+            for who, (model, made_of) in contenders(name, case, device, args.precision, args.peers).items()
+        }
+        base = base_record(name, case, family(name, case, args.precision)[2], args.backend, args.precision, backward)
+        errors = lambda who: {"parity": None if who == "lstm" else worst}
+        records += timed("forward_backward" if backward else "forward", base, made, errors, args)
+    return records
+
+
+def compare_sequences(name, case, args, device):
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[args.dtype or ("bf16" if args.backend == "cuda" else "f32")]
+    made = sequences.contenders(name, device, args.peers)
+    off = sequences.parity(name, case, dtype, device, made)
+    print(f"{name} {case}, {dtype}: relative errors against float64, and of what:")
+    print("  " + ", ".join(f"{who} {error:.1e} ({what})" for who, (error, what) in off.items()))
+    records = []
+    for backward in (False, True):
+        tensors = sequences.inputs(name, case, dtype, device)
+        calls = {who: (of_function(call, tensors, backward), made_of) for who, (call, made_of) in made.items()}
+        spelt = sequences.spelt(name, case, dtype).removeprefix(case).removeprefix(",")
+        base = base_record(name, case, spelt, args.backend, None, backward)
+        errors = lambda who: {"parity": off["chronaxie"][0], "peer_error": off[who][0], "peer_worst": off[who][1]}
+        records += timed("forward_backward" if backward else "forward", base, calls, errors, args)
     return records
 
 
@@ -300,6 +352,7 @@ def main():
     parser.add_argument("--case", nargs="+", help="such as B24_T8_D128_H64; by default what suits the backend")
     parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], help="of mLSTM and scans; bf16 on a GPU and f32 on the CPU by default")
     parser.add_argument("--peers", help="names separated by commas; all by default")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.3, help="a contender's share of a round")
@@ -309,7 +362,11 @@ def main():
     parser.add_argument("--json", type=Path, help="write the records to this file")
     args = parser.parse_args()
     args.peers = args.peers.split(",") if args.peers else None
-    if installed("ncps") is None:
+    layers = {"ltc", "cfc"}
+    wrong = [name for name in args.family.split(",") if name not in layers | set(sequences.PEERS)]
+    if wrong:
+        sys.exit(f"compare: {wrong[0]} is none of {', '.join([*sorted(layers), *sequences.PEERS])}")
+    if installed("ncps") is None and layers & set(args.family.split(",")):
         sys.exit("compare: ncps is not installed, and there is no ratio without its parity")
     if args.backend == "cuda" and not torch.cuda.is_available():
         sys.exit("compare: PyTorch sees no CUDA device")
@@ -320,12 +377,13 @@ def main():
     chronaxie.set_num_threads(torch.get_num_threads())
     torch.manual_seed(1)
     device = torch.device("cuda", 0) if args.backend == "cuda" else torch.device("cpu")
-    cases = args.case or (["B24_T8_D128_H64"] if args.backend == "cpu" else ["B24_T8_D128_H64", "B32_T64_D128_H128"])
+    own = {"cpu": ["B24_T8_D128_H64"], "cuda": ["B24_T8_D128_H64", "B32_T64_D128_H128"]}
     records, red = [], 0
     for name in args.family.split(","):
-        for case in cases:
+        by_itself = own[args.backend] if name in layers else sequences.CASES[args.backend][name]
+        for case in args.case or by_itself:
             try:
-                records += compare(name, case, args, device)
+                records += (compare_layers if name in layers else compare_sequences)(name, case, args, device)
             except (ArithmeticError, chronaxie.ChronaxieError) as error:
                 red += 1
                 print(f"{name} {case}: not timed: {error}")
