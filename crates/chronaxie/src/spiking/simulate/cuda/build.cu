@@ -46,6 +46,7 @@ struct Places {
 struct Build {
   unsigned* counts;  // [local, shards * rows + 1]
   u64* load;         // [local, pitch] the largest sum that can arrive at a slot at once
+  unsigned* doubles; // [shards * rows] synapses of each row that have two words; later how many it has
   u64 fills;         // whether this is the second pass
 };
 
@@ -58,6 +59,27 @@ __device__ __forceinline__ unsigned other(const Source& s, unsigned bits, unsign
 
 __device__ __forceinline__ u64 shard_of(const Net& net, unsigned cell, unsigned size) {
   return (((u64)cell + 1) * net.shards - 1) / size;
+}
+
+// The narrow synapse that is number k of a row. Where the row goes on, whoever is the first there says so.
+__device__ __forceinline__ void put_narrow(const Net& net, u64 shard, u64 row, unsigned k, unsigned word) {
+  const u64 rows = (u64)net.shards * net.rows;
+  unsigned* segment = (unsigned*)net.segments + (shard * rows + row) * net.segment;
+  const unsigned* first = net.first + shard * (rows + 1) + row;
+  const unsigned begin = first[0], count = first[1] - begin, most = most_following(net);
+  const unsigned held = count == 0 ? net.segment : net.segment - 2;
+  if (k < held) {
+    segment[k] = word;
+    return;
+  }
+  const bool said = count < most;
+  unsigned* rest = (unsigned*)net.rest + net.base[shard] + begin;
+  if (k == held) {
+    segment[held] = begin;
+    segment[held + 1] = (said ? count : most) << net.slot_bits | ((1u << net.slot_bits) - 1);
+    if (!said) rest[0] = count - 1;
+  }
+  rest[k - held + !said] = word;
 }
 
 // The synapse that is number k of a row.
@@ -119,7 +141,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     unsigned* count = build.counts + shard * (rows + 1) + row;
     if (!build.fills) {
-      atomicAdd(count, 1u);
+      const bool twice = net.narrow.delays > 0 && is_beyond(net.narrow, weight);
+      atomicAdd(count, twice ? 2u : 1u);
+      if (twice) atomicAdd(build.doubles + row, 1u);
       const unsigned size = (unsigned)(weight < 0 ? -weight : weight);
       atomicAdd(build.load + shard * net.pitch + slot, (u64)(s.most > 0 ? s.most : size));
       continue;
@@ -130,6 +154,15 @@ extern "C" __global__ void __launch_bounds__(256)
       const unsigned strength = size < s.low ? s.low : size > s.high ? s.high : size;
       const unsigned low = s.changes << 16 | delay << net.slot_bits | slot;
       put<u64>(net, shard, row, place, (u64)(s.changes > 0 ? strength : (unsigned)weight) << 32 | low);
+    } else if (net.narrow.delays > 0) {
+      unsigned left, number = number_of(net.narrow, weight, left);
+      const unsigned low = (delay - net.narrow.shortest) << net.slot_bits | slot;
+#pragma unroll 1
+      for (unsigned at = place;; at = atomicSub(count, 1u) - 1) {
+        put_narrow(net, shard, row, at, ((number * net.narrow.delays) << net.slot_bits) + low);
+        if (left == 0) break;
+        number = left, left = 0;
+      }
     } else if (net.wide) {
       u64 word;
       pack(net, slot, delay, weight, word);
@@ -168,25 +201,42 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) totals[blockIdx.x] = before;
 }
 
-// How many synapses each row has in all shards that are here.
+// How many synapses each row has in all shards that are here, where `degrees` has how many of them have two words.
 extern "C" __global__ void __launch_bounds__(256) spiking_degrees(const Net net, const unsigned* counts, unsigned* degrees) {
   const u64 rows = (u64)net.shards * net.rows;
   for (u64 row = (u64)blockIdx.x * 256 + threadIdx.x; row < rows; row += (u64)gridDim.x * 256) {
     unsigned sum = 0;
     for (unsigned k = 0; k < net.local; ++k) sum += counts[k * (rows + 1) + row];
-    degrees[row] = sum;
+    degrees[row] = sum - degrees[row];
   }
 }
+
+__device__ __forceinline__ Synapse unpack_any(const Net& net, unsigned word) {
+  return net.narrow.delays > 0 ? unpack_narrow(net, word) : unpack<true>(net, word, net.weights);
+}
+__device__ __forceinline__ Synapse unpack_any(const Net& net, u64 word) { return unpack<true>(net, word, net.weights); }
 
 // Adds the synapses from..to of a list that recent spikes reach at step `now` and later.
 template <class Word>
 __device__ __forceinline__ void put_back(const Net& net, int* ring, const Word* words, u64 count, u64 step, u64 now) {
 #pragma unroll 1
   for (u64 k = threadIdx.x % 32; k < count; k += 32) {
-    const Synapse s = unpack<true>(net, words[k], net.weights);
+    const Synapse s = unpack_any(net, words[k]);
     const u64 when = step + s.delay;
-    if (s.weight != 0 && when >= now) atomicAdd(ring + ((unsigned)when & (net.steps - 1)) * (u64)net.pitch + s.slot, s.weight);
+    if (s.weight != 0 && when >= now) atomicAdd(ring + when % net.steps * net.pitch + s.slot, s.weight);
   }
+}
+
+// Likewise all of a narrow row.
+__device__ __forceinline__ void put_back_narrow(const Net& net, int* ring, u64 shard, u64 row, u64 step, u64 now) {
+  const unsigned* segment = (const unsigned*)net.segments + (shard * net.shards * net.rows + row) * net.segment;
+  const unsigned mark = segment[net.segment - 1];
+  const bool more = is_narrow_marker(net, mark);
+  put_back(net, ring, segment, more ? net.segment - 2 : net.segment, step, now);
+  if (!more) return;
+  const unsigned* rest = (const unsigned*)net.rest + net.base[shard] + segment[net.segment - 2];
+  const bool said = mark >> net.slot_bits < most_following(net);
+  put_back(net, ring, rest + !said, said ? mark >> net.slot_bits : rest[0], step, now);
 }
 
 // Puts what recent spikes (step << 32 | row) send to step `now` and later into the ring. One block a shard, a warp a spike.
@@ -198,6 +248,10 @@ extern "C" __global__ void __launch_bounds__(256)
   for (unsigned k = threadIdx.x; k < (net.room > 0 ? net.steps : 0); k += 256) net.noted[shard * net.steps + k] = kSpilt;
   for (u64 i = threadIdx.x / 32; i < count; i += 8) {
     const u64 step = recent[i] >> 32, row = (unsigned)recent[i];
+    if (net.narrow.delays > 0) {
+      put_back_narrow(net, ring, shard, row, step, now);
+      continue;
+    }
     const u64 segment = (shard * rows + row) * net.segment, from = net.base[shard] + first[row];
     const unsigned beyond = first[row + 1] - first[row];
     if (net.wide) {

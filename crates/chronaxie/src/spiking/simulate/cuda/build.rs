@@ -2,6 +2,7 @@
 
 use super::config::{self, Config};
 use super::memory::{Cells, Fields, Memory};
+use super::narrow::Narrow;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::connect::{Subset, rows};
 use crate::spiking::network::Rule;
@@ -36,7 +37,8 @@ pub(super) struct Synapses {
 fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -> Vec<u8> {
     let (id_bits, ids) = config.header();
     let lead = [&cells.parts, &cells.drives, &cells.tasks, &cells.first_task].map(DeviceBuffer::address);
-    lead.into_iter()
+    let all = lead
+        .into_iter()
         .chain(at)
         .chain([plan.network.seed])
         .fold(Fields::default(), Fields::u64)
@@ -49,7 +51,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .u32(config.slot_bits)
         .u32(u32::from(config.wide))
         .u32(config.segment as u32)
-        .u32((config.segment.max(2) / 2).trailing_zeros())
+        .u32(config.lane_bits())
         // Each list begins at a whole piece of 16 bytes.
         .u32((config.room & !3) as u32)
         .u32(id_bits)
@@ -63,9 +65,8 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .u32(plan.poisson.iter().map(|d| d.thresholds.len() as u32).sum())
         .u32(config.codes as u32)
         .u32(config.code_shift())
-        .u32(config.weights_at() as u32)
-        .padded()
-        .0
+        .u32(config.weights_at() as u32);
+    Narrow::fields(config.narrow.as_ref(), config.ring, all).padded().0
 }
 
 /// The rule's number in `build.cu`, its degree, and how many synapses it draws; `None` for rules that the host enumerates.
@@ -245,12 +246,17 @@ impl Synapses {
         let row_of = (config.cards > 1).then(|| memory.upload(row_of)).transpose()?;
         let (builds, row_of) = (kernel("spiking_build")?, row_of.as_ref());
         let mut builder = Builder { plan, layout, card, memory, row_of, kernel: builds, blocks, done: 0.0, built };
-        let build = |fills: u64| Fields::default().u64(counts.address()).u64(load.address()).u64(fills).0;
+        let degrees = memory.zeros(4 * rows)?;
+        let build = |fills: u64| {
+            [counts.address(), load.address(), degrees.address(), fills]
+                .into_iter()
+                .fold(Fields::default(), Fields::u64)
+                .0
+        };
         let bytes = net(plan, config, card, cells, [base.address(), first.address(), 0, 0, 0, 0, 0, weights.address()]);
         builder.pass(&bytes, &build(0))?;
         refuse_overflow(plan, config, (layout, card), &memory.download::<u64>(&load, 0, k * config.pitch)?)?;
 
-        let degrees = memory.room(4 * rows)?;
         let plain = LaunchConfig::new((blocks, 1, 1), (THREADS, 1, 1));
         let args = [counts.address(), degrees.address()].map(Arg::U64);
         // SAFETY: counts holds [shards, rows + 1] numbers and degrees one a row, on this stream.
@@ -284,6 +290,13 @@ impl Synapses {
             &build(1),
         )?;
         drop((counts, load));
+        // Marks say where narrow rows go on.
+        let first = if config.narrow.is_some() {
+            drop(first);
+            memory.room(0)?
+        } else {
+            first
+        };
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
         let calendar = memory.room(4 * k * config.ring * config.room)?;
         let noted = memory.zeros(4 * k * config.ring)?;

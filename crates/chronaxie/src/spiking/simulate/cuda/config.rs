@@ -1,6 +1,7 @@
 //! How a plan is cut for a device: a pure, printable function of the plan and the device's properties.
 
 use super::learning::Learns;
+use super::narrow::Narrow;
 use crate::cuda::{Constant, Header, KernelSource, Specialisation};
 use crate::spiking::connect::Part;
 use crate::spiking::partition::Layout;
@@ -28,6 +29,13 @@ const MOST_CODES: usize = 2048;
 const DRIVE_WORDS: usize = 12;
 /// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
 const CALENDAR_HZ: f64 = 12.0;
+/// Bytes of a card's memory for a synapse that narrow ones are to stay within, with what the driver takes beside.
+const BYTES_A_SYNAPSE: f64 = 8.0 * 0.98;
+/// Spikes of a step for each thread of a block, of cells of so many Hz, from which on the bytes of segments bind and not the trip to
+/// them: below that synapses are not narrow, as long as none of such was timed.
+const ROUNDS: f64 = 4.0;
+/// The shortest and the longest segments.
+const SEGMENTS: [usize; 2] = [8, 64];
 /// The most arrivals of a drive in a step that the kernel keeps in a byte, as `kMostArrivals`.
 const MOST_ARRIVALS: usize = 255;
 /// Bits of a header before its ids, and the most ids in it, as `kTagBits + 1` and `kMostIds`.
@@ -71,6 +79,32 @@ pub enum Place {
     Global,
 }
 
+/// What is asked for in place of what would be chosen; spikes do not depend on it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Bytes of a synapse: 4 or 8.
+    pub bytes: Option<usize>,
+    /// Words of a segment.
+    pub segment: Option<usize>,
+}
+
+impl Asked {
+    /// By `CHRONAXIE_SYNAPSE_BYTES` and `CHRONAXIE_SEGMENT_WORDS`.
+    ///
+    /// # Errors
+    /// `Config`, for what is no number.
+    pub fn of_environment() -> Result<Self> {
+        let number = |name: &str| match std::env::var(name) {
+            Ok(text) if !text.is_empty() => text
+                .parse()
+                .map(Some)
+                .map_err(|_| Error::config(format!("{name}=`{text}`: what it asks for is a whole number"))),
+            _ => Ok(None),
+        };
+        Ok(Self { bytes: number("CHRONAXIE_SYNAPSE_BYTES")?, segment: number("CHRONAXIE_SEGMENT_WORDS")? })
+    }
+}
+
 /// How a plan runs on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
@@ -98,6 +132,8 @@ pub struct Config {
     pub wide: bool,
     /// How many weights there are, of which synapses of four bytes have the number; 0 where they have the weight.
     pub codes: usize,
+    /// How they are packed where four bytes are enough though slot, delay and weight have more than 32 bits.
+    pub narrow: Option<Narrow>,
     /// Synapses of a row that lie at a fixed place; with 0 none does.
     pub segment: usize,
     /// Entries of a step of the calendar.
@@ -116,8 +152,9 @@ pub struct Config {
 impl Config {
     /// As many blocks as there are multiprocessors, or one for every 256 cells; the ring in shared memory where a shard's
     /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
-    /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights; segments that hold the mean row and
-    /// three deviations, up to 64, or shorter ones where these do not fit in memory.
+    /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights, or, on one card beside a calendar and
+    /// where many cells fire in a step, nearly all of them ([`Narrow`]); segments that hold the mean row and three deviations, up to 64, or shorter ones where these do not fit
+    /// in memory. What [`Asked`] finds in the environment wins.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
@@ -154,7 +191,8 @@ impl Config {
     fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
         let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
-        Self::with_layout(plan, device, (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most), layout)
+        let blocks = (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most);
+        Self::asked(plan, device, blocks, layout, Asked::of_environment()?)
     }
 
     /// Likewise with `blocks` blocks a card, which spikes do not depend on.
@@ -170,6 +208,20 @@ impl Config {
     /// # Errors
     /// As [`choose`](Self::choose).
     pub(super) fn with_layout(plan: &Plan, device: &DeviceProps, blocks: usize, layout: &Layout) -> Result<Self> {
+        Self::asked(plan, device, blocks, layout, Asked::default())
+    }
+
+    /// Likewise, as it is asked for.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose), and where what is asked for there is not.
+    pub(crate) fn asked(
+        plan: &Plan,
+        device: &DeviceProps,
+        blocks: usize,
+        layout: &Layout,
+        asked: Asked,
+    ) -> Result<Self> {
         let (local, cards) = (blocks.clamp(1, MOST_BLOCKS), layout.parts());
         let shards = local * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
@@ -223,9 +275,18 @@ impl Config {
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
-        let words = row + 3.0 * row.sqrt() + head as f64;
-        let least = if learns.is_some() { 16 } else { 8 };
-        let segment = [8, 16, 32].into_iter().find(|n| words <= f64::from(*n) && *n >= least).unwrap_or(64);
+        let rounds = CALENDAR_HZ * 1e-3 * plan.network.dt_ms * plan.cells() as f64 / f64::from(threads);
+        let narrow = (cards == 1 && near > 0 && codes == 0 && low > 16 && row >= 1.0)
+            .then(|| Narrow::choose(plan, slot_bits))
+            .flatten()
+            .filter(|_| asked.bytes.map_or(rounds > ROUNDS, |bytes| bytes == 4));
+        let row_words = row * narrow.map_or(1.0, |n| n.words());
+        let words = row_words + 3.0 * row_words.sqrt() + head as f64;
+        let least = if learns.is_some() { 16 } else { SEGMENTS[0] };
+        let segment = match narrow {
+            Some(_) => (words as usize).next_multiple_of(2).clamp(least, SEGMENTS[1]),
+            None => [8, 16, 32].into_iter().find(|n| words <= *n as f64 && *n >= least).unwrap_or(SEGMENTS[1]),
+        };
         let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
         let entries = (CALENDAR_HZ * hz).clamp(64.0, 1e8) as usize;
         let mut config = Self {
@@ -235,25 +296,62 @@ impl Config {
             heavy,
             place,
             held: cards == 1 && place == Place::Shared && !heavy && few && 32 * tasks <= threads as usize,
-            ring,
+            // Lists one after the other, of which there need be no more than there are delays.
+            ring: if narrow.is_some() { plan.max_delay as usize + 1 } else { ring },
             pitch,
             cells,
             slot_bits,
-            wide: low > 16 && codes == 0,
+            wide: low > 16 && codes == 0 && narrow.is_none(),
             codes,
-            segment: if row < 1.0 && learns.is_none() { 0 } else { segment as usize },
+            narrow,
+            segment: if row < 1.0 && learns.is_none() { 0 } else { segment },
             room: if place == Place::Calendar { entries } else { 0 },
             near,
             near_arrivals,
             near_tables,
             learns,
         };
-        // Segments half as long, of which more go on elsewhere, or none, where memory is short.
         let most = 0.9 * device.memory_bytes as f64;
-        while learns.is_none() && config.segment > 0 && config.footprint(plan).most() > most {
+        if let Some(segment) = asked.segment {
+            config.segment = config.may_have(segment)?;
+        } else if narrow.is_some() {
+            let most = most.min(BYTES_A_SYNAPSE * synapses / cards as f64);
+            while config.segment > SEGMENTS[0] && config.footprint(plan).most() > most {
+                config.segment -= 2;
+            }
+        }
+        if let Some(bytes) = asked.bytes.filter(|bytes| *bytes != config.synapse()) {
+            return Err(Error::config(format!(
+                "network: {bytes} bytes a synapse were asked for, but this one's have {}: {config}",
+                config.synapse()
+            )));
+        }
+        // Segments half as long, of which more go on elsewhere, or none, where memory is short.
+        let chosen = asked.segment.is_none() && narrow.is_none();
+        while chosen && learns.is_none() && config.segment > 0 && config.footprint(plan).most() > most {
             config.segment = if config.segment > 8 { config.segment / 2 } else { 0 };
         }
         Ok(config)
+    }
+
+    /// Words of a segment that somebody asks for: of narrow synapses any even number of them, of others a power of two.
+    fn may_have(&self, words: usize) -> Result<usize> {
+        let within = (SEGMENTS[0]..=SEGMENTS[1]).contains(&words) && self.learns.is_none();
+        let is_one = if self.narrow.is_some() { words.is_multiple_of(2) } else { words.is_power_of_two() };
+        if within && is_one {
+            return Ok(words);
+        }
+        Err(Error::config(format!(
+            "network: segments of {words} words were asked for; there are such of {} to {}, by {}, where no synapse changes",
+            SEGMENTS[0],
+            SEGMENTS[1],
+            if self.narrow.is_some() { "twos" } else { "powers of two" }
+        )))
+    }
+
+    /// Lanes that take a segment, two words each or, of some, one.
+    pub(super) fn lane_bits(&self) -> u32 {
+        (self.segment.max(2).next_power_of_two() / 2).trailing_zeros()
     }
 
     /// The cells of a shard of all cards, and how many slots they have.
@@ -303,7 +401,8 @@ impl Config {
     }
 
     pub(super) fn steps(&self) -> Specialisation {
-        steps(self.place, self.heavy, [self.held, self.learns.is_some(), self.cards > 1, false, self.near > 0])
+        let narrow = self.narrow.is_some();
+        steps(self.place, self.heavy, [self.held, self.learns.is_some(), self.cards > 1, false, self.near > 0, narrow])
     }
 
     /// Whether its kernel has a form with clocks between the parts of a step.
@@ -315,7 +414,7 @@ impl Config {
     pub(super) fn timed(&self) -> Option<Specialisation> {
         let has =
             !self.heavy && self.cards == 1 && self.learns.is_none() && (self.held || self.place == Place::Calendar);
-        has.then(|| steps(self.place, false, [self.held, false, false, true, self.near > 0]))
+        has.then(|| steps(self.place, false, [self.held, false, false, true, self.near > 0, self.narrow.is_some()]))
     }
 }
 
@@ -345,6 +444,9 @@ impl fmt::Display for Config {
             self.synapse(),
             self.segment
         )?;
+        if let Some(n) = &self.narrow {
+            write!(f, ", {:.2} % of them in two words", f64::from(n.in_two) * 1e-4)?;
+        }
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
@@ -380,7 +482,7 @@ fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
     if heavy || place == Place::Global || (many && !near) { 512 } else { 1024 }
 }
 
-fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]) -> Specialisation {
+fn steps(place: Place, heavy: bool, [held, learns, many, timed, near, narrow]: [bool; 6]) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kPlace", Constant::Int(place as i32)),
@@ -390,6 +492,7 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near]: [bool; 5]
         ("kMany", Constant::Bool(many)),
         ("kTimed", Constant::Bool(timed)),
         ("kNear", Constant::Bool(near)),
+        ("kNarrow", Constant::Bool(narrow)),
         ("kThreads", Constant::Int(threads(place, heavy, many, near) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
@@ -420,15 +523,20 @@ pub(super) fn rows() -> Specialisation {
 pub fn specialisations() -> Vec<Specialisation> {
     let places = [Place::Shared, Place::Calendar, Place::Global];
     let kinds = places.into_iter().flat_map(|place| [false, true].map(|heavy| (place, heavy)));
-    let kinds =
-        kinds.flat_map(|(place, heavy)| [false, true].map(|many| (place, heavy, [false, false, many, false, false])));
+    let kinds = kinds
+        .flat_map(|(place, heavy)| [false, true].map(|many| (place, heavy, [false, false, many, false, false, false])));
     let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
-    let kinds =
-        kinds.chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false])));
-    let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false]));
-    let near = [false, true].map(|many| (Place::Calendar, false, [false, false, many, false, true]));
-    let timed = [(Place::Shared, true, false), (Place::Calendar, false, true)];
-    let timed = timed.map(|(place, held, near)| (place, false, [held, false, false, true, near]));
+    let kinds = kinds
+        .chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false, false])));
+    let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false, false]));
+    let near = [(false, false), (true, false), (false, true)];
+    let near = near.map(|(many, narrow)| (Place::Calendar, false, [false, false, many, false, true, narrow]));
+    let timed = [
+        (Place::Shared, true, false, false),
+        (Place::Calendar, false, true, false),
+        (Place::Calendar, false, true, true),
+    ];
+    let timed = timed.map(|(place, held, near, narrow)| (place, false, [held, false, false, true, near, narrow]));
     let kinds = kinds.chain(shared).chain(near).chain(timed);
     let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([
         build(false),

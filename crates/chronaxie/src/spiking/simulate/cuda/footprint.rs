@@ -50,7 +50,10 @@ impl Config {
         let held = local * rows * self.segment as f64;
         let synapses = plan.expected_synapses() / self.cards as f64;
         let (room, own) = (self.segment.saturating_sub(self.learns.map_or(0, |l| l.head)), local * rows);
-        let beyond = (own * beyond(synapses / own.max(1.0), room)).max(0.02 * synapses);
+        // Of narrow ones the last two words say where a row goes on, which needs no other place then.
+        let (words, marks) = self.narrow.map_or((1.0, 1), |n| (n.words(), 2));
+        let beyond = (own * beyond(words * synapses / own.max(1.0), room, marks)).max(0.02 * synapses);
+        let first = 4.0 * local * rows;
         let listed = (0..plan.network.projections.len()).filter(|i| build::is_listed(plan, *i));
         let listed = listed.map(|i| plan.expected(i)).fold(0.0, f64::max).min(build::LIST as f64);
         let (pitch, own_rows) = (self.pitch as f64, local * self.cells as f64);
@@ -66,14 +69,17 @@ impl Config {
         let states: f64 = plan.models.iter().enumerate().map(each).sum();
         Footprint {
             synapses: self.synapse() as f64 * (held + beyond),
-            rows: 4.0 * local * rows,
+            rows: if self.narrow.is_some() { 0.0 } else { first },
             // Beside states: the number of each row's cell, of its synapses, and on several cards its cell's in its population.
             cells: states + if self.cards > 1 { 12.0 } else { 8.0 } * rows,
             under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
             spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
             // Of its own cells; beside them rows that wait to be walked.
             entries: self.learns.map_or(0.0, |l| 4.0 * own_rows * (l.depth * l.width + self.shards + 8) as f64),
-            making: 4.0 * local * rows + 8.0 * local * pitch + 16.0 * listed + places,
+            making: first * if self.narrow.is_some() { 2.0 } else { 1.0 }
+                + 8.0 * local * pitch
+                + 16.0 * listed
+                + places,
         }
     }
 }
@@ -83,17 +89,17 @@ pub(super) fn log_capacity(plan: &Plan) -> usize {
     4 * plan.cells() as usize + LOG
 }
 
-/// How many of a row's synapses are beyond its segment's `room`, of which the last word says so, where rows have `mean` of them
-/// and sources are drawn at random.
-fn beyond(mean: f64, room: usize) -> f64 {
+/// How many of a row's synapses are beyond its segment's `room`, of which the last `marks` words say so, where rows have `mean` of
+/// them and sources are drawn at random.
+fn beyond(mean: f64, room: usize, marks: usize) -> f64 {
     if room == 0 || mean > 500.0 {
-        return (mean - room.saturating_sub(1) as f64).max(0.0);
+        return (mean - room.saturating_sub(marks) as f64).max(0.0);
     }
     let (mut chance, mut all) = ((-mean).exp(), 0.0);
     for n in 1..(mean + 12.0 * mean.sqrt()) as usize + 12 {
         chance *= mean / n as f64;
         if n > room {
-            all += chance * (n + 1 - room) as f64;
+            all += chance * (n + marks - room) as f64;
         }
     }
     all

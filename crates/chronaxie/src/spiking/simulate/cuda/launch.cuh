@@ -4,6 +4,29 @@
 
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
 constexpr unsigned kMostCards = 8;
+// Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool kTight = false, kLoose = false;
+#else
+constexpr bool kTight = false, kLoose = kNear;
+#endif
+constexpr int kWarps = kThreads / 32;
+// Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
+constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kNarrow && (kLoose || kThreads < 1024);
+constexpr int kBatch = kTight                                             ? 1
+                       : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
+                       : kShared || kHeavy                                ? 4
+                       : kLoose || kThreads < 1024                        ? 3
+                                                                          : 2;
+
+// Likewise of narrow ones: with four NVRTC 12 spills.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
+constexpr int kNarrowBatch = 2;
+#else
+constexpr int kNarrowBatch = kTight || kTimed ? 2 : kLoose ? 4 : 3;
+#endif
 
 // One card's share of a network on several; what is by shard has its own alone.
 struct Card {

@@ -14,6 +14,9 @@ mod layout_tests;
 pub mod learning;
 mod lost;
 mod memory;
+mod narrow;
+#[cfg(test)]
+mod narrow_tests;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -25,6 +28,8 @@ use crate::spiking::connect::{self, list};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result, pool};
+#[cfg(test)]
+pub(crate) use config::Asked;
 use config::MOST_STEPS;
 pub use config::{Config, Place, specialisations};
 pub(crate) use config::{MOST_CARDS, REPLICAS};
@@ -33,6 +38,7 @@ use footprint::{log_capacity, require_memory};
 pub use learning::LearningEngine;
 use learning::{Resident, none};
 use lost::{of_several, wait_for_all};
+pub use narrow::Narrow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

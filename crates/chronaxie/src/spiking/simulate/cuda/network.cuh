@@ -35,6 +35,17 @@ struct Drive {
   unsigned before, pad;        // thresholds of the drives before this one
 };
 
+// Of narrow synapses (narrow.rs): which delays there are and which weight a number is.
+struct Narrow {
+  unsigned delays, shortest;  // how many there are, or 0: synapses are not so packed
+  unsigned inverse;           // 2^32 / delays, rounded up
+  unsigned negative, beyond;  // the numbers of the first negative weight and of the first that goes beyond a window
+  int low, high;              // what is added to the numbers before each of them
+  unsigned middle;            // the number of nothing beyond
+  int scale;                  // what those numbers count in
+  unsigned turns;             // 2^32 / steps of the ring, rounded down
+};
+
 struct Net {
   const Part* parts;           // [shards, populations]
   const Drive* drives;
@@ -51,9 +62,9 @@ struct Net {
   u64 seed;
   unsigned cells, shards, populations;
   unsigned rows;             // cells of the largest shard
-  unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay
+  unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay, of narrow synapses the longest and one
   unsigned slot_bits, wide;  // how a synapse is packed
-  unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits; or 0: all synapses are in the rest
+  unsigned segment, lane_bits;  // words of a segment, two a lane of 2^lane_bits, or one; or 0: all synapses are in the rest
   unsigned room;                // entries of a step of the calendar
   unsigned id_bits, ids;        // how a header is packed
   unsigned begin, local;        // which shards are here
@@ -64,6 +75,7 @@ struct Net {
   unsigned thresholds;          // of all drives
   unsigned codes, code_shift;   // how many weights there are that synapses of four bytes name, or 0; bits below a weight or its code
   unsigned weights_at;          // where the block's shared memory has them, words
+  Narrow narrow;
 };
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.
@@ -105,6 +117,45 @@ __device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned del
 __device__ __forceinline__ void pack(const Net&, unsigned slot, unsigned delay, int weight, u64& s) {
   s = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
 }
+// Narrow ones, four bytes: slot, above it number * delays + delay - shortest; nothing is number 0. A weight beyond its window has
+// two words.
+__device__ __forceinline__ Synapse unpack_narrow(const Net& net, unsigned s) {
+  const Narrow& n = net.narrow;
+  // Exact, as narrow.rs sees to.
+  const unsigned above = s >> net.slot_bits, number = __umulhi(above, n.inverse);
+  int weight = (int)number + (number < n.negative ? n.low : n.high);
+  if (number >= n.beyond) weight = (int)(number - n.middle) * n.scale;
+  return {s & ((1u << net.slot_bits) - 1), above - number * n.delays + n.shortest, number == 0 ? 0 : weight};
+}
+// Whether a weight has two words.
+__device__ __forceinline__ bool is_beyond(const Narrow& n, int weight) {
+  const int number = weight - (weight > 0 ? n.low : n.high);
+  return weight != 0 && (number < (weight > 0 ? 1 : (int)n.negative) || number >= (int)(weight > 0 ? n.negative : n.beyond));
+}
+// A weight's number, and that of what is left of it beyond its window, or 0.
+__device__ __forceinline__ unsigned number_of(const Narrow& n, int weight, unsigned& left) {
+  left = 0;
+  if (weight == 0) return 0;
+  const int from = weight > 0 ? 1 : (int)n.negative, to = weight > 0 ? (int)n.negative : (int)n.beyond;
+  const int number = weight - (weight > 0 ? n.low : n.high);
+  const int below = (from - number + n.scale - 1) / n.scale, above = (number - to + n.scale) / n.scale;
+  if (number < from) {
+    left = n.middle - (unsigned)below;
+    return (unsigned)(number + below * n.scale);
+  }
+  if (number >= to) {
+    left = n.middle + (unsigned)above;
+    return (unsigned)(number - above * n.scale);
+  }
+  return (unsigned)number;
+}
+// The last word of a narrow segment that is not all of its row: a slot that there is not, and how many synapses follow, or, if that
+// has too many bits, all ones, and their number lies before them. The word before it says where, from the shard's base on.
+__device__ __forceinline__ unsigned most_following(const Net& net) { return (1u << (32 - net.slot_bits)) - 1; }
+__device__ __forceinline__ bool is_narrow_marker(const Net& net, unsigned s) {
+  return ((s + 1) & ((1u << net.slot_bits) - 1)) == 0;
+}
+
 // The last word of a segment that is not all of its row, whose rest is `count` synapses from `begin` on: a slot that there is not, and
 // no weight, or, of eight bytes, where the rest lies, if that can be said; synapses that change have their own.
 constexpr unsigned kRestBits = 8, kUnsaid = ~0u;
@@ -116,8 +167,12 @@ __device__ __forceinline__ void mark(const Net& net, unsigned begin, unsigned co
 __device__ __forceinline__ bool is_marker(const Net& net, unsigned s) { return s == (1u << net.slot_bits) - 1; }
 __device__ __forceinline__ bool is_marker(const Net&, u64 s) { return (unsigned)s == ~0u; }
 
-// How many of a row's synapses are not in its segment.
+// How many words a row has that are not in its segment.
 __device__ __forceinline__ unsigned beyond(const Net& net, unsigned length) {
   const unsigned room = net.segment - net.head;
+  if (net.narrow.delays > 0) {
+    const unsigned more = length > room ? length - (room - 2) : 0;
+    return more + (more >= most_following(net));
+  }
   return room == 0 ? length : length > room ? length - (room - 1) : 0;
 }

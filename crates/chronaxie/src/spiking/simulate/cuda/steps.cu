@@ -45,10 +45,12 @@
 //   difference); entries that wait in shared memory until they are a line, for whole lines to global memory (18.5); or by delay,
 //   until each warp has delivered 32 spikes, with a meeting of the block and then runs of each delay (18.8); a list for every
 //   lane, since places in one list are given one at a time (26.6: so many lines that are not whole leave the second cache).
-// At dt 1 ms (4,955 spikes and 4.96 M events a step, 660,000 segments):
+// At dt 1 ms (4,955 spikes and 4.96 M events a step, 660,000 segments), synapses of eight bytes:
 //   bytes   84 MB of segments, calendar 40 MB: 29 us; drives and update as above, 6 us: 35 us, a real-time factor of 0.035.
 //   Measured 60: delivery 38 and 5 of waiting, calendar 4.6, drives 3.5, update 2.2. A kernel of nothing else takes 21 us for the loads of
 //   the segments, 41 with the calendar's entries, and 55 with a meeting of the blocks and the calendar read.
+//   Narrow (kNarrow, narrow.rs), segments of 12 words: two sectors for four, 42 MB and 3 beyond: 10 us less; 8 instructions more an
+//   event, 1.3 us; of 32 rows one or two go on, two trips to the second cache for each 32. Not measured yet.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
@@ -59,22 +61,7 @@
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || !kHeld, "on one card");
-// Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kTight = false, kLoose = false;
-#else
-constexpr bool kTight = false, kLoose = kNear;
-#endif
-constexpr int kWarps = kThreads / 32;
-// Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
-constexpr bool kEven = !kShared && !kMany, kAhead = kEven && (kLoose || kThreads < 1024);
-constexpr int kBatch = kTight                                             ? 1
-                       : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
-                       : kShared || kHeavy                                ? 4
-                       : kLoose || kThreads < 1024                        ? 3
-                                                                          : 2;
+static_assert(!kNarrow || (kNear && !kMany), "beside a calendar, on one card");
 
 struct Block {
   const Net& net;
@@ -89,14 +76,25 @@ struct Block {
   const unsigned* first;
 
   __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
-  __device__ __forceinline__ unsigned place(u64 step) const { return (unsigned)step & (net.steps - 1); }
+  __device__ __forceinline__ unsigned place(u64 step) const {
+    if constexpr (kNarrow) {  // the rest of a step, of which there are less than 2^32, by the length of the ring
+      const unsigned rest = (unsigned)step - __umulhi((unsigned)step, net.narrow.turns) * net.steps;
+      return rest < net.steps ? rest : rest - net.steps;
+    }
+    return (unsigned)step & (net.steps - 1);
+  }
   __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
 
+  // A synapse of a spike of a step, of kNarrow of its place.
   template <class Word>
   __device__ __forceinline__ void add(u64 step, Word word) const {
-    const Synapse s = unpack<!kShared>(net, word, sums + net.weights_at);
+    Synapse s;
+    if constexpr (kNarrow)
+      s = unpack_narrow(net, word);
+    else
+      s = unpack<!kShared>(net, word, sums + net.weights_at);
     if (s.weight == 0) return;
-    const unsigned when = place(step + s.delay);
+    const unsigned late = (unsigned)step + s.delay, when = kNarrow ? late - (late < net.steps ? 0 : net.steps) : place(step + s.delay);
     if constexpr (kCalendar) {
       if (s.delay == 1) {
         atomicAdd(sums + s.slot, s.weight);
@@ -119,44 +117,59 @@ struct Block {
   __device__ __forceinline__ void deliver(u64 step, unsigned n, unsigned row) const {
     const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
     const u64 rows = (u64)net.shards * net.rows;
+    const u64 now = kNarrow ? place(step) : step;
     unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
     // Where a row goes on, if it does. Where marks cannot say so, of kNear, on its way beside the segments, since some row of many
     // does, and all wait for it; but not where there are so many that the bytes count.
     constexpr bool kSaid = sizeof(Word) == 8 && !(kMany && kThreads == 1024);  // which has no registers for it
-    const bool early = sizeof(Word) == 4 && kNear && !kMany && n < 32;
+    const bool early = sizeof(Word) == 4 && kNear && !kMany && !kNarrow && n < 32;
     bool unsaid = !early;  // whether `first` is asked
     unsigned begin = 0, end = 0;
     const auto look = [&] {
       const bool own = over >> lane & 1;
+      if constexpr (kNarrow) {  // which has none, either, but its last two words again
+        const u64 past = (self() * rows + row + 1) * net.segment;
+        const uint2 mark = own ? *(const uint2*)((const unsigned*)net.segments + past - 2) : uint2{0, 0};
+        begin = mark.x, end = begin + (mark.y >> net.slot_bits);
+        if (end - begin == most_following(net)) end = begin + 1 + ((const unsigned*)net.rest + net.base[self()])[begin], ++begin;
+        return;
+      }
       begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
     };
     if (early) look();
-    if (net.segment > 0) {
+    if (kNarrow || net.segment > 0) {
       over = 0, unsaid = !kSaid && !early;
       // As many bytes on their way with either word.
-      constexpr int kAtOnce = (kThreads < 1024 || (kLoose && !kMany)) && !kShared && sizeof(Word) == 4 ? 2 * kBatch : kBatch;
-      const Word* segments = (const Word*)net.segments + (self() * rows << (bits + 1)) + (lane & (per - 1));
+      constexpr bool kTwice = (kThreads < 1024 || (kLoose && !kMany)) && !kShared && sizeof(Word) == 4;
+      constexpr int kAtOnce = kNarrow ? kNarrowBatch : kTwice ? 2 * kBatch : kBatch;
+      const u64 before = kNarrow ? self() * rows * net.segment : self() * rows << (bits + 1);
+      const Word* segments = (const Word*)net.segments + before + (lane & (per - 1));
+      // Of kNarrow some lanes have one word, and one the last.
+      const unsigned second = (lane & (per - 1)) + per;
       for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kAtOnce) {
         Word held[kAtOnce][2];
 #pragma unroll
         for (int u = 0; u < kAtOnce; ++u) {
           const unsigned k = j + u * groups, here = __shfl_sync(~0u, row, k % 32);
-          const Word* at = segments + ((u64)here << (bits + 1));
+          const Word* at = segments + (kNarrow ? here * net.segment : (u64)here << (bits + 1));
           held[u][0] = k < n ? __ldcs(at) : 0;
-          held[u][1] = k < n ? __ldcs(at + per) : 0;
+          held[u][1] = k < n && (!kNarrow || second < net.segment) ? __ldcs(at + per) : 0;
         }
 #pragma unroll
         for (int u = 0; u < kAtOnce; ++u) {
-          add(step, held[u][0]);
-          add(step, held[u][1]);
-          for (unsigned marks = __ballot_sync(~0u, is_marker(net, held[u][1])); marks != 0; marks &= marks - 1) {
+          unsigned marks = 0;
+          if constexpr (kNarrow) marks = __ballot_sync(~0u, second + 1 == net.segment && is_narrow_marker(net, held[u][1]));
+          add(now, held[u][0]);
+          add(now, kNarrow && (marks | marks >> 1) >> lane & 1 ? 0 : held[u][1]);  // neither a mark nor what is before it
+          if constexpr (!kNarrow) marks = __ballot_sync(~0u, is_marker(net, held[u][1]));
+          for (; marks != 0; marks &= marks - 1) {
             const int from = __ffs((int)marks) - 1;
             const unsigned k = __shfl_sync(~0u, j, from) + u * groups;
             over |= 1u << k;
             if constexpr (kSaid) {
-              const unsigned rest = __shfl_sync(~0u, (unsigned)(held[u][1] >> 32), from);
-              if (rest == kUnsaid) unsaid = true;
-              if (lane == k) begin = rest >> kRestBits, end = begin + (rest & ((1u << kRestBits) - 1));
+              const unsigned said = __shfl_sync(~0u, (unsigned)(held[u][1] >> 32), from);
+              if (said == kUnsaid) unsaid = true;
+              if (lane == k) begin = said >> kRestBits, end = begin + (said & ((1u << kRestBits) - 1));
             }
           }
         }
@@ -165,11 +178,25 @@ struct Block {
     if (over == 0) return;
     if (unsaid) look();
     const Word* rest = (const Word*)net.rest + net.base[self()];
+    if constexpr (kNarrow) {
+      // One row in some twenty goes on, by few synapses: eight lanes take a row, so that four of them take one trip.
+      while (over != 0) {
+        unsigned own = over;
+#pragma unroll
+        for (unsigned k = 0; k < 4; ++k) own &= k < lane / 8 ? own - 1 : ~0u, over &= over - 1;
+        const int from = __ffs((int)own) - 1;
+        unsigned i = __shfl_sync(~0u, begin, from) + lane % 8;
+        const unsigned last = __shfl_sync(~0u, end, from);
+        for (; own != 0 && i < last; i += 8) add(now, __ldcs(rest + i));
+        __syncwarp();
+      }
+      return;
+    }
     for (; over != 0; over &= over - 1) {
       const int from = __ffs((int)over) - 1;
       const unsigned last = __shfl_sync(~0u, end, from);
 #pragma unroll 2
-      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(step, __ldcs(rest + i));
+      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(now, __ldcs(rest + i));
     }
   }
 
@@ -275,10 +302,13 @@ struct Block {
         continue;
       }
       const unsigned n = __popc(__ballot_sync(~0u, i < all));
-      if (!kShared && net.wide)
-        deliver<u64>(step, n, row);
-      else
-        deliver<unsigned>(step, n, row);
+      if constexpr (!kNarrow) {
+        if (!kShared && net.wide) {
+          deliver<u64>(step, n, row);
+          continue;
+        }
+      }
+      deliver<unsigned>(step, n, row);
     }
   }
 
@@ -287,6 +317,7 @@ struct Block {
     const unsigned bytes = net.segment * (net.wide ? 8 : 4);
     const char* at = (const char*)net.segments + (self() * ((u64)net.shards * net.rows) + row) * bytes;
     for (unsigned k = 0; k < bytes; k += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + k));
+    if constexpr (kNarrow) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + bytes - 4));  // which begins anywhere
   }
 
   // Adds what the calendar has for `step`, which nobody adds to any more.

@@ -402,7 +402,7 @@ fn the_choice_is_a_function_of_plan_and_device() {
             assert!(c.shared_bytes() <= device.shared_per_block_optin && c.shards <= 512);
             // What lies in shared memory is always narrow: the kernel relies on it.
             assert!(!(c.place == Place::Shared && c.wide) && c.pitch < 1 << c.slot_bits, "{c}");
-            assert!(c.wide || c.codes > 0 || c.slot_bits + c.ring.trailing_zeros() <= 16);
+            assert!(c.wide || c.codes > 0 || c.narrow.is_some() || c.slot_bits + c.ring.trailing_zeros() <= 16);
         }
     }
 }
