@@ -10,6 +10,8 @@ pub(super) const CELLS_A_THREAD: u64 = 8192;
 const TRIAL: u64 = 1024;
 /// Steps between two trials: from the first ones on twice as many each time that a trial loses, up to the last.
 const BETWEEN: [u64; 2] = [4 * TRIAL, 256 * TRIAL];
+/// Most steps of a stretch: after each it is seen whether steps take longer than they did.
+const STRETCH: u64 = 16 * TRIAL;
 /// What the other way must gain to be taken.
 const GAIN: f64 = 0.95;
 
@@ -48,7 +50,8 @@ impl Crew {
             // Of two that are not known the one that is not taken comes first.
             return Stretch { steps: TRIAL, alone: !self.alone };
         }
-        Stretch { steps: if self.left == 0 { steps } else { steps.min(self.left) }, alone: self.alone }
+        let most = if self.left == 0 { STRETCH } else { self.left.min(STRETCH) };
+        Stretch { steps: steps.min(most), alone: self.alone }
     }
 
     /// What a stretch took.
@@ -60,6 +63,10 @@ impl Crew {
         self.seconds[usize::from(stretch.alone)] = seconds / stretch.steps as f64;
         let [own, other] = [self.alone, !self.alone].map(|alone| self.seconds[usize::from(alone)]);
         if stretch.alone == self.alone {
+            // What was chosen has become slower than what was not: that one is tried now.
+            if other > 0.0 && other < GAIN * GAIN * own {
+                self.left = 0;
+            }
             return;
         }
         // The first stretch of the other way comes right after, and is compared at the next trial.

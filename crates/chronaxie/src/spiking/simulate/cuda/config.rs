@@ -154,7 +154,7 @@ impl Config {
     /// fits there, else a calendar, else, for more slots than its entries can name, the ring in global memory; four bytes a
     /// synapse where slot and delay fit in 16 bits, or leave enough to number the weights, or, on one card beside a calendar and
     /// where many cells fire in a step, nearly all of them ([`Narrow`]); segments that hold the mean row and three deviations, up to 64, or shorter ones where these do not fit
-    /// in memory. What [`Asked`] finds in the environment wins.
+    /// in memory. What `Asked` finds in the environment wins.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.

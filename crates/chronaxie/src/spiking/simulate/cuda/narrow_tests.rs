@@ -61,7 +61,7 @@ fn assert_whole(plan: &Plan, slot_bits: u32) -> Narrow {
 
 #[test]
 fn weights_are_what_their_words_add_up_to() {
-    // A million cells on 132 multiprocessors.
+    // A million cells on 132 multiprocessors, with slots for one current and, of 14 bits, for two.
     let plan = case("1000000x1000_dt1");
     let n = assert_whole(&plan, 14);
     assert_eq!((n.delays, n.shortest), (20, 1));
@@ -74,7 +74,7 @@ fn weights_are_what_their_words_add_up_to() {
     for delays in [2u32, 3, 7, 20, 63, 4095] {
         let inverse = (1u64 << 32).div_ceil(delays.into());
         for rest in (0..1u64 << 20).chain([(1 << 20) - 1]) {
-            assert_eq!(rest * inverse >> 32, rest / u64::from(delays), "{rest} / {delays}");
+            assert_eq!((rest * inverse) >> 32, rest / u64::from(delays), "{rest} / {delays}");
         }
     }
 }
