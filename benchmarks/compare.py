@@ -175,10 +175,10 @@ def contenders(name, case, device, precision, wanted):
 
 
 class Timer:
-    """Calls of one contender, timed."""
+    """Calls of one contender, timed; what `clear` does between them is not."""
 
-    def __init__(self, call, device, clock):
-        self.call, self.device, self.clock = call, device, clock
+    def __init__(self, call, clear, device, clock):
+        self.call, self.clear, self.device, self.clock = call, clear, device, clock
         self.times = []
         self.rounds = []
 
@@ -200,6 +200,7 @@ class Timer:
                 began = self.clock()
                 self.call()
                 self.times.append(1e3 * (self.clock() - began))
+            self.clear()
         self.rounds.append(statistics.median(self.times[first:]))
 
     def peak(self):
@@ -210,6 +211,7 @@ class Timer:
             before = torch.cuda.memory_allocated()
             self.call()
             torch.cuda.synchronize()
+            self.clear()
             return torch.cuda.max_memory_allocated() - before
         read = lambda key: next(
             int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
@@ -222,11 +224,17 @@ class Timer:
         except OSError:
             return None
         self.call()
+        self.clear()
         return max(0, read("VmHWM:") - before)
 
 
+def forget(leaves):
+    for leaf in leaves:
+        leaf.grad = None
+
+
 def of_module(model, case, device, backward):
-    """A call of a layer, with gradients or without."""
+    """A call of a layer, with gradients or without, and what takes its gradients away again."""
     batch, steps, inputs, hidden = sizes(case)
     x = torch.randn(batch, steps, inputs, device=device, requires_grad=backward)
     seed = torch.randn(batch, steps, hidden, device=device)
@@ -236,15 +244,13 @@ def of_module(model, case, device, backward):
             states = states_of(model, x)
             if backward:
                 states.backward(seed)
-        x.grad = None
-        for p in model.parameters():
-            p.grad = None
 
-    return call
+    leaves = [x, *model.parameters()]
+    return call, lambda: forget(leaves)
 
 
 def of_function(function, tensors, backward):
-    """A call of a function of tensors by name, with gradients or without."""
+    """A call of a function of tensors by name, with gradients or without, and what takes those away again."""
     leaves = {name: t.detach().requires_grad_(backward) for name, t in tensors.items()}
     with torch.no_grad():
         seed = torch.randn_like(function(**leaves))
@@ -254,10 +260,8 @@ def of_function(function, tensors, backward):
             out = function(**leaves)
             if backward:
                 out.backward(seed)
-        for leaf in leaves.values():
-            leaf.grad = None
 
-    return call
+    return call, lambda: forget(leaves.values())
 
 
 def base_record(name, case, options, backend, precision, backward):
@@ -273,10 +277,11 @@ def timed(title, base, made, errors, args):
     load = [os.getloadavg()[0]]
     device = torch.device("cuda", 0) if args.backend == "cuda" else torch.device("cpu")
     clock = time.perf_counter if args.clock == "call" else time.thread_time
-    timers = {who: Timer(call, device, clock) for who, (call, _) in made.items()}
+    timers = {who: Timer(call, clear, device, clock) for who, ((call, clear), _) in made.items()}
     for timer in timers.values():
         for _ in range(3):
             timer.call()
+            timer.clear()
     for _ in range(args.rounds):
         for timer in timers.values():
             timer.run(args.seconds)

@@ -1,19 +1,20 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
-# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs. A COMMAND precedes
-# what needs the GPU. The last line is:
+# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs; analyze=true asks both
+# for what the spikes and the network are like, which must be the same too. A COMMAND precedes what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
 chronaxie="$1" folder="$2" case="$3"
 shift 3
-network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0) gpus=()
+network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0) gpus=() record=none
 for s in ${case//,/ }; do
     case "$s" in
     network=*) network="${s#*=}" scale=1 ;;
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
+    analyze=true) record=spikes ;;
     gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
     esac
@@ -25,7 +26,7 @@ mkdir -p "$folder"
 run() { # NAME ARGUMENTS ...: the report to FOLDER/NAME.json
     local name="$1"
     shift
-    "$@" simulate "$file" --scale "$scale" "${set[@]}" --record none --quiet --json "$folder/$name.json" "${how[@]}"
+    "$@" simulate "$file" --scale "$scale" "${set[@]}" --record "$record" --quiet --json "$folder/$name.json" "${how[@]}"
 }
 how=(--backend cpu --duration "$ms" --out "$folder/whole")
 run whole "$chronaxie"
@@ -38,6 +39,14 @@ echo "$(value whole spikes) spikes; on the GPU: $(value parts engine), real-time
 if ! cmp "$folder/whole/checkpoint/state.bin" "$folder/parts/checkpoint/state.bin"; then
     echo "0 passed, 1 failed, 0 skipped"
     exit 1
+fi
+if [ "$record" = spikes ]; then
+    "$chronaxie" analyze "$folder/whole" --quiet --backend cpu --json "$folder/cpu.json"
+    "$@" "$chronaxie" analyze "$folder/whole" --quiet --backend cuda --json "$folder/gpu.json"
+    if ! grep -q '"clustering": 0\.' "$folder/gpu.json" || ! cmp "$folder/cpu.json" "$folder/gpu.json"; then
+        echo "0 passed, 1 failed, 0 skipped"
+        exit 1
+    fi
 fi
 if [ "$(value whole spikes)" -gt 0 ] && [ "$(value whole spikes_sha256)" = "$(value parts spikes_sha256)" ] &&
     [ "$(value parts backend)" = cuda:0 ]; then

@@ -3,6 +3,7 @@
 use crate::Outcome;
 use crate::args::{Analyze, Common};
 use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
+use chronaxie::Backend;
 use chronaxie::simulate::{AnalysisReport, AnalyzeOptions, analyze};
 
 pub(crate) fn run(args: &Analyze, common: &Common, out: &mut Out) -> Outcome {
@@ -15,6 +16,7 @@ pub(crate) fn run(args: &Analyze, common: &Common, out: &mut Out) -> Outcome {
     options.burst_interval_ms = args.burst_interval;
     options.burst_spikes = args.burst_spikes.into();
     options.out.clone_from(&args.out);
+    options.backend = args.backend.parse::<Backend>()?;
     let report = analyze(&options)?;
     report.notes.iter().for_each(|text| note(common.quiet, text));
     if !is_stdout(json) {

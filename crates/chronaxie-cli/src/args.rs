@@ -311,6 +311,9 @@ pub(crate) struct Analyze {
     /// The configuration of the network [default: that of the run's folder]
     #[arg(long, value_name = "CONFIG.(toml|json)")]
     pub network: Option<PathBuf>,
+    /// What counts, with the same numbers: auto, cpu, cuda or cuda:N
+    #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
+    pub backend: String,
     /// Left out at the start [default: as the run's configuration says, or 0]
     #[arg(long, value_name = "MS")]
     pub discard: Option<f64>,

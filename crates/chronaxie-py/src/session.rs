@@ -10,7 +10,7 @@ use chronaxie::spiking::network::DriveKind;
 use chronaxie::spiking::network::files::Files;
 use chronaxie::spiking::network::read::{Settings, read_with};
 use chronaxie::spiking::simulate::Spike;
-use chronaxie::{Backend, Error, Result};
+use chronaxie::{Backend, Device, Error, Result};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyByteArray;
@@ -237,6 +237,7 @@ pub fn analyze_spikes(
     bin: u64,
     burst_interval: u64,
     burst_spikes: usize,
+    backend: String,
 ) -> PyResult<String> {
     let work = || -> Result<String> {
         let step = steps.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().expect("eight bytes")));
@@ -247,7 +248,8 @@ pub fn analyze_spikes(
             return Err(Error::config("a bin of 0 steps makes no bins"));
         }
         let trains = analysis::Trains { dt_ms, start, stop, sizes, spikes };
-        let found = analysis::analyze(&trains, &analysis::Options { bin, burst_interval, burst_spikes })?;
+        let (device, _) = Device::open(backend.parse()?)?;
+        let found = analysis::analyze(&trains, &analysis::Options { bin, burst_interval, burst_spikes }, &device)?;
         let json = serde_json::json!({
             "populations": found.populations,
             "mutual_information_bits": found.mutual_information_bits,

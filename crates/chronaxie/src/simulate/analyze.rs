@@ -10,7 +10,7 @@ use crate::spiking::analysis::{self, Analysis, Graph, Measures, Options, Trains}
 use crate::spiking::network::read::read;
 use crate::spiking::record::columns;
 use crate::spiking::simulate::Spike;
-use crate::{Error, Result};
+use crate::{Backend, Device, Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +32,8 @@ pub struct AnalyzeOptions {
     pub burst_spikes: usize,
     /// Where pictures go [default: `analysis` in the run's folder; none for a file].
     pub out: Option<PathBuf>,
+    /// What counts; numbers are the same.
+    pub backend: Backend,
 }
 
 impl AnalyzeOptions {
@@ -45,6 +47,7 @@ impl AnalyzeOptions {
             burst_interval_ms: 10.0,
             burst_spikes: 3,
             out: None,
+            backend: Backend::Auto,
         }
     }
 }
@@ -157,17 +160,19 @@ pub fn analyze(options: &AnalyzeOptions) -> Result<AnalysisReport> {
         burst_interval: steps("burst interval", options.burst_interval_ms, 1.0)?,
         burst_spikes: options.burst_spikes.max(2),
     };
-    let found = analysis::analyze(t, &how)?;
+    let (device, why) = Device::open(options.backend)?;
+    notes.extend(why);
+    let found = analysis::analyze(t, &how, &device)?;
     let graphs = match settings {
         Some(s) => {
             let plan = Plan::new(s.network)?;
-            let graphs = analysis::graph(&plan)?;
+            let graphs = analysis::graph(&plan, &device)?;
             if graphs.iter().all(|g| g.clustering.is_none()) {
-                notes.push(format!(
-                    "clustering is left out: {:.1e} synapses are more than {:.1e}",
-                    plan.expected_synapses(),
-                    analysis::MOST_SYNAPSES
-                ));
+                let room = match &device {
+                    Device::Cpu => format!("more than {:.1e}", analysis::MOST_SYNAPSES),
+                    Device::Cuda(device) => format!("more than {} has memory for", device.name()),
+                };
+                notes.push(format!("clustering is left out: {:.1e} synapses are {room}", plan.expected_synapses()));
             }
             graphs.into_iter().map(Some).collect()
         }

@@ -58,6 +58,8 @@ fn a_run_is_analyzed_with_its_network_and_drawn() {
 
     // The file alone: no network, no pictures, the same trains. All of it where nothing is discarded.
     let mut alone = AnalyzeOptions::new(folder.join("spikes.npz"));
+    // Of a machine without a GPU, `auto` has a note of its own.
+    alone.backend = crate::Backend::Cpu;
     alone.discard_ms = Some(100.0);
     let bare = analyze(&alone).unwrap();
     assert_eq!(bare.populations[0].measures, e.measures);

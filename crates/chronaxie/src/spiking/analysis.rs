@@ -9,9 +9,12 @@ use super::connect;
 use super::metrics::LEAST_SPIKES;
 use super::plan::Plan;
 use super::simulate::Spike;
-use crate::{Error, Result};
+use crate::{Device, Error, Result};
 use serde::Serialize;
-use std::collections::HashMap;
+use tallies::{Frame, Tallies};
+
+pub mod cuda;
+mod tallies;
 
 /// Cells of a population whose mutual information is taken pair by pair.
 pub const PAIRED: usize = 250;
@@ -175,9 +178,12 @@ fn bytes(trains: &Trains, first: &[u64], bins: u64) -> u64 {
 
 /// Measures all of `trains`; a last bin that is cut short is left out of what is binned.
 ///
+/// What is counted is counted on `device`, and is the same on every one; means, deviations and information are made of it on the host.
+///
 /// # Errors
-/// `Config` for more than 2^28 bins; `OutOfMemory` before anything is allocated; `Value` for a spike of no cell or no step.
-pub fn analyze(trains: &Trains, options: &Options) -> Result<Analysis> {
+/// `Config` for more than 2^28 bins or 2^32 - 1 steps; `OutOfMemory` before anything is allocated; `Value` for a spike of no cell
+/// or no step; what the device refuses.
+pub fn analyze(trains: &Trains, options: &Options, device: &Device) -> Result<Analysis> {
     let steps = trains.stop.saturating_sub(trains.start);
     let bins = steps / options.bin.max(1);
     let mut first = vec![0u64];
@@ -196,31 +202,34 @@ pub fn analyze(trains: &Trains, options: &Options) -> Result<Analysis> {
             options.bin
         )));
     }
+    if steps > u64::from(u32::MAX) {
+        return Err(Error::config(format!("{steps} steps are more than the 2^32 - 1 that can be analyzed at once")));
+    }
     crate::memory::require(bytes(trains, &first, bins), || {
         let (spikes, populations) = (trains.spikes.len(), trains.sizes.len());
         format!("an analysis of {spikes} spikes of {cells} cells in {populations} populations, in {bins} bins,")
     })?;
-    let mut by_cell: Vec<Vec<u64>> = vec![Vec::new(); first[trains.sizes.len()] as usize];
-    trains.spikes.iter().for_each(|s| by_cell[s.cell as usize].push(s.step - trains.start));
-    let mut counts = Vec::new();
+    let frame = Frame { trains, options, first: &first, bins };
+    let tallies = match device {
+        Device::Cpu => Tallies::on_cpu(&frame),
+        Device::Cuda(device) => cuda::tallies(&frame, device)?,
+    };
     let mut analysis = Analysis { bins, ..Analysis::default() };
-    for (p, size) in trains.sizes.iter().enumerate() {
-        let cells = &by_cell[first[p] as usize..][..*size as usize];
-        let (measures, count, intervals) = population(cells, trains.dt_ms, steps, bins, options);
+    for p in 0..trains.sizes.len() {
+        let (measures, intervals) = population(&frame, &tallies, p);
         analysis.populations.push(measures);
         analysis.intervals_ms.push(intervals);
-        counts.push(count);
     }
-    let pair = |a: &Vec<u32>, b: &Vec<u32>| {
-        let mut joint: HashMap<(u32, u32), f64> = HashMap::new();
-        a.iter().zip(b).for_each(|(x, y)| *joint.entry((*x, *y)).or_default() += 1.0);
-        // Sorted, so that sums have the same bits whatever the map's order.
-        let mut joint: Vec<_> = joint.into_iter().collect();
-        joint.sort_unstable_by_key(|(key, _)| *key);
-        let both = entropy(joint.into_iter().map(|(_, c)| c), bins as f64);
-        (count_entropy(a, bins) + count_entropy(b, bins) - both).max(0.0)
-    };
-    analysis.mutual_information_bits = counts.iter().map(|a| counts.iter().map(|b| pair(a, b)).collect()).collect();
+    let own: Vec<f64> = tallies.counts.iter().map(|counts| count_entropy(counts, bins)).collect();
+    let mut shared = vec![vec![0.0; own.len()]; own.len()];
+    for (a, list) in tallies.joint.iter().enumerate() {
+        for (b, often) in list.iter().enumerate() {
+            let both = entropy(often.iter().map(|(_, count)| f64::from(*count)), bins as f64);
+            shared[a][b] = (own[a] + own[b] - both).max(0.0);
+            shared[b][a] = shared[a][b];
+        }
+    }
+    analysis.mutual_information_bits = shared;
     Ok(analysis)
 }
 
@@ -230,51 +239,34 @@ fn count_entropy(counts: &[u32], bins: u64) -> f64 {
     entropy(often, bins as f64)
 }
 
-/// The measures of some cells, given each one's steps; how many fire in each bin; and their intervals, ms.
-fn population(
-    cells: &[Vec<u64>],
-    dt_ms: f64,
-    steps: u64,
-    bins: u64,
-    options: &Options,
-) -> (Measures, Vec<u32>, Vec<f64>) {
-    let seconds = steps as f64 * dt_ms * 1e-3;
-    let n = cells.len() as f64;
+/// The measures of a population, and its intervals, ms.
+fn population(f: &Frame<'_>, t: &Tallies, p: usize) -> (Measures, Vec<f64>) {
+    let (dt_ms, bins, range) = (f.trains.dt_ms, f.bins as f64, f.cells(p));
+    let seconds = f.trains.stop.saturating_sub(f.trains.start) as f64 * dt_ms * 1e-3;
+    let n = range.len() as f64;
     let mut m = Measures::default();
-    let mut counts = vec![0u32; bins as usize];
     let (mut intervals, mut cvs, mut rates, mut entropies) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut variances, mut in_bursts, mut spikes) = (0.0, 0u64, 0u64);
-    // Bins in which each of the first cells fires.
-    let mut active: Vec<Vec<u32>> = vec![Vec::new(); cells.len().min(PAIRED)];
-    for (c, train) in cells.iter().enumerate() {
+    for c in range.clone() {
+        let (train, cell) = (t.train(c), t.cells[c]);
         rates.push(if seconds > 0.0 { train.len() as f64 / seconds } else { 0.0 });
         spikes += train.len() as u64;
-        let own: Vec<f64> = train.windows(2).map(|w| (w[1] - w[0]) as f64 * dt_ms).collect();
+        let own: Vec<f64> = train.windows(2).map(|w| f64::from(w[1] - w[0]) * dt_ms).collect();
         if train.len() >= LEAST_SPIKES as usize {
             let spread = Spread::of(&own);
             cvs.push(spread.sd / spread.mean);
         }
         intervals.extend(own);
-        for burst in train.chunk_by(|a, b| b - a <= options.burst_interval) {
-            if burst.len() >= options.burst_spikes {
-                m.bursts.count += 1;
-                in_bursts += burst.len() as u64;
-            }
-        }
-        let mut seen: Vec<u32> =
-            train.iter().map(|s| s / options.bin.max(1)).filter(|bin| *bin < bins).map(|bin| bin as u32).collect();
-        seen.dedup();
-        seen.iter().for_each(|bin| counts[*bin as usize] += 1);
-        let fired = seen.len() as f64;
-        if let Some(list) = active.get_mut(c) {
-            *list = seen;
-        }
-        let share = if bins > 0 { fired / bins as f64 } else { 0.0 };
+        m.bursts.count += u64::from(cell.bursts);
+        in_bursts += u64::from(cell.in_bursts);
+        let fired = f64::from(cell.fired);
+        let share = if bins > 0.0 { fired / bins } else { 0.0 };
         variances += share * (1.0 - share);
-        entropies.push(if bins > 0 { entropy([fired, bins as f64 - fired], bins as f64) } else { 0.0 });
+        entropies.push(if bins > 0.0 { entropy([fired, bins - fired], bins) } else { 0.0 });
     }
     m.rate_hz = Spread::of(&rates);
-    m.silent = if cells.is_empty() { 0.0 } else { cells.iter().filter(|c| c.is_empty()).count() as f64 / n };
+    let silent = range.clone().filter(|c| t.train(*c).is_empty()).count();
+    m.silent = if range.is_empty() { 0.0 } else { silent as f64 / n };
     m.interval_ms = Spread::of(&intervals);
     let mut sorted = intervals.clone();
     sorted.sort_by(f64::total_cmp);
@@ -284,7 +276,7 @@ fn population(
         len => 0.5 * (sorted[len / 2 - 1] + sorted[len / 2]),
     };
     m.cv = (!cvs.is_empty()).then(|| Spread::of(&cvs));
-    let shares: Vec<f64> = counts.iter().map(|c| f64::from(*c)).collect();
+    let shares: Vec<f64> = t.counts[p].iter().map(|c| f64::from(*c)).collect();
     let spread = Spread::of(&shares);
     let (variance, mean) = (spread.sd * spread.sd, spread.mean);
     m.synchrony.variance = if n > 0.0 { variance / (n * n) } else { 0.0 };
@@ -294,32 +286,23 @@ fn population(
     m.bursts.share = if spikes > 0 { in_bursts as f64 / spikes as f64 } else { 0.0 };
     m.bursts.rate_hz = if seconds > 0.0 && n > 0.0 { m.bursts.count as f64 / n / seconds } else { 0.0 };
     m.entropy_bits = Spread::of(&entropies);
-    m.population_entropy_bits = count_entropy(&counts, bins);
-    m.mutual_information_bits = pairs(&active, bins);
-    (m, counts, intervals)
+    m.population_entropy_bits = count_entropy(&t.counts[p], f.bins);
+    m.mutual_information_bits = pairs(f, t, p);
+    (m, intervals)
 }
 
-/// The mutual information of each pair of binary trains, given the bins in which each fires.
-fn pairs(active: &[Vec<u32>], bins: u64) -> Option<Spread> {
-    if active.len() < 2 || bins == 0 {
+/// The mutual information of each pair of binary trains among the first cells of a population.
+fn pairs(f: &Frame<'_>, t: &Tallies, p: usize) -> Option<Spread> {
+    let (n, total) = (f.paired(p), f.bins as f64);
+    if n < 2 || f.bins == 0 {
         return None;
     }
-    let total = bins as f64;
-    let own: Vec<f64> = active.iter().map(|a| entropy([a.len() as f64, total - a.len() as f64], total)).collect();
-    let mut together = vec![0u32; active.len() * active.len()];
-    let mut by_bin: HashMap<u32, Vec<usize>> = HashMap::new();
-    for (c, list) in active.iter().enumerate() {
-        for bin in list {
-            let others = by_bin.entry(*bin).or_default();
-            others.iter().for_each(|other| together[other * active.len() + c] += 1);
-            others.push(c);
-        }
-    }
-    let mut all = Vec::with_capacity(active.len() * (active.len() - 1) / 2);
-    for a in 0..active.len() {
-        for b in a + 1..active.len() {
-            let both = f64::from(together[a * active.len() + b]);
-            let (x, y) = (active[a].len() as f64, active[b].len() as f64);
+    let fired: Vec<f64> = t.cells[f.cells(p)][..n].iter().map(|cell| f64::from(cell.fired)).collect();
+    let own: Vec<f64> = fired.iter().map(|x| entropy([*x, total - x], total)).collect();
+    let mut all = Vec::with_capacity(n * (n - 1) / 2);
+    for a in 0..n {
+        for b in a + 1..n {
+            let (both, x, y) = (f64::from(t.together[p][a * n + b]), fired[a], fired[b]);
             let joint = entropy([both, x - both, y - both, total - x - y + both], total);
             all.push((own[a] + own[b] - joint).max(0.0));
         }
@@ -340,50 +323,100 @@ pub struct Graph {
     pub clustering: Option<f64>,
 }
 
-/// Degrees and clustering of each population of `plan`.
+/// Degrees and clustering of each population of `plan`; counted on `device`, alike on every one. A GPU counts the clustering of larger
+/// networks too, as far as its memory goes.
 ///
 /// # Errors
-/// `OutOfMemory` before anything is allocated.
-pub fn graph(plan: &Plan) -> Result<Vec<Graph>> {
-    let cells = plan.cells() as usize;
-    // Degrees, twice as f64, and the heads of lists; an edge, in a list that grows by doubling, and from both its ends.
-    let edges = if plan.expected_synapses() <= MOST_SYNAPSES { plan.expected_synapses() } else { 0.0 };
-    let asked = (48.0 * cells as f64 + 24.0 * edges) as u64;
-    crate::memory::require(asked, || format!("the graph of {cells} cells and {edges:.1e} synapses"))?;
-    let (mut ins, mut outs) = (vec![0u32; cells], vec![0u32; cells]);
-    let cluster = plan.expected_synapses() <= MOST_SYNAPSES;
-    let mut edges: Vec<u64> = Vec::new();
-    for (i, p) in plan.network.projections.iter().enumerate() {
-        let (first, onto) = (plan.first[p.source], plan.first[p.target]);
-        let all = 0..plan.network.populations[p.target].size;
-        connect::rows::enumerate(plan, i, all, &mut |s, t, _, _| {
-            let (s, t) = (first + u64::from(s), onto + u64::from(t));
-            outs[s as usize] += 1;
-            ins[t as usize] += 1;
-            if cluster && s != t {
-                edges.push(s.min(t) << 32 | s.max(t));
-            }
-        });
+/// `OutOfMemory` before anything is allocated; what the device refuses.
+pub fn graph(plan: &Plan, device: &Device) -> Result<Vec<Graph>> {
+    let samples = Samples::new(plan);
+    let found = match device {
+        Device::Cpu => Joined::on_cpu(plan, &samples)?,
+        Device::Cuda(device) => cuda::joined(plan, &samples, device)?,
+    };
+    Ok((0..plan.first.len()).map(|p| found.graph(plan, &samples, p)).collect())
+}
+
+/// The cells whose clustering is counted.
+struct Samples {
+    cells: Vec<u32>,
+    /// Where each population's begin, and how many there are.
+    first: Vec<usize>,
+}
+
+impl Samples {
+    fn new(plan: &Plan) -> Self {
+        let every = (plan.cells() as usize).div_ceil(CLUSTERED).max(1);
+        let (mut cells, mut first) = (Vec::new(), vec![0]);
+        for (p, population) in plan.network.populations.iter().enumerate() {
+            let (begin, size) = (plan.first[p] as u32, population.size);
+            // At least some of a small population.
+            let step = every.min((size as usize).div_ceil(10).max(1));
+            cells.extend((begin..begin + size).step_by(step));
+            first.push(cells.len());
+        }
+        Self { cells, first }
     }
-    edges.sort_unstable();
-    edges.dedup();
-    let neighbours = Neighbours::new(cells, &edges);
-    drop(edges);
-    let every = cells.div_ceil(CLUSTERED).max(1);
-    let mut marked = vec![false; cells];
-    let of = |p: usize, marked: &mut Vec<bool>| {
+}
+
+/// What is counted of a network.
+#[derive(Debug, PartialEq)]
+struct Joined {
+    ins: Vec<u32>,
+    outs: Vec<u32>,
+    /// Of each sample its neighbours, and pairs of those that are neighbours; none where the network is too large.
+    samples: Option<Vec<[u32; 2]>>,
+}
+
+impl Joined {
+    fn on_cpu(plan: &Plan, samples: &Samples) -> Result<Self> {
+        let cells = plan.cells() as usize;
+        // Degrees, twice as f64, and the heads of lists; an edge, in a list that grows by doubling, and from both its ends.
+        let edges = if plan.expected_synapses() <= MOST_SYNAPSES { plan.expected_synapses() } else { 0.0 };
+        let asked = (48.0 * cells as f64 + 24.0 * edges) as u64;
+        crate::memory::require(asked, || format!("the graph of {cells} cells and {edges:.1e} synapses"))?;
+        let (mut ins, mut outs) = (vec![0u32; cells], vec![0u32; cells]);
+        let cluster = plan.expected_synapses() <= MOST_SYNAPSES;
+        let mut edges: Vec<u64> = Vec::new();
+        for (i, p) in plan.network.projections.iter().enumerate() {
+            let (first, onto) = (plan.first[p.source], plan.first[p.target]);
+            let all = 0..plan.network.populations[p.target].size;
+            connect::rows::enumerate(plan, i, all, &mut |s, t, _, _| {
+                let (s, t) = (first + u64::from(s), onto + u64::from(t));
+                outs[s as usize] += 1;
+                ins[t as usize] += 1;
+                if cluster && s != t {
+                    edges.push(s.min(t) << 32 | s.max(t));
+                }
+            });
+        }
+        edges.sort_unstable();
+        edges.dedup();
+        let neighbours = Neighbours::new(cells, &edges);
+        drop(edges);
+        let mut marked = vec![false; cells];
+        let counted = || samples.cells.iter().map(|cell| neighbours.closed(*cell as usize, &mut marked)).collect();
+        Ok(Self { ins, outs, samples: cluster.then(counted) })
+    }
+
+    fn graph(&self, plan: &Plan, samples: &Samples, p: usize) -> Graph {
         let range = plan.first[p] as usize..plan.first[p] as usize + plan.network.populations[p].size as usize;
         let degrees = |d: &[u32]| Spread::of(&d[range.clone()].iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-        let mut local = Vec::new();
-        // At least some of a small population.
-        let step = every.min(range.len().div_ceil(10).max(1));
-        for cell in range.clone().step_by(step).filter(|_| cluster) {
-            local.extend(neighbours.clustering(cell, marked));
+        let share = |[k, closed]: &[u32; 2]| {
+            // Of two neighbours or more; each of their pairs is seen from both sides.
+            let k = f64::from(*k);
+            (k >= 2.0).then(|| 2.0 * f64::from(*closed) / (k * (k - 1.0)))
+        };
+        let mean = |all: &Vec<[u32; 2]>| {
+            let local: Vec<f64> = all[samples.first[p]..samples.first[p + 1]].iter().filter_map(share).collect();
+            Spread::of(&local).mean
+        };
+        Graph {
+            in_degree: degrees(&self.ins),
+            out_degree: degrees(&self.outs),
+            clustering: self.samples.as_ref().map(mean),
         }
-        let clustering = cluster.then(|| Spread::of(&local).mean);
-        Graph { in_degree: degrees(&ins), out_degree: degrees(&outs), clustering }
-    };
-    Ok((0..plan.first.len()).map(|p| of(p, &mut marked)).collect())
+    }
 }
 
 /// The neighbours of every cell.
@@ -411,19 +444,15 @@ impl Neighbours {
     fn of(&self, cell: usize) -> &[u32] {
         &self.list[self.first[cell]..self.first[cell + 1]]
     }
-    /// The share of pairs of a cell's neighbours that are neighbours; none for fewer than two. `marked` is false before and
-    /// after.
-    fn clustering(&self, cell: usize, marked: &mut [bool]) -> Option<f64> {
+    /// How many neighbours a cell has, and how many pairs of those are neighbours. `marked` is false before and after.
+    fn closed(&self, cell: usize, marked: &mut [bool]) -> [u32; 2] {
         let own = self.of(cell);
-        if own.len() < 2 {
-            return None;
-        }
         own.iter().for_each(|n| marked[*n as usize] = true);
         let joined: usize =
             own.iter().map(|n| self.of(*n as usize).iter().filter(|m| marked[**m as usize]).count()).sum();
         own.iter().for_each(|n| marked[*n as usize] = false);
         // Each pair was seen from both sides.
-        Some(joined as f64 / (own.len() as f64 * (own.len() as f64 - 1.0)))
+        [own.len() as u32, (joined / 2) as u32]
     }
 }
 

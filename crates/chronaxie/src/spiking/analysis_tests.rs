@@ -45,7 +45,7 @@ fn brute_entropy<T: PartialEq>(x: &[T]) -> f64 {
 fn measures_are_those_of_plain_tables() {
     for seed in 0..5 {
         let t = random(seed);
-        let found = analyze(&t, &options()).unwrap();
+        let found = analyze(&t, &options(), &Device::Cpu).unwrap();
         let bins = (1053 - 50) / 4;
         assert_eq!(found.bins, bins as u64);
         let mut firsts = vec![0];
@@ -146,7 +146,7 @@ fn known_trains_have_known_measures() {
     let spikes = (0..96u64).filter(|s| s / 4 % 2 == 0 && s % 4 == 1);
     let spikes = spikes.flat_map(|step| (0..5).map(move |cell| Spike { step, cell })).collect();
     let one = Trains { dt_ms: 1.0, start: 0, stop: 96, sizes: vec![5], spikes };
-    let m = &analyze(&one, &options()).unwrap().populations[0];
+    let m = &analyze(&one, &options(), &Device::Cpu).unwrap().populations[0];
     close(m.entropy_bits.mean, 1.0);
     close(m.mutual_information_bits.unwrap().mean, 1.0);
     close(m.synchrony.chi, 1.0);
@@ -160,7 +160,7 @@ fn known_trains_have_known_measures() {
         spikes.extend((0..50).filter(|_| rng.below(1000) < 40).map(|cell| Spike { step, cell }));
     }
     let t = Trains { dt_ms: 1.0, start: 0, stop: 40_000, sizes: vec![50], spikes };
-    let found = analyze(&t, &Options { bin: 2, ..options() }).unwrap();
+    let found = analyze(&t, &Options { bin: 2, ..options() }, &Device::Cpu).unwrap();
     let m = &found.populations[0];
     assert!((m.cv.unwrap().mean / 0.96f64.sqrt() - 1.0).abs() < 0.02, "{:?}", m.cv);
     assert!(
@@ -169,7 +169,7 @@ fn known_trains_have_known_measures() {
     );
     assert!((m.mutual_information_bits.unwrap().mean / bias(found.bins) - 1.0).abs() < 0.1, "{m:?}");
     // Nothing at all.
-    let none = analyze(&Trains { sizes: vec![3, 0], ..Trains::default() }, &options()).unwrap();
+    let none = analyze(&Trains { sizes: vec![3, 0], ..Trains::default() }, &options(), &Device::Cpu).unwrap();
     assert_eq!(none.populations[0].silent, 1.0);
     assert!(none.populations.iter().all(|m| m.synchrony == Synchrony::default() && m.cv.is_none()));
 }
@@ -205,7 +205,7 @@ fn graphs_are_those_of_the_matrix() {
         }
         assert!(many.iter().flatten().sum::<u32>() > 200);
         let joined = |a: usize, b: usize| a != b && many[a][b] + many[b][a] > 0;
-        for (g, cells) in graph(&plan).unwrap().iter().zip([0..30, 30..42]) {
+        for (g, cells) in graph(&plan, &Device::Cpu).unwrap().iter().zip([0..30, 30..42]) {
             let out: Vec<f64> = cells.clone().map(|c| f64::from(many[c].iter().sum::<u32>())).collect();
             let onto: Vec<f64> = cells.clone().map(|c| f64::from(many.iter().map(|r| r[c]).sum::<u32>())).collect();
             assert_eq!((g.out_degree, g.in_degree), (Spread::of(&out), Spread::of(&onto)));
@@ -228,7 +228,7 @@ fn graphs_are_those_of_the_matrix() {
 fn sizes_beyond_the_machine_are_refused() {
     let spike = |step, cell| Spike { step, cell };
     let trains = |sizes: Vec<u32>, stop, spikes| Trains { dt_ms: 0.1, start: 0, stop, sizes, spikes };
-    let refused = |t: &Trains, bin| analyze(t, &Options { bin, ..options() }).unwrap_err();
+    let refused = |t: &Trains, bin| analyze(t, &Options { bin, ..options() }, &Device::Cpu).unwrap_err();
     // Counts of 100,000 populations in 2^28 bins are 107 TB.
     let e = refused(&trains(vec![0; 100_000], 1 << 28, vec![]), 1);
     assert!(matches!(e.kind(), crate::ErrorKind::OutOfMemory { asked, .. } if *asked > 100_000_000_000_000), "{e}");
@@ -246,4 +246,70 @@ fn sizes_beyond_the_machine_are_refused() {
     // The estimate is of what is there.
     let small = trains(vec![2, 300], 100, vec![spike(0, 1), spike(1, 1), spike(4, 9), spike(5, 301)]);
     assert_eq!(bytes(&small, &[0, 2, 302], 10), 64 * 302 + 64 * 4 + 128 * 2 + 10 * 24 + 64 * 4 + 8 * 4);
+}
+
+/// A GPU counts what the CPU counts, to the last one: trains of many lengths, bursts across the lanes of a warp, a population without
+/// cells and one of more than are looked at in pairs, bins of one step and of more than there are.
+#[test]
+fn on_a_gpu_networks_and_their_trains_are_counted_alike() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let mut rng = Rng::new(7, 0);
+    let sizes = vec![3u32, 0, PAIRED as u32 + 9, 1];
+    let mut spikes = Vec::new();
+    for step in 20..777u64 {
+        for cell in 0..sizes.iter().sum() {
+            let often = [2, 0, 40, 990][(cell % 4) as usize];
+            // Of the first cells some fire in nearly every step, so that their runs pass from one 32 to the next.
+            if rng.below(1000) < if cell < 3 || cell > 250 { often } else { often / 6 } {
+                spikes.push(Spike { step, cell });
+            }
+        }
+    }
+    let trains = Trains { dt_ms: 0.5, start: 20, stop: 777, sizes, spikes };
+    assert!(trains.spikes.len() > 10_000);
+    let mut first = vec![0u64];
+    trains.sizes.iter().for_each(|size| first.push(first[first.len() - 1] + u64::from(*size)));
+    for (bin, burst_interval, burst_spikes) in [(4, 6, 3), (1, 1, 2), (33, 700, 40), (2000, 6, 3)] {
+        let options = Options { bin, burst_interval, burst_spikes };
+        let frame = Frame { trains: &trains, options: &options, first: &first, bins: (777 - 20) / bin };
+        let (want, got) = (Tallies::on_cpu(&frame), cuda::tallies(&frame, &gpu.device).unwrap());
+        assert!(want.cells.iter().any(|c| c.bursts > u32::from(burst_interval < 100)));
+        assert!(bin > 100 || want.together[2].iter().sum::<u32>() > 100);
+        assert!(want == got, "bins of {bin} steps: {:?}", first_difference(&want, &got));
+    }
+    let none = Trains { sizes: vec![3, 0], ..Trains::default() };
+    let (how, device) = (options(), Device::Cuda(gpu.device.clone()));
+    assert_eq!(analyze(&none, &how, &device).unwrap(), analyze(&none, &how, &Device::Cpu).unwrap());
+    // Every rule that is drawn, with and without cells joined to themselves, and two that the host enumerates.
+    let mut n = Network::new(1.0, 3).unwrap();
+    for (name, size) in [("a", 300), ("b", 40), ("c", 1)] {
+        n.add(Population::new(name, models::find("lif_exp").unwrap(), size));
+    }
+    let rules = [
+        (0, 0, Rule::InDegree { count: 20, multapses: true }, false),
+        (0, 1, Rule::OutDegree { count: 3, multapses: true }, true),
+        (1, 0, Rule::Total { count: 2000, multapses: true }, true),
+        (1, 1, Rule::Total { count: 300, multapses: true }, false),
+        (0, 0, Rule::Probability(0.02), true),
+        (2, 1, Rule::AllToAll, true),
+    ];
+    for (source, target, rule, autapses) in rules {
+        let (weight, delay, plasticity) = (1.0.into(), Delay::Drawn(1.0.into()), None);
+        n.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity });
+    }
+    let plan = Plan::new(n).unwrap();
+    let samples = Samples::new(&plan);
+    let (want, got) = (Joined::on_cpu(&plan, &samples).unwrap(), cuda::joined(&plan, &samples, &gpu.device).unwrap());
+    assert!(want.samples.as_ref().unwrap().iter().map(|[_, closed]| closed).sum::<u32>() > 10_000);
+    assert_eq!(want, got);
+}
+
+fn first_difference(a: &Tallies, b: &Tallies) -> String {
+    let at = |name: &str, differs: bool| if differs { format!("{name} ") } else { String::new() };
+    at("begin", a.begin != b.begin)
+        + &at("steps", a.steps != b.steps)
+        + &at("cells", a.cells != b.cells)
+        + &at("counts", a.counts != b.counts)
+        + &at("together", a.together != b.together)
+        + &at("joint", a.joint != b.joint)
 }

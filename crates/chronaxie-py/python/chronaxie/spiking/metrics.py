@@ -19,7 +19,7 @@ def _steps(name: str, ms: float, dt: float) -> int:
 
 
 def analyze(
-    spikes: Spikes, *, bin: float = 2.0, burst_interval: float = 10.0, burst_spikes: int = 3
+    spikes: Spikes, *, bin: float = 2.0, burst_interval: float = 10.0, burst_spikes: int = 3, backend: str = "auto"
 ) -> dict[str, Any]:
     """Rates, intervals, synchrony, bursts, entropy and mutual information of each population.
 
@@ -28,6 +28,7 @@ def analyze(
         bin: the width of bins, ms.
         burst_interval: spikes of a burst follow each other within so many ms.
         burst_spikes: a burst has at least so many.
+        backend: what counts, with the same numbers: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
     Returns:
         ``populations``, by name: ``rate_hz``, ``silent``, ``interval_ms``, ``interval_median_ms``, ``cv``, ``synchrony``,
@@ -47,6 +48,7 @@ def analyze(
         _steps("bin", bin, spikes.dt),
         _steps("burst_interval", burst_interval, spikes.dt),
         burst_spikes,
+        backend,
     )
     found = json.loads(text)
     found["populations"] = dict(zip(spikes.names, found["populations"]))

@@ -90,6 +90,9 @@ pub(super) fn is_listed(plan: &Plan, projection: usize) -> bool {
     drawn(plan, projection).is_none()
 }
 
+/// Bytes of counts from which on they are given back to the device, not to the allocator, when a network is made.
+const GIVEN_BACK: usize = 1 << 27;
+
 struct Builder<'a> {
     plan: &'a Plan,
     layout: &'a Layout,
@@ -297,6 +300,10 @@ impl Synapses {
         } else {
             first
         };
+        // What the counts took is in pieces that no calendar fits into.
+        if 4 * k * (rows + 1) >= GIVEN_BACK {
+            device.release_cached_memory()?;
+        }
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
         let calendar = memory.room(4 * k * config.ring * config.room)?;
         let noted = memory.zeros(4 * k * config.ring)?;

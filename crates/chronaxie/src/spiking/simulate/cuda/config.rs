@@ -544,5 +544,6 @@ pub fn specialisations() -> Vec<Specialisation> {
         order(),
         rows(),
     ]);
-    steps.chain(super::learning::specialisations()).collect()
+    let counts = crate::spiking::analysis::cuda::specialisations();
+    steps.chain(super::learning::specialisations()).chain(counts).collect()
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A struct of `network.cuh`, field after field.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Fields(pub Vec<u8>);
+pub(in crate::spiking) struct Fields(pub Vec<u8>);
 
 impl Fields {
     pub fn u64(mut self, x: u64) -> Self {
@@ -34,7 +34,7 @@ impl Fields {
 }
 
 /// Numbers that are nothing but their bytes.
-pub(super) trait Plain: Copy {}
+pub(in crate::spiking) trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
@@ -55,7 +55,7 @@ fn bytes_mut<T: Plain>(data: &mut [T]) -> &mut [u8] {
 
 /// Memory on the device's stream of an engine.
 #[derive(Clone)]
-pub(super) struct Memory {
+pub(in crate::spiking) struct Memory {
     pub device: Arc<CudaDevice>,
     pub stream: StreamRef,
 }
