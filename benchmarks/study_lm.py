@@ -70,7 +70,7 @@ UNCOUNTED = 12
 LOOKS = 40
 SIZES = {
     "cpu": dict(width=64, heads=2, blocks=2, batch=16, length=64, windows=128, block=96, steps=300),
-    "cuda": dict(width=384, heads=6, blocks=2, batch=96, length=256, windows=192, block=512, steps=600),
+    "cuda": dict(width=384, heads=6, blocks=2, batch=96, length=256, windows=192, block=192, steps=600),
     # So small that the wheel of the tests, hardly optimised, takes seconds.
     "short": dict(width=32, heads=1, blocks=1, batch=8, length=32, windows=16, block=64, steps=40),
 }
@@ -98,8 +98,8 @@ class Text:
 
     def __init__(self, device):
         text = (ROOT / "examples/data/shakespeare/plays.txt").read_text(encoding="ascii")
-        symbols = sorted(set(text))
-        numbers = torch.tensor([symbols.index(c) for c in text], device=device)
+        symbols = {c: number for number, c in enumerate(sorted(set(text)))}
+        numbers = torch.tensor([symbols[c] for c in text], device=device)
         cut = int(len(text) * (1 - HELD_OUT))
         self.symbols, self.learnt, self.tested = len(symbols), numbers[:cut], numbers[cut:]
 
@@ -296,8 +296,9 @@ class Study:
     """The runs, within the time that there is, and what is written of them."""
 
     def __init__(self, args):
+        self.began = time.perf_counter()
         self.args, self.text = args, Text(args.device)
-        self.deadline = math.inf if args.minutes is None else time.perf_counter() + 60 * args.minutes
+        self.deadline = math.inf if args.minutes is None else self.began + 60 * args.minutes
         self.costs, self.captured, self.slower, self.failed, self.asked = {}, {}, {}, False, args.steps
         parameters = sum(p.numel() for p in Model(self.text.symbols, args.width, args.heads, args.blocks).parameters())
         settings = {key: value for key, value in vars(args).items() if key != "out"}
@@ -431,6 +432,7 @@ class Study:
         print(f"within {WANTED} of {first}'s steps and not more of its seconds: {', '.join(wanted) or 'none'}")
         if table[0]["lowest_loss"] < goal:
             print(f"{first}'s loss was lower before its end: {table[0]['lowest_loss']:.4f}")
+        print(f"lm: {time.perf_counter() - self.began:.0f} s in all", flush=True)
         # What is known without learning would take most of the picture.
         curves = {}
         for run in self.record["runs"]:
