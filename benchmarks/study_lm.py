@@ -21,8 +21,8 @@ Every optimizer takes some steps first that nothing is kept of, so that compilin
 but the first step of a run is. On a GPU steps are captured in a CUDA graph where the optimizer can be (all but KFAC) and where
 that is the faster way, AdamW as the others; --eager captures none. Capturing is counted, and told apart (capture_seconds).
 --minutes shortens all runs alike so that they fit (those of the seeds once more when the rates are known), and leaves out what
-would end later. --short takes seconds: a tiny model,
-one seed, nothing tuned. Other optimizers: muon. Exit status 1 where a run failed.
+would end later. --short takes seconds: a tiny model, one seed, nothing tuned. Other optimizers: muon. Exit status 1 where a run
+failed.
 """
 
 import argparse
@@ -63,7 +63,6 @@ KL_CLIP = 1e-2
 SCHEDULED = {"lr": 1, "adamw_lr": 1, "kl_clip": 2}
 # What a study with a margin wants of a method: at most so much of AdamW's steps, and not more of its seconds.
 WANTED = 0.75
-EVERY = 10  # Steps between two roots, bases or inverses.
 HELD_OUT = 0.1
 WINDOWS_AT_ONCE = 64
 UNCOUNTED = 12
@@ -116,11 +115,11 @@ def made(name, args, model, rate, capturable):
             model.parameters(), lr=rate, weight_decay=0.0, capturable=capturable, fused=there.type == "cuda", **options
         )
     if name == "kfac":
-        return KFAC(model, lr=rate, inverse_frequency=EVERY, kl_clip=KL_CLIP * rate**2, **options)
+        return KFAC(model, lr=rate, inverse_frequency=args.every, kl_clip=KL_CLIP * rate**2, **options)
     if name == "muon":
         return Muon(model.parameters(), lr=rate, capturable=capturable, **options)
     kind = {"shampoo": Shampoo, "soap": SOAP}[name]
-    options |= dict(precondition_frequency=EVERY, max_preconditioner_dim=args.block)
+    options |= dict(precondition_frequency=args.every, max_preconditioner_dim=args.block)
     return kind(model.parameters(), lr=rate, capturable=capturable, **options)
 
 
@@ -304,7 +303,7 @@ class Study:
         settings = {key: value for key, value in vars(args).items() if key != "out"}
         device = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"cpu, {torch.get_num_threads()} threads"
         settings |= {"parameters": parameters, "symbols": self.text.symbols, "device_name": device, "torch": torch.__version__}
-        settings |= {"options": {name: OWN[name][1] for name in args.optimizers}, "precondition_every": EVERY, "kl_clip": KL_CLIP}
+        settings |= {"options": {name: OWN[name][1] for name in args.optimizers}, "kl_clip": KL_CLIP}
         settings["clock"] = "whole training steps; compiling and evaluation are not counted, the first step and capturing are"
         self.record = {"settings": settings, "tuning": [], "runs": [], "table": [], "left_out": []}
 
@@ -464,6 +463,7 @@ def main():
     parser.add_argument("--share", type=float, default=0.75)
     for of in SIZES["cpu"]:
         parser.add_argument(f"--{of}", type=int, help=", ".join(f"{sizes[of]} for {what}" for what, sizes in SIZES.items()))
+    parser.add_argument("--every", type=int, default=10, help="steps between two roots, bases or inverses of a block")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--short", action="store_true")
