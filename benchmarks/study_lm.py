@@ -387,7 +387,7 @@ class Study:
                 for count, steps, looks in [(len(self.args.seeds), steps, LOOKS), (rates, steps // 3, 2)]:
                     fixed += count * self.cost(name, 0, looks)
                     of_1000 += count * (self.cost(name, steps, looks) - self.cost(name, 0, looks))
-            room = 0.94 * (self.deadline - time.perf_counter()) - fixed
+            room = 0.92 * (self.deadline - time.perf_counter()) - fixed
             self.args.steps = max(20, min(self.asked, int(1000 * room / of_1000)))
         self.record["settings"]["steps"] = self.args.steps
         print(f"lm: {self.args.steps} steps of {self.args.optimizers[0]}", flush=True)
