@@ -105,9 +105,11 @@ emulated: $(CHRONAXIE)
 examples: $(CHRONAXIE)
 	CHRONAXIE_NVRTC=$(NVRTC13) scripts/examples.sh $(TARGET)/conformance
 
-# How fast each optimizer learns, by steps and by wall time: minutes to hours; `make examples` runs its short form.
+# How fast each optimizer learns, by steps and by wall time: minutes to hours. ARGS goes to the study of classifiers, whose short
+# form `make examples` runs, and LM_ARGS to that of a language model, whose short form is in `make python`.
 study: $(CHRONAXIE)
 	benchmarks/study.py $(CHRONAXIE) --out $(TARGET)/study $(ARGS)
+	PROFILE=release scripts/python.sh --run benchmarks/study_lm.py --out $(TARGET)/study $(LM_ARGS)
 
 # docs/add-a-family.md, followed to the letter in a copy of the tree.
 add-a-family:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # scripts/python.sh [PYTEST-ARGUMENT ...]: builds the wheel in the profile of the other steps, installs it into a folder
 # of its own (the virtual environment is shared by every clone), checks it as scripts/check-wheel.sh says, and runs the tests
-# of crates/chronaxie-py and the example with it.
+# of crates/chronaxie-py and the example with it. scripts/python.sh --run SCRIPT [ARGUMENT ...] runs a script with it and nothing
+# else; PROFILE=release is for what is timed.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -17,6 +18,10 @@ rm -rf "$target/wheels/python" "$target/python"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
     --target "$target/python" "$target"/wheels/python/*.whl
 
+if [ "${1:-}" = --run ]; then
+    shift
+    PYTHONPATH="$target/python" exec "$venv/bin/python" "$@"
+fi
 scripts/check-wheel.sh "$target"/wheels/python/*.whl
 
 # The script that the wheel installs, outside of the clone, where no other package of that name is.
