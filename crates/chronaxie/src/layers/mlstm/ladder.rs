@@ -345,7 +345,8 @@ impl Op for LadderOp {
             *size = case.size(axis)?;
         }
         let dtype = parse_dtype(NAME, case.option("dtype").unwrap_or("bf16"))?;
-        Ok(Arc::new(Ladder::new(case.get("step", Rung::Product)?, sizes, dtype)?))
+        let rung = case.option("step").map_or(Ok(Rung::Product), str::parse)?;
+        Ok(Arc::new(Ladder::new(rung, sizes, dtype)?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {
         cuda::ladder_specialisations()
