@@ -32,6 +32,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "layers")]
         &crate::layers::mlstm::entry::MlstmParallelOp,
         #[cfg(feature = "layers")]
+        &crate::layers::mlstm::ladder::LadderOp,
+        #[cfg(feature = "layers")]
         &crate::layers::mlstm::step::MlstmStepOp,
         #[cfg(feature = "layers")]
         &crate::layers::ssm::SsmGatesOp,

@@ -36,3 +36,6 @@ constexpr int kEdge = 128;
 constexpr int kColumns = 256;
 constexpr int kState = 0;
 constexpr int kRole = 0;
+constexpr int kMask = 0;
+constexpr int kWide = 4;
+constexpr int kTurned = 0;

@@ -44,6 +44,8 @@ __device__ __forceinline__ void products_wait_but_one(float (&d)[NT][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[n][e]));
 }
+// Until those of all groups but the one begun last are made, of sums that it adds to and nobody reads yet.
+__device__ __forceinline__ void products_wait_but_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 // What this thread wrote to shared memory, by copies that it has waited for too, is seen by products behind the next barrier.
 __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -130,6 +132,17 @@ __device__ __forceinline__ void wgmma(float (&d)[32][4], u64 a, u64 b) {
                  : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
 }
 // The same, but for d = a b.
+template <bool kBf16, bool kAByTerms, bool kBByTerms>
+__device__ __forceinline__ void wgmma_first(float (&d)[8][4], u64 a, u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SUMS_64 "}, %32, %33, 0, 1, 1, %34, %35;"
+                 : D_64
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SUMS_64 "}, %32, %33, 0, 1, 1, %34, %35;"
+                 : D_64
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+}
 template <bool kBf16, bool kAByTerms, bool kBByTerms>
 __device__ __forceinline__ void wgmma_first(float (&d)[16][4], u64 a, u64 b) {
   if (kBf16)

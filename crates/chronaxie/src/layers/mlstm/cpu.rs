@@ -15,10 +15,12 @@ mod call;
 mod forward;
 mod gates;
 mod gemm;
+mod ladder;
 mod layout;
 mod pack;
 mod step;
 
+pub use ladder::LadderCpu;
 pub use step::StepCpu;
 
 use super::spec::Mlstm;

@@ -9,6 +9,7 @@
 //! state of zeros; gradients of the gates are then 0. So that m is a number there, it is at least [`GAUGE_LEAST`].
 
 pub mod chunkwise;
+pub mod ladder;
 pub mod parallel;
 pub mod problem;
 pub mod recurrent;

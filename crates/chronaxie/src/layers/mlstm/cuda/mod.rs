@@ -1,6 +1,7 @@
 //! The mLSTM on CUDA devices: the portable kernels, for every architecture and element type.
 #![allow(unsafe_code)]
 
+mod ladder;
 mod sources;
 mod step;
 mod tune;
@@ -9,6 +10,7 @@ use super::spec::Mlstm;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
 use chronaxie_runtime::cuda::{Arg, Boxes, CudaDevice, Kernel, LaunchConfig, TensorMap};
+pub(super) use ladder::{LadderPlan, ladder_specialisations};
 pub(super) use sources::specialisations;
 use sources::{HEADERS, dtype_code, kernels_of};
 use std::sync::Arc;

@@ -32,7 +32,7 @@ constexpr int kPlaceB = kEdge * kDeepPitch;
 constexpr int kPlace = kPlaceB + (kColumns * kDeepPitch > kStep * kWidePitch ? kColumns * kDeepPitch : kStep * kWidePitch);
 constexpr int kPairs = kEdge * kPairPitch;
 static_assert(kEdge == 64 || kEdge == 128, "warps of 32 x 32 or 64 x 32");
-static_assert(kPairNT == 4 && kNT % 4 == 0, "rows are stored in pieces of 32 columns");
+static_assert(kPairNT == 4, "rows are stored in pieces of 32 columns");
 
 // The bits of Call.plain.
 enum { kQ = 1, kK = 2, kV = 4, kH = 8, kGradH = 16, kGradQ = 32, kGradK = 64, kGradV = 128 };
@@ -132,6 +132,7 @@ __device__ __forceinline__ void each_pair_of_row(float (&acc)[kMT][NT][4], F f) 
 // f(row, column, piece) for pieces of eight columns of a row, rounded.
 template <int NT, typename F>
 __device__ __forceinline__ void each_piece(float (&acc)[kMT][NT][4], F f) {
+  static_assert(NT % 4 == 0, "rows are stored in pieces of 32 columns");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int row = warp / kWarpsN * (kEdge / kWarpsM) + lane / 4, column = warp % kWarpsN * (8 * NT) + lane % 4 * 8;
   // Addresses are made here each time, and not kept in registers through the loop around this.

@@ -1,7 +1,10 @@
 //! The law: its forms agree, its backward passes are derivatives, and it has what the peers lack.
 
-use crate::layers::mlstm::Gate;
+use crate::Dtype;
+use crate::layers::mlstm::reference::ladder;
 use crate::layers::mlstm::reference::{Cell, Gradients, State, Tokens, chunkwise, parallel, recurrent};
+use crate::layers::mlstm::{Gate, Ladder, Rung};
+use crate::op::{Pass, Problem, Values};
 use crate::real::{Dual, Real};
 use crate::rng::Rng;
 
@@ -368,5 +371,46 @@ fn gates_of_minus_infinity_reset_and_write_nothing() {
         none(&other);
         g.initial = State::zeros(&cell);
         assert_same("parallel", &other, &g, 1e-11);
+    }
+}
+
+/// Of each of the ladder's steps: the rate of `<grad, result>` as everything that is given moves at once.
+#[test]
+fn the_ladders_backward_passes_are_derivatives() {
+    let (t, k, v) = (7, 16, 32);
+    for rung in [Rung::Product, Rung::Qkv, Rung::Causal] {
+        let p = Ladder::new(rung, [1, 1, t, k, v], Dtype::F32).unwrap();
+        let mut rng = Rng::new(3, rung as u64);
+        let mut draw = |n: usize| -> Vec<f64> { (0..n).map(|_| rng.normal()).collect() };
+        let sizes = if rung == Rung::Product { vec![t * k, k * v] } else { vec![t * k, t * k, t * v] };
+        let given: Vec<Vec<f64>> = sizes.iter().map(|&n| draw(n)).collect();
+        let rates: Vec<Vec<f64>> = sizes.iter().map(|&n| draw(n)).collect();
+        let grad = draw(t * v);
+        let duals: Vec<Vec<Dual>> =
+            given.iter().zip(&rates).map(|(x, r)| x.iter().zip(r).map(|(&x, &r)| Dual::new(x, r)).collect()).collect();
+        let along = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let moved: Vec<f64> = ladder::forward(&p, &duals).iter().map(|x| x.derivative).collect();
+        let want = along(&moved, &grad);
+        let got: f64 = ladder::backward(&p, &given, &grad).iter().zip(&rates).map(|(g, r)| along(g, r)).sum();
+        assert!((got - want).abs() <= 1e-12 * want.abs().max(1.0), "{rung:?}: {got} against {want}");
+    }
+}
+
+/// The mask is in the sums: with one pair that the causal step has not, both steps differ by that pair alone.
+#[test]
+fn the_causal_step_leaves_out_the_pairs_above_the_diagonal() {
+    let sizes = [1, 1, 2, 16, 16];
+    let result = |rung| {
+        let p = Ladder::new(rung, sizes, Dtype::F32).unwrap();
+        let inputs = p.sample(Pass::Forward, 5).unwrap();
+        let h: Values = p.reference(Pass::Forward, &inputs, false).unwrap().get("h").unwrap().clone();
+        (inputs, h)
+    };
+    let ((inputs, all), (_, causal)) = (result(Rung::Qkv), result(Rung::Causal));
+    let row = |name: &str, t: usize| inputs.get(name).unwrap().data[16 * t..16 * (t + 1)].to_vec();
+    let pair = row("q", 0).iter().zip(row("k", 1)).map(|(q, k)| q * k).sum::<f64>() / 4.0;
+    for (d, v) in row("v", 1).iter().enumerate() {
+        assert!((all.data[d] - causal.data[d] - pair * v).abs() < 1e-12);
+        assert_eq!(all.data[16 + d], causal.data[16 + d]);
     }
 }

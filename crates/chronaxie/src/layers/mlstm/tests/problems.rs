@@ -1,12 +1,14 @@
 //! Problems: what is refused, what is listed, and how exact results must be.
 
 use crate::layers::mlstm::entry::{MlstmOp, MlstmParallelOp};
+use crate::layers::mlstm::ladder::LadderOp;
 use crate::layers::mlstm::step::MlstmStepOp;
-use crate::layers::mlstm::{Gate, Mlstm, MlstmStep};
+use crate::layers::mlstm::{Gate, Ladder, Mlstm, MlstmStep, Rung};
 use crate::op::{CaseSet, Metric, Op, Pass, PlanOptions, Problem, Tensors, Values};
 use crate::{Device, Dtype};
 
-const OPS: [&dyn Op; 4] = [&MlstmOp(Gate::Exponential), &MlstmOp(Gate::Sigmoid), &MlstmStepOp, &MlstmParallelOp];
+const OPS: [&dyn Op; 5] =
+    [&MlstmOp(Gate::Exponential), &MlstmOp(Gate::Sigmoid), &MlstmStepOp, &MlstmParallelOp, &LadderOp];
 
 #[test]
 fn every_listed_case_is_a_problem() {
@@ -64,6 +66,19 @@ fn bad_problems_and_cases_are_refused_in_a_sentence() {
     says(problem(2, "B1_NH1_K16_V16,gate=tanh"), "gate `tanh` is not one of exp, sig");
     says(problem(2, "B1_NH1_K16_V16,norm=batch"), "norm `batch` is not one of none, rms, layer");
     says(problem(2, "B1_NH1_K16_V16,state=i32"), "element type `i32`");
+    says(problem(4, "B1_NH1_T4_K16_V16,step=gated"), "mlstm_ladder: step `gated` is not one of product, qkv, causal");
+    says(problem(4, "B1_NH1_T4_K24_V16,step=product"), "mlstm_ladder: K = 24 is not a multiple of 16");
+    says(problem(4, "B1_NH1_T4_K16_V0,step=product"), "mlstm_ladder: V = 0 is not a multiple of 16");
+    says(
+        problem(4, "B1_NH1_T4_K16_V528,step=qkv"),
+        "mlstm_ladder: head size V = 528 is not a multiple of 16 from 16 to 512",
+    );
+    says(Ladder::new(Rung::Qkv, [1, 1, 4, 16, 16], Dtype::F64).unwrap_err(), "q, k and v of f64 are not offered");
+    says(Ladder::new(Rung::Causal, [2, 3, usize::MAX / 64, 16, 16], Dtype::F32).unwrap_err(), "more bytes than can be");
+    let ladder = Ladder::new(Rung::Qkv, [1, 2, 4, 16, 32], Dtype::F32).unwrap();
+    says(ladder.signature(Pass::Step).unwrap_err(), "mlstm_ladder has no step pass; it has forward and backward");
+    let mma = PlanOptions { variant: Some("mma".into()), ..PlanOptions::default() };
+    says(ladder.plan(&Device::Cpu, &mma).err().unwrap(), "mlstm_ladder: variant `mma` is not one of simd on the CPU");
     let step = MlstmStep::new(Gate::Sigmoid, [2, 2, 16, 16]);
     says(step.signature(Pass::Forward).unwrap_err(), "mlstm_step has no forward pass");
     let options = PlanOptions { variant: Some("wgmma".into()), ..PlanOptions::default() };
