@@ -1,8 +1,8 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
-# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs. A COMMAND precedes
-# what needs the GPU. The last line is:
+# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs,
+# replicas=N is so many side by side. A COMMAND precedes what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -14,6 +14,7 @@ for s in ${case//,/ }; do
     network=*) network="${s#*=}" scale=1 ;;
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
+    replicas=*) set+=(--replicas "${s#*=}") ;;
     gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
     esac
