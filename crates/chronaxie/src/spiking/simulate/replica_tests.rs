@@ -143,7 +143,7 @@ fn networks_that_do_not_go_together_are_refused() {
     assert_eq!(says(&[balanced(10, 1), slow]), want);
     assert_eq!(says(&[balanced(10, 1), Network::new(0.1, 2).unwrap()]), "replica 1 has no population");
     let two = Network::together(&[balanced(10, 1), balanced(10, 2)]).unwrap();
-    assert_eq!(says(&[two.clone()]), "replica 0 is 2 networks already");
+    assert_eq!(says(std::slice::from_ref(&two)), "replica 0 is 2 networks already");
     assert_eq!((two.cells_of(1), two.populations_of(0), two.own_name(3)), (50..100, 0..2, "I"));
     assert!(!two.has_one_seed() && two.seed == 1);
     // A refusal names the replica.
