@@ -104,6 +104,7 @@ for name in "$@"; do
         step simulate-same-calendar 200 ./simulate-same.sh "$chronaxie" "$out/simulate-same" scale=0.1,ms=200,dt=0.02
         step simulate-learning 200 ./simulate-same.sh "$chronaxie" "$out/simulate-learning" scale=0.1,ms=1000,plasticity=true
         step simulate-plasticity 200 ./simulate-same.sh "$chronaxie" "$out/simulate-plasticity" network=plasticity,ms=2000
+        step simulate-replicas 200 ./simulate-same.sh "$chronaxie" "$out/simulate-replicas" network=cuba,ms=500,replicas=16
         rm -rf "$out/simulate-full"
         step simulate-full 120 "$chronaxie" simulate examples/microcircuit.toml --duration 10500 --record none \
             --backend cuda --json "$out/simulate-full.json" --out "$out/simulate-full"

@@ -1,8 +1,9 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
-# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs; analyze=true asks both
-# for what the spikes and the network are like, which must be the same too. A COMMAND precedes what needs the GPU. The last line is:
+# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs, replicas=N is so many
+# side by side; analyze=true asks both for what the spikes and the network are like, which must be the same too. A COMMAND precedes
+# what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -15,6 +16,7 @@ for s in ${case//,/ }; do
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
     analyze=true) record=spikes ;;
+    replicas=*) set+=(--replicas "${s#*=}") ;;
     gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
     esac

@@ -1,6 +1,7 @@
 //! What the command line understands.
 
 use chronaxie::op::{Case, Precision};
+use chronaxie::simulate::MOST_REPLICAS;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -242,6 +243,77 @@ pub(crate) struct Predict {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Side {
+    /// So many networks side by side in one run, with seeds from the configuration's on, each with the spikes of a run of its
+    /// own in a folder of its own
+    #[arg(long, value_name = "N", conflicts_with = "seeds", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub replicas: Option<u64>,
+    /// Likewise, with these seeds, as in 1,5,9 or 1-8
+    #[arg(long, value_name = "LIST", value_parser = seeds)]
+    pub seeds: Option<Seeds>,
+    /// Likewise, with each of these values, and every combination where it is repeated or there are seeds, as in
+    /// population.0.parameters.I_e=350,375.5
+    #[arg(long, value_name = "KEY=VALUES", value_parser = values)]
+    pub grid: Vec<(String, Values)>,
+}
+
+/// A list of seeds, as one argument.
+#[derive(Debug, Clone)]
+pub(crate) struct Seeds(pub Vec<u64>);
+
+/// The values of a key, as one argument.
+#[derive(Debug, Clone)]
+pub(crate) struct Values(pub Vec<String>);
+
+/// `1,5,9` and `1-8`.
+fn seeds(text: &str) -> Result<Seeds, String> {
+    let mut all = Vec::new();
+    for word in text.split(',') {
+        let ends = word.trim().split_once('-').unwrap_or((word.trim(), word.trim()));
+        match (ends.0.trim().parse::<u64>(), ends.1.trim().parse::<u64>()) {
+            (Ok(low), Ok(high)) if low <= high && high - low < MOST_REPLICAS as u64 => all.extend(low..=high),
+            _ => {
+                return Err(format!(
+                    "`{word}` is neither a seed nor a range of at most {MOST_REPLICAS}, as in 1,5,9 or 1-8"
+                ));
+            }
+        }
+        if all.len() > MOST_REPLICAS {
+            return Err(format!("more than {MOST_REPLICAS} seeds"));
+        }
+    }
+    Ok(Seeds(all))
+}
+
+/// `key=1,2.5`; commas within brackets and quotes are of a value.
+fn values(text: &str) -> Result<(String, Values), String> {
+    let Some((key, list)) =
+        text.split_once('=').filter(|(key, list)| !key.trim().is_empty() && !list.trim().is_empty())
+    else {
+        return Err(format!("`{text}` is not KEY=VALUES, as in population.0.parameters.I_e=350,375.5"));
+    };
+    let (mut all, mut depth, mut quote) = (vec![String::new()], 0, None);
+    for c in list.chars() {
+        match c {
+            '"' | '\'' if quote.is_none() => quote = Some(c),
+            _ if quote == Some(c) => quote = None,
+            '[' | '{' if quote.is_none() => depth += 1,
+            ']' | '}' if quote.is_none() => depth -= 1,
+            ',' if quote.is_none() && depth == 0 => {
+                all.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        all.last_mut().expect("there is one").push(c);
+    }
+    match all.iter().any(|v| v.trim().is_empty()) {
+        true => Err(format!("`{text}` has a value of nothing")),
+        false => Ok((key.trim().to_owned(), Values(all.iter().map(|v| v.trim().to_owned()).collect()))),
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Simulate {
     /// The configuration, TOML or JSON
     #[arg(value_name = "CONFIG.(toml|json)")]
@@ -253,7 +325,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "MS")]
     pub duration: Option<String>,
     /// The seed of the network and of its drives
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "seeds")]
     pub seed: Option<u64>,
     /// A smaller network with the same statistics: this fraction of the cells, and of the synapses of each
     #[arg(long, value_name = "F")]
@@ -273,8 +345,10 @@ pub(crate) struct Simulate {
     /// GPUs of this machine to share the network among, from cuda:0 on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub gpus: Option<u32>,
+    #[command(flatten)]
+    pub side: Side,
     /// CPU processes to share the network among; the spikes are the same for any number
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["replicas", "seeds", "grid"], value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub parts: Option<u32>,
     /// With --parts, --of or --gpus: how, as `chronaxie partition` names it; auto takes the way of least expected cost, of
     /// GPUs ranges of cells' numbers unless another way shares work out better
@@ -284,7 +358,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub nodes: u32,
     /// For parts that are begun one by one, on several machines: this is part I of --of N, from 0
-    #[arg(long, value_name = "I", requires = "of", requires = "join", conflicts_with = "parts")]
+    #[arg(long, value_name = "I", requires = "of", requires = "join", conflicts_with_all = ["parts", "replicas", "seeds", "grid"])]
     pub part: Option<u32>,
     /// With --part: how many parts there are
     #[arg(long, value_name = "N", requires = "part", value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -365,6 +439,8 @@ pub(crate) struct Planned {
     /// The card: h200, or the one that --constants describes
     #[arg(long, value_name = "NAME")]
     pub gpu: String,
+    #[command(flatten)]
+    pub side: Side,
     /// How many of them; several numbers are compared, as in 1,2,4,8,64
     #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub gpus: Vec<u32>,

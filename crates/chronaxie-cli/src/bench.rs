@@ -76,7 +76,11 @@ fn network(r: &Record) -> Option<String> {
                 Some(false) => ", which is not what the case is meant to have",
                 _ => "",
             };
-            format!("real-time factor {factor:.4}; {rate:.2} Hz{range}; spikes {}", &hash[..8])
+            let each = match (n.replicas, n.real_time_factor_per_replica) {
+                (replicas @ 2.., Some(each)) => format!(" of {replicas} replicas, {each:.5} for each"),
+                _ => String::new(),
+            };
+            format!("real-time factor {factor:.4}{each}; {rate:.2} Hz{range}; spikes {}", &hash[..8])
         }
         _ => format!("{}; {:.1} spikes and {} deliveries a step", n.timed, n.spikes_per_step, count(n.events_per_step)),
     };

@@ -3,6 +3,7 @@
 use crate::Outcome;
 use crate::args::{Common, Planned};
 use crate::output::{Out, bytes, count, is_stdout, json_can_be_written, note, table, write_json};
+use crate::simulate::replicas;
 use chronaxie::config::Config;
 use chronaxie::simulate::{CapacityOptions, CapacityReport, PlannedRun, capacity};
 use chronaxie::spiking::capacity::Exchange;
@@ -21,6 +22,7 @@ pub(crate) fn run(args: &Planned, common: &Common, out: &mut Out) -> Outcome {
     if args.exchange == "host" {
         options.exchange = Exchange::Host;
     }
+    options.replicas = replicas(&args.side, &config)?;
     let report = capacity(&config, &options)?;
     report.notes.iter().for_each(|text| note(common.quiet, text));
     if !is_stdout(json) {

@@ -1,11 +1,13 @@
 //! `chronaxie simulate CONFIG`: a spiking network from its configuration to its folder.
 
-use crate::args::{Common, Simulate};
+use crate::args::{Common, Side, Simulate};
 use crate::output::{Out, is_stdout, json_can_be_written, note, table, write_json};
 use crate::progress::Terminal;
 use crate::{Outcome, provenance};
 use chronaxie::config::Config;
-use chronaxie::simulate::{PartsOptions, Report, RunOptions, join, resolved, run as simulate};
+use chronaxie::simulate::{
+    MOST_REPLICAS, PartsOptions, Report, RunOptions, grid, join, resolved, run as simulate, seeds,
+};
 use chronaxie::train::default_out;
 use chronaxie::{Backend, Error, Result};
 use std::ffi::OsString;
@@ -67,16 +69,38 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     if options.parts.is_some() && options.backend == Backend::Auto {
         options.backend = Backend::Cpu;
     }
+    options.replicas = replicas(&args.side, &config)?;
     options.provenance = provenance();
     let report = simulate(&config, &options, &Terminal::new(common.quiet))?;
     if !is_stdout(json) {
-        rows(&report).iter().chain(&weights(&report)).for_each(|line| note(common.quiet, line));
+        rows(&report)
+            .iter()
+            .chain(&weights(&report))
+            .chain(&several(&report))
+            .for_each(|line| note(common.quiet, line));
     }
     match json {
         // The object is what a run ends with; a file gets it besides.
         None => write_json(Some("-".as_ref()), &report, out),
         Some(_) => write_json(json, &report, out),
     }
+}
+
+/// What each of several networks side by side overrides; nothing for one.
+pub(crate) fn replicas(side: &Side, config: &Config) -> Result<Vec<Vec<String>>> {
+    let own = match (side.replicas, &side.seeds) {
+        (Some(count), _) => seeds(config, count)?,
+        (None, Some(list)) => list.0.clone(),
+        (None, None) if side.grid.is_empty() => return Ok(Vec::new()),
+        (None, None) => Vec::new(),
+    };
+    let counts = side.grid.iter().map(|(_, values)| values.0.len());
+    let all = counts.fold(own.len().max(1), usize::saturating_mul);
+    if all > MOST_REPLICAS {
+        return Err(Error::config(format!("{all} networks side by side are more than {MOST_REPLICAS}")));
+    }
+    let values: Vec<_> = side.grid.iter().map(|(key, values)| (key.clone(), values.0.clone())).collect();
+    Ok(grid(&own, &values))
 }
 
 /// How the network is shared out.
@@ -121,6 +145,20 @@ fn weights(report: &Report) -> Vec<String> {
     let headings =
         ["projection", "synapses", "mean", "sd", "5 %", "median", "95 %", "mean now", "sd", "5 %", "median", "95 %"];
     table(&headings, &rows, 1)
+}
+
+/// What each of several networks came to.
+fn several(report: &Report) -> Vec<String> {
+    if report.replicas.is_empty() {
+        return Vec::new();
+    }
+    let row = |(k, r): (usize, &chronaxie::simulate::ReplicaReport)| {
+        let rate = r.spikes as f64 / (r.cells.max(1) as f64 * r.model_ms * 1e-3);
+        let folder = r.out.file_name().map(|name| name.to_string_lossy().into_owned());
+        vec![format!("#{k}"), r.spikes.to_string(), format!("{rate:.3}"), folder.unwrap_or_default()]
+    };
+    let rows: Vec<Vec<String>> = report.replicas.iter().enumerate().map(row).collect();
+    table(&["replica", "spikes", "rate Hz", "folder"], &rows, 1)
 }
 
 /// The statistics of each population, with what others measured beside them.

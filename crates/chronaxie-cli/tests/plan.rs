@@ -149,3 +149,15 @@ fn what_makes_no_sense_is_refused() {
     let r = report(&[&learns[..], &["--gpus", "2"]].concat());
     assert!(r.to_string().contains("synapses that change were measured on one GPU alone"), "{r}");
 }
+
+#[test]
+fn replicas_take_the_memory_of_all() {
+    let file = example("network.toml");
+    let one = report(&[&file, "--gpu", "h200", "--gpus", "1", "--rates", "E=5,I=5", "--set", "population.0.size=3200"]);
+    let set = "population.0.size=3200";
+    let four = report(&[&file, "--gpu", "h200", "--gpus", "1", "--rates", "E=5,I=5", "--set", set, "--replicas", "4"]);
+    let times = |field: &str| four[field].as_f64().unwrap() / one[field].as_f64().unwrap();
+    assert_eq!((times("cells"), times("synapses")), (4.0, 4.0));
+    let memory = |r: &Value| r["estimates"][0]["run_bytes"].as_f64().unwrap();
+    assert!(memory(&four) > 3.0 * memory(&one), "{} {}", memory(&four), memory(&one));
+}

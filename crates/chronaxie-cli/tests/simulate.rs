@@ -142,3 +142,57 @@ fn a_network_is_profiled_part_by_part() {
     refuses(&["profile", "ltc", "--set", "a=1"], "--set a=1: a family has no configuration");
     refuses(&["profile", EXAMPLE, "--set", "population.0.sise=1"], "did you mean size?");
 }
+
+#[test]
+fn replicas_have_the_spikes_of_runs_of_their_own() {
+    let (all, lone) = (scratch("replicas"), scratch("lone"));
+    let (all, lone) = (all.to_str().unwrap(), lone.to_str().unwrap());
+    let base = [
+        "simulate",
+        EXAMPLE,
+        "--scale",
+        "0.02",
+        "--duration",
+        "200ms",
+        "--backend",
+        "cpu",
+        "--set",
+        "simulation.discard=50ms",
+    ];
+    let run = |more: &[&str]| {
+        let o = chronaxie(&[&base[..], more].concat());
+        assert!(o.status.success(), "{}", text(&o.stderr));
+        (serde_json::from_slice::<Value>(&o.stdout).unwrap(), text(&o.stderr).to_owned())
+    };
+    let (report, said) = run(&["--seeds", "7,3-4", "--out", all]);
+    assert!(said.contains("3 replicas") && said.contains("seed-3") && said.contains("L6I#2"), "{said}");
+    let replicas = report["replicas"].as_array().unwrap();
+    assert_eq!(replicas.iter().map(|r| r["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [7, 3, 4]);
+    let (want, _) = run(&["--seed", "3", "--out", lone]);
+    assert!(want["replicas"].is_null() && want["spikes"].as_u64() > Some(100));
+    for field in ["spikes", "spikes_sha256", "rates_hz", "populations", "cells"] {
+        assert_eq!(replicas[1][field], want[field], "{field}");
+    }
+    let files = [all.to_owned() + "/seed-3", lone.to_owned()].map(|f| std::fs::read(f + "/spikes.parquet").unwrap());
+    assert!(files[0] == files[1]);
+    for folder in [all, lone] {
+        let _ = std::fs::remove_dir_all(folder);
+    }
+    let simulate = |more: &[&'static str]| [&["simulate", EXAMPLE], more].concat();
+    refuses(&simulate(&["--replicas", "0"]), "0 is not in 1..=4096");
+    refuses(&simulate(&["--seeds", "5,5", "--scale", "0.02"]), "replicas 0 and 1 are both seed-5");
+    refuses(&simulate(&["--seeds", "8-5"]), "`8-5` is neither a seed nor a range");
+    refuses(&simulate(&["--seeds", "1-4096,5000"]), "more than 4096 seeds");
+    refuses(&simulate(&["--seeds", "18446744073709551616"]), "is neither a seed nor a range");
+    let last = "18446744073709551615";
+    refuses(&simulate(&["--seed", last, "--replicas", "2"]), "2 replicas from seed 18446744073709551615 on");
+    refuses(&simulate(&["--seeds", "1,2", "--grid", "simulation.seed=1,2"]), "replica 0 sets simulation.seed twice");
+    refuses(&simulate(&["--seeds", "1,2", "--seed", "3"]), "cannot be used with");
+    refuses(&simulate(&["--replicas", "2", "--parts", "2"]), "cannot be used with");
+    refuses(&simulate(&["--grid", "simulation.seed"]), "is not KEY=VALUES");
+    refuses(&simulate(&["--replicas", "4000", "--grid", "a=1,2"]), "8000 networks side by side are more than 4096");
+    refuses(
+        &simulate(&["--grid", "simulation.duration=100,200", "--scale", "0.02"]),
+        "networks side by side have the same",
+    );
+}

@@ -30,7 +30,7 @@ impl Part {
         method: String,
     ) -> PyResult<Self> {
         let made = py.detach(|| -> Result<simulate::HeldPart> {
-            simulate::HeldPart::open(settings_of(text, path, tables, &overrides)?, part, parts, &method)
+            simulate::HeldPart::open(settings_of(text, path, tables, &overrides, &[])?, part, parts, &method)
         });
         py_result(py, made).map(Self)
     }

@@ -59,7 +59,7 @@ impl Session {
     /// Builds the network of a description, JSON or a file, with the tables that it names.
     #[new]
     #[expect(clippy::too_many_arguments)]
-    #[pyo3(signature = (text, path, tables, overrides, backend, gpus=None, method="auto"))]
+    #[pyo3(signature = (text, path, tables, overrides, backend, gpus=None, method="auto", replicas=Vec::new()))]
     fn new(
         py: Python<'_>,
         text: Option<String>,
@@ -69,10 +69,11 @@ impl Session {
         backend: String,
         gpus: Option<usize>,
         method: &str,
+        replicas: Vec<Vec<String>>,
     ) -> PyResult<Self> {
         let signals = Signals::default();
         let work = || -> Result<simulate::Session> {
-            let settings = settings_of(text, path, tables, &overrides)?;
+            let settings = settings_of(text, path, tables, &overrides, &replicas)?;
             simulate::Session::open_on(settings, backend.parse::<Backend>()?, gpus, method, &signals)
         };
         let result = py.detach(work);
@@ -88,6 +89,11 @@ impl Session {
     #[getter]
     fn populations<'py>(&self, py: Python<'py>) -> PyResult<Vec<Population<'py>>> {
         columns_of(py, &self.0.facts().populations)
+    }
+    /// The first population of each of several networks side by side.
+    #[getter]
+    fn replicas(&self) -> Vec<usize> {
+        self.0.facts().replicas.clone()
     }
     /// `(source, target)` of each projection.
     #[getter]
@@ -205,6 +211,7 @@ pub(crate) fn settings_of(
     path: Option<PathBuf>,
     tables: Vec<Table>,
     overrides: &[String],
+    replicas: &[Vec<String>],
 ) -> Result<Settings> {
     let mut config = parsed(text, path)?;
     overrides.iter().try_for_each(|assignment| config.set(assignment))?;
@@ -212,7 +219,8 @@ pub(crate) fn settings_of(
     for (name, columns) in tables {
         files = files.with(name, columns.into_iter().map(|(name, b)| (name, doubles(&b))).collect());
     }
-    read_with(&config, &files)
+    let read = |config: &Config| read_with(config, &files);
+    if replicas.is_empty() { read(&config) } else { simulate::described(&config, replicas, &read) }
 }
 
 fn parsed(text: Option<String>, path: Option<PathBuf>) -> Result<Config> {

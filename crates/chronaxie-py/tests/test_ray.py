@@ -81,6 +81,21 @@ def test_a_run_of_a_sweep_is_that_of_one_process(tmp_path):
         _sweep._run(network(), {}, 50.0, 60.0, "cpu", 1)
 
 
+def test_runs_side_by_side_are_those_of_one_process():
+    points = [{"simulation.seed": 5}, {"simulation.seed": 6}, {"simulation.seed": 9}]
+    made = _sweep._runs(network(), points, 50.0, 10.0, "cpu", 1)
+    for row, point in zip(made, points):
+        want = _sweep._run(network(), point, 50.0, 10.0, "cpu", 1)
+        times = {"wall_ms", "build_ms", "real_time_factor"}
+        assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in want.items() if k not in times}
+        assert list(row) == list(want) and row["spikes"] > 0
+    assert _sweep._runs(network(), points[:1], 50.0, 10.0, "cpu", 1)[0]["spikes_sha256"] == made[0]["spikes_sha256"]
+    with pytest.raises(chronaxie.ConfigError, match="discard = 60.0 ms is not between 0 and the duration of 50.0 ms"):
+        _sweep._runs(network(), points, 50.0, 60.0, "cpu", 1)
+    with pytest.raises(chronaxie.ConfigError, match="together = 0 is not at least 1"):
+        on_ray.sweep(network(), points, out="nowhere", together=0)
+
+
 def test_without_ray_there_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(chronaxie.BackendUnavailableError, match="sweep needs Ray, which is not installed: pip install 'ray"):

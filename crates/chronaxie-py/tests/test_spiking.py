@@ -468,3 +468,38 @@ def test_gpus_share_a_network(backend):
     want = net.build("cpu").run(100.0)
     for gpus in range(1, min(len(chronaxie.devices()["cuda"]), 2) + 1):
         assert same(spiking.simulate(net, 100.0, gpus=gpus, method="index"), want)
+
+
+def test_networks_side_by_side_are_each_its_own(tmp_path, backend):
+    net = balanced(arrays=True)
+    with pytest.raises(chronaxie.ConfigError, match="0 networks cannot run side by side"):
+        net.build(backend, seeds=[])
+    with pytest.raises(chronaxie.ConfigError, match="replicas 0 and 1 are both seed-5"):
+        net.build(backend, seeds=[5, 5])
+    with pytest.raises(chronaxie.ConfigError, match="is not a list of values"):
+        net.build(backend, grid={"drive.0.rate": 8.0})
+    sim = net.build(backend, seeds=[5, 6], grid={"drive.0.rate": np.array([8.0, 8.5])})
+    assert [r.set["simulation.seed"] for r in sim.replicas] == [5, 5, 6, 6]
+    assert [p.name for p in sim.populations][:4] == ["E#0", "I#0", "E#1", "I#1"]
+    first = sim.run(120.0)
+    saved = sim.save(tmp_path / "state")
+    spikes = sim.run(80.0)
+    for k, replica in enumerate(sim.replicas):
+        lone = balanced(replica.set["simulation.seed"], arrays=True)
+        lone._set = [f"drive.0.rate={replica.set['drive.0.rate']}"]
+        own = lone.build(backend)
+        assert same(own.run(120.0), first.replica(k))
+        want = own.run(80.0)
+        assert same(want, spikes.replica(k)) and len(want) > 1000
+        assert want.names == spikes.replica(k).names and want.rates() == spikes.replica(k).rates()
+        for name, column in own.state("E").items():
+            assert np.array_equal(column, sim.state(f"E#{k}")[name], equal_nan=True)
+    with pytest.raises(chronaxie.ConfigError, match="replica 4: there are 4"):
+        spikes.replica(4)
+    again = net.build(backend, seeds=[5, 6], grid={"drive.0.rate": [8.0, 8.5]}, resume=saved)
+    assert same(again.run(80.0), spikes)
+    with pytest.raises(chronaxie.CheckpointError, match="another network"):
+        net.build(backend, seeds=[5, 7], grid={"drive.0.rate": [8.0, 8.5]}, resume=saved)
+    grid = [{"simulation.seed": 5}, {"simulation.seed": 6}]
+    both = spiking.simulate(net, 50.0, backend=backend, grid=grid)
+    assert same(both.replica(0), spiking.simulate(net, 50.0, backend=backend))

@@ -129,6 +129,10 @@ pub struct NetworkRecord {
     pub rates_hz: BTreeMap<String, f64>,
     /// Wall time over model time, of the median.
     pub real_time_factor: Option<f64>,
+    /// Networks side by side, of which the other figures are together.
+    pub replicas: usize,
+    /// Wall time over the model time of all of them.
+    pub real_time_factor_per_replica: Option<f64>,
 }
 
 /// What does not change within one run of `bench`.

@@ -1,6 +1,6 @@
 //! How many GPUs a network wants, from its configuration.
 
-use super::RATE_HZ;
+use super::{RATE_HZ, described};
 use crate::config::{Config, nearest};
 use crate::spiking::capacity::{Activity, Card, Estimate, Exchange, estimate};
 use crate::spiking::models::Kind;
@@ -30,13 +30,16 @@ pub struct CapacityOptions {
     pub rates_hz: Vec<(String, f64)>,
     /// How cards of a machine tell each other what fired.
     pub exchange: Exchange,
+    /// What each of several networks side by side overrides; nothing for one network.
+    pub replicas: Vec<Vec<String>>,
 }
 
 impl CapacityOptions {
     /// So many of the cards of that name.
     pub fn new(gpu: impl Into<String>, gpus: impl Into<Vec<usize>>) -> Self {
         let (gpu, gpus) = (gpu.into(), gpus.into());
-        Self { gpu, constants: None, gpus, rate_hz: None, rates_hz: Vec::new(), exchange: Exchange::Peers }
+        let (constants, rate_hz, rates_hz, replicas) = (None, None, Vec::new(), Vec::new());
+        Self { gpu, constants, gpus, rate_hz, rates_hz, exchange: Exchange::Peers, replicas }
     }
 }
 
@@ -86,23 +89,30 @@ fn rates(plan: &Plan, options: &CapacityOptions, notes: &mut Vec<String>) -> Res
     let populations = &plan.network.populations;
     let mut all = partition::rates(plan, options.rate_hz.unwrap_or(RATE_HZ), options.rate_hz.is_some());
     for (name, rate) in &options.rates_hz {
-        let Some(p) = populations.iter().position(|p| p.name == *name) else {
-            let names = || populations.iter().map(|p| p.name.as_str());
+        // Of each of several networks side by side.
+        let own = |p: &usize| plan.network.own_name(*p) == name || populations[*p].name == *name;
+        let own: Vec<usize> = (0..populations.len()).filter(own).collect();
+        if own.is_empty() {
+            let first = plan.network.populations_of(0);
+            let names = || first.clone().map(|p| plan.network.own_name(p));
             let near = nearest(name, names()).map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
             let what = format!(
                 "a rate is given for `{name}`, but the populations are {}{near}",
                 names().collect::<Vec<_>>().join(", ")
             );
             return Err(Error::config(what));
-        };
-        all[p] = *rate;
+        }
+        own.into_iter().for_each(|p| all[p] = *rate);
     }
-    let assumed: Vec<&str> = populations
+    let mut assumed: Vec<&str> = populations
         .iter()
-        .filter(|p| p.model.kind() == Kind::Dynamics && p.reference.rate_hz.is_none() && options.rate_hz.is_none())
-        .map(|p| p.name.as_str())
+        .enumerate()
+        .filter(|(_, p)| p.model.kind() == Kind::Dynamics && p.reference.rate_hz.is_none() && options.rate_hz.is_none())
+        .map(|(i, _)| plan.network.own_name(i))
         .filter(|name| options.rates_hz.iter().all(|(n, _)| n != name))
         .collect();
+    let mut known = std::collections::HashSet::new();
+    assumed.retain(|name| known.insert(*name));
     if !assumed.is_empty() {
         notes.push(format!(
             "the description has no rates of {}: {RATE_HZ} Hz is assumed; --rate and --rates say others",
@@ -128,7 +138,7 @@ pub fn capacity(config: &Config, options: &CapacityOptions) -> Result<CapacityRe
             card
         }
     };
-    let settings = read(config)?;
+    let settings = described(config, &options.replicas, &read)?;
     let mut notes = settings.notes;
     let plan = Plan::new(settings.network)?;
     let activity = Activity::new(&plan, rates(&plan, options, &mut notes)?);

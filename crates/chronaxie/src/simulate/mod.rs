@@ -8,10 +8,14 @@ mod capacity;
 mod changes;
 mod gpus;
 mod held;
+mod kept;
 mod partition;
 mod parts;
 mod pictures;
 mod profile;
+mod replicas;
+#[cfg(test)]
+mod replicas_tests;
 mod run;
 mod session;
 #[cfg(test)]
@@ -26,6 +30,7 @@ pub use held::{HeldFacts, HeldPart};
 pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
 pub use parts::{PartsOptions, RATE_HZ, join};
 pub use profile::{NetworkReport, StepPart, is_network, profile, profile_case, refuse_case};
-pub use run::{PopulationReport, Report, RunOptions, WeightReport, resolved, run};
+pub use replicas::{MOST_REPLICAS, described, grid, seeds};
+pub use run::{PopulationReport, ReplicaReport, Report, RunOptions, WeightReport, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};
 pub use steer::checkpoint;

@@ -1,17 +1,17 @@
 //! One simulation, from a configuration to a folder.
 
 use super::gpus::{check_method, devices, on_gpus, words};
+use super::kept::{Kept, require_logged};
 use super::parts::{PartsOptions, Team};
-use super::pictures;
+use super::replicas::{Described, One};
 use crate::bench::Provenance;
 use crate::config::Config;
 use crate::data::sha256_hex;
 use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
-use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::{Settings, read};
-use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, pace};
+use crate::spiking::record::SpikeHash;
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, by_replica, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -23,8 +23,6 @@ use std::time::{Instant, SystemTime};
 
 /// The checkpoint in a run's folder.
 const STATE: &str = "checkpoint/state.bin";
-/// The spikes so far, in a run's folder.
-const LOG: &str = "checkpoint/spikes.log";
 
 /// Where and how to run a configuration.
 #[derive(Debug, Clone)]
@@ -42,6 +40,9 @@ pub struct RunOptions {
     pub resume: bool,
     /// How the network is shared out among processes, if it is.
     pub parts: Option<PartsOptions>,
+    /// What each of several networks side by side overrides, as of `simulation.seed=5` ([`grid`](super::grid)); nothing for one
+    /// network.
+    pub replicas: Vec<Vec<String>>,
     /// The program's arguments, for `run.json`.
     pub arguments: Vec<String>,
     /// What is known of the build, for `run.json`.
@@ -54,7 +55,8 @@ impl RunOptions {
         let provenance = Provenance::default();
         let (out, backend) = (out.into(), Backend::Auto);
         let (gpus, method, parts) = (None, "auto".into(), None);
-        Self { out, backend, gpus, method, resume: false, parts, arguments: Vec::new(), provenance }
+        let (replicas, arguments) = (Vec::new(), Vec::new());
+        Self { out, backend, gpus, method, resume: false, parts, replicas, arguments, provenance }
     }
     /// From the checkpoint at `path`: the file, or the folder of its run.
     ///
@@ -118,7 +120,38 @@ pub struct Report {
     pub populations: Vec<PopulationReport>,
     /// The weights that change, from population to population, at the start of the run and now; empty where none does.
     pub weights: Vec<WeightReport>,
+    /// Each of several networks side by side; the populations of all are then called `NAME#K`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<ReplicaReport>,
     /// The folder of the run.
+    pub out: PathBuf,
+}
+
+/// What one of several networks side by side came to: what a run of its own would have.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ReplicaReport {
+    /// What it overrides.
+    pub set: Vec<String>,
+    /// The seed.
+    pub seed: u64,
+    /// Model time, ms.
+    pub model_ms: f64,
+    /// All spikes.
+    pub spikes: u64,
+    /// As of a [`Report`].
+    pub spikes_sha256: String,
+    /// Mean rate of each population after `discard_ms`.
+    pub rates_hz: BTreeMap<String, f64>,
+    /// Left out of rates and statistics, ms.
+    pub discard_ms: f64,
+    /// How many cells.
+    pub cells: u64,
+    /// What was measured of each population.
+    pub populations: Vec<PopulationReport>,
+    /// As of a [`Report`].
+    pub weights: Vec<WeightReport>,
+    /// Its folder.
     pub out: PathBuf,
 }
 
@@ -132,6 +165,17 @@ pub struct WeightReport {
     pub before: Weights,
     /// At its end.
     pub after: Weights,
+}
+
+impl WeightReport {
+    /// Under the names of replica `k`, where it is that one's.
+    fn of_replica(&self, k: usize) -> Option<Self> {
+        let own = format!("#{k}");
+        let (source, target) = self.projection.split_once(" -> ")?;
+        let projection = format!("{} -> {}", source.strip_suffix(&own)?, target.strip_suffix(&own)?);
+        let named = |of: &Weights| Weights { projection: projection.clone(), ..of.clone() };
+        Some(Self { before: named(&self.before), after: named(&self.after), projection })
+    }
 }
 
 /// One population of a [`Report`].
@@ -174,7 +218,8 @@ pub fn resolved(config: &Config) -> Result<String> {
 /// `Config` and `Data` with file and line, `Checkpoint` for one that does not fit, `OutOfMemory` before anything is
 /// allocated, `Io` where recording fails (what was recorded before is intact), `Interrupted`.
 pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Result<Report> {
-    let settings = read(config)?;
+    let described = Described::new(config, &options.replicas, &read)?;
+    let settings = &described.settings;
     settings.notes.iter().for_each(|note| progress.log(note));
     let (device, cards, why) = devices(options.backend, options.gpus)?;
     why.iter().for_each(|why| progress.log(why));
@@ -184,13 +229,20 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     if options.parts.is_some() && !matches!(device, Device::Cpu) {
         return Err(Error::config(format!("parts are processes on CPUs, not on {}; --backend cpu", device.place())));
     }
+    if options.parts.is_some() && !described.replicas.is_empty() {
+        let count = described.replicas.len();
+        return Err(Error::config(format!("{count} networks side by side are one process, which has no parts")));
+    }
     let folder = RunFolder::open(&options.out, options.resume)?;
-    let config_text = config.resolved();
     let plan = Plan::new(settings.network.clone())?;
     let checkpoint = if options.resume { Some(load(&folder, &plan.network)?) } else { None };
     let since = Instant::now();
     progress.start("build", 0);
-    let note = format!("{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
+    let several = match described.replicas.len() {
+        0 => String::new(),
+        n => format!("{n} replicas, "),
+    };
+    let note = format!("{several}{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
     progress.advance(0, &note);
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
     let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, progress)).transpose()?;
@@ -207,7 +259,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     progress.log(&format!(
-        "built {} cells and {} synapses in {:.2} s; {}",
+        "built {several}{} cells and {} synapses in {:.2} s; {}",
         plan.cells(),
         engine.synapses(),
         build_ms / 1e3,
@@ -216,50 +268,53 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
 
     let begun = engine.weights()?;
     folder.create()?;
+    if let Some(c) = &checkpoint {
+        engine.restore(&c.state)?;
+        require_logged(settings.record, c.hash.spikes(), c.logged)?;
+        progress.log(&format!("resumed at {:.1} ms", c.state.step as f64 * plan.network.dt_ms));
+    }
+    let mut kept = Vec::new();
+    let step = engine.step();
+    if described.replicas.is_empty() {
+        let all = plan.network.populations.len();
+        let before = checkpoint
+            .as_ref()
+            .map_or_else(|| (SpikeHash::default(), vec![0; all]), |c| (c.hash.clone(), c.counts.clone()));
+        kept.push(Kept::open(settings, folder.clone(), 0, step, before)?);
+    }
+    for (k, one) in described.replicas.iter().enumerate() {
+        let own = plan.network.populations_of(k);
+        let before = match &checkpoint {
+            Some(c) => (c.replicas[k].clone(), c.counts[own.clone()].to_vec()),
+            None => (SpikeHash::default(), vec![0; own.len()]),
+        };
+        let folder = RunFolder::open(folder.file(&one.name), true)?;
+        kept.push(Kept::open(&one.settings, folder, own.start, step, before)?);
+        kept[k].folder.write("config.toml", &one.text)?;
+    }
     let mut run = Run {
-        settings: &settings,
+        settings,
+        replicas: &described.replicas,
         plan: &plan,
         folder: &folder,
-        hash: SpikeHash::default(),
-        log: None,
-        traces: Vec::new(),
-        counts: vec![0; plan.network.populations.len()],
+        hash: checkpoint.as_ref().map(|c| c.hash.clone()).unwrap_or_default(),
+        lists: vec![Vec::new(); kept.len()],
+        kept,
         gpus: cards.len(),
         method,
         begun,
         reached: 0,
         wall: 0.0,
     };
-    if let Some(c) = &checkpoint {
-        engine.restore(&c.state)?;
-        run.hash = c.hash.clone();
-        run.counts.clone_from(&c.counts);
-        progress.log(&format!("resumed at {:.1} ms", c.state.step as f64 * plan.network.dt_ms));
-    }
-    if settings.record {
-        let keep = checkpoint.as_ref().map_or(0, |c| c.logged);
-        if run.hash.spikes() != keep {
-            return Err(Error::checkpoint(
-                "the run was begun with --record none, so its spikes cannot be recorded now",
-            ));
-        }
-        run.log = Some(SpikeLog::open(&folder.file(LOG), keep)?);
-    }
-    for (i, recorder) in settings.recorders.iter().enumerate() {
-        run.traces.push(TraceLog::open(&folder.file(&format!("checkpoint/traces-{i}.log")), recorder, engine.step())?);
-    }
-    folder.write("config.toml", &config_text)?;
+    folder.write("config.toml", &described.text)?;
     let mut record = RunRecord::new("simulate", options.arguments.clone(), &options.provenance, &device);
-    record.config_sha256 = sha256_hex(config_text.as_bytes());
+    record.config_sha256 = sha256_hex(described.text.as_bytes());
     record.seed = plan.network.seed;
     record.start = utc(SystemTime::now());
-    folder.write("run.json", record.to_json()?)?;
+    run.write_records(&record, None)?;
     let first = engine.step();
     let result = run.all(&mut *engine, progress).and_then(|()| run.finish(&*engine, first, build_ms, &device));
-    if let Some(log) = run.log.as_ref().filter(|log| !log.fits_npz()) {
-        let count = log.count();
-        progress.log(&format!("{count} spikes are beyond the 4 GiB of an .npz file: they are in spikes.parquet alone"));
-    }
+    run.kept.iter().filter_map(Kept::note).for_each(|note| progress.log(&note));
     record.end = Some(utc(SystemTime::now()));
     match &result {
         Ok(report) => {
@@ -272,21 +327,24 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
             record.error = Some(e.to_string());
         }
     }
-    folder.write("run.json", record.to_json()?)?;
+    run.write_records(&record, result.as_ref().ok())?;
     result
 }
 
 struct Run<'a> {
     settings: &'a Settings,
+    /// Nothing for one network.
+    replicas: &'a [One],
     plan: &'a Plan,
     folder: &'a RunFolder,
+    /// Of all spikes of several networks.
     hash: SpikeHash,
-    log: Option<SpikeLog>,
-    traces: Vec<TraceLog>,
+    /// Of the network, or of each of several, and the spikes of each that are not booked yet.
+    kept: Vec<Kept<'a>>,
+    lists: Vec<Vec<Spike>>,
     gpus: usize,
     /// How they share the network, where there are several.
     method: Option<&'static str>,
-    counts: Vec<u64>,
     /// The weights that change, at the start.
     begun: Vec<Weights>,
     /// The engine's next step.
@@ -313,9 +371,15 @@ fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {
     let path = folder.file(STATE);
     let bytes = std::fs::read(&path).map_err(|e| Error::checkpoint(format!("cannot read {}: {e}", path.display())))?;
     let c = Checkpoint::from_bytes(&bytes, &path)?;
-    if c.fingerprint != fingerprint(network) || c.counts.len() != network.populations.len() {
+    let counts = [c.counts.len(), c.replicas.len()];
+    if c.fingerprint != fingerprint(network) || counts != [network.populations.len(), network.replicas.len()] {
+        let what = match (network.replicas.len(), c.replicas.len()) {
+            (own, other) if own != other => format!("it is of {other} replicas, and these are {own}"),
+            (0, _) => "it is of another network".into(),
+            _ => "it is of another network, or of other replicas".into(),
+        };
         return Err(Error::checkpoint(format!(
-            "{}: it is of another network; compare config.toml beside it with --print-config",
+            "{}: {what}; compare config.toml beside it with --print-config",
             path.display()
         )));
     }
@@ -359,7 +423,7 @@ impl Run<'_> {
                 return Err(Error::new(ErrorKind::Interrupted, what));
             }
             let until = every.map_or(end, |every| (engine.step() / every + 1) * every).min(end);
-            let until = self.traces.iter().map(|t| t.next(engine.step())).fold(until, u64::min);
+            let until = self.kept.iter().filter_map(|kept| kept.next_sample(engine.step())).fold(until, u64::min);
             let since = Instant::now();
             let steps = pace::next(chunk, until - engine.step(), until == end, least);
             // The spikes of the chunk before are booked while this one runs.
@@ -371,9 +435,7 @@ impl Run<'_> {
             booked?;
             ran?;
             self.reached = engine.step();
-            for trace in &mut self.traces {
-                trace.sample(self.plan, engine)?;
-            }
+            self.kept.iter_mut().try_for_each(|kept| kept.sample(self.plan, engine))?;
             let fired = spikes.len();
             std::mem::swap(&mut spikes, &mut waiting);
             let saves = every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end;
@@ -385,7 +447,12 @@ impl Run<'_> {
             chunk = pace::adapt(chunk, steps, took);
             let ms = engine.step() as f64 * dt;
             let done = (engine.step() - begun) as f64 * dt;
-            let note = format!("real-time factor {:.3}, {:.0} spikes/s", self.wall * 1e3 / done, fired as f64 / took);
+            let several = match self.replicas.len() {
+                0 => String::new(),
+                n => format!("{n} replicas, "),
+            };
+            let factor = self.wall * 1e3 / done;
+            let note = format!("{several}real-time factor {factor:.3}, {:.0} spikes/s", fired as f64 / took);
             progress.advance(ms as u64, &note);
             if saves {
                 self.save(engine)?;
@@ -397,12 +464,18 @@ impl Run<'_> {
 
     /// Hashes, counts and records spikes, in order, and forgets them.
     fn book(&mut self, spikes: &mut Vec<Spike>, discard: u64) -> Result<()> {
-        self.hash.add(spikes);
-        for spike in spikes.iter().filter(|s| s.step >= discard) {
-            let p = self.plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
-            self.counts[p] += 1;
-        }
-        let logged = self.log.as_mut().map_or(Ok(()), |log| log.add(spikes));
+        let logged = if self.replicas.is_empty() {
+            self.kept[0].book(spikes, &self.plan.first, discard)
+        } else {
+            self.hash.add(spikes);
+            by_replica(&self.plan.network, spikes, &mut self.lists);
+            let book = |(kept, list): (&mut Kept<'_>, &mut Vec<Spike>)| {
+                let booked = kept.book(list, &kept.network.first_cells(), discard);
+                list.clear();
+                booked
+            };
+            self.kept.iter_mut().zip(&mut self.lists).map(book).fold(Ok(()), Result::and)
+        };
         spikes.clear();
         // What was there before the chunk is whole; the checkpoint before it still fits.
         logged.inspect_err(|_| {
@@ -411,87 +484,84 @@ impl Run<'_> {
     }
 
     fn save(&self, engine: &dyn Engine) -> Result<()> {
-        if let Some(log) = &self.log {
-            log.sync()?;
-        }
+        self.kept.iter().try_for_each(Kept::sync)?;
+        let hashes = self.kept.iter().map(|kept| kept.hash.clone());
+        let replicas = if self.replicas.is_empty() { Vec::new() } else { hashes.collect() };
         let checkpoint = Checkpoint {
             fingerprint: fingerprint(&self.plan.network),
             state: engine.state()?,
-            hash: self.hash.clone(),
-            logged: self.log.as_ref().map_or(0, SpikeLog::count),
-            counts: self.counts.clone(),
+            hash: self.all_hash().clone(),
+            replicas,
+            logged: self.kept.iter().map(Kept::logged).sum(),
+            counts: self.kept.iter().flat_map(|kept| &kept.counts).copied().collect(),
         };
         self.folder.write(STATE, checkpoint.to_bytes())
     }
 
+    /// The hash of all spikes.
+    fn all_hash(&self) -> &SpikeHash {
+        if self.replicas.is_empty() { &self.kept[0].hash } else { &self.hash }
+    }
+
     fn export(&self) -> Result<()> {
-        let n = &self.plan.network;
-        // Each is tried: the disk may have room for one and not for another.
-        let traces = match self.traces.is_empty() {
-            true => Ok(()),
-            false => traces::export(&self.traces, &self.folder.file("traces.npz"), self.plan),
-        };
-        let Some(log) = &self.log else { return traces };
-        let parquet = log.export_parquet(&self.folder.file("spikes.parquet"), n, self.reached);
-        let npz = match log.fits_npz() {
-            true => log.export(&self.folder.file("spikes.npz"), n, self.reached),
-            false => Ok(()),
-        };
-        traces.and(parquet).and(npz)
+        self.kept.iter().map(|kept| kept.export(self.plan, self.reached)).fold(Ok(()), Result::and)
+    }
+
+    /// `run.json` of the run, and of each of several networks, whose reports are those of `report`.
+    fn write_records(&self, record: &RunRecord, report: Option<&Report>) -> Result<()> {
+        for (k, (one, kept)) in self.replicas.iter().zip(&self.kept).enumerate() {
+            let mut own = record.clone();
+            own.config_sha256 = sha256_hex(one.text.as_bytes());
+            own.seed = one.settings.network.seed;
+            own.result = report.and_then(|r| r.replicas.get(k)).and_then(|r| serde_json::to_value(r).ok());
+            kept.folder.write("run.json", own.to_json()?)?;
+        }
+        self.folder.write("run.json", record.to_json()?)
     }
 
     fn finish(&self, engine: &dyn Engine, first: u64, build_ms: f64, device: &Device) -> Result<Report> {
         self.export()?;
         let n = &self.plan.network;
         let (end, discard) = (engine.step(), self.steps(self.settings.discard_ms));
-        let seconds = end.saturating_sub(discard) as f64 * n.dt_ms * 1e-3;
-        let statistics = match &self.log {
-            Some(log) => {
-                let mut gatherer = Gatherer::new(n, discard);
-                log.read(|spikes| {
-                    gatherer.add(spikes);
-                    Ok(())
-                })?;
-                gatherer.finish(end)
-            }
-            None => {
-                let rate = |i: usize| self.counts[i] as f64 / f64::from(n.populations[i].size) / seconds.max(1e-12);
-                (0..self.counts.len()).map(|i| Statistics { rate_hz: rate(i), ..Default::default() }).collect()
-            }
-        };
-        if let Some(log) = &self.log {
-            pictures::write(self.folder, n, log, &statistics, discard, end)?;
-        }
-        let populations: Vec<PopulationReport> = n
-            .populations
-            .iter()
-            .zip(&statistics)
-            .map(|(p, s)| PopulationReport {
-                name: p.name.clone(),
-                size: p.size,
-                rate_hz: s.rate_hz,
-                reference_rate_hz: p.reference.rate_hz,
-                cv: s.cv(),
-                reference_cv: p.reference.cv,
-                correlation: s.correlation(),
-                reference_correlation: p.reference.correlation,
-            })
-            .collect();
         let weights = self.begun.iter().zip(engine.weights()?);
         let weights = weights.map(|(before, after)| WeightReport {
             projection: after.projection.clone(),
             before: before.clone(),
             after,
         });
-        let weights = weights.collect();
+        let weights: Vec<WeightReport> = weights.collect();
+        let mut populations = Vec::new();
+        let mut replicas = Vec::new();
+        for (k, kept) in self.kept.iter().enumerate() {
+            let own = kept.populations([discard, end])?;
+            let Some(one) = self.replicas.get(k) else {
+                populations = own;
+                break;
+            };
+            let all = n.populations[n.populations_of(k)].iter().zip(&own);
+            populations.extend(all.map(|(p, own)| PopulationReport { name: p.name.clone(), ..own.clone() }));
+            replicas.push(ReplicaReport {
+                set: one.set.clone(),
+                seed: one.settings.network.seed,
+                model_ms: end as f64 * n.dt_ms,
+                spikes: kept.hash.spikes(),
+                spikes_sha256: kept.hash.hex(),
+                rates_hz: own.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),
+                discard_ms: self.settings.discard_ms,
+                cells: kept.network.cells(),
+                populations: own,
+                weights: weights.iter().filter_map(|w| w.of_replica(k)).collect(),
+                out: kept.folder.path().to_path_buf(),
+            });
+        }
         let steps = (end - first).max(1) as f64;
         let wall_ms = self.wall * 1e3;
         Ok(Report {
             model_ms: end as f64 * n.dt_ms,
             wall_ms,
             real_time_factor: wall_ms / (steps * n.dt_ms),
-            spikes: self.hash.spikes(),
-            spikes_sha256: self.hash.hex(),
+            spikes: self.all_hash().spikes(),
+            spikes_sha256: self.all_hash().hex(),
             build_ms,
             backend: device.place().to_string(),
             gpus: self.gpus,
@@ -507,6 +577,7 @@ impl Run<'_> {
             quantisation: self.plan.quantisation().iter().map(|q| q.relative_error).fold(0.0, f64::max),
             populations,
             weights,
+            replicas,
             out: self.folder.path().to_path_buf(),
         })
     }

@@ -33,6 +33,8 @@ pub struct Facts {
     pub duration_ms: f64,
     /// In the order of their cells' numbers.
     pub populations: Vec<PopulationFacts>,
+    /// The first population of each of several networks side by side; nothing for one network.
+    pub replicas: Vec<usize>,
     /// `(source, target)` of each projection.
     pub projections: Vec<(usize, usize)>,
     /// How many synapses.

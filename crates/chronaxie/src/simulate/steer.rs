@@ -134,6 +134,7 @@ fn facts(plan: &Plan, (engine, method): (&dyn Engine, Option<&str>), device: &De
         seed: n.seed,
         duration_ms: books.duration_ms,
         populations: populations(plan),
+        replicas: n.replicas.iter().map(|r| r.population).collect(),
         projections: n.projections.iter().map(|p| (p.source, p.target)).collect(),
         synapses: engine.synapses(),
         backend: device.place().to_string(),
@@ -291,6 +292,7 @@ impl Core<'_> {
             fingerprint: fingerprint(&self.books.described),
             state: self.engine.state()?,
             hash: self.books.hash.clone(),
+            replicas: Vec::new(),
             logged: 0,
             counts: Vec::new(),
         };

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod capacity;
 pub mod connect;
 pub mod draws;
+mod drives;
 pub mod math;
 pub mod metrics;
 pub mod models;

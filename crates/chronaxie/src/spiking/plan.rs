@@ -3,11 +3,12 @@
 
 use super::connect::Subset;
 use super::draws::{Purpose, Stream};
-use super::math;
 use super::models::{Kind, Model};
-use super::network::{Codes, Delay, Distribution, DriveKind, Network, Projection, Rule};
+use super::network::{Codes, Delay, Distribution, DriveKind, Key, Network, Projection, Rule};
 use super::plasticity::fixed::Learning;
 use crate::{Error, ErrorKind, Result};
+
+pub use super::drives::{PoissonTable, poisson_thresholds};
 
 /// The longest delay, in steps: a delay is stored in 16 bits.
 pub const MAX_DELAY: u32 = 65_535;
@@ -42,25 +43,6 @@ pub struct Efficacy {
     pub weight: Option<Codes>,
     /// Steps; `None` where they follow from distances or a list.
     pub delay: Option<Codes>,
-}
-
-/// Arrivals of a Poisson drive in a step: as many as there are thresholds that 32 uniform bits reach.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PoissonTable {
-    /// Index of the population that receives it.
-    pub target: usize,
-    /// Index of the port.
-    pub port: usize,
-    /// `2^32 P(count <= k)`.
-    pub thresholds: Vec<u32>,
-    /// An arrival's weight, in units.
-    pub code: i32,
-    /// From this step.
-    pub start: u64,
-    /// Until before this step.
-    pub stop: u64,
-    /// Names its draws.
-    pub owner: u32,
 }
 
 /// What the quantisation of a projection's weights costs.
@@ -402,38 +384,6 @@ impl Plan {
         Ok(Efficacy { weight: Some(weight), delay })
     }
 
-    fn tabulate_drives(&mut self) -> Result<()> {
-        let dt = self.network.dt_ms;
-        for (owner, d) in self.network.drives.iter().enumerate() {
-            let name = &self.network.populations[d.target].name;
-            let refuse = |what: String| Err(Error::config(format!("drive of {name}: {what}")));
-            match d.kind {
-                DriveKind::Poisson { rate_hz, weight, start_ms, stop_ms } => {
-                    let mean = rate_hz * dt * 1e-3;
-                    if !(mean >= 0.0 && weight.is_finite()) {
-                        return refuse(format!("a rate of {rate_hz} Hz and a weight of {weight} make no drive"));
-                    }
-                    let port = self.port(d.target, weight < 0.0);
-                    let Some(thresholds) = poisson_thresholds(mean) else {
-                        return refuse(format!(
-                            "{mean} arrivals a step are more than 500; use a DC current for the mean"
-                        ));
-                    };
-                    let code = (weight / self.units[d.target][port]).round() as i32;
-                    let step = |ms: f64| if ms >= 1e15 { u64::MAX } else { (ms / dt).round().max(0.0) as u64 };
-                    let (start, stop, owner) = (step(start_ms), step(stop_ms), owner as u32);
-                    self.poisson.push(PoissonTable { target: d.target, port, thresholds, code, start, stop, owner });
-                }
-                DriveKind::Dc { current } => {
-                    if !current.is_finite() || self.models[d.target].current().is_none() {
-                        return refuse(format!("{} takes no current of {current}", self.models[d.target].name()));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The parameters of each cell of `cells` of a population, with its DC drives: `[parameter][cell]`, or one cell for all
     /// where all have the same.
     ///
@@ -441,7 +391,7 @@ impl Plan {
     /// `Config`, where a cell's own parameters cannot be run.
     pub fn parameters<'s>(&self, population: usize, cells: impl Into<Subset<'s>>) -> Result<Vec<Vec<f64>>> {
         let cells = cells.into();
-        let p = &self.network.populations[population];
+        let (p, key) = (&self.network.populations[population], self.network.population_key(population));
         let dc: f64 = self.network.drives.iter().filter(|d| d.target == population).fold(0.0, |sum, d| match d.kind {
             DriveKind::Dc { current } => sum + current,
             DriveKind::Poisson { .. } => sum,
@@ -450,8 +400,8 @@ impl Plan {
         let count = if constants.is_some() { 1 } else { cells.len() };
         let mut values: Vec<Vec<f64>> = Vec::with_capacity(p.parameters.len());
         for (i, d) in p.parameters.iter().enumerate() {
-            let (owner, given) = (owner_of(population, i), p.given.parameter(i));
-            let value = |cell: u32| given.map_or_else(|| self.cell_value(d, owner, cell), |own| own[cell as usize]);
+            let (key, given) = (key.cells(i), p.given.parameter(i));
+            let value = |cell: u32| given.map_or_else(|| cell_value(d, key, cell), |own| own[cell as usize]);
             // What all cells have is asked for of none of them, since there may be none.
             let cell = |c: usize| if constants.is_some() { 0 } else { cells.at(c) };
             values.push((0..count).map(|c| value(cell(c))).collect());
@@ -478,6 +428,7 @@ impl Plan {
     pub fn initial<'s>(&self, population: usize, cells: impl Into<Subset<'s>>) -> Result<Vec<Vec<f64>>> {
         let cells = cells.into();
         let (p, model) = (&self.network.populations[population], self.models[population]);
+        let key = self.network.population_key(population);
         let parameters = self.parameters(population, cells)?;
         let full = p.model.variables();
         // A reduced model has some of the variables, by name; what it has of its own starts at 0.
@@ -489,20 +440,13 @@ impl Plan {
             let cell = cells.at(c);
             let draw = |i: usize| match p.given.variable(i) {
                 Some(own) => own[cell as usize],
-                None => self.cell_value(&p.initial[i], owner_of(population, 32 + i), cell),
+                None => cell_value(&p.initial[i], key.cells(32 + i), cell),
             };
             let mut state: Vec<f64> = at.iter().map(|i| i.map_or(0.0, draw)).collect();
             model.enter(&own, &mut state);
             values.iter_mut().zip(state).for_each(|(v, x)| v[c] = x);
         }
         Ok(values)
-    }
-
-    fn cell_value(&self, d: &Distribution, owner: u32, cell: u32) -> f64 {
-        // 2^16 draws for each cell: more than a distribution that was not refused redraws.
-        d.constant().unwrap_or_else(|| {
-            d.sample(&mut Stream::new(self.network.seed, Purpose::Cell, owner, u64::from(cell) << 16))
-        })
     }
 
     /// About how many synapses there will be.
@@ -564,8 +508,17 @@ fn self_excluded(p: &super::network::Projection) -> bool {
     p.source == p.target && !p.autapses
 }
 
-fn owner_of(population: usize, what: usize) -> u32 {
-    (population * 64 + what) as u32
+impl Key {
+    /// Of one of the numbers that the cells of a population have.
+    fn cells(self, what: usize) -> Self {
+        Self { owner: self.owner * 64 + what as u32, ..self }
+    }
+}
+
+fn cell_value(d: &Distribution, key: Key, cell: u32) -> f64 {
+    // 2^16 draws for each cell: more than a distribution that was not refused redraws.
+    d.constant()
+        .unwrap_or_else(|| d.sample(&mut Stream::new(key.seed, Purpose::Cell, key.owner, u64::from(cell) << 16)))
 }
 
 /// The greatest distance between a cell of `a` and one of `b`, by their bounding box.
@@ -577,23 +530,4 @@ fn span(a: &[[f32; 4]], b: &[[f32; 4]]) -> f64 {
         }
     }
     if low[0] > high[0] { 0.0 } else { super::network::place::distance(&low, &high) }
-}
-
-/// `2^32 P(count <= k)` for k from 0 until the rest is below 2^-32; `None` for a mean above 500.
-pub fn poisson_thresholds(mean: f64) -> Option<Vec<u32>> {
-    if !(0.0..=500.0).contains(&mean) {
-        return None;
-    }
-    let (mut p, mut sum, mut k) = (math::exp(-mean), 0.0, 0.0);
-    let mut thresholds = Vec::new();
-    loop {
-        sum += p;
-        let t = (sum * 4_294_967_296.0).round();
-        if t >= 4_294_967_296.0 || k > mean + 60.0 * (mean + 1.0).sqrt() {
-            return Some(thresholds);
-        }
-        thresholds.push(t as u32);
-        k += 1.0;
-        p = p * mean / k;
-    }
 }

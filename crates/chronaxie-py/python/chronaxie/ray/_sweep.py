@@ -89,6 +89,41 @@ def _run(network: Network, point: Mapping[str, Any], duration: float | None, dis
     }
 
 
+def _runs(
+    network: Network, points: Sequence[Mapping[str, Any]], duration: float | None, discard: float, backend: str, cpus: float
+) -> list[Any]:
+    """Runs of some points, side by side where they are several."""
+    if len(points) == 1:
+        return [_run(network, points[0], duration, discard, backend, cpus)]
+    import numpy as np
+
+    use_threads(cpus)
+    began = time.perf_counter()
+    simulation = network.build(backend=backend, grid=points)
+    built = time.perf_counter()
+    duration = simulation.duration if duration is None else duration
+    if not 0.0 <= discard <= duration:
+        raise ConfigError(f"sweep: discard = {discard} ms is not between 0 and the duration of {duration} ms")
+    pieces = [simulation.run(discard), simulation.run(duration - discard)]
+    wall = time.perf_counter() - built
+    rows = []
+    for k in range(len(points)):
+        own, found = [spikes.replica(k) for spikes in pieces], hashlib.sha256()
+        for spikes in own:
+            found.update(np.stack([spikes.step, spikes.neuron], axis=1).astype("<u8").tobytes())
+        rows.append({
+            **{f"rate_hz.{name}": rate for name, rate in own[1].rates().items()},
+            "model_ms": float(duration),
+            "wall_ms": wall * 1e3,
+            "build_ms": (built - began) * 1e3,
+            "real_time_factor": wall * 1e3 / duration if duration else 0.0,
+            "spikes": sum(len(spikes) for spikes in own),
+            "spikes_sha256": found.hexdigest(),
+            "backend": simulation.backend,
+        })
+    return rows
+
+
 def sweep(
     config: str | os.PathLike[str] | Network,
     grid: Grid,
@@ -102,6 +137,7 @@ def sweep(
     resources: Mapping[str, float] | None = None,
     retries: int = 3,
     pending: int = 1000,
+    together: int = 1,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a network once for each point of a grid, as Ray tasks, and writes a row of each as soon as it is there.
@@ -122,6 +158,8 @@ def sweep(
         num_cpus, num_gpus, resources: what Ray sets aside for a run; it has so many threads.
         retries: how often a run is started again whose worker or node was lost. One that is refused is not.
         pending: so many runs are handed to Ray at a time, which an autoscaler sees.
+        together: so many runs are one task, side by side as by :meth:`chronaxie.spiking.Network.build`, which fills a GPU with small
+            networks. Rows are the same, but for ``wall_ms``, ``build_ms`` and ``real_time_factor``, which are then of all of them.
         progress: called with each new row.
 
     Returns:
@@ -134,6 +172,8 @@ def sweep(
         ConfigError: the grid or the description is wrong.
         ChronaxieError: runs have failed; the others' rows are written.
     """
+    if together < 1:
+        raise ConfigError(f"sweep: together = {together} is not at least 1")
     points = _points(grid)
     network, described = _described(config)
     if backend == "auto" and not num_gpus:
@@ -150,25 +190,27 @@ def sweep(
     if left:
         ray = cluster("chronaxie.ray.sweep")
         options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "max_retries": retries}
-        task, shared = ray.remote(_run).options(**options), ray.put(network)
-        waiting: dict[Any, int] = {}
+        task, shared = ray.remote(_runs).options(**options), ray.put(network)
+        waiting: dict[Any, list[int]] = {}
         try:
             while left or waiting:
-                while left and len(waiting) < pending:
-                    n = left.pop(0)
-                    waiting[task.remote(shared, points[n], duration, discard, backend, num_cpus)] = n
+                while left and len(waiting) * together < pending:
+                    some, left = left[:together], left[together:]
+                    ref = task.remote(shared, [points[n] for n in some], duration, discard, backend, num_cpus)
+                    waiting[ref] = some
                 done, _ = ray.wait(list(waiting))
                 for ref in done:
-                    n = waiting.pop(ref)
+                    some = waiting.pop(ref)
                     try:
-                        made = ray.get(ref)
+                        found = ray.get(ref)
                     except (ChronaxieError, ray.exceptions.RayError) as e:
-                        failed.append(f"{points[n]}: {getattr(e, 'cause', None) or e}")
+                        failed.extend(f"{points[n]}: {getattr(e, 'cause', None) or e}" for n in some)
                         continue
-                    rows[n] = _row(points[n], made, files[n])
-                    _parquet.write(files[n], rows[n])  # type: ignore[arg-type]
-                    if progress is not None:
-                        progress(rows[n])  # type: ignore[arg-type]
+                    for n, made in zip(some, found):
+                        rows[n] = _row(points[n], made, files[n])
+                        _parquet.write(files[n], rows[n])  # type: ignore[arg-type]
+                        if progress is not None:
+                            progress(rows[n])  # type: ignore[arg-type]
         finally:
             for ref in waiting:
                 ray.cancel(ref, force=True)

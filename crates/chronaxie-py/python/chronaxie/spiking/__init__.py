@@ -6,13 +6,13 @@ chunks, or resumed. Times are ms, potentials mV; units of parameters and weights
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 from .. import _native
 from . import metrics
 from ._network import Network, lognormal, normal, uniform, velocity
 from ._part import Part
-from ._simulation import Checkpoint, Drive, Population, Simulation, Synapses, Trace
+from ._simulation import Checkpoint, Drive, Population, Replica, Simulation, Synapses, Trace
 from ._spikes import Spikes
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Network",
     "Part",
     "Population",
+    "Replica",
     "Simulation",
     "Spikes",
     "Synapses",
@@ -56,6 +57,8 @@ def simulate(
     backend: str = "auto",
     gpus: int | None = None,
     method: str = "auto",
+    seeds: Sequence[int] | None = None,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
 ) -> Spikes:
     """Builds and runs a network, in one call.
 
@@ -64,6 +67,7 @@ def simulate(
         duration: model time in ms; that of the description by default.
         backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         gpus, method: how many GPUs share it, and how, as in :meth:`Network.build`.
+        seeds, grid: several networks side by side, likewise; :meth:`Spikes.replica` has the spikes of each.
 
     Returns:
         All spikes.
@@ -72,5 +76,5 @@ def simulate(
         ConfigError, DataError, OutOfMemoryError, BackendUnavailableError: a sentence with the values.
     """
     described = network if isinstance(network, Network) else Network.read(network)
-    simulation = described.build(backend=backend, gpus=gpus, method=method)
+    simulation = described.build(backend=backend, gpus=gpus, method=method, seeds=seeds, grid=grid)
     return simulation.run(simulation.duration if duration is None else duration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -66,6 +67,25 @@ def _plain(value: Any, what: str) -> Any:
     if not isinstance(value, (bool, int, float, str)):
         raise ConfigError(f"network: {what} is of type {type(value).__name__}; numbers, words, lists and mappings are known")
     return value
+
+
+def _points(seeds: Any, grid: Any) -> list[dict[str, Any]] | None:
+    """What each of several networks side by side sets; nothing for one network."""
+    if seeds is None and grid is None:
+        return None
+    if grid is None or isinstance(grid, Mapping):
+        for name, values in (grid or {}).items():
+            if isinstance(values, (str, bytes)) or np.ndim(values) == 0 and not isinstance(values, Sequence):
+                raise ConfigError(f"network: grid[{name!r}] = {values!r} is not a list of values")
+        lists = [list(getattr(v, "tolist", lambda v=v: v)()) for v in (grid or {}).values()]
+        points = [dict(zip(grid or {}, values)) for values in itertools.product(*lists)]
+    else:
+        points = [dict(p) for p in grid]
+    if seeds is not None:
+        points = [{"simulation.seed": int(seed), **p} for seed in seeds for p in points]
+    if not points:
+        raise ConfigError("network: 0 networks cannot run side by side; at least 1 seed and 1 value of each field")
+    return [{k: _plain(v, k) for k, v in p.items()} for p in points]
 
 
 def _column(values: Any, what: str) -> np.ndarray:
@@ -281,7 +301,14 @@ class Network:
         return json.dumps({k: v for k, v in self._described.items() if v != []}, indent=1, allow_nan=False)
 
     def build(
-        self, backend: str = "auto", *, resume: Any = None, gpus: int | None = None, method: str = "auto"
+        self,
+        backend: str = "auto",
+        *,
+        resume: Any = None,
+        gpus: int | None = None,
+        method: str = "auto",
+        seeds: Sequence[int] | None = None,
+        grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
     ) -> Simulation:
         """Makes the network, at its first step or where a checkpoint was taken.
 
@@ -290,6 +317,11 @@ class Network:
             resume: a :class:`Checkpoint` of the same network, or its path.
             gpus: how many GPUs share the network, from ``cuda:0`` on; the spikes are those of one.
             method: how they share it: ``auto``, ``index``, ``w_slice``, ``morton``, ``kmeans`` or ``metis``.
+            seeds: several networks side by side in one simulation, one a seed, each with the spikes of a simulation of its own:
+                small ones fill a GPU together. Populations are called ``NAME#K`` in network ``K``, from 0;
+                :attr:`Simulation.replicas` says what each is, and :meth:`Spikes.replica` has its spikes.
+            grid: likewise, values by field, of which every combination (with every seed) is a network, or a list of networks, as
+                of :func:`chronaxie.ray.sweep`: ``{"drive.0.rate": [8.0, 9.0]}``.
 
         Raises:
             ConfigError, DataError, OutOfMemoryError, BackendUnavailableError, CheckpointError: a sentence with the values.
@@ -298,7 +330,9 @@ class Network:
 
         if gpus is not None and gpus < 1:
             raise ConfigError(f"gpus = {gpus} is not at least 1")
-        simulation = Simulation(_native.Session(*self._parts(), backend, gpus, method))
+        points = _points(seeds, grid)
+        sets = [[f"{k}={json.dumps(v)}" for k, v in point.items()] for point in points or []]
+        simulation = Simulation(_native.Session(*self._parts(), backend, gpus, method, sets), points or [])
         if resume is not None:
             simulation.restore(resume)
         return simulation

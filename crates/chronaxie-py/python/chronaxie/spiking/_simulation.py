@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -36,6 +36,13 @@ class Drive(NamedTuple):
     weight: float | None
     start: float
     stop: float
+
+
+class Replica(NamedTuple):
+    """One of several networks side by side: what it sets, and its populations in :attr:`Simulation.populations`."""
+
+    set: dict[str, Any]
+    populations: range
 
 
 class Synapses(NamedTuple):
@@ -84,11 +91,14 @@ class Checkpoint:
 class Simulation:
     """A network in motion, made by :meth:`Network.build`. Any number of threads may use it; one at a time is served."""
 
-    def __init__(self, session: _native.Session) -> None:
+    def __init__(self, session: _native.Session, points: Sequence[dict[str, Any]] = ()) -> None:
         self._session = session
         self.dt, self.seed, self.duration, self.synapse_count, self.backend, self.config, notes = session.facts
         self.notes: tuple[str, ...] = tuple(notes)
         self.populations = populations_of(session)
+        firsts = [*session.replicas, len(self.populations)]
+        #: Of several networks side by side, each; nothing of one.
+        self.replicas = tuple(Replica(p, range(a, b)) for p, a, b in zip(points, firsts, firsts[1:]))
 
     def __repr__(self) -> str:
         cells = sum(p.size for p in self.populations)
@@ -143,7 +153,8 @@ class Simulation:
         if len(step):
             start = min(start, float(step[0]) * self.dt)
         names, sizes = [p.name for p in self.populations], [p.size for p in self.populations]
-        return Spikes(step, neuron, names, sizes, self.dt, start, self.time)
+        firsts = [r.populations.start for r in self.replicas]
+        return Spikes(step, neuron, names, sizes, self.dt, start, self.time, firsts)
 
     def state(self, population: str | int) -> dict[str, np.ndarray]:
         """The state variables of a population, f32 ``[size]`` each, in the model's units; not a number where the model runs

@@ -31,11 +31,12 @@ class Spikes:
     Attributes:
         step: u64, the step in which the cell fired, from 0.
         neuron: u32, the cell's number in the network.
-        population: u16, the index of its population.
+        population: u16 (u32 of more than 65,536), the index of its population.
         names: of the populations.
         sizes: of the populations.
         dt: the step, ms.
         start, stop: the time in which they were gathered, ms.
+        replicas: of several networks side by side, the first population of each; else nothing.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Spikes:
         dt: float,
         start: float,
         stop: float,
+        replicas: Sequence[int] = (),
     ) -> None:
         self.step, self.neuron = step, neuron
         self.names, self.sizes = tuple(names), tuple(sizes)
         self.dt, self.start, self.stop = dt, start, stop
+        self.replicas = tuple(replicas)
         self._first = np.concatenate([[0], np.cumsum(np.asarray(self.sizes, dtype=np.int64))])
 
     @property
@@ -60,8 +63,9 @@ class Spikes:
 
     @property
     def population(self) -> np.ndarray:
-        """u16, the index of each spike's population."""
-        return (np.searchsorted(self._first, self.neuron, side="right") - 1).astype(np.uint16)
+        """u16 (u32 of more than 65,536), the index of each spike's population."""
+        kind = np.uint16 if len(self.names) <= 65_536 else np.uint32
+        return (np.searchsorted(self._first, self.neuron, side="right") - 1).astype(kind)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -83,6 +87,21 @@ class Spikes:
         low, high = self._first[i], self._first[i + 1]
         own = (self.neuron >= low) & (self.neuron < high)
         return self.time[own], (self.neuron[own] - np.uint32(low)).astype(np.uint32)
+
+    def replica(self, k: int) -> Spikes:
+        """The spikes of one of several networks side by side, by its own names and numbers: those of a simulation of its own.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        if not 0 <= k < len(self.replicas):
+            raise ConfigError(f"replica {k}: there are {len(self.replicas)}")
+        first, last = self.replicas[k], [*self.replicas, len(self.names)][k + 1]
+        low, high = self._first[first], self._first[last]
+        own = (self.neuron >= low) & (self.neuron < high)
+        names = [name[: name.rindex("#")] for name in self.names[first:last]]
+        cells = (self.neuron[own] - np.uint32(low)).astype(np.uint32)
+        return Spikes(self.step[own], cells, names, self.sizes[first:last], self.dt, self.start, self.stop)
 
     def rates(self) -> dict[str, float]:
         """The mean rate of each population from ``start`` to ``stop``, Hz."""

@@ -24,6 +24,8 @@ const IN_DEGREE: f64 = 1000.0;
 const STEPS: [(f64, f64, f64); 2] = [(0.1, 6.4, 17_000.0), (1.0, 20.0, 17_200.0)];
 /// What the cells of `network` are meant to fire with its in-degree, Hz.
 const RATE_HZ: [f64; 2] = [4.5, 5.5];
+/// The most networks side by side.
+const MOST_REPLICAS: u64 = 4096;
 /// The most cells, as their numbers have 32 bits.
 const MOST_CELLS: usize = 4_000_000_000;
 /// Discarded at the least, ms: as much is held against another engine.
@@ -97,7 +99,20 @@ fn discard(case: &Case, default: f64) -> Result<f64> {
     number(case, "discard", default, [LEAST_DISCARD_MS, 1e6])
 }
 
-/// `full_poisson`, `full_dc`, `full_poisson_stdp`; options `scale`, `gpus`, `seed`, `ms`, `discard`.
+/// As many of a network side by side as a case asks for, with seeds from its own on.
+fn replicas(case: &Case, network: Network) -> Result<Network> {
+    if case.option("replicas").is_none() {
+        return Ok(network);
+    }
+    let count: u64 = case.get("replicas", 1)?;
+    if !(1..=MOST_REPLICAS).contains(&count) {
+        return Err(Error::config(format!("case `{case}`: replicas={count} must lie between 1 and {MOST_REPLICAS}")));
+    }
+    let one = |k| Network { seed: network.seed + k, ..network.clone() };
+    Network::together(&(0..count).map(one).collect::<Vec<_>>())
+}
+
+/// `full_poisson`, `full_dc`, `full_poisson_stdp`; options `scale`, `gpus`, `replicas`, `seed`, `ms`, `discard`.
 pub(super) fn microcircuit(case: &Case) -> Result<Workload> {
     let words = case.words();
     let Some((_, sets)) = MICROCIRCUITS.iter().find(|(name, _)| *name == words) else {
@@ -106,7 +121,7 @@ pub(super) fn microcircuit(case: &Case) -> Result<Workload> {
         let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
         return Err(Error::config(format!("case `{case}` is not one of {}{hint}", names.join(", "))));
     };
-    common(case, &[], &["scale", "gpus"])?;
+    common(case, &[], &["scale", "gpus", "replicas"])?;
     let scale = number(case, "scale", 1.0, [1e-3, 1.0])?;
     let mut config = Config::parse(MICROCIRCUIT, "the built-in microcircuit")?;
     sets.iter().try_for_each(|set| config.set(set))?;
@@ -116,7 +131,7 @@ pub(super) fn microcircuit(case: &Case) -> Result<Workload> {
     }
     let settings = read(&config)?;
     Ok(Workload {
-        network: settings.network,
+        network: replicas(case, settings.network)?,
         section: Section::All,
         discard_ms: discard(case, settings.discard_ms)?,
         run_ms: run_ms(case, Some(1000.0))?,
@@ -175,7 +190,7 @@ fn dc(target: usize, current: f64) -> Drive {
 /// `1000000x1000_dt0.1`: cells, synapses onto each, step. Four fifths of cells and of synapses are excitatory. Other in-degrees
 /// have other weights with the same sum.
 pub(super) fn network(case: &Case) -> Result<Workload> {
-    common(case, &["", "x", "dt"], &["gpus"])?;
+    common(case, &["", "x", "dt"], &["gpus", "replicas"])?;
     no_words(case)?;
     let cells = size(case, "", "cells", [10, MOST_CELLS])?;
     let degree = size(case, "x", "synapses a cell", [5, 100_000])?;
@@ -194,7 +209,7 @@ pub(super) fn network(case: &Case) -> Result<Workload> {
     let kind = DriveKind::Poisson { rate_hz: rate, weight: 40.0, start_ms: 0.0, stop_ms: f64::INFINITY };
     n.drives.extend((0..2).map(|target| Drive { target, kind }));
     Ok(Workload {
-        network: n,
+        network: replicas(case, n)?,
         section: Section::All,
         discard_ms: discard(case, 500.0)?,
         run_ms: run_ms(case, Some(1000.0))?,

@@ -77,7 +77,7 @@ fn other_cases_are_refused_with_their_values() {
         ("microcircuit", "full_dc_N4", "axis N is not one of none"),
         ("microcircuit", "full_dc,scale=2", "scale=2 must lie between 0.001 and 1"),
         ("microcircuit", "full_dc,scale=x", "scale=x is not a valid value"),
-        ("microcircuit", "full_dc,sclae=0.1", "option sclae is not one of scale, gpus, seed, ms, discard"),
+        ("microcircuit", "full_dc,sclae=0.1", "option sclae is not one of scale, gpus, replicas, seed, ms, discard"),
         ("network", "1000x100", "has no size dt"),
         ("network", "1000x100_dt0.2", "dt is 0.1 or 1, for which the drive is tuned, not 0.2"),
         ("network", "1000x100_dt1_full", "`full` is not an axis letter"),
@@ -87,6 +87,7 @@ fn other_cases_are_refused_with_their_values() {
         ("network", "100x10_dt1,discard=1", "discard=1 must lie between 20 and"),
         ("network", "100x10_dt1,discard=NaN", "discard=NaN must lie between"),
         ("network", "100x10_dt1,gpus=9", "gpus=9 must lie between 1 and 8"),
+        ("network", "100x10_dt1,replicas=0", "replicas=0 must lie between 1 and 4096"),
         ("network", "100x10_dt1,precision=fast", "precision=fast: spikes are the same bits everywhere"),
         ("neuron_update", "100x10", "axis  is not one of N"),
         ("neuron_update", "N100,scale=0.1", "option scale is not one of seed, ms, discard"),
@@ -103,12 +104,13 @@ fn other_cases_are_refused_with_their_values() {
 }
 
 /// Small cases of all, short.
-const SMALL: [(&str, &str); 7] = [
+const SMALL: [(&str, &str); 8] = [
     ("microcircuit", "full_poisson,scale=0.02,ms=60,discard=30"),
     // Without noise from outside a tenth of it and less is silent.
     ("microcircuit", "full_dc,scale=0.2,ms=60,discard=30"),
     ("microcircuit", "full_poisson_stdp,scale=0.02,ms=60,discard=30"),
     ("network", "400x50_dt1,ms=200,discard=50"),
+    ("network", "100x20_dt1,ms=200,discard=50,replicas=4"),
     ("neuron_update", "N1000,ms=20"),
     ("synaptic_delivery", "1000x100_S3,ms=20"),
     ("stdp_update", "500x50_S3,ms=20"),
@@ -131,6 +133,9 @@ fn small_cases_are_timed_and_repeat_their_spikes() {
         }
         let [a, b] = runs.map(|m| m.network);
         assert_eq!((&a.spikes_sha256, &a.rates_hz), (&b.spikes_sha256, &b.rates_hz));
+        let replicas = if text.ends_with("replicas=4") { 4 } else { 1 };
+        assert_eq!(a.replicas, replicas);
+        assert_eq!(a.real_time_factor_per_replica, a.real_time_factor.map(|x| x / replicas as f64));
         let whole = ["microcircuit", "network"].contains(&family);
         assert_eq!((a.spikes_sha256.is_some(), a.real_time_factor.is_some()), (whole, whole));
         let parts =

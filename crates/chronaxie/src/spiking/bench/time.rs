@@ -182,6 +182,8 @@ pub(super) fn measure(
         rate_in_range: work.rate_hz.zip(rate_hz).map(|([low, high], rate)| (low..=high).contains(&rate)),
         rates_hz,
         real_time_factor: whole.then_some(median * 1e-3),
+        replicas: plan.network.replicas.len().max(1),
+        real_time_factor_per_replica: whole.then(|| median * 1e-3 / plan.network.replicas.len().max(1) as f64),
     };
     Ok(Outcome::Timed(Box::new(Measured {
         family: family.name(),

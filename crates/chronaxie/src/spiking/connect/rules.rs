@@ -20,9 +20,9 @@ pub fn visit<'s>(
     visit: &mut impl FnMut(u32, u32, u32, u32),
 ) {
     let p = &plan.network.projections[index];
-    let owner = index as u32;
+    let key = plan.network.projection_key(index);
     let (n_source, n_target) = (plan.network.populations[p.source].size, plan.network.populations[p.target].size);
-    let walk = Walk { plan, p, owner, seed: plan.network.seed, n_source, n_target, targets: targets.into() };
+    let walk = Walk { plan, p, owner: key.owner, seed: key.seed, n_source, n_target, targets: targets.into() };
     match &p.rule {
         Rule::AllToAll => walk.pairs(visit, |_, _| true),
         Rule::OneToOne => {

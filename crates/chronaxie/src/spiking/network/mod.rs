@@ -12,13 +12,15 @@ pub mod original;
 pub mod place;
 pub mod read;
 mod read_plasticity;
+pub mod replicas;
 pub mod scale;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
 pub use files::{Files, Given};
+pub use replicas::{Key, Replica};
 
 /// A network.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Network {
     /// The step, ms.
     pub dt_ms: f64,
@@ -30,6 +32,21 @@ pub struct Network {
     pub projections: Vec<Projection>,
     /// Inputs from outside.
     pub drives: Vec<Drive>,
+    /// Where each of several networks side by side begins; nothing in a network that is one.
+    pub replicas: Vec<Replica>,
+}
+
+impl std::fmt::Debug for Network {
+    /// Checkpoints know a network by this: of one without replicas it says nothing of them, as it did before there were such.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut all = f.debug_struct("Network");
+        all.field("dt_ms", &self.dt_ms).field("seed", &self.seed).field("populations", &self.populations);
+        all.field("projections", &self.projections).field("drives", &self.drives);
+        if !self.replicas.is_empty() {
+            all.field("replicas", &self.replicas);
+        }
+        all.finish()
+    }
 }
 
 /// Cells of one model.
@@ -196,7 +213,14 @@ impl Network {
         if !(dt_ms.is_finite() && dt_ms > 0.0) {
             return Err(Error::config(format!("network: dt = {dt_ms} ms must be above 0")));
         }
-        Ok(Self { dt_ms, seed, populations: Vec::new(), projections: Vec::new(), drives: Vec::new() })
+        Ok(Self {
+            dt_ms,
+            seed,
+            populations: Vec::new(),
+            projections: Vec::new(),
+            drives: Vec::new(),
+            replicas: Vec::new(),
+        })
     }
     /// The index of the population of this name.
     pub fn find(&self, name: &str) -> Option<usize> {

@@ -95,9 +95,9 @@ fn pairs(plan: &Plan, projection: usize, expected: f64, most: f64, with: &mut dy
         },
         (None, Delay::Drawn(_)) => 1,
     };
-    let count = most as u64;
+    let (count, key) = (most as u64, n.projection_key(projection));
     for k in 0..count {
-        let [s, t, _, d] = draw(n.seed, Purpose::Pair, projection as u32, k);
+        let [s, t, _, d] = draw(key.seed, Purpose::Pair, key.owner, k);
         let (source, target) = (below(s, sources.size), below(t, targets.size));
         if source != target || p.source != p.target || p.autapses {
             with(Sampled {

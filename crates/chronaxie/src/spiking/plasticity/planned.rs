@@ -36,11 +36,11 @@ impl Plan {
             // Others between the same populations that do the same.
             let alike = |j: &usize| {
                 let q = &self.network.projections[*j];
-                let same = learning.of[*j].zip(rule).is_some_and(|(a, b)| {
+                let same = |(a, b): (u16, u16)| {
                     let [a, b] = [a, b].map(|r| &learning.rules[usize::from(r)]);
                     Rule { copy: 0, ..a.clone() } == *b
-                });
-                (q.source, q.target) == (p.source, p.target) && same
+                };
+                (q.source, q.target) == (p.source, p.target) && learning.of[*j].zip(rule).is_some_and(same)
             };
             let copies = (0..i).filter(alike).count();
             let rule = rule.and_then(|rule| learning.copy(rule, copies));

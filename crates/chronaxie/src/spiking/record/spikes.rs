@@ -91,6 +91,17 @@ impl SpikeHash {
         let words = self.state.iter().flat_map(|w| w.to_le_bytes());
         words.chain(self.bytes.to_le_bytes()).chain(self.block.iter().copied()).collect()
     }
+    /// Several, each of which was [`to_bytes`](Self::to_bytes), one after the other.
+    pub fn list_from_bytes(mut bytes: &[u8]) -> Option<Vec<Self>> {
+        let mut list = Vec::new();
+        while !bytes.is_empty() {
+            let count = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
+            let (own, rest) = bytes.split_at_checked(40 + (count % 64) as usize)?;
+            list.push(Self::from_bytes(own)?);
+            bytes = rest;
+        }
+        Some(list)
+    }
     /// The inverse of [`to_bytes`](Self::to_bytes).
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, block) = bytes.split_at_checked(40)?;

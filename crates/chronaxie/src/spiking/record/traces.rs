@@ -111,7 +111,8 @@ fn write(logs: &[TraceLog], path: &Path, plan: &Plan) -> std::io::Result<()> {
         let r = &log.recorder;
         let before = logs[..i].iter().filter(|l| l.recorder.population == r.population).count();
         let p = &plan.network.populations[r.population];
-        let name = if before == 0 { p.name.clone() } else { format!("{}#{before}", p.name) };
+        let own = plan.network.own_name(r.population);
+        let name = if before == 0 { own.to_owned() } else { format!("{own}#{before}") };
         let mut bytes = Vec::new();
         File::open(&log.path)?.read_to_end(&mut bytes)?;
         let (row, block) = (r.row() as usize, 4 * r.cells.len());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 8 bytes "chrxspk3" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
-//! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes) | spikes logged u64 |
+//! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes: of all, then of each replica) | spikes logged u64 |
 //!       spikes counted (u32, then u64 a population) |
 //!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell |
 //!       synapses that change (u32: 0 or 1; then): strengths u64, each u32 | entries u64, numbers of one u32, each u32 |
@@ -29,6 +29,8 @@ pub struct Checkpoint {
     pub state: State,
     /// The hash of all spikes so far.
     pub hash: SpikeHash,
+    /// Likewise of each of several networks side by side, by its own numbers of its cells.
+    pub replicas: Vec<SpikeHash>,
     /// How many spikes the log holds.
     pub logged: u64,
     /// Spikes of each population after the discarded time.
@@ -42,7 +44,7 @@ impl Checkpoint {
         b.extend([0; 8]);
         b.extend(self.fingerprint);
         b.extend(self.state.step.to_le_bytes());
-        let hash = self.hash.to_bytes();
+        let hash: Vec<u8> = std::iter::once(&self.hash).chain(&self.replicas).flat_map(SpikeHash::to_bytes).collect();
         b.extend((hash.len() as u32).to_le_bytes());
         b.extend(hash);
         b.extend(self.logged.to_le_bytes());
@@ -135,7 +137,8 @@ impl<'a> Reader<'a> {
         let fingerprint = self.take(32)?.try_into().ok()?;
         let step = self.u64()?;
         let len = self.u32()? as usize;
-        let hash = SpikeHash::from_bytes(self.take(len)?)?;
+        let mut hashes = SpikeHash::list_from_bytes(self.take(len)?)?.into_iter();
+        let (hash, replicas) = (hashes.next()?, hashes.collect());
         let logged = self.u64()?;
         let mut counts = Vec::new();
         for _ in 0..self.u32()? {
@@ -164,7 +167,8 @@ impl<'a> Reader<'a> {
             1 => Some(self.learned()?),
             _ => return None,
         };
-        Some(Checkpoint { fingerprint, state: State { step, variables, recent, learned }, hash, logged, counts })
+        let state = State { step, variables, recent, learned };
+        Some(Checkpoint { fingerprint, state, hash, replicas, logged, counts })
     }
     fn u32s(&mut self, count: usize) -> Option<impl Iterator<Item = u32> + 'a> {
         let raw = self.take(count.checked_mul(4)?)?;
@@ -212,6 +216,7 @@ mod tests {
         Checkpoint {
             fingerprint: [7; 32],
             state: State { step: 9, variables, recent, learned: None },
+            replicas: vec![SpikeHash::default(), hash.clone()],
             hash,
             logged: 2,
             counts: vec![3, 4],

@@ -23,6 +23,7 @@ use super::parts::{Exchange, Keys};
 use super::{Engine, Spike, State};
 use crate::spiking::connect::{Part, Subset, Synapses, list, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch, listed};
+use crate::spiking::network::Key;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::{Plan, PoissonTable};
 use crate::{Error, Result, pool};
@@ -528,8 +529,8 @@ fn prefetch(at: &u32) {
 
 /// The words of the draws of `quad` for the next cells from place `at` on, at most [`BATCH`].
 pub(super) fn draw_cells(
-    seed: u64,
-    (purpose, owner): (Purpose, u32),
+    Key { seed, owner }: Key,
+    purpose: Purpose,
     cells: Subset<'_>,
     at: usize,
     quad: u64,
@@ -545,10 +546,10 @@ pub(super) fn draw_cells(
 }
 
 /// The arrivals of steps `4 quad .. 4 quad + 4` at some cells.
-pub(super) fn draw_arrivals(seed: u64, table: &PoissonTable, cells: Subset<'_>, quad: u64, counts: &mut [Vec<u16>; 4]) {
+pub(super) fn draw_arrivals(table: &PoissonTable, cells: Subset<'_>, quad: u64, counts: &mut [Vec<u16>; 4]) {
     let mut words = [[0; BATCH]; 4];
     for at in (0..cells.len()).step_by(BATCH) {
-        draw_cells(seed, (Purpose::Drive, table.owner), cells, at, quad, &mut words);
+        draw_cells(table.key, Purpose::Drive, cells, at, quad, &mut words);
         // To the end of the padding: whole vectors.
         let len = (counts[0].len() - at).min(BATCH);
         for w in 0..4 {

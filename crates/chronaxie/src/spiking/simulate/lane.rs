@@ -92,7 +92,7 @@ impl<'a> Lane<'a> {
     pub(super) fn drive(&mut self, step: u64) {
         for (population, cells) in self.cells.iter_mut().enumerate() {
             match cells.model.kind() {
-                Kind::Dynamics => cells.drive(self.plan.network.seed, &self.poisson, step),
+                Kind::Dynamics => cells.drive(&self.poisson, step),
                 Kind::Poisson => cells.draw(self.plan, population, step),
                 Kind::Replay => {}
             }
@@ -104,7 +104,7 @@ impl<'a> Lane<'a> {
         for (population, cells) in self.cells.iter_mut().enumerate() {
             let from = spikes.len();
             match cells.model.kind() {
-                Kind::Dynamics => cells.advance(self.plan.network.seed, &self.poisson, step, &mut self.sums, spikes),
+                Kind::Dynamics => cells.advance(&self.poisson, step, &mut self.sums, spikes),
                 Kind::Poisson => {
                     cells.draw(self.plan, population, step);
                     cells.fire(step, spikes);
@@ -297,28 +297,21 @@ impl Cells {
     }
 
     /// Draws the arrivals of the four steps of `step`, where that was not done.
-    fn drive(&mut self, seed: u64, tables: &[PoissonTable], step: u64) {
+    fn drive(&mut self, tables: &[PoissonTable], step: u64) {
         let quad = step / 4;
         for d in &mut self.drives {
             let table = &tables[d.table];
             let active = (table.start..table.stop).contains(&step);
             if active && d.quad != quad {
-                super::cpu::draw_arrivals(seed, table, self.part.cells(), quad, &mut d.counts);
+                super::cpu::draw_arrivals(table, self.part.cells(), quad, &mut d.counts);
                 d.quad = quad;
             }
         }
     }
 
-    fn advance(
-        &mut self,
-        seed: u64,
-        tables: &[PoissonTable],
-        step: u64,
-        sums: &mut [i32; 65_536],
-        spikes: &mut Vec<Spike>,
-    ) {
+    fn advance(&mut self, tables: &[PoissonTable], step: u64, sums: &mut [i32; 65_536], spikes: &mut Vec<Spike>) {
         const PORTS: usize = 2;
-        self.drive(seed, tables, step);
+        self.drive(tables, step);
         let (count, word) = (self.part.count() as usize, (step % 4) as usize);
         let ports = self.units.len();
         let slots: [Range<usize>; PORTS] = std::array::from_fn(|p| if p < ports { self.part.slots(p) } else { 0..0 });
@@ -369,10 +362,9 @@ impl Cells {
         let quad = step / 4;
         let count = self.part.count() as usize;
         if source.quad != quad {
-            let mut words = [[0; BATCH]; 4];
+            let (mut words, key) = ([[0; BATCH]; 4], plan.network.population_key(population));
             for at in (0..count).step_by(BATCH) {
-                let owner = (Purpose::Source, population as u32);
-                super::cpu::draw_cells(plan.network.seed, owner, self.part.cells(), at, quad, &mut words);
+                super::cpu::draw_cells(key, Purpose::Source, self.part.cells(), at, quad, &mut words);
                 for i in 0..(count - at).min(BATCH) {
                     let chance = self.chances[if self.chances.len() == 1 { 0 } else { at + i }];
                     for w in 0..4 {

@@ -6,6 +6,7 @@
 //! numbers too, and each by itself ([`plasticity`](super::plasticity)).
 
 use super::connect::Synapses;
+use super::network::Network;
 use crate::Result;
 
 mod barrier;
@@ -26,6 +27,8 @@ pub mod reference;
 #[cfg(test)]
 mod learning_tests;
 #[cfg(test)]
+mod replica_tests;
+#[cfg(test)]
 mod rules_tests;
 #[cfg(test)]
 mod tests;
@@ -44,6 +47,16 @@ pub struct Spike {
     pub step: u64,
     /// The cell's number in the network.
     pub cell: u32,
+}
+
+/// Adds the spikes of each replica of `network` to its list, in order and by its own numbers of its cells.
+pub fn by_replica(network: &Network, spikes: &[Spike], lists: &mut [Vec<Spike>]) {
+    let cells = network.first_cells();
+    let firsts: Vec<u32> = network.replicas.iter().map(|r| cells[r.population] as u32).collect();
+    for spike in spikes {
+        let k = firsts.partition_point(|first| *first <= spike.cell) - 1;
+        lists[k].push(Spike { cell: spike.cell - firsts[k], ..*spike });
+    }
 }
 
 /// All that the rest of a simulation follows from, beside the plan; the same for every engine, shard count and thread

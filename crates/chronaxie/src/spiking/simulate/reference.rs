@@ -117,7 +117,7 @@ impl<'a> Reference<'a> {
 
     fn update(&mut self, p: usize, spikes: &mut Vec<Spike>) {
         let (plan, step) = (self.plan, self.step);
-        let model = plan.models[p];
+        let (model, key) = (plan.models[p], plan.network.population_key(p));
         let now = (step % self.ring.len() as u64) as usize;
         for c in 0..self.states[p].len() as u32 {
             let own: Vec<f64> =
@@ -127,7 +127,7 @@ impl<'a> Reference<'a> {
                 Kind::Dynamics => {
                     let mut input: Vec<f64> = self.ring[now][p].iter().map(|sums| sums[c as usize]).collect();
                     for d in plan.poisson.iter().filter(|d| d.target == p && (d.start..d.stop).contains(&step)) {
-                        let bits = draw(plan.network.seed, Purpose::Drive, d.owner, index)[(step % 4) as usize];
+                        let bits = draw(d.key.seed, Purpose::Drive, d.key.owner, index)[(step % 4) as usize];
                         let count = d.thresholds.iter().filter(|t| bits >= **t).count() as i64;
                         input[d.port] += (count * i64::from(d.code)) as f64;
                     }
@@ -140,7 +140,7 @@ impl<'a> Reference<'a> {
                     }
                 }
                 Kind::Poisson => {
-                    let bits = draw(plan.network.seed, Purpose::Source, p as u32, index)[(step % 4) as usize];
+                    let bits = draw(key.seed, Purpose::Source, key.owner, index)[(step % 4) as usize];
                     let chance = 1.0 - math::exp(-own[0] * plan.network.dt_ms * 1e-3);
                     f64::from(bits) < (chance * 4_294_967_296.0).round()
                 }

@@ -300,8 +300,14 @@ fn the_same_bits_however_the_work_is_cut_and_resumed() {
             let mut got = run(&mut engine, &pieces);
             let half = engine.state().unwrap();
             assert!(half.learned.as_ref().unwrap().strengths == between, "{what}: weights at {cut}");
-            let checkpoint =
-                Checkpoint { fingerprint: [0; 32], state: half, hash: Default::default(), logged: 0, counts: vec![] };
+            let checkpoint = Checkpoint {
+                fingerprint: [0; 32],
+                state: half,
+                hash: Default::default(),
+                replicas: vec![],
+                logged: 0,
+                counts: vec![],
+            };
             let read = Checkpoint::from_bytes(&checkpoint.to_bytes(), std::path::Path::new("c")).unwrap();
             // Half of it goes on in an engine of another shape.
             let mut other = CpuEngine::with_shards(&plan, 6 - shards, &|_, _| ()).unwrap();

@@ -90,6 +90,7 @@ fn a_resumed_run_has_the_same_bits() {
             fingerprint: [0; 32],
             state: first.state().unwrap(),
             hash: Default::default(),
+            replicas: vec![],
             logged: 0,
             counts: vec![],
         };

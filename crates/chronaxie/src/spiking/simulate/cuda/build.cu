@@ -29,6 +29,7 @@ struct Source {
   const uint4* list;  // [count] source, target, weight, delay of kList
   Codes weight, delay;
   u64 begin, count;  // the first that may lie here, and one after the last
+  u64 seed;
   unsigned rule, degree, owner;
   unsigned n_source, n_target, no_self;
   unsigned home, population;  // of the sources, of the targets
@@ -109,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256)
       u64 number = k;
       if constexpr (kMany)
         if (s.rule == kInDegree && places.order != nullptr) number = (u64)places.order[k / s.degree] * s.degree + k % s.degree;
-      const Words d = draw(net.seed, kPair, s.owner, number);
+      const Words d = draw(s.seed, kPair, s.owner, number);
       if (s.rule == kTotal) {
         source = below(d.w[0], s.n_source);
         target = other(s, d.w[1], s.n_target, source);

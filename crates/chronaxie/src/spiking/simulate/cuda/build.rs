@@ -40,7 +40,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
     let all = lead
         .into_iter()
         .chain(at)
-        .chain([plan.network.seed])
+        .chain([cells.seeds(plan)])
         .fold(Fields::default(), Fields::u64)
         .u32(plan.cells() as u32)
         .u32(config.shards as u32)
@@ -172,7 +172,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let n = &self.plan.network;
-        let p = &n.projections[index];
+        let (p, key) = (&n.projections[index], n.projection_key(index));
         let mut source = Fields::default().u64(list);
         source.0.extend(&codes.0);
         // Where synapses follow their targets, only those onto this card's cells.
@@ -190,9 +190,10 @@ impl Builder<'_> {
         let source = source
             .u64(begin)
             .u64(count)
+            .u64(key.seed)
             .u32(rule)
             .u32(degree)
-            .u32(index as u32)
+            .u32(key.owner)
             .u32(n.populations[p.source].size)
             .u32(n.populations[p.target].size)
             .u32(u32::from(p.source == p.target && !p.autapses))

@@ -33,16 +33,23 @@ struct Cells {
     return kNear ? near_arrivals + part.near_arrivals : part.arrivals;
   }
 
+  __device__ __forceinline__ u64 seed(const Part& part) const {
+    // Where there are no registers left (NVRTC 12) it is read for each draw.
+    if constexpr (kSeeds && kLearns) return *(const volatile u64*)(net.seeds + part.replica);
+    if constexpr (kSeeds) return __ldg(net.seeds + part.replica);
+    return net.seed;
+  }
+
   // The word of `step` for a cell: a draw has those of four steps.
-  __device__ __forceinline__ unsigned draw_word(unsigned purpose, unsigned owner, u64 step, unsigned cell) const {
-    const Words words = draw(net.seed, purpose, owner, (step / 4) << 32 | cell);
+  __device__ __forceinline__ unsigned draw_word(const Part& part, unsigned purpose, unsigned owner, u64 step, unsigned cell) const {
+    const Words words = draw(seed(part), purpose, owner, (step / 4) << 32 | cell);
     const unsigned k = (unsigned)step % 4;
     return k < 2 ? (k == 0 ? words.w[0] : words.w[1]) : (k == 2 ? words.w[2] : words.w[3]);
   }
 
-  // Arrivals at a cell in the four steps from 4 quad on, a byte each.
-  __device__ __forceinline__ unsigned arrivals(const Drive& drive, unsigned cell, u64 quad) const {
-    const Words words = draw(net.seed, kDrive, drive.owner, quad << 32 | cell);
+  // Arrivals at a cell of a part in the four steps from 4 quad on, a byte each.
+  __device__ __forceinline__ unsigned arrivals(const Part& part, const Drive& drive, unsigned cell, u64 quad) const {
+    const Words words = draw(seed(part), kDrive, drive.owner, quad << 32 | cell);
     unsigned all = 0;
     if (drive.count <= kFewArrivals) {
       // Most draws reach few thresholds: four of them at a time, as long as a draw reaches them.
@@ -87,13 +94,13 @@ struct Cells {
     if (i >= part.count) return;
     if constexpr (kHeld) {
       if (part.drives == 0) return;
-      const unsigned four = arrivals(drives[part.drive], number(part, i), quad);
+      const unsigned four = arrivals(part, drives[part.drive], number(part, i), quad);
       (quad % 2 == 0 ? own.even : own.odd) = four;
     } else {
       for (unsigned d = 0; d < part.drives; ++d) {
         const Drive& drive = drives[part.drive + d];
         if (drive.count <= kMostArrivals)
-          arrivals_of(part)[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(drive, number(part, i), quad);
+          arrivals_of(part)[((unsigned)quad % 2 * part.drives + d) * part.count + i] = arrivals(part, drive, number(part, i), quad);
       }
     }
   }
@@ -127,7 +134,7 @@ struct Cells {
         if (drive.count <= kMostArrivals)
           count = arrivals_of(part)[(quad % 2 * part.drives + d) * part.count + i] >> shift & 0xFFu;
         else if (step >= drive.start && step < drive.stop)
-          count = (unsigned)reached(draw_word(kDrive, drive.owner, step, number(part, i)), drive.thresholds, drive.count);
+          count = (unsigned)reached(draw_word(part, kDrive, drive.owner, step, number(part, i)), drive.thresholds, drive.count);
         more += count * (unsigned)drive.code;
       }
     }
@@ -197,7 +204,7 @@ struct Cells {
       case kLifDelta: return dynamics<LifDelta>(now, part, step, i, own);
       case kIzhikevich: return dynamics<Izhikevich>(now, part, step, i, own);
       case kPoisson:
-        return draw_word(kSource, part.owner, step, number(part, i)) < __ldg(part.chances + i * part.chance_stride);
+        return draw_word(part, kSource, part.owner, step, number(part, i)) < __ldg(part.chances + i * part.chance_stride);
       case kReplay: return replayed(part, step << 32 | (part.low + i));
     }
     if constexpr (kHeavy) {

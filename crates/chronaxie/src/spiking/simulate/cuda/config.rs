@@ -147,6 +147,8 @@ pub struct Config {
     pub near_tables: usize,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
+    /// Whether networks side by side draw by seeds of their own.
+    pub seeds: bool,
 }
 
 impl Config {
@@ -226,7 +228,8 @@ impl Config {
         let shards = local * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
         let (mut pitch, mut cells, mut tasks) = (1, 1, 0);
-        let drives = |p: usize| plan.poisson.iter().filter(move |d| d.target == p);
+        let mut drives = vec![0; plan.models.len()];
+        plan.poisson.iter().for_each(|d| drives[d.target] += 1);
         let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
             let (parts, slots) = layout.shard(plan, k / local, k % local, local);
@@ -237,7 +240,7 @@ impl Config {
                 parts.iter().enumerate().map(|(p, part)| part.count() as usize * each(p)).sum()
             };
             near = near.max(words(&|p| plan.models[p].variables().len()));
-            near_arrivals = near_arrivals.max(words(&|p| 2 * drives(p).count()));
+            near_arrivals = near_arrivals.max(words(&|p| 2 * drives[p]));
         }
         if cells > MOST_CELLS {
             return Err(Error::config(format!(
@@ -269,8 +272,8 @@ impl Config {
             (near, near_arrivals, near_tables) = (0, 0, 0);
         }
         let threads = threads(place, heavy, cards > 1, near > 0);
-        let few = (0..plan.models.len()).all(|p| drives(p).count() <= 1)
-            && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
+        let few =
+            drives.iter().all(|count| *count <= 1) && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
         let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
@@ -310,6 +313,7 @@ impl Config {
             near_arrivals,
             near_tables,
             learns,
+            seeds: !plan.network.has_one_seed(),
         };
         let most = 0.9 * device.memory_bytes as f64;
         if let Some(segment) = asked.segment {
@@ -401,8 +405,8 @@ impl Config {
     }
 
     pub(super) fn steps(&self) -> Specialisation {
-        let narrow = self.narrow.is_some();
-        steps(self.place, self.heavy, [self.held, self.learns.is_some(), self.cards > 1, false, self.near > 0, narrow])
+        let (narrow, near, many) = (self.narrow.is_some(), self.near > 0, self.cards > 1);
+        steps(self.place, self.heavy, [self.held, self.learns.is_some(), many, false, near, narrow, self.seeds])
     }
 
     /// Whether its kernel has a form with clocks between the parts of a step.
@@ -410,11 +414,15 @@ impl Config {
         self.timed().is_some()
     }
 
-    /// Likewise with clocks between the parts of a step; of light models alone, on one card.
+    /// Likewise with clocks between the parts of a step; of light models and one seed alone, on one card.
     pub(super) fn timed(&self) -> Option<Specialisation> {
-        let has =
-            !self.heavy && self.cards == 1 && self.learns.is_none() && (self.held || self.place == Place::Calendar);
-        has.then(|| steps(self.place, false, [self.held, false, false, true, self.near > 0, self.narrow.is_some()]))
+        let has = !self.heavy
+            && !self.seeds
+            && self.cards == 1
+            && self.learns.is_none()
+            && (self.held || self.place == Place::Calendar);
+        let (near, narrow) = (self.near > 0, self.narrow.is_some());
+        has.then(|| steps(self.place, false, [self.held, false, false, true, near, narrow, false]))
     }
 }
 
@@ -482,7 +490,7 @@ fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
     if heavy || place == Place::Global || (many && !near) { 512 } else { 1024 }
 }
 
-fn steps(place: Place, heavy: bool, [held, learns, many, timed, near, narrow]: [bool; 6]) -> Specialisation {
+fn steps(place: Place, heavy: bool, [held, learns, many, timed, near, narrow, seeds]: [bool; 7]) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kPlace", Constant::Int(place as i32)),
@@ -493,6 +501,7 @@ fn steps(place: Place, heavy: bool, [held, learns, many, timed, near, narrow]: [
         ("kTimed", Constant::Bool(timed)),
         ("kNear", Constant::Bool(near)),
         ("kNarrow", Constant::Bool(narrow)),
+        ("kSeeds", Constant::Bool(seeds)),
         ("kThreads", Constant::Int(threads(place, heavy, many, near) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
@@ -537,13 +546,12 @@ pub fn specialisations() -> Vec<Specialisation> {
         (Place::Calendar, false, true, true),
     ];
     let timed = timed.map(|(place, held, near, narrow)| (place, false, [held, false, false, true, near, narrow]));
-    let kinds = kinds.chain(shared).chain(near).chain(timed);
-    let steps = kinds.map(|(place, heavy, which)| steps(place, heavy, which)).chain([
-        build(false),
-        build(true),
-        order(),
-        rows(),
-    ]);
+    let kinds = kinds.chain(shared).chain(near).flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
+    let kinds = kinds.chain(timed.map(|kind| (kind, false)));
+    let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
+        steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
+    };
+    let steps = kinds.map(form).chain([build(false), build(true), order(), rows()]);
     let counts = crate::spiking::analysis::cuda::specialisations();
     steps.chain(super::learning::specialisations()).chain(counts).collect()
 }

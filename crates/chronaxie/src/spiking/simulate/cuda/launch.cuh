@@ -21,11 +21,14 @@ constexpr int kBatch = kTight                                             ? 1
                        : kLoose || kThreads < 1024                        ? 3
                                                                           : 2;
 
-// Likewise of narrow ones: with four NVRTC 12 spills.
+// Likewise of narrow ones: with four NVRTC 12 spills, and with seeds of replicas NVRTC 13. Whether steps are counted anew, for want of
+// registers for the last.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
 constexpr int kNarrowBatch = 2;
+constexpr bool kCounted = kSeeds && !kLearns;
 #else
-constexpr int kNarrowBatch = kTight || kTimed ? 2 : kLoose ? 4 : 3;
+constexpr bool kCounted = false;
+constexpr int kNarrowBatch = kTight || kTimed || kSeeds ? 2 : kLoose ? 4 : 3;
 #endif
 
 // One card's share of a network on several; what is by shard has its own alone.

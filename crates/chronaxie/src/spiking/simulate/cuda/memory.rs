@@ -113,6 +113,8 @@ pub(super) struct Cells {
     pub first_state: Vec<usize>,
     /// Of each row its cell's number in its population, where a layout has an order of its own.
     pub numbers: Option<DeviceBuffer>,
+    /// Of each replica its seed.
+    seeds: DeviceBuffer,
     /// What the parts and drives point to.
     _held: Vec<DeviceBuffer>,
 }
@@ -162,7 +164,7 @@ impl Cells {
                     .u64(table.start)
                     .u64(table.stop)
                     .u32(table.thresholds.len() as u32)
-                    .u32(table.owner)
+                    .u32(table.key.owner)
                     .u32(table.port as u32)
                     .u32(table.code as u32)
                     .u32(before)
@@ -204,7 +206,7 @@ impl Cells {
                     .u32(n.populations[p].size)
                     .u32(stride as u32)
                     .u32(u32::from(chances_here > 1))
-                    .u32(p as u32)
+                    .u32(n.population_key(p).owner)
                     .u32(ranges[p].0)
                     .u32(ranges[p].1)
                     .f32(unit(0))
@@ -212,7 +214,7 @@ impl Cells {
                     .u32(near)
                     .u32(near_arrivals)
                     .u32(variables)
-                    .u32(0);
+                    .u32(n.replica_of(p) as u32);
                 let here = &mut numbers[k * config.cells + local as usize..][..part.count() as usize];
                 here.iter_mut().zip(part.cells().iter()).for_each(|(number, cell)| *number = cell);
                 near += variables * part.count();
@@ -232,7 +234,23 @@ impl Cells {
             states,
             first_state,
             numbers: ordered.then(|| memory.upload(&numbers)).transpose()?,
+            seeds: seeds(plan, memory)?,
             _held: held,
         })
     }
+
+    /// What `Net` of network.cuh says of seeds.
+    pub fn seeds(&self, plan: &Plan) -> u64 {
+        seed_or_seeds(plan, &self.seeds)
+    }
+}
+
+/// Of each replica its seed.
+pub(super) fn seeds(plan: &Plan, memory: &Memory) -> Result<DeviceBuffer> {
+    memory.upload(&plan.network.replicas.iter().map(|r| r.seed).collect::<Vec<_>>())
+}
+
+/// The seed of all draws, or, of kSeeds, where those of the replicas lie.
+pub(super) fn seed_or_seeds(plan: &Plan, seeds: &DeviceBuffer) -> u64 {
+    if plan.network.has_one_seed() { plan.network.seed } else { seeds.address() }
 }

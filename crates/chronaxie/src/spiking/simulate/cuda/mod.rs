@@ -18,6 +18,8 @@ mod narrow;
 #[cfg(test)]
 mod narrow_tests;
 #[cfg(test)]
+mod replica_tests;
+#[cfg(test)]
 mod tests;
 mod unit;
 

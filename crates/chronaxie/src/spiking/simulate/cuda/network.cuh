@@ -20,11 +20,11 @@ struct Part {
   unsigned local;                        // the shard's number of the first cell
   unsigned slot;                         // of the first cell's first port; a port's slots lie together, count apart
   unsigned size, stride, chance_stride;  // cells of the population
-  unsigned owner;                        // the population: names a source's draws
+  unsigned owner;                        // names a source's draws
   unsigned drive, drives;                // which drives
   float unit[2];                         // the value of a weight of 1, by port
   unsigned near, near_arrivals;          // of kNear: where states [variable, count] and arrivals lie in the block's shared memory
-  unsigned variables, pad;
+  unsigned variables, replica;
 };
 
 struct Drive {
@@ -59,7 +59,10 @@ struct Net {
   unsigned* calendar;  // [local, steps, room]
   unsigned* noted;     // [local, steps] how many of them there are, or kSpilt
   const int* weights;  // [codes] ascending
-  u64 seed;
+  union {
+    u64 seed;          // of all draws of steps
+    const u64* seeds;  // [replicas] of kSeeds: of networks side by side, which draw by their own
+  };
   unsigned cells, shards, populations;
   unsigned rows;             // cells of the largest shard
   unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay, of narrow synapses the longest and one

@@ -534,7 +534,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
       if (threadIdx.x == 0) listed[before] = 0;
     }
-    if (step >= last || ends != 0) break;
+    if constexpr (kCounted)
+      if (step - run.from >= run.steps || ends != 0) break;
+    if constexpr (!kCounted)
+      if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
       if (threadIdx.x == 0) noted[block.place(step)] = 0;
     if constexpr (kHeld) {
@@ -559,7 +562,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       full = block.tell(step, count, ids[parity], full, past);
     }
     laps.lap(5);
-    if (step + 1 == last) continue;
+    if constexpr (kCounted)
+      if (step + 1 - run.from >= run.steps) continue;
+    if constexpr (!kCounted)
+      if (step + 1 == last) continue;
     // A quarter of the tasks a step, alike on all four schedulers.
     for (unsigned t = from; t < to; ++t)
       if ((kHeld ? warp / 4 : t) % 4 == (unsigned)step % 4) cells.refill(part, kHeld ? cell : turn_to(t), step / 4 + 1, own);

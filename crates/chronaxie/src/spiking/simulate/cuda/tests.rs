@@ -24,7 +24,7 @@ const ZOO: [(&str, f64, f64, f64); 8] = [
 
 /// Cells of these models, a Poisson source and a list of spikes, each joined to each by one rule after the other; delays up to
 /// `longest_ms`.
-fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Network {
+pub(super) fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Network {
     let mut n = Network::new(dt_ms, seed).unwrap();
     for &i in which {
         let (model, mean, spread, _) = ZOO[i];
@@ -109,7 +109,7 @@ fn with_few_weights(mut n: Network) -> Network {
 }
 
 /// Few steps where threads are fibers of the host.
-fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
+pub(super) fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
     if gpu.device.name().starts_with("emulated") { few } else { many }
 }
 
@@ -119,7 +119,7 @@ fn run(engine: &mut dyn Engine, pieces: &[u64]) -> Vec<Spike> {
     spikes
 }
 
-fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
+pub(super) fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
     pool::set_num_threads(2);
     let mut engine = CpuEngine::with_shards(plan, 2, &|_, _| ()).unwrap();
     let spikes = run(&mut engine, &[steps]);
@@ -129,21 +129,21 @@ fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
 
 /// What an engine is made with.
 #[derive(Clone, Copy)]
-struct How {
+pub(super) struct How {
     /// Of each card.
-    blocks: usize,
-    cards: usize,
-    place: Place,
+    pub blocks: usize,
+    pub cards: usize,
+    pub place: Place,
     /// Instead of what is chosen.
-    segment: Option<usize>,
-    room: usize,
+    pub segment: Option<usize>,
+    pub room: usize,
     /// Whether a calendar has states and arrivals in shared memory beside it; heavy models have not.
-    near: bool,
+    pub near: bool,
 }
 
 /// As [`CudaEngine::new`], with this many blocks, as little shared memory as asks for this place, and a log of as few spikes
 /// as there can be.
-fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a> {
+pub(super) fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a> {
     let mut props = *gpu.device.props();
     let choose = |props: &DeviceProps| Config::with_blocks(plan, props, how.blocks, how.cards).unwrap();
     let chosen = choose(&props);
@@ -168,7 +168,7 @@ fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> CudaEngine<'a>
     CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, layout, capacity, &|_, _| ()).unwrap()
 }
 
-fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &(Vec<Spike>, State)) {
+pub(super) fn assert_same(plan: &Plan, engine: &mut CudaEngine<'_>, pieces: &[u64], want: &(Vec<Spike>, State)) {
     let got = run(engine, pieces);
     let what = format!("{engine:?}, pieces {pieces:?}");
     let common = got.iter().zip(&want.0).take_while(|(a, b)| a == b).count();
@@ -329,7 +329,14 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     let steps = steps(&gpu, 300, 12_000);
     let want = cpu(&plan, steps);
     let through = |state: State| {
-        let c = Checkpoint { fingerprint: [0; 32], state, hash: Default::default(), logged: 0, counts: vec![] };
+        let c = Checkpoint {
+            fingerprint: [0; 32],
+            state,
+            hash: Default::default(),
+            replicas: vec![],
+            logged: 0,
+            counts: vec![],
+        };
         Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
     };
     for (cuts, place) in [([1, 80], Place::Shared), ([77, 201], Place::Global), ([40, 200], Place::Calendar)] {

@@ -193,7 +193,8 @@ pub fn state_bytes(layout: &Layout, part: usize, fingerprint: [u8; 32], state: &
     let variables = state.variables.iter().enumerate().map(own).collect();
     let state = State { step: state.step, variables, recent: state.recent.clone(), learned: state.learned.clone() };
     let fingerprint = mark(layout, part, fingerprint);
-    Checkpoint { fingerprint, state, hash: Default::default(), logged: 0, counts: Vec::new() }.to_bytes()
+    Checkpoint { fingerprint, state, hash: Default::default(), replicas: Vec::new(), logged: 0, counts: Vec::new() }
+        .to_bytes()
 }
 
 /// A part's state from such bytes; what other cells have is 0.

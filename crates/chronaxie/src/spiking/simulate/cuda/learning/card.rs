@@ -1,6 +1,6 @@
 //! A card of a network whose synapses change: its kernels, what they work on, and how they are launched.
 
-use super::super::memory::{Fields, Memory};
+use super::super::memory::{Fields, Memory, seed_or_seeds, seeds};
 use super::super::unit::{Exchange, Mail, PATIENCE_NS};
 use super::layout::{Rows, describe, places, require_memory, upload};
 use super::wide::{self, Wide};
@@ -43,6 +43,8 @@ pub(super) struct Card {
     /// What other cards tell this one.
     mail: Mail,
     owned: DeviceBuffer,
+    /// Of each replica.
+    seeds: DeviceBuffer,
     /// What the kernels' `Net` points to beside the above, and its first fields.
     _held: Vec<DeviceBuffer>,
     head: Fields,
@@ -75,7 +77,7 @@ impl Card {
     ) -> Result<Self> {
         let stream = device.new_stream()?;
         let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let spec = config::steps(config.heavy, config.wide, config.cards > 1);
+        let spec = config::steps(config.heavy, config.wide, config.cards > 1, !plan.network.has_one_seed());
         let kernel = |name| device.kernel(&spec, name);
         let kernels = [kernel("spiking_learn")?, kernel("spiking_catch_up")?, kernel("spiking_keep")?];
         let resident = device.props().sm_count * kernels[0].max_active_blocks(config.threads, 0)?;
@@ -124,6 +126,7 @@ impl Card {
             capacity,
             mail: Mail::new(&memory, exchange, told.max(16))?,
             owned: memory.upload(&owned.0)?,
+            seeds: seeds(plan, &memory)?,
             _held: held,
             head,
             task_count,
@@ -154,7 +157,7 @@ impl Card {
             .u64(self.history.address())
             .u64(self.counts.address())
             .u64(self.kept.address())
-            .u64(plan.network.seed)
+            .u64(seed_or_seeds(plan, &self.seeds))
             .u32(plan.cells() as u32)
             .u32(config.ports as u32)
             .u32(self.task_count)

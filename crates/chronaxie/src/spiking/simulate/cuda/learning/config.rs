@@ -127,12 +127,13 @@ fn threads(heavy: bool, wide: bool) -> u32 {
     if heavy || wide { 512 } else { 1024 }
 }
 
-pub(super) fn steps(heavy: bool, wide: bool, many: bool) -> Specialisation {
+pub(super) fn steps(heavy: bool, wide: bool, many: bool, seeds: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kHeavy", Constant::Bool(heavy)),
         ("kWide", Constant::Bool(wide)),
         ("kMany", Constant::Bool(many)),
+        ("kSeeds", Constant::Bool(seeds)),
         ("kThreads", Constant::Int(threads(heavy, wide) as i32)),
     ];
     let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
@@ -142,5 +143,6 @@ pub(super) fn steps(heavy: bool, wide: bool, many: bool) -> Specialisation {
 /// Everything that a simulation with plasticity may launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let kinds = [(false, false), (true, false), (false, true), (true, true)];
-    kinds.into_iter().flat_map(|(heavy, wide)| [false, true].map(|many| steps(heavy, wide, many))).collect()
+    let kinds = kinds.into_iter().flat_map(|kind| [false, true].map(|many| (kind, many)));
+    kinds.flat_map(|((heavy, wide), many)| [false, true].map(|seeds| steps(heavy, wide, many, seeds))).collect()
 }

@@ -153,7 +153,7 @@ pub(super) fn describe(
                 .u64(table.start)
                 .u64(table.stop)
                 .u32(table.thresholds.len() as u32)
-                .u32(table.owner)
+                .u32(table.key.owner)
                 .u32(table.port as u32)
                 .u32(table.code as u32);
             drive += 1;
@@ -175,12 +175,12 @@ pub(super) fn describe(
             .u32(plan.first[p] as u32)
             .u32(own.stride as u32)
             .u32(u32::from(own.chances.len() > 1))
-            .u32(p as u32)
+            .u32(n.population_key(p).owner)
             .u32(before)
             .u32(drive - before)
             .f32(unit(0))
             .f32(unit(1))
-            .u32(0);
+            .u32(n.replica_of(p) as u32);
     }
     let mut lists = Fields::default();
     for r in rows {

@@ -13,7 +13,7 @@ struct Part {
   unsigned stride, chance_stride, owner;
   unsigned drive, drives;
   float unit[2];
-  unsigned unused;
+  unsigned replica;
 };
 
 struct Drive {
@@ -41,7 +41,10 @@ struct Net {
   unsigned* history;
   unsigned* counts;
   unsigned* kept;  // [cells] the first entry that is still asked for
-  u64 seed;
+  union {
+    u64 seed;          // of all draws of steps
+    const u64* seeds;  // [replicas] of kSeeds: of networks side by side, which draw by their own
+  };
   unsigned cells, ports, task_count, row_count;
   unsigned trace_count, short_count, width;
   unsigned steps, depth;  // powers of two

@@ -64,8 +64,13 @@ struct Grid {
     return net.ring + (u64)((unsigned)step & (net.steps - 1)) * net.ports * net.cells;
   }
 
-  __device__ __forceinline__ unsigned draw_word(unsigned purpose, unsigned owner, u64 step, unsigned cell) const {
-    const Words words = draw(net.seed, purpose, owner, (step / 4) << 32 | cell);
+  __device__ __forceinline__ u64 seed(const Part& part) const {
+    if constexpr (kSeeds) return __ldg(net.seeds + part.replica);
+    return net.seed;
+  }
+
+  __device__ __forceinline__ unsigned draw_word(const Part& part, unsigned purpose, unsigned owner, u64 step, unsigned cell) const {
+    const Words words = draw(seed(part), purpose, owner, (step / 4) << 32 | cell);
     const unsigned k = (unsigned)step % 4;
     return k < 2 ? (k == 0 ? words.w[0] : words.w[1]) : (k == 2 ? words.w[2] : words.w[3]);
   }
@@ -78,7 +83,7 @@ struct Grid {
     for (unsigned d = part.drive; d < part.drive + part.drives; ++d) {
       const Drive& drive = net.drives[d];
       if (drive.port != port || step < drive.start || step >= drive.stop) continue;
-      const unsigned bits = draw_word(kDrive, drive.owner, step, i);
+      const unsigned bits = draw_word(part, kDrive, drive.owner, step, i);
       sum += (unsigned)reached(bits, drive.thresholds, drive.count) * (unsigned)drive.code;
     }
     return (float)(int)sum * part.unit[port];
@@ -117,7 +122,7 @@ struct Grid {
       case kLifExp: return dynamics<LifExp>(part, step, i);
       case kLifDelta: return dynamics<LifDelta>(part, step, i);
       case kIzhikevich: return dynamics<Izhikevich>(part, step, i);
-      case kPoisson: return draw_word(kSource, part.owner, step, i) < __ldg(part.chances + i * part.chance_stride);
+      case kPoisson: return draw_word(part, kSource, part.owner, step, i) < __ldg(part.chances + i * part.chance_stride);
       case kReplay: return replayed(part, step << 32 | i);
     }
     if constexpr (kHeavy) {

@@ -115,7 +115,10 @@ pub(super) fn cpu(plan: &Plan, steps: u64) -> (Vec<Spike>, State) {
 #[test]
 fn on_a_gpu_weights_are_the_cpus() {
     let Some(gpu) = gpu() else { return };
-    for (network, few) in [(learning(40, 41, DENDRITIC), 1500), (mixed(30, 42), 700)] {
+    // Replicas draw by seeds of their own.
+    let several = [mixed(14, 42), mixed(14, 43), learning(16, 45, DENDRITIC)];
+    let several = Network::together(&several).unwrap();
+    for (network, few) in [(learning(40, 41, DENDRITIC), 1500), (mixed(30, 42), 700), (several, 500)] {
         let plan = Plan::new(network).unwrap();
         let steps = steps(&gpu, few, 30_000);
         let want = cpu(&plan, steps);
@@ -164,7 +167,14 @@ fn on_a_gpu_weights_go_on_from_the_cpu_and_back() {
     let steps = steps(&gpu, 600, 30_000);
     let want = cpu(&plan, steps);
     let through = |state: State| {
-        let c = Checkpoint { fingerprint: [0; 32], state, hash: Default::default(), logged: 0, counts: vec![] };
+        let c = Checkpoint {
+            fingerprint: [0; 32],
+            state,
+            hash: Default::default(),
+            replicas: vec![],
+            logged: 0,
+            counts: vec![],
+        };
         Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
     };
     let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();

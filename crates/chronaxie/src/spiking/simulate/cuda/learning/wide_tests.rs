@@ -81,6 +81,7 @@ fn same_as_the_cpus(network: Network, gpu: &Gpu, steps: u64, least: usize, hows:
             fingerprint: [0; 32],
             state: middle.clone(),
             hash: Default::default(),
+            replicas: vec![],
             logged: 0,
             counts: vec![],
         };
@@ -110,6 +111,17 @@ fn on_a_gpu_axonal_delays_have_the_cpus_weights() {
         let least = if steps > 2000 { 10_000 } else { 300 };
         same_as_the_cpus(learning(40, seed, placement), &gpu, steps, least, &[MANY, FEW, TWO]);
     }
+}
+
+/// Replicas, which draw by seeds of their own, each with a modulator of its own.
+#[test]
+fn on_a_gpu_replicas_of_every_rule_have_the_cpus_weights() {
+    let Some(gpu) = gpu() else { return };
+    let networks = [(61, [D, A, D, A]), (62, [D, A, D, A]), (63, [A, D, A, D])];
+    let networks = networks.map(|(seed, placement)| rules_tests::mixed(seed, placement));
+    let steps = steps(&gpu, 130, 6000);
+    let least = if steps > 2000 { 10_000 } else { 300 };
+    same_as_the_cpus(Network::together(&networks).unwrap(), &gpu, steps, least, &[MANY, TWO]);
 }
 
 /// Rows of many synapses of one delay, which several warps share, and of many delays, which are looked for in parts.
