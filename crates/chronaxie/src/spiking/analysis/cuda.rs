@@ -223,15 +223,15 @@ pub(super) fn joined(plan: &Plan, samples: &Samples, device: &Arc<CudaDevice>) -
 /// Counts the synapses of a projection.
 fn projection(plan: &Plan, index: usize, r: &Runner, graph: &[u8]) -> Result<()> {
     let (n, p) = (&plan.network, &plan.network.projections[index]);
-    let sizes = [p.source, p.target].map(|population| n.populations[population].size);
+    let (key, sizes) = (n.projection_key(index), [p.source, p.target].map(|population| n.populations[population].size));
     let launch = |list: u64, count: u64, [rule, degree]: [u32; 2]| {
         let source = Fields::default()
             .u64(list)
-            .u64(n.seed)
+            .u64(key.seed)
             .u64(count)
             .u32(rule)
             .u32(degree)
-            .u32(index as u32)
+            .u32(key.owner)
             .u32(sizes[0])
             .u32(sizes[1])
             .u32(u32::from(p.source == p.target && !p.autapses))
