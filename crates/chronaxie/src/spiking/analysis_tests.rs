@@ -260,7 +260,7 @@ fn on_a_gpu_networks_and_their_trains_are_counted_alike() {
         for cell in 0..sizes.iter().sum() {
             let often = [2, 0, 40, 990][(cell % 4) as usize];
             // Of the first cells some fire in nearly every step, so that their runs pass from one 32 to the next.
-            if rng.below(1000) < if cell < 3 || cell > 250 { often } else { often / 6 } {
+            if rng.below(1000) < if !(3..=250).contains(&cell) { often } else { often / 6 } {
                 spikes.push(Spike { step, cell });
             }
         }

@@ -1,7 +1,7 @@
 //! What `analysis` counts, counted on a GPU: the same numbers, whatever the order of threads.
 #![allow(unsafe_code)]
 
-use super::tallies::{Cell, Frame, Tallies, begins};
+use super::tallies::{Cell, Frame, Pairs, Tallies, begins};
 use super::{Joined, Samples};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Header, KernelSource, LaunchConfig, Specialisation};
 use crate::spiking::connect;
@@ -144,7 +144,7 @@ pub(super) fn tallies(f: &Frame<'_>, device: &Arc<CudaDevice>) -> Result<Tallies
 }
 
 /// How often there is each pair of counts of two populations.
-fn joint(r: &Runner, counts: &[Vec<u32>], on_device: &DeviceBuffer, bins: usize) -> Result<Vec<Vec<Vec<(u64, u32)>>>> {
+fn joint(r: &Runner, counts: &[Vec<u32>], on_device: &DeviceBuffer, bins: usize) -> Result<Vec<Vec<Pairs>>> {
     let memory = &r.memory;
     let values: Vec<usize> = counts.iter().map(|c| c.iter().max().map_or(1, |most| *most as usize + 1)).collect();
     let mut joint = Vec::with_capacity(counts.len());

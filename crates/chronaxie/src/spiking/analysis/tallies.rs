@@ -35,6 +35,9 @@ pub(super) struct Cell {
     pub fired: u32,
 }
 
+/// `x << 32 | y`, and in how many bins x cells of one population fire and y of another; by the former.
+pub(super) type Pairs = Vec<(u64, u32)>;
+
 /// See the module.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tallies {
@@ -47,8 +50,8 @@ pub(super) struct Tallies {
     pub counts: Vec<Vec<u32>>,
     /// Of each population, `[paired, paired]`: for a < b in how many bins both fire.
     pub together: Vec<Vec<u32>>,
-    /// Of populations a and b <= a: `x << 32 | y`, and in how many bins x cells of a fire and y of b; by the former.
-    pub joint: Vec<Vec<Vec<(u64, u32)>>>,
+    /// Of populations a and b <= a.
+    pub joint: Vec<Vec<Pairs>>,
 }
 
 impl Tallies {

@@ -49,9 +49,8 @@
 //   bytes   84 MB of segments, calendar 40 MB: 29 us; drives and update as above, 6 us: 35 us, a real-time factor of 0.035.
 //   Measured 60: delivery 38 and 5 of waiting, calendar 4.6, drives 3.5, update 2.2. A kernel of nothing else takes 21 us for the loads of
 //   the segments, 41 with the calendar's entries, and 55 with a meeting of the blocks and the calendar read.
-//   Narrow (kNarrow, narrow.rs), segments of 12 words: two sectors for four, 42 MB and 3 beyond: 10 us less; 8 instructions more an
-//   event, 1.3 us; of 32 rows one or two go on, two trips to the second cache for each 32: 51 reckoned. Measured 73.8 (8 and 10 words
-//   77, 14 72, 16 68): bytes are not what binds, but rounds of a warp, each of which waits for the calendar's places, and rows that go on.
+//   Narrow (kNarrow, narrow.rs), segments of 12 words: two sectors for four, 10 us less; 8 instructions more an event, 1.3 us: 51
+//   reckoned. Measured 73.8 (8 and 10 words 77, 14 72, 16 68): bytes do not bind, but rounds of a warp and rows that go on.
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
