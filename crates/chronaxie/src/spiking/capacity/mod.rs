@@ -277,6 +277,12 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
             card.network_gb_per_s
         ));
     }
+    if !plan.network.replicas.is_empty() {
+        notes.push(
+            "of networks side by side no step was fitted: sixteen took 1.25 to 2 times as long as is said here"
+                .to_owned(),
+        );
+    }
     if plan.learning.is_some() && all.gpus > 1 {
         notes.push("synapses that change were measured on one GPU alone".to_owned());
     }

@@ -29,6 +29,9 @@ const EARLIER: &[&str] = &[
 /// The run whose synapses had eight bytes then and have four now.
 const WITH_EIGHT_BYTES: &str = "2026-11-23-h200/bench-network.json: 1000000x1000_dt1";
 
+/// Networks side by side, and one of 7,717 cells, for which nothing is fitted: no further off than by half.
+const NOT_FITTED: &str = "2026-11-24-h200/replicas.json: ";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -229,14 +232,17 @@ fn error(runs: &[Run], card: &Card) -> f64 {
         let weight = if matches!(r.timed, Timed::Parts(_)) { 0.3 } else { 1.0 };
         weight * (r.predicted(card) / r.measured).ln().powi(2)
     };
-    runs.iter().map(one).sum()
+    runs.iter().filter(|r| !r.name.starts_with(NOT_FITTED)).map(one).sum()
 }
 
 #[test]
 fn every_committed_run_is_predicted_within_a_fifth() {
     let card = Card::find("h200").unwrap();
     let (runs, earlier) = by_kernel();
-    let off = |r: &&Run| (r.predicted(&card) / r.measured - 1.0).abs() > TOLERANCE;
+    let off = |r: &&Run| {
+        let most = if r.name.starts_with(NOT_FITTED) { 0.5 } else { TOLERANCE };
+        (r.predicted(&card) / r.measured - 1.0).abs() > most
+    };
     let of_runs = || runs.iter().filter(|r| !is_part_of_a_profile(r));
     let wrong: Vec<String> =
         of_runs().filter(off).map(|r| format!("{}: {} not {}", r.name, r.predicted(&card), r.measured)).collect();
