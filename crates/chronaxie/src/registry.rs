@@ -62,13 +62,15 @@ pub fn entries() -> &'static [&'static dyn Op] {
     ]
 }
 
-/// What each family launches on a GPU, by its name; simulations, which are no operation, come last.
+/// What each family launches on a GPU, by its name; simulations and their analysis, which are no operations, come last.
 pub fn kernels() -> Vec<(&'static str, Vec<Specialisation>)> {
     let entries = entries().iter().map(|e| (e.name(), e.specialisations()));
     entries
         .chain([
             #[cfg(feature = "spiking")]
             ("simulate", crate::spiking::simulate::cuda::specialisations()),
+            #[cfg(feature = "spiking")]
+            ("analyze", crate::spiking::analysis::cuda::specialisations()),
         ])
         .collect()
 }

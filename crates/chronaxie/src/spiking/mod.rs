@@ -8,6 +8,7 @@ pub mod analysis;
 pub mod bench;
 pub mod capacity;
 pub mod connect;
+mod device;
 pub mod draws;
 mod drives;
 pub mod math;

@@ -5,9 +5,9 @@ use super::tallies::{Cell, Frame, Pairs, Tallies, begins};
 use super::{Joined, Samples};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Header, KernelSource, LaunchConfig, Specialisation};
 use crate::spiking::connect;
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::network::Rule;
 use crate::spiking::plan::Plan;
-use crate::spiking::simulate::cuda::memory::{Fields, Memory};
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! Synapses on the device: from the draws themselves where the rule is one of draws alone, else from lists of the host's.
 
 use super::config::{self, Config};
-use super::memory::{Cells, Fields, Memory};
+use super::memory::Cells;
 use super::narrow::Narrow;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::connect::{Subset, rows};
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::network::Rule;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;

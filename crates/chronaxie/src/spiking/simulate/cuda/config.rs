@@ -552,6 +552,5 @@ pub fn specialisations() -> Vec<Specialisation> {
         steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
     };
     let steps = kinds.map(form).chain([build(false), build(true), order(), rows()]);
-    let counts = crate::spiking::analysis::cuda::specialisations();
-    steps.chain(super::learning::specialisations()).chain(counts).collect()
+    steps.chain(super::learning::specialisations()).collect()
 }

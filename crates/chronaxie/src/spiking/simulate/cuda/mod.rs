@@ -13,7 +13,7 @@ mod footprint;
 mod layout_tests;
 pub mod learning;
 mod lost;
-pub(in crate::spiking) mod memory;
+mod memory;
 mod narrow;
 #[cfg(test)]
 mod narrow_tests;

@@ -7,7 +7,7 @@
 //! its cells are one) and 20 delays leave 26,214 numbers for weights, of which there are 3,200 and 16,000 of either sign: all have one. With
 //! twice the slots 2,432 and 10,417 of them would lie in the windows, and 12 synapses of a million have two words.
 
-use super::memory::Fields;
+use crate::spiking::device::Fields;
 use crate::spiking::plan::Plan;
 
 /// Numbers on either side of nothing by which a weight goes beyond its window.

@@ -1,12 +1,13 @@
 //! A card of a network whose synapses change: its kernels, what they work on, and how they are launched.
 
-use super::super::memory::{Fields, Memory, seed_or_seeds, seeds};
+use super::super::memory::{seed_or_seeds, seeds};
 use super::super::unit::{Exchange, Mail, PATIENCE_NS};
 use super::layout::{Rows, describe, places, require_memory, upload};
 use super::wide::{self, Wide};
 use super::{Config, Spike, config};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Kernel, LaunchConfig, Stream};
 use crate::spiking::connect::{Shard, rows, shard};
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;

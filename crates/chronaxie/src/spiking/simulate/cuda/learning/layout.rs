@@ -1,9 +1,9 @@
 //! What of a plan whose synapses change lies on the device, in the layout of `steps.cu`.
 
-use super::super::memory::{Fields, Memory};
 use super::Config;
 use crate::cuda::{CudaDevice, DeviceBuffer};
 use crate::spiking::connect::{Shard, rows, shards_for};
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;

@@ -2,9 +2,9 @@
 
 use super::super::Config;
 use super::super::config::rows;
-use super::super::memory::{Fields, Memory};
 use super::layout::tables;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Learning;

@@ -5,10 +5,10 @@
 //! whatever threads made of it; a state has them sorted, those of all cards together.
 
 use super::super::Config;
-use super::super::memory::Memory;
 use super::on_card::{OnCard, What};
 use crate::cuda::DeviceBuffer;
 use crate::spiking::connect::list::Known;
+use crate::spiking::device::Memory;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};

@@ -1,11 +1,11 @@
 //! What of rules beyond the timing of pairs lies on the device, in the layout of `events.cuh`.
 
-use super::super::memory::{Fields, Memory};
 use super::Config;
 use super::layout::Rows;
 use crate::Result;
 use crate::cuda::DeviceBuffer;
 use crate::spiking::connect::Shard;
+use crate::spiking::device::{Fields, Memory};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Kind, Learning, NEVER};
 use crate::spiking::simulate::State;
