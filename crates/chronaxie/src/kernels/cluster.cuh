@@ -16,12 +16,23 @@ __device__ __forceinline__ unsigned cluster_blocks() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The two halves of it.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address, in the cluster's window, of what lies at `address` in this block, but in block `rank`.
 __device__ __forceinline__ unsigned in_block(unsigned address, unsigned rank) {
   unsigned r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
   return r;
+}
+
+// Stores to such an address.
+__device__ __forceinline__ void store_at(unsigned to, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+__device__ __forceinline__ void store_at(unsigned to, float2 x) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
 }
 
 // Stores that the barrier's phase waits for, by their bytes. Both addresses are of the same block of the cluster.

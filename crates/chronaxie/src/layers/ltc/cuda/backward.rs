@@ -3,7 +3,7 @@
 use super::GradSlots;
 use super::held::{HeldBackward, HeldKernel, Rebuild};
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
-use super::on_device::{DeviceSchedule, pack};
+use super::on_device::pack;
 use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
 use crate::layers::ltc::spec::NORM_EPSILON;
@@ -24,6 +24,9 @@ impl BackwardCall<'_> {
         let t = self.traces;
         let zeroed = [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs];
         match &self.plan.held_backward {
+            Some(held @ HeldBackward { whole: Some(whole), .. }) if p.batch > 0 && p.hidden > 0 => {
+                return self.whole(held, whole, args, base);
+            }
             // In one launch; dL/dx is written everywhere anyway.
             Some(held) if p.batch > 0 && p.hidden > 0 => {
                 let whole = |(i, v): (usize, &ViewMut<'_>)| {
@@ -48,13 +51,6 @@ impl BackwardCall<'_> {
                     self.zero(base, id, stream)?;
                 }
             }
-        }
-        if let Some(held @ HeldBackward { whole: Some(by_target), .. }) = &self.plan.held_backward {
-            self.whole(held, by_target, args, base)?;
-            if p.steps > 0 {
-                self.inputs(args, base, 0, p.steps)?;
-            }
-            return self.close(args, base);
         }
         self.plan.fold(args.inputs, &t.common, base, stream, true)?;
         let mut end = p.steps;
@@ -155,47 +151,8 @@ impl BackwardCall<'_> {
         self.close_elapsed(k, args, changes, t0, steps)
     }
 
-    /// The whole pass but for the sums of the parameters, by the kernel that does all of a row.
-    fn whole(
-        &self,
-        k: &HeldBackward,
-        [by_target, inputs_by_target]: &[DeviceSchedule; 2],
-        args: &mut Args<'_, '_>,
-        base: u64,
-    ) -> Result<()> {
-        let (p, x, plan, t, s, g) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots, self.g);
-        let region = |id| Arg::U64(t.common.layout.address(base, id));
-        let Some(inputs) = &k.sensory else { return Ok(()) };
-        let [e0, e1, e2, e3] = plan.elapsed_args(x);
-        let start = g.h0.map_or(region(t.adjoint), |i| out(args.outputs, Some(i)));
-        let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
-        let grad_u = if g.input_w.is_some() { region(t.grad_u) } else { NULL };
-        let (sources, input_sources) = (&k.adjoint.schedule, &inputs.schedule);
-        launch_as(
-            &k.adjoint.kernel,
-            args.stream,
-            &k.adjoint.launch,
-            args! {
-                Arg::Bytes(&by_target.bytes(0)), Arg::Bytes(&sources.bytes(0)), Arg::Bytes(&inputs_by_target.bytes(0)),
-                Arg::Bytes(&input_sources.bytes(0)), Arg::Bytes(&by_target.raw(x, s.w)), Arg::Bytes(&sources.raw(x, s.w)),
-                Arg::Bytes(&inputs_by_target.raw(x, s.sensory_w)), Arg::Bytes(&input_sources.raw(x, s.sensory_w)),
-                at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)), at(x, Some(s.x)),
-                stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.input_w),
-                at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
-                at(x, Some(g.states)), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
-                stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2), at(x, s.output_w),
-                at(x, Some(g.grad_final)), stride(x, Some(g.grad_final), 0), stride(x, Some(g.grad_final), 1), start,
-                out(args.outputs, g.x), grad_u, changes, region(t.gate_sums), region(t.sensory_sums),
-                region(t.cluster_sums), region(t.common.neurons), Arg::I32(p.hidden as i32), Arg::I32(p.inputs as i32),
-                Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), plan.constrained(),
-                Arg::F32(p.epsilon as f32)
-            },
-        )?;
-        if p.steps > 0 { self.close_elapsed(k, args, changes, 0, p.steps) } else { Ok(()) }
-    }
-
     /// dL/d elapsed of some steps, if it is asked for.
-    fn close_elapsed(
+    pub(super) fn close_elapsed(
         &self,
         k: &HeldBackward,
         args: &mut Args<'_, '_>,
@@ -402,13 +359,12 @@ impl BackwardCall<'_> {
         let rows = (p.batch * steps) as u64;
         let parameters = g.input_w.is_some() || g.norm.is_some();
         let gates = self.held_sensory().is_some() && g.sensory_w.is_some();
-        let whole = self.plan.held_backward.as_ref().is_some_and(|h| h.whole.is_some());
         if p.inputs == 0 || (g.x.is_none() && !parameters && !gates) {
             return Ok(());
         }
         let grad_x = out(args.outputs, g.x);
         let du = if t.at_once { grad_x } else { region(t.grad_u) };
-        if let Some(k) = self.held_sensory().filter(|_| !whole) {
+        if let Some(k) = self.held_sensory() {
             let last = t0 + steps == p.steps;
             launch_as(
                 &k.kernel,
@@ -473,7 +429,7 @@ impl BackwardCall<'_> {
             let last = [grad_x, at(x, s.input_w), Arg::I64(elements as i64), Arg::I32(p.inputs as i32)];
             return launch(&self.k.scale_inputs, stream, (blocks, 1), (THREADS, 1), 0, &last);
         }
-        if g.x.is_some() && !whole {
+        if g.x.is_some() {
             launch(
                 &self.k.inputs_backward,
                 stream,

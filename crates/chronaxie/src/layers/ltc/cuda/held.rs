@@ -4,6 +4,7 @@ use super::launch::{args, at, launch_as, out, stride};
 use super::on_device::{DeviceSchedule, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
+use super::whole::WholeBackward;
 use super::{
     ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE,
     WHOLE_ADJOINT,
@@ -23,7 +24,9 @@ pub(super) fn specialisation(
     fast: bool,
     cluster: bool,
 ) -> Specialisation {
-    let oldest = if cluster {
+    // What those that share a row exchange is another matter.
+    let cluster = cluster && !h.whole;
+    let oldest = if cluster || h.whole && h.blocks > 1 {
         90
     } else if h.whole {
         // Where a thread's registers suffice.
@@ -33,21 +36,25 @@ pub(super) fn specialisation(
     } else {
         60
     };
+    let mut constants = vec![
+        ("kSlots", Constant::Int(h.slots as i32)),
+        ("kRows", Constant::Int(h.rows as i32)),
+        ("kThreads", Constant::Int(h.max_threads as i32)),
+        ("kFast", Constant::Bool(fast)),
+        ("kCluster", Constant::Bool(cluster)),
+        // A kernel for all lengths: how many steps are rebuilt at once must not matter. No adjoint asks.
+        ("kMany", Constant::Bool(h.many() && !h.pairs)),
+        ("kRebuild", Constant::Bool(h.rebuild)),
+        ("kPairs", Constant::Bool(h.pairs)),
+        // Of the kernels of one row.
+        ("kLanes", Constant::Int(if h.row { h.least_lanes() as i32 } else { 1 })),
+    ];
+    if h.whole {
+        constants.push(("kBlocks", Constant::Int(h.blocks as i32)));
+    }
     Specialisation {
         headers: HELD_HEADERS,
-        constants: vec![
-            ("kSlots", Constant::Int(h.slots as i32)),
-            ("kRows", Constant::Int(h.rows as i32)),
-            ("kThreads", Constant::Int(h.max_threads as i32)),
-            ("kFast", Constant::Bool(fast)),
-            ("kCluster", Constant::Bool(cluster)),
-            // A kernel for all lengths: how many steps are rebuilt at once must not matter. No adjoint asks.
-            ("kMany", Constant::Bool(h.many() && !h.pairs)),
-            ("kRebuild", Constant::Bool(h.rebuild)),
-            ("kPairs", Constant::Bool(h.pairs)),
-            // Of the kernels of one row.
-            ("kLanes", Constant::Int(if h.row { h.least_lanes() as i32 } else { 1 })),
-        ],
+        constants,
         archs: Archs::AtLeast(oldest),
         ..Specialisation::new(source.clone(), entries)
     }
@@ -88,7 +95,8 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole && !h.quad)),
         one(&QUAD_ADJOINT, "ltc_quad_adjoint", &c.adjoint.filter(|h| h.quad)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
-        one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|_| Held::whole())),
+        one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|h| Held::whole(h.blocks))),
+        c.adjoint.filter(|h| h.whole).map(|_| super::whole::close_specialisation()),
     ]
     .into_iter()
     .flatten()
@@ -132,7 +140,7 @@ impl HeldKernel {
         };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
-        let threads = (h.threads * h.halves()) as u32;
+        let threads = (if h.whole { h.max_threads } else { h.threads * h.halves() }) as u32;
         let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1)).shared(h.shared);
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));
@@ -147,7 +155,7 @@ impl HeldKernel {
             )));
         }
         let groups = batch.div_ceil(h.rows).max(1).div_ceil(h.halves());
-        launch.grid.0 = if h.whole { batch as u32 } else { (h.blocks * resident.min(groups)) as u32 };
+        launch.grid.0 = if h.whole { (h.blocks * batch) as u32 } else { (h.blocks * resident.min(groups)) as u32 };
         Self::new(device, s, kernel, h, launch, h.least_lanes(), true, h.blocks * resident)
     }
 
@@ -193,7 +201,7 @@ impl HeldKernel {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn new(
+    pub(super) fn new(
         device: &Arc<CudaDevice>,
         s: &Synapses,
         kernel: Kernel,
@@ -203,9 +211,15 @@ impl HeldKernel {
         exchanged: bool,
         resident: usize,
     ) -> Result<Self> {
-        let schedule = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }
-            .ok_or_else(too_many)?
-            .schedule(held.blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?;
+        let schedule =
+            if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?.schedule(
+                if held.whole { 1 } else { held.blocks },
+                held.slots,
+                held.width(),
+                held.threads,
+                least_lanes,
+                exchanged,
+            )?;
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
     }
 
@@ -279,8 +293,8 @@ pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
     /// None where the forward pass stored the unfolds.
     pub(super) rebuild: Option<HeldKernel>,
-    /// Where one kernel does all: its schedules by target, recurrent and of the inputs.
-    pub(super) whole: Option<[DeviceSchedule; 2]>,
+    /// Where one kernel does all but the sums over rows.
+    pub(super) whole: Option<WholeBackward>,
     pub(super) sensory: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
@@ -295,22 +309,12 @@ impl HeldBackward {
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
         let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, batch * chunk, h, budget, fast);
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
-        if let (true, Some(inputs)) = (adjoint.whole, c.sensory_adjoint) {
-            let row = Held::whole();
-            let spec = specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &row, fast, false);
-            let kernel = device.kernel(&spec, "ltc_whole_adjoint")?;
-            kernel.set_max_dynamic_shared(adjoint.shared)?;
-            let launch = LaunchConfig::new((batch as u32, 1, 1), (adjoint.threads as u32, 1, 1)).shared(adjoint.shared);
-            let (of_sources, of_inputs) = (tune::WHOLE_SOURCES, tune::WHOLE_INPUT_SOURCES);
-            let ss = &p.connectivity.sensory;
-            let by_target = Lists::by_target(s).ok_or_else(too_many)?;
-            let by_target =
-                by_target.schedule(1, row.slots, tune::WHOLE_STEPS, adjoint.threads, row.least_lanes(), true)?;
+        if adjoint.whole {
             return Ok(Some(Self {
-                adjoint: HeldKernel::new(device, s, kernel.clone(), adjoint, launch, of_sources.1, true, batch)?,
-                sensory: Some(HeldKernel::new(device, ss, kernel, inputs, launch, of_inputs.1, false, batch)?),
+                adjoint: HeldKernel::whole_adjoint(device, s, batch, adjoint, fast)?,
+                sensory: None,
                 rebuild: None,
-                whole: Some([DeviceSchedule::new(device, &by_target)?, whole_inputs(device, ss, &adjoint)?]),
+                whole: Some(WholeBackward::new(device, p, adjoint.blocks, fast)?),
                 clear: close("ltc_clear")?,
                 add_neurons: close("ltc_add_neurons")?,
                 close_elapsed: close("ltc_close_elapsed")?,
@@ -358,49 +362,11 @@ pub(super) struct Rebuild<'a> {
     pub(super) trace_den: Arg<'a>,
 }
 
-fn too_many() -> Error {
+pub(super) fn too_many() -> Error {
     Error::shape("ltc: a matrix of 2^32 elements has no schedule".to_owned())
 }
 
-/// The schedule of the inputs of the kernel that does all of a forward pass.
-pub(super) fn whole_inputs(device: &Arc<CudaDevice>, s: &Synapses, h: &Held) -> Result<DeviceSchedule> {
-    let (slots, lanes) = tune::WHOLE_INPUTS;
-    let lists = Lists::by_target(s).ok_or_else(too_many)?;
-    DeviceSchedule::new(device, &lists.schedule(1, slots, tune::WHOLE_STEPS, h.threads, lanes, false)?)
-}
-
 impl CudaPlan {
-    /// All of a forward pass in one launch.
-    pub(super) fn whole_forward(
-        &self,
-        k: &HeldKernel,
-        inputs: &DeviceSchedule,
-        args: &Args<'_, '_>,
-        states: Option<usize>,
-        stored: Option<usize>,
-    ) -> Result<()> {
-        let (p, s, x) = (&self.p, &self.slots, args.inputs);
-        let [e0, e1, e2, e3] = self.elapsed_args(x);
-        let raw = |schedule: &DeviceSchedule, w: usize| schedule.raw(x, w);
-        launch_as(
-            &k.kernel,
-            args.stream,
-            &k.launch,
-            args! {
-                Arg::Bytes(&k.schedule.bytes(0)), Arg::Bytes(&inputs.bytes(0)), Arg::Bytes(&raw(&k.schedule, s.w)),
-                Arg::Bytes(&raw(inputs, s.sensory_w)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
-                at(x, Some(s.gleak + 2)), at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1),
-                stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
-                at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
-                at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
-                out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
-                Arg::I32(p.hidden as i32), Arg::I32(p.inputs as i32), Arg::I32(p.outputs as i32),
-                Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), self.constrained(), Arg::F32(p.epsilon as f32),
-                Arg::F32(NORM_EPSILON as f32)
-            },
-        )
-    }
-
     /// States and denominators of the unfolds of the steps `t0 .. t0 + steps`.
     pub(super) fn rebuild_unfolds(
         &self,

@@ -3,7 +3,6 @@
 use super::backward::BackwardCall;
 use super::held::{HeldBackward, HeldKernel, Side};
 use super::mixed::MixedMemory;
-use super::on_device::DeviceSchedule;
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
@@ -145,7 +144,8 @@ impl Traces {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
-        let whole = held.is_some_and(|h| h.whole.is_some());
+        let of_whole = held.and_then(|h| h.whole.as_ref());
+        let whole = of_whole.is_some();
         let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
         let chunk = if whole { 0 } else { c.backward_chunk };
@@ -154,7 +154,7 @@ impl Traces {
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
-        let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() { 0 } else { ss });
+        let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
         let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let at_once = gates.is_some() && !whole && !p.layer_norm && grad_x;
@@ -166,6 +166,13 @@ impl Traces {
             (p.inputs, tune::most_slices(input_rows, p.inputs.div_ceil(32))),
             (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
         ];
+        let partial = partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0);
+        let [inputs, outputs] =
+            if whole { [2 * clusters * p.inputs, 2 * clusters * h] } else { [p.inputs, p.outputs].map(|n| 4 * n) };
+        let (gate_sums, sensory_sums) = match of_whole {
+            Some(w) => (p.batch * w.gate_sums(), p.batch * w.input_sums()),
+            None => (held.map_or(0, |h| h.adjoint.sums()), gates.map_or(0, HeldKernel::sums)),
+        };
         let l = &mut common.layout;
         Ok(Self {
             at_once,
@@ -173,20 +180,20 @@ impl Traces {
             alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
-            gate_sums: l.push("cluster_gate_sums", Dtype::F32, held.map_or(0, |h| h.adjoint.sums()))?,
+            gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
-            sensory_sums: l.push("block_sensory_sums", Dtype::F32, gates.map_or(0, HeldKernel::sums))?,
+            sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
             step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
-            grad_u: l.push("grad_u", Dtype::F32, if at_once { 0 } else { rows * p.inputs })?,
+            grad_u: l.push("grad_u", Dtype::F32, if at_once || whole { 0 } else { rows * p.inputs })?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
-            partial: l.push("partial", Dtype::F32, partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0))?,
+            partial: l.push("partial", Dtype::F32, if whole { 0 } else { partial })?,
             recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,
             sensory: l.push("sensory_gate_sums", Dtype::F32, 4 * ss)?,
             neurons: l.push("neuron_sums", Dtype::F32, 4 * h)?,
-            inputs: l.push("input_sums", Dtype::F32, 4 * p.inputs)?,
-            outputs: l.push("output_sums", Dtype::F32, 4 * p.outputs)?,
+            inputs: l.push("input_sums", Dtype::F32, inputs)?,
+            outputs: l.push("output_sums", Dtype::F32, outputs)?,
             common,
         })
     }
@@ -206,7 +213,7 @@ pub struct CudaPlan {
     pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
     /// The inputs' schedule, where the recurrence does all of the forward pass.
-    pub(super) whole_inputs: Option<DeviceSchedule>,
+    pub(super) whole_inputs: Option<super::whole::Inputs>,
     pub(super) sensory: Option<HeldKernel>,
     pub(super) mixed: Option<MixedMemory>,
     pub(super) backward: Option<Backward>,
@@ -307,7 +314,8 @@ impl CudaPlan {
             config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let whole = config.recurrence.filter(|h| h.whole);
-        let whole_inputs = whole.map(|h| super::held::whole_inputs(device, &synapses.sensory, &h)).transpose()?;
+        let whole_inputs =
+            whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
         let folded = |k: &Option<HeldKernel>| k.as_ref().map_or(0, HeldKernel::folded);
         let mut forward_scratch = Common::new(
             p,

@@ -10,6 +10,7 @@ mod on_device;
 mod report;
 mod schedule;
 mod tune;
+mod whole;
 mod wish;
 
 pub(super) use convert::Conversions;
@@ -40,6 +41,8 @@ const QUAD_ADJOINT: KernelSource =
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
+const WHOLE_CLOSE: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/whole_close.cu", include_str!("whole_close.cu"));
 const HEADERS: &[(&str, &str)] = &[("ltc.cuh", include_str!("ltc.cuh")), kernels::WALK];
 
 const HELD_HEADERS: &[(&str, &str)] = &[
@@ -109,9 +112,11 @@ pub fn specialisations() -> Vec<Specialisation> {
         if fast {
             let row = |s: tune::RowShape| held::specialisation(&ROW, &["ltc_row"], &Held::row(s), fast, s.cluster);
             all.extend(tune::ROW_SHAPES.map(row));
-            let whole = Held::whole();
-            all.push(held::specialisation(&WHOLE, &["ltc_whole"], &whole, fast, false));
-            all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &whole, fast, false));
+            for whole in tune::WHOLE_BLOCKS.map(Held::whole) {
+                all.push(held::specialisation(&WHOLE, &["ltc_whole"], &whole, fast, false));
+                all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &whole, fast, false));
+            }
+            all.push(whole::close_specialisation());
         }
         for rebuild in [false, true].into_iter().filter(|&rebuild| fast || rebuild) {
             all.push(held::specialisation(&QUAD, &["ltc_quad"], &Held { rebuild, ..Held::quad() }, fast, true));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A schedule on the device, in one buffer, as long as the plan lives.
 pub(super) struct DeviceSchedule {
-    buffer: ManuallyDrop<DeviceBuffer>,
+    _buffer: Lasting,
     /// Where the slots' places in dense matrices are, and how many slots there are.
     at: u64,
     slots: usize,
@@ -30,16 +30,9 @@ impl DeviceSchedule {
         push(1, &mut s.from.iter().copied());
         push(2, &mut s.owner.iter().map(|&j| j as u32));
         push(3, &mut s.warps.iter().flatten().map(|&n| n as u32));
-        let stream = StreamRef::PER_THREAD;
-        let mut buffer = DeviceBuffer::alloc(device, stream, bytes.len())?;
-        let n = Shape::from([bytes.len()]);
-        // SAFETY: the view covers exactly the vector, which outlives the copy: copies from pageable memory have read
-        // their source when they return.
-        let host = unsafe { View::from_raw(bytes.as_ptr(), Dtype::U8, n, &[1], Place::Cpu) };
-        copy_to_device(&mut buffer.bytes_view_mut(), &host, stream)?;
-        stream.synchronize(device)?;
-        let [at, from, owner, warps] = offsets.map(|o| buffer.address() + o);
-        Ok(Self { buffer: ManuallyDrop::new(buffer), at, slots: s.at.len(), from, owner, warps })
+        let buffer = upload(device, &bytes)?;
+        let [at, from, owner, warps] = offsets.map(|o| buffer.0.address() + o);
+        Ok(Self { _buffer: buffer, at, slots: s.at.len(), from, owner, warps })
     }
     pub(super) fn at(&self) -> u64 {
         self.at
@@ -58,14 +51,43 @@ impl DeviceSchedule {
     }
 }
 
-impl Drop for DeviceSchedule {
+/// Memory that launches on any stream may read, as long as the plan lives.
+struct Lasting(ManuallyDrop<DeviceBuffer>);
+
+impl Drop for Lasting {
     fn drop(&mut self) {
         // Launches on any stream may still read it. Where waiting is not possible (another thread captures a graph) the
         // memory is given up instead.
-        if self.buffer.device().synchronize().is_ok() {
+        if self.0.device().synchronize().is_ok() {
             // SAFETY: the buffer is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+            unsafe { ManuallyDrop::drop(&mut self.0) };
         }
+    }
+}
+
+/// These bytes in the memory of `device`.
+fn upload(device: &Arc<CudaDevice>, bytes: &[u8]) -> Result<Lasting> {
+    let stream = StreamRef::PER_THREAD;
+    let mut buffer = DeviceBuffer::alloc(device, stream, bytes.len())?;
+    let n = Shape::from([bytes.len()]);
+    // SAFETY: the view covers exactly the slice, which outlives the copy: copies from pageable memory have read their source
+    // when they return.
+    let host = unsafe { View::from_raw(bytes.as_ptr(), Dtype::U8, n, &[1], Place::Cpu) };
+    copy_to_device(&mut buffer.bytes_view_mut(), &host, stream)?;
+    stream.synchronize(device)?;
+    Ok(Lasting(ManuallyDrop::new(buffer)))
+}
+
+/// Words on the device, as long as the plan lives.
+pub(super) struct DeviceWords(Lasting);
+
+impl DeviceWords {
+    pub(super) fn new(device: &Arc<CudaDevice>, words: &[u32]) -> Result<Self> {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        Ok(Self(upload(device, &bytes)?))
+    }
+    pub(super) fn address(&self) -> u64 {
+        self.0.0.address()
     }
 }
 

@@ -39,19 +39,9 @@ impl CudaPlan {
             list.push(r.report(chunks)?);
             return Ok(list);
         }
-        let whole = self.held_backward.as_ref().filter(|h| backward && h.whole.is_some());
-        if let Some(held) = whole {
-            let slots = held.adjoint.sums() / held.adjoint.clusters().max(1) / 4
-                + held.sensory.as_ref().map_or(0, |k| k.sums() / k.clusters().max(1) / 4);
-            let mut list = vec![
-                LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?,
-                held.adjoint.report(1)?,
-                LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?,
-            ];
-            if let Some(k) = &self.backward {
-                list.push(LaunchReport::new(&k.close, 1, grid((slots + h + d).div_ceil(256), 1), flat, 0)?);
-            }
-            return Ok(list);
+        let held = self.held_backward.as_ref().filter(|_| backward);
+        if let Some((held, whole)) = held.and_then(|h| Some((h, h.whole.as_ref()?))) {
+            return Ok(vec![held.adjoint.report(1)?, whole.report(p)?]);
         }
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,

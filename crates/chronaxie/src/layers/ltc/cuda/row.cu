@@ -17,6 +17,7 @@
 #include "defaults.cuh"
 #endif
 constexpr bool kShared = false;
+constexpr int kWalkers = 0;
 #include "row.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -42,7 +43,8 @@ ltc_row(Schedule schedule,
   shape = make_int2(uniform(shape.x), uniform(shape.y));
   float p0, q0;
   const Held held = hold(schedule, rank, p0, q0);
-  const Neurons n = neuron_of(schedule, rank, shape.x, gleak, vleak, cm, unfolds, elapsed ? 1.0f : dt, constrained, epsilon, p0, q0);
+  const Neurons n = neuron_of(schedule.target[rank * blockDim.x + threadIdx.x], shape.x, gleak, vleak, cm, unfolds,
+                              elapsed ? 1.0f : dt, constrained, epsilon, p0, q0);
   const Walk w = {sensory, (i64)steps * hidden, start, start_b, start_h, elapsed, elapsed_b, elapsed_t, output_w, output_b, out,
                   states, final_state, unfold_states, unfold_dens, hidden, outputs, unfolds, total_steps, t0, steps};
   Others others = {false, false, 0, 0, 0, 0};

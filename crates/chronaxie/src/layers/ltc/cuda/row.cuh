@@ -1,5 +1,5 @@
 // One block, or a cluster, that holds every recurrent synapse and walks one batch row: the chain of an unfold (row.cu,
-// whole.cu).
+// whole.cu). kWalkers (said by the kernel): how many of a block's threads walk; 0 is all.
 #pragma once
 #include "held.cuh"
 #if __CUDA_ARCH__ >= 900
@@ -11,7 +11,7 @@ constexpr int kTile = 512;
 // The fewest slots for which there is code of their own, and in which steps; loads in flight together; gates between a gate
 // and its products.
 constexpr int kLeast = kSlots * 2 / 5, kStepN = kSlots > 24 ? 4 : 1;
-constexpr int kFlight = kSlots <= 24 ? kSlots : 12, kDelay = 4;
+constexpr int kFlight = kWalkers ? 12 : kSlots <= 24 ? kSlots : 12, kDelay = 4;
 
 struct Walk {
   const float2* sums;  // Ns and Ds: [steps, H] of each row, `sums_b` apart
@@ -33,10 +33,17 @@ struct Neurons {
   float rate_c, num, den;  // c, or c dt where times are given; what both sums begin with
 };
 
-__device__ __forceinline__ void read_sources(const Schedule& s, unsigned block, Held& held) {
+__device__ __forceinline__ void walkers_meet() {
+  if constexpr (kWalkers == 0)
+    __syncthreads();
+  else
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+__device__ __forceinline__ void read_sources(const Schedule& s, unsigned block, unsigned threads, Held& held) {
 #pragma unroll
   for (int i = 0; i < kSlots / 2; i++) {
-    const unsigned pair = s.from[(block * (kSlots / 2) + i) * blockDim.x + threadIdx.x] * 4u;
+    const unsigned pair = s.from[(block * (kSlots / 2) + i) * threads + threadIdx.x] * 4u;
     if constexpr (kPacked) {
       held.from[i] = pair;
     } else {
@@ -46,10 +53,8 @@ __device__ __forceinline__ void read_sources(const Schedule& s, unsigned block, 
   }
 }
 
-__device__ __forceinline__ Neurons neuron_of(const Schedule& s, unsigned block, int lanes, const float* gleak, const float* vleak,
-                                             const float* cm, int unfolds, float dt, int constrained, float epsilon,
-                                             float p0, float q0) {
-  const int owner = s.target[block * blockDim.x + threadIdx.x];
+__device__ __forceinline__ Neurons neuron_of(int owner, int lanes, const float* gleak, const float* vleak, const float* cm,
+                                             int unfolds, float dt, int constrained, float epsilon, float p0, float q0) {
   Neurons n = {owner >= 0, owner >= 0 && (threadIdx.x & (lanes - 1)) == 0, 0, 0, 0.0f, 0.0f, 1.0f};
   if (n.there) {
     n.j = owner & 0xffff, n.place = 4 * (owner >> 16);
@@ -116,7 +121,7 @@ __device__ __forceinline__ void take_states(const Others& others, unsigned parit
     return;
   }
 #endif
-  __syncthreads();
+  walkers_meet();
 }
 
 // The state of this lane's target into tile kHalf.
@@ -139,7 +144,7 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
   const int hidden = w.hidden, j = n.j;
   float v = w.start && n.there ? w.start[b * w.start_b + j * w.start_h] : 0.0f;
   // Of the last row nothing is read any more, and the sums are there.
-  if (!kCluster) __syncthreads();
+  if (!kCluster) walkers_meet();
   if (w.steps > 0) give_state<0>(others, n, tiles, v);
   const float2* sums = w.sums + (b * w.sums_b + j);
   float2 next = w.steps > 0 && n.there ? *sums : make_float2(0.0f, 0.0f);
@@ -155,7 +160,7 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       if (w.elapsed) time = w.elapsed[b * w.elapsed_b + (w.t0 + step + 1) * w.elapsed_t];
     }
     const i64 row = b * w.total_steps + (w.t0 + step);
-    i64 trace = row * w.unfolds * hidden + j;
+    i64 trace = kKeeps ? row * w.unfolds * hidden + j : 0;
     // One unfold, from the tile kHalf into the other.
     auto unfold = [&](auto which, bool last) {
       constexpr int kHalf = decltype(which)::value;
@@ -181,12 +186,14 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       round++;
     }
     if (n.writer) {
-      if (w.states) w.states[row * hidden + j] = v;
-      if (j < w.outputs) {
+      // Beside other warps registers are short: addresses are made anew.
+      const int of = kWalkers ? opaque(j) : j;
+      if (w.states) w.states[row * hidden + of] = v;
+      if (of < w.outputs) {
         float y = v;
-        if (w.output_w) y *= w.output_w[j];
-        if (w.output_b) y += w.output_b[j];
-        w.out[row * w.outputs + j] = y;
+        if (w.output_w) y *= w.output_w[of];
+        if (w.output_b) y += w.output_b[of];
+        w.out[row * w.outputs + of] = y;
       }
     }
   }

@@ -2,10 +2,11 @@
 
 use crate::layers::ltc::Synapses;
 use crate::{Error, Result};
+use std::ops::Range;
 
 const WARP: usize = 32;
 /// Marks a slot without a synapse, as `kNone`.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
 /// One synapse of an owner: the node at its other end, and its place `source H + target` in a dense matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,23 +24,31 @@ pub(super) struct Lists {
 impl Lists {
     /// By target, or none if a dense matrix has more elements than a slot can name.
     pub(super) fn by_target(s: &Synapses) -> Option<Self> {
-        Self::new(s, false)
+        Self::new(s, 0..s.sources(), false)
     }
     /// By source.
     pub(super) fn by_source(s: &Synapses) -> Option<Self> {
-        Self::new(s, true)
+        Self::new(s, 0..s.sources(), true)
     }
-    fn new(s: &Synapses, by_source: bool) -> Option<Self> {
-        let (sources, targets) = (s.sources(), s.targets());
+    /// Of `some` sources alone, which are counted from the first of them.
+    pub(super) fn of_sources(s: &Synapses, some: Range<usize>, by_source: bool) -> Option<Self> {
+        Self::new(s, some, by_source)
+    }
+    fn new(s: &Synapses, some: Range<usize>, by_source: bool) -> Option<Self> {
+        let (sources, targets) = (some.len(), s.targets());
         if sources.checked_mul(targets).is_none_or(|n| n >= NONE as usize) {
             return None;
         }
         let mut of = vec![Vec::new(); if by_source { sources } else { targets }];
         for j in 0..targets {
             for &i in &s.source_of[s.target_offsets[j] as usize..s.target_offsets[j + 1] as usize] {
-                let at = (i as usize * targets + j) as u32;
+                if !some.contains(&(i as usize)) {
+                    continue;
+                }
+                let i = i as usize - some.start;
+                let at = (i * targets + j) as u32;
                 if by_source {
-                    of[i as usize].push(Entry { other: j as u32, at });
+                    of[i].push(Entry { other: j as u32, at });
                 } else {
                     of[j].push(Entry { other: i as u32, at });
                 }
@@ -225,6 +234,21 @@ pub(super) struct Schedule {
     /// Owners, or -1; where they are exchanged, with 65536 times their places.
     pub(super) owner: Vec<i32>,
     pub(super) warps: Vec<[i32; 2]>,
+}
+
+impl Schedule {
+    /// Several one behind the other, a block each.
+    pub(super) fn joined(parts: impl IntoIterator<Item = Result<Self>>) -> Result<Self> {
+        let mut all = Self { at: Vec::new(), from: Vec::new(), owner: Vec::new(), warps: Vec::new() };
+        for part in parts {
+            let part = part?;
+            all.at.extend(part.at);
+            all.from.extend(part.from);
+            all.owner.extend(part.owner);
+            all.warps.extend(part.warps);
+        }
+        Ok(all)
+    }
 }
 
 #[cfg(test)]

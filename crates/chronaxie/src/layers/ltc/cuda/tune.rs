@@ -12,6 +12,7 @@ use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub(super) use inputs::{sensory_budget, sensory_tile};
 use std::fmt;
+pub(super) use whole::{input_slots, shares, unfolded};
 
 /// Scratch that the traces of one chunk of steps may take.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -54,7 +55,7 @@ pub struct Config {
 /// Synapses held in registers: by how many blocks, and what these do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Blocks that hold all synapses together: of a cluster, or parts of the targets.
+    /// Blocks that hold all synapses together, of a cluster, or parts of the targets; where `whole`, those that share a row.
     pub blocks: usize,
     /// Batch rows whose values lie side by side.
     pub rows: usize,
@@ -79,6 +80,8 @@ pub struct Held {
     pub pairs: bool,
     /// Dynamic shared memory of a block.
     pub shared: u32,
+    /// Which matrices that block has in shared memory: 1 the recurrent ones, 2 the inputs'.
+    pub staged: u8,
 }
 
 /// Values of a node that one load brings: of four rows' pairs those of two.
@@ -95,7 +98,21 @@ impl Held {
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
         let (rebuild, row, whole, quad, pairs) = (false, false, false, false, false);
-        Self { blocks, rows, slots, threads, max_threads, groups, rebuild, row, whole, quad, pairs, shared: 0 }
+        Self {
+            blocks,
+            rows,
+            slots,
+            threads,
+            max_threads,
+            groups,
+            rebuild,
+            row,
+            whole,
+            quad,
+            pairs,
+            shared: 0,
+            staged: 0,
+        }
     }
     /// The shape of quad.cu.
     pub(super) const fn quad() -> Self {
@@ -106,8 +123,8 @@ impl Held {
         Self { row: true, ..Self::of((1, s.slots, s.threads)) }
     }
     /// The shape of whole.cu and whole_adjoint.cu.
-    pub(super) const fn whole() -> Self {
-        Self { whole: true, ..Self::row(WHOLE_SHAPE) }
+    pub(super) const fn whole(blocks: usize) -> Self {
+        Self { whole: true, blocks, threads: WHOLE_WALKERS, ..Self::row(WHOLE_SHAPE) }
     }
     /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
     /// compiled for.
@@ -202,19 +219,25 @@ impl RowShape {
 }
 /// For fast alone: the two operations of an exact gate make others faster, and take registers that there are not.
 pub(super) const ROW_SHAPES: [RowShape; 3] = [
-    WHOLE_SHAPE,
+    RowShape { slots: 10, threads: 512, lanes: 8, cluster: false },
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
-/// The one that does all of a short forward pass, and what it holds of the inputs: slots and least lanes, as in whole.cuh.
-pub(super) const WHOLE_SHAPE: RowShape = RowShape { slots: 10, threads: 512, lanes: 8, cluster: false };
-pub(super) const WHOLE_INPUTS: (usize, usize) = (12, 8);
+/// The one that does all of a short pass: its threads that walk and the others, as in whole.cuh, and what they hold: slots and
+/// least lanes.
+pub(super) const WHOLE_SHAPE: RowShape =
+    RowShape { slots: 24, threads: WHOLE_WALKERS + WHOLE_OTHERS, lanes: 2, cluster: false };
+pub(super) const WHOLE_WALKERS: usize = 128;
+pub(super) const WHOLE_OTHERS: usize = 256;
+/// Blocks of a cluster that share a row, the most first.
+pub(super) const WHOLE_BLOCKS: [usize; 3] = [4, 2, 1];
+/// The fewest lanes of a target of the inputs, and of an input.
+pub(super) const WHOLE_LANES: [usize; 2] = [4, 2];
 /// Steps of which that kernel reads an input at once.
 pub(super) const WHOLE_STEPS: usize = 4;
-/// What the backward pass of it holds by source, as in whole_adjoint.cu.
-pub(super) const WHOLE_SOURCES: (usize, usize) = (6, 8);
-pub(super) const WHOLE_INPUT_SOURCES: (usize, usize) = (12, 4);
-/// The most gates over the inputs that a row has in that kernel: about as long as the launches that it saves.
+/// What the backward pass of it holds, in WHOLE_OTHERS threads: by target and by source, as in whole_adjoint.cu.
+pub(super) const WHOLE_HELD: (usize, usize) = (12, 4);
+/// The most gates over the inputs that a block has in that kernel: about as long as the launches that it saves.
 const WHOLE_GATES: usize = 1 << 18;
 /// The most unfolds of it: each is longer than in a kernel that has fewer threads.
 const WHOLE_UNFOLDS: usize = 128;
@@ -436,7 +459,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         + lstm;
     let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
     let held = hold(Role::Recurrence, p.batch);
-    let held = if p.mixed_memory { None } else { whole::forward(p, props, &wish.of(Role::Recurrence)).or(held) };
+    let whole = if p.mixed_memory { None } else { whole::forward(p, props, resident, &wish.of(Role::Recurrence)) };
+    let held = whole.or(held);
     if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
@@ -455,10 +479,10 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
-    if let (Some([adjoint, sensory]), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
+    if let (Some(adjoint), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),
-            sensory_adjoint: Some(sensory),
+            sensory_adjoint: None,
             rebuild: None,
             backward_chunk: p.steps.max(1),
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?

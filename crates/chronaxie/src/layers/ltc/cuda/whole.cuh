@@ -1,7 +1,14 @@
-// Short sequences, of which one block does all of one batch row: its synapses folded from the parameters, and the sums over
-// the inputs of all steps in shared memory (whole.cu, whole_adjoint.cu).
+// Short sequences, of which one block, or a cluster of kBlocks, does all of one batch row (whole.cu, whole_adjoint.cu). A block's
+// last kOthers threads make the sums over its share of the inputs; the first kWalkers, if there are such (said by the kernel), walk.
+// Parameters are folded in the kernel. Their slots lie anywhere in the dense matrices, so that a warp's load from global memory
+// would touch as many lines as lanes (measured: 16,000 clocks for 4096 synapses); where the matrices fit they are copied to
+// shared memory first.
 #pragma once
+constexpr int kOthers = 256;
 #include "row.cuh"
+
+// Steps whose sums are made side by side; those of them whose unfolds a block makes; slots that are read ahead.
+constexpr int kSteps = 8, kMine = kSteps / kBlocks, kAhead = 4;
 
 // Synapses of one side: where the slots' places in dense matrices are, and these.
 struct RawSide {
@@ -9,136 +16,262 @@ struct RawSide {
   const float *w, *mu, *sigma, *erev;
 };
 
-// Slots of the sensory side that a thread holds, and steps whose sums are made side by side.
-constexpr int kInputSlots = 12, kSteps = 8;
+// The part of a side that begins at source `first`, of which the block of this rank has so many slots.
+__device__ __forceinline__ RawSide part_of(const RawSide& s, unsigned rank, int slots, i64 first) {
+  return {s.at + rank * slots * kOthers, s.w + first, s.mu + first, s.sigma + first, s.erev + first};
+}
+__device__ __forceinline__ Schedule part_of(const Schedule& s, unsigned rank, int slots) {
+  return {s.from + rank * (slots / 2) * kOthers, s.target + rank * kOthers, s.warps + rank * (kOthers / 32), s.folded};
+}
 
-template <int kCount>
-__device__ __forceinline__ void fold_slots(const RawSide& side, float4 (&x)[kCount], int constrained) {
-  unsigned at[kCount];
+__device__ __forceinline__ void others_meet() { asm volatile("bar.sync 2, 256;" ::: "memory"); }
+
+// All threads of a row's blocks meet: what was stored before one arrives is there for those that have waited.
+__device__ __forceinline__ void blocks_arrive() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) cluster_arrive();
+#endif
+}
+__device__ __forceinline__ void blocks_wait() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) return cluster_wait();
+#endif
+  asm volatile("bar.sync 3, %0;" ::"n"(kWalkers + kOthers) : "memory");
+}
+__device__ __forceinline__ unsigned rank_of_block() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) return cluster_rank();
+#endif
+  return 0;
+}
+
+// Waits for those that have begun: said by blocks_arrive.
+__device__ __forceinline__ void blocks_begun() {
+  if constexpr (kBlocks > 1) blocks_wait();
+}
+
+// Stores to where `to` lies in the block of this rank.
+template <class T>
+__device__ __forceinline__ void store_in(unsigned rank, T* to, T x) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) return store_at(in_block(shared_address(to), rank), x);
+#endif
+  *to = x;
+}
+
+// One side as threads read it: from global memory, or from the copy in shared memory.
+struct Side {
+  const unsigned* at;
+  const float *w, *mu, *sigma, *erev;
+  unsigned per_row;  // 2^32 / H where chunks of four are swapped, else 0
+
+  // Where an element is. The slots of a target are far apart, and without the swap all in one bank where H is a multiple of 32.
+  __device__ __forceinline__ unsigned place(unsigned at) const { return at ^ (__umulhi(at, per_row) & 7) << 2; }
+};
+
+// A side of `n` floats a matrix, whose copy is in `room` if it is `staged`.
+__device__ __forceinline__ Side staged_at(const RawSide& side, bool staged, int n, int hidden, char* room) {
+  if (!staged) return {side.at, side.w, side.mu, side.sigma, side.erev, 0};
+  const unsigned per_row = hidden % 32 == 0 ? 0xffffffffu / (unsigned)hidden + 1 : 0;
+  const float* const first = (const float*)room;
+  return {side.at, first, first + n, first + 2 * n, first + 3 * n, per_row};
+}
+
+// `threads` of the block make that copy; they wait for it by copies_here and a barrier of their own.
+__device__ __forceinline__ Side stage(const RawSide& side, bool staged, int n, int hidden, char* room, int thread, int threads) {
+  const Side to = staged_at(side, staged, n, hidden, room);
+  const float* const from[4] = {side.w, side.mu, side.sigma, side.erev};
 #pragma unroll
-  for (int i = 0; i < kCount; i++) at[i] = side.at[i * blockDim.x + threadIdx.x];
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-    x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (at[i] != ~0u) x[i] = make_float4(side.w[at[i]], side.mu[at[i]], side.sigma[at[i]], side.erev[at[i]]);
+  for (int i = 0; i < 4; i++) {
+#pragma unroll 4
+    for (int e = 4 * thread; staged && e < n; e += 4 * threads) copy_ahead<16>((float*)room + i * n + to.place(e), from[i] + e);
   }
+  return to;
+}
+
+// softplus to 3e-6 of its value: log(1 + e) by its series where e is small.
+__device__ __forceinline__ float positive_fast(float x, int constrained) {
+  if (!constrained) return x;
+  float e, l;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * fabsf(x)));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(1.0f + e));
+  const float series = e * fmaf(e, fmaf(e, fmaf(e, -0.25f, 0.33333333f), -0.5f), 1.0f);
+  return fmaxf(x, 0.0f) + (e < 0.06f ? series : 0.69314718f * l);
+}
+
+// a, b, p, q of the synapse at a place of the matrices; zeros if there is none.
+__device__ __forceinline__ float4 fold_one(const Side& side, unsigned at, int constrained) {
+  // Without a branch: lanes with and without a synapse would go through all that follows one after the other.
+  const bool there = at != ~0u;
+  at = side.place(there ? at : 0);
+  const float p = there ? 0.5f * positive_fast(side.w[at], constrained) : 0.0f, a = there ? 0.5f * side.sigma[at] : 0.0f;
+  return make_float4(a, -a * side.mu[at], p, p * side.erev[at]);
+}
+
+// Folds the slots of a thread, of `threads` in their schedule, and gives each to `take`. `here` waits for the matrices; half of the
+// places are read before, and no more, since registers are short.
+template <int kCount, class Here, class Take>
+__device__ __forceinline__ void fold_slots(const Side& side, int threads, int thread, int constrained, Here here, Take take) {
+  constexpr int kHalf = kCount / 2;
+  unsigned at[kHalf];
+#pragma unroll
+  for (int i = 0; i < kHalf; i++) at[i] = side.at[i * threads + thread];
+  here();
 #pragma unroll
   for (int i = 0; i < kCount; i++) {
-    const float4 raw = x[i];
-    const float p = at[i] == ~0u ? 0.0f : positive(raw.x, constrained);
-    x[i] = make_float4(0.5f * raw.z, -0.5f * raw.z * raw.y, 0.5f * p, 0.5f * p * raw.w);
+    const float4 f = fold_one(side, at[i % kHalf], constrained);
+    if (i + kHalf < kCount) at[i] = side.at[(i + kHalf) * threads + thread];
+    take(i, f);
   }
 }
 
-// The inputs of a call.
+// The inputs of a call, of which a block has `count` from `first` on.
 struct Inputs {
   const float* x;
   i64 stride_b, stride_t, stride_d;
   const float *norm_weight, *norm_bias, *input_w, *input_b;  // each [D] or null
-  int inputs;
+  int inputs, first, count;
   float norm_epsilon;
 };
 
-// Lane n of eight of a target ends with both sums of one of kSteps steps: of which, is returned. The order is fixed.
-__device__ __forceinline__ int step_sums_of(float (&num)[kSteps], float (&den)[kSteps], int lane, int lanes) {
-  int mine = 0;
+// The places and the other ends of kAhead slots of a thread.
+struct Ahead {
+  unsigned at[kAhead], from[kAhead / 2];
+  __device__ __forceinline__ void read(const Side& side, const Schedule& schedule, int slot, int thread) {
 #pragma unroll
-  for (int half = kSteps / 2, o = 1; half > 0; half /= 2, o *= 2) {
-    const bool upper = lane & o;
-    mine += upper ? half : 0;
+    for (int i = 0; i < kAhead; i++) at[i] = side.at[(slot + i) * kOthers + thread];
 #pragma unroll
-    for (int r = 0; r < half; r++) {
-      const float give_num = upper ? num[r] : num[half + r], give_den = upper ? den[r] : den[half + r];
-      num[r] = (upper ? num[half + r] : num[r]) + __shfl_xor_sync(~0u, give_num, o);
-      den[r] = (upper ? den[half + r] : den[r]) + __shfl_xor_sync(~0u, give_den, o);
-    }
+    for (int i = 0; i < kAhead / 2; i++) from[i] = schedule.from[(slot / 2 + i) * kOthers + thread];
   }
+  __device__ __forceinline__ unsigned other(int i) const { return i % 2 ? from[i / 2] >> 16 : from[i / 2] & 0xffffu; }
+};
+
+// Of kN steps each of a target's first kN / 2 lanes (two of two steps, at least) ends with both sums of kEach neighbouring steps,
+// the first of which `first_of` says; of a target there are four lanes at least. The order is fixed.
+template <int kN>
+struct StepSums {
+  static constexpr int kEach = kN == 8 ? 2 : 1, kLevels = kN == 2 ? 1 : 2, kGivers = kN / kEach;
+
+  static __device__ __forceinline__ int first_of(int lane) {
+    int mine = 0;
+#pragma unroll
+    for (int l = 0, half = kN / 2; l < kLevels; l++, half /= 2) mine += lane >> l & 1 ? half : 0;
+    return mine;
+  }
+
+  static __device__ __forceinline__ void make(float (&num)[kN], float (&den)[kN], int lane, int lanes) {
+#pragma unroll
+    for (int l = 0, half = kN / 2; l < kLevels; l++, half /= 2) {
+      const bool upper = lane >> l & 1;
+#pragma unroll
+      for (int r = 0; r < half; r++) {
+        const float give_num = upper ? num[r] : num[half + r], give_den = upper ? den[r] : den[half + r];
+        num[r] = (upper ? num[half + r] : num[r]) + __shfl_xor_sync(~0u, give_num, 1 << l);
+        den[r] = (upper ? den[half + r] : den[r]) + __shfl_xor_sync(~0u, give_den, 1 << l);
+      }
+    }
+    if (kLevels == 1) add(num, den, 2);
 #pragma unroll 1
-  for (int o = kSteps; o < lanes; o *= 2) {
-    num[0] += __shfl_xor_sync(~0u, num[0], o);
-    den[0] += __shfl_xor_sync(~0u, den[0], o);
+    for (int o = 4; o < lanes; o *= 2) add(num, den, o);
   }
-  return mine;
-}
 
-// The parts of both sums of eight steps, whose values lie in two planes of four; the second is `plane` bytes behind the first.
-template <int kCount>
-__device__ __forceinline__ void add_steps(const float4 (&held)[kCount], const unsigned (&from)[kCount / 2], int used,
-                                          const char* tile, unsigned plane, float (&num)[kSteps], float (&den)[kSteps]) {
+  static __device__ __forceinline__ void add(float (&num)[kN], float (&den)[kN], int o) {
 #pragma unroll
-  for (int r = 0; r < kSteps; r++) num[r] = den[r] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kCount; i++) {
-    if (i >= used) break;
-    const unsigned at = i % 2 ? from[i / 2] >> 16 : from[i / 2] & 0xffffu;
-    float v[kSteps];
-    *(float4*)v = *(const float4*)(tile + at);
-    *(float4*)(v + 4) = *(const float4*)(tile + plane + at);
-#pragma unroll
-    for (int r = 0; r < kSteps; r++) {
-      const float t = gate_of(held[i].x, held[i].y, v[r]);
-      num[r] = fmaf(held[i].w, t, num[r]);
-      den[r] = fmaf(held[i].z, t, den[r]);
+    for (int r = 0; r < kEach; r++) {
+      num[r] += __shfl_xor_sync(~0u, num[r], o);
+      den[r] += __shfl_xor_sync(~0u, den[r], o);
     }
   }
+};
+
+// The parts of both sums of kN steps, whose values lie side by side, or of eight in two planes of four; the second is `plane` bytes
+// behind the first.
+template <int kN>
+__device__ __forceinline__ void add_steps(const float4& f, const char* at, unsigned plane, float (&num)[kN], float (&den)[kN]) {
+  float v[kN];
+  if constexpr (kN == 2) {
+    *(float2*)v = *(const float2*)at;
+  } else {
+    *(float4*)v = *(const float4*)at;
+    if constexpr (kN == 8) *(float4*)(v + 4) = *(const float4*)(at + plane);
+  }
+#pragma unroll
+  for (int r = 0; r < kN; r++) {
+    const float t = gate_of(f.x, f.y, v[r]);
+    num[r] = fmaf(f.w, t, num[r]);
+    den[r] = fmaf(f.z, t, den[r]);
+  }
 }
 
-// Ns and Ds of all steps of row b to `sums`, [steps, H]; u to `u`, two planes [D, 4] for eight steps, of all steps one after
-// the other if `keep`. Ends without a barrier.
-__device__ __forceinline__ void input_sums(const Schedule& schedule, const RawSide& side, const Inputs& in, i64 b, int steps,
-                                           int hidden, int constrained, float2* sums, float* u, bool keep) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, inputs = in.inputs;
+// This block's part of Ns and Ds of all steps of row b, by kOthers threads, each to `give(step, target, both)`; u to `u`, two planes
+// [count, 4] for eight steps, of all steps one after the other if `keep`. Ends without a barrier.
+template <class Give>
+__device__ __forceinline__ void input_sums(const Schedule& schedule, const Side& side, const Inputs& in, i64 b, int steps,
+                                           int constrained, float* u, bool keep, Give give) {
+  using Sums = StepSums<kSteps>;
+  const int thread = threadIdx.x - kWalkers, lane = thread % 32, warp = thread / 32, inputs = in.inputs, count = in.count;
   int2 shape = schedule.warps[warp];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
-  const int j = schedule.target[threadIdx.x], sub = lane & (shape.x - 1);
-  float4 held[kInputSlots];
-  fold_slots<kInputSlots>(side, held, constrained);
-  float p0 = 0.0f, q0 = 0.0f;
-  unsigned from[kInputSlots / 2];
-#pragma unroll
-  for (int i = 0; i < kInputSlots; i++) p0 += held[i].z, q0 += held[i].w;
-  p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
-#pragma unroll
-  for (int i = 0; i < kInputSlots / 2; i++) from[i] = schedule.from[i * blockDim.x + threadIdx.x] * 16u;
+  const int j = schedule.target[thread], sub = lane & (shape.x - 1), mine = Sums::first_of(lane);
 #pragma unroll 1
   for (int first = 0; first < steps; first += kSteps) {
-    if (first && !keep) __syncthreads();
+    Ahead next;
+    next.read(side, schedule, 0, thread);
+    if (first && !keep) others_meet();
     const float* row = in.x + b * in.stride_b;
     if (in.norm_weight) {
       // A warp makes a step.
-      for (int r = warp; r < kSteps; r += warps) {
-        const bool there = first + r < steps;
-        const float* at = row + (first + r) * in.stride_t;
-        float mean = 0.0f, var = 0.0f;
-        for (int d = lane; there && d < inputs; d += 32) mean += at[d * in.stride_d];
-        mean = warp_sum(mean) / (float)inputs;
-        for (int d = lane; there && d < inputs; d += 32) {
-          const float e = at[d * in.stride_d] - mean;
-          var = fmaf(e, e, var);
-        }
-        const float rstd = 1.0f / sqrtf(warp_sum(var) / (float)inputs + in.norm_epsilon);
-        for (int d = lane; d < inputs; d += 32) {
-          float y = there ? fmaf((at[d * in.stride_d] - mean) * rstd, in.norm_weight[d], in.norm_bias[d]) : 0.0f;
-          if (in.input_w) y *= in.input_w[d];
-          if (in.input_b) y += in.input_b[d];
-          u[((r >> 2) * inputs + d) * 4 + (r & 3)] = y;
-        }
+      const int r = warp;
+      const bool there = first + r < steps;
+      const float* at = row + (first + r) * in.stride_t;
+      float mean = 0.0f, var = 0.0f;
+      for (int d = lane; there && d < inputs; d += 32) mean += at[d * in.stride_d];
+      mean = warp_sum(mean) / (float)inputs;
+      for (int d = lane; there && d < inputs; d += 32) {
+        const float e = at[d * in.stride_d] - mean;
+        var = fmaf(e, e, var);
+      }
+      const float rstd = 1.0f / sqrtf(warp_sum(var) / (float)inputs + in.norm_epsilon);
+      for (int e = lane; e < count; e += 32) {
+        const int d = in.first + e;
+        float y = there ? fmaf((at[d * in.stride_d] - mean) * rstd, in.norm_weight[d], in.norm_bias[d]) : 0.0f;
+        if (in.input_w) y *= in.input_w[d];
+        if (in.input_b) y += in.input_b[d];
+        u[((r >> 2) * count + e) * 4 + (r & 3)] = y;
       }
     } else {
-      for (int e = threadIdx.x; e < kSteps * inputs; e += blockDim.x) {
-        const int r = e / inputs, d = e - r * inputs;
+      for (int n = thread; n < kSteps * count; n += kOthers) {
+        const int r = n / count, e = n - r * count, d = in.first + e;
         float y = first + r < steps ? row[(first + r) * in.stride_t + d * in.stride_d] : 0.0f;
         if (in.input_w) y *= in.input_w[d];
         if (in.input_b) y += in.input_b[d];
-        u[((r >> 2) * inputs + d) * 4 + (r & 3)] = y;
+        u[((r >> 2) * count + e) * 4 + (r & 3)] = y;
       }
     }
-    __syncthreads();
-    float num[kSteps], den[kSteps];
-    add_steps<kInputSlots>(held, from, shape.y, (const char*)u, 16 * inputs, num, den);
-    const int mine = step_sums_of(num, den, lane, shape.x);
-    if (j >= 0 && sub < kSteps && first + mine < steps)
-      sums[(first + mine) * hidden + j] = make_float2(num[0] + q0, den[0] + p0);
-    if (keep) u += kSteps * inputs;
+    if (!first) copies_here();
+    others_meet();
+    float num[kSteps], den[kSteps], p0 = 0.0f, q0 = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kSteps; r++) num[r] = den[r] = 0.0f;
+#pragma unroll 1
+    for (int slot = 0; slot < shape.y; slot += kAhead) {
+      const Ahead now = next;
+      if (slot + kAhead < shape.y) next.read(side, schedule, slot + kAhead, thread);
+#pragma unroll
+      for (int i = 0; i < kAhead; i++) {
+        const float4 f = fold_one(side, now.at[i], constrained);
+        p0 += f.z, q0 += f.w;
+        add_steps(f, (const char*)u + now.other(i) * 16u, 16 * count, num, den);
+      }
+    }
+    p0 = lanes_sum(p0, shape.x), q0 = lanes_sum(q0, shape.x);
+    Sums::make(num, den, lane, shape.x);
+    // In the blocks to which sums go other blocks' threads may not have begun yet.
+    if (!first) blocks_begun();
+#pragma unroll
+    for (int r = 0; r < Sums::kEach; r++)
+      if (j >= 0 && sub < Sums::kGivers && first + mine + r < steps) give(first + mine + r, j, make_float2(num[r] + q0, den[r] + p0));
+    if (keep) u += kSteps * count;
   }
+  if (steps == 0) blocks_begun();
 }

@@ -1,52 +1,111 @@
 //! The choice of the kernels that do all of a short pass.
 
 use super::{
-    Held, ROW_NEURONS, WHOLE_GATES, WHOLE_INPUT_SOURCES, WHOLE_INPUTS, WHOLE_SHAPE, WHOLE_SOURCES, WHOLE_STEPS,
-    WHOLE_UNFOLDS,
+    Held, ROW_NEURONS, Residency, WHOLE_BLOCKS, WHOLE_GATES, WHOLE_HELD, WHOLE_LANES, WHOLE_OTHERS, WHOLE_SHAPE,
+    WHOLE_STEPS, WHOLE_UNFOLDS, WHOLE_WALKERS,
 };
 use crate::DeviceProps;
+use crate::layers::ltc::Synapses;
 use crate::layers::ltc::cuda::schedule::Lists;
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
+use std::ops::Range;
 
-/// The forward pass in one launch: for few rows of few steps.
-pub(super) fn forward(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held> {
+/// Shared memory that both kernels have beside that: two floats a neuron, and barriers.
+const FIXED: usize = 8 * ROW_NEURONS + 64;
+/// Steps that go side by side, and slots that are read at once, as in whole.cuh.
+const SIDE_BY_SIDE: usize = 8;
+const AHEAD: usize = 4;
+
+/// The inputs of the block of each rank: as many of each, but the last may have fewer.
+pub(in super::super) fn shares(inputs: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+    let share = inputs.div_ceil(blocks);
+    (0..blocks).map(move |rank| (rank * share).min(inputs)..((rank + 1) * share).min(inputs))
+}
+
+/// The fewest slots, as many as are read at once or a multiple, with which WHOLE_OTHERS threads hold every block's share of the
+/// inputs' synapses; and what a load of the other end brings.
+pub(in super::super) fn input_slots(s: &Synapses, blocks: usize, by_source: bool) -> Option<(usize, usize)> {
+    let width = if by_source { 2 } else { WHOLE_STEPS };
+    let lists: Vec<Lists> =
+        shares(s.sources(), blocks).map(|some| Lists::of_sources(s, some, by_source)).collect::<Option<_>>()?;
+    let least = WHOLE_LANES[usize::from(by_source)];
+    let fits = |slots: &usize| {
+        lists.iter().all(|l| l.shape(1, *slots, width, least).is_some_and(|s| s.threads <= WHOLE_OTHERS))
+    };
+    (AHEAD..=6 * AHEAD).step_by(AHEAD).find(fits).map(|slots| (slots, width))
+}
+
+/// Values of a node that a load brings in the unfolds of the backward pass.
+pub(in super::super) const fn unfolded(blocks: usize) -> usize {
+    if SIDE_BY_SIDE / blocks < WHOLE_STEPS { SIDE_BY_SIDE / blocks } else { WHOLE_STEPS }
+}
+
+/// Which sides' matrices a block copies to shared memory, beside `other` bytes there, and how many bytes that makes: the inputs'
+/// first, whose synapses are more.
+fn staged(p: &Ltc, blocks: usize, props: &DeviceProps, other: usize) -> (u8, usize) {
+    let (h, share, most) = (p.hidden, p.inputs.div_ceil(blocks), props.shared_per_block_optin as usize);
+    // A copy is of 16 bytes, and each block's part begins where one can.
+    let whole = |rows: usize, parts: usize| if parts > 1 { h % 4 == 0 } else { rows * h % 4 == 0 };
+    let bytes = |rows, parts| if whole(rows, parts) && rows * h <= 1 << 16 { 16 * rows * h } else { 0 };
+    let room = |other: usize, bytes: usize| if other + bytes <= most { bytes } else { 0 };
+    let inputs = room(other, bytes(share, blocks));
+    let recurrent = room(other + inputs, bytes(h, 1));
+    (u8::from(recurrent > 0) | u8::from(inputs > 0) << 1, other + recurrent + inputs)
+}
+
+/// The forward pass in one launch: for few rows of few steps. As many blocks share a row as the device holds of all at once.
+pub(super) fn forward(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish) -> Option<Held> {
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let alone = wanted(1, wish.blocks) && wanted(1, wish.rows) && wanted(1, wish.groups) && !wish.rows_only;
-    let few = p.batch <= props.sm_count as usize
-        && p.steps * p.unfolds <= WHOLE_UNFOLDS
-        && p.steps * p.connectivity.sensory.len() <= WHOLE_GATES;
+    let alone = wanted(1, wish.rows) && wanted(1, wish.groups) && !wish.rows_only;
     let fits = (1..=ROW_NEURONS).contains(&p.hidden) && p.inputs > 0 && p.unfolds.is_multiple_of(2);
+    let few = p.steps * p.unfolds <= WHOLE_UNFOLDS;
     let fast = p.precision == Precision::Fast && props.compute_capability >= (8, 0);
     if !(alone && few && fits && fast && wanted(WHOLE_SHAPE.slots, wish.slots)) {
         return None;
     }
-    let of = WHOLE_SHAPE;
-    let row = Lists::by_target(&p.connectivity.recurrent)?.shape(1, of.slots, 1, of.lanes)?;
-    let inputs = Lists::by_target(&p.connectivity.sensory)?.shape(1, WHOLE_INPUTS.0, WHOLE_STEPS, WHOLE_INPUTS.1)?;
-    let threads = row.threads.max(inputs.threads);
-    // What the kernel's header says of its shared memory.
-    let shared = (p.steps * p.hidden * 8).next_multiple_of(16) + 2 * p.inputs * 16;
-    let fits = threads <= of.threads && shared <= 40 << 10;
-    fits.then(|| Held { threads, shared: shared as u32, ..Held::whole() })
+    let row = Lists::by_target(&p.connectivity.recurrent)?.shape(1, WHOLE_SHAPE.slots, 1, WHOLE_SHAPE.lanes)?;
+    if row.threads > WHOLE_WALKERS {
+        return None;
+    }
+    let one = |&blocks: &usize| {
+        let there = if blocks > 1 { props.compute_capability >= (9, 0) } else { true };
+        let gates = p.steps * p.connectivity.sensory.len() / blocks;
+        if !there || p.batch > resident[blocks] || gates > WHOLE_GATES || !wanted(blocks, wish.blocks) {
+            return None;
+        }
+        input_slots(&p.connectivity.sensory, blocks, false)?;
+        // What the kernel's header says of its shared memory.
+        let sums = (blocks * p.steps * p.hidden * 8).next_multiple_of(16);
+        let shared = sums + 4 * SIDE_BY_SIDE * p.inputs.div_ceil(blocks);
+        let (staged, all) = staged(p, blocks, props, shared + FIXED);
+        (shared <= 40 << 10).then(|| Held { shared: (all - FIXED) as u32, staged, ..Held::whole(blocks) })
+    };
+    WHOLE_BLOCKS.iter().find_map(one)
 }
 
-/// The backward pass alike, of a problem whose forward pass `row` is: synapses by source, of both sides.
-pub(super) fn adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option<[Held; 2]> {
+/// The backward pass alike, of a problem whose forward pass `row` is.
+pub(super) fn adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option<Held> {
     let row = row.filter(|h| h.whole && p.backward && p.save == Save::Recompute && !p.layer_norm)?;
-    let shape = |lists: Option<Lists>, (slots, lanes): (usize, usize), width: usize| {
-        lists?.shape(1, slots, width, lanes).filter(|s| s.threads <= row.max_threads)
-    };
-    let s = &p.connectivity;
-    let by_target = shape(Lists::by_target(&s.recurrent), (WHOLE_SHAPE.slots, WHOLE_SHAPE.lanes), WHOLE_STEPS)?;
-    let by_source = shape(Lists::by_source(&s.recurrent), WHOLE_SOURCES, 2)?;
-    let inputs = shape(Lists::by_source(&s.sensory), WHOLE_INPUT_SOURCES, 2)?;
+    let (s, blocks) = (&p.connectivity, row.blocks);
+    let (slots, lanes) = WHOLE_HELD;
+    for (lists, width) in [(Lists::by_target(&s.recurrent), unfolded(blocks)), (Lists::by_source(&s.recurrent), 2)] {
+        lists?.shape(1, slots, width, lanes).filter(|s| s.threads <= WHOLE_OTHERS)?;
+    }
+    input_slots(&s.sensory, blocks, true)?;
     // What the kernel's header says of its shared memory.
-    let (t, h, d) = (p.steps, p.hidden, p.inputs);
-    let traces = (2 * t * (p.unfolds * h + 4)).max(t * d).next_multiple_of(4);
-    let shared = (t * h * 8).next_multiple_of(16) + 4 * (t.next_multiple_of(8) * d + traces) + 80 * h;
-    let threads = row.threads.max(by_target.threads).max(by_source.threads).max(inputs.threads);
-    let held = |slots| Held { slots, threads, pairs: true, shared: shared as u32, ..row };
-    (shared <= props.shared_per_block_optin as usize).then(|| [held(WHOLE_SOURCES.0), held(WHOLE_INPUT_SOURCES.0)])
+    let (t, h) = (p.steps, p.hidden);
+    let (padded, trace) = (t.next_multiple_of(SIDE_BY_SIDE), (t * p.unfolds * h).next_multiple_of(4));
+    let of_steps = padded * (8 * h + 4 * p.inputs.div_ceil(blocks));
+    let tiles = (8 * (SIDE_BY_SIDE / blocks) * h).next_multiple_of(16);
+    let (staged, all) = staged(p, blocks, props, of_steps + 16 * trace + tiles + FIXED);
+    (all <= props.shared_per_block_optin as usize).then(|| Held {
+        slots,
+        threads: WHOLE_OTHERS,
+        pairs: true,
+        shared: (all - FIXED) as u32,
+        staged,
+        ..row
+    })
 }
