@@ -20,6 +20,9 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// The first half alone, of a block that has nothing to show yet: without the wait for its stores.
+__device__ __forceinline__ void cluster_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
 // The address, in the cluster's window, of what lies at `address` in this block, but in block `rank`.
 __device__ __forceinline__ unsigned in_block(unsigned address, unsigned rank) {
   unsigned r;

@@ -50,6 +50,8 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("held.cuh", include_str!("held.cuh")),
     ("row.cuh", include_str!("row.cuh")),
     ("whole.cuh", include_str!("whole.cuh")),
+    ("whole_walk.cuh", include_str!("whole_walk.cuh")),
+    ("whole_gather.cuh", include_str!("whole_gather.cuh")),
     ("exchange.cuh", include_str!("exchange.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
     ("quad.cuh", include_str!("quad.cuh")),

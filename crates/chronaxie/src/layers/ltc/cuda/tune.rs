@@ -12,7 +12,7 @@ use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub(super) use inputs::{sensory_budget, sensory_tile};
 use std::fmt;
-pub(super) use whole::{input_slots, shares, unfolded};
+pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
 
 /// Scratch that the traces of one chunk of steps may take.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -130,7 +130,9 @@ impl Held {
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
         let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
-        if self.row {
+        if self.whole {
+            WHOLE_SHAPE.lanes
+        } else if self.row {
             of_shape
         } else if self.quad {
             quad::LANES
@@ -149,7 +151,8 @@ impl Held {
     }
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
-        width(self.rows, self.pairs)
+        // Of pairs these have the first alone.
+        width(self.rows, self.pairs && !self.whole)
     }
 }
 
@@ -226,8 +229,8 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
 /// The one that does all of a short pass: its threads that walk and the others, as in whole.cuh, and what they hold: slots and
 /// least lanes.
 pub(super) const WHOLE_SHAPE: RowShape =
-    RowShape { slots: 24, threads: WHOLE_WALKERS + WHOLE_OTHERS, lanes: 2, cluster: false };
-pub(super) const WHOLE_WALKERS: usize = 128;
+    RowShape { slots: 12, threads: WHOLE_WALKERS + WHOLE_OTHERS, lanes: 4, cluster: false };
+pub(super) const WHOLE_WALKERS: usize = 256;
 pub(super) const WHOLE_OTHERS: usize = 256;
 /// Blocks of a cluster that share a row, the most first.
 pub(super) const WHOLE_BLOCKS: [usize; 3] = [4, 2, 1];
@@ -235,7 +238,7 @@ pub(super) const WHOLE_BLOCKS: [usize; 3] = [4, 2, 1];
 pub(super) const WHOLE_LANES: [usize; 2] = [4, 2];
 /// Steps of which that kernel reads an input at once.
 pub(super) const WHOLE_STEPS: usize = 4;
-/// What the backward pass of it holds, in WHOLE_OTHERS threads: by target and by source, as in whole_adjoint.cu.
+/// What the backward pass of it holds in WHOLE_OTHERS threads, by target and by source, as in whole_walk.cuh: slots and least lanes.
 pub(super) const WHOLE_HELD: (usize, usize) = (12, 4);
 /// The most gates over the inputs that a block has in that kernel: about as long as the launches that it saves.
 const WHOLE_GATES: usize = 1 << 18;

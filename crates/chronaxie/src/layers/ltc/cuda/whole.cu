@@ -9,7 +9,7 @@
 #include "defaults.cuh"
 #endif
 constexpr bool kShared = false;
-constexpr int kWalkers = 128;
+constexpr int kWalkers = 256;
 #include "whole.cuh"
 
 // Dynamic shared memory: Ns and Ds, [kBlocks, steps, H]; u of eight steps, two planes [inputs of a block, 4]; the matrices of the sides
@@ -31,13 +31,21 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
           int staged_sides, int input_slots) {
   extern __shared__ __align__(16) char shared[];
   __shared__ __align__(16) char tiles[2 * kTile * 4];
+  __shared__ unsigned long long sums_here;  // of several blocks: in the first
   const unsigned rank = rank_of_block();
   const i64 b = blockIdx.x / kBlocks;
   const int share = (inputs + kBlocks - 1) / kBlocks, first = min((int)rank * share, inputs), count = min(share, inputs - first);
   float2* const sums = (float2*)shared;
   float* const u = (float*)(shared + (kBlocks * (i64)steps * hidden * 8 + 15) / 16 * 16);
   char* const room = (char*)(u + kSteps * share);
-  blocks_arrive();
+#if __CUDA_ARCH__ >= 900
+  if (kBlocks > 1 && rank == 0 && threadIdx.x == 0) {
+    barrier_init(&sums_here, 1);
+    barrier_init_fence();
+    barrier_expect(&sums_here, kBlocks * steps * hidden * 8);
+  }
+#endif
+  blocks_begin();
   if (threadIdx.x >= kWalkers) {
     const RawSide mine = part_of(inputs_side, rank, input_slots, (i64)first * hidden);
     const Side side = stage(mine, staged_sides & 2, count * hidden, hidden, room + (staged_sides & 1 ? 16 * hidden * hidden : 0),
@@ -45,16 +53,12 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
     const Inputs in = {x, stride_b, stride_t, stride_d, norm_weight, norm_bias, input_w, input_b, inputs, first, count, norm_epsilon};
     float2* const to = sums + (i64)rank * steps * hidden;
     input_sums(part_of(sensory, rank, input_slots), side, in, b, steps, constrained, u, false,
-               [&](int step, int j, float2 both) { store_in(0, to + step * hidden + j, both); });
-    blocks_arrive();
+               [&](int step, int j, float2 both) { store_counted(0, to + step * hidden + j, both, &sums_here); });
     if constexpr (kBlocks == 1) blocks_wait();
     return;
   }
-  if (rank > 0) {
-    blocks_begun();
-    blocks_arrive();
-    return;
-  }
+  blocks_begun();
+  if (rank > 0) return;
   const Side side = stage(recurrent, staged_sides & 1, hidden * hidden, hidden, room, threadIdx.x, kWalkers);
   int2 shape = schedule.warps[threadIdx.x / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
@@ -72,9 +76,10 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
                   final_state, unfold_states, unfold_dens, hidden, outputs, unfolds, steps, 0, steps};
   const Others others = {false, false, 0, 0, 0, 0};
   unsigned round = 0;
-  blocks_begun();
-  blocks_arrive();
-  blocks_wait();
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) barrier_wait(&sums_here, 0);
+#endif
+  if constexpr (kBlocks == 1) blocks_wait();
   // The blocks' parts in their order; the walk begins with a barrier.
   for (int e = threadIdx.x; kBlocks > 1 && e < steps * hidden; e += kWalkers) {
     float2 both = sums[e];

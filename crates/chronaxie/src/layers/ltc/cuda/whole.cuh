@@ -9,6 +9,8 @@ constexpr int kOthers = 256;
 
 // Steps whose sums are made side by side; those of them whose unfolds a block makes; slots that are read ahead.
 constexpr int kSteps = 8, kMine = kSteps / kBlocks, kAhead = 4;
+// Steps of which the blocks that do not walk back make what is summed at once; the most parts of so many.
+constexpr int kPart = kBlocks > 1 ? 2 : kSteps, kMostParts = 32;
 
 // Synapses of one side: where the slots' places in dense matrices are, and these.
 struct RawSide {
@@ -25,6 +27,13 @@ __device__ __forceinline__ Schedule part_of(const Schedule& s, unsigned rank, in
 }
 
 __device__ __forceinline__ void others_meet() { asm volatile("bar.sync 2, 256;" ::: "memory"); }
+
+// A block has begun: others may store to its shared memory once they have waited for that.
+__device__ __forceinline__ void blocks_begin() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) cluster_begin();
+#endif
+}
 
 // All threads of a row's blocks meet: what was stored before one arrives is there for those that have waited.
 __device__ __forceinline__ void blocks_arrive() {
@@ -45,7 +54,7 @@ __device__ __forceinline__ unsigned rank_of_block() {
   return 0;
 }
 
-// Waits for those that have begun: said by blocks_arrive.
+// Waits for those that have begun.
 __device__ __forceinline__ void blocks_begun() {
   if constexpr (kBlocks > 1) blocks_wait();
 }
@@ -57,6 +66,23 @@ __device__ __forceinline__ void store_in(unsigned rank, T* to, T x) {
   if constexpr (kBlocks > 1) return store_at(in_block(shared_address(to), rank), x);
 #endif
   *to = x;
+}
+
+// The same with a count: who waits for `barrier` of that block waits for their bytes.
+__device__ __forceinline__ void store_counted(unsigned rank, float2* to, float2 x, unsigned long long* barrier) {
+#if __CUDA_ARCH__ >= 900
+  const float both[2] = {x.x, x.y};
+  if constexpr (kBlocks > 1) return store_async(in_block(shared_address(to), rank), both, in_block(shared_address(barrier), rank));
+#endif
+  *to = x;
+}
+
+// Lines that are read later, on their way to L2: each of the first reads would wait for memory.
+template <class T>
+__device__ __forceinline__ void read_ahead(const T* p, int count, int thread, int threads) {
+  constexpr int kLine = 128 / sizeof(T);
+#pragma unroll 1
+  for (int e = kLine * thread; e < count; e += kLine * threads) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + e));
 }
 
 // One side as threads read it: from global memory, or from the copy in shared memory.

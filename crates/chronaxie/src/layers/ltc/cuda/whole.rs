@@ -83,6 +83,8 @@ pub(super) struct WholeBackward {
     count: usize,
     /// Of each element of the recurrent matrices, and then of the inputs', the slot that left its sums.
     slot_of: DeviceWords,
+    /// Rows of them that a block keeps.
+    kept_rows: usize,
     close: Kernel,
 }
 
@@ -108,6 +110,7 @@ impl WholeBackward {
             by_target: DeviceSchedule::new(device, &by_target)?,
             inputs_by_target: Inputs::new(device, &s.sensory, blocks, false)?,
             inputs_by_source,
+            kept_rows: tune::kept_rows(&s.sensory, blocks).ok_or_else(too_many)?,
             count: words.len() / 2,
             synapses: DeviceWords::new(device, &words)?,
             slot_of: DeviceWords::new(device, &slot_of)?,
@@ -211,7 +214,7 @@ impl BackwardCall<'_> {
                 region(t.inputs), region(t.outputs), Arg::I32(p.hidden as i32), Arg::I32(p.inputs as i32),
                 Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), plan.constrained(),
                 Arg::F32(p.epsilon as f32), Arg::I32(w.count as i32), Arg::I32(w.inputs_by_target.slots as i32),
-                Arg::I32(w.inputs_by_source.slots as i32), Arg::I32(w.inputs_by_source.rows as i32),
+                Arg::I32(w.inputs_by_source.slots as i32), Arg::I32(w.inputs_by_source.rows as i32), Arg::I32(w.kept_rows as i32),
                 staged(x, s, k.adjoint.held.staged)
             },
         )?;

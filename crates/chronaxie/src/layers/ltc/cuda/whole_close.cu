@@ -33,7 +33,7 @@ __device__ __forceinline__ void close_element(const WholeSide& side, i64 e, int 
   float w = 0.0f, mu = 0.0f, sigma = 0.0f, erev = 0.0f;
   if (slot != ~0u) {
     w = side.w[e], mu = side.mu[e], sigma = side.sigma[e], erev = side.erev[e];
-#pragma unroll 8
+#pragma unroll 12
     for (int b = 0; b < rows; b++) {
       const float4 p = side.sums[b * side.slots + slot];
       sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void close_element(const WholeSide& side, i64 e, int 
 
 __device__ __forceinline__ void close_columns(const WholeColumns& of, i64 c, int rows) {
   float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 8
+#pragma unroll 12
   for (int b = 0; b < rows; b++) {
     const float2 p = of.sums[b * of.pitch + c];
     sum.x += p.x, sum.y += p.y;
@@ -66,7 +66,7 @@ ltc_whole_close(WholeSide recurrent, WholeSide inputs_side, WholeNeurons n, Whol
   e -= inputs_side.elements;
   if (e < n.neurons) {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
+#pragma unroll 12
     for (int b = 0; b < rows; b++) {
       const float4 p = n.sums[b * n.neurons + e];
       sum.x += p.x, sum.y += p.y, sum.z += p.z;

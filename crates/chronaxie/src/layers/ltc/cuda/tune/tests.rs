@@ -73,7 +73,7 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
 }
 
-/// A short pass of few rows is one block a row, forward and backward; what such a block cannot do is left to the others.
+/// A short pass of few rows is a cluster a row, or one block of more rows, forward and backward; what these cannot do is left to the others.
 #[test]
 fn short_sequences_take_one_launch() {
     let c = Arc::new(crate::layers::ltc::entry::random_connectivity(128, 64, 0.5, 1).unwrap());
@@ -96,7 +96,25 @@ fn short_sequences_take_one_launch() {
     }
     let asked = |name| choose(&short, &DeviceProps::SM_90, Some(name)).unwrap();
     assert!(!asked("bc1r1s8").adjoint.is_some_and(|h| h.whole), "an adjoint that was asked for");
-    assert!(asked("c1r1s10").recurrence.is_some_and(|h| h.whole));
+    let blocks = |c: Config| {
+        let [a, b] = [c.recurrence, c.adjoint].map(|h| h.filter(|h| h.whole).map(|h| h.blocks));
+        (a == b).then_some(a).flatten()
+    };
+    let of_rows = |batch| blocks(choose(&Ltc { batch, ..short.clone() }, &DeviceProps::SM_90, None).unwrap());
+    assert_eq!([1, 24, 50, 132, 133].map(of_rows), [Some(4), Some(4), Some(2), None, None]);
+    for (name, n) in [("c4r1s12", 4), ("c2r1s12", 2)] {
+        assert_eq!(blocks(asked(name)), Some(n), "{name}");
+    }
+    let alone = asked("c1r1s12");
+    assert_eq!(alone.recurrence.map(|h| (h.blocks, h.whole)), Some((1, true)));
+    // Both kernels' shared memory is what a block may have, and clusters are of compute capability 9.0.
+    for device in DeviceProps::FIXTURES {
+        let c = choose(&short, &device, None).unwrap();
+        for h in [c.recurrence, c.adjoint].into_iter().flatten().filter(|h| h.whole) {
+            assert!(h.shared <= device.shared_per_block_optin, "{c}");
+            assert!(h.blocks == 1 || device.compute_capability >= (9, 0), "{c}");
+        }
+    }
     assert_eq!(asked("c4r1s20").recurrence.map(|h| (h.blocks, h.row, h.whole)), Some((4, true, false)));
 }
 

@@ -13,7 +13,7 @@ use crate::op::Precision;
 use std::ops::Range;
 
 /// Shared memory that both kernels have beside that: two floats a neuron, and barriers.
-const FIXED: usize = 8 * ROW_NEURONS + 64;
+const FIXED: usize = 8 * ROW_NEURONS + 8 * 32 + 64;
 /// Steps that go side by side, and slots that are read at once, as in whole.cuh.
 const SIDE_BY_SIDE: usize = 8;
 const AHEAD: usize = 4;
@@ -35,6 +35,13 @@ pub(in super::super) fn input_slots(s: &Synapses, blocks: usize, by_source: bool
         lists.iter().all(|l| l.shape(1, *slots, width, least).is_some_and(|s| s.threads <= WHOLE_OTHERS))
     };
     (AHEAD..=6 * AHEAD).step_by(AHEAD).find(fits).map(|slots| (slots, width))
+}
+
+/// Rows of 32 slots of the inputs by source, in the block that has the most: what input_slots makes of warps.
+pub(in super::super) fn kept_rows(s: &Synapses, blocks: usize) -> Option<usize> {
+    let (slots, width) = input_slots(s, blocks, true)?;
+    let rows = |some| Some(Lists::of_sources(s, some, true)?.shape(1, slots, width, WHOLE_LANES[1])?.warp_slots);
+    shares(s.sources(), blocks).map(rows).try_fold(0, |most, n| Some(most.max(n?)))
 }
 
 /// Values of a node that a load brings in the unfolds of the backward pass.
@@ -90,16 +97,19 @@ pub(super) fn adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option
     let row = row.filter(|h| h.whole && p.backward && p.save == Save::Recompute && !p.layer_norm)?;
     let (s, blocks) = (&p.connectivity, row.blocks);
     let (slots, lanes) = WHOLE_HELD;
-    for (lists, width) in [(Lists::by_target(&s.recurrent), unfolded(blocks)), (Lists::by_source(&s.recurrent), 2)] {
+    for (lists, width) in [(Lists::by_target(&s.recurrent), unfolded(blocks)), (Lists::by_source(&s.recurrent), 1)] {
         lists?.shape(1, slots, width, lanes).filter(|s| s.threads <= WHOLE_OTHERS)?;
     }
-    input_slots(&s.sensory, blocks, true)?;
+    let rows = kept_rows(&s.sensory, blocks)?;
     // What the kernel's header says of its shared memory.
     let (t, h) = (p.steps, p.hidden);
-    let (padded, trace) = (t.next_multiple_of(SIDE_BY_SIDE), (t * p.unfolds * h).next_multiple_of(4));
+    let (padded, states, trace) = (t.next_multiple_of(SIDE_BY_SIDE), (t * p.unfolds + 1) * h, t * p.unfolds * h);
     let of_steps = padded * (8 * h + 4 * p.inputs.div_ceil(blocks));
+    let traces = 4 * states.next_multiple_of(4) + 8 * trace.next_multiple_of(4);
     let tiles = (8 * (SIDE_BY_SIDE / blocks) * h).next_multiple_of(16);
-    let (staged, all) = staged(p, blocks, props, of_steps + 16 * trace + tiles + FIXED);
+    let kept = if blocks > 1 { s.recurrent.len().div_ceil(blocks - 1) + 32 * rows } else { 0 };
+    let other = of_steps + traces + tiles + 32 * kept + (4 * kept).next_multiple_of(16);
+    let (staged, all) = staged(p, blocks, props, other + FIXED);
     (all <= props.shared_per_block_optin as usize).then(|| Held {
         slots,
         threads: WHOLE_OTHERS,
