@@ -11,6 +11,7 @@ use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub(super) use inputs::{sensory_budget, sensory_tile};
+pub(super) use quad::{PARTS as FOUR_PARTS, SHAPES as FOURS, on as four_on};
 use std::fmt;
 pub(super) use whole::{input_slots, shares, unfolded};
 
@@ -114,9 +115,9 @@ impl Held {
             staged: 0,
         }
     }
-    /// The shape of quad.cu.
-    pub(super) const fn quad() -> Self {
-        Self { quad: true, ..Self::of(quad::SHAPE) }
+    /// A shape of quad.cu.
+    pub(super) const fn quad(shape: (usize, usize, usize)) -> Self {
+        Self { quad: true, ..Self::of(shape) }
     }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {

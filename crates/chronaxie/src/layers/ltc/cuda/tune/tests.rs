@@ -73,6 +73,25 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
 }
 
+/// A sparse wiring, whose command neurons have nearly all synapses, has few slots in each lane.
+#[test]
+fn a_sparse_wiring_takes_few_slots() {
+    use crate::layers::ltc::wirings::Rule;
+    let of = |hidden: usize, batch| {
+        let rule = Rule::AutoNcp { units: hidden, output_size: hidden / 8, sparsity_level: 0.5, seed: 22222 };
+        let c = Arc::new(rule.build(32).unwrap().connectivity().unwrap());
+        let p = Ltc { precision: Precision::Fast, ..Ltc::new(batch, 64, c) };
+        let c = choose(&p, &DeviceProps::SM_90, None).unwrap();
+        println!("{hidden} {batch} {c}");
+        c
+    };
+    let c = of(256, 128);
+    assert!(c.recurrence.is_some_and(|h| h.quad && h.slots == 8), "{c}");
+    of(64, 128);
+    of(128, 128);
+    of(128, 24);
+}
+
 /// A short pass of few rows is one block a row, forward and backward; what such a block cannot do is left to the others.
 #[test]
 fn short_sequences_take_one_launch() {
