@@ -4,7 +4,9 @@
 //
 // A block has two halves with the same synapses, which walk groups of rows of their own and begin half an unfold apart (not if
 // kRebuild, where a part is one step and registers are shorter still): while the states of one travel, and its sums and divisions are made, the other has gates. That takes 128 registers a thread, so
-// that the last slots, which few threads use, lie in shared memory. Tiles lie at fixed places and unfolds go in pairs: no
+// that the last slots lie in shared memory; the first of them is read when no more states are ahead. A target's synapses are dealt to
+// as many lanes of its warp as they need, and the lanes' parts of its sums go through shared memory (quad.cuh): lists that differ by
+// a third then take hardly more slots than their mean. Tiles lie at fixed places and unfolds go in pairs: no
 // address and no branch depends on which tile it is.
 //
 // Work: four gates are a load of 16 bytes, an offset, 4 + 8 fused multiply-adds, and 4 (fast: tanh) or 8 (exact: ex2, rcp)

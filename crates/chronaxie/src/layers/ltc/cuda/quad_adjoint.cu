@@ -223,6 +223,12 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 
   stand_apart(half, kHalfUnfold);
   unsigned n = 0;
+  // v, v' and the denominator of the unfold that is next, and 1 / that: known ahead of what they meet.
+  float own = 0.0f, later = 0.0f, den = 1.0f, inverse = 1.0f;
+  auto look_at_unfold = [&](unsigned n) {
+    copies_here();
+    own = keep(kV + (n & 1)), later = keep(kV + (n & 1 ^ 1)), den = keep(kDen + (n & 1)), inverse = reciprocal(den);
+  };
 #pragma unroll 1
   while (parts[opaque(threadIdx.x) / 32u].left > 0) {
     // dL/dv' of the first unfold; and v'.
@@ -250,7 +256,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
       __syncwarp();
       if (p.step > 0 && in && writes()) carried[b * hidden + i] = kAwaited;
       look_at_step();
-      copies_here();
+      look_at_unfold(n);
       a += gradient(owner);
     }
 #pragma unroll 1
@@ -265,9 +271,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 #pragma unroll 1
       for (int k = unfolds - 1; k >= 0; k--, n++) {
         const int tile_of = n & 1;
-        copies_here();
-        const float own = keep(kV + tile_of), alpha = quotient(a, keep(kDen + tile_of));
-        const float beta = -alpha * keep(kV + (tile_of ^ 1));
+        const float alpha = quotient(a, den, inverse), beta = -alpha * later;
         {
           const float other_alpha = __shfl_xor_sync(~0u, alpha, 2), other_beta = __shfl_xor_sync(~0u, beta, 2);
           const bool upper = lane & 2;
@@ -308,6 +312,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
         }
 #pragma unroll
         for (int s = 0; s < kOn; s++) adjoint_four(on[s * kThreads], tile, four_source(from, s), v, total, sums.of[s]);
+        look_at_unfold(n + 1);
         __syncwarp();
         *(float4*)((char*)first_parts + part) = make_float4(total[0], total[1], total[2], total[3]);
         __syncwarp();

@@ -65,7 +65,7 @@ pub(super) fn hold(
             _ if asked => 0,
             (false, true) => (gates * 2).max(gates + 1100),
             (false, false) => gates + 1500,
-            (true, true) => (gates * 10 / 3).max(gates + 2500),
+            (true, true) => gates * 10 / 3,
             (true, false) => gates + 3600,
         };
         let held = Held {
@@ -79,7 +79,9 @@ pub(super) fn hold(
         Some((clocks * clusters.max(groups) / clusters, held))
     };
     let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
-    let shapes = SHAPES.into_iter().filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots));
+    // Short lists were seen to be faster forward alone; the others are there for who asks.
+    let short = |s: &(usize, usize, usize)| s.1 == SHAPES[0].1 || role == Role::Recurrence || wish.slots == Some(s.1);
+    let shapes = SHAPES.into_iter().filter(short).filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots));
     shapes
         .flat_map(|s| blocks.clone().map(move |b| (s, b)))
         .filter_map(|(s, b)| of_blocks(s, b))
