@@ -3,20 +3,23 @@
 // beside its gates, whatever the number of rows, and a load of 16 bytes serves four gates.
 //
 // A block has two halves with the same synapses, which walk groups of rows of their own and begin half an unfold apart (not if
-// kRebuild, where a part is one step and registers are shorter still): while the states of one travel, and its sums and divisions are made, the other has gates. That takes 128 registers a thread, so
-// that the last slots lie in shared memory; the first of them is read when no more states are ahead. A target's synapses are dealt to
-// as many lanes of its warp as they need, and the lanes' parts of its sums go through shared memory (quad.cuh): lists that differ by
-// a third then take hardly more slots than their mean. Tiles lie at fixed places and unfolds go in pairs: no
-// address and no branch depends on which tile it is.
+// kRebuild, where a part is one step): while the states of one travel, and its sums and divisions are made, the other has gates.
+// That takes 128 registers a thread, so that the last slots lie in shared memory; the first of them is read when no more states
+// are ahead. Tiles lie at fixed places and unfolds go in pairs: no address and no branch depends on which tile it is.
+//
+// A target's synapses are dealt to as many lanes of its warp as they need, no power of two, and the parts of its sums
+// go through shared memory (quad.cuh): of lists that differ by a third the longest lane has 17 slots where 16 is the mean, and
+// loads of 16 bytes meet a bank twice 4 times in 100 (19 slots and 27 in 100 with a power of two of lanes each).
 //
 // Work: four gates are a load of 16 bytes, an offset, 4 + 8 fused multiply-adds, and 4 (fast: tanh) or 8 (exact: ex2, rcp)
 // special operations, 16 a clock and multiprocessor, which bind. Floor (H200, 1.98 GHz, fast): 1.6 ms for B128 T256 H256 at
 // density 0.5, 1.8 ms in the 120 multiprocessors that clusters of 8 use.
-// Clocks of an unfold of eight rows (H200, fast): 2760 with 128 neurons at full density in a cluster of 4, where all lists have 16
-// slots; 3600 with 256 at half density in a cluster of 8, where they have up to 19 and meet banks a quarter more often. A block
-// of one half alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and 3950: each
-// waits for the slowest of its blocks, and all share with others; the next part's states ahead of the last unfold (kRebuild), no
-// faster.
+// Clocks of an unfold of eight rows (H200, fast): 2760 with 128 neurons at full density in a cluster of 4; with 256 at half density in
+// a cluster of 8 3550 (H100, ncu: 5.8 million clocks for 1638 unfolds, issue slots used 48 %), and 3630 when lists were uneven:
+// these were taken for the difference, and are a tenth of it. What a cluster of 8 costs beside one of 4 is not explained. A block
+// of one half alone 2320 and 2640. Tried: two blocks of different clusters on a multiprocessor in the place of two halves, 3540 and
+// 3950: each waits for the slowest of its blocks, and all share with others; the next part's states ahead of the last unfold
+// (kRebuild), no faster; halves apart if kRebuild, 0.2 % slower; apart by 450 or 800 ns, no difference.
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the states
 // and denominators of its unfolds are written.
 // Bytes: as recurrence.cu.

@@ -6,9 +6,11 @@
 // Work: four gates are 3 loads of 16 bytes and 4 (11 + 1 special) operations: 12 wavefronts of shared memory and 48 issue
 // slots a warp, which bind alike (together 16.8 clocks of a multiprocessor, measured: 3.6 ms). Floor (H200, 1.98 GHz, 120 multiprocessors): 2.6 ms of wavefronts, 2.6 ms of issue slots for
 // B128 T256 H256 at density 0.5.
-// Clocks of an unfold of eight rows (H200, fast; cases as in quad.cu): 6600 and 8100, adjoint.cu 6660 and 8480. Shared memory binds: 300
-// wavefronts a warp, unfold and four rows, of which 204 are synapses and alpha and beta, 40 banks that alpha and beta meet twice, 20
-// the copies of v and the denominator.
+// Clocks of an unfold of eight rows (H200, fast; cases as in quad.cu) until lists were dealt evenly: 6600 and 8100, adjoint.cu 6660 and
+// 8480; of 300 wavefronts a warp, unfold and four rows 204 were synapses and alpha and beta, 40 banks met twice, 20 the copies of v and
+// the denominator. Even lists, fewer banks met twice (schedule/four.rs), unfolds of four rows side by side in memory (`together`)
+// and the first slot behind kOn read ahead of the wait took the whole backward pass of B128 T256 D64 H256 from 11.56 to
+// 10.36 ms (H100, `profile`; each alone was not timed). Reciprocals ahead of the sum: 10.38 to 10.30.
 // Bytes: as adjoint.cu, and 16 a synapse and cluster for twice as many clusters.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
