@@ -118,6 +118,7 @@ impl BackwardCall<'_> {
                 states: at(x, Some(g.states)),
                 trace_v: v,
                 trace_den: den,
+                together: k.together(),
             };
             plan.rebuild_unfolds(rebuild, x, &r, args.stream, (t0, steps))?;
         }
@@ -131,6 +132,7 @@ impl BackwardCall<'_> {
             Some(i) if t0 == 0 => out(args.outputs, Some(i)),
             _ => region(t.adjoint),
         };
+        let groups = if k.adjoint.held.quad { k.together() } else { k.adjoint.held.groups };
         let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
         launch_as(
@@ -144,7 +146,7 @@ impl BackwardCall<'_> {
                 at(x, s.output_w), n0, n1, n2, start, v, den, Arg::I64(trace_b as i64), region(t.step_sums), changes,
                 region(t.gate_sums), region(t.cluster_sums), region(t.common.carried), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
                 Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(t0 as i32),
-                Arg::I32(steps as i32), Arg::I32(k.adjoint.held.groups as i32), Arg::I32(i32::from(last)),
+                Arg::I32(steps as i32), Arg::I32(groups as i32), Arg::I32(i32::from(last)),
                 plan.constrained()
             },
         )?;

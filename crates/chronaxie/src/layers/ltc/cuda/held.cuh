@@ -301,13 +301,17 @@ __device__ __forceinline__ void all_rows(float mine, int lane, float (&x)[kRows]
   }
 }
 
-// x / y of a positive y that is neither tiny nor huge, rounded to within one unit in the last place.
-__device__ __forceinline__ float quotient(float x, float y) {
+__device__ __forceinline__ float reciprocal(float y) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  return r;
+}
+// x / y of a positive y that is neither tiny nor huge, whose reciprocal is about r, rounded to within one unit in the last place.
+__device__ __forceinline__ float quotient(float x, float y, float r) {
   const float q = x * r;
   return kFast ? q : fmaf(fmaf(-q, y, x), r, q);
 }
+__device__ __forceinline__ float quotient(float x, float y) { return quotient(x, y, reciprocal(y)); }
 
 // The first of four, one by one: a vector would take four neighbouring registers, which are short.
 template <typename... Floats>

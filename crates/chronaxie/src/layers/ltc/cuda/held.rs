@@ -211,15 +211,13 @@ impl HeldKernel {
         exchanged: bool,
         resident: usize,
     ) -> Result<Self> {
-        let schedule =
-            if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?.schedule(
-                if held.whole { 1 } else { held.blocks },
-                held.slots,
-                held.width(),
-                held.threads,
-                least_lanes,
-                exchanged,
-            )?;
+        let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
+        let schedule = if held.quad {
+            lists.four(held.blocks, held.slots, tune::FOUR_PARTS, tune::four_on(held.slots, held.pairs))?
+        } else {
+            let blocks = if held.whole { 1 } else { held.blocks };
+            lists.schedule(blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?
+        };
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
     }
 
@@ -302,6 +300,14 @@ pub(super) struct HeldBackward {
 }
 
 impl HeldBackward {
+    /// Batch rows whose rebuilt unfolds lie side by side, so that the lanes of an owner read and write them together.
+    pub(super) fn together(&self) -> usize {
+        if self.adjoint.held.quad && self.rebuild.as_ref().is_some_and(|k| k.held.quad) {
+            self.adjoint.held.rows
+        } else {
+            1
+        }
+    }
     /// None where the configuration has no adjoint that holds its synapses.
     pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, c: &Config) -> Result<Option<Self>> {
         let Some(adjoint) = c.adjoint else { return Ok(None) };
@@ -360,6 +366,8 @@ pub(super) struct Rebuild<'a> {
     pub(super) states: Arg<'a>,
     pub(super) trace_v: Arg<'a>,
     pub(super) trace_den: Arg<'a>,
+    /// Batch rows whose unfolds lie side by side in them.
+    pub(super) together: usize,
 }
 
 pub(super) fn too_many() -> Error {
@@ -379,6 +387,8 @@ impl CudaPlan {
         let (p, s) = (&self.p, &self.slots);
         let [e0, e1, e2, e3] = self.elapsed_args(x);
         let null = Arg::U64(0);
+        // Four rows side by side are those of a step; each step is a row of its own to the others.
+        let (rows, groups) = if k.held.quad { (p.batch, r.together) } else { (p.batch * steps, k.held.groups) };
         launch_as(
             &k.kernel,
             stream,
@@ -386,9 +396,9 @@ impl CudaPlan {
             args! {
                 Arg::Bytes(&k.schedule.bytes(r.folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)),
                 at(x, Some(s.gleak + 2)), r.sums, at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2,
-                e3, null, null, null, null, null, r.trace_v, r.trace_den, Arg::I32((p.batch * steps) as i32),
+                e3, null, null, null, null, null, r.trace_v, r.trace_den, Arg::I32(rows as i32),
                 Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32),
-                Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(1), Arg::I32(k.held.groups as i32),
+                Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(1), Arg::I32(groups as i32),
                 self.constrained(), Arg::F32(p.epsilon as f32), r.states, Arg::I32(steps as i32), null
             },
         )

@@ -151,7 +151,8 @@ impl Traces {
         let chunk = if whole { 0 } else { c.backward_chunk };
         let mut common = Common::new(p, gap, chunk, true, lists, [rebuilt, if whole { 0 } else { sensory }], cut)?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
-        let trace = rows * p.unfolds * h;
+        let together = held.map_or(1, HeldBackward::together);
+        let trace = p.batch.next_multiple_of(together) * c.backward_chunk * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });

@@ -120,11 +120,13 @@ pub fn specialisations() -> Vec<Specialisation> {
             }
             all.push(whole::close_specialisation());
         }
-        for rebuild in [false, true].into_iter().filter(|&rebuild| fast || rebuild) {
-            all.push(held::specialisation(&QUAD, &["ltc_quad"], &Held { rebuild, ..Held::quad() }, fast, true));
+        for four in tune::FOURS.map(Held::quad) {
+            for rebuild in [false, true].into_iter().filter(|&rebuild| fast || rebuild) {
+                all.push(held::specialisation(&QUAD, &["ltc_quad"], &Held { rebuild, ..four }, fast, true));
+            }
+            let adjoint = Held { pairs: true, ..four };
+            all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &adjoint, fast, true));
         }
-        let quad = Held { pairs: true, ..Held::quad() };
-        all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &quad, fast, true));
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };

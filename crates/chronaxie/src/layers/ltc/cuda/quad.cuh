@@ -1,5 +1,5 @@
-// Four batch rows side by side in each half of the blocks of a cluster (quad.cu, quad_adjoint.cu): how lanes share the rows of an
-// owner, and how blocks tell each other what their owners have (exchange.cuh says why it is enough).
+// Four batch rows side by side in each half of the blocks of a cluster (quad.cu, quad_adjoint.cu): how lanes share the synapses and
+// rows of an owner, and how blocks tell each other what their owners have (exchange.cuh says why it is enough).
 #pragma once
 #include "held.cuh"
 #include "parts.cuh"
@@ -7,21 +7,42 @@
 #include "cluster.cuh"
 #endif
 
-// The row, of four, that a lane has after `four_sum`: lanes that differ by 2 have neighbours.
-__device__ __forceinline__ int four_row(int lane) { return (lane & 1) * 2 + ((lane >> 1) & 1); }
+// Of the lanes of a warp eight neighbours end what an owner has, two for each row; its synapses are dealt to lanes of the warp of
+// which it has as many as its list needs (schedule/four.rs), and whose parts of its sums go through shared memory.
+constexpr int kOwners = 4;
+// The most lanes that have synapses of an owner; and how many parts are added without asking how many there are.
+constexpr int kParts = 16, kTogether = 10;
+// Elements of 16 bytes of the parts of a warp: those of lanes without synapses are apart, and a second plane's banks are the other half.
+constexpr int kPlane = kOwners * kParts + 32 + 4;
 
-// The sum of each row over the lanes of an owner, eight at least; a lane gets that of row four_row(lane). The order of
-// additions is fixed.
-__device__ __forceinline__ float four_sum(const float (&x)[4], int lane, int lanes) {
-  const bool odd = lane & 1, second = lane & 2;
-  const float x0 = (odd ? x[2] : x[0]) + __shfl_xor_sync(~0u, odd ? x[0] : x[2], 1);
-  const float x1 = (odd ? x[3] : x[1]) + __shfl_xor_sync(~0u, odd ? x[1] : x[3], 1);
-  float sum = (second ? x1 : x0) + __shfl_xor_sync(~0u, second ? x0 : x1, 2);
-  sum += __shfl_xor_sync(~0u, sum, 4);
-  if (lanes == 8) return sum;
+// The row, of four, that a lane ends: lanes that differ by 2 have neighbours.
+__device__ __forceinline__ int four_row(int lane) { return (lane & 1) * 2 + ((lane >> 1) & 1); }
+// The lane, of those of an owner, that ends a row.
+__device__ __forceinline__ int lane_of_row(int row) { return (row & 1) * 2 + (row >> 1); }
+
+// Where this thread's warp has its parts, `planes` planes of them, from `first` on.
+__device__ __forceinline__ float4* parts_of_warp(float4* first, int planes) {
+  return first + opaque(threadIdx.x) / 32u * (planes * kPlane);
+}
+// Where this lane finds the first of the parts that it adds: of its row.
+__device__ __forceinline__ const float* parts_of_row(const float4* parts) {
+  const int lane = opaque(threadIdx.x) & 31;
+  return (const float*)(parts + lane / 8) + four_row(lane);
+}
+
+// The sum of `count` parts that lie kStride floats apart. What no lane has is zero; the order of additions is fixed.
+template <int kFixed, int kStride>
+__device__ __forceinline__ float parts_sum(const float* at, int count) {
+  float x[kFixed];
+#pragma unroll
+  for (int i = 0; i < kFixed; i++) x[i] = at[i * kStride];
+#pragma unroll
+  for (int o = 1; o < kFixed; o *= 2)
+#pragma unroll
+    for (int i = 0; i + o < kFixed; i += 2 * o) x[i] += x[i + o];
 #pragma unroll 1
-  for (int o = 8; o < lanes; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
-  return sum;
+  for (int i = kFixed; i < count; i++) x[0] += at[i * kStride];
+  return x[0];
 }
 
 // The four rows of an owner from the lanes that have one each.

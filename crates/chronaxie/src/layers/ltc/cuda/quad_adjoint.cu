@@ -6,9 +6,11 @@
 // Work: four gates are 3 loads of 16 bytes and 4 (11 + 1 special) operations: 12 wavefronts of shared memory and 48 issue
 // slots a warp, which bind alike (together 16.8 clocks of a multiprocessor, measured: 3.6 ms). Floor (H200, 1.98 GHz, 120 multiprocessors): 2.6 ms of wavefronts, 2.6 ms of issue slots for
 // B128 T256 H256 at density 0.5.
-// Clocks of an unfold of eight rows (H200, fast; cases as in quad.cu): 6600 and 8100, adjoint.cu 6660 and 8480. Shared memory binds: 300
-// wavefronts a warp, unfold and four rows, of which 204 are synapses and alpha and beta, 40 banks that alpha and beta meet twice, 20
-// the copies of v and the denominator.
+// Clocks of an unfold of eight rows (H200, fast; cases as in quad.cu) until lists were dealt evenly: 6600 and 8100, adjoint.cu 6660 and
+// 8480; of 300 wavefronts a warp, unfold and four rows 204 were synapses and alpha and beta, 40 banks met twice, 20 the copies of v and
+// the denominator. Even lists, fewer banks met twice (schedule/four.rs), unfolds of four rows side by side in memory (`together`)
+// and the first slot behind kOn read ahead of the wait took the whole backward pass of B128 T256 D64 H256 from 11.56 to
+// 10.36 ms (H100, `profile`; each alone was not timed). Reciprocals ahead of the sum: 10.38 to 10.30.
 // Bytes: as adjoint.cu, and 16 a synapse and cluster for twice as many clusters.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
@@ -77,7 +79,8 @@ struct alignas(16) Rest {
 };
 
 // Dynamic shared memory, 16 bytes each: kOn slots of each thread of a half; kKeeps / 4 of each thread of the block; for each warp of a
-// half and slot beyond those 32; twice as many sums of these; and a quarter as many for their sources.
+// half and slot beyond those 32; twice as many sums of these; and a quarter as many for their sources. Behind what threads keep, the
+// parts of each warp.
 extern "C" __global__ void __launch_bounds__(2 * kThreads, 1)
 ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  const float* __restrict__ states,                                           // [B, T, H]
@@ -86,14 +89,15 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  const float* __restrict__ output_w,                                         // [M] or null
                  const float* grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(state after the chunk), any strides
                  float* grad_start,                            // [B, H]: dL/d(state before the chunk)
-                 const float* __restrict__ trace_v, const float* __restrict__ trace_den,  // [B, steps, K, H], trace_b apart
+                 const float* __restrict__ trace_v, const float* __restrict__ trace_den,  // [B / together, steps, K, H, together], trace_b apart
                  i64 trace_b,
                  float2* __restrict__ step_sums,     // [B, steps, H]: sums of alpha and of beta over k
                  float* __restrict__ step_changes,   // [B, steps, H] or null: sums of alpha (v - v') over k
                  float4* __restrict__ gate_sums,     // [clusters, blocks, kSlots, threads], added to unless first
                  float4* __restrict__ neuron_sums,   // [clusters, H]: alpha, beta, alpha (v - v') K / dt; likewise
                  unsigned* carried,                  // [B, H] of kAwaited where a group may be cut
-                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
+                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps,
+                 int together,  // batch rows whose unfolds lie side by side, 1 or 4
                  int first_chunk, int constrained) {
 #if __CUDA_ARCH__ >= 900
   __shared__ __align__(16) float4 tiles[2][2][2][kTile];
@@ -103,8 +107,8 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   const Half half = half_of_block();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = half.threads / 32, mine_of_half = half.thread / 32;
   const int2* shapes = schedule.warps + rank * warps;
-  const int lanes = uniform(shapes[mine_of_half].x), used = uniform(shapes[mine_of_half].y);
-  const int sub = lane & (lanes - 1);
+  const int most_parts = (uniform(shapes[mine_of_half].x) + 1) / 2, used = uniform(shapes[mine_of_half].y);
+  const int sub = lane & 7;
   const int owner = schedule.target[rank * half.threads + half.thread];
   const bool there = owner >= 0;
   const int i = there ? owner & 0xffff : 0;
@@ -112,10 +116,15 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   __shared__ Part parts[2 * kThreads / 32];
   __shared__ Rest rests[2 * kThreads / 32];
   float4* const on = dynamic + half.thread;
-  // Behind what threads keep lie the other slots of the half's warps; behind them their sums, of both halves; and their sources.
+  // Behind what threads keep and the parts lie the other slots of the half's warps; behind them their sums, of both halves; and
+  // their sources.
   float* const keeps = (float*)(dynamic + kOn * kThreads) + threadIdx.x;
+  // Where this lane's part of its source's sums goes, in bytes; its lowest bits say whose of the four.
+  float4* const first_parts = dynamic + kOn * kThreads + kKeeps / 4 * 2 * kThreads;
+  const unsigned part = opaque((warp * kPlane + schedule.target[(blocks + rank) * half.threads + half.thread]) * 16);
+  for (int p = lane; p < kPlane; p += 32) first_parts[warp * kPlane + p] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (lane == 0) {
-    constexpr int kFrom = kOn * kThreads + kKeeps / 4 * 2 * kThreads;
+    constexpr int kFrom = kOn * kThreads + kKeeps / 4 * 2 * kThreads + 2 * kThreads / 32 * kPlane;
     Rest rest = {kFrom, 0, 0, 0};
     int all = 0;
     for (int w = 0; w < warps; w++) {
@@ -129,7 +138,11 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
     rests[warp] = rest;
   }
   __syncwarp();
-  float4* const saved = gate_sums + (((i64)half.slot(blocks) * blocks + rank) * kSlots * half.threads + half.thread);
+  // Where its sums are kept from chunk to chunk; not known all the while.
+  auto saved_now = [&] {
+    const i64 slot = blockIdx.x / cluster_blocks() * 2 + half.index;
+    return gate_sums + ((slot * cluster_blocks() + cluster_rank()) * kSlots * half.threads + half.thread);
+  };
   auto kept_place = [&](int which) { return keeps + which * (2 * kThreads); };
   auto keep = [&](int which) -> volatile float& { return *(volatile float*)kept_place(which); };
   auto address = [&](int which) -> const float* volatile& {
@@ -137,6 +150,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   };
   {
     // One by one: registers are short.
+    float4* const saved = saved_now();
     const float4* folded = schedule.folded + (rank * kSlots * half.threads + half.thread);
 #pragma unroll 1
     for (int s = 0; half.index == 0 && s < kOn; s++) on[s * kThreads] = folded[s * half.threads];
@@ -161,9 +175,11 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   const bool walks = half.thread < 32 || __any_sync(~0u, there);
 
   const int all_groups = (batch + 3) / 4;
-  auto row_of_group = [&](int group) { return (i64)group * 4 + four_row(lane); };
-  auto owner_now = [&] { return *(const volatile int*)(schedule.target + (rank * half.threads + half.thread)); };
-  auto writes = [&] { return (opaque(lane) & (lanes - 1)) < 4; };
+  auto row_of_group = [&](int group) { return (i64)group * 4 + four_row(opaque(threadIdx.x)); };
+  auto owner_now = [&] {
+    return *(const volatile int*)(schedule.target + (cluster_rank() * half.threads + opaque(threadIdx.x) - half.index * half.threads));
+  };
+  auto writes = [&] { return (opaque(threadIdx.x) & 7) < 4; };
   // Without steps the gradient passes through.
 #pragma unroll 1
   for (int group = half.slot(blocks); steps == 0 && group < all_groups; group += half.slots(blocks)) {
@@ -198,7 +214,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
               half.index * (4 * kTile * 16) * 0x10001u;
   FourSums sums;
   {
-    const float4* before = saved;
+    const float4* before = saved_now();
 #pragma unroll
     for (int s = 0; s < kOn; s++) {
       sums.of[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -209,12 +225,18 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 
   stand_apart(half, kHalfUnfold);
   unsigned n = 0;
+  // v, v' and the denominator of the unfold that is next, and 1 / that: known ahead of what they meet.
+  float own = 0.0f, later = 0.0f, den = 1.0f, inverse = 1.0f;
+  auto look_at_unfold = [&](unsigned n) {
+    copies_here();
+    own = keep(kV + (n & 1)), later = keep(kV + (n & 1 ^ 1)), den = keep(kDen + (n & 1)), inverse = reciprocal(den);
+  };
 #pragma unroll 1
-  while (parts[warp].left > 0) {
+  while (parts[opaque(threadIdx.x) / 32u].left > 0) {
     // dL/dv' of the first unfold; and v'.
     float a = 0.0f;
     {
-      const Part p = parts[threadIdx.x / 32];
+      const Part p = parts[opaque(threadIdx.x) / 32u];
       const i64 b = row_of_group(p.group);
       const int owner = owner_now(), i = owner & 0xffff, r = steps - 1 - p.step;
       const bool in = owner >= 0 && b < batch;
@@ -224,7 +246,8 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
       if (in) {
         a = p.step == 0 ? grad_end[b * end_b + (i64)i * end_h] : await_state(carried + (b * hidden + i));
         keep(kV + (now ^ 1)) = states[(b * total_steps + t0 + r) * hidden + i];
-        trace = trace_v + (b * trace_b + ((i64)r * unfolds + unfolds - 1) * hidden + i);
+        const int side = opaque(together);
+        trace = trace_v + (((b >> side / 2) * trace_b + ((i64)r * unfolds + unfolds - 1) * hidden + i) * side + (b & (side - 1)));
         copy_ahead<4>(kept_place(kV + now), trace);
         copy_ahead<4>(kept_place(kDen + now), trace + opaque64(trace_den - trace_v));
         if (i < outputs) grad = grad_out + (b * grad_b + (t0 + r) * grad_t + (i64)i * grad_m);
@@ -235,7 +258,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
       __syncwarp();
       if (p.step > 0 && in && writes()) carried[b * hidden + i] = kAwaited;
       look_at_step();
-      copies_here();
+      look_at_unfold(n);
       a += gradient(owner);
     }
 #pragma unroll 1
@@ -244,15 +267,13 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
       {
         keep(kAlpha) = keep(kBeta) = keep(kChange) = 0.0f;
         keep(kInverse) = elapsed ? 1.0f / keep(kTime) : 1.0f;
-        ends = uniform(parts[threadIdx.x / 32].left == 1);
+        ends = uniform(parts[opaque(threadIdx.x) / 32u].left == 1);
         if (!ends) look_at_step();
       }
 #pragma unroll 1
       for (int k = unfolds - 1; k >= 0; k--, n++) {
         const int tile_of = n & 1;
-        copies_here();
-        const float own = keep(kV + tile_of), alpha = quotient(a, keep(kDen + tile_of));
-        const float beta = -alpha * keep(kV + (tile_of ^ 1));
+        const float alpha = quotient(a, den, inverse), beta = -alpha * later;
         {
           const float other_alpha = __shfl_xor_sync(~0u, alpha, 2), other_beta = __shfl_xor_sync(~0u, beta, 2);
           const bool upper = lane & 2;
@@ -264,7 +285,7 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
         }
         const float* trace = address(kTrace);
         if (trace && !(ends && k == 0)) {
-          trace -= opaque(hidden);
+          trace -= opaque(hidden) * opaque(together);
           address(kTrace) = trace;
           copy_ahead<4>(kept_place(kV + (tile_of ^ 1)), trace);
           copy_ahead<4>(kept_place(kDen + (tile_of ^ 1)), trace + opaque64(trace_den - trace_v));
@@ -272,31 +293,47 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
         keep(kAlpha) = keep(kAlpha) + alpha, keep(kBeta) = keep(kBeta) + beta;
         keep(kChange) = keep(kChange) + fmaf(alpha, own, beta);
         float v[4], total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        four_rows(own, lane, v);
+        // Of the source whose synapses this lane has.
+#pragma unroll
+        for (int r = 0; r < 4; r++) v[r] = __shfl_sync(~0u, own, (part / 16 & (kOwners - 1)) * 8 + lane_of_row(r));
+        // The first of the other slots is here when alpha and beta are.
+        const Rest rest = rests[opaque(threadIdx.x) / 32u];
+        int at = rest.first + (opaque(threadIdx.x) & 31);
+        float4 w = make_float4(0.0f, 0.0f, 0.0f, 0.0f), so_far = w;
+        unsigned source = 0;
+        auto look_at_slot = [&] { w = dynamic[at], so_far = dynamic[rest.sums + at], source = ((const unsigned*)(dynamic + rest.from))[at]; };
+        if (at < rest.end) look_at_slot();
         four_take(mine, tile_of, n >> 1 & 1, bytes, half);
         const char* tile = (const char*)tiles[0][tile_of];
-        const volatile Rest& rest = rests[opaque(threadIdx.x) / 32];
 #pragma unroll 1
-        for (int at = rest.first + lane; at < rest.end; at += 32) {
-          float4 so_far = dynamic[rest.sums + at];
-          adjoint_four(dynamic[at], tile, ((const unsigned*)(dynamic + rest.from))[at] + half.index * (4 * kTile * 16), v, total, so_far);
+        while (at < rest.end) {
+          adjoint_four(w, tile, source + half.index * (4 * kTile * 16), v, total, so_far);
           dynamic[rest.sums + at] = so_far;
+          at += 32;
+          if (at < rest.end) look_at_slot();
         }
 #pragma unroll
         for (int s = 0; s < kOn; s++) adjoint_four(on[s * kThreads], tile, four_source(from, s), v, total, sums.of[s]);
-        const float sum = four_sum(total, lane, lanes);
+        look_at_unfold(n + 1);
+        __syncwarp();
+        *(float4*)((char*)first_parts + part) = make_float4(total[0], total[1], total[2], total[3]);
+        __syncwarp();
+        // It adds every other one.
+        const float* const parts = parts_of_row(parts_of_warp(first_parts, 1)) + (opaque(threadIdx.x) >> 2 & 1) * (4 * kOwners);
+        float sum = parts_sum<kTogether / 2, 8 * kOwners>(parts, most_parts);
+        sum += __shfl_xor_sync(~0u, sum, 4);
         // Held.a is sigma / 2 and dz twice itself, or -sigma log2(e).
         a = fmaf(alpha * keep(kInverse), keep(kRate), kFast ? sum : sum * -0.69314718055994531f);
       }
       // The step ends.
-      Part p = parts[warp];
+      Part p = parts[opaque(threadIdx.x) / 32u];
       const i64 b = row_of_group(p.group);
       const int owner = owner_now(), i = owner & 0xffff;
-      const float per_dt = (float)unfolds * (elapsed ? keep(kInverse) : 1.0f / dt), change = keep(kChange);
+      const float per_dt = (float)unfolds * (elapsed ? keep(kInverse) : 1.0f / __int_as_float(opaque(__float_as_int(dt)))), change = keep(kChange);
       keep(kAllAlpha) = keep(kAllAlpha) + keep(kAlpha), keep(kAllBeta) = keep(kAllBeta) + keep(kBeta);
       keep(kAllChange) = fmaf(change, per_dt, keep(kAllChange));
       if (owner >= 0 && writes() && b < batch) {
-        const i64 at = (b * steps + (steps - 1 - p.step)) * hidden + i;
+        const i64 at = (b * steps + (steps - 1 - p.step)) * opaque(hidden) + i;
         step_sums[at] = make_float2(keep(kAlpha), keep(kBeta));
         if (step_changes) step_changes[at] = change;
         if (ends) {
@@ -309,14 +346,14 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
       p.step++, p.left--;
       if (ends && p.rest > 0) p = next_part(p, steps);
       __syncwarp();
-      if (lane == 0) parts[warp] = p;
+      if ((opaque(threadIdx.x) & 31) == 0) parts[opaque(threadIdx.x) / 32u] = p;
       __syncwarp();
       if (ends) break;
       copies_here();
       a += gradient(owner);
     }
   }
-  float4* after = saved;
+  float4* after = saved_now();
 #pragma unroll
   for (int s = 0; s < kOn; s++) *after = sums.of[s], after += opaque64(half.threads);
 #pragma unroll 1
@@ -329,8 +366,9 @@ ltc_quad_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
     total_beta += __shfl_xor_sync(~0u, total_beta, o);
     total_change += __shfl_xor_sync(~0u, total_change, o);
   }
-  if (there && sub == 0) {
-    float4* to_neuron = neuron_sums + ((i64)half.slot(blocks) * hidden + i);
+  const int last_owner = owner_now();
+  if (last_owner >= 0 && (opaque(lane) & 7) == 0) {
+    float4* to_neuron = neuron_sums + ((i64)(blockIdx.x / cluster_blocks() * 2 + half.index) * hidden + (last_owner & 0xffff));
     const float4 s = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to_neuron;
     *to_neuron = make_float4(s.x + total_alpha, s.y + total_beta, s.z + total_change, 0.0f);
   }

@@ -4,6 +4,8 @@ use crate::layers::ltc::Synapses;
 use crate::{Error, Result};
 use std::ops::Range;
 
+mod four;
+
 const WARP: usize = 32;
 /// Marks a slot without a synapse, as `kNone`.
 pub(super) const NONE: u32 = u32::MAX;
@@ -89,14 +91,6 @@ impl Lists {
             busiest = busiest.max(warps.iter().map(|w| w.slots).sum());
         }
         Some(Shape { threads, warp_slots: busiest })
-    }
-
-    /// Slots beyond the first `on` of a thread, of all warps together in the block that has the most.
-    pub(super) fn beyond(&self, blocks: usize, slots: usize, least: usize, on: usize) -> Option<usize> {
-        let of_block = |owners: Vec<usize>| {
-            Some(self.warps(&owners, slots, least)?.iter().map(|w| w.slots.saturating_sub(on)).sum::<usize>())
-        };
-        self.deal(blocks).into_iter().map(of_block).try_fold(0, |most, n| Some(most.max(n?)))
     }
 
     /// The warps of a block: owners of equal lane counts together, longest lists first.
@@ -231,7 +225,8 @@ pub(super) struct Shape {
 pub(super) struct Schedule {
     pub(super) at: Vec<u32>,
     pub(super) from: Vec<u32>,
-    /// Owners, or -1; where they are exchanged, with 65536 times their places.
+    /// Owners, or -1; where they are exchanged, with 65536 times their places; of four rows, behind them, which part of which
+    /// owner of the warp each lane has ([`Lists::four`]).
     pub(super) owner: Vec<i32>,
     pub(super) warps: Vec<[i32; 2]>,
 }

@@ -11,6 +11,7 @@ use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub(super) use inputs::{sensory_budget, sensory_tile};
+pub(super) use quad::{PARTS as FOUR_PARTS, SHAPES as FOURS, on as four_on};
 use std::fmt;
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
 
@@ -114,9 +115,9 @@ impl Held {
             staged: 0,
         }
     }
-    /// The shape of quad.cu.
-    pub(super) const fn quad() -> Self {
-        Self { quad: true, ..Self::of(quad::SHAPE) }
+    /// A shape of quad.cu.
+    pub(super) const fn quad(shape: (usize, usize, usize)) -> Self {
+        Self { quad: true, ..Self::of(shape) }
     }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
@@ -287,7 +288,8 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
     // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
     let chain = threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
     let one = gates + chain;
-    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
+    // With 960 threads two groups take 3200 clocks at 6 slots.
+    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 } + 2 * threads.saturating_sub(512);
     if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 

@@ -6,13 +6,19 @@ use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 
-/// Rows, slots, threads of a half; of the slots some lie elsewhere than the others.
-pub(super) const SHAPE: (usize, usize, usize) = (4, 20, 256);
+/// Rows, slots, threads of a half; of the slots some lie elsewhere than the others. The second is for sparse wirings.
+pub(in super::super) const SHAPES: [(usize, usize, usize); 2] = [(4, 20, 256), (4, 8, 256)];
 /// The fewest lanes that an owner has: each sends to a block.
 pub(super) const LANES: usize = 8;
-/// Neurons that the tiles hold, and those of the adjoint; and what each takes of shared memory.
-const NEURONS: usize = 512;
-const SOURCES: usize = 256;
+/// The most lanes that share an owner's synapses, as in quad.cuh; and what the parts of a warp take of shared memory.
+pub(in super::super) const PARTS: usize = 16;
+const PLANE: usize = 16 * (4 * PARTS + 32 + 4);
+/// Slots that every thread computes, in use or not, of the adjoint the fewest by its compiler.
+pub(in super::super) const fn on(slots: usize, adjoint: bool) -> usize {
+    if adjoint { slots * 7 / 10 } else { slots * 4 / 5 }
+}
+/// Neurons that the tiles hold, and what is not dynamic of shared memory.
+const NEURONS: usize = 256;
 const TILES: usize = (32 << 10) + 512;
 
 /// Four rows side by side, for many rows: how many clocks an unfold of them takes, and how it is held.
@@ -25,42 +31,39 @@ pub(super) fn hold(
     lists: &Lists,
     batch: usize,
 ) -> Option<(usize, Held)> {
-    let (rows, slots, max_threads) = SHAPE;
     let adjoint = role == Role::Adjoint;
-    // Slots that every thread has; of the adjoint, whose kernel has 14 or 15 of 20 by its compiler, the fewest and the most.
-    let (on, most) = if adjoint { (slots * 7 / 10, slots * 3 / 4) } else { (slots * 4 / 5, slots * 4 / 5) };
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let fits = p.hidden <= if adjoint { SOURCES } else { NEURONS } && p.unfolds.is_multiple_of(2);
+    let fits = p.hidden <= NEURONS && p.unfolds.is_multiple_of(2);
     // The forward kernel stores no unfolds, and the exact gate takes registers that it has not.
     let fits = fits && (role != Role::Recurrence || (p.precision == Precision::Fast && p.save == Save::Recompute));
-    if !(fits && wanted(rows, wish.rows) && wanted(1, wish.groups) && wanted(slots, wish.slots)) {
+    if !(fits && wanted(1, wish.groups)) {
         return None;
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
     let gate = gate_clocks(adjoint, p.precision == Precision::Fast);
-    let of_blocks = |blocks: usize| {
-        let shape = lists.shape(blocks, slots, rows, LANES).filter(|s| s.threads <= max_threads)?;
+    let of_blocks = |(rows, slots, max_threads): (usize, usize, usize), blocks: usize| {
+        // Slots that every thread has, the fewest and the most: the adjoint's kernel has 14 or 15 of 20 by its compiler.
+        let (on, most) = (on(slots, adjoint), if adjoint { slots * 3 / 4 } else { slots * 4 / 5 });
+        let shape = lists.four_shape(blocks, slots, PARTS, on).filter(|s| s.threads <= max_threads)?;
         // What the kernels' headers say of their shared memory.
         let kept = if adjoint { 20 * 4 } else { 16 * 4 } * 2 * max_threads;
+        let warps = 2 * max_threads / 32;
         let shared = if adjoint {
-            let beyond = 32 * lists.beyond(blocks, slots, LANES, on)?;
-            16 * most * max_threads + kept + (16 * 3 + 4) * beyond
+            16 * most * max_threads + kept + (16 * 3 + 4) * 32 * shape.beyond + warps * PLANE
         } else {
-            20 * (slots - on) * 2 * max_threads + kept
+            20 * (slots - on) * 2 * max_threads + kept + warps * 2 * PLANE
         };
         if shared + TILES > limit {
             return None;
         }
-        let warps = shape.threads / 32;
-        let busy = shape.warp_slots.div_ceil(warps).max(on);
-        let gates = warps.div_ceil(4) * busy * rows * gate;
+        let gates = shape.busiest * rows * gate;
         // H200, measured beside the others: two halves hide each other's chains, one alone does not.
         let (clusters, groups) = (2 * resident[blocks], batch.div_ceil(rows).max(1));
         // Whoever asks for four rows and one group means these.
         let asked = wish.rows == Some(rows) && wish.groups == Some(1);
         let clocks = match (adjoint, groups > resident[blocks]) {
             _ if asked => 0,
-            (false, true) => gates * 2,
+            (false, true) => (gates * 2).max(gates + 1100),
             (false, false) => gates + 1500,
             (true, true) => gates * 10 / 3,
             (true, false) => gates + 3600,
@@ -71,10 +74,16 @@ pub(super) fn hold(
             rebuild: role == Role::Rebuild,
             pairs: adjoint,
             shared: shared as u32,
-            ..Held::quad()
+            ..Held::quad((rows, slots, max_threads))
         };
         Some((clocks * clusters.max(groups) / clusters, held))
     };
     let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
-    blocks.filter_map(of_blocks).min_by_key(|&(clocks, _)| clocks)
+    // Short lists were seen to be faster forward alone; the others are there for who asks.
+    let short = |s: &(usize, usize, usize)| s.1 == SHAPES[0].1 || role == Role::Recurrence || wish.slots == Some(s.1);
+    let shapes = SHAPES.into_iter().filter(short).filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots));
+    shapes
+        .flat_map(|s| blocks.clone().map(move |b| (s, b)))
+        .filter_map(|(s, b)| of_blocks(s, b))
+        .min_by_key(|&(clocks, _)| clocks)
 }

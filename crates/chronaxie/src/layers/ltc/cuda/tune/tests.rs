@@ -73,6 +73,18 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(rows(DeviceProps::SM_90), rows(fewer));
 }
 
+/// A sparse wiring, whose command neurons have nearly all synapses, has few slots in each lane.
+#[test]
+fn a_sparse_wiring_takes_few_slots() {
+    use crate::layers::ltc::wirings::Rule;
+    let rule = Rule::AutoNcp { units: 256, output_size: 32, sparsity_level: 0.5, seed: 22222 };
+    let connectivity = Arc::new(rule.build(32).unwrap().connectivity().unwrap());
+    let p = Ltc { precision: Precision::Fast, ..Ltc::new(128, 64, connectivity) };
+    let c = choose(&p, &DeviceProps::SM_90, None).unwrap();
+    assert!(c.recurrence.is_some_and(|h| h.quad && h.slots == 8), "{c}");
+    assert!(![c.adjoint, c.rebuild].iter().flatten().any(|h| h.quad && h.slots == 8), "{c}");
+}
+
 /// A short pass of few rows is a cluster a row, or one block of more rows, forward and backward; what these cannot do is left to the others.
 #[test]
 fn short_sequences_take_one_launch() {
