@@ -1,6 +1,7 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
+use super::grid::{GridBackward, GridKernel, Room};
 use super::held::{HeldBackward, HeldKernel, Side};
 use super::mixed::MixedMemory;
 use super::tune::{self, Config, THREADS};
@@ -62,11 +63,15 @@ pub(super) struct Common {
     pub(super) folded: [RegionId; 2],
     /// States of rows whose steps are cut in two, or empty: `[B, H]`.
     pub(super) carried: RegionId,
+    /// What travels between blocks that divide the synapses, and the counters of who has written.
+    pub(super) exchange: RegionId,
+    pub(super) arrivals: RegionId,
 }
 
 impl Common {
     /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
-    /// floats of those that are held in registers. `carried`: states that wait for another cluster.
+    /// floats of those that are held in registers, or divided. `carried`: states that wait for another cluster; `exchanged`: floats
+    /// and counters between blocks.
     fn new(
         p: &Ltc,
         gap: usize,
@@ -75,22 +80,25 @@ impl Common {
         lists: [bool; 2],
         folded: [usize; 2],
         carried: usize,
+        exchanged: (usize, usize),
+        by_source: bool,
     ) -> Result<Self> {
         let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
         let rows = p.batch * chunk;
-        let mut side = |names: [&'static str; 3], synapses: usize, held: bool| -> Result<[RegionId; 3]> {
+        let mut side = |names: [&'static str; 3], synapses: usize, held: bool, by_source: bool| -> Result<[RegionId; 3]> {
             let synapses = if held { 0 } else { synapses };
             Ok([
                 layout.push(names[0], Dtype::F32, 4 * synapses)?,
                 layout.push(names[1], Dtype::I32, synapses)?,
-                layout.push(names[2], Dtype::F32, if backward { 4 * synapses } else { 0 })?,
+                layout.push(names[2], Dtype::F32, if by_source { 4 * synapses } else { 0 })?,
             ])
         };
         let c = &p.connectivity;
-        let recurrent = side(["by_target", "target_index", "by_source"], c.recurrent.len(), held[0])?;
-        let sensory =
-            side(["sensory_by_target", "sensory_target_index", "sensory_by_source"], c.sensory.len(), held[1])?;
+        let names = ["by_target", "target_index", "by_source"];
+        let recurrent = side(names, c.recurrent.len(), held[0], by_source)?;
+        let names = ["sensory_by_target", "sensory_target_index", "sensory_by_source"];
+        let sensory = side(names, c.sensory.len(), held[1], backward)?;
         Ok(Self {
             recurrent,
             sensory,
@@ -107,8 +115,17 @@ impl Common {
                 layout.push("sensory_folded", Dtype::F32, folded[1])?,
             ],
             carried: layout.push("carried", Dtype::F32, carried)?,
+            exchange: layout.push("exchange", Dtype::F32, exchanged.0)?,
+            arrivals: layout.push("arrivals", Dtype::I32, exchanged.1)?,
             layout,
         })
+    }
+
+    /// What a kernel that divides the synapses reads of it, with those that it folded at `folded`.
+    pub(super) fn room(&self, base: u64, folded: RegionId) -> Room {
+        let [folded, exchange, arrivals] =
+            [folded, self.exchange, self.arrivals].map(|id| self.layout.address(base, id));
+        Room { folded, exchange, arrivals }
     }
 }
 
@@ -140,8 +157,19 @@ pub(super) struct Traces {
 
 impl Traces {
     /// `sensory`: floats of the folded synapses of the sensory sums; `grad_x`: whether dL/dx is asked for.
-    fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize, grad_x: bool) -> Result<Self> {
+    fn new(
+        p: &Ltc,
+        gap: usize,
+        c: &Config,
+        held: Option<&HeldBackward>,
+        grid: Option<&GridBackward>,
+        sensory: usize,
+        grad_x: bool,
+    ) -> Result<Self> {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
+        let divided = grid.and_then(|g| g.rebuild.as_ref()).map_or(0, GridKernel::folded);
+        let exchanged = [c.grid_rebuild, c.grid_adjoint].into_iter().flatten().map(|g| g.exchanged(p.hidden));
+        let exchanged = exchanged.fold((0, 0), |most, n| (most.0.max(n.0), most.1.max(n.1)));
         let gates = held.and_then(|h| h.sensory.as_ref());
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
         let of_whole = held.and_then(|h| h.whole.as_ref());
@@ -149,7 +177,8 @@ impl Traces {
         let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
         let chunk = if whole { 0 } else { c.backward_chunk };
-        let mut common = Common::new(p, gap, chunk, true, lists, [rebuilt, if whole { 0 } else { sensory }], cut)?;
+        let folded = [rebuilt.max(divided), if whole { 0 } else { sensory }];
+        let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none())?;
         let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
         let trace = rows * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
@@ -179,7 +208,11 @@ impl Traces {
             v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
             alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
-            adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
+            adjoint_folded: l.push(
+                "adjoint_folded",
+                Dtype::F32,
+                held.map_or(0, |h| h.adjoint.folded()).max(grid.map_or(0, |g| g.adjoint.folded())),
+            )?,
             gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
             sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
@@ -212,6 +245,8 @@ pub struct CudaPlan {
     pub(super) fold: Kernel,
     pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
+    pub(super) grid: Option<GridKernel>,
+    pub(super) grid_backward: Option<GridBackward>,
     /// The inputs' schedule, where the recurrence does all of the forward pass.
     pub(super) whole_inputs: Option<super::whole::Inputs>,
     pub(super) sensory: Option<HeldKernel>,
@@ -313,6 +348,9 @@ impl CudaPlan {
         let sensory =
             config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
+        let grid = config.grid.map(|g| GridKernel::new(device, &synapses.recurrent, g, config.fast)).transpose()?;
+        let grid_backward =
+            if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs =
             whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
@@ -322,14 +360,17 @@ impl CudaPlan {
             gap,
             if whole.is_some() { 0 } else { config.forward_chunk },
             false,
-            [recurrence.is_none(), sensory.is_none() && whole.is_none()],
-            [folded(&recurrence), if whole.is_some() { 0 } else { folded(&sensory) }],
+            [recurrence.is_none() && grid.is_none(), sensory.is_none() && whole.is_none()],
+            [folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)), if whole.is_some() { 0 } else { folded(&sensory) }],
             recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
+            config.grid.map_or((0, 0), |g| g.exchanged(p.hidden)),
+            false,
         )?;
         let mut traces = match &backward_signature {
             Some(s) => {
                 let grad_x = s.output("grad_x").is_some();
-                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory), grad_x)?)
+                let (held, divided) = (held_backward.as_ref(), grid_backward.as_ref());
+                Some(Traces::new(p, gap, &config, held, divided, folded(&sensory), grad_x)?)
             }
             None => None,
         };
@@ -349,6 +390,8 @@ impl CudaPlan {
             traces,
             held_backward,
             recurrence,
+            grid,
+            grid_backward,
             whole_inputs,
             sensory,
             mixed,
@@ -379,12 +422,17 @@ impl CudaPlan {
         let mut sides = Vec::with_capacity(4);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
-                sides.push((side, k, address(id)));
+                sides.push((side, k.slots(), address(id)));
             }
         }
+        let divided = if backward { self.grid_backward.as_ref().and_then(|g| g.rebuild.as_ref()) } else { self.grid.as_ref() };
+        sides.extend(divided.map(|k| (Side::Recurrent, k.slots(), address(c.folded[0]))));
+        if let (Some(divided), Some(t), true) = (&self.grid_backward, &self.traces, backward) {
+            sides.push((Side::Recurrent, divided.adjoint.slots(), address(t.adjoint_folded)));
+        }
         if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
-            sides.push((Side::Recurrent, &held.adjoint, address(t.adjoint_folded)));
-            sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k, address(t.sensory_folded))));
+            sides.push((Side::Recurrent, held.adjoint.slots(), address(t.adjoint_folded)));
+            sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k.slots(), address(t.sensory_folded))));
         }
         let carried = c.layout.region(c.carried).len / 4;
         let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
@@ -504,6 +552,15 @@ impl CudaPlan {
                     stored,
                     (t0, steps),
                 )?;
+                t0 += steps;
+                if t0 >= p.steps {
+                    return Ok(());
+                }
+                continue;
+            }
+            if let Some(k) = &self.grid {
+                let room = c.room(base, c.folded[0]);
+                self.grid_recurrence(k, args, &room, region(c.sums), start, [states, stored], (t0, steps))?;
                 t0 += steps;
                 if t0 >= p.steps {
                     return Ok(());
