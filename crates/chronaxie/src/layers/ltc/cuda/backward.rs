@@ -306,6 +306,15 @@ impl BackwardCall<'_> {
                 if held && (total == t.recurrent || self.held_sensory().is_some()) {
                     continue;
                 }
+                let divided =
+                    plan.grid_backward.as_ref().and_then(|g| g.sums.as_ref()).filter(|_| total == t.recurrent);
+                if let Some(k) = divided {
+                    let lists = [region(ids[0]), at(x, Some(list + 1)), region(ids[1])];
+                    let trace = [from, from_b, Arg::I64(per_batch as i64), alpha, beta];
+                    let slices = k.launch([&lists, &trace], region(t.partial), (synapses, n, h), stream)?;
+                    self.add(base, stream, total, synapses, slices)?;
+                    continue;
+                }
                 let blocks = synapses.div_ceil(256);
                 let slice = tune::slice(n, blocks);
                 let slices = n.div_ceil(slice);

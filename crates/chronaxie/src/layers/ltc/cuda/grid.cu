@@ -38,7 +38,7 @@ ltc_grid(Shares shares,
          int team_blocks, int groups, int most_held, int most_owners, int most_pieces) {
   extern __shared__ __align__(16) char shared[];
   const Walkers walkers(groups);
-  const int lane = threadIdx.x % 32, rank = blockIdx.x % team_blocks, teams = gridDim.x / team_blocks;
+  const int lane = threadIdx.x % 32, rank = blockIdx.x % team_blocks;
   const int mine = blockIdx.x / team_blocks * groups + walkers.group;  // which of the teams' groups
   const int floats = hidden * kGroupRows, most_items = most_owners * kGroupRows;
   float4* const room = (float4*)shared;
@@ -68,7 +68,7 @@ ltc_grid(Shares shares,
   const int count = share.owners * kGroupRows;
 
   auto look_ahead = [&](int item, int j, i64 b, int step) {
-    copy_ahead<8>(ahead + item, sensory + ((b * steps + step) * hidden + j));
+    copy_ahead<8>(ahead + item, sensory + ((b * steps + step) * opaque(hidden) + j));
     if (elapsed) {
       const i64 sequence = before ? b / rows_per_batch : b, t = t0 + (before ? b - sequence * rows_per_batch : step);
       copy_ahead<4>((float*)(ahead + item) + 2, elapsed + (sequence * elapsed_b + t * elapsed_t));
@@ -78,9 +78,8 @@ ltc_grid(Shares shares,
   const int plane = hidden * kPlaneRows * 4;
 
   unsigned n = 0;
-  const int all_groups = (int)(((i64)batch + kGroupRows - 1) / kGroupRows);
 #pragma unroll 1
-  for (int group = mine; group < all_groups; group += teams * groups) {
+  for (int group = mine; (i64)group * kGroupRows < batch; group += (int)gridDim.x / opaque(team_blocks) * groups) {
 #pragma unroll 1
     for (int item = walkers.thread; item < count; item += walkers.threads) {
       const int row = item % kGroupRows, j = __float_as_int(neurons[item / kGroupRows].w);
@@ -140,8 +139,8 @@ ltc_grid(Shares shares,
               if (kFast)
 #pragma unroll
                 for (int i = 0; i < kRows; i++) sum[i] += q0, sum[kRows + i] += p0;
-              int from;
-              const bool writer = stream_sums(sum, lane, from);
+              int from = 0;
+              const bool writer = stream_sums<2 * kRows>(sum, lane, from);
               float* to = sums + piece * 2 * kGroupRows;
 #pragma unroll
               for (int i = 0; i < kLeft<2 * kRows>; i++) {
@@ -155,7 +154,8 @@ ltc_grid(Shares shares,
         for (int item = walkers.thread; item < count; item += walkers.threads) {
           const int o = item / kGroupRows, row = item % kGroupRows;
           const float4 neuron = neurons[o];
-          const int j = __float_as_int(neuron.w);
+          // Of which the compiler would otherwise keep products in registers that the gates need.
+          const int j = __float_as_int(neuron.w), h = opaque(hidden);
           const i64 b = (i64)group * kGroupRows + row;
           float4 s = own[item];
           if (k == 0) {
@@ -174,23 +174,23 @@ ltc_grid(Shares shares,
           den += s.z;
           float next = quotient(num + fmaf(s.x, s.w, s.y), den);
           if (b >= batch) next = 0.0f;
-          if (!last) team.tile(n + 1)[tile_place(j, row, hidden)] = next;
+          if (!last) team.tile(n + 1)[tile_place(j, row, h)] = next;
           if (b < batch) {
             if (unfold_states) {
-              const i64 trace = ((before ? b : b * total_steps + (t0 + step)) * unfolds + k) * hidden + j;
+              const i64 trace = ((before ? b : b * total_steps + (t0 + step)) * unfolds + k) * h + j;
               unfold_states[trace] = s.w;
               unfold_dens[trace] = den;
             }
             if (ends && !before) {
               const i64 at = b * total_steps + (t0 + step);
-              if (states) states[at * hidden + j] = next;
+              if (states) states[at * h + j] = next;
               if (j < outputs) {
                 float y = next;
                 if (output_w) y *= output_w[j];
                 if (output_b) y += output_b[j];
                 out[at * outputs + j] = y;
               }
-              if (step + 1 == steps) final_state[b * hidden + j] = next;
+              if (step + 1 == steps) final_state[b * h + j] = next;
             }
           }
           s.w = next;

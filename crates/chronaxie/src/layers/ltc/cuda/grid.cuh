@@ -21,6 +21,8 @@ constexpr int kGroupRows = kRows * kRowLanes;
 // A load brings four rows: the others lie in another plane, so that the lanes of a quarter of a warp read all banks.
 constexpr int kPlanes = kRows / 4;
 constexpr int kPlaneRows = kGroupRows / kPlanes;
+// Steps of a list that are loaded together: registers are short, and NVRTC 12 needs a few more.
+constexpr int kAhead = kOldCompiler ? 2 : 3;
 
 // What grid.rs made for a kernel.
 struct Shares {
@@ -39,10 +41,9 @@ __device__ __forceinline__ i64 tile_place(int node, int row, int hidden) {
   return ((i64)(row / kPlaneRows) * hidden + node) * kPlaneRows + row % kPlaneRows;
 }
 
-// Four steps of a list at a time, loaded while the four before are summed. `add(synapse, source)` makes the gates of one.
+// kAhead steps of a list at a time, loaded while those before are summed. `add(synapse, source)` makes the gates of one.
 template <class Add>
 __device__ __forceinline__ void walk_list(const float4* folded, const unsigned short* from, int steps, Add add) {
-  constexpr int kAhead = 4;
   float4 s[kAhead];
   unsigned f[kAhead];
   const int whole = steps / kAhead;
@@ -68,28 +69,25 @@ __device__ __forceinline__ void walk_list(const float4* folded, const unsigned s
 
 // The sums over the streams of a warp: each lane is left with max(1, kCount / kStreams) of the kCount, from `first` on; true where
 // no lower lane has the same.
-template <int kCount>
-__device__ __forceinline__ bool stream_sums(float (&x)[kCount], int lane, int& first) {
-  int left = kCount;
-  bool alone = true;
-  first = 0;
+template <int kCount, int kMask = 16, int kAll = kCount>
+__device__ __forceinline__ bool stream_sums(float (&x)[kAll], int lane, int& first) {
+  if constexpr (kMask < kRowLanes) {
+    return true;
+  } else {
+    const bool upper = lane & kMask;
+    if constexpr (kCount > 1) {
 #pragma unroll
-  for (int mask = 16; mask >= kRowLanes; mask /= 2) {
-    const bool upper = lane & mask;
-    if (left > 1) {
-      left /= 2;
-#pragma unroll
-      for (int i = 0; i < left; i++) {
-        const float low = x[i], high = x[left + i];
-        x[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, mask);
+      for (int i = 0; i < kCount / 2; i++) {
+        const float low = x[i], high = x[kCount / 2 + i];
+        x[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, kMask);
       }
-      first += upper ? left : 0;
+      first += upper ? kCount / 2 : 0;
+      return stream_sums<kCount / 2, kMask / 2>(x, lane, first);
     } else {
-      x[0] += __shfl_xor_sync(~0u, x[0], mask);
-      alone = alone && !upper;
+      x[0] += __shfl_xor_sync(~0u, x[0], kMask);
+      return stream_sums<1, kMask / 2>(x, lane, first) && !upper;
     }
   }
-  return alone;
 }
 template <int kCount>
 constexpr int kLeft = kCount > kStreams ? kCount / kStreams : 1;

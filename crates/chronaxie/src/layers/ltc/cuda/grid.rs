@@ -1,10 +1,16 @@
 //! Launches of the kernels whose synapses are divided over the whole device: who holds what (grid.cuh).
 
+mod sums;
+
+pub(super) use sums::{GridSums, specialisation as sums_specialisation};
+
 use super::launch::{args, at, launch_as, out, stride};
 use super::on_device::{DeviceWords, pack};
 use super::tune::{Config, GRID_THREADS, Grid, deal, lengths};
 use super::{CudaPlan, GRID, GRID_ADJOINT, GRID_HEADERS};
-use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef, fill_bytes};
+use crate::cuda::{
+    Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef, fill_bytes,
+};
 use crate::layers::ltc::Synapses;
 use crate::layers::ltc::cuda::schedule::NONE;
 use crate::op::{Args, LaunchReport};
@@ -137,11 +143,6 @@ pub(super) fn specialisation(g: &Grid, fast: bool) -> Specialisation {
     }
 }
 
-/// Every specialisation that a configuration launches.
-pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
-    [c.grid, c.grid_rebuild, c.grid_adjoint].into_iter().flatten().map(|g| specialisation(&g, c.fast)).collect()
-}
-
 impl GridKernel {
     pub(super) fn new(device: &Arc<CudaDevice>, s: &Synapses, grid: Grid, fast: bool) -> Result<Self> {
         let entry = if grid.adjoint { "ltc_grid_adjoint" } else { "ltc_grid" };
@@ -197,13 +198,16 @@ pub(super) struct GridBackward {
     pub(super) adjoint: GridKernel,
     /// None where the forward pass stored the unfolds.
     pub(super) rebuild: Option<GridKernel>,
+    /// None where the portable kernel makes the sums of the synapses, too.
+    pub(super) sums: Option<GridSums>,
 }
 
 impl GridBackward {
     pub(super) fn new(device: &Arc<CudaDevice>, s: &Synapses, c: &Config) -> Result<Option<Self>> {
         let kernel = |g| GridKernel::new(device, s, g, c.fast);
         let Some(adjoint) = c.grid_adjoint else { return Ok(None) };
-        Ok(Some(Self { adjoint: kernel(adjoint)?, rebuild: c.grid_rebuild.map(kernel).transpose()? }))
+        let (adjoint, rebuild) = (kernel(adjoint)?, c.grid_rebuild.map(kernel).transpose()?);
+        Ok(Some(Self { adjoint, rebuild, sums: GridSums::new(device, s, c.fast)? }))
     }
 }
 
@@ -227,7 +231,15 @@ impl CudaPlan {
     fn grid_args(k: &GridKernel, room: &Room) -> [Arg<'static>; 7] {
         let g = &k.grid;
         let n = |x: usize| Arg::I32(x as i32);
-        [Arg::U64(room.exchange), Arg::U64(room.arrivals), n(g.blocks), n(g.groups), n(g.held), n(g.owners), n(g.pieces)]
+        [
+            Arg::U64(room.exchange),
+            Arg::U64(room.arrivals),
+            n(g.blocks),
+            n(g.groups),
+            n(g.held),
+            n(g.owners),
+            n(g.pieces),
+        ]
     }
 
     /// The recurrence over the steps `t0 .. t0 + steps` from `start`.
@@ -284,7 +296,13 @@ impl CudaPlan {
     }
 
     /// A launch of the adjoint: `common` are its arguments but for the shares and what is beside its tensors.
-    pub(super) fn grid_adjoint(&self, k: &GridKernel, room: &Room, common: &[Arg<'_>], stream: StreamRef) -> Result<()> {
+    pub(super) fn grid_adjoint(
+        &self,
+        k: &GridKernel,
+        room: &Room,
+        common: &[Arg<'_>],
+        stream: StreamRef,
+    ) -> Result<()> {
         self.clear_arrivals(k, room, stream)?;
         let shares = k.shares(room.folded);
         launch_as(&k.kernel, stream, &k.launch, &[&[Arg::Bytes(&shares)], common, &Self::grid_args(k, room)].concat())

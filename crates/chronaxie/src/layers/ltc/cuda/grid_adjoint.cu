@@ -33,7 +33,7 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
                  int team_blocks, int groups, int most_held, int most_owners, int most_pieces) {
   extern __shared__ __align__(16) char shared[];
   const Walkers walkers(groups);
-  const int lane = threadIdx.x % 32, rank = blockIdx.x % team_blocks, teams = gridDim.x / team_blocks;
+  const int lane = threadIdx.x % 32, rank = blockIdx.x % team_blocks;
   const int mine = blockIdx.x / team_blocks * groups + walkers.group;  // which of the teams' groups
   const int floats = 2 * hidden * kGroupRows, most_items = most_owners * kGroupRows;
   float4* const room = (float4*)shared;
@@ -65,7 +65,7 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
 
   // What unfold (step, k) of a row needs, on its way.
   auto look_ahead = [&](int item, int i, i64 b, int step, int k) {
-    const i64 at = b * trace_b + ((i64)step * unfolds + k) * hidden + i;
+    const i64 at = b * trace_b + ((i64)step * unfolds + k) * opaque(hidden) + i;
     copy_ahead<4>((float*)(ahead + item), trace_v + at);
     copy_ahead<4>((float*)(ahead + item) + 1, trace_den + at);
     if (k + 1 < unfolds) return;
@@ -74,7 +74,8 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
   };
   // alpha and beta of unfold (step, k), of which a is dL/dv', into tile n; then what the unfold before it needs.
   auto turn = [&](int item, i64 b, int step, int k, float a, float after, unsigned n) {
-    const int row = item % kGroupRows;
+    // Of which the compiler would otherwise keep products in registers that the gates need.
+    const int row = item % kGroupRows, h = opaque(hidden);
     const float4 neuron = neurons[item / kGroupRows], x = ahead[item];
     const int i = __float_as_int(neuron.w);
     float4 s = own[item];
@@ -89,12 +90,12 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
       v = x.x;
       alpha = a / x.y;
       beta = -alpha * after;
-      const i64 row_step = b * steps + step, at = (row_step * unfolds + k) * hidden + i;
+      const i64 row_step = b * steps + step, at = (row_step * unfolds + k) * h + i;
       trace_alpha[at] = alpha;
       trace_beta[at] = beta;
       sum.x += alpha, sum.y += beta;
       if (k == 0)
-        step_sums[row_step * hidden + i] = make_float2(sum.x, sum.y);
+        step_sums[row_step * h + i] = make_float2(sum.x, sum.y);
       else
         step_sum[item] = sum;
       if (k > 0)
@@ -105,17 +106,16 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
     s.x = v, s.y = alpha;
     own[item] = s;
     v_of[item] = v;
-    float* to = team.tile(n) + tile_place(i, row, hidden);
+    float* to = team.tile(n) + tile_place(i, row, h);
     to[0] = alpha;
-    to[floats / 2] = beta;
+    to[h * kGroupRows] = beta;
   };
   const char* const my_rows = (const char*)(tile + lane % kRowLanes * 4);
   const int plane = hidden * kPlaneRows * 4;
 
   unsigned n = 0;
-  const int all_groups = (int)(((i64)batch + kGroupRows - 1) / kGroupRows);
 #pragma unroll 1
-  for (int group = mine; group < all_groups; group += teams * groups) {
+  for (int group = mine; (i64)group * kGroupRows < batch; group += (int)gridDim.x / opaque(team_blocks) * groups) {
 #pragma unroll 1
     for (int item = walkers.thread; item < count && steps > 0; item += walkers.threads) {
       const int i = __float_as_int(neurons[item / kGroupRows].w);
@@ -172,8 +172,8 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
               }
             },
             [&](int piece) {
-              int from;
-              const bool writer = stream_sums(sum, lane, from);
+              int from = 0;
+              const bool writer = stream_sums<kRows>(sum, lane, from);
               float* to = sums + piece * kGroupRows;
 #pragma unroll
               for (int i = 0; i < kLeft<kRows>; i++)

@@ -1,7 +1,7 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
-use super::grid::{GridBackward, GridKernel, Room};
+use super::grid::{GridBackward, GridKernel, GridSums, Room};
 use super::held::{HeldBackward, HeldKernel, Side};
 use super::mixed::MixedMemory;
 use super::tune::{self, Config, THREADS};
@@ -86,14 +86,15 @@ impl Common {
         let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
         let rows = p.batch * chunk;
-        let mut side = |names: [&'static str; 3], synapses: usize, held: bool, by_source: bool| -> Result<[RegionId; 3]> {
-            let synapses = if held { 0 } else { synapses };
-            Ok([
-                layout.push(names[0], Dtype::F32, 4 * synapses)?,
-                layout.push(names[1], Dtype::I32, synapses)?,
-                layout.push(names[2], Dtype::F32, if by_source { 4 * synapses } else { 0 })?,
-            ])
-        };
+        let mut side =
+            |names: [&'static str; 3], synapses: usize, held: bool, by_source: bool| -> Result<[RegionId; 3]> {
+                let synapses = if held { 0 } else { synapses };
+                Ok([
+                    layout.push(names[0], Dtype::F32, 4 * synapses)?,
+                    layout.push(names[1], Dtype::I32, synapses)?,
+                    layout.push(names[2], Dtype::F32, if by_source { 4 * synapses } else { 0 })?,
+                ])
+            };
         let c = &p.connectivity;
         let names = ["by_target", "target_index", "by_source"];
         let recurrent = side(names, c.recurrent.len(), held[0], by_source)?;
@@ -190,6 +191,7 @@ impl Traces {
         let input_rows = if at_once { p.batch * p.steps } else { rows };
         let partial = [
             (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
+            (s, grid.and_then(|g| g.sums.as_ref()).map_or(0, GridSums::most_slices)),
             (ss, tune::most_slices(rows, ss.div_ceil(256))),
             (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
             (p.inputs, tune::most_slices(input_rows, p.inputs.div_ceil(32))),
@@ -349,8 +351,7 @@ impl CudaPlan {
             config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let grid = config.grid.map(|g| GridKernel::new(device, &synapses.recurrent, g, config.fast)).transpose()?;
-        let grid_backward =
-            if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
+        let grid_backward = if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs =
             whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
@@ -361,7 +362,10 @@ impl CudaPlan {
             if whole.is_some() { 0 } else { config.forward_chunk },
             false,
             [recurrence.is_none() && grid.is_none(), sensory.is_none() && whole.is_none()],
-            [folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)), if whole.is_some() { 0 } else { folded(&sensory) }],
+            [
+                folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)),
+                if whole.is_some() { 0 } else { folded(&sensory) },
+            ],
             recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             config.grid.map_or((0, 0), |g| g.exchanged(p.hidden)),
             false,
@@ -425,7 +429,8 @@ impl CudaPlan {
                 sides.push((side, k.slots(), address(id)));
             }
         }
-        let divided = if backward { self.grid_backward.as_ref().and_then(|g| g.rebuild.as_ref()) } else { self.grid.as_ref() };
+        let divided =
+            if backward { self.grid_backward.as_ref().and_then(|g| g.rebuild.as_ref()) } else { self.grid.as_ref() };
         sides.extend(divided.map(|k| (Side::Recurrent, k.slots(), address(c.folded[0]))));
         if let (Some(divided), Some(t), true) = (&self.grid_backward, &self.traces, backward) {
             sides.push((Side::Recurrent, divided.adjoint.slots(), address(t.adjoint_folded)));

@@ -31,6 +31,7 @@ const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.
 const GRID: KernelSource = KernelSource::embedded("layers/ltc/cuda/grid.cu", include_str!("grid.cu"));
 const GRID_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/grid_adjoint.cu", include_str!("grid_adjoint.cu"));
+const GRID_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/grid_sums.cu", include_str!("grid_sums.cu"));
 const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", include_str!("fold.cu"));
 const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
 const SENSORY_ADJOINT: KernelSource =
@@ -148,6 +149,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         for adjoint in [false, true] {
             all.extend(tune::GRIDS.map(|shape| grid::specialisation(&Grid::of(shape, adjoint), fast)));
         }
+        all.push(grid::sums_specialisation(fast));
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
         all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));

@@ -112,7 +112,12 @@ impl CudaPlan {
                 }
                 None => list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?),
             }
-            list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
+            let divided = self.grid_backward.as_ref().and_then(|g| g.sums.as_ref());
+            if let Some(k) = divided {
+                list.push(k.report(chunks, n)?);
+            }
+            let sums = (sides - usize::from(divided.is_some())) * chunks;
+            list.push(LaunchReport::new(&k.gate_sums, sums, sum(n, s.div_ceil(256)), flat, 0)?);
             list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
             list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
         }

@@ -4,7 +4,7 @@ use super::tune::Role;
 use crate::{Error, Result};
 
 /// What a user may ask for by name: `rows`, with steps of a chunk `rowst3`, or letters and numbers as the configuration prints
-/// them, `c4r2s20g2`, also after `grid`, where `t3` is steps of a chunk, too.
+/// them, `c4r2s20g2`, also after `grid`, where `s` is the most steps that a warp holds and `t3` steps of a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Wish {
     pub(super) rows_only: bool,

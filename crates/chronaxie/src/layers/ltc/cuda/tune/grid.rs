@@ -138,10 +138,11 @@ pub(super) fn hold(p: &Ltc, props: &DeviceProps, wish: &Wish, role: Role, batch:
                 let all_groups = batch.div_ceil(rows * lanes).max(1);
                 let teams = (processors / blocks).min(all_groups.div_ceil(groups));
                 // A part's ends cut at most one owner each.
-                let mut g = Grid { blocks, teams, groups, owners, pieces: owners + warps, ..Grid::of((rows, lanes), adjoint) };
+                let mut g =
+                    Grid { blocks, teams, groups, owners, pieces: owners + warps, ..Grid::of((rows, lanes), adjoint) };
                 let Some(room) = limit.checked_sub(g.fixed(h)) else { continue };
                 let part = steps.div_ceil(warps);
-                g.held = (room / (warps * streams * SYNAPSE)).min(part);
+                g.held = (room / (warps * streams * SYNAPSE)).min(part).min(wish.slots.unwrap_or(usize::MAX));
                 g.shared = (g.fixed(h) + g.held * warps * streams * SYNAPSE) as u32;
                 // Bytes a clock and multiprocessor of L2, or of memory where L2 does not keep what is streamed.
                 let streamed = (part - g.held) * warps * streams * SYNAPSE;
@@ -154,7 +155,8 @@ pub(super) fn hold(p: &Ltc, props: &DeviceProps, wish: &Wish, role: Role, batch:
                 let tile = h * rows * lanes * if adjoint { 8 } else { 4 } / 25;
                 let items = (owners * rows * lanes).div_ceil(THREADS / groups);
                 let chain = 1900 + 4 * blocks + tile + items * if adjoint { 250 } else { 120 };
-                let unfold = if groups == 1 { gates + chain } else { (2 * gates + 300).max(gates + chain).max(2 * tile) };
+                let unfold =
+                    if groups == 1 { gates + chain } else { (2 * gates + 300).max(gates + chain).max(2 * tile) };
                 let clocks = unfold * all_groups.div_ceil(teams * groups);
                 if best.is_none_or(|(least, _)| clocks < least) {
                     best = Some((clocks, g));
