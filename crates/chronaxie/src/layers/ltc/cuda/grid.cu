@@ -16,6 +16,7 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+constexpr bool kAdjoint = false;
 #include "grid.cuh"
 
 // Dynamic shared memory, in this order: held synapses; for each group a tile; for each group, owner and row what the step adds
@@ -59,12 +60,16 @@ ltc_grid(Shares shares,
     neurons[o] = make_float4(positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt), g * vleak[j], g + epsilon,
                              __int_as_float(j));
   }
+  // A part's ends cut fewer owners than there are parts, so that the last place is free.
+  int* const taken = (int*)(piece_list + most_pieces - 1);
+  if (threadIdx.x == 0) *taken = 0;
   __syncthreads();
+  const Turns turns = {groups > 1 && shares.blocks[rank + 1].x - first.x < kTurns * walkers.warps ? taken : nullptr};
   float* const tile = tiles + walkers.group * floats;
   float4* const own = items + walkers.group * 2 * most_items;  // each of its thread alone
   float4* const ahead = own + most_items;
   float* const sums = all_sums + walkers.group * most_pieces * 2 * kGroupRows;
-  const Team team = {exchange + (i64)mine * 2 * floats, arrivals + mine * 32, team_blocks, floats};
+  const Team team = {exchange, arrivals, mine, team_blocks, floats};
   const int count = share.owners * kGroupRows;
 
   auto look_ahead = [&](int item, int j, i64 b, int step) {
@@ -103,6 +108,8 @@ ltc_grid(Shares shares,
           final_state[b * hidden + j] = v;
       }
       own[item].w = v;
+      if (unfold_states && b < batch && steps > 0)
+        unfold_states[(before ? b : b * total_steps + t0) * unfolds * hidden + j] = v;
       team.tile(n)[tile_place(j, row, hidden)] = v;
     }
     if (steps == 0) continue;
@@ -112,6 +119,7 @@ ltc_grid(Shares shares,
 #pragma unroll 1
       for (int k = 0; k < unfolds; k++, n++) {
         team.take(walkers, n, tile);
+        turns.take(walkers);
         float sum[2 * kRows], p0, q0;
         share.walk(
             shares, walkers, piece_list,
@@ -149,6 +157,7 @@ ltc_grid(Shares shares,
               }
             });
         walkers.meet();
+        turns.leave(walkers);
         const bool ends = k + 1 == unfolds, last = ends && step + 1 == steps;
 #pragma unroll 1
         for (int item = walkers.thread; item < count; item += walkers.threads) {
@@ -175,28 +184,37 @@ ltc_grid(Shares shares,
           float next = quotient(num + fmaf(s.x, s.w, s.y), den);
           if (b >= batch) next = 0.0f;
           if (!last) team.tile(n + 1)[tile_place(j, row, h)] = next;
-          if (b < batch) {
-            if (unfold_states) {
-              const i64 trace = ((before ? b : b * total_steps + (t0 + step)) * unfolds + k) * h + j;
-              unfold_states[trace] = s.w;
-              unfold_dens[trace] = den;
-            }
-            if (ends && !before) {
-              const i64 at = b * total_steps + (t0 + step);
-              if (states) states[at * h + j] = next;
-              if (j < outputs) {
-                float y = next;
-                if (output_w) y *= output_w[j];
-                if (output_b) y += output_b[j];
-                out[at * outputs + j] = y;
-              }
-              if (step + 1 == steps) final_state[b * h + j] = next;
-            }
-          }
           s.w = next;
           own[item] = s;
+          ahead[item].w = den;
         }
         if (!last) team.give(walkers);
+        // What nobody waits for.
+        const bool kept = ends && !before;
+#pragma unroll 1
+        for (int item = walkers.thread; item < count && (unfold_states || kept); item += walkers.threads) {
+          const int j = __float_as_int(neurons[item / kGroupRows].w), h = opaque(hidden);
+          const i64 b = (i64)group * kGroupRows + item % kGroupRows;
+          if (b >= batch) continue;
+          const i64 at = before ? b : b * total_steps + (t0 + step);
+          const float v = own[item].w;
+          if (unfold_states) {
+            const i64 trace = (at * unfolds + k) * h + j;
+            unfold_dens[trace] = ahead[item].w;
+            // Of the next unfold, or the first one of the next step.
+            if (!ends || (kept && !last)) unfold_states[trace + h] = v;
+          }
+          if (kept) {
+            if (states) states[at * h + j] = v;
+            if (j < outputs) {
+              float y = v;
+              if (output_w) y *= output_w[j];
+              if (output_b) y += output_b[j];
+              out[at * outputs + j] = y;
+            }
+            if (last) final_state[b * h + j] = v;
+          }
+        }
       }
     }
   }

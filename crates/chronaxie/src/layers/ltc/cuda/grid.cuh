@@ -21,8 +21,9 @@ constexpr int kGroupRows = kRows * kRowLanes;
 // A load brings four rows: the others lie in another plane, so that the lanes of a quarter of a warp read all banks.
 constexpr int kPlanes = kRows / 4;
 constexpr int kPlaneRows = kGroupRows / kPlanes;
-// Steps of a list that are loaded together: registers are short, and NVRTC 12 needs a few more.
-constexpr int kAhead = kOldCompiler ? 2 : 3;
+// Steps of a list that are loaded together: registers are short, NVRTC 12 needs a few more, and the adjoint does
+// (kAdjoint, said by the kernel).
+constexpr int kAhead = kOldCompiler || kAdjoint ? 2 : 3;
 
 // What grid.rs made for a kernel.
 struct Shares {
@@ -63,8 +64,15 @@ __device__ __forceinline__ void walk_list(const float4* folded, const unsigned s
 #pragma unroll
     for (int i = 0; i < kAhead; i++) s[i] = next[i], f[i] = then[i];
   }
-#pragma unroll 1
-  for (int n = whole * kAhead; n < steps; n++, folded += kStreams, from += kStreams) add(*folded, *from);
+  int rest = steps - whole * kAhead;
+  if (kAhead > 2 && rest > 1) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) s[i] = folded[i * kStreams], f[i] = from[i * kStreams];
+#pragma unroll
+    for (int i = 0; i < 2; i++) add(s[i], f[i]);
+    folded += 2 * kStreams, from += 2 * kStreams, rest -= 2;
+  }
+  if (rest > 0) add(*folded, *from);
 }
 
 // The sums over the streams of a warp: each lane is left with max(1, kCount / kStreams) of the kCount, from `first` on; true where
@@ -103,25 +111,45 @@ struct Walkers {
   __device__ void meet() const { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 };
 
+// The gates of a block's groups one group after the other, where they take no longer than the way of the states: groups that begin
+// together would also wait together. Whoever has its turn waits for nobody.
+struct Turns {
+  int* taken;  // in shared memory, 0 at first; null: no turns
+
+  __device__ void take(const Walkers& walkers) const {
+    if (!taken) return;
+    if (walkers.thread == 0)
+      while (atomicCAS(taken, 0, 1) != 0) {
+      }
+    walkers.meet();
+  }
+  // After all have met.
+  __device__ void leave(const Walkers& walkers) const {
+    if (taken && walkers.thread == 0) atomicExch(taken, 0);
+  }
+};
+// Steps of a part up to which groups take turns.
+constexpr int kTurns = 64;
+
 // The tiles of a group of rows, and the team that fills them.
 struct Team {
-  float* tiles;        // twice [values, kPlanes, H, kPlaneRows]
-  unsigned* arrivals;  // how many blocks have given, of all tiles together
-  int blocks, floats;  // floats of a tile
+  float* tiles;              // of all teams and groups, twice [values, kPlanes, H, kPlaneRows] each
+  unsigned* arrivals;        // how many blocks have given, of all tiles together: a line each
+  int mine, blocks, floats;  // which it is, blocks of a team, floats of a tile
 
   // What this block has written is there for all.
   __device__ void give(const Walkers& walkers) const {
     walkers.meet();
-    if (walkers.thread == 0) asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(1u) : "memory");
+    if (walkers.thread == 0) asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals + mine * 32), "r"(1u) : "memory");
   }
-  __device__ float* tile(unsigned n) const { return tiles + (n & 1) * (i64)floats; }
+  __device__ float* tile(unsigned n) const { return tiles + (opaque(mine) * 2 + (n & 1)) * (i64)floats; }
   // Waits for tile n and copies it.
   __device__ void take(const Walkers& walkers, unsigned n, float* to) const {
     if (walkers.thread == 0) {
       const unsigned all = (n + 1) * (unsigned)blocks;
       unsigned seen;
       do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrivals) : "memory");
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrivals + mine * 32) : "memory");
       } while ((int)(seen - all) < 0);
     }
     walkers.meet();

@@ -11,10 +11,11 @@
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
+constexpr bool kAdjoint = true;
 #include "grid.cuh"
 
 // Dynamic shared memory, in this order: held synapses; for each group two tiles, of alpha and of beta; for each group, source and
-// row 16 bytes three times (v, alpha, c; the sums of alpha and beta; v, den, dL/dout and time of what comes next); c of each
+// row 16 bytes three times (v, alpha, c, beta; the sums of alpha and beta; v, den, dL/dout and time of what comes next); c of each
 // source and its number, 16 bytes; v, 4 bytes for each group, source and row; for each group, piece and row a sum; 8 bytes a
 // piece; 4 bytes a source and 4 more; the held targets.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -53,35 +54,39 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
     const int i = owners[o].x;
     neurons[o] = make_float4(positive(cm[i], constrained) * (float)unfolds / (elapsed ? 1.0f : dt), 0.0f, 0.0f, __int_as_float(i));
   }
+  // A part's ends cut fewer owners than there are parts, so that the last place is free.
+  int* const taken = (int*)(piece_list + most_pieces - 1);
+  if (threadIdx.x == 0) *taken = 0;
   __syncthreads();
+  const Turns turns = {groups > 1 && shares.blocks[rank + 1].x - first.x < kTurns * walkers.warps ? taken : nullptr};
   float* const tile = tiles + walkers.group * floats;
   float4* const own = items + walkers.group * 3 * most_items;  // each of its thread alone
-  float4* const step_sum = own + most_items;
-  float4* const ahead = step_sum + most_items;
-  float* const v_of = all_v + walkers.group * most_items;  // [owners, kGroupRows]
-  float* const sums = all_sums + walkers.group * most_pieces * kGroupRows;
-  const Team team = {exchange + (i64)mine * 2 * floats, arrivals + mine * 32, team_blocks, floats};
+  auto step_sum = [&] { return own + opaque(most_owners) * kGroupRows; };
+  auto ahead = [&] { return own + opaque(most_owners) * 2 * kGroupRows; };
+  auto v_of = [&] { return all_v + walkers.group * opaque(most_owners) * kGroupRows; };  // [owners, kGroupRows]
+  auto sums = [&] { return all_sums + walkers.group * opaque(most_pieces) * kGroupRows; };
+  const Team team = {exchange, arrivals, mine, team_blocks, floats};
   const int count = share.owners * kGroupRows;
 
   // What unfold (step, k) of a row needs, on its way.
   auto look_ahead = [&](int item, int i, i64 b, int step, int k) {
     const i64 at = b * trace_b + ((i64)step * unfolds + k) * opaque(hidden) + i;
-    copy_ahead<4>((float*)(ahead + item), trace_v + at);
-    copy_ahead<4>((float*)(ahead + item) + 1, trace_den + at);
+    copy_ahead<4>((float*)(ahead() + item), trace_v + at);
+    copy_ahead<4>((float*)(ahead() + item) + 1, trace_den + at);
     if (k + 1 < unfolds) return;
-    if (i < outputs) copy_ahead<4>((float*)(ahead + item) + 2, grad_out + (b * grad_b + (t0 + step) * grad_t + i * grad_m));
-    if (elapsed) copy_ahead<4>((float*)(ahead + item) + 3, elapsed + (b * elapsed_b + (t0 + step) * elapsed_t));
+    if (i < outputs) copy_ahead<4>((float*)(ahead() + item) + 2, grad_out + (b * grad_b + (t0 + step) * grad_t + i * grad_m));
+    if (elapsed) copy_ahead<4>((float*)(ahead() + item) + 3, elapsed + (b * elapsed_b + (t0 + step) * elapsed_t));
   };
-  // alpha and beta of unfold (step, k), of which a is dL/dv', into tile n; then what the unfold before it needs.
+  // alpha and beta of unfold (step, k), of which a is dL/dv', into tile n.
   auto turn = [&](int item, i64 b, int step, int k, float a, float after, unsigned n) {
     // Of which the compiler would otherwise keep products in registers that the gates need.
     const int row = item % kGroupRows, h = opaque(hidden);
-    const float4 neuron = neurons[item / kGroupRows], x = ahead[item];
+    const float4 neuron = neurons[item / kGroupRows], x = ahead()[item];
     const int i = __float_as_int(neuron.w);
     float4 s = own[item];
     float alpha = 0.0f, beta = 0.0f, v = 0.0f;
     if (b < batch) {
-      float4 sum = step_sum[item];
+      float4 sum = step_sum()[item];
       if (k + 1 == unfolds) {
         if (i < outputs) a += output_w ? x.z * output_w[i] : x.z;
         s.z = elapsed ? __fdiv_rn(neuron.x, x.w) : neuron.x;
@@ -90,25 +95,29 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
       v = x.x;
       alpha = a / x.y;
       beta = -alpha * after;
-      const i64 row_step = b * steps + step, at = (row_step * unfolds + k) * h + i;
-      trace_alpha[at] = alpha;
-      trace_beta[at] = beta;
       sum.x += alpha, sum.y += beta;
-      if (k == 0)
-        step_sums[row_step * h + i] = make_float2(sum.x, sum.y);
-      else
-        step_sum[item] = sum;
-      if (k > 0)
-        look_ahead(item, i, b, step, k - 1);
-      else if (step > 0)
-        look_ahead(item, i, b, step - 1, unfolds - 1);
+      step_sum()[item] = sum;
     }
-    s.x = v, s.y = alpha;
+    s.x = v, s.y = alpha, s.w = beta;
     own[item] = s;
-    v_of[item] = v;
+    v_of()[item] = v;
     float* to = team.tile(n) + tile_place(i, row, h);
     to[0] = alpha;
     to[h * kGroupRows] = beta;
+  };
+  // What nobody waits for of unfold (step, k), and what the one before it needs.
+  auto keep = [&](int group, int step, int k) {
+#pragma unroll 1
+    for (int item = walkers.thread; item < count; item += walkers.threads) {
+      const int i = __float_as_int(neurons[item / kGroupRows].w), h = opaque(hidden);
+      const i64 b = (i64)group * kGroupRows + item % kGroupRows;
+      if (b >= batch) continue;
+      if (k > 0 || step > 0) look_ahead(item, i, b, k > 0 ? step : step - 1, k > 0 ? k - 1 : unfolds - 1);
+      const i64 row_step = b * steps + step, at = (row_step * unfolds + k) * h + i;
+      trace_alpha[at] = own[item].y;
+      trace_beta[at] = own[item].w;
+      if (k == 0) step_sums[row_step * h + i] = make_float2(step_sum()[item].x, step_sum()[item].y);
+    }
   };
   const char* const my_rows = (const char*)(tile + lane % kRowLanes * 4);
   const int plane = hidden * kPlaneRows * 4;
@@ -142,14 +151,16 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
     for (int step = steps - 1; step >= 0; step--) {
 #pragma unroll 1
       for (int k = unfolds - 1; k >= 0; k--, n++) {
+        keep(group, step, k);
         team.take(walkers, n, tile);
+        turns.take(walkers);
         float v[kRows], sum[kRows];
         share.walk(
             shares, walkers, piece_list,
             [&](int owner) {
 #pragma unroll
               for (int c = 0; c < kPlanes; c++) {
-                const float4 x = *(const float4*)(v_of + owner * kGroupRows + row_place(lane % kRowLanes, c * 4));
+                const float4 x = *(const float4*)(v_of() + owner * kGroupRows + row_place(lane % kRowLanes, c * 4));
                 v[c * 4] = x.x, v[c * 4 + 1] = x.y, v[c * 4 + 2] = x.z, v[c * 4 + 3] = x.w;
               }
 #pragma unroll
@@ -174,12 +185,13 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
             [&](int piece) {
               int from = 0;
               const bool writer = stream_sums<kRows>(sum, lane, from);
-              float* to = sums + piece * kGroupRows;
+              float* to = sums() + piece * kGroupRows;
 #pragma unroll
               for (int i = 0; i < kLeft<kRows>; i++)
                 if (writer) to[row_place(lane % kRowLanes, from + i)] = sum[i];
             });
         walkers.meet();
+        turns.leave(walkers);
         const bool last = k == 0 && step == 0;
 #pragma unroll 1
         for (int item = walkers.thread; item < count; item += walkers.threads) {
@@ -188,7 +200,7 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
           const float4 s = own[item];
           float total = 0.0f;
           const int end = pieces_of[o + 1];
-          for (int piece = pieces_of[o]; piece < end; piece++) total += sums[piece * kGroupRows + row];
+          for (int piece = pieces_of[o]; piece < end; piece++) total += sums()[piece * kGroupRows + row];
           // Of the exact gate a is sigma times -log2(e).
           if (!kFast) total *= -0.6931471805599453f;
           const float a = fmaf(s.y, s.z, total);

@@ -23,7 +23,7 @@ impl Wish {
         if self.of.unwrap_or(Role::Recurrence) == role {
             *self
         } else {
-            Self { rows_only: self.rows_only, grid: self.grid, steps: self.steps, ..Self::default() }
+            Self { rows_only: self.rows_only, grid: self.grid, steps: self.steps, of: self.of, ..Self::default() }
         }
     }
     /// Whether one of the kernels is to be the one whose synapses are divided over the device: all of them, or those of the
