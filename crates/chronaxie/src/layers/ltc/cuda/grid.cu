@@ -2,9 +2,9 @@
 // and adds what: grid.cuh).
 //
 // Teams of blocks, one block a multiprocessor, each hold all recurrent synapses by target, and walk groups of kGroupRows batch
-// rows, one or two such groups side by side in halves of a block, through all steps and unfolds: while the states of one half
-// travel, the other computes. Teams are as small as what their blocks hold allows: a block reads the states of all neurons and
-// of its rows for every unfold, so that few rows a team are few bytes. Ns and Ds come from sensory.cu or forward.cu.
+// rows, one or two such groups side by side in halves of a block, through all steps and unfolds. Teams are as small as what their
+// blocks hold allows: a block reads the states of all neurons and of its rows for every unfold, so that few rows a team are few
+// bytes. Ns and Ds come from sensory.cu or forward.cu.
 // An unfold: wait for the team (grid.cuh), copy the tile of states [H, kGroupRows] from L2, gates and their sums by piece, meet;
 // then a thread for each target of the block and row adds its pieces, divides, and gives the new state.
 // Where `before` is given (the unfolds for the backward pass) each step is a row of its own that starts from the state before it.
@@ -13,6 +13,10 @@
 // multiply-adds and 8 (fast: tanh) or 16 (exact) operations of the special-function unit, which takes 16 or 32 clocks for them: it
 // binds. Floor (H200, 1.98 GHz, fast) 0.77 ms for B64 T64 H512 at density 0.5, K 6: 3.2e9 gates.
 // Bytes of an unfold from L2: 4 H kGroupRows a block and group, 18 a synapse that is not held, which serve kGroupRows gates.
+// Time (H100, fast, density 0.5, K 6): B64 T64 H512 1.9 to 2.0 ms, 384 unfolds of some 10,000 clocks: half of them gates, at three
+// quarters of the special-function unit's rate, the others the way of the states (the ends of the sums, release, wait, copy).
+// 33 blocks a team with 16 rows or twice 8, 16 with 8, 66 with twice 16: within 5 %; 132 with twice 32 7 % more.
+// Tried: the gates of one half only while those of the other wait (a lock): as long, so that halves hide little of each other.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -60,11 +64,7 @@ ltc_grid(Shares shares,
     neurons[o] = make_float4(positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt), g * vleak[j], g + epsilon,
                              __int_as_float(j));
   }
-  // A part's ends cut fewer owners than there are parts, so that the last place is free.
-  int* const taken = (int*)(piece_list + most_pieces - 1);
-  if (threadIdx.x == 0) *taken = 0;
   __syncthreads();
-  const Turns turns = {groups > 1 && shares.blocks[rank + 1].x - first.x < kTurns * walkers.warps ? taken : nullptr};
   float* const tile = tiles + walkers.group * floats;
   float4* const own = items + walkers.group * 2 * most_items;  // each of its thread alone
   float4* const ahead = own + most_items;
@@ -119,7 +119,6 @@ ltc_grid(Shares shares,
 #pragma unroll 1
       for (int k = 0; k < unfolds; k++, n++) {
         team.take(walkers, n, tile);
-        turns.take(walkers);
         float sum[2 * kRows], p0, q0;
         share.walk(
             shares, walkers, piece_list,
@@ -157,7 +156,6 @@ ltc_grid(Shares shares,
               }
             });
         walkers.meet();
-        turns.leave(walkers);
         const bool ends = k + 1 == unfolds, last = ends && step + 1 == steps;
 #pragma unroll 1
         for (int item = walkers.thread; item < count; item += walkers.threads) {

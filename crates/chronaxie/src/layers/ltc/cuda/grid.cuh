@@ -21,9 +21,9 @@ constexpr int kGroupRows = kRows * kRowLanes;
 // A load brings four rows: the others lie in another plane, so that the lanes of a quarter of a warp read all banks.
 constexpr int kPlanes = kRows / 4;
 constexpr int kPlaneRows = kGroupRows / kPlanes;
-// Steps of a list that are loaded together: registers are short, NVRTC 12 needs a few more, and the adjoint does
-// (kAdjoint, said by the kernel).
-constexpr int kAhead = kOldCompiler || kAdjoint ? 2 : 3;
+// Steps of a list that are loaded together: registers are short, for some compilers and architectures more than for others, and
+// for the adjoint (kAdjoint, said by the kernel).
+constexpr int kAhead = kOldCompiler && kAdjoint ? 1 : kOldCompiler || kAdjoint || __CUDA_ARCH__ >= 1200 ? 2 : 3;
 
 // What grid.rs made for a kernel.
 struct Shares {
@@ -110,26 +110,6 @@ struct Walkers {
   }
   __device__ void meet() const { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); }
 };
-
-// The gates of a block's groups one group after the other, where they take no longer than the way of the states: groups that begin
-// together would also wait together. Whoever has its turn waits for nobody.
-struct Turns {
-  int* taken;  // in shared memory, 0 at first; null: no turns
-
-  __device__ void take(const Walkers& walkers) const {
-    if (!taken) return;
-    if (walkers.thread == 0)
-      while (atomicCAS(taken, 0, 1) != 0) {
-      }
-    walkers.meet();
-  }
-  // After all have met.
-  __device__ void leave(const Walkers& walkers) const {
-    if (taken && walkers.thread == 0) atomicExch(taken, 0);
-  }
-};
-// Steps of a part up to which groups take turns.
-constexpr int kTurns = 64;
 
 // The tiles of a group of rows, and the team that fills them.
 struct Team {

@@ -54,11 +54,7 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
     const int i = owners[o].x;
     neurons[o] = make_float4(positive(cm[i], constrained) * (float)unfolds / (elapsed ? 1.0f : dt), 0.0f, 0.0f, __int_as_float(i));
   }
-  // A part's ends cut fewer owners than there are parts, so that the last place is free.
-  int* const taken = (int*)(piece_list + most_pieces - 1);
-  if (threadIdx.x == 0) *taken = 0;
   __syncthreads();
-  const Turns turns = {groups > 1 && shares.blocks[rank + 1].x - first.x < kTurns * walkers.warps ? taken : nullptr};
   float* const tile = tiles + walkers.group * floats;
   float4* const own = items + walkers.group * 3 * most_items;  // each of its thread alone
   auto step_sum = [&] { return own + opaque(most_owners) * kGroupRows; };
@@ -153,7 +149,6 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
       for (int k = unfolds - 1; k >= 0; k--, n++) {
         keep(group, step, k);
         team.take(walkers, n, tile);
-        turns.take(walkers);
         float v[kRows], sum[kRows];
         share.walk(
             shares, walkers, piece_list,
@@ -191,7 +186,6 @@ ltc_grid_adjoint(Shares shares, const float* __restrict__ cm,
                 if (writer) to[row_place(lane % kRowLanes, from + i)] = sum[i];
             });
         walkers.meet();
-        turns.leave(walkers);
         const bool last = k == 0 && step == 0;
 #pragma unroll 1
         for (int item = walkers.thread; item < count; item += walkers.threads) {

@@ -10,6 +10,7 @@ mod mixed;
 mod on_device;
 mod report;
 mod schedule;
+mod scratch;
 mod tune;
 mod whole;
 mod wish;

@@ -14,8 +14,6 @@ pub(in crate::layers::ltc::cuda) const THREADS: usize = 512;
 pub(in crate::layers::ltc::cuda) const SHAPES: [(usize, usize); 4] = [(4, 1), (8, 1), (8, 2), (8, 4)];
 /// Bytes of a synapse and of where its other end lies.
 const SYNAPSE: usize = 18;
-/// Steps of a part below which groups of a block take turns, as in grid.cuh.
-const TURNS: usize = 64;
 
 /// Synapses divided over teams of blocks that fill the device (grid.cuh).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +137,7 @@ pub(super) fn hold(p: &Ltc, props: &DeviceProps, wish: &Wish, role: Role, batch:
                 let warps = THREADS / 32 / groups;
                 let all_groups = batch.div_ceil(rows * lanes).max(1);
                 let teams = (processors / blocks).min(all_groups.div_ceil(groups));
-                // A part's ends cut at most one owner each; the last one none, and its place is used for another thing.
+                // A part's ends cut at most one owner each.
                 let mut g =
                     Grid { blocks, teams, groups, owners, pieces: owners + warps, ..Grid::of((rows, lanes), adjoint) };
                 let Some(room) = limit.checked_sub(g.fixed(h)) else { continue };
@@ -154,17 +152,12 @@ pub(super) fn hold(p: &Ltc, props: &DeviceProps, wish: &Wish, role: Role, batch:
                 // The sums over the streams of a piece take about as many instructions as there are values, six times.
                 let ends = (owners + warps) * 6 * rows * if adjoint { 1 } else { 2 } / 4;
                 let gates = (part * warps * step_clocks(rows, adjoint, fast) + ends).max(streamed / rate);
-                let tile = h * rows * lanes * if adjoint { 8 } else { 4 } / 25;
+                let tile = h * rows * lanes * if adjoint { 8 } else { 4 } / 40;
                 let items = (owners * rows * lanes).div_ceil(THREADS / groups);
-                // What states take from block to block: the sums' ends, a barrier of the team, and the copy of a tile (H100, measured).
-                let chain = 4000 + 4 * blocks + tile + items * if adjoint { 250 } else { 120 };
-                // Where they take turns, groups hide each other's, and half the warps keep the units less busy; where they do not,
-                // they wait together.
-                let unfold = match groups {
-                    1 => gates + chain,
-                    _ if part < TURNS => (2 * gates).max(gates + chain) * 23 / 20 + 300,
-                    _ => (2 * gates + chain).max(2 * tile),
-                };
+                // What states take from block to block: the ends of the sums, a barrier of the team, and the copy of a tile (H100,
+                // measured). Groups that begin together also wait together: one's wait hides little of the other's gates.
+                let chain = 3000 + 4 * blocks + tile + items * if adjoint { 250 } else { 120 };
+                let unfold = groups * gates + chain;
                 let clocks = unfold * all_groups.div_ceil(teams * groups);
                 if best.is_none_or(|(least, _)| clocks < least) {
                     best = Some((clocks, g));
