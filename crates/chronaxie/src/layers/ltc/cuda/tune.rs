@@ -303,8 +303,7 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
     // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
     let chain = threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
     let one = gates + chain;
-    // With 960 threads two groups take 3200 clocks at 6 slots.
-    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 } + 2 * threads.saturating_sub(512);
+    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
     if groups <= 1 || groups * each < one { one } else { groups * each }
 }
 
