@@ -176,6 +176,13 @@ impl Op for LtcEntry {
                 "B2_T1_D4_H513,unfolds=1,density=0.3",
                 "B2_T1_D4_H1000,unfolds=1,density=0.05",
                 "B1_T1_D3_H2048,unfolds=1,density=0.01",
+                // Synapses divided over the whole device: teams of several sizes, both sides of what a cluster holds, one that is not
+                // held, every option.
+                "B9_T2_D4_H511,unfolds=2,density=0.6,h0=true,elapsed=true,norm=true,output=affine,outputs=70",
+                "B34_T1_D4_H513,unfolds=2,density=0.5,precision=fast,store=true",
+                "B5_T0_D3_H500,density=0.6,h0=true",
+                "B2_T1_D4_H1000,unfolds=1,density=0.4,precision=fast",
+                "B1_T1_D3_H2048,unfolds=2,density=0.5,precision=fast",
             ],
         };
         Case::list(list)

@@ -219,6 +219,25 @@ impl BackwardCall<'_> {
         let stored = g.stored.map_or(NULL, |d| Arg::U64(x[d + 1].address() + offset));
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
         let [n0, n1, n2] = end;
+        if let Some(divided) = &plan.grid_backward {
+            if let (Some(k), true) = (&divided.rebuild, steps > 0) {
+                let room = t.common.room(base, t.common.folded[0]);
+                let (sums, states) = (region(t.common.sums), at(x, Some(g.states)));
+                plan.grid_unfolds(k, x, &room, sums, states, [v, region(t.alpha)], args.stream, (t0, steps))?;
+            }
+            // Rebuilt denominators lie as v does, stored ones too.
+            let den = if g.stored.is_some() { stored } else { region(t.alpha) };
+            let room = t.common.room(base, t.adjoint_folded);
+            let common = args! {
+                at(x, Some(s.gleak + 2)), at(x, Some(g.states)), e0, e1, e2, e3, at(x, Some(g.grad_out)),
+                stride(x, Some(g.grad_out), 0), stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2),
+                at(x, s.output_w), n0, n1, n2, start, v, den, v_b, region(t.alpha), region(t.beta), region(t.step_sums),
+                Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32),
+                Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64), Arg::I32(steps as i32),
+                plan.constrained()
+            };
+            return plan.grid_adjoint(&divided.adjoint, &room, common, args.stream);
+        }
         let lstm = plan.mixed.as_ref().map_or([0; _], |m| m.below(args, &t.common.layout, base, t0, last));
         launch(
             &self.k.adjoint,
@@ -285,6 +304,15 @@ impl BackwardCall<'_> {
             ] {
                 // The held adjoint has made the recurrent ones already.
                 if held && (total == t.recurrent || self.held_sensory().is_some()) {
+                    continue;
+                }
+                let divided =
+                    plan.grid_backward.as_ref().and_then(|g| g.sums.as_ref()).filter(|_| total == t.recurrent);
+                if let Some(k) = divided {
+                    let lists = [region(ids[0]), at(x, Some(list + 1)), region(ids[1])];
+                    let trace = [from, from_b, Arg::I64(per_batch as i64), alpha, beta];
+                    let slices = k.launch([&lists, &trace], region(t.partial), (synapses, n, h), stream)?;
+                    self.add(base, stream, total, synapses, slices)?;
                     continue;
                 }
                 let blocks = synapses.div_ceil(256);

@@ -223,6 +223,11 @@ impl HeldKernel {
         Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
     }
 
+    /// Where the slots' places in dense matrices are, and how many slots there are.
+    pub(super) fn slots(&self) -> (u64, usize) {
+        (self.schedule.at(), self.schedule.slots())
+    }
+
     /// Floats of scratch that the folded synapses take; none where the kernel folds them itself.
     pub(super) fn folded(&self) -> usize {
         if self.held.whole { 0 } else { 4 * self.schedule.slots() }
@@ -394,13 +399,13 @@ impl CudaPlan {
         )
     }
 
-    /// Folds the synapses that `sides` hold, those of the recurrent parameters first or not as `sensory` says, to the addresses
+    /// Folds the synapses of `sides`, of which the slots' places in dense matrices and their number are given, to the addresses
     /// given with them; makes the states that wait for another cluster unknown: `carried`, so many words; and folds the
     /// neurons to an address, unless it is 0.
     pub(super) fn fold_held(
         &self,
         x: &[View<'_>],
-        sides: &[(Side, &HeldKernel, u64)],
+        sides: &[(Side, (u64, usize), u64)],
         (carried, words): (u64, usize),
         neurons: u64,
         stream: StreamRef,
@@ -409,15 +414,14 @@ impl CudaPlan {
         let n = if neurons == 0 { 0 } else { self.p.hidden };
         let mut threads = words + n;
         let mut packed = [[0u8; 56]; 4];
-        for (to, &(side, k, folded)) in packed.iter_mut().zip(sides) {
+        for (to, &(side, (places, slots), folded)) in packed.iter_mut().zip(sides) {
             let w = match side {
                 Side::Recurrent => self.slots.w,
                 Side::Sensory => self.slots.sensory_w,
             };
             let tensor = |i: usize| x[w + i].address();
-            threads += k.schedule.slots();
-            *to =
-                pack([k.schedule.at(), tensor(0), tensor(1), tensor(2), tensor(3), folded, k.schedule.slots() as u64]);
+            threads += slots;
+            *to = pack([places, tensor(0), tensor(1), tensor(2), tensor(3), folded, slots as u64]);
         }
         if threads == 0 {
             return Ok(());

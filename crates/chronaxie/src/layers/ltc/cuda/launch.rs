@@ -1,14 +1,16 @@
 //! The plan: kernels loaded once, then launches only.
 
 use super::backward::BackwardCall;
+use super::grid::{GridBackward, GridKernel};
 use super::held::{HeldBackward, HeldKernel, Side};
 use super::mixed::MixedMemory;
+pub(super) use super::scratch::{Common, Traces};
 use super::tune::{self, Config, THREADS};
 use super::{BACKWARD, BACKWARD_ENTRIES, FORWARD, FORWARD_ENTRIES, GradSlots, Slots, specialisation};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
 use crate::layers::ltc::spec::{Constraint, Ltc, NORM_EPSILON};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::{Dtype, Layout, Place, RegionId, Result, View, ViewMut};
+use crate::{Layout, Place, Result, View, ViewMut};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -49,156 +51,6 @@ pub(super) struct Backward {
     pub(super) close: Kernel,
 }
 
-/// Scratch regions that both passes have.
-pub(super) struct Common {
-    pub(super) layout: Layout,
-    pub(super) recurrent: [RegionId; 3],
-    pub(super) sensory: [RegionId; 3],
-    pub(super) neurons: RegionId,
-    pub(super) u: RegionId,
-    pub(super) stats: RegionId,
-    pub(super) sums: RegionId,
-    /// Folded synapses of the kernels that hold them: recurrent, sensory.
-    pub(super) folded: [RegionId; 2],
-    /// States of rows whose steps are cut in two, or empty: `[B, H]`.
-    pub(super) carried: RegionId,
-}
-
-impl Common {
-    /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
-    /// floats of those that are held in registers. `carried`: states that wait for another cluster.
-    fn new(
-        p: &Ltc,
-        gap: usize,
-        chunk: usize,
-        backward: bool,
-        lists: [bool; 2],
-        folded: [usize; 2],
-        carried: usize,
-    ) -> Result<Self> {
-        let held = lists.map(|portable| !portable);
-        let mut layout = Layout::new(gap);
-        let rows = p.batch * chunk;
-        let mut side = |names: [&'static str; 3], synapses: usize, held: bool| -> Result<[RegionId; 3]> {
-            let synapses = if held { 0 } else { synapses };
-            Ok([
-                layout.push(names[0], Dtype::F32, 4 * synapses)?,
-                layout.push(names[1], Dtype::I32, synapses)?,
-                layout.push(names[2], Dtype::F32, if backward { 4 * synapses } else { 0 })?,
-            ])
-        };
-        let c = &p.connectivity;
-        let recurrent = side(["by_target", "target_index", "by_source"], c.recurrent.len(), held[0])?;
-        let sensory =
-            side(["sensory_by_target", "sensory_target_index", "sensory_by_source"], c.sensory.len(), held[1])?;
-        Ok(Self {
-            recurrent,
-            sensory,
-            neurons: layout.push("neurons", Dtype::F32, if held[0] && !backward { 0 } else { 4 * p.hidden })?,
-            u: layout.push("u", Dtype::F32, if held[1] && !backward { 0 } else { rows * p.inputs })?,
-            stats: layout.push(
-                "stats",
-                Dtype::F32,
-                if p.layer_norm && (backward || !held[1]) { 2 * rows } else { 0 },
-            )?,
-            sums: layout.push("sensory_sums", Dtype::F32, 2 * rows * p.hidden)?,
-            folded: [
-                layout.push("folded", Dtype::F32, folded[0])?,
-                layout.push("sensory_folded", Dtype::F32, folded[1])?,
-            ],
-            carried: layout.push("carried", Dtype::F32, carried)?,
-            layout,
-        })
-    }
-}
-
-/// Scratch of the backward pass alone.
-pub(super) struct Traces {
-    pub(super) common: Common,
-    pub(super) v: RegionId,
-    pub(super) alpha: RegionId,
-    pub(super) beta: RegionId,
-    pub(super) adjoint_folded: RegionId,
-    pub(super) gate_sums: RegionId,
-    pub(super) sensory_folded: RegionId,
-    pub(super) sensory_sums: RegionId,
-    pub(super) cluster_sums: RegionId,
-    pub(super) changes: RegionId,
-    pub(super) step_sums: RegionId,
-    pub(super) grad_u: RegionId,
-    pub(super) adjoint: RegionId,
-    pub(super) partial: RegionId,
-    pub(super) recurrent: RegionId,
-    pub(super) sensory: RegionId,
-    pub(super) neurons: RegionId,
-    pub(super) inputs: RegionId,
-    pub(super) outputs: RegionId,
-    /// Whether dL/du is kept for all steps, in the place of dL/dx, so that what follows from it is made once and not once a
-    /// chunk.
-    pub(super) at_once: bool,
-}
-
-impl Traces {
-    /// `sensory`: floats of the folded synapses of the sensory sums; `grad_x`: whether dL/dx is asked for.
-    fn new(p: &Ltc, gap: usize, c: &Config, held: Option<&HeldBackward>, sensory: usize, grad_x: bool) -> Result<Self> {
-        let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
-        let gates = held.and_then(|h| h.sensory.as_ref());
-        // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
-        let of_whole = held.and_then(|h| h.whole.as_ref());
-        let whole = of_whole.is_some();
-        let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
-        let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
-        let chunk = if whole { 0 } else { c.backward_chunk };
-        let mut common = Common::new(p, gap, chunk, true, lists, [rebuilt, if whole { 0 } else { sensory }], cut)?;
-        let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
-        let trace = rows * p.unfolds * h;
-        let stored = p.save == crate::layers::ltc::Save::Store;
-        let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
-        let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
-        let trace = if whole { 0 } else { trace };
-        let clusters = held.map_or(0, |h| h.adjoint.clusters());
-        let at_once = gates.is_some() && !whole && !p.layer_norm && grad_x;
-        let input_rows = if at_once { p.batch * p.steps } else { rows };
-        let partial = [
-            (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
-            (ss, tune::most_slices(rows, ss.div_ceil(256))),
-            (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
-            (p.inputs, tune::most_slices(input_rows, p.inputs.div_ceil(32))),
-            (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
-        ];
-        let partial = partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0);
-        let [inputs, outputs] =
-            if whole { [2 * clusters * p.inputs, 2 * clusters * h] } else { [p.inputs, p.outputs].map(|n| 4 * n) };
-        let (gate_sums, sensory_sums) = match of_whole {
-            Some(w) => (p.batch * w.gate_sums(), p.batch * w.input_sums()),
-            None => (held.map_or(0, |h| h.adjoint.sums()), gates.map_or(0, HeldKernel::sums)),
-        };
-        let l = &mut common.layout;
-        Ok(Self {
-            at_once,
-            v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
-            alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
-            beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
-            adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
-            gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
-            sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
-            sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
-            cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
-            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
-            step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
-            grad_u: l.push("grad_u", Dtype::F32, if at_once || whole { 0 } else { rows * p.inputs })?,
-            adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
-            partial: l.push("partial", Dtype::F32, if whole { 0 } else { partial })?,
-            recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,
-            sensory: l.push("sensory_gate_sums", Dtype::F32, 4 * ss)?,
-            neurons: l.push("neuron_sums", Dtype::F32, 4 * h)?,
-            inputs: l.push("input_sums", Dtype::F32, inputs)?,
-            outputs: l.push("output_sums", Dtype::F32, outputs)?,
-            common,
-        })
-    }
-}
-
 /// LTC on one CUDA device.
 pub struct CudaPlan {
     pub(super) device: Arc<CudaDevice>,
@@ -212,6 +64,8 @@ pub struct CudaPlan {
     pub(super) fold: Kernel,
     pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
+    pub(super) grid: Option<GridKernel>,
+    pub(super) grid_backward: Option<GridBackward>,
     /// The inputs' schedule, where the recurrence does all of the forward pass.
     pub(super) whole_inputs: Option<super::whole::Inputs>,
     pub(super) sensory: Option<HeldKernel>,
@@ -313,6 +167,8 @@ impl CudaPlan {
         let sensory =
             config.sensory.map(|h| HeldKernel::sensory(device, &synapses.sensory, h, config.fast)).transpose()?;
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
+        let grid = config.grid.map(|g| GridKernel::new(device, &synapses.recurrent, g, config.fast)).transpose()?;
+        let grid_backward = if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs =
             whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
@@ -322,14 +178,20 @@ impl CudaPlan {
             gap,
             if whole.is_some() { 0 } else { config.forward_chunk },
             false,
-            [recurrence.is_none(), sensory.is_none() && whole.is_none()],
-            [folded(&recurrence), if whole.is_some() { 0 } else { folded(&sensory) }],
+            [recurrence.is_none() && grid.is_none(), sensory.is_none() && whole.is_none()],
+            [
+                folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)),
+                if whole.is_some() { 0 } else { folded(&sensory) },
+            ],
             recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
+            config.grid.map_or((0, 0), |g| g.exchanged(p.hidden)),
+            false,
         )?;
         let mut traces = match &backward_signature {
             Some(s) => {
                 let grad_x = s.output("grad_x").is_some();
-                Some(Traces::new(p, gap, &config, held_backward.as_ref(), folded(&sensory), grad_x)?)
+                let (held, divided) = (held_backward.as_ref(), grid_backward.as_ref());
+                Some(Traces::new(p, gap, &config, held, divided, folded(&sensory), grad_x)?)
             }
             None => None,
         };
@@ -349,6 +211,8 @@ impl CudaPlan {
             traces,
             held_backward,
             recurrence,
+            grid,
+            grid_backward,
             whole_inputs,
             sensory,
             mixed,
@@ -379,12 +243,18 @@ impl CudaPlan {
         let mut sides = Vec::with_capacity(4);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
-                sides.push((side, k, address(id)));
+                sides.push((side, k.slots(), address(id)));
             }
         }
+        let divided =
+            if backward { self.grid_backward.as_ref().and_then(|g| g.rebuild.as_ref()) } else { self.grid.as_ref() };
+        sides.extend(divided.map(|k| (Side::Recurrent, k.slots(), address(c.folded[0]))));
+        if let (Some(divided), Some(t), true) = (&self.grid_backward, &self.traces, backward) {
+            sides.push((Side::Recurrent, divided.adjoint.slots(), address(t.adjoint_folded)));
+        }
         if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
-            sides.push((Side::Recurrent, &held.adjoint, address(t.adjoint_folded)));
-            sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k, address(t.sensory_folded))));
+            sides.push((Side::Recurrent, held.adjoint.slots(), address(t.adjoint_folded)));
+            sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k.slots(), address(t.sensory_folded))));
         }
         let carried = c.layout.region(c.carried).len / 4;
         let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
@@ -504,6 +374,15 @@ impl CudaPlan {
                     stored,
                     (t0, steps),
                 )?;
+                t0 += steps;
+                if t0 >= p.steps {
+                    return Ok(());
+                }
+                continue;
+            }
+            if let Some(k) = &self.grid {
+                let room = c.room(base, c.folded[0]);
+                self.grid_recurrence(k, args, &room, region(c.sums), start, [states, stored], (t0, steps))?;
                 t0 += steps;
                 if t0 >= p.steps {
                     return Ok(());

@@ -3,19 +3,21 @@
 
 mod backward;
 mod convert;
+mod grid;
 mod held;
 mod launch;
 mod mixed;
 mod on_device;
 mod report;
 mod schedule;
+mod scratch;
 mod tune;
 mod whole;
 mod wish;
 
 pub(super) use convert::Conversions;
 pub use launch::CudaPlan;
-pub use tune::{Config, Held, choose};
+pub use tune::{Config, Grid, Held, choose};
 
 use crate::DeviceProps;
 use crate::cuda::{Archs, COMPARED_ARCHS, Constant, KernelSource, Specialisation};
@@ -27,6 +29,10 @@ use std::sync::Arc;
 
 const FORWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/forward.cu", include_str!("forward.cu"));
 const BACKWARD: KernelSource = KernelSource::embedded("layers/ltc/cuda/backward.cu", include_str!("backward.cu"));
+const GRID: KernelSource = KernelSource::embedded("layers/ltc/cuda/grid.cu", include_str!("grid.cu"));
+const GRID_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/grid_adjoint.cu", include_str!("grid_adjoint.cu"));
+const GRID_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/grid_sums.cu", include_str!("grid_sums.cu"));
 const FOLD: KernelSource = KernelSource::embedded("layers/ltc/cuda/fold.cu", include_str!("fold.cu"));
 const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu", include_str!("adjoint.cu"));
 const SENSORY_ADJOINT: KernelSource =
@@ -56,6 +62,12 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
+];
+
+const GRID_HEADERS: &[(&str, &str)] = &[
+    ("ltc.cuh", include_str!("ltc.cuh")),
+    ("held.cuh", include_str!("held.cuh")),
+    ("grid.cuh", include_str!("grid.cuh")),
 ];
 
 const FORWARD_ENTRIES: &[&str] = &["ltc_fold", "ltc_inputs", "ltc_sensory", "ltc_forward"];
@@ -135,6 +147,10 @@ pub fn specialisations() -> Vec<Specialisation> {
             let h = Held { pairs: true, ..Held::of(shape) };
             held::specialisation(&source, &[entry], &h, fast, cluster)
         };
+        for adjoint in [false, true] {
+            all.extend(tune::GRIDS.map(|shape| grid::specialisation(&Grid::of(shape, adjoint), fast)));
+        }
+        all.push(grid::sums_specialisation(fast));
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
         all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));

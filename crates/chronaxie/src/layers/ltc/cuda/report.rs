@@ -8,6 +8,21 @@ use crate::layers::ltc::spec::Mapping;
 use crate::op::{LaunchReport, Pass};
 
 impl CudaPlan {
+    /// The sensory sums of the forward pass, where the recurrent synapses are folded beside them.
+    fn sensory_reports(&self, chunks: usize, rows: usize, fold: (u32, u32, u32)) -> Result<Vec<LaunchReport>> {
+        let (f, flat) = (&self.forward, (THREADS, 1, 1));
+        if let Some(k) = &self.sensory {
+            return Ok(vec![k.report_sensory(chunks, rows, self.p.inputs, self.device.props())?]);
+        }
+        let groups = (THREADS / self.config.sensory_lanes) as usize;
+        let sums = (rows.div_ceil(4) as u32, self.p.hidden.div_ceil(groups) as u32, 1);
+        Ok(vec![
+            LaunchReport::new(&f.fold, 1, fold, flat, 0)?,
+            LaunchReport::new(&f.inputs, chunks, (rows.div_ceil(8) as u32, 1, 1), flat, 0)?,
+            LaunchReport::new(&f.sensory, chunks, sums, flat, 0)?,
+        ])
+    }
+
     /// The kernels of a pass in the order of their first launch.
     pub(super) fn reports(&self, pass: Pass) -> Result<Vec<LaunchReport>> {
         let (p, c) = (&self.p, &self.config);
@@ -28,20 +43,20 @@ impl CudaPlan {
         if let (Some(r), false) = (&self.recurrence, backward) {
             let slots = (r.folded() + self.sensory.as_ref().map_or(0, HeldKernel::folded)) / 4;
             let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
-            if let Some(k) = &self.sensory {
-                list.push(k.report_sensory(chunks, rows, d, self.device.props())?);
-            } else {
-                list.push(LaunchReport::new(&f.fold, 1, fold, flat, 0)?);
-                list.push(LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?);
-                let sums = grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes)));
-                list.push(LaunchReport::new(&f.sensory, chunks, sums, flat, 0)?);
-            }
+            list.extend(self.sensory_reports(chunks, rows, fold)?);
             list.push(r.report(chunks)?);
             return Ok(list);
         }
         let held = self.held_backward.as_ref().filter(|_| backward);
         if let Some((held, whole)) = held.and_then(|h| Some((h, h.whole.as_ref()?))) {
             return Ok(vec![held.adjoint.report(1)?, whole.report(p)?]);
+        }
+        if let (Some(k), false) = (&self.grid, backward) {
+            let slots = k.folded() / 4 + self.sensory.as_ref().map_or(0, |k| k.folded() / 4);
+            let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
+            list.extend(self.sensory_reports(chunks, rows, fold)?);
+            list.push(k.report(chunks)?);
+            return Ok(list);
         }
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
@@ -88,8 +103,21 @@ impl CudaPlan {
             list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
             list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
         } else {
-            list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
-            list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
+            match &self.grid_backward {
+                Some(divided) => {
+                    if let Some(k) = &divided.rebuild {
+                        list.push(k.report(chunks)?);
+                    }
+                    list.push(divided.adjoint.report(chunks)?);
+                }
+                None => list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?),
+            }
+            let divided = self.grid_backward.as_ref().and_then(|g| g.sums.as_ref());
+            if let Some(k) = divided {
+                list.push(k.report(chunks, n)?);
+            }
+            let sums = (sides - usize::from(divided.is_some())) * chunks;
+            list.push(LaunchReport::new(&k.gate_sums, sums, sum(n, s.div_ceil(256)), flat, 0)?);
             list.push(LaunchReport::new(&k.neuron_sums, chunks, sum(n, h.div_ceil(32)), tall, 0)?);
             list.push(LaunchReport::new(&k.add_slices, (sides + 2) * chunks, grid(s.div_ceil(256), 1), flat, 0)?);
         }

@@ -1,5 +1,6 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
+mod grid;
 mod inputs;
 mod quad;
 mod row;
@@ -10,6 +11,8 @@ use super::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
+pub use grid::Grid;
+pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile};
 use std::fmt;
 pub(super) use whole::{input_slots, shares, unfolded};
@@ -50,6 +53,13 @@ pub struct Config {
     pub sensory_adjoint: Option<Held>,
     /// The unfolds that the adjoint needs, rebuilt with the synapses in registers.
     pub rebuild: Option<Held>,
+    /// The recurrence, the adjoint and the rebuilt unfolds with the synapses divided over the device, where no cluster holds
+    /// them.
+    pub grid: Option<Grid>,
+    /// As above.
+    pub grid_adjoint: Option<Grid>,
+    /// As above.
+    pub grid_rebuild: Option<Grid>,
 }
 
 /// Synapses held in registers: by how many blocks, and what these do.
@@ -173,6 +183,11 @@ impl fmt::Display for Config {
         ] {
             if let Some(h) = held {
                 write!(f, "{name} {h}; ")?;
+            }
+        }
+        for (name, grid) in [("", &self.grid), ("adjoint ", &self.grid_adjoint), ("rebuild ", &self.grid_rebuild)] {
+            if let Some(g) = grid {
+                write!(f, "{name}{g}; ")?;
             }
         }
         write!(
@@ -312,7 +327,7 @@ pub(super) enum Role {
 
 /// The configuration that takes the fewest clocks for `batch` rows, by a model of one unfold.
 fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: Role, batch: usize) -> Option<Held> {
-    if wish.rows_only || p.steps > i32::MAX as usize || batch > i32::MAX as usize || p.hidden == 0 {
+    if wish.rows_only || wish.grid(role) || p.steps > i32::MAX as usize || batch > i32::MAX as usize || p.hidden == 0 {
         return None;
     }
     let adjoint = role == Role::Adjoint;
@@ -460,8 +475,15 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
     let held = hold(Role::Recurrence, p.batch);
     let whole = if p.mixed_memory { None } else { whole::forward(p, props, resident, &wish.of(Role::Recurrence)) };
-    let held = whole.or(held);
-    if let (None, false, Some(name)) = (&held, wish.rows_only, variant) {
+    let held = whole.or(held).filter(|_| !wish.grid(Role::Recurrence));
+    let divide = |role: Role, batch: usize| {
+        // Whoever asks for one that holds its synapses gets no other.
+        let another = variant.is_some() && !wish.grid && wish.of.unwrap_or(Role::Recurrence) == role;
+        let out = wish.rows_only || p.mixed_memory || another;
+        if out { None } else { grid::hold(p, props, &wish.of(role), role, batch) }
+    };
+    let grid = if held.is_some() { None } else { divide(Role::Recurrence, p.batch) };
+    if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only, variant) {
         return Err(Error::config(format!(
             "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
             p.connectivity.recurrent.len(),
@@ -479,6 +501,13 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => None,
     };
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
+    let steps_of_trace = chunk(trace);
+    let of_grid = if adjoint.is_none() && p.backward { divide(Role::Adjoint, p.batch) } else { None };
+    let grid_rebuild = match (of_grid, p.save) {
+        (Some(_), Save::Recompute) => divide(Role::Rebuild, rows * steps_of_trace),
+        _ => None,
+    };
+    let grid_adjoint = of_grid.filter(|_| grid_rebuild.is_some() || p.save == Save::Store);
     if let (Some(adjoint), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),
@@ -494,6 +523,9 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         adjoint,
         sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
         rebuild,
+        grid,
+        grid_adjoint,
+        grid_rebuild: grid_rebuild.filter(|_| grid_adjoint.is_some()),
         recurrence: held,
         sensory: inputs::sensory(p, props, &wish.of(Role::Recurrence)),
         lanes: lanes_of,
@@ -503,8 +535,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         // tanh.approx exists from sm_75 on; before it, fast is as exact as exact.
         fast: p.precision == Precision::Fast && props.compute_capability >= (7, 5),
         // The sensory sums of all steps, up to a quarter of a gigabyte: each chunk is a launch of its own.
-        forward_chunk: if held.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
-        backward_chunk: if adjoint.is_some() { even } else { chunk(trace) },
+        forward_chunk: if held.is_some() || grid.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
+        backward_chunk: if adjoint.is_some() { even } else { steps_of_trace },
         forward_shared: (p.hidden * 4 * ahead) as u32,
         adjoint_shared: (p.hidden * 4 * below) as u32 + 4 * floats_of_threads,
     })

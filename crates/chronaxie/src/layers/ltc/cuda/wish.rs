@@ -4,10 +4,11 @@ use super::tune::Role;
 use crate::{Error, Result};
 
 /// What a user may ask for by name: `rows`, with steps of a chunk `rowst3`, or letters and numbers as the configuration prints
-/// them, `c4r2s20g2`.
+/// them, `c4r2s20g2`, also after `grid`, where `s` is the most steps that a warp holds and `t3` steps of a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Wish {
     pub(super) rows_only: bool,
+    pub(super) grid: bool,
     pub(super) steps: Option<usize>,
     pub(super) blocks: Option<usize>,
     pub(super) rows: Option<usize>,
@@ -22,8 +23,13 @@ impl Wish {
         if self.of.unwrap_or(Role::Recurrence) == role {
             *self
         } else {
-            Self { rows_only: self.rows_only, steps: self.steps, ..Self::default() }
+            Self { rows_only: self.rows_only, grid: self.grid, steps: self.steps, of: self.of, ..Self::default() }
         }
+    }
+    /// Whether one of the kernels is to be the one whose synapses are divided over the device: all of them, or those of the
+    /// backward pass where one of these is asked for.
+    pub(super) fn grid(&self, role: Role) -> bool {
+        self.grid && (self.of.is_none() || role != Role::Recurrence)
     }
     pub(super) fn parse(name: Option<&str>) -> Result<Self> {
         let mut wish = Self::default();
@@ -31,7 +37,7 @@ impl Wish {
         let bad = || {
             Error::config(format!(
                 "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the \
-                 rebuilt unfolds; `rowst3` is `rows` in chunks of 3 steps"
+                 rebuilt unfolds, nor `grid` with or without letters c, r, g behind it; `rowst3` is `rows` in chunks of 3 steps"
             ))
         };
         if let Some(steps) = name.strip_prefix("rows") {
@@ -48,7 +54,9 @@ impl Wish {
                 (wish.of, rest) = (Some(role), after);
             }
         }
-        if rest.is_empty() {
+        if let Some(after) = rest.strip_prefix("grid") {
+            (wish.grid, rest) = (true, after);
+        } else if rest.is_empty() {
             return Err(bad());
         }
         while let Some(letter) = rest.chars().next() {
@@ -57,6 +65,7 @@ impl Wish {
                 'r' => &mut wish.rows,
                 's' => &mut wish.slots,
                 'g' => &mut wish.groups,
+                't' if wish.grid => &mut wish.steps,
                 _ => return Err(bad()),
             };
             // The letter is one byte, as it is one of these.

@@ -120,6 +120,68 @@ fn variants_are_asked_for_by_name() {
     }
 }
 
+/// What no cluster holds is divided over the device, forward and back: teams as small as their blocks' shared memory allows, none
+/// that has no rows; what does not fit is streamed.
+#[test]
+fn many_synapses_are_divided_over_the_device() {
+    let half = |batch, hidden, density| {
+        let c = crate::layers::ltc::entry::random_connectivity(8, hidden, density, 1).unwrap();
+        Ltc { precision: Precision::Fast, ..Ltc::new(batch, 16, Arc::new(c)) }
+    };
+    let of = |p: &Ltc, d: &DeviceProps| {
+        let c = choose(p, d, None).unwrap();
+        [c.grid, c.grid_rebuild, c.grid_adjoint]
+    };
+    for (p, device) in [
+        (half(64, 512, 0.5), DeviceProps::SM_90),
+        (half(16, 512, 0.5), DeviceProps::SM_90),
+        (half(64, 1024, 0.5), DeviceProps::SM_90),
+        (half(1, 2048, 0.5), DeviceProps::SM_90),
+        (half(16, 512, 0.5), DeviceProps::SM_80),
+    ] {
+        for g in of(&p, &device) {
+            let g = g.unwrap();
+            assert!(g.blocks * g.teams <= device.sm_count as usize, "{g}");
+            assert!(g.shared <= device.shared_per_block_optin, "{g}");
+            assert!(g.owners * g.blocks >= p.hidden && g.held > 0, "{g}");
+            assert!(g.rows * g.lanes == g.group_rows() && g.warps() * g.groups == 16, "{g}");
+        }
+    }
+    let teams = |p: &Ltc| of(p, &DeviceProps::SM_90)[0].unwrap().teams;
+    assert!(teams(&half(64, 512, 0.5)) > 1 && teams(&half(1, 512, 0.5)) == 1);
+    // Held by clusters, of other devices, with an LSTM, or not wanted: nothing is divided.
+    assert_eq!(of(&half(64, 256, 0.5), &DeviceProps::SM_90), [None; 3]);
+    assert_eq!(of(&half(64, 512, 0.5), &DeviceProps::SM_75), [None; 3]);
+    assert_eq!(of(&Ltc { mixed_memory: true, ..half(2, 512, 0.5) }, &DeviceProps::SM_90), [None; 3]);
+    let rows = choose(&half(2, 512, 0.5), &DeviceProps::SM_90, Some("rows")).unwrap();
+    assert_eq!((rows.grid, rows.grid_adjoint), (None, None));
+    // Where unfolds are stored none are rebuilt; without a backward pass there is no adjoint.
+    assert!(of(&Ltc { save: Save::Store, ..half(2, 512, 0.5) }, &DeviceProps::SM_90)[1].is_none());
+    assert_eq!(of(&Ltc { backward: false, ..half(2, 512, 0.5) }, &DeviceProps::SM_90)[1..], [None; 2]);
+}
+
+/// A name asks for all of them, or for one of those of the backward pass, which then is theirs.
+#[test]
+fn divided_synapses_are_asked_for_by_name() {
+    let p = problem(8, 4, 3, 40);
+    let named = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap();
+    let c = named("gridc3r8g2s1t2");
+    let g = c.grid.unwrap();
+    assert_eq!((g.blocks, g.group_rows(), g.groups, g.held), (3, 8, 2, 1), "{c}");
+    assert!(c.recurrence.is_none() && c.adjoint.is_none() && c.grid_adjoint.is_some() && c.grid_rebuild.is_some());
+    assert_eq!((c.forward_chunk, c.backward_chunk), (2, 2));
+    let c = named("bgridc2r16");
+    assert!(c.recurrence.is_some() && c.grid.is_none() && c.adjoint.is_none(), "{c}");
+    assert_eq!(c.grid_adjoint.map(|g| (g.blocks, g.group_rows())), Some((2, 16)));
+    let c = named("ugridr32");
+    assert_eq!(c.grid_rebuild.map(|g| g.group_rows()), Some(32), "{c}");
+    let message = |name| choose(&p, &DeviceProps::SM_90, Some(name)).unwrap_err().to_string();
+    for name in ["gridc3x", "gridr", "grid3", "grids0"] {
+        assert!(message(name).contains(&format!("variant `{name}` is neither")), "{}", message(name));
+    }
+    assert!(message("gridr5").contains("cannot hold 1600 synapses of 40 neurons"));
+}
+
 /// An LSTM runs where a block walks a row, on every device; its memory fits a block and its scratch a chunk.
 #[test]
 fn mixed_memory_walks_rows() {
