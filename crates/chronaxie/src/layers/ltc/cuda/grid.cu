@@ -19,6 +19,7 @@
 // Tried: the gates of one half only while those of the other wait (a lock): as long, so that halves hide little of each other.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
+constexpr bool kShared = false;
 #endif
 constexpr bool kAdjoint = false;
 #include "grid.cuh"

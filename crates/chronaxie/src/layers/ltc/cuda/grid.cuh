@@ -19,7 +19,7 @@
 constexpr int kStreams = 32 / kRowLanes;
 constexpr int kGroupRows = kRows * kRowLanes;
 // A load brings four rows: the others lie in another plane, so that the lanes of a quarter of a warp read all banks.
-constexpr int kPlanes = kRows / 4;
+constexpr int kPlanes = (kRows + 3) / 4;
 constexpr int kPlaneRows = kGroupRows / kPlanes;
 // Steps of a list that are loaded together: registers are short, for some compilers and architectures more than for others, and
 // for the adjoint (kAdjoint, said by the kernel).

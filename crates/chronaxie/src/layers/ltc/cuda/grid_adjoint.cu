@@ -10,6 +10,7 @@
 // operations of the special-function unit, which take 16 or 32 clocks: loads bind where it is fast, 1.3 of its time.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
+constexpr bool kShared = false;
 #endif
 constexpr bool kAdjoint = true;
 #include "grid.cuh"

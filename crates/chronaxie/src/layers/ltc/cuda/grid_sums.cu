@@ -13,7 +13,9 @@
 
 constexpr int kRange = 512, kTile = 16, kGroups = kTile / 4;
 constexpr int kMostTargets = 64;  // whose alpha and beta a thread each can load four rows of
+#ifdef CHRONAXIE_PROLOGUE
 static_assert(kThreads == kRange && 2 * kGroups * kMostTargets == kThreads, "a thread has a column");
+#endif
 
 // What grid.rs made for a block.
 struct alignas(16) Rectangle {
