@@ -68,7 +68,7 @@ impl Inputs {
 
 /// Which sides are staged: those that the plan has room for, where a copy can begin at their addresses.
 fn staged(x: &[View<'_>], s: &Slots, sides: u8) -> Arg<'static> {
-    let aligned = |w: usize| (0..4).all(|i| x[w + i].address() % 16 == 0);
+    let aligned = |w: usize| (0..4).all(|i| x[w + i].address().is_multiple_of(16));
     let keep = u8::from(aligned(s.w)) | u8::from(aligned(s.sensory_w)) << 1;
     Arg::I32(i32::from(sides & keep))
 }

@@ -54,7 +54,7 @@ pub(in super::super) const fn unfolded(blocks: usize) -> usize {
 fn staged(p: &Ltc, blocks: usize, props: &DeviceProps, other: usize) -> (u8, usize) {
     let (h, share, most) = (p.hidden, p.inputs.div_ceil(blocks), props.shared_per_block_optin as usize);
     // A copy is of 16 bytes, and each block's part begins where one can.
-    let whole = |rows: usize, parts: usize| if parts > 1 { h % 4 == 0 } else { rows * h % 4 == 0 };
+    let whole = |rows: usize, parts: usize| if parts > 1 { h.is_multiple_of(4) } else { (rows * h).is_multiple_of(4) };
     let bytes = |rows, parts| if whole(rows, parts) && rows * h <= 1 << 16 { 16 * rows * h } else { 0 };
     let room = |other: usize, bytes: usize| if other + bytes <= most { bytes } else { 0 };
     let inputs = room(other, bytes(share, blocks));
