@@ -50,7 +50,9 @@ fn synapses_are_held_where_they_fit() {
     };
     let (a, b, c) = (half(24, 128, 64), half(32, 128, 128), half(128, 64, 256));
     let chosen = [&a, &b, &c].map(|p| choose(p, &DeviceProps::SM_90, None).unwrap().to_string());
-    assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), [Some(1); 6], "{chosen:#?}");
+    // Few rows share a cluster each where there are such.
+    let most = |d: &DeviceProps| Some(if d.compute_capability < (9, 0) { 1 } else { 4 });
+    assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), DeviceProps::FIXTURES.map(|d| most(&d)), "{chosen:#?}");
     assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(4), "{chosen:#?}");
     assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8), "{chosen:#?}");
     assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
@@ -113,12 +115,10 @@ fn short_sequences_take_one_launch() {
         (a == b).then_some(a).flatten()
     };
     let of_rows = |batch| blocks(choose(&Ltc { batch, ..short.clone() }, &DeviceProps::SM_90, None).unwrap());
-    assert_eq!([1, 24, 50, 132, 133].map(of_rows), [Some(4), Some(4), Some(2), None, None]);
-    for (name, n) in [("c4r1s12", 4), ("c2r1s12", 2)] {
+    assert_eq!([1, 24, 50, 132, 133].map(of_rows), [Some(4), Some(4), Some(2), Some(1), None]);
+    for (name, n) in [("c4r1s12", 4), ("c2r1s12", 2), ("c1r1s12", 1)] {
         assert_eq!(blocks(asked(name)), Some(n), "{name}");
     }
-    let alone = asked("c1r1s12");
-    assert_eq!(alone.recurrence.map(|h| (h.blocks, h.whole)), Some((1, true)));
     // Both kernels' shared memory is what a block may have, and clusters are of compute capability 9.0.
     for device in DeviceProps::FIXTURES {
         let c = choose(&short, &device, None).unwrap();
