@@ -119,6 +119,7 @@ pub(super) struct Traces {
     pub(super) alpha: RegionId,
     pub(super) beta: RegionId,
     pub(super) adjoint_folded: RegionId,
+    pub(super) sums_folded: RegionId,
     pub(super) gate_sums: RegionId,
     pub(super) sensory_folded: RegionId,
     pub(super) sensory_sums: RegionId,
@@ -136,6 +137,8 @@ pub(super) struct Traces {
     /// Whether dL/du is kept for all steps, in the place of dL/dx, so that what follows from it is made once and not once a
     /// chunk.
     pub(super) at_once: bool,
+    /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
+    pub(super) together: bool,
 }
 
 impl Traces {
@@ -148,14 +151,15 @@ impl Traces {
         let whole = of_whole.is_some();
         let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
-        let chunk = if whole { 0 } else { c.backward_chunk };
+        let together = c.together(p);
+        let input_steps = if together { p.steps } else { c.backward_chunk };
+        let chunk = if whole { 0 } else { input_steps };
         let mut common = Common::new(p, gap, chunk, true, lists, [rebuilt, if whole { 0 } else { sensory }], cut)?;
-        let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
-        let trace = rows * p.unfolds * h;
+        let (rows, of_chunk, h) = (p.batch * input_steps, p.batch * c.backward_chunk * p.hidden, p.hidden);
+        let trace = if whole { 0 } else { of_chunk * p.unfolds };
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
-        let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let at_once = gates.is_some() && !whole && !p.layer_norm && grad_x;
         let input_rows = if at_once { p.batch * p.steps } else { rows };
@@ -171,21 +175,30 @@ impl Traces {
             if whole { [2 * clusters * p.inputs, 2 * clusters * h] } else { [p.inputs, p.outputs].map(|n| 4 * n) };
         let (gate_sums, sensory_sums) = match of_whole {
             Some(w) => (p.batch * w.gate_sums(), p.batch * w.input_sums()),
-            None => (held.map_or(0, |h| h.adjoint.sums()), gates.map_or(0, HeldKernel::sums)),
+            None => (held.map_or(0, |h| h.of_sums().sums()), gates.map_or(0, HeldKernel::sums)),
         };
+        let sums = held.and_then(|h| h.sums.as_ref());
+        let (step_sums, in_place) = (if whole { 0 } else { 2 * rows * h }, together.then_some(common.sums));
         let l = &mut common.layout;
         Ok(Self {
             at_once,
+            together,
             v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
-            alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
+            alpha: l.push(
+                "trace_alpha",
+                Dtype::F32,
+                if held.is_some() && sums.is_none() && stored { 0 } else { trace },
+            )?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push("adjoint_folded", Dtype::F32, held.map_or(0, |h| h.adjoint.folded()))?,
+            sums_folded: l.push("sums_folded", Dtype::F32, sums.map_or(0, HeldKernel::folded))?,
             gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
             sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
-            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
-            step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
+            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { of_chunk } else { 0 })?,
+            // Those of a step take the place of its sums over the inputs.
+            step_sums: if let Some(there) = in_place { there } else { l.push("step_sums", Dtype::F32, step_sums)? },
             grad_u: l.push("grad_u", Dtype::F32, if at_once || whole { 0 } else { rows * p.inputs })?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, if whole { 0 } else { partial })?,
@@ -376,7 +389,7 @@ impl CudaPlan {
             (_, false) => &self.recurrence,
         };
         let address = |id| c.layout.address(base, id);
-        let mut sides = Vec::with_capacity(4);
+        let mut sides = Vec::with_capacity(5);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
                 sides.push((side, k, address(id)));
@@ -384,6 +397,7 @@ impl CudaPlan {
         }
         if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
             sides.push((Side::Recurrent, &held.adjoint, address(t.adjoint_folded)));
+            sides.extend(held.sums.as_ref().map(|k| (Side::Recurrent, k, address(t.sums_folded))));
             sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k, address(t.sensory_folded))));
         }
         let carried = c.layout.region(c.carried).len / 4;

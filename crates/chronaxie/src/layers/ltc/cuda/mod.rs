@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod backward;
+mod chain;
 mod convert;
 mod held;
 mod launch;
@@ -38,6 +39,9 @@ const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", inclu
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const QUAD_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
+const ROW_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
+const TRACE_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/trace_sums.cu", include_str!("trace_sums.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
@@ -137,6 +141,12 @@ pub fn specialisations() -> Vec<Specialisation> {
         };
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
+        all.extend(
+            tune::ROW_ADJOINTS.map(|s| {
+                held::specialisation(&ROW_ADJOINT, &["ltc_row_adjoint"], &Held::row_adjoint(s), fast, s.cluster)
+            }),
+        );
+        all.push(held::trace_specialisation(fast));
         all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));
     }
     // What else the compared cases launch, each for the architectures on which they do.

@@ -43,10 +43,13 @@ impl CudaPlan {
         if let Some((held, whole)) = held.and_then(|h| Some((h, h.whole.as_ref()?))) {
             return Ok(vec![held.adjoint.report(1)?, whole.report(p)?]);
         }
+        // What belongs to the inputs: once a chunk, or once.
+        let all = self.traces.as_ref().is_some_and(|t| backward && t.together);
+        let (of_inputs, input_rows) = if all { (1, p.batch * t) } else { (chunks, rows) };
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
             LaunchReport::new(&self.fold, 1, grid(h.div_ceil(256), 1), flat, 0)?,
-            LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?,
+            LaunchReport::new(&f.inputs, of_inputs, grid(input_rows.div_ceil(8), 1), flat, 0)?,
             LaunchReport::new(
                 &self.forward.sensory,
                 chunks,
@@ -68,25 +71,33 @@ impl CudaPlan {
         let at_once = self.traces.as_ref().is_some_and(|t| t.at_once);
         let (together, all_rows) = if at_once { (1, p.batch * t) } else { (chunks, rows) };
         if let Some(held) = &self.held_backward {
-            let kernels = [held.rebuild.as_ref(), self.sensory.as_ref(), Some(&held.adjoint), held.sensory.as_ref()];
-            let slots = kernels.into_iter().flatten().map(|k| k.folded() / 4).sum::<usize>();
+            let kernels = [&held.rebuild, &self.sensory, &held.sums, &held.sensory].map(Option::as_ref);
+            let kernels = kernels.into_iter().chain([Some(&held.adjoint)]);
+            let slots = kernels.flatten().map(|k| k.folded() / 4).sum::<usize>();
             list[0] = LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?;
             list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
-                list[3] = k.report_sensory(chunks, rows, d, self.device.props())?;
+                list[3] = k.report_sensory(of_inputs, input_rows, d, self.device.props())?;
             }
             if let Some(k) = &held.rebuild {
                 list.push(k.report(chunks)?);
             }
             list.push(held.adjoint.report(chunks)?);
-            if let Some(k) = &held.sensory {
+            if let Some(k) = &held.sums {
                 list.push(k.report(chunks)?);
+            }
+            if let Some(k) = &held.sensory {
+                list.push(k.report(of_inputs)?);
             } else {
                 list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
             }
             let added = if held.sensory.is_some() { (together, d) } else { (2 * chunks, ss) };
-            list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
-            list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+            if !(at_once && p.output_mapping == Mapping::None) {
+                list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
+            }
+            if held.sums.is_none() {
+                list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+            }
         } else {
             list.push(LaunchReport::new(&k.adjoint, chunks, row, block, c.adjoint_shared)?);
             list.push(LaunchReport::new(&k.gate_sums, sides * chunks, sum(n, s.div_ceil(256)), flat, 0)?);
@@ -102,9 +113,6 @@ impl CudaPlan {
         }
         if !at_once {
             list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
-        } else if self.slots.input_w.is_some() {
-            let scaled = grid((all_rows * d).div_ceil(256).min(1 << 14), 1);
-            list.push(LaunchReport::new(&k.scale_inputs, 1, scaled, flat, 0)?);
         }
         list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if let Some(mixed) = &self.mixed {

@@ -37,7 +37,7 @@ __device__ __forceinline__ void walkers_meet() {
   if constexpr (kWalkers == 0)
     __syncthreads();
   else
-    asm volatile("bar.sync 1, 128;" ::: "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(kWalkers) : "memory");
 }
 
 __device__ __forceinline__ void read_sources(const Schedule& s, unsigned block, unsigned threads, Held& held) {
