@@ -396,12 +396,12 @@ ltc_scale_inputs(float* __restrict__ grad, const float* __restrict__ input_w, i6
     grad[e] *= input_w[e % inputs];
 }
 
-// Sums over rows for the input parameters: du y, du, dy xhat, dy, with y what the mapping reads. If it `scales`, du becomes dL/dx.
+// Sums over rows for the input parameters: du y, du, dy xhat, dy, with y what the mapping reads.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_input_sums(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,
                const float* __restrict__ norm_weight, const float* __restrict__ norm_bias,
-               const float* __restrict__ input_w, const float2* __restrict__ stats, float* __restrict__ grad_u,
-               float4* __restrict__ partial, i64 rows, i64 slice, i64 rows_per_batch, i64 t0, int inputs, int scales) {
+               const float* __restrict__ input_w, const float2* __restrict__ stats, const float* __restrict__ grad_u,
+               float4* __restrict__ partial, i64 rows, i64 slice, i64 rows_per_batch, i64 t0, int inputs) {
   column_sums(
       [&](i64 n, int d) {
         float du = grad_u[n * inputs + d];
@@ -413,7 +413,6 @@ ltc_input_sums(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stri
           y = fmaf(normed, norm_weight[d], norm_bias[d]);
         }
         float dy = du * (input_w ? input_w[d] : 1.0f);
-        if (scales) grad_u[n * inputs + d] = dy;
         return make_float4(du * y, du, dy * normed, dy);
       },
       partial, rows, slice, inputs);

@@ -433,17 +433,12 @@ impl BackwardCall<'_> {
                 args! {
                     x0, x1, x2, x3, at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
                     region(t.common.stats), du, region(t.partial), Arg::I64(rows as i64),
-                    Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32),
-                    Arg::I32(i32::from(t.at_once && s.input_w.is_some()))
+                    Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
                 },
             )?;
-            if self.added_last() {
-                return Ok(());
+            if !self.added_last() {
+                self.add(base, stream, t.inputs, p.inputs, slices)?;
             }
-            self.add(base, stream, t.inputs, p.inputs, slices)?;
-        }
-        if t.at_once && parameters {
-            return Ok(());
         }
         if t.at_once {
             // Where the inputs are read as they are, it is dL/dx.

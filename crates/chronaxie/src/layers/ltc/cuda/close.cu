@@ -79,7 +79,7 @@ __device__ __forceinline__ void close_synapse(const CloseSide& side, const float
 }
 __device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
+#pragma unroll 4
   for (i64 k = 0; k < of.slices; k++) {
     const float4 x = of.sums[k * of.columns + c];
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;

@@ -113,6 +113,9 @@ impl CudaPlan {
         }
         if !at_once {
             list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
+        } else if self.slots.input_w.is_some() {
+            let scaled = grid((all_rows * d).div_ceil(256).min(1 << 14), 1);
+            list.push(LaunchReport::new(&k.scale_inputs, 1, scaled, flat, 0)?);
         }
         list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if let Some(mixed) = &self.mixed {
