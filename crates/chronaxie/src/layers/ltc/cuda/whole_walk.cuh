@@ -4,7 +4,7 @@
 //   a_i <- alpha_i c_i + sum_j alpha_j u_ij      u_ij = sigma_ij r_ij (1 - r_ij) (q_ij - v'_j p_ij)
 // All states are known, so u of an unfold is made while the alphas of the one after it travel: the chain of an unfold is alpha to shared
 // memory, barrier, one load and one fused multiply-add a slot, sums over lanes, a product with 1 / den.
-// Clocks of an unfold (H100, 64 sources at density 0.5): with beta beside alpha 800, with alpha alone 660 (113 instructions a
+// Clocks of an unfold (H100, 64 sources at density 0.5; reckoned from ncu's samples): with beta beside alpha 800, with alpha alone 660 (113 instructions a
 // warp of 8 slots; 98 since addresses are the same for all threads).
 // Tried: two groups of four warps that hold the same synapses and take unfolds in turn, one in the chain while the other makes u: 780
 // (with two warps a scheduler, of which each waits for itself, what waits is not hidden).
