@@ -166,6 +166,8 @@ impl Op for LtcEntry {
                 "B5_T3_D4_H63,h0=true",
                 "B140_T3_D4_H64,unfolds=2,precision=fast",
                 "B33_T3_D4_H127,elapsed=true",
+                "B31_T9_D6_H120,density=0.5,h0=true,elapsed=true,precision=fast",
+                "B3_T7_D6_H200,density=0.5,h0=true,elapsed=true,norm=true,output=affine,unfolds=2",
                 "B67_T2_D4_H128,unfolds=3,precision=fast,store=true",
                 "B33_T2_D4_H129,unfolds=3,h0=true",
                 "B5_T2_D4_H255,unfolds=2,elapsed=true,precision=fast",

@@ -1,6 +1,7 @@
 //! The backward pass: chunks of steps, last first.
 
 use super::GradSlots;
+use super::chain::Chunk;
 use super::held::{HeldBackward, HeldKernel, Rebuild};
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::on_device::pack;
@@ -53,16 +54,21 @@ impl BackwardCall<'_> {
             }
         }
         self.plan.fold(args.inputs, &t.common, base, stream, true)?;
+        if t.together {
+            self.plan.sensory_sums(args.inputs, &t.common, base, stream, 0, p.steps)?;
+        }
         let mut end = p.steps;
         loop {
             let steps = self.plan.config.backward_chunk.min(end);
             let t0 = end - steps;
-            self.plan.sensory_sums(args.inputs, &t.common, base, stream, t0, steps)?;
+            if !t.together {
+                self.plan.sensory_sums(args.inputs, &t.common, base, stream, t0, steps)?;
+            }
             match &self.plan.held_backward {
                 Some(held) => self.held(held, args, base, t0, steps)?,
                 None => self.adjoint(args, base, t0, steps)?,
             }
-            if steps > 0 {
+            if steps > 0 && !t.together {
                 self.sums(args, base, t0, steps)?;
             }
             if let Some(mixed) = &self.plan.mixed {
@@ -72,6 +78,9 @@ impl BackwardCall<'_> {
             if end == 0 {
                 break;
             }
+        }
+        if p.steps > 0 && t.together {
+            self.sums(args, base, 0, p.steps)?;
         }
         self.close(args, base)
     }
@@ -112,9 +121,11 @@ impl BackwardCall<'_> {
             None => (region(t.v), region(t.alpha), steps * step),
         };
         if let (Some(rebuild), true) = (&k.rebuild, steps > 0) {
+            let (sums, sums_steps) = self.of_steps(base, t.common.sums, t0, steps);
             let r = Rebuild {
                 folded: t.common.layout.address(base, t.common.folded[0]),
-                sums: region(t.common.sums),
+                sums,
+                sums_steps,
                 states: at(x, Some(g.states)),
                 trace_v: v,
                 trace_den: den,
@@ -135,6 +146,11 @@ impl BackwardCall<'_> {
         let groups = if k.adjoint.held.quad { k.together() } else { k.adjoint.held.groups };
         let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
+        if let Some(sums) = &k.sums {
+            let c = Chunk { v, den, trace_b, end: [n0, n1, n2], start, changes, t0, steps };
+            self.chain(k, sums, args, base, &c)?;
+            return self.close_elapsed(k, args, changes, t0, steps);
+        }
         launch_as(
             &k.adjoint.kernel,
             args.stream,
@@ -450,7 +466,9 @@ impl BackwardCall<'_> {
                     Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
                 },
             )?;
-            self.add(base, stream, t.inputs, p.inputs, slices)?;
+            if !self.added_last() {
+                self.add(base, stream, t.inputs, p.inputs, slices)?;
+            }
         }
         if t.at_once {
             // Where the inputs are read as they are, it is dL/dx.
@@ -476,6 +494,12 @@ impl BackwardCall<'_> {
         Ok(())
     }
 
+    /// Whether the slices of the sums of the input parameters are added when the gradients are made of them: all rows' at once,
+    /// and no other sums in their place.
+    fn added_last(&self) -> bool {
+        self.traces.at_once && self.g.output_w.is_none()
+    }
+
     /// From sums to gradients.
     fn close(&self, args: &mut Args<'_, '_>, base: u64) -> Result<()> {
         let (p, x, plan, t, stream) = (&self.plan.p, args.inputs, self.plan, self.traces, args.stream);
@@ -484,10 +508,12 @@ impl BackwardCall<'_> {
         let c = &p.connectivity;
         let (mut sides, mut threads) = ([[0u8; 96]; 2], 0u64);
         if let Some(k) = &plan.held_backward {
+            // The sums over a trace have done so.
+            let blocks = if k.sums.is_some() && p.steps > 0 { 0 } else { (p.hidden as u64).div_ceil(256) };
             launch(
                 &k.add_neurons,
                 stream,
-                ((p.hidden as u64).div_ceil(256), 1),
+                (blocks, 1),
                 (THREADS, 1),
                 0,
                 args! {
@@ -497,8 +523,8 @@ impl BackwardCall<'_> {
             )?;
             // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
             if let (Some(grad), true) = (g.w, p.steps > 0) {
-                sides[0] = self.close_side(args, base, &k.adjoint, t.gate_sums, (s.w, grad));
-                threads += k.adjoint.schedule.slots() as u64;
+                sides[0] = self.close_side(args, base, k.of_sums(), t.gate_sums, (s.w, grad));
+                threads += k.of_sums().schedule.slots() as u64;
             }
             if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
                 sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));
@@ -555,14 +581,20 @@ impl BackwardCall<'_> {
             let (gleak, vleak) = (x[s.gleak].address(), x[s.gleak + 1].address());
             pack([address(t.neurons), gleak, vleak, address(t.common.neurons), of(0), of(1), of(2), p.hidden as u64])
         });
-        let mut columns = |sums, to: [Option<usize>; 4], count: usize| -> [u8; 48] {
+        let mut columns = |sums, to: [Option<usize>; 4], count: usize, slices: usize| -> [u8; 56] {
             let count = if to.iter().all(Option::is_none) { 0 } else { count as u64 };
             threads += count;
             let [a, b, c, d] = to.map(gradient);
-            pack([address(sums), a, b, c, d, count])
+            pack([address(sums), a, b, c, d, count, slices as u64])
         };
-        let inputs = columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs);
-        let outputs = columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs);
+        let (of_inputs, slices) = if self.added_last() {
+            let rows = p.batch * p.steps;
+            (t.partial, rows.div_ceil(tune::slice(rows, p.inputs.div_ceil(32))))
+        } else {
+            (t.inputs, 1)
+        };
+        let inputs = columns(of_inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs, slices);
+        let outputs = columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs, 1);
         launch(
             &self.k.close,
             stream,

@@ -47,11 +47,11 @@ struct CloseNeurons {
   float *grad_gleak, *grad_vleak, *grad_cm;
   i64 neurons;  // 0: not asked for
 };
-// Up to four columns of sums to up to four vectors.
+// Up to four columns of sums, which slices of rows left, to up to four vectors.
 struct CloseColumns {
-  const float4* sums;
-  float* to[4];  // or null
-  i64 columns;
+  const float4* sums;  // [slices, columns]
+  float* to[4];        // or null
+  i64 columns, slices;
 };
 
 // The matrices [H, H] are zero elsewhere. In the tanh form r = (1 + t) / 2 the sums are of alpha t, beta t, 2 dz, 2 dz v;
@@ -78,7 +78,12 @@ __device__ __forceinline__ void close_synapse(const CloseSide& side, const float
   side.grad_erev[at] = positive(weight, constrained) * sum.x;
 }
 __device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
-  const float4 sum = of.sums[c];
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+  for (i64 k = 0; k < of.slices; k++) {
+    const float4 x = of.sums[k * of.columns + c];
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
   if (of.to[0]) of.to[0][c] = sum.x;
   if (of.to[1]) of.to[1][c] = sum.y;
   if (of.to[2]) of.to[2][c] = sum.z;

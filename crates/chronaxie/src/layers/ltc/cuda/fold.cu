@@ -34,7 +34,7 @@ __device__ __forceinline__ void fold_synapse(const FoldSide& side, i64 s, int co
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved; exact: r = 1 / (1 + 2^(a (v - b))). The sides are parameters of their
 // own: an index into an array of them would move all to local memory.
 extern "C" __global__ void __launch_bounds__(256)
-ltc_fold_held(FoldSide first, FoldSide second, FoldSide third, FoldSide fourth,
+ltc_fold_held(FoldSide first, FoldSide second, FoldSide third, FoldSide fourth, FoldSide fifth,
               unsigned* __restrict__ carried, i64 words,  // made kAwaited
               FoldNeurons n, float unfolds, int constrained) {
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
@@ -46,6 +46,8 @@ ltc_fold_held(FoldSide first, FoldSide second, FoldSide third, FoldSide fourth,
   s -= third.slots;
   if (s < fourth.slots) return fold_synapse(fourth, s, constrained);
   s -= fourth.slots;
+  if (s < fifth.slots) return fold_synapse(fifth, s, constrained);
+  s -= fifth.slots;
   if (s < words) {
     carried[s] = 0xffffffffu;
     return;

@@ -6,8 +6,8 @@ use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, SENSORY, SENSORY_ADJOINT, WHOLE,
-    WHOLE_ADJOINT,
+    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
+    SENSORY_ADJOINT, TRACE_SUMS, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -45,7 +45,7 @@ pub(super) fn specialisation(
         // A kernel for all lengths: how many steps are rebuilt at once must not matter. No adjoint asks.
         ("kMany", Constant::Bool(h.many() && !h.pairs)),
         ("kRebuild", Constant::Bool(h.rebuild)),
-        ("kPairs", Constant::Bool(h.pairs)),
+        ("kPairs", Constant::Bool(h.pairs && !h.chain())),
         // Of the kernels of one row.
         ("kLanes", Constant::Int(if h.row { h.least_lanes() as i32 } else { 1 })),
     ];
@@ -58,6 +58,13 @@ pub(super) fn specialisation(
         archs: Archs::AtLeast(oldest),
         ..Specialisation::new(source.clone(), entries)
     }
+}
+
+/// The sums that an adjoint of a cluster leaves.
+pub(super) fn trace_specialisation(fast: bool) -> Specialisation {
+    let shape = Held::of(tune::TRACE_SUMS);
+    let archs = Archs::AtLeast(90);
+    Specialisation { archs, ..specialisation(&TRACE_SUMS, &["ltc_trace_sums"], &shape, fast, false) }
 }
 
 /// How many clusters of each size `device` holds at once, when every block has a multiprocessor to itself: asked for a
@@ -86,14 +93,17 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     };
     [
         one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row && !h.quad)),
-        one(&QUAD, "ltc_quad", &c.recurrence.filter(|h| h.quad)),
+        one(&QUAD, "ltc_quad", &c.recurrence.filter(|h| h.quad && h.rows == 4)),
+        one(&TWO, "ltc_two", &c.recurrence.filter(|h| h.quad && h.rows == 2)),
         one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole)),
         one(&WHOLE, "ltc_whole", &c.recurrence.filter(|h| h.whole)),
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
-        one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad)),
+        one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad && h.rows == 4)),
+        one(&TWO, "ltc_two", &c.rebuild.filter(|h| h.quad && h.rows == 2)),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.whole && !h.quad)),
-        one(&QUAD_ADJOINT, "ltc_quad_adjoint", &c.adjoint.filter(|h| h.quad)),
+        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.row && !h.quad)),
+        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(Held::chain)),
+        c.sums.map(|_| trace_specialisation(c.fast)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
         one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|h| Held::whole(h.blocks))),
         c.adjoint.filter(|h| h.whole).map(|_| super::whole::close_specialisation()),
@@ -118,6 +128,8 @@ pub(super) struct HeldKernel {
     pub(super) launch: LaunchConfig,
     /// Blocks of it that the device holds at once.
     resident: usize,
+    /// The most slots that a lane uses.
+    pub(super) used: usize,
 }
 
 impl HeldKernel {
@@ -132,8 +144,10 @@ impl HeldKernel {
         let cluster = h.blocks > 1;
         let (source, entry) = match h {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
+            Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
+            Held { quad: true, rows: 2, .. } => (&TWO, "ltc_two"),
             Held { quad: true, .. } => (&QUAD, "ltc_quad"),
             Held { pairs: true, .. } => (&ADJOINT, "ltc_adjoint_held"),
             _ => (&RECURRENCE, "ltc_recurrence"),
@@ -167,6 +181,24 @@ impl HeldKernel {
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
         let launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
         Self::new(device, s, kernel, h, launch, 1, false, resident)
+    }
+
+    /// The sums over the unfolds of `units` steps that an adjoint of one row leaves. Blocks have sums of their own, so that there are
+    /// no more than fill the device once.
+    pub(super) fn trace_sums(
+        device: &Arc<CudaDevice>,
+        s: &Synapses,
+        units: usize,
+        h: Held,
+        fast: bool,
+    ) -> Result<Self> {
+        let entry = "ltc_trace_sums";
+        let kernel = device.kernel(&trace_specialisation(fast), entry)?;
+        kernel.set_max_dynamic_shared(h.shared)?;
+        let workers = (device.props().sm_count as usize / h.blocks).clamp(1, units.div_ceil(h.groups).max(1));
+        let grid = ((h.blocks * workers) as u32, 1, 1);
+        let launch = LaunchConfig::new(grid, ((h.threads * h.groups) as u32, 1, 1)).shared(h.shared);
+        Self::new(device, s, kernel, h, launch, 1, false, h.blocks * workers)
     }
 
     /// Rows of a tile, and the launch, of the sensory sums of `rows` rows. A chunk of steps has fewer rows than the whole
@@ -213,12 +245,15 @@ impl HeldKernel {
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
         let schedule = if held.quad {
-            lists.four(held.blocks, held.slots, tune::FOUR_PARTS, tune::four_on(held.slots, held.pairs))?
+            lists.four(&tune::deal_four((held.rows, held.slots, held.max_threads), held.blocks, held.pairs))?
+        } else if held.chain() {
+            lists.schedule_in_order(held.blocks, held.slots, held.threads, least_lanes)?
         } else {
             let blocks = if held.whole { 1 } else { held.blocks };
             lists.schedule(blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?
         };
-        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident })
+        let used = schedule.warps.iter().map(|w| w[1] as usize).max().unwrap_or(0);
+        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident, used })
     }
 
     /// Where the slots' places in dense matrices are, and how many slots there are.
@@ -299,6 +334,8 @@ pub(super) struct HeldBackward {
     /// Where one kernel does all but the sums over rows.
     pub(super) whole: Option<WholeBackward>,
     pub(super) sensory: Option<HeldKernel>,
+    /// Where the adjoint leaves the sums of synapses to another kernel.
+    pub(super) sums: Option<HeldKernel>,
     pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
     pub(super) close_elapsed: Kernel,
@@ -317,13 +354,15 @@ impl HeldBackward {
     pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, c: &Config) -> Result<Option<Self>> {
         let Some(adjoint) = c.adjoint else { return Ok(None) };
         let (batch, chunk, fast) = (p.batch, c.backward_chunk, c.fast);
+        let rows = batch * if c.together(p) { p.steps } else { chunk };
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
-        let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, batch * chunk, h, budget, fast);
+        let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, rows, h, budget, fast);
         let close = |entry| device.kernel(&close_specialisation(fast), entry);
         if adjoint.whole {
             return Ok(Some(Self {
                 adjoint: HeldKernel::whole_adjoint(device, s, batch, adjoint, fast)?,
                 sensory: None,
+                sums: None,
                 rebuild: None,
                 whole: Some(WholeBackward::new(device, p, adjoint.blocks, fast)?),
                 clear: close("ltc_clear")?,
@@ -335,11 +374,19 @@ impl HeldBackward {
             adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
             sensory: c.sensory_adjoint.map(sensory).transpose()?,
             rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
+            sums: c.sums.map(|h| HeldKernel::trace_sums(device, s, batch * chunk, h, fast)).transpose()?,
             whole: None,
             clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close_elapsed: close("ltc_close_elapsed")?,
         }))
+    }
+}
+
+impl HeldBackward {
+    /// The kernel that has the sums of the recurrent synapses.
+    pub(super) fn of_sums(&self) -> &HeldKernel {
+        self.sums.as_ref().unwrap_or(&self.adjoint)
     }
 }
 
@@ -367,6 +414,8 @@ impl HeldBackward {
 pub(super) struct Rebuild<'a> {
     pub(super) folded: u64,
     pub(super) sums: Arg<'a>,
+    /// Steps of a batch row that `sums` has.
+    pub(super) sums_steps: usize,
     /// States after each step, `[B, T, H]`.
     pub(super) states: Arg<'a>,
     pub(super) trace_v: Arg<'a>,
@@ -403,7 +452,7 @@ impl CudaPlan {
                 at(x, Some(s.gleak + 2)), r.sums, at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2,
                 e3, null, null, null, null, null, r.trace_v, r.trace_den, Arg::I32(rows as i32),
                 Arg::I32(p.hidden as i32), Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32),
-                Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(1), Arg::I32(groups as i32),
+                Arg::I32(p.steps as i32), Arg::I32(t0 as i32), Arg::I32(r.sums_steps as i32), Arg::I32(groups as i32),
                 self.constrained(), Arg::F32(p.epsilon as f32), r.states, Arg::I32(steps as i32), null
             },
         )
@@ -420,10 +469,10 @@ impl CudaPlan {
         neurons: u64,
         stream: StreamRef,
     ) -> Result<()> {
-        debug_assert!(sides.len() <= 4);
+        debug_assert!(sides.len() <= 5);
         let n = if neurons == 0 { 0 } else { self.p.hidden };
         let mut threads = words + n;
-        let mut packed = [[0u8; 56]; 4];
+        let mut packed = [[0u8; 56]; 5];
         for (to, &(side, (places, slots), folded)) in packed.iter_mut().zip(sides) {
             let w = match side {
                 Side::Recurrent => self.slots.w,
@@ -445,6 +494,7 @@ impl CudaPlan {
             &LaunchConfig::linear(threads, 256),
             args! {
                 Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::Bytes(&packed[2]), Arg::Bytes(&packed[3]),
+                Arg::Bytes(&packed[4]),
                 Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),
                 self.constrained()
             },

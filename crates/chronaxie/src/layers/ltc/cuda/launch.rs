@@ -240,7 +240,7 @@ impl CudaPlan {
             (_, false) => &self.recurrence,
         };
         let address = |id| c.layout.address(base, id);
-        let mut sides = Vec::with_capacity(4);
+        let mut sides = Vec::with_capacity(5);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
                 sides.push((side, k.slots(), address(id)));
@@ -254,6 +254,7 @@ impl CudaPlan {
         }
         if let (Some(held), Some(t), true) = (&self.held_backward, &self.traces, backward) {
             sides.push((Side::Recurrent, held.adjoint.slots(), address(t.adjoint_folded)));
+            sides.extend(held.sums.as_ref().map(|k| (Side::Recurrent, k.slots(), address(t.sums_folded))));
             sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k.slots(), address(t.sensory_folded))));
         }
         let carried = c.layout.region(c.carried).len / 4;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod backward;
+mod chain;
 mod convert;
 mod grid;
 mod held;
@@ -42,8 +43,12 @@ const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
+const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
+const ROW_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
+const TRACE_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/trace_sums.cu", include_str!("trace_sums.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/whole_adjoint.cu", include_str!("whole_adjoint.cu"));
@@ -139,6 +144,10 @@ pub fn specialisations() -> Vec<Specialisation> {
             let adjoint = Held { pairs: true, ..four };
             all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &adjoint, fast, true));
         }
+        for rebuild in [false, true].into_iter().filter(|&rebuild| fast || rebuild) {
+            let two = Held { rebuild, ..Held::two() };
+            all.push(held::specialisation(&TWO, &["ltc_two"], &two, fast, true));
+        }
         for shape in tune::RECURRENCES {
             let plain = Held::of(shape);
             let rebuild = Held { groups: 2, rebuild: true, ..plain };
@@ -157,6 +166,12 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.push(grid::sums_specialisation(fast));
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
+        all.extend(
+            tune::ROW_ADJOINTS.map(|s| {
+                held::specialisation(&ROW_ADJOINT, &["ltc_row_adjoint"], &Held::row_adjoint(s), fast, s.cluster)
+            }),
+        );
+        all.push(held::trace_specialisation(fast));
         all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));
     }
     // What else the compared cases launch, each for the architectures on which they do.

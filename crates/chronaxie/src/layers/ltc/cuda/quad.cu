@@ -108,7 +108,7 @@ static_assert(kKeeps * 2 * kThreads == kOffAt, "");
 extern "C" __global__ void __launch_bounds__(2 * kThreads, 1)
 ltc_quad(Schedule schedule,
          const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
-         const float2* __restrict__ sensory,                               // [B, steps, H]
+         const float2* __restrict__ sensory,  // [B, steps, H], also if kRebuild
          const float* start, i64 start_b, i64 start_h,                     // [B, H], any strides, or null: zeros
          const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
          const float* __restrict__ output_w, const float* __restrict__ output_b,     // [M] or null
@@ -122,6 +122,7 @@ ltc_quad(Schedule schedule,
          const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
          unsigned* carried) {  // [B, H] of kAwaited where a group may be cut
 #if __CUDA_ARCH__ >= 900
+  const int sums_steps = steps;
   if (kRebuild) steps = 1;
   __shared__ __align__(16) float4 tiles[2][2][kTile];
   __shared__ Part parts[2 * kThreads / 32];
@@ -186,7 +187,7 @@ ltc_quad(Schedule schedule,
     const int owner = owner_now(), j = owner & 0xffff, hidden_now = opaque(hidden);
     const bool in = owner >= 0 && b < opaque(batch);
     if (in) {
-      copy_ahead<8>(&keep(kNextStep)->x, sensory + ((b * (kRebuild ? rows_per_batch : steps) + step) * hidden_now + j));
+      copy_ahead<8>(&keep(kNextStep)->x, sensory + ((b * sums_steps + step) * hidden_now + j));
       if (elapsed) copy_ahead<4>(&keep(kNextStep)->z, elapsed + (b * elapsed_b + t * elapsed_t));
       if (begins) {
         const float* from = start ? start + (b * start_b + j * start_h) : nullptr;

@@ -31,7 +31,7 @@ constexpr bool kShared = false;
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_recurrence(Schedule schedule,
                const float* __restrict__ gleak, const float* __restrict__ vleak, const float* __restrict__ cm,
-               const float2* __restrict__ sensory,                               // [B, steps, H]
+               const float2* __restrict__ sensory,  // [B, steps, H], also if kRebuild
                const float* start, i64 start_b, i64 start_h,                     // [B, H], any strides, or null: zeros
                const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
                const float* __restrict__ output_w, const float* __restrict__ output_b,     // [M] or null
@@ -43,6 +43,7 @@ ltc_recurrence(Schedule schedule,
                int constrained, float epsilon,
                const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
                unsigned* carried) {  // [B, H] of kAwaited where a group may be cut
+  const int sums_steps = steps;
   if (kRebuild) steps = 1;
   extern __shared__ __align__(16) char shared[];
   if (!kMany) groups = 1;
@@ -113,11 +114,11 @@ ltc_recurrence(Schedule schedule,
   auto look_ahead = [&](int q, int group, int step) {
     const i64 b = batch_row(group);
     if (j == ~0u || b >= batch) return;
-    copy_ahead<8>(ahead + q * blockDim.x, sensory + ((b * steps + step) * hidden + j));
+    const int sequence = kRebuild ? (int)b / rows_per_batch : (int)b;
+    if (kRebuild) step = (int)b - sequence * rows_per_batch;
+    copy_ahead<8>(ahead + q * blockDim.x, sensory + (((i64)sequence * sums_steps + step) * hidden + j));
     if (elapsed) {
-      const int sequence = kRebuild ? (int)b / rows_per_batch : (int)b;
-      const int t = t0 + (kRebuild ? (int)b - sequence * rows_per_batch : step);
-      const i64 at = sequence * elapsed_b + t * elapsed_t;
+      const i64 at = sequence * elapsed_b + (t0 + step) * elapsed_t;
       copy_ahead<4>((float*)(ahead + q * blockDim.x) + 2, elapsed + at);
     }
   };

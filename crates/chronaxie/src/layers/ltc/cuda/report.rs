@@ -58,10 +58,13 @@ impl CudaPlan {
             list.push(k.report(chunks)?);
             return Ok(list);
         }
+        // What belongs to the inputs: once a chunk, or once.
+        let all = self.traces.as_ref().is_some_and(|t| backward && t.together);
+        let (of_inputs, input_rows) = if all { (1, p.batch * t) } else { (chunks, rows) };
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
             LaunchReport::new(&self.fold, 1, grid(h.div_ceil(256), 1), flat, 0)?,
-            LaunchReport::new(&f.inputs, chunks, grid(rows.div_ceil(8), 1), flat, 0)?,
+            LaunchReport::new(&f.inputs, of_inputs, grid(input_rows.div_ceil(8), 1), flat, 0)?,
             LaunchReport::new(
                 &self.forward.sensory,
                 chunks,
@@ -83,25 +86,33 @@ impl CudaPlan {
         let at_once = self.traces.as_ref().is_some_and(|t| t.at_once);
         let (together, all_rows) = if at_once { (1, p.batch * t) } else { (chunks, rows) };
         if let Some(held) = &self.held_backward {
-            let kernels = [held.rebuild.as_ref(), self.sensory.as_ref(), Some(&held.adjoint), held.sensory.as_ref()];
-            let slots = kernels.into_iter().flatten().map(|k| k.folded() / 4).sum::<usize>();
+            let kernels = [&held.rebuild, &self.sensory, &held.sums, &held.sensory].map(Option::as_ref);
+            let kernels = kernels.into_iter().chain([Some(&held.adjoint)]);
+            let slots = kernels.flatten().map(|k| k.folded() / 4).sum::<usize>();
             list[0] = LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?;
             list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
-                list[3] = k.report_sensory(chunks, rows, d, self.device.props())?;
+                list[3] = k.report_sensory(of_inputs, input_rows, d, self.device.props())?;
             }
             if let Some(k) = &held.rebuild {
                 list.push(k.report(chunks)?);
             }
             list.push(held.adjoint.report(chunks)?);
-            if let Some(k) = &held.sensory {
+            if let Some(k) = &held.sums {
                 list.push(k.report(chunks)?);
+            }
+            if let Some(k) = &held.sensory {
+                list.push(k.report(of_inputs)?);
             } else {
                 list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
             }
             let added = if held.sensory.is_some() { (together, d) } else { (2 * chunks, ss) };
-            list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
-            list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+            if !(at_once && p.output_mapping == Mapping::None) {
+                list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
+            }
+            if held.sums.is_none() {
+                list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
+            }
         } else {
             match &self.grid_backward {
                 Some(divided) => {

@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 
 mod four;
+pub(super) use four::Deal;
 
 const WARP: usize = 32;
 /// Marks a slot without a synapse, as `kNone`.
@@ -112,6 +113,41 @@ impl Lists {
         Some(warps)
     }
 
+    /// The lanes of an owner where all have as many, and threads of a block, of owners that lie in their own order.
+    pub(super) fn in_order(&self, blocks: usize, slots: usize, least: usize) -> Option<(usize, usize)> {
+        let lanes = (0..self.of.len()).try_fold(least, |most, j| Some(most.max(self.lanes(j, slots, least)?)))?;
+        (self.others * 4 <= 1 << 16).then(|| (lanes, self.of.len().div_ceil(blocks).div_ceil(WARP / lanes) * WARP))
+    }
+
+    /// The most slots that a lane uses of `lanes` for each owner.
+    pub(super) fn most_slots(&self, lanes: usize) -> usize {
+        self.of.iter().map(|list| list.len().div_ceil(lanes)).max().unwrap_or(0)
+    }
+
+    /// The schedule where owners lie in their own order, a part of them to each block, and all have as many lanes: a vector of
+    /// their values is as it lies in memory.
+    pub(super) fn schedule_in_order(
+        &self,
+        blocks: usize,
+        slots: usize,
+        threads: usize,
+        least: usize,
+    ) -> Result<Schedule> {
+        let share = self.of.len().div_ceil(blocks).max(1);
+        let part = |block: usize| {
+            let lanes = self.in_order(blocks, slots, least)?.0;
+            let owners: Vec<usize> = (block * share..((block + 1) * share).min(self.of.len())).collect();
+            let warp = |some: &[usize]| Warp {
+                lanes,
+                slots: some.iter().map(|&j| self.of[j].len().div_ceil(lanes)).max().unwrap_or(0),
+                owners: some.to_vec(),
+            };
+            Some(owners.chunks(WARP / lanes).map(warp).collect())
+        };
+        let place: Vec<u32> = (0..self.others as u32).collect();
+        self.filled((0..blocks).map(part).collect(), &place, (slots, 1, threads), true)
+    }
+
     /// The schedule itself. Where owners are `exchanged`, what one gives lies where the others read it: the owners of a
     /// warp side by side, so that their stores to another block travel together (half the time of a round: 530 instead
     /// of 1060 clocks for 256 owners in a cluster of 8, H200).
@@ -133,6 +169,18 @@ impl Lists {
                 place[j] = n as u32;
             }
         }
+        self.filled(dealt, &place, (slots, rows, threads), exchanged)
+    }
+
+    /// The schedule of the warps of each block, with the place of each node.
+    fn filled(
+        &self,
+        dealt: Vec<Option<Vec<Warp>>>,
+        place: &[u32],
+        (slots, rows, threads): (usize, usize, usize),
+        exchanged: bool,
+    ) -> Result<Schedule> {
+        let blocks = dealt.len();
         let mut s = Schedule {
             at: vec![NONE; blocks * slots * threads],
             from: vec![0; blocks * slots / 2 * threads],
@@ -151,7 +199,7 @@ impl Lists {
                         s.owner[first + lane] = j as i32 | if exchanged { (place[j] as i32) << 16 } else { 0 };
                     }
                 }
-                self.fill(warp, rows, &place, |slot, lane, entry, from| {
+                self.fill(warp, rows, place, |slot, lane, entry, from| {
                     let thread = w * WARP + lane;
                     if let Some(e) = entry {
                         s.at[(block * slots + slot) * threads + thread] = e.at;

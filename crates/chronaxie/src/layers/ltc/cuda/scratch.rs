@@ -93,6 +93,7 @@ pub(super) struct Traces {
     pub(super) alpha: RegionId,
     pub(super) beta: RegionId,
     pub(super) adjoint_folded: RegionId,
+    pub(super) sums_folded: RegionId,
     pub(super) gate_sums: RegionId,
     pub(super) sensory_folded: RegionId,
     pub(super) sensory_sums: RegionId,
@@ -110,6 +111,8 @@ pub(super) struct Traces {
     /// Whether dL/du is kept for all steps, in the place of dL/dx, so that what follows from it is made once and not once a
     /// chunk.
     pub(super) at_once: bool,
+    /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
+    pub(super) together: bool,
 }
 
 impl Traces {
@@ -133,12 +136,14 @@ impl Traces {
         let whole = of_whole.is_some();
         let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
-        let chunk = if whole { 0 } else { c.backward_chunk };
+        let together = c.together(p);
+        let input_steps = if together { p.steps } else { c.backward_chunk };
+        let chunk = if whole { 0 } else { input_steps };
         let folded = [rebuilt.max(divided), if whole { 0 } else { sensory }];
         let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none())?;
-        let (rows, h) = (p.batch * c.backward_chunk, p.hidden);
-        let together = held.map_or(1, HeldBackward::together);
-        let trace = p.batch.next_multiple_of(together) * c.backward_chunk * p.unfolds * h;
+        let (rows, of_chunk, h) = (p.batch * input_steps, p.batch * c.backward_chunk * p.hidden, p.hidden);
+        let side_by_side = held.map_or(1, HeldBackward::together);
+        let trace = p.batch.next_multiple_of(side_by_side) * c.backward_chunk * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
@@ -159,25 +164,34 @@ impl Traces {
             if whole { [2 * clusters * p.inputs, 2 * clusters * h] } else { [p.inputs, p.outputs].map(|n| 4 * n) };
         let (gate_sums, sensory_sums) = match of_whole {
             Some(w) => (p.batch * w.gate_sums(), p.batch * w.input_sums()),
-            None => (held.map_or(0, |h| h.adjoint.sums()), gates.map_or(0, HeldKernel::sums)),
+            None => (held.map_or(0, |h| h.of_sums().sums()), gates.map_or(0, HeldKernel::sums)),
         };
+        let sums = held.and_then(|h| h.sums.as_ref());
+        let (step_sums, in_place) = (if whole { 0 } else { 2 * rows * h }, together.then_some(common.sums));
         let l = &mut common.layout;
         Ok(Self {
             at_once,
+            together,
             v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
-            alpha: l.push("trace_alpha", Dtype::F32, if held.is_some() && stored { 0 } else { trace })?,
+            alpha: l.push(
+                "trace_alpha",
+                Dtype::F32,
+                if held.is_some() && sums.is_none() && stored { 0 } else { trace },
+            )?,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push(
                 "adjoint_folded",
                 Dtype::F32,
                 held.map_or(0, |h| h.adjoint.folded()).max(grid.map_or(0, |g| g.adjoint.folded())),
             )?,
+            sums_folded: l.push("sums_folded", Dtype::F32, sums.map_or(0, HeldKernel::folded))?,
             gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
             sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
-            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { rows * h } else { 0 })?,
-            step_sums: l.push("step_sums", Dtype::F32, if whole { 0 } else { 2 * rows * h })?,
+            changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { of_chunk } else { 0 })?,
+            // Those of a step take the place of its sums over the inputs.
+            step_sums: if let Some(there) = in_place { there } else { l.push("step_sums", Dtype::F32, step_sums)? },
             grad_u: l.push("grad_u", Dtype::F32, if at_once || whole { 0 } else { rows * p.inputs })?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, if whole { 0 } else { partial })?,

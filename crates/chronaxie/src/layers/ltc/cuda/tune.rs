@@ -14,7 +14,7 @@ use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile};
-pub(super) use quad::{PARTS as FOUR_PARTS, SHAPES as FOURS, on as four_on};
+pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
 use std::fmt;
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
 
@@ -61,6 +61,8 @@ pub struct Config {
     pub grid_adjoint: Option<Grid>,
     /// As above.
     pub grid_rebuild: Option<Grid>,
+    /// The sums of synapses over all unfolds, where the adjoint leaves them.
+    pub sums: Option<Held>,
 }
 
 /// Synapses held in registers: by how many blocks, and what these do.
@@ -129,9 +131,17 @@ impl Held {
     pub(super) const fn quad(shape: (usize, usize, usize)) -> Self {
         Self { quad: true, ..Self::of(shape) }
     }
+    /// The shape of two.cu.
+    pub(super) const fn two() -> Self {
+        Self { groups: 2, ..Self::quad(quad::TWO) }
+    }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
         Self { row: true, ..Self::of((1, s.slots, s.threads)) }
+    }
+    /// A shape of row_adjoint.cu.
+    pub(super) const fn row_adjoint(s: RowShape) -> Self {
+        Self { pairs: true, ..Self::row(s) }
     }
     /// The shape of whole.cu and whole_adjoint.cu.
     pub(super) const fn whole(blocks: usize) -> Self {
@@ -140,20 +150,25 @@ impl Held {
     /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
     /// compiled for.
     pub(super) fn least_lanes(&self) -> usize {
-        let of_shape = ROW_SHAPES.iter().find(|s| s.slots == self.slots).map_or(1, |s| s.lanes);
+        let shapes = if self.pairs { &ROW_ADJOINTS[..] } else { &ROW_SHAPES };
+        let of_shape = |s: &&RowShape| s.slots == self.slots && (!self.pairs || s.threads == self.max_threads);
         if self.whole {
             WHOLE_SHAPE.lanes
         } else if self.row {
-            of_shape
+            shapes.iter().find(of_shape).map_or(1, |s| s.lanes)
         } else if self.quad {
             quad::LANES
         } else {
             self.rows
         }
     }
+    /// Whether the kernel is the adjoint of one row with the shortest chain, which leaves sums to another.
+    pub(super) const fn chain(&self) -> bool {
+        self.row && self.pairs && !self.whole
+    }
     /// Parts of a block that walk rows of their own.
     pub(super) const fn halves(&self) -> usize {
-        if self.quad { 2 } else { 1 }
+        if self.quad && self.rows == 4 { 2 } else { 1 }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
@@ -163,7 +178,18 @@ impl Held {
     /// Values of a node that lie side by side.
     pub(super) const fn width(&self) -> usize {
         // Of pairs these have the first alone.
-        width(self.rows, self.pairs && !self.whole)
+        width(self.rows, self.pairs && !self.whole && !self.chain())
+    }
+}
+
+/// What may be kept of all steps for what is made of them together.
+const TOGETHER_BYTES: usize = 32 << 20;
+
+impl Config {
+    /// Whether the backward pass makes what belongs to the inputs of all steps together.
+    pub(super) fn together(&self, p: &Ltc) -> bool {
+        let bytes = 4 * p.batch * p.steps * (p.inputs + 2 * p.hidden);
+        self.sums.is_some() && self.sensory_adjoint.is_some() && self.sensory.is_some() && bytes <= TOGETHER_BYTES
     }
 }
 
@@ -182,6 +208,7 @@ impl fmt::Display for Config {
         for (name, held) in [
             ("adjoint", &self.adjoint),
             ("rebuild", &self.rebuild),
+            ("its sums", &self.sums),
             ("sensory adjoint", &self.sensory_adjoint),
             ("sensory", &self.sensory),
         ] {
@@ -242,6 +269,14 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
+/// The same of the adjoint, fast and exact.
+pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
+    RowShape { slots: 24, threads: 128, lanes: 4, cluster: true },
+    RowShape { slots: 24, threads: 256, lanes: 8, cluster: true },
+];
+/// Slots and threads of the sums that it leaves (trace_sums.cu), the threads of a group, and the fewest lanes.
+pub(super) const TRACE_SUMS: (usize, usize, usize) = (2, 10, 512);
+pub(super) const TRACE_GROUP: usize = 128;
 /// The one that does all of a short pass: its threads that walk and the others, as in whole.cuh, and what they hold: slots and
 /// least lanes.
 pub(super) const WHOLE_SHAPE: RowShape =
@@ -342,7 +377,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let fast = p.precision == Precision::Fast;
     let mut best: Option<(usize, Held)> = None;
-    if let Some(one) = row::hold(p, resident, wish, role, &lists, batch, most) {
+    if let Some(one) = row::hold(p, props, resident, wish, role, &lists, batch, most) {
         best = Some(one);
     }
     // Clusters alone.
@@ -497,7 +532,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let adjoint = if p.backward { hold(Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
-    let budget = backward_budget(p);
+    // An adjoint of one row leaves fewer sums than as many clusters would.
+    let budget = backward_budget(p) * if adjoint.is_some_and(|h| h.chain()) { 2 } else { 1 };
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {
@@ -517,6 +553,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             adjoint: Some(adjoint),
             sensory_adjoint: None,
             rebuild: None,
+            sums: None,
             backward_chunk: p.steps.max(1),
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
         });
@@ -525,7 +562,9 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let floats_of_threads = if p.mixed_memory && p.hidden < threads as usize { threads } else { 0 };
     Ok(Config {
         adjoint,
-        sensory_adjoint: adjoint.and_then(|_| inputs::sensory_adjoint(p, props, rows * even)),
+        sums: adjoint.filter(Held::chain).and_then(|_| row::sums(p, props)),
+        sensory_adjoint: adjoint
+            .and_then(|h| inputs::sensory_adjoint(p, props, rows * if h.chain() { p.steps.max(1) } else { even })),
         rebuild,
         grid,
         grid_adjoint,

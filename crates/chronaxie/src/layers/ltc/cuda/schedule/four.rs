@@ -1,5 +1,5 @@
-//! The schedule of the kernels of four rows side by side (quad.cuh): an owner has as many lanes of its warp as its list needs,
-//! not a power of two, and the lanes of a warp read different banks.
+//! The schedule of the kernels of four and two rows side by side (quad.cuh, two.cu): an owner has as many lanes of its warp as its
+//! list needs, not a power of two, and the lanes of a warp read different banks.
 
 use super::{Entry, Lists, NONE, Schedule, WARP};
 use crate::rng::Rng;
@@ -8,12 +8,20 @@ use std::cmp::Reverse;
 
 /// Owners that end in a warp: eight lanes each.
 const OWNERS: usize = 4;
-/// Warps that a half of a block has at most.
-const WARPS: usize = 8;
-/// Lanes that are served together by loads of 16 bytes, and how many such loads meet no bank twice.
-const SERVED: usize = 8;
 
-/// What a schedule of four rows takes of a block.
+/// How synapses are dealt: to blocks of at most `warps` warps, whose lanes hold up to `slots` synapses, of which `on` are computed in
+/// any case; an owner has at most `parts` lanes, and `rows` values of a node lie side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Deal {
+    pub(in super::super) blocks: usize,
+    pub(in super::super) warps: usize,
+    pub(in super::super) slots: usize,
+    pub(in super::super) on: usize,
+    pub(in super::super) parts: usize,
+    pub(in super::super) rows: usize,
+}
+
+/// What such a schedule takes of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct FourShape {
     pub(in super::super) threads: usize,
@@ -54,13 +62,14 @@ impl Lists {
 
     /// The warps of each block: owners change places with those of other warps while that takes slots from the warp with the
     /// most, or from both together; then warps are dealt so that blocks and their schedulers have alike.
-    fn four_warps(&self, blocks: usize, slots: usize, parts: usize, on: usize) -> Option<Vec<Vec<Warp>>> {
+    fn four_warps(&self, d: &Deal) -> Option<Vec<Vec<Warp>>> {
+        let Deal { blocks, slots, parts, on, .. } = *d;
         let cost = |n: usize| {
             let dealt = self.four_dealt(blocks * n, slots, parts)?;
             let most = dealt.iter().map(|w| w.slots).max().unwrap_or(0);
             Some((n.div_ceil(4) * most.max(on), n, dealt))
         };
-        let (_, warps, mut dealt) = (1..=WARPS).filter_map(cost).min_by_key(|&(cost, n, _)| (cost, n))?;
+        let (_, warps, mut dealt) = (1..=d.warps).filter_map(cost).min_by_key(|&(cost, n, _)| (cost, n))?;
         let mut rng = Rng::new(1, 4);
         for round in 0..128 * dealt.len() {
             let of = |w: &Warp| w.slots.max(on);
@@ -105,7 +114,7 @@ impl Lists {
 
     /// Where owners lie: those of a warp side by side, in the order by which the banks that warps read differ least, in which
     /// they are left.
-    fn four_places(&self, dealt: &mut [Vec<Warp>]) -> Vec<usize> {
+    fn four_places<const SERVED: usize>(&self, dealt: &mut [Vec<Warp>]) -> Vec<usize> {
         let mut place = vec![0; self.others];
         for (n, &j) in dealt.iter().flatten().flat_map(|w| &w.owners).enumerate() {
             place[j] = n;
@@ -145,20 +154,13 @@ impl Lists {
         place
     }
 
-    /// What a block is if each lane holds up to `slots` synapses, of which `on` are computed in any case, and an owner has at
-    /// most `parts` lanes; none if the lists do not fit.
-    pub(in super::super) fn four_shape(
-        &self,
-        blocks: usize,
-        slots: usize,
-        parts: usize,
-        on: usize,
-    ) -> Option<FourShape> {
-        // A load of four values at a 16-bit byte offset.
-        if self.others * 16 > 1 << 16 {
+    /// What a block is; none if the lists do not fit.
+    pub(in super::super) fn four_shape(&self, d: &Deal) -> Option<FourShape> {
+        // A load of all rows at a 16-bit byte offset.
+        if self.others * 4 * d.rows > 1 << 16 {
             return None;
         }
-        let dealt = self.four_warps(blocks, slots, parts, on)?;
+        let (dealt, on) = (self.four_warps(d)?, d.on);
         let of_scheduler = |warps: &[Warp], s: usize| warps.iter().skip(s).step_by(4).map(|w| w.slots.max(on)).sum();
         Some(FourShape {
             threads: dealt.first().map_or(1, Vec::len) * WARP,
@@ -168,13 +170,20 @@ impl Lists {
     }
 
     /// The schedule itself, as quad.cuh reads it.
-    pub(in super::super) fn four(&self, blocks: usize, slots: usize, parts: usize, on: usize) -> Result<Schedule> {
+    pub(in super::super) fn four(&self, d: &Deal) -> Result<Schedule> {
+        // Loads of 16 and of 8 bytes.
+        if d.rows == 4 { self.four_of::<8>(d) } else { self.four_of::<16>(d) }
+    }
+
+    /// `SERVED`: lanes that are served together, and how many such loads meet no bank twice.
+    fn four_of<const SERVED: usize>(&self, d: &Deal) -> Result<Schedule> {
+        let Deal { blocks, slots, parts, .. } = *d;
         let mut dealt = self
-            .four_warps(blocks, slots, parts, on)
+            .four_warps(d)
             .ok_or_else(|| Error::shape(format!("ltc: {slots} slots of {blocks} blocks hold too few synapses")))?;
         let warps = dealt.first().map_or(1, Vec::len);
         let threads = warps * WARP;
-        let place = self.four_places(&mut dealt);
+        let place = self.four_places::<SERVED>(&mut dealt);
         let mut s = Schedule {
             at: vec![NONE; blocks * slots * threads],
             from: vec![0; blocks * slots / 2 * threads],
@@ -183,7 +192,7 @@ impl Lists {
         };
         for (n, warp) in dealt.iter().flatten().enumerate() {
             let (block, first) = (n / warps, n % warps * WARP);
-            let filled = Filled::new(self, warp, parts, &place);
+            let filled = Filled::<SERVED>::new(self, warp, parts, &place);
             s.warps.push([filled.parts as i32, warp.slots as i32]);
             for lane in 0..WARP {
                 let thread = first + lane;
@@ -207,7 +216,7 @@ impl Lists {
 }
 
 /// The synapses of a warp in their places.
-struct Filled<'a> {
+struct Filled<'a, const SERVED: usize> {
     /// Of each lane the owner, of four, and the how-manieth of its lanes it is, or none; the most lanes of an owner.
     lanes: Vec<Option<(usize, usize)>>,
     parts: usize,
@@ -216,7 +225,7 @@ struct Filled<'a> {
     entries: Vec<Option<Entry>>,
 }
 
-impl<'a> Filled<'a> {
+impl<'a, const SERVED: usize> Filled<'a, SERVED> {
     fn new(lists: &Lists, warp: &Warp, parts: usize, place: &'a [usize]) -> Self {
         let len = |q: usize| warp.owners.get(q).map_or(0, |&j| lists.of[j].len());
         let mut of_owner: [usize; OWNERS] = std::array::from_fn(|q| len(q).div_ceil(warp.slots));
@@ -255,7 +264,7 @@ impl<'a> Filled<'a> {
         let mut banks = vec![[0usize; SERVED]; groups];
         for (q, &j) in warp.owners.iter().enumerate() {
             // Banks one after the other, that of which there is the most first: of each, every group takes its share.
-            let mut by_bank: [Vec<Entry>; SERVED] = Default::default();
+            let mut by_bank: [Vec<Entry>; SERVED] = std::array::from_fn(|_| Vec::new());
             lists.of[j].iter().for_each(|&e| by_bank[self.bank(e)].push(e));
             by_bank.sort_by_key(|b| Reverse(b.len()));
             for e in by_bank.into_iter().flatten() {
@@ -404,21 +413,25 @@ mod tests {
     #[test]
     fn every_synapse_is_held_once() {
         let cases = [
-            (64, 1.0, 2),
-            (65, 0.5, 3),
-            (33, 1.0, 2),
-            (33, 0.0, 3),
-            (256, 0.5, 8),
-            (140, 1.0, 8),
-            (1, 1.0, 2),
-            (100, 0.7, 7),
+            (64, 1.0, 2, 4),
+            (65, 0.5, 3, 4),
+            (33, 1.0, 2, 2),
+            (33, 0.0, 3, 4),
+            (256, 0.5, 8, 4),
+            (256, 0.5, 4, 2),
+            (140, 1.0, 8, 4),
+            (140, 1.0, 3, 2),
+            (1, 1.0, 2, 4),
+            (100, 0.7, 7, 4),
         ];
-        for (n, density, blocks) in cases {
+        for (n, density, blocks, rows) in cases {
+            let warps = 32 / rows;
             let s = random(n, density);
             for (lists, by_source) in [(Lists::by_target(&s), false), (Lists::by_source(&s), true)] {
                 let (lists, slots, parts) = (lists.unwrap(), 20, 16);
-                let shape = lists.four_shape(blocks, slots, parts, 16).unwrap();
-                let plan = lists.four(blocks, slots, parts, 16).unwrap();
+                let d = Deal { blocks, warps, slots, on: 16, parts, rows };
+                let shape = lists.four_shape(&d).unwrap();
+                let plan = lists.four(&d).unwrap();
                 let threads = shape.threads;
                 assert_eq!(plan.warps.len() * WARP, blocks * threads);
                 assert_eq!(plan.owner.len(), 2 * blocks * threads);
@@ -462,25 +475,32 @@ mod tests {
     fn lanes_have_alike() {
         let s = random(256, 0.5);
         for lists in [Lists::by_target(&s).unwrap(), Lists::by_source(&s).unwrap()] {
-            let shape = lists.four_shape(8, 20, 16, 16).unwrap();
-            assert_eq!(shape.threads, 256);
-            let plan = lists.four(8, 20, 16, 16).unwrap();
-            let (mut passes, mut loads) = (0, 0);
-            for group in 0..8 * 256 / SERVED {
-                let (block, first) = (group * SERVED / 256, group * SERVED % 256);
-                for slot in 0..plan.warps[group * SERVED / WARP][1] as usize {
-                    let mut used = vec![std::collections::BTreeSet::new(); SERVED];
-                    for lane in first..first + SERVED {
-                        let pair = plan.from[(block * 10 + slot / 2) * 256 + lane];
-                        let from = (pair >> (16 * (slot % 2))) as usize & 0xffff;
-                        used[from % SERVED].insert(from);
-                    }
-                    passes += used.iter().map(std::collections::BTreeSet::len).max().unwrap();
-                    loads += 1;
-                }
-            }
-            assert!(shape.busiest <= 35, "{shape:?}");
-            assert!(passes * 100 <= loads * 106, "{passes} passes of {loads} loads");
+            alike::<8>(&lists, Deal { blocks: 8, warps: 8, slots: 20, on: 16, parts: 16, rows: 4 }, 35, 106);
+            alike::<16>(&lists, Deal { blocks: 4, warps: 16, slots: 20, on: 16, parts: 16, rows: 2 }, 70, 110);
         }
+    }
+
+    /// `SERVED` lanes: slots of the busiest scheduler, and passes of a hundred loads.
+    fn alike<const SERVED: usize>(lists: &Lists, d: Deal, busiest: usize, most: usize) {
+        let shape = lists.four_shape(&d).unwrap();
+        let threads = d.warps * WARP;
+        assert_eq!(shape.threads, threads);
+        let plan = lists.four(&d).unwrap();
+        let (mut passes, mut loads) = (0, 0);
+        for group in 0..d.blocks * threads / SERVED {
+            let (block, first) = (group * SERVED / threads, group * SERVED % threads);
+            for slot in 0..plan.warps[group * SERVED / WARP][1] as usize {
+                let mut used = vec![std::collections::BTreeSet::new(); SERVED];
+                for lane in first..first + SERVED {
+                    let pair = plan.from[(block * d.slots / 2 + slot / 2) * threads + lane];
+                    let from = (pair >> (16 * (slot % 2))) as usize & 0xffff;
+                    used[from % SERVED].insert(from);
+                }
+                passes += used.iter().map(std::collections::BTreeSet::len).max().unwrap();
+                loads += 1;
+            }
+        }
+        assert!(shape.busiest <= busiest, "{shape:?}");
+        assert!(passes * 100 <= loads * most, "{passes} passes of {loads} loads");
     }
 }

@@ -1,22 +1,31 @@
-//! The choice of the kernels of four rows side by side.
+//! The choice of the kernels of four rows side by side, and of two groups of two in turn.
 
 use super::{Held, RECURRENCES, Residency, Role, gate_clocks};
-use crate::layers::ltc::cuda::schedule::Lists;
+use crate::layers::ltc::cuda::schedule::{Deal, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
 use crate::op::Precision;
 
 /// Rows, slots, threads of a half; of the slots some lie elsewhere than the others. The second is for sparse wirings.
 pub(in super::super) const SHAPES: [(usize, usize, usize); 2] = [(4, 20, 256), (4, 8, 256)];
+/// Rows, slots, threads of a block of two.cu, whose groups are two.
+pub(in super::super) const TWO: (usize, usize, usize) = (2, 18, 512);
 /// The fewest lanes that an owner has: each sends to a block.
 pub(super) const LANES: usize = 8;
 /// The most lanes that share an owner's synapses, as in quad.cuh; and what the parts of a warp take of shared memory.
 pub(in super::super) const PARTS: usize = 16;
 const PLANE: usize = 16 * (4 * PARTS + 32 + 4);
 /// Slots that every thread computes, in use or not, of the adjoint the fewest by its compiler.
-pub(in super::super) const fn on(slots: usize, adjoint: bool) -> usize {
+const fn on(slots: usize, adjoint: bool) -> usize {
     if adjoint { slots * 7 / 10 } else { slots * 4 / 5 }
 }
+/// How synapses are dealt to the kernels of these shapes.
+pub(in super::super) const fn deal((rows, slots, threads): (usize, usize, usize), blocks: usize, adjoint: bool) -> Deal {
+    let on = if rows == TWO.0 { slots - 2 } else { on(slots, adjoint) };
+    Deal { blocks, warps: threads / 32, slots, on, parts: PARTS, rows }
+}
+/// Whether two.cu is chosen where its slots are not asked for.
+const TWO_IS_CHOSEN: bool = false;
 /// Neurons that the tiles hold, and what is not dynamic of shared memory.
 const NEURONS: usize = 256;
 const TILES: usize = (32 << 10) + 512;
@@ -36,8 +45,12 @@ pub(super) fn hold(
     let fits = p.hidden <= NEURONS && p.unfolds.is_multiple_of(2);
     // The forward kernel stores no unfolds, and the exact gate takes registers that it has not.
     let fits = fits && (role != Role::Recurrence || (p.precision == Precision::Fast && p.save == Save::Recompute));
-    if !(fits && wanted(1, wish.groups)) {
+    if !fits {
         return None;
+    }
+    let two = two(p, limit, resident, wish, role, lists, batch);
+    if !wanted(1, wish.groups) {
+        return two;
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
     let gate = gate_clocks(adjoint, p.precision == Precision::Fast);
@@ -46,8 +59,9 @@ pub(super) fn hold(
         .any(|&(rows, slots, threads)| lists.shape(1, slots, rows, rows).is_some_and(|s| s.threads <= threads));
     let of_blocks = |(rows, slots, max_threads): (usize, usize, usize), blocks: usize| {
         // Slots that every thread has, the fewest and the most: the adjoint's kernel has 14 or 15 of 20 by its compiler.
-        let (on, most) = (on(slots, adjoint), if adjoint { slots * 3 / 4 } else { slots * 4 / 5 });
-        let shape = lists.four_shape(blocks, slots, PARTS, on).filter(|s| s.threads <= max_threads)?;
+        let d = deal((rows, slots, max_threads), blocks, adjoint);
+        let (on, most) = (d.on, if adjoint { slots * 3 / 4 } else { slots * 4 / 5 });
+        let shape = lists.four_shape(&d).filter(|s| s.threads <= max_threads)?;
         // What the kernels' headers say of their shared memory.
         let kept = if adjoint { 20 * 4 } else { 16 * 4 } * 2 * max_threads;
         let warps = 2 * max_threads / 32;
@@ -91,5 +105,51 @@ pub(super) fn hold(
     shapes
         .flat_map(|s| blocks.clone().map(move |b| (s, b)))
         .filter_map(|(s, b)| of_blocks(s, b))
+        .chain(two)
         .min_by_key(|&(clocks, _)| clocks)
+}
+
+/// The same of two groups of two rows in turn.
+fn two(
+    p: &Ltc,
+    limit: usize,
+    resident: &Residency,
+    wish: &Wish,
+    role: Role,
+    lists: &Lists,
+    batch: usize,
+) -> Option<(usize, Held)> {
+    let (rows, slots, max_threads) = TWO;
+    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    let asked = wish.slots == Some(slots);
+    if role == Role::Adjoint
+        || !(asked || TWO_IS_CHOSEN)
+        || !(wanted(rows, wish.rows) && wanted(slots, wish.slots) && wanted(2, wish.groups))
+    {
+        return None;
+    }
+    let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
+    let gate = gate_clocks(false, p.precision == Precision::Fast);
+    let groups = batch.div_ceil(rows).max(1);
+    let of_blocks = |blocks: usize| {
+        let shape = lists.four_shape(&deal(TWO, blocks, false)).filter(|s| s.threads <= max_threads)?;
+        // What the kernel's header says of its shared memory.
+        let shared = 7 * 16 * max_threads + max_threads / 32 * PLANE;
+        if shared + TILES > limit {
+            return None;
+        }
+        let gates = shape.busiest * rows * gate;
+        let places = 2 * resident[blocks];
+        let clocks = if groups > resident[blocks] { (2 * gates * 6 / 5).max(gates + 1500) } else { gates + 1500 };
+        let held = Held {
+            blocks,
+            threads: shape.threads,
+            rebuild: role == Role::Rebuild,
+            shared: shared as u32,
+            ..Held::two()
+        };
+        Some((clocks * places.max(groups) / places, held))
+    };
+    let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
+    blocks.filter_map(of_blocks).min_by_key(|&(clocks, _)| clocks)
 }

@@ -1,14 +1,21 @@
 //! The choice of the kernel of one batch row at a time, with the shortest chain of an unfold.
 
-use super::{Held, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape};
+use super::{Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS};
+use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::Ltc;
 use crate::op::Precision;
 
+/// Whether the adjoint of one row is chosen, or runs where its slots are asked for alone: it gives what others give, but its times
+/// on a GPU are not known yet.
+pub(super) const ADJOINT_IS_CHOSEN: bool = true;
+
 /// One row at a time, for few rows: how many clocks an unfold of them takes, and how it is held. `most` blocks a cluster.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn hold(
     p: &Ltc,
+    props: &DeviceProps,
     resident: &Residency,
     wish: &Wish,
     role: Role,
@@ -19,8 +26,13 @@ pub(super) fn hold(
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let alone = wanted(1, wish.rows) && wanted(1, wish.groups);
     let fits = p.hidden <= ROW_NEURONS && p.unfolds.is_multiple_of(2);
-    if !(role == Role::Recurrence && p.precision == Precision::Fast && alone && fits) {
+    if !(alone && fits) {
         return None;
+    }
+    match role {
+        Role::Recurrence if p.precision == Precision::Fast => {}
+        Role::Adjoint => return adjoint(p, props, resident, wish, lists, batch, most),
+        _ => return None,
     }
     let of_blocks = |of: RowShape, blocks: usize| {
         if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
@@ -40,4 +52,62 @@ pub(super) fn hold(
 /// warps and in a cluster.
 fn row_clocks(shape: &Shape, blocks: usize) -> usize {
     shape.warp_slots.div_ceil(4) * 8 + shape.threads / 4 + if blocks > 1 { 450 } else { 260 }
+}
+
+/// The same of the adjoint, and of a cluster alone.
+fn adjoint(
+    p: &Ltc,
+    props: &DeviceProps,
+    resident: &Residency,
+    wish: &Wish,
+    lists: &Lists,
+    batch: usize,
+    most: usize,
+) -> Option<(usize, Held)> {
+    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    // What the kernel's header says of its shared memory, and what it has beside that.
+    let limit = props.shared_per_block_optin as usize;
+    let shared = 8 * ((2 * p.unfolds + 1) * p.hidden).next_multiple_of(4);
+    if wish.groups.is_some()
+        || shared + 10 * ROW_NEURONS + 16 * 256 + 64 > limit / 2
+        || p.batch * p.steps > i32::MAX as usize
+    {
+        return None;
+    }
+    let of_blocks = |of: RowShape, blocks: usize| {
+        if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
+            return None;
+        }
+        let (lanes, _) = lists.in_order(blocks, of.slots, of.lanes).filter(|&(_, threads)| threads <= of.threads)?;
+        let clusters = resident[blocks] * if of.threads <= 128 { 2 } else { 1 };
+        // Few rows are what it is for; of more than the device holds at once others make several side by side.
+        if wish.slots.is_none() && (!ADJOINT_IS_CHOSEN || batch > clusters) {
+            return None;
+        }
+        // Any processor makes what is summed of each synapse.
+        let sums = batch * p.connectivity.recurrent.len() * 12 / (128 * resident[1].max(1));
+        let clocks = adjoint_clocks(lists.most_slots(lanes), of.threads) * batch.max(clusters) / clusters + sums;
+        let held = Held { threads: of.threads, blocks, shared: shared as u32, ..Held::row_adjoint(of) };
+        Some((clocks, held))
+    };
+    let all = ROW_ADJOINTS.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b)));
+    let best = all.filter_map(|(s, b)| of_blocks(s, b)).min_by_key(|&(clocks, _)| clocks)?;
+    sums(p, props).map(|_| best)
+}
+
+/// Clocks of an unfold of row_adjoint.cu: its exchange and sums, and the gates of a scheduler, which that hides in part.
+fn adjoint_clocks(slots: usize, threads: usize) -> usize {
+    450 + slots * threads / 16
+}
+
+/// How the sums over unfolds of an adjoint of one row are held: in the parts of the targets that leave the fewest slots empty.
+pub(super) fn sums(p: &Ltc, props: &DeviceProps) -> Option<Held> {
+    let lists = Lists::by_target(&p.connectivity.recurrent)?;
+    let (rows, slots, max_threads) = TRACE_SUMS;
+    let of_group = 2 * (2 * p.unfolds + 2) * p.hidden * 4;
+    let groups = (props.shared_per_block_optin as usize / of_group).min(max_threads / TRACE_GROUP);
+    let fits = |&blocks: &usize| lists.shape(blocks, slots, rows, 1).is_some_and(|s| s.threads <= TRACE_GROUP);
+    let blocks = (1..=props.sm_count as usize).find(fits).filter(|_| groups > 0)?;
+    let shared = (groups * of_group.max(16 * TRACE_GROUP)) as u32;
+    Some(Held { blocks, threads: TRACE_GROUP, groups, shared, ..Held::of((rows, slots, max_threads)) })
 }

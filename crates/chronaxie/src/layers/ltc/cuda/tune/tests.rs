@@ -87,6 +87,34 @@ fn a_sparse_wiring_takes_few_slots() {
     assert!(![c.adjoint, c.rebuild].iter().flatten().any(|h| h.quad && h.slots == 8), "{c}");
 }
 
+/// Few rows go back one at a time, and leave what is summed of each synapse to another kernel, in no more memory than others take.
+#[test]
+fn few_rows_go_back_by_the_shortest_chain() {
+    let half = |batch, steps, hidden| {
+        let c = crate::layers::ltc::entry::random_connectivity(128, hidden, 0.5, 1).unwrap();
+        Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, Arc::new(c)) }
+    };
+    let p = half(32, 64, 128);
+    let of = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, name).unwrap();
+    let asked = Some("bc4r1s24");
+    for c in [Some(of(&p, asked)), row::ADJOINT_IS_CHOSEN.then(|| of(&p, None))].into_iter().flatten() {
+        assert!(c.adjoint.is_some_and(|h| h.chain() && h.blocks == 4) && c.sums.is_some() && c.together(&p), "{c}");
+        assert_eq!(c.backward_chunk, 32, "{c}");
+    }
+    let old = of(&p, Some("bc3r1s20g1"));
+    assert!(old.adjoint.is_some_and(|h| !h.row && h.blocks == 3) && old.sums.is_none() && !old.together(&p), "{old}");
+    for other in [Ltc { unfolds: 5, ..p.clone() }, Ltc { unfolds: 1000, ..p.clone() }, Ltc { batch: 512, ..p.clone() }]
+    {
+        assert!(of(&other, None).adjoint.is_none_or(|h| !h.chain()), "{}", of(&other, None));
+    }
+    assert!(of(&Ltc { unfolds: 5, ..p.clone() }, asked).adjoint.is_none(), "unfolds go in pairs");
+    assert!(choose(&p, &DeviceProps::SM_80, asked).unwrap().adjoint.is_none());
+    // What belongs to the inputs is made of all steps together where these are not too many.
+    let long = half(32, 4000, 128);
+    let c = of(&long, asked);
+    assert!(c.sums.is_some() && !c.together(&long), "{c}");
+}
+
 /// A short pass of few rows is a cluster a row, or one block of more rows, forward and backward; what these cannot do is left to the others.
 #[test]
 fn short_sequences_take_one_launch() {
