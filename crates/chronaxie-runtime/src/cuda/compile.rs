@@ -155,25 +155,10 @@ impl Specialisation {
         Self { source, headers: &[], constants: Vec::new(), fmad: true, archs: Archs::All, entries: entries.to_vec() }
     }
     pub(super) fn program(&self) -> Program<'_> {
-        let dev = std::env::var("CHRONAXIE_DEV_KERNELS").ok();
-        let read = |path: String| std::fs::read_to_string(path).ok().map(|s| &*Box::leak(s.into_boxed_str()));
-        let text: &str =
-            dev.as_ref().and_then(|d| read(format!("{d}/{}", self.source.name))).unwrap_or(&self.source.text);
-        let folder = self.source.name.rsplit_once('/').map_or("", |x| x.0);
-        let headers: Vec<(&str, &str)> = self
-            .headers
-            .iter()
-            .map(|&(n, t)| {
-                let new = dev
-                    .as_ref()
-                    .and_then(|d| read(format!("{d}/{folder}/{n}")).or_else(|| read(format!("{d}/kernels/{n}"))));
-                (n, new.unwrap_or(t))
-            })
-            .collect();
         Program {
             name: &self.source.name,
-            text,
-            headers,
+            text: &self.source.text,
+            headers: self.headers.to_vec(),
             constants: &self.constants,
             fmad: self.fmad,
             archs: self.archs,

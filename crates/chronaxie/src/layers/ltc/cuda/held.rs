@@ -523,7 +523,8 @@ impl CudaPlan {
                 stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)),
                 at(x, s.input_w), at(x, s.input_b), sums, Arg::I64(rows as i64), Arg::I64(steps as i64),
                 Arg::I64(t0 as i64), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32),
-                Arg::I32(k.held.blocks as i32), Arg::I32(tile as i32), Arg::F32(NORM_EPSILON as f32)
+                Arg::I32(k.held.blocks as i32), Arg::I32(tile as i32),
+                Arg::I32(i32::from(tune::two_tiles(tile, p.inputs, k.held.shared))), Arg::F32(NORM_EPSILON as f32)
             },
         )
     }

@@ -56,8 +56,9 @@ __device__ __forceinline__ float source_sum(float x, int lanes) {
 // What is copied of a step, of two steps in turn, [2 K + 1, H]: v before each unfold, v after the last, den of each.
 struct Ahead {
   float* steps;
-  unsigned long long *full, *read;  // [2] each: a step is here; no warp reads it any more
+  unsigned long long* full;         // [2]: a step is here
   int size;                         // floats of a step
+  int walkers;                      // threads of the block that walk
   bool bulk;                        // whether rows begin where bulk copies can
   __device__ __forceinline__ char* step(unsigned turn) const { return (char*)(steps + (turn & 1) * size); }
 
@@ -68,7 +69,6 @@ struct Ahead {
     const float* const after = w.states + (b * w.total_steps + (w.t0 + step)) * w.hidden;
     float* const to = (float*)this->step(turn);
     unsigned long long* const barrier = full + (turn & 1);
-    if (turn >= 2) barrier_wait(read + (turn & 1), (turn / 2 - 1) & 1);
     if (bulk) {
       if (threadIdx.x == 0) {
         const unsigned at = shared_address(to), done = shared_address(barrier);
@@ -154,7 +154,11 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, cons
       if (n.writer) *alphas = alpha;
       alphas -= w.hidden;
       float rest = alpha * c;
-      if (kHalf == 1 && k == w.unfolds - 2 && step > 0 && threadIdx.x < 32) ahead.copy(w, b, step - 1, turn + 1);
+      if (kHalf == 1 && k == w.unfolds - 2 && step > 0) {
+        // None reads the step before it any more: they have given alpha of this step's first unfold.
+        asm volatile("bar.sync 1, %0;" ::"r"(ahead.walkers) : "memory");
+        if (threadIdx.x < 32) ahead.copy(w, b, step - 1, turn + 1);
+      }
       if (k > 0) {
         after = v, inverse = quotient(1.0f, *(const float*)(row + dens + n.place));
       } else {
@@ -163,8 +167,6 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, cons
           if (w.step_changes) w.step_changes[(b * w.steps + step) * w.hidden + n.j] = change;
         }
         kept->alpha += sum_alpha, kept->beta += sum_beta, kept->change = fmaf(change, per_dt, kept->change);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(ahead.read + (turn & 1));
         turn++;
         if (step > 0) rest = begin(step - 1, rest);
       }
@@ -217,7 +219,7 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   extern __shared__ __align__(16) float buffers[];
   __shared__ __align__(16) char tiles[2 * kTile * 4];
   __shared__ Kept kept[kThreads];
-  __shared__ unsigned long long copied[2], read[2];
+  __shared__ unsigned long long copied[2];
   unsigned rank = 0, blocks = 1;
 #if __CUDA_ARCH__ >= 900
   __shared__ unsigned long long barriers[2];
@@ -228,13 +230,12 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                    steps, sums_steps};
   const unsigned long long addresses = (unsigned long long)trace_v | (unsigned long long)trace_den | (unsigned long long)states;
   const bool bulk = hidden % 4 == 0 && trace_b % 4 == 0 && addresses % 16 == 0;
-  const Ahead ahead = {buffers, copied, read, ((2 * unfolds + 1) * hidden + 3) / 4 * 4, bulk};
   const int thread = threadIdx.x, lane = thread % 32, owner = schedule.target[rank * kThreads + thread];
   // A warp without sources has no part in any round of a cluster (exchange.cuh), but that the first one sets barriers up again.
   const bool walks = !kCluster || thread < 32 || __any_sync(~0u, owner >= 0);
   const int walking = __syncthreads_count(walks && lane == 0);
   if (thread == 0) {
-    for (int i = 0; i < 2; i++) barrier_init(copied + i, bulk ? 1 : 32), barrier_init(read + i, walking);
+    for (int i = 0; i < 2; i++) barrier_init(copied + i, bulk ? 1 : 32);
 #if __CUDA_ARCH__ >= 900
     if (kCluster)
       for (int i = 0; i < 2; i++) barrier_init(barriers + i, 1);
@@ -247,6 +248,7 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 #if __CUDA_ARCH__ >= 900
   if (kCluster) cluster_sync();
 #endif
+  const Ahead ahead = {buffers, copied, ((2 * unfolds + 1) * hidden + 3) / 4 * 4, walking * 32, bulk};
   unsigned turn = 0;
   const i64 first = blockIdx.x / blocks, stride = gridDim.x / blocks;
   if (walks) {

@@ -119,14 +119,15 @@ ltc_trace_sums(Schedule schedule, const float* __restrict__ trace_v, i64 trace_b
   const Steps of = {trace_v, alphas, states, trace_b, hidden, unfolds, total_steps, t0, steps};
   const int size = of.size(), units = batch * steps, stride = workers * groups;
   float* const mine_of = buffers + group * 2 * size;
-  const int first = worker * groups + group;
-  // A step is added while the next one is copied; before the first there is none.
+  const int first = worker * groups;
+  // A step is added while the next one is copied; before the first there is none. All groups meet equally often.
 #pragma unroll 1
-  for (int unit = first - stride, turn = 1; unit < units; unit += stride, turn ^= 1) {
+  for (int round = first - stride, turn = 1; round < units; round += stride, turn ^= 1) {
+    const int unit = round + group;
     copies_here();
     meet();
     if (unit + stride < units) of.copy(unit + stride, mine_of + (turn ^ 1) * size, of_group());
-    if (unit >= first) add_step<kSlots>(used, held, sums, (const char*)(mine_of + turn * size), mine, unfolds, 8 * hidden);
+    if (round >= first && unit < units) add_step<kSlots>(used, held, sums, (const char*)(mine_of + turn * size), mine, unfolds, 8 * hidden);
   }
   // Of the neurons those of clusters, in order: one block.
   for (int e = threadIdx.x; cluster_sums && blockIdx.x == 0 && e < hidden; e += blockDim.x) {
@@ -146,12 +147,14 @@ ltc_trace_sums(Schedule schedule, const float* __restrict__ trace_v, i64 trace_b
     __syncthreads();
     all[group * kGroup + last] = sums.of[i];
     __syncthreads();
-    if (group > 0) continue;
-    float4 sum = sums.of[i];
-    for (int k = 1; k < groups; k++) {
-      const float4 x = all[k * kGroup + last];
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    if (group == 0) {
+      float4 sum = sums.of[i];
+      for (int k = 1; k < groups; k++) {
+        const float4 x = all[k * kGroup + last];
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      }
+      after[i * kGroup] = sum;
     }
-    after[i * kGroup] = sum;
+    __syncwarp();
   }
 }

@@ -13,7 +13,7 @@ use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
-pub(super) use inputs::{sensory_budget, sensory_tile};
+pub(super) use inputs::{sensory_budget, sensory_tile, two_tiles};
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
 use std::fmt;
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};

@@ -31,7 +31,9 @@ pub(super) fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held>
             if tile == 0 || best.is_some_and(|(least, _)| least <= clocks) {
                 continue;
             }
-            let shared = (tile * (p.inputs * 4 + 8)) as u32;
+            // Two tiles where they fit.
+            let [one, both] = [1, 2].map(|n| tile * (n * p.inputs * 4 + 16));
+            let shared = if both <= props.shared_per_block_optin as usize { both } else { one } as u32;
             let threads = shape.threads;
             best =
                 Some((clocks, Held { blocks, threads, groups: tile, shared, ..Held::of((rows, slots, max_threads)) }));
@@ -49,8 +51,13 @@ pub(in crate::layers::ltc::cuda) fn sensory_tile(
     props: &DeviceProps,
 ) -> usize {
     let share = (rows * parts).div_ceil(props.sm_count as usize).max(1);
-    let fit = props.shared_per_block_optin as usize / (inputs * 4 + 8) / SENSORY_ROWS * SENSORY_ROWS;
+    let fit = props.shared_per_block_optin as usize / (inputs * 4 + 16) / SENSORY_ROWS * SENSORY_ROWS;
     share.next_multiple_of(SENSORY_ROWS).min(32).min(fit)
+}
+
+/// Whether so much shared memory has room for two tiles.
+pub(in crate::layers::ltc::cuda) const fn two_tiles(tile: usize, inputs: usize, shared: u32) -> bool {
+    tile * (2 * inputs * 4 + 16) <= shared as usize
 }
 
 /// Bytes that the sums of the sensory gates may take, block by block: where the inputs and outputs are not small, as much as
