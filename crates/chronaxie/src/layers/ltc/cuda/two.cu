@@ -3,11 +3,19 @@
 // its warps have slots of their own, half as many blocks hold the whole, and every warp takes the one group's gates while the states
 // of the other travel: two halves that go their own ways come to have gates at the same time, and then wait at the same time.
 //
-// How lanes share a target's synapses: quad.cuh. A lane's parts of both sums of two rows are 16 bytes, of which the lanes that end
-// a target read 8: of the eight of a target the lowest bit is the row, the next one which half of the parts.
+// Sixteen warps have synapses and do nothing else: they wait for a tile, take its gates, store their parts of the sums and arrive at a
+// barrier. Four more end them, a thread for each target and row: they add parts, make the states and give them to all blocks, and
+// begin and end steps, all while the others have gates of the other group. A multiprocessor's quarter has four warps of the
+// first kind and one of the second, which hand registers on: 104 and 64 in place of 96 each. What a warp of gates would need beyond
+// that, the last two slots' synapses, lies in shared memory, so that several loads are in flight.
+// A tile is complete only after all enders have read their parts of the unfold before, so parts need no barrier of their own.
+//
+// How lanes share a target's synapses: quad.cuh. A lane's parts of both sums of two rows are 16 bytes, of which an ender reads 8.
 //
 // Work: as quad.cu, with a load of 8 bytes for two gates: 16 warps of 17 slots take 2180 clocks of the special-function unit for an
-// unfold of four rows (B128 T256 H256 at density 0.5 in 30 clusters of 4: 1638 unfolds, 1.8 ms), and about 2200 issue slots.
+// unfold of four rows (B128 T256 H256 at density 0.5 in 30 clusters of 4: 1638 unfolds, 1.8 ms), and about 1700 issue slots.
+// Tried: every warp ends its own targets, with 128 registers: 250 instructions in place of 195 for each warp, group and unfold, all
+// warps in step-level work at the same time: 3576 clocks an unfold of four rows (H100, B128 T64 H256 at density 0.5).
 // kRebuild: as quad.cu.
 // Bytes: as recurrence.cu.
 #ifndef CHRONAXIE_PROLOGUE
@@ -22,6 +30,7 @@ constexpr int kOn = kSlots - 2;
 constexpr int kTile = 256;
 // Slots whose loads are in flight ahead of their gates.
 constexpr int kFlight = 4;
+// Whether the threads that end sums are the first ones of a block, or the last.
 constexpr bool kEndersFirst = true;
 // Threads that end sums: each those of a target and row, of which a block has as many at most.
 constexpr int kEnders = kThreads / 32 * kOwners * 2;
