@@ -22,7 +22,11 @@ const fn on(slots: usize, adjoint: bool) -> usize {
     if adjoint { slots * 7 / 10 } else { slots * 4 / 5 }
 }
 /// How synapses are dealt to the kernels of these shapes.
-pub(in super::super) const fn deal((rows, slots, threads): (usize, usize, usize), blocks: usize, adjoint: bool) -> Deal {
+pub(in super::super) const fn deal(
+    (rows, slots, threads): (usize, usize, usize),
+    blocks: usize,
+    adjoint: bool,
+) -> Deal {
     let on = if rows == TWO.0 { slots - 2 } else { on(slots, adjoint) };
     Deal { blocks, warps: threads / 32, slots, on, parts: PARTS, rows }
 }
