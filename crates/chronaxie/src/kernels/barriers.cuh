@@ -24,9 +24,10 @@ __device__ __forceinline__ void barrier_expect(unsigned long long* barrier, unsi
 }
 
 // Arrives.
-__device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void barrier_arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) { barrier_arrive_at(shared_address(barrier)); }
 
 // Waits until the phase of this parity is complete. Phases are numbered from 0.
 __device__ __forceinline__ void barrier_wait_at(unsigned barrier, unsigned parity) {

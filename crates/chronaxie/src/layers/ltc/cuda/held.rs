@@ -154,7 +154,7 @@ impl HeldKernel {
         };
         let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
-        let threads = (if h.whole { h.max_threads } else { h.threads * h.halves() }) as u32;
+        let threads = (if h.whole { h.max_threads } else { h.launched() }) as u32;
         let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1)).shared(h.shared);
         let resident = if cluster {
             launch.cluster = Some((h.blocks as u32, 1, 1));

@@ -69,7 +69,9 @@ impl Lists {
             let most = dealt.iter().map(|w| w.slots).max().unwrap_or(0);
             Some((n.div_ceil(4) * most.max(on), n, dealt))
         };
-        let (_, warps, mut dealt) = (1..=d.warps).filter_map(cost).min_by_key(|&(cost, n, _)| (cost, n))?;
+        // The threads of two.cu ask for registers four warps together.
+        let counts = (1..=d.warps).filter(|n| d.rows == OWNERS || n % 4 == 0);
+        let (_, warps, mut dealt) = counts.filter_map(cost).min_by_key(|&(cost, n, _)| (cost, n))?;
         let mut rng = Rng::new(1, 4);
         for round in 0..128 * dealt.len() {
             let of = |w: &Warp| w.slots.max(on);

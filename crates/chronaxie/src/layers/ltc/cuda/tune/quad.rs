@@ -10,6 +10,8 @@ use crate::op::Precision;
 pub(in super::super) const SHAPES: [(usize, usize, usize); 2] = [(4, 20, 256), (4, 8, 256)];
 /// Rows, slots, threads of a block of two.cu, whose groups are two.
 pub(in super::super) const TWO: (usize, usize, usize) = (2, 18, 512);
+/// Threads of its blocks that have no synapses, but end sums and states: each those of a target and row (kEnders of two.cu).
+const ENDERS: usize = 128;
 /// The fewest lanes that an owner has: each sends to a block.
 pub(super) const LANES: usize = 8;
 /// The most lanes that share an owner's synapses, as in quad.cuh; and what the parts of a warp take of shared memory.
@@ -33,6 +35,14 @@ const TWO_IS_CHOSEN: bool = false;
 /// Neurons that the tiles hold, and what is not dynamic of shared memory.
 const NEURONS: usize = 256;
 const TILES: usize = (32 << 10) + 512;
+
+impl Held {
+    /// Threads of a block, of all its halves, and of two.cu with those that have no synapses.
+    pub(in super::super) const fn launched(&self) -> usize {
+        let enders = if self.quad && self.rows == TWO.0 { ENDERS } else { 0 };
+        self.threads * self.halves() + enders
+    }
+}
 
 /// Four rows side by side, for many rows: how many clocks an unfold of them takes, and how it is held.
 pub(super) fn hold(
@@ -138,7 +148,7 @@ fn two(
     let of_blocks = |blocks: usize| {
         let shape = lists.four_shape(&deal(TWO, blocks, false)).filter(|s| s.threads <= max_threads)?;
         // What the kernel's header says of its shared memory.
-        let shared = 7 * 16 * max_threads + max_threads / 32 * PLANE;
+        let shared = 2 * max_threads / 32 * PLANE;
         if shared + TILES > limit {
             return None;
         }
