@@ -7,10 +7,6 @@ use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::Ltc;
 use crate::op::Precision;
 
-/// Whether the adjoint of one row is chosen, or runs where its slots are asked for alone: it gives what others give, but its times
-/// on a GPU are not known yet.
-pub(super) const ADJOINT_IS_CHOSEN: bool = true;
-
 /// One row at a time, for few rows: how many clocks an unfold of them takes, and how it is held. `most` blocks a cluster.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn hold(
@@ -81,7 +77,7 @@ fn adjoint(
         let (lanes, _) = lists.in_order(blocks, of.slots, of.lanes).filter(|&(_, threads)| threads <= of.threads)?;
         let clusters = resident[blocks] * if of.threads <= 128 { 2 } else { 1 };
         // Few rows are what it is for; of more than the device holds at once others make several side by side.
-        if wish.slots.is_none() && (!ADJOINT_IS_CHOSEN || batch > clusters) {
+        if wish.slots.is_none() && batch > clusters {
             return None;
         }
         // Any processor makes what is summed of each synapse.

@@ -54,11 +54,13 @@ fn synapses_are_held_where_they_fit() {
     let most = |d: &DeviceProps| Some(if d.compute_capability < (9, 0) { 1 } else { 4 });
     assert_eq!(DeviceProps::FIXTURES.map(|d| blocks(&a, &d)), DeviceProps::FIXTURES.map(|d| most(&d)), "{chosen:#?}");
     assert_eq!(blocks(&b, &DeviceProps::SM_90), Some(4), "{chosen:#?}");
-    assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(8), "{chosen:#?}");
+    assert_eq!(blocks(&c, &DeviceProps::SM_90), Some(4), "{chosen:#?}");
     assert_eq!(blocks(&c, &DeviceProps::SM_80), None);
     let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
     assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
-    // Many rows go four side by side, in both halves of a block; few do not, nor what has an odd number of unfolds.
+    assert!([config.recurrence, config.rebuild].iter().flatten().all(|h| h.rows == 2 && h.groups == 2), "{config}");
+    assert_eq!(config.adjoint.map(|h| h.rows), Some(4), "{config}");
+    // Many rows go two or four side by side; few do not, nor what has an odd number of unfolds.
     let four = |p: &Ltc| {
         let c = choose(p, &DeviceProps::SM_90, None).unwrap();
         [c.recurrence, c.rebuild, c.adjoint].map(|h| h.is_some_and(|h| h.quad))
@@ -97,7 +99,7 @@ fn few_rows_go_back_by_the_shortest_chain() {
     let p = half(32, 64, 128);
     let of = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, name).unwrap();
     let asked = Some("bc4r1s24");
-    for c in [Some(of(&p, asked)), row::ADJOINT_IS_CHOSEN.then(|| of(&p, None))].into_iter().flatten() {
+    for c in [of(&p, asked), of(&p, None)] {
         assert!(c.adjoint.is_some_and(|h| h.chain() && h.blocks == 4) && c.sums.is_some() && c.together(&p), "{c}");
         assert_eq!(c.backward_chunk, 32, "{c}");
     }
