@@ -4,6 +4,7 @@ use super::Spiking;
 use super::networks::{LEAST_DISCARD_MS, smaller};
 use crate::op::Case;
 use crate::spiking::Plan;
+use crate::spiking::connect::Redraw;
 use crate::spiking::simulate::measure::Runner;
 use crate::spiking::simulate::{CpuEngine, Reference, Spike};
 use crate::{Device, Result};
@@ -29,7 +30,7 @@ fn affordable(plan: &Plan, device: &Device) -> bool {
         Device::Cpu => {
             plan.cells() as f64 * steps(plan) as f64 <= OF_REFERENCE[0] && plan.expected_synapses() <= OF_REFERENCE[1]
         }
-        Device::Cuda(_) => plan.expected_synapses() <= OF_CPU && plan.require_memory().is_ok(),
+        Device::Cuda(_) => plan.expected_synapses() <= OF_CPU && plan.require_memory(1.0, Redraw::Asked).is_ok(),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Keys, PartsEngine, join, split, state_bytes, state_from_bytes};
 use crate::rng::Rng;
 use crate::spiking::models;
 use crate::spiking::network::place::Box4;
-use crate::spiking::network::{Delay, Distribution, Edge, Network, Population, Projection, Rule};
+use crate::spiking::network::{Delay, Distribution, Edge, Network, Population, Projection, Rule, Storage};
 use crate::spiking::partition::{self, Layout, Load};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::Placement;
@@ -41,7 +41,16 @@ pub(in crate::spiking) fn everything() -> Network {
     let drawn = Delay::Drawn(Distribution::uniform(0.5, 2.0));
     let mut add = |source, target, rule, weight: f64, delay| {
         let weight = Distribution::from(weight);
-        n.projections.push(Projection { source, target, rule, weight, delay, autapses: false, plasticity: None });
+        n.projections.push(Projection {
+            source,
+            target,
+            rule,
+            weight,
+            delay,
+            autapses: false,
+            plasticity: None,
+            storage: Storage::Stored,
+        });
     };
     add(k, c, Rule::OneToOne, 4.0, drawn);
     add(k, 1, Rule::AllToAll, 30.0, drawn);
