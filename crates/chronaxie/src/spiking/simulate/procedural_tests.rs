@@ -14,7 +14,7 @@ use crate::spiking::plasticity::Placement;
 use std::sync::Arc;
 
 /// With every projection that can be drawn again so, and how many these are.
-pub(super) fn drawn(mut n: Network) -> (Network, usize) {
+pub(in crate::spiking) fn drawn(mut n: Network) -> (Network, usize) {
     let can: Vec<usize> = (0..n.projections.len()).filter(|i| n.projections[*i].not_procedural(&n).is_none()).collect();
     can.iter().for_each(|i| n.projections[*i].storage = Storage::Procedural);
     (n, can.len())
