@@ -38,7 +38,7 @@ git ls-files crates/chronaxie-py/python crates/chronaxie-py/tests | tar -cf - -T
 mv "$dir/python/python/chronaxie" "$dir/python/" && rmdir "$dir/python/python"
 cp "$target_dir/dist/libchronaxie_py.so" "$dir/python/chronaxie/_native.abi3.so"
 cp scripts/run-gpu.sh scripts/gpu-cases.txt scripts/simulate-same.sh "$dir/"
-cp examples/microcircuit.toml examples/plasticity.toml "$dir/examples/"
+cp examples/microcircuit.toml examples/plasticity.toml examples/procedural.toml "$dir/examples/"
 for file in examples/japanese-vowels.toml; do
     [ -e "$file" ] && cp "$file" "$dir/examples/" && cp -r examples/data "$dir/examples/"
 done

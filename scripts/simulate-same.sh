@@ -2,7 +2,7 @@
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
 # [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs, replicas=N is so many
-# side by side; analyze=true asks both for what the spikes and the network are like, which must be the same too. A COMMAND precedes
+# side by side; stored=cpu (or gpu) keeps the synapses of the first projection there, which the other draws at each spike; analyze=true asks both for what the spikes and the network are like, which must be the same too. A COMMAND precedes
 # what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
 set -eu
@@ -10,12 +10,15 @@ here="$(cd "$(dirname "$0")" && pwd)"
 chronaxie="$1" folder="$2" case="$3"
 shift 3
 network=microcircuit scale=0.01 ms=10 set=(--set simulation.discard=0) gpus=() record=none
+kept=(--set projection.0.synapses=stored) on_cpu=() on_gpu=()
 for s in ${case//,/ }; do
     case "$s" in
     network=*) network="${s#*=}" scale=1 ;;
     scale=*) scale="${s#*=}" ;;
     ms=*) ms="${s#*=}" ;;
     analyze=true) record=spikes ;;
+    stored=cpu) on_cpu=("${kept[@]}") ;;
+    stored=gpu) on_gpu=("${kept[@]}") ;;
     replicas=*) set+=(--replicas "${s#*=}") ;;
     gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
@@ -30,11 +33,11 @@ run() { # NAME ARGUMENTS ...: the report to FOLDER/NAME.json
     shift
     "$@" simulate "$file" --scale "$scale" "${set[@]}" --record "$record" --quiet --json "$folder/$name.json" "${how[@]}"
 }
-how=(--backend cpu --duration "$ms" --out "$folder/whole")
+how=(--backend cpu --duration "$ms" --out "$folder/whole" "${on_cpu[@]}")
 run whole "$chronaxie"
-how=(--backend cpu --duration "$((ms / 2))" --out "$folder/parts")
+how=(--backend cpu --duration "$((ms / 2))" --out "$folder/parts" "${on_cpu[@]}")
 run half "$chronaxie"
-how=(--backend cuda --duration "$ms" --resume "$folder/parts" "${gpus[@]}")
+how=(--backend cuda --duration "$ms" --resume "$folder/parts" "${gpus[@]}" "${on_gpu[@]}")
 run parts "$@" "$chronaxie"
 value() { sed -n -E "s/^ *\"$2\": \"?([^\"]*[^\",])\"?,?\$/\1/p" "$folder/$1.json" | head -n 1; }
 echo "$(value whole spikes) spikes; on the GPU: $(value parts engine), real-time factor $(value parts real_time_factor)"

@@ -180,6 +180,26 @@ def test_distances_decide_who_is_joined():
     assert near == pytest.approx(np.exp(-0.2), abs=0.1) and far == pytest.approx(np.exp(-2.0), abs=0.09)
 
 
+def test_synapses_that_are_drawn_again_have_the_same_spikes(tmp_path, backend):
+    def net(synapses):
+        net = spiking.Network(dt=0.1, seed=4)
+        net.population("E", "lif_exp", 400, parameters={"I_e": spiking.normal(380.0, 20.0)})
+        weight, delay = spiking.normal(60.0, 6.0, low=0.0), spiking.uniform(0.1, 5.0)
+        net.projection("E", "E", "fixed_outdegree", outdegree=50, weight=weight, delay=delay, synapses=synapses)
+        return net
+
+    want = net("stored").build(backend)
+    stored, between = want.run(200.0), want.save(tmp_path / "between")
+    assert len(stored) > 1000
+    for synapses in ("procedural", "auto", None):
+        sim = net(synapses).build(backend)
+        assert same(sim.run(200.0), stored) and sim.synapse_count == want.synapse_count == 20_000
+        assert np.array_equal(sim.synapses("E", "E").target, want.synapses("E", "E").target)
+    # A checkpoint of the one is one of the other.
+    rest = want.run(50.0)
+    assert same(net("procedural").build("cpu", resume=between).run(50.0), rest)
+
+
 def test_arrow_and_saved_spikes(tmp_path):
     spikes = balanced().build("cpu").run(50.0)
     spikes.save(tmp_path / "s.npz")
@@ -201,6 +221,13 @@ def test_arrow_and_saved_spikes(tmp_path):
         (lambda n: n.population("A", "lif_exp", 5, parameters={"tau_m": np.ones(4)}), "tau_m has 4 values for 5 cells"),
         (lambda n: n.population("A", "lif_exp", 5, parameters={"tau_m": -1.0}), "tau_m = -1 ms.*must be above 0"),
         (lambda n: n.population("A", "lif_exp", 5, parameters={"tau_m": [1.0, 1.0, -2.0, 1.0, 1.0]}), "cell 2 has tau_m = -2"),
+        (
+            lambda n: (
+                n.population("A", "lif_exp", 5),
+                n.projection("A", "A", "fixed_indegree", indegree=2, weight=1.0, delay=1.0, synapses="procedural"),
+            ),
+            "projection A -> A: synapses = .procedural. needs the targets of a source.*fixed_outdegree with outdegree = 2",
+        ),
         (lambda n: None, "at least one"),
     ],
 )

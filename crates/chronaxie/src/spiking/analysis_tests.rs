@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rng::Rng;
+use crate::spiking::network::Storage;
 use crate::spiking::{Delay, Network, Population, Projection, Rule, models};
 
 fn options() -> Options {
@@ -192,6 +193,7 @@ fn graphs_are_those_of_the_matrix() {
                 delay,
                 autapses: true,
                 plasticity: None,
+                storage: Storage::Stored,
             });
         }
         let plan = Plan::new(n).unwrap();
@@ -295,7 +297,16 @@ fn on_a_gpu_networks_and_their_trains_are_counted_alike() {
     ];
     for (source, target, rule, autapses) in rules {
         let (weight, delay, plasticity) = (1.0.into(), Delay::Drawn(1.0.into()), None);
-        n.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity });
+        n.projections.push(Projection {
+            source,
+            target,
+            rule,
+            weight,
+            delay,
+            autapses,
+            plasticity,
+            storage: Storage::Stored,
+        });
     }
     let plan = Plan::new(n).unwrap();
     let samples = Samples::new(&plan);

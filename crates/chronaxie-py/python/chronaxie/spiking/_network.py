@@ -224,6 +224,7 @@ class Network:
         delay: Any = None,
         edges: Mapping[str, Any] | None = None,
         plasticity: Mapping[str, Any] | None = None,
+        synapses: str | None = None,
         **options: Any,
     ) -> None:
         """Synapses.
@@ -243,11 +244,16 @@ class Network:
                 ``tau``), ``bcm`` (``A``, ``target_rate``, ``tau``, ``tau_threshold``), ``homeostatic`` (``target_rate``, ``window``,
                 ``scaling_rate``), ``tsodyks_markram`` (``U``, ``tau_rec``, ``tau_fac``). Mappings ``homeostatic`` and
                 ``short_term`` in it add those two to another rule.
+            synapses: ``stored`` (what they are if nothing is said), ``procedural``: drawn again whenever their source fires, by
+                ``fixed_outdegree`` with multapses, ``all_to_all`` or ``one_to_one``, without plasticity; or ``auto``: likewise
+                where stored ones would not fit in free memory. Spikes do not depend on it.
             options: of the rule; ``multapses`` and ``autapses``.
         """
         section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
         if plasticity is not None:
             options["plasticity"] = dict(plasticity)
+        if synapses is not None:
+            options["synapses"] = synapses
         label = f"{source} -> {target}"
         if edges is not None:
             given = {**edges, **{k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}}

@@ -9,7 +9,7 @@
 //! | `stdp_update` | likewise, of synapses that learn | a step's delivery and change |
 //!
 //! Every case takes `seed`, `discard` and `ms` (model time before the timed runs, and of each); simulations take `gpus` and
-//! `replicas` (so many networks side by side, with seeds from `seed` on), the microcircuit takes `scale`. Nothing is recorded. The first 20 ms are held against another engine, bit for bit, and what differs
+//! `replicas` (so many networks side by side, with seeds from `seed` on), the microcircuit takes `scale`, `network` takes `rule` and `synapses`. Nothing is recorded. The first 20 ms are held against another engine, bit for bit, and what differs
 //! is not timed: on a GPU the CPU's engine; on the CPU, and on a GPU with more synapses than the host has room for, a smaller
 //! case, which the record names.
 

@@ -5,7 +5,7 @@ use crate::op::Case;
 use crate::spiking::models;
 use crate::spiking::network::read::read;
 use crate::spiking::network::{
-    Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape,
+    Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage,
 };
 use crate::spiking::plasticity::{Dependence, Pairs, Placement, Plasticity, Stdp};
 use crate::{Error, Result};
@@ -167,6 +167,24 @@ fn normal(mean: f64) -> Distribution {
     }
 }
 
+/// Synapses onto each cell, or from each, as they are asked for.
+fn connect(case: &Case, onto: Projection, from: u32) -> Result<Projection> {
+    let mut p = onto;
+    match case.option("rule") {
+        None | Some("fixed_indegree") => {}
+        Some("fixed_outdegree") => p.rule = Rule::OutDegree { count: from, multapses: true },
+        Some(other) => {
+            return Err(Error::config(format!("case `{case}`: rule={other} is fixed_indegree or fixed_outdegree")));
+        }
+    }
+    let word = case.option("synapses").unwrap_or("stored");
+    if !Storage::WORDS.contains(&word) {
+        return Err(Error::config(format!("case `{case}`: synapses={word} is one of {}", Storage::WORDS.join(", "))));
+    }
+    p.storage = Storage::of(word);
+    Ok(p)
+}
+
 fn in_degree(source: usize, target: usize, count: u32, weight: Distribution, [low, high]: [f64; 2]) -> Projection {
     let delay = match high > low {
         true => Distribution::new(Shape::Uniform { low, high }),
@@ -180,6 +198,7 @@ fn in_degree(source: usize, target: usize, count: u32, weight: Distribution, [lo
         delay: Delay::Drawn(delay),
         autapses: true,
         plasticity: None,
+        storage: Storage::Stored,
     }
 }
 
@@ -188,9 +207,10 @@ fn dc(target: usize, current: f64) -> Drive {
 }
 
 /// `1000000x1000_dt0.1`: cells, synapses onto each, step. Four fifths of cells and of synapses are excitatory. Other in-degrees
-/// have other weights with the same sum.
+/// have other weights with the same sum. With `rule=fixed_outdegree` each cell has as many targets in all, at random, which may be drawn
+/// again at each spike (`synapses=procedural`).
 pub(super) fn network(case: &Case) -> Result<Workload> {
-    common(case, &["", "x", "dt"], &["gpus", "replicas"])?;
+    common(case, &["", "x", "dt"], &["gpus", "replicas", "rule", "synapses"])?;
     no_words(case)?;
     let cells = size(case, "", "cells", [10, MOST_CELLS])?;
     let degree = size(case, "x", "synapses a cell", [5, 100_000])?;
@@ -204,7 +224,13 @@ pub(super) fn network(case: &Case) -> Result<Workload> {
     n.add(lif("E", cells - inhibitory[0])?);
     n.add(lif("I", inhibitory[0])?);
     for (source, count, weight) in [(0, degree - inhibitory[1], 40.0 * factor), (1, inhibitory[1], -200.0 * factor)] {
-        n.projections.extend((0..2).map(|target| in_degree(source, target, count, normal(weight), [dt, longest])));
+        for target in 0..2 {
+            // As many in all, whichever side counts them.
+            let sizes = [source, target].map(|p: usize| u64::from(n.populations[p].size));
+            let from = (u64::from(count) * sizes[1] / sizes[0]) as u32;
+            let onto = in_degree(source, target, count, normal(weight), [dt, longest]);
+            n.projections.push(connect(case, onto, from)?);
+        }
     }
     let kind = DriveKind::Poisson { rate_hz: rate, weight: 40.0, start_ms: 0.0, stop_ms: f64::INFINITY };
     n.drives.extend((0..2).map(|target| Drive { target, kind }));

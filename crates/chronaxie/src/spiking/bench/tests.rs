@@ -88,6 +88,8 @@ fn other_cases_are_refused_with_their_values() {
         ("network", "100x10_dt1,discard=NaN", "discard=NaN must lie between"),
         ("network", "100x10_dt1,gpus=9", "gpus=9 must lie between 1 and 8"),
         ("network", "100x10_dt1,replicas=0", "replicas=0 must lie between 1 and 4096"),
+        ("network", "100x10_dt1,rule=edges", "rule=edges is fixed_indegree or fixed_outdegree"),
+        ("network", "100x10_dt1,synapses=none", "synapses=none is one of stored, procedural, auto"),
         ("network", "100x10_dt1,precision=fast", "precision=fast: spikes are the same bits everywhere"),
         ("neuron_update", "100x10", "axis  is not one of N"),
         ("neuron_update", "N100,scale=0.1", "option scale is not one of seed, ms, discard"),
@@ -233,6 +235,7 @@ fn on_a_gpu_networks_of_the_benchmarks_are_the_cpus() {
         &[
             ("microcircuit", "full_poisson,scale=0.005,ms=2,discard=20"),
             ("network", "300x20_dt1,ms=10,discard=20"),
+            ("network", "300x20_dt1,rule=fixed_outdegree,synapses=procedural,ms=10,discard=20"),
             ("neuron_update", "N300,ms=2,discard=20"),
             ("synaptic_delivery", "200x20_S3,ms=2"),
             ("stdp_update", "200x20_S3,ms=2,discard=20"),

@@ -8,6 +8,7 @@ use crate::cuda::{CudaDevice, nvml};
 use crate::op::{Case, Cost, Precision};
 use crate::progress::{Progress, stop_if_interrupted};
 use crate::spiking::Plan;
+use crate::spiking::connect::Redraw;
 use crate::spiking::models::Kind;
 use crate::spiking::record::SpikeHash;
 use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Runner};
@@ -134,7 +135,7 @@ pub(super) fn measure(
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     let peak_bytes = match (before, device) {
         (Some(before), Device::Cuda(d)) => before.saturating_sub(d.memory_info()?.free),
-        _ => plan.bytes(1.0),
+        _ => plan.bytes(1.0, Redraw::Asked),
     };
     let mut begun = Vec::new();
     let checked = match checked {

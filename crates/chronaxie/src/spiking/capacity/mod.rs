@@ -8,11 +8,11 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+use super::connect::Redraw;
 use super::models::Kind;
 use super::partition;
 use super::plan::Plan;
-use super::simulate::cuda::learning::{self, LearningEngine};
-use super::simulate::cuda::{Config, Footprint, MOST_CARDS, REPLICAS};
+use super::simulate::cuda::{Footprint, MOST_CARDS, REPLICAS, Taken};
 use super::simulate::parts::wire;
 use crate::{Error, Result};
 pub use cards::{Card, Constants};
@@ -117,32 +117,11 @@ pub struct Estimate {
     pub notes: Vec<String>,
 }
 
-/// How a plan is cut for so many cards, by the engine that takes it.
-enum Engine {
-    Resident(Config),
-    Learning(learning::Config),
-}
-
-impl Engine {
-    fn new(plan: &Plan, card: &Card, gpus: usize) -> Result<Self> {
-        let config = Config::on_any(plan, &card.device(), gpus)?;
-        if plan.learning.is_none() || config.learns.is_some() {
-            return Ok(Self::Resident(config));
-        }
-        let even = partition::Layout::even(&plan.network, gpus);
-        Ok(Self::Learning(learning::Config::in_layout(plan, &card.device(), &even)?))
-    }
-
-    /// While the network is made, and while it runs.
-    fn bytes(&self, plan: &Plan) -> [f64; 2] {
-        match self {
-            Self::Resident(config) => {
-                let all = config.footprint(plan);
-                [all.build(), all.run()]
-            }
-            Self::Learning(config) => [LearningEngine::bytes(plan, config); 2],
-        }
-    }
+/// How a plan is cut for so many cards, by the engine that takes it; synapses that may be are drawn again where they do not fit.
+fn taken(plan: &Plan, card: &Card, gpus: usize) -> Result<Taken> {
+    let (device, even) = (card.device(), partition::Layout::even(&plan.network, gpus));
+    let with = |redraw| Taken::new(plan, &device, &even, redraw);
+    with(plan.choose_redraw(|redraw| with(redraw).is_ok_and(|t| t.fits(plan, card.memory_gb * 1e9))))
 }
 
 /// What a network of this activity is on so many GPUs.
@@ -153,7 +132,7 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
     if !(1..=MOST_GPUS).contains(&gpus) {
         return Err(Error::config(format!("{gpus} GPUs: a network is planned for 1 to {MOST_GPUS}")));
     }
-    let engine = Engine::new(plan, card, gpus).map_err(|e| match fewest(plan, card) {
+    let engine = taken(plan, card, gpus).map_err(|e| match fewest(plan, card) {
         Some(least) if least > gpus => Error::config(format!("{e}; it takes {least} GPUs at the least")),
         _ => e,
     })?;
@@ -164,11 +143,11 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
     let fits = build_bytes.max(run_bytes) <= has_bytes;
     let mut told = told(plan, activity, &engine, [gpus, here, machines]);
     let (step, memory, text) = match &engine {
-        Engine::Resident(config) => {
+        Taken::Resident(config) => {
             let step = Step::new(plan, activity, card, config, exchange, told.network_bytes_per_step);
             (Some(step), Some(config.footprint(plan)), config.to_string())
         }
-        Engine::Learning(config) => (None, None, config.to_string()),
+        Taken::Streaming(config) => (None, None, config.to_string()),
     };
     let us = step.as_ref().map(|s| s.us);
     told.peer_bytes_per_s = us.map(|us| told.peer_bytes_per_step / (us * 1e-6));
@@ -196,17 +175,17 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
 
 /// Words of the headers and boxes to all other cards of the machine; between machines once every shortest delay what parts on CPUs
 /// tell each other, a list or bits.
-fn told(plan: &Plan, activity: &Activity, engine: &Engine, [gpus, here, machines]: [usize; 3]) -> Told {
+fn told(plan: &Plan, activity: &Activity, engine: &Taken, [gpus, here, machines]: [usize; 3]) -> Told {
     let mut all =
         Told { format: "nothing", peer_bytes_per_step: 0.0, network_bytes_per_step: 0.0, peer_bytes_per_s: None };
     let config = match engine {
         _ if gpus < 2 => return all,
-        Engine::Learning(_) => {
+        Taken::Streaming(_) => {
             all.peer_bytes_per_step = 8.0 * (here - 1) as f64 * (1.0 + activity.spikes / gpus as f64);
             all.format = "a word a spike";
             return all;
         }
-        Engine::Resident(config) => config,
+        Taken::Resident(config) => config,
     };
     let mean = activity.spikes / config.shards as f64;
     let boxed = config.local() as f64 * beyond(mean, config.header().1);
@@ -240,10 +219,7 @@ fn beyond(mean: f64, held: u32) -> f64 {
 fn fewest(plan: &Plan, card: &Card) -> Option<usize> {
     let machine = card.gpus_a_machine as usize;
     let more = (2 * machine..=MOST_GPUS).step_by(machine).filter(|n| *n <= 16 * machine || n % (8 * machine) == 0);
-    let holds = |n: &usize| {
-        let engine = Engine::new(plan, card, *n);
-        engine.is_ok_and(|e| e.bytes(plan).into_iter().all(|bytes| bytes <= card.memory_gb * 1e9))
-    };
+    let holds = |n: &usize| taken(plan, card, *n).is_ok_and(|e| e.fits(plan, card.memory_gb * 1e9));
     (1..=machine).chain(more).find(holds)
 }
 
@@ -252,10 +228,11 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
     let mut notes = Vec::new();
     if !all.fits {
         let asked = gb(all.build_bytes.max(all.run_bytes));
+        let hint = plan.procedural_hint(Redraw::Possible);
         let least = match fewest(plan, card) {
             Some(n) => format!("it takes {n} at the least"),
             None if all.memory.is_none() => {
-                format!("and no number up to {MOST_GPUS} holds it: entries of all cells lie on every GPU")
+                format!("and no number up to {MOST_GPUS} holds it: what is kept of all cells lies on every GPU")
             }
             None => format!(
                 "and no number up to {MOST_GPUS} holds it: where each row's synapses lie takes {:.1} GB on every GPU",
@@ -263,7 +240,7 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
             ),
         };
         notes.push(format!(
-            "{} of {} do not hold the network: it needs {asked:.1} GB on each, which has {:.1}; {least}",
+            "{} of {} do not hold the network: it needs {asked:.1} GB on each, which has {:.1}; {least}{hint}",
             all.gpus, card.name, card.memory_gb
         ));
     }
@@ -287,7 +264,8 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
         notes.push("synapses that change were measured on one GPU alone".to_owned());
     }
     let Some(step) = &all.step else {
-        notes.push("of the engine for synapses that change outside shared memory no step was measured".to_owned());
+        let of = if plan.learning.is_some() { "change outside shared memory" } else { "are drawn again at each spike" };
+        notes.push(format!("of the engine for synapses that {of} no step was measured"));
         return notes;
     };
     if step.host_us > step.gpu_us {

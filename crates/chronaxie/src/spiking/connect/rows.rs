@@ -5,6 +5,7 @@
 //! at once took six times as long: every write misses the cache, and most the table of pages too. In transit a synapse
 //! takes 8 bytes, for the sources of one population at a time.
 
+use super::drawn::Redraw;
 use super::rules::visit;
 use super::shard::Part;
 use super::subset::Subset;
@@ -28,7 +29,7 @@ pub struct Group {
 pub struct Rows {
     /// Slot in the lower 16 bits, weight in the upper.
     pub synapses: Vec<u32>,
-    /// Where each row begins in `synapses`, and their number.
+    /// Where each row begins in `synapses`, and their number; nothing where all synapses are drawn again.
     pub first: Vec<u64>,
     /// The groups of all rows, each row's by rising delay.
     pub groups: Vec<Group>,
@@ -36,6 +37,8 @@ pub struct Rows {
     pub first_group: Vec<u64>,
     /// The largest sum that synapses can bring to a slot at once, in units.
     pub heaviest: u32,
+    /// Likewise to each slot, where some synapses are drawn again; else nothing.
+    pub load: Vec<u32>,
 }
 
 /// A synapse.
@@ -57,23 +60,34 @@ pub fn weight(synapse: u32) -> i32 {
 }
 
 impl Rows {
-    /// The synapses onto the cells of `parts` that do not change. `load` is the largest sum that all others can bring to
-    /// each slot at once.
-    pub(super) fn build(plan: &Plan, parts: &[Part], mut load: Vec<u32>) -> Result<Self> {
+    /// The synapses onto the cells of `parts` that do not change and are not drawn again. `load` is the largest sum that all others can
+    /// bring to each slot at once.
+    pub(super) fn build(plan: &Plan, parts: &[Part], redraw: Redraw, mut load: Vec<u32>) -> Result<Self> {
         let n = &plan.network;
         let mut rows = Self::default();
+        if plan.draws_any(redraw) && !(0..n.projections.len()).any(|i| plan.keeps(i, redraw)) {
+            return rows.weighed(plan, parts, redraw, load);
+        }
         rows.first.reserve_exact(plan.cells() as usize + 1);
         rows.first_group.reserve_exact(plan.cells() as usize + 1);
         rows.first.push(0);
         rows.first_group.push(0);
         // Room that is asked for and not used is never touched, so it costs nothing; to grow would copy.
-        let fixed = (0..n.projections.len()).filter(|i| !plan.changes(*i));
+        let fixed = (0..n.projections.len()).filter(|i| plan.keeps(*i, redraw));
         let expected: f64 = fixed.map(|i| expected_here(plan, i, parts)).sum();
         rows.synapses.reserve_exact((expected * 1.01) as usize + 4096);
         for source in 0..n.populations.len() {
-            rows.fill(plan, source, parts, &mut load);
+            rows.fill(plan, source, parts, redraw, &mut load);
         }
-        rows.heaviest = load.iter().copied().max().unwrap_or(0);
+        rows.weighed(plan, parts, redraw, load)
+    }
+
+    /// With what inputs can add up to, which is refused beyond 32 bits.
+    fn weighed(mut self, plan: &Plan, parts: &[Part], redraw: Redraw, mut load: Vec<u32>) -> Result<Self> {
+        self.heaviest = load.iter().copied().max().unwrap_or(0);
+        if plan.draws_any(redraw) {
+            self.load.clone_from(&load);
+        }
         for d in &plan.poisson {
             let most = (d.thresholds.len() as u32 + 1).saturating_mul(d.code.unsigned_abs());
             load[parts[d.target].slots(d.port)].iter_mut().for_each(|x| *x = x.saturating_add(most));
@@ -82,13 +96,13 @@ impl Rows {
             let owner = parts.iter().rposition(|p| p.slot as usize <= at).unwrap_or(0);
             return Err(overflow(plan, owner, load[at].into()));
         }
-        Ok(rows)
+        Ok(self)
     }
 
-    fn fill(&mut self, plan: &Plan, source: usize, parts: &[Part], load: &mut [u32]) {
+    fn fill(&mut self, plan: &Plan, source: usize, parts: &[Part], redraw: Redraw, load: &mut [u32]) {
         let n = &plan.network;
         let size = n.populations[source].size as usize;
-        let own = || n.projections.iter().enumerate().filter(|(i, p)| p.source == source && !plan.changes(*i));
+        let own = || n.projections.iter().enumerate().filter(|(i, p)| p.source == source && plan.keeps(*i, redraw));
         let expected: f64 = own().map(|(i, _)| expected_here(plan, i, parts)).sum();
         let count = size.div_ceil(1 << BUCKET);
         let room = (expected / count as f64 * 1.05) as usize + 16;
@@ -134,11 +148,20 @@ impl Rows {
         }
     }
 
+    /// The groups of a cell's row; none where no synapse is kept, and rows have no heads.
+    #[inline(always)]
+    pub fn own_groups(&self, cell: usize) -> &[Group] {
+        match self.first_group.get(cell..cell + 2) {
+            Some(at) => &self.groups[at[0] as usize..at[1] as usize],
+            None => &[],
+        }
+    }
+
     /// The groups of a cell's row, each with its synapses' place.
     pub fn groups(&self, cell: u32) -> impl Iterator<Item = (u16, Range<u64>)> + '_ {
         let cell = cell as usize;
-        let mut at = self.first[cell];
-        self.groups[self.first_group[cell] as usize..self.first_group[cell + 1] as usize].iter().map(move |g| {
+        let mut at = self.first.get(cell).copied().unwrap_or(0);
+        self.own_groups(cell).iter().map(move |g| {
             let start = at;
             at += u64::from(g.len);
             (g.delay, start..at)

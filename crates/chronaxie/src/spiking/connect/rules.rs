@@ -19,12 +19,9 @@ pub fn visit<'s>(
     targets: impl Into<Subset<'s>>,
     visit: &mut impl FnMut(u32, u32, u32, u32),
 ) {
-    let p = &plan.network.projections[index];
-    let key = plan.network.projection_key(index);
-    let (n_source, n_target) = (plan.network.populations[p.source].size, plan.network.populations[p.target].size);
-    let walk = Walk { plan, p, owner: key.owner, seed: key.seed, n_source, n_target, targets: targets.into() };
-    match &p.rule {
-        Rule::AllToAll => walk.pairs(visit, |_, _| true),
+    let walk = Walk::new(plan, index, targets.into());
+    match &walk.p.rule {
+        Rule::AllToAll => walk.pairs(visit),
         Rule::OneToOne => {
             for t in walk.targets.iter() {
                 walk.with_efficacy(t, t, t.into(), visit);
@@ -44,6 +41,28 @@ pub fn visit<'s>(
     }
 }
 
+/// Visits the synapses of one source of projection `index` onto the cells `targets`, those that [`visit`] visits of it: nothing for
+/// rules by which they do not follow from the source alone.
+#[inline]
+pub fn visit_row(
+    plan: &Plan,
+    index: usize,
+    source: u32,
+    targets: Subset<'_>,
+    visit: &mut impl FnMut(u32, u32, u32, u32),
+) {
+    let walk = Walk::new(plan, index, targets);
+    match walk.p.rule {
+        Rule::AllToAll => walk.targets.iter().for_each(|t| walk.pair(source, t, visit)),
+        Rule::OneToOne if targets.contains(source) => walk.with_efficacy(source, source, source.into(), visit),
+        Rule::OutDegree { count, multapses: true } => walk.out_row(source, count, visit),
+        _ => {}
+    }
+}
+
+/// Draws that are made one by one, where a batch would make many more than are wanted.
+const FEW: u32 = 32;
+
 struct Walk<'a> {
     plan: &'a Plan,
     p: &'a Projection,
@@ -54,7 +73,13 @@ struct Walk<'a> {
     targets: Subset<'a>,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    fn new(plan: &'a Plan, index: usize, targets: Subset<'a>) -> Self {
+        let (p, key) = (&plan.network.projections[index], plan.network.projection_key(index));
+        let [n_source, n_target] = [p.source, p.target].map(|i| plan.network.populations[i].size);
+        Self { plan, p, owner: key.owner, seed: key.seed, n_source, n_target, targets }
+    }
+
     /// Whether a cell may not be joined to itself.
     fn no_self(&self) -> bool {
         self.p.source == self.p.target && !self.p.autapses
@@ -70,20 +95,22 @@ impl Walk<'_> {
         u64::from(target) * u64::from(self.n_source) + u64::from(source)
     }
 
-    fn pairs(&self, visit: &mut impl FnMut(u32, u32, u32, u32), keep: impl Fn(u32, u32) -> bool) {
+    fn pair(&self, source: u32, target: u32, visit: &mut impl FnMut(u32, u32, u32, u32)) {
+        if !(self.no_self() && source == target) {
+            self.with_efficacy(source, target, self.number(source, target), visit);
+        }
+    }
+
+    fn pairs(&self, visit: &mut impl FnMut(u32, u32, u32, u32)) {
         for t in self.targets.iter() {
-            for s in 0..self.n_source {
-                if !(self.no_self() && s == t) && keep(s, t) {
-                    self.with_efficacy(s, t, self.number(s, t), visit);
-                }
-            }
+            (0..self.n_source).for_each(|s| self.pair(s, t, visit));
         }
     }
 
     /// Steps from one source to the next by geometric draws, which is as many draws as there are synapses.
     fn probability(&self, x: f64, visit: &mut impl FnMut(u32, u32, u32, u32)) {
         if x >= 1.0 {
-            return self.pairs(visit, |_, _| true);
+            return self.pairs(visit);
         }
         if x <= 0.0 {
             return;
@@ -127,13 +154,7 @@ impl Walk<'_> {
         for s in 0..self.n_source {
             let first = u64::from(s) * u64::from(count);
             if multapses {
-                for k in 0..u64::from(count) {
-                    let [t, _, w, d] = draw(self.seed, Purpose::Pair, self.owner, first + k);
-                    let t = self.other(t, self.n_target, s);
-                    if self.targets.contains(t) {
-                        visit(s, t, w, d);
-                    }
-                }
+                self.out_row(s, count, visit);
             } else {
                 let mut stream = Stream::new(self.seed, Purpose::Pair, self.owner, u64::from(s) << 32);
                 let skip = self.no_self().then_some(s);
@@ -143,6 +164,32 @@ impl Walk<'_> {
                     }
                 });
             }
+        }
+    }
+
+    /// Draw k of a source is target, weight and delay of its synapse k.
+    #[inline(always)]
+    fn out_row(&self, s: u32, count: u32, visit: &mut impl FnMut(u32, u32, u32, u32)) {
+        let first = u64::from(s) * u64::from(count);
+        let mut keep = |[t, w, d]: [u32; 3]| {
+            let t = self.other(t, self.n_target, s);
+            if self.targets.contains(t) {
+                visit(s, t, w, d);
+            }
+        };
+        let mut done = 0;
+        if count >= FEW {
+            let mut words = [[0u32; BATCH]; 4];
+            while count - done >= FEW {
+                batch(self.seed, Purpose::Pair as u32, self.owner, first + u64::from(done), &mut words);
+                let here = (count - done).min(BATCH as u32);
+                (0..here as usize).for_each(|i| keep([0, 2, 3].map(|w| words[w][i])));
+                done += here;
+            }
+        }
+        for k in done..count {
+            let [t, _, w, d] = draw(self.seed, Purpose::Pair, self.owner, first + u64::from(k));
+            keep([t, w, d]);
         }
     }
 

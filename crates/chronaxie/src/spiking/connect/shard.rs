@@ -4,6 +4,7 @@
 //! cell's port. A shard has at most 65,536, so that a synapse is four bytes: slot and weight, 16 bits each.
 
 use super::changing::Changing;
+use super::drawn::{self, Redraw};
 use super::rows::Rows;
 use super::subset::{Order, Subset};
 use crate::spiking::plan::Plan;
@@ -54,6 +55,8 @@ pub struct Shard {
     pub rows: Rows,
     /// What they send by synapses that do.
     pub changing: Option<Changing>,
+    /// How many synapses are drawn again at each spike.
+    pub drawn: u64,
 }
 
 /// How many shards `threads` threads share: a multiple of them, or as many as the slots ask for.
@@ -84,15 +87,16 @@ pub fn parts(plan: &Plan, index: usize, count: usize) -> (Vec<Part>, usize) {
     (parts, slot as usize)
 }
 
-/// Builds all shards, one a task of the pool; `built(n)` is told when n are done.
+/// Builds all shards, one a task of the pool, without the synapses that `redraw` draws again; `built(n)` is told when n are done.
 ///
 /// # Errors
 /// `Config`, where the inputs of a cell can add up beyond 32 bits; `Interrupted`.
-pub fn build(plan: &Plan, count: usize, built: &(dyn Fn(usize) + Sync)) -> Result<Vec<Shard>> {
-    build_cut(plan, count, &|index| parts(plan, index, count), built)
+pub fn build(plan: &Plan, count: usize, redraw: Redraw, built: &(dyn Fn(usize) + Sync)) -> Result<Vec<Shard>> {
+    build_cut(plan, count, &|index| parts(plan, index, count), (redraw, true), built)
 }
 
-/// Likewise, where `cut` says which cells shard i has, and how many slots.
+/// Likewise, where `cut` says which cells shard i has, and how many slots; `weighs` whether what is drawn again is counted, and added to
+/// the inputs of cells, which takes as long as to store it.
 ///
 /// # Errors
 /// As [`build`].
@@ -100,6 +104,7 @@ pub fn build_cut(
     plan: &Plan,
     count: usize,
     cut: &(dyn Fn(usize) -> (Vec<Part>, usize) + Sync),
+    (redraw, weighs): (Redraw, bool),
     built: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Shard>> {
     let done = Mutex::new((0, Vec::new()));
@@ -110,7 +115,8 @@ pub fn build_cut(
         } else {
             let mut load = vec![0u32; slots];
             let changing = plan.learning.as_ref().map(|l| Changing::build(plan, l, &parts, &mut load));
-            Rows::build(plan, &parts, load).map(|rows| Shard { parts, slots, rows, changing })
+            let drawn = if weighs { drawn::weigh(plan, &parts, redraw, &mut load) } else { 0 };
+            Rows::build(plan, &parts, redraw, load).map(|rows| Shard { parts, slots, rows, changing, drawn })
         };
         let mut done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         done.0 += 1;

@@ -14,10 +14,12 @@ pub mod read;
 mod read_plasticity;
 pub mod replicas;
 pub mod scale;
+mod storage;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
 pub use files::{Files, Given};
 pub use replicas::{Key, Replica};
+pub use storage::Storage;
 
 /// A network.
 #[derive(Clone)]
@@ -84,7 +86,7 @@ pub struct Reference {
 }
 
 /// Synapses from one population to another.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Projection {
     /// Index of the population whose spikes it carries.
     pub source: usize,
@@ -100,6 +102,8 @@ pub struct Projection {
     pub autapses: bool,
     /// How its synapses change, if they do.
     pub plasticity: Option<Plasticity>,
+    /// Whether they are kept.
+    pub storage: Storage,
 }
 
 /// How long spikes take.

@@ -14,7 +14,7 @@
 
 use super::place::Box4;
 use super::read::Settings;
-use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule};
+use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule, Storage};
 use crate::config::{Config, Milliseconds, Section, quote};
 use crate::spiking::draws::{Purpose, Stream};
 use crate::spiking::models::{self, Model};
@@ -129,6 +129,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
                     delay,
                     autapses: false,
                     plasticity: None,
+                    storage: Storage::Stored,
                 });
             }
         }

@@ -27,6 +27,7 @@
 //! indegree = 80
 //! weight = 40.0                # constant, or { distribution = "normal", mean, sd, low, high, outside = "redraw" }
 //! delay = 1.5                  # ms; likewise, or { velocity = 2.0, offset = 0.1 }
+//! synapses = "stored"          # or "procedural": drawn again at each spike, "auto": likewise where they would not fit in memory
 //! plasticity = { rule = "stdp", w_max = 80.0 }    # see read_plasticity.rs; simulation.plasticity = false keeps weights
 //!
 //! [[drive]]
@@ -45,7 +46,7 @@
 
 use super::files::{Files, edges, given, places};
 use super::place::Box4;
-use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape};
+use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage};
 use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote};
 use crate::spiking::models::{self, Kind};
@@ -467,6 +468,7 @@ fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_
         return Err(section.refuse("file", "joins one population to one population; name one each"));
     }
     let plasticity = super::read_plasticity::plasticity(section, network)?;
+    let storage = Storage::of(section.choice("synapses", &Storage::WORDS, "stored")?);
     for (t, &target) in targets.iter().enumerate() {
         for (s, &source) in sources.iter().enumerate() {
             let number = table.as_ref().map_or(1.0, |(_, table)| table.at(t, s));
@@ -494,7 +496,7 @@ fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_
                 }
                 _ => Rule::Probability(ranged(section, key, number, 0.0, 1.0)?),
             };
-            network.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity });
+            network.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity, storage });
         }
     }
     Ok(())

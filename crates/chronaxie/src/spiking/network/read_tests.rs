@@ -338,3 +338,41 @@ plasticity = {{ {plasticity} }}
         assert!(e.contains(says), "{plasticity}: {e}");
     }
 }
+
+#[test]
+fn projections_say_whether_their_synapses_are_kept() {
+    let read = |more: &str| {
+        settings(&format!(
+            r#"
+schema = 1
+[[population]]
+name = "A"
+model = "lif_exp"
+size = 5
+[[projection]]
+source = "A"
+target = "A"
+rule = "fixed_outdegree"
+outdegree = 3
+weight = 1.0
+delay = 1.0
+{more}
+"#
+        ))
+    };
+    for (text, storage) in [
+        ("", Storage::Stored),
+        (r#"synapses = "stored""#, Storage::Stored),
+        (r#"synapses = "procedural""#, Storage::Procedural),
+        (r#"synapses = "auto""#, Storage::Auto),
+    ] {
+        let network = read(text).unwrap().network;
+        assert_eq!(network.projections[0].storage, storage);
+        Plan::new(network).unwrap();
+    }
+    let e = read(r#"synapses = "procedral""#).unwrap_err().to_string();
+    assert!(e.contains("projection[0].synapses") && e.contains("procedural"), "{e}");
+    let plastic = "synapses = \"procedural\"\nplasticity = { rule = \"stdp\", w_max = 3.0 }";
+    let network = read(plastic).unwrap().network;
+    assert!(Plan::new(network).unwrap_err().to_string().contains("which forgets what plasticity made of them"));
+}

@@ -5,7 +5,7 @@ use super::*;
 use crate::ErrorKind;
 use crate::spiking::models;
 use crate::spiking::network::place::Box4;
-use crate::spiking::network::{Delay, Network, Population, Projection, Rule};
+use crate::spiking::network::{Delay, Network, Population, Projection, Rule, Storage};
 use crate::spiking::simulate::parts::tests::everything;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ fn space(cells: u32) -> Plan {
             delay: Delay::Distance { velocity: 1.0, offset_ms: 0.3 },
             autapses: false,
             plasticity: None,
+            storage: Storage::Stored,
         });
     }
     Plan::new(n).unwrap()

@@ -71,10 +71,10 @@ impl<'a> CpuEngine<'a> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_shards(plan: &'a Plan, count: usize, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        plan.require_memory()?;
+        let redraw = plan.redraw_on_host(1.0)?;
         let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
-        let shards = shard::build(plan, count, &|done| built(done, count))?;
-        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
+        let shards = shard::build(plan, count, redraw, &|done| built(done, count))?;
+        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, redraw, ring)).collect::<Result<_>>()?;
         Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange: None, untold: Vec::new(), crew: Crew::new() })
     }
 
@@ -92,13 +92,13 @@ impl<'a> CpuEngine<'a> {
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let cells = layout.cells(part);
-        plan.require_memory_for(cells as f64 / plan.cells() as f64)?;
+        let redraw = plan.redraw_on_host(cells as f64 / plan.cells() as f64)?;
         let most = (cells / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;
         let count = shard::shards_of(plan, layout.slots(plan, part), pool::num_threads().min(most));
         let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
         let cut = |index: usize| layout.shard(plan, part, index, count);
-        let shards = shard::build_cut(plan, count, &cut, &|done| built(done, count))?;
-        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, ring)).collect::<Result<_>>()?;
+        let shards = shard::build_cut(plan, count, &cut, (redraw, true), &|done| built(done, count))?;
+        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, redraw, ring)).collect::<Result<_>>()?;
         Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange, untold: Vec::new(), crew: Crew::new() })
     }
 
@@ -453,7 +453,7 @@ impl Engine for CpuEngine<'_> {
 
     fn synapses(&self) -> u64 {
         let changing = |l: &Lane<'_>| l.shard.changing.as_ref().map_or(0, |c| c.slots.len() as u64);
-        self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64 + changing(l)).sum()
+        self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64 + l.shard.drawn + changing(l)).sum()
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {
@@ -481,7 +481,9 @@ impl Engine for CpuEngine<'_> {
 
     fn config(&self) -> String {
         let either = if self.is_small() { "1 or " } else { "" };
-        format!("{} shards on {either}{} threads", self.lanes.len(), self.most())
+        let drawn = self.lanes.iter().map(|l| l.shard.drawn).sum::<u64>();
+        let drawn = if drawn > 0 { format!(", {drawn} synapses drawn at each spike") } else { String::new() };
+        format!("{} shards on {either}{} threads{drawn}", self.lanes.len(), self.most())
     }
 }
 

@@ -1,8 +1,9 @@
 //! The moving part of a shard: states, sums, and what is under way.
 
 use super::learner::{Learner, slots_of};
+use super::pending::Pending;
 use super::{Learned, Spike};
-use crate::spiking::connect::{Part, Shard, Subset};
+use crate::spiking::connect::{Part, Redraw, Shard, Subset};
 use crate::spiking::draws::{BATCH, Purpose};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Inputs, Kind, Model, PAD};
@@ -24,6 +25,8 @@ pub(super) struct Lane<'a> {
     sums: Box<[i32; 65_536]>,
     /// `calendar[step % len]`: groups of synapses that a spike reaches in that step, as `place << 16 | length`.
     calendar: Vec<Vec<u64>>,
+    /// Likewise synapses that are drawn again, where there are such.
+    pending: Option<Pending>,
     /// What moves the synapses that change.
     pub(super) learner: Option<Learner<'a>>,
     pub(super) events: u64,
@@ -61,17 +64,18 @@ impl Arrivals {
 }
 
 impl<'a> Lane<'a> {
-    pub(super) fn new(plan: &'a Plan, shard: Shard, ring: usize) -> Result<Self> {
+    pub(super) fn new(plan: &'a Plan, shard: Shard, redraw: Redraw, ring: usize) -> Result<Self> {
         let cells = (0..plan.models.len()).map(|i| Cells::new(plan, i, &shard.parts[i])).collect::<Result<_>>()?;
         let sums = vec![0i32; 65_536].into_boxed_slice().try_into().expect("as long as the array");
         let learner = plan.learning.as_ref().map(|l| Learner::new(plan, l, shard.slots, ring));
         Ok(Self {
             plan,
             poisson: plan.poisson.clone(),
-            shard,
             cells,
             sums,
             calendar: vec![Vec::new(); ring],
+            pending: Pending::new(plan, redraw, shard.slots, ring),
+            shard,
             learner,
             events: 0,
         })
@@ -83,6 +87,9 @@ impl<'a> Lane<'a> {
         let due = &mut self.calendar[slot];
         super::cpu::add(due, &self.shard.rows.synapses, &mut self.sums);
         due.clear();
+        if let Some(pending) = &mut self.pending {
+            pending.deliver(step, &mut self.sums[..]);
+        }
         if let (Some(learner), Some(synapses)) = (&mut self.learner, &mut self.shard.changing) {
             learner.deliver(step, synapses, &mut self.sums);
         }
@@ -128,19 +135,22 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Notes when the synapses of a spike's row are reached; those before `now` have been.
+    /// Notes when the synapses of a spike's row are reached, and draws those that are not kept; those before `now` have been.
     pub(super) fn schedule(&mut self, spike: Spike, now: u64) {
         let mask = self.calendar.len() as u64 - 1;
         let row = &self.shard.rows;
         let cell = spike.cell as usize;
-        let mut place = row.first[cell];
-        for group in &row.groups[row.first_group[cell] as usize..row.first_group[cell + 1] as usize] {
+        let mut place = row.first.get(cell).copied().unwrap_or(0);
+        for group in row.own_groups(cell) {
             let when = spike.step + u64::from(group.delay);
             if when >= now {
                 self.calendar[(when & mask) as usize].push(place << 16 | u64::from(group.len));
                 self.events += u64::from(group.len);
             }
             place += u64::from(group.len);
+        }
+        if let Some(pending) = &mut self.pending {
+            self.events += pending.schedule(self.plan, &self.shard.parts, spike, now);
         }
     }
 
@@ -171,6 +181,7 @@ impl<'a> Lane<'a> {
     /// Forgets what is under way.
     pub(super) fn clear(&mut self) {
         self.calendar.iter_mut().for_each(Vec::clear);
+        self.pending.iter_mut().for_each(Pending::clear);
         self.sums.fill(0);
     }
 

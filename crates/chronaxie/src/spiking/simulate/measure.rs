@@ -137,11 +137,10 @@ impl CpuEngine<'_> {
         for lane in &self.lanes {
             let rows = &lane.shard.rows;
             for spike in spikes {
-                let cell = spike.cell as usize;
-                let synapses = rows.first[cell + 1] - rows.first[cell];
-                moved.fixed += synapses;
-                moved.rows += u64::from(synapses > 0);
-                moved.groups += rows.first_group[cell + 1] - rows.first_group[cell];
+                let groups = rows.own_groups(spike.cell as usize);
+                moved.fixed += groups.iter().map(|g| u64::from(g.len)).sum::<u64>();
+                moved.rows += u64::from(!groups.is_empty());
+                moved.groups += groups.len() as u64;
             }
         }
         moved

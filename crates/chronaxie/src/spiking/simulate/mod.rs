@@ -22,10 +22,13 @@ mod learner;
 pub mod measure;
 pub(crate) mod pace;
 pub mod parts;
+mod pending;
 pub mod reference;
 
 #[cfg(test)]
 mod learning_tests;
+#[cfg(test)]
+mod procedural_tests;
 #[cfg(test)]
 mod replica_tests;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use super::Spike;
 use super::eager::Eager;
 use crate::Result;
-use crate::spiking::connect::{Shard, rows, shard};
+use crate::spiking::connect::{Redraw, Shard, rows, shard};
 use crate::spiking::draws::{Purpose, draw};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Inputs, Kind, PAD};
@@ -48,8 +48,9 @@ impl<'a> Reference<'a> {
     }
 
     fn with(plan: &'a Plan, in_f32: bool) -> Result<Self> {
-        plan.require_memory()?;
-        let shards = shard::build(plan, super::super::connect::shards_for(plan, 1), &|_| ())?;
+        // The law keeps every synapse, whatever a projection asks for.
+        plan.require_memory(1.0, Redraw::Nothing)?;
+        let shards = shard::build(plan, super::super::connect::shards_for(plan, 1), Redraw::Nothing, &|_| ())?;
         let sizes: Vec<u32> = plan.network.populations.iter().map(|p| p.size).collect();
         let mut parameters = Vec::new();
         let mut states = Vec::new();

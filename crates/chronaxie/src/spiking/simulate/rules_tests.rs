@@ -90,6 +90,7 @@ fn taught(what: Plasticity, seed: u64) -> Network {
             delay: Delay::Drawn(DT.into()),
             autapses: true,
             plasticity,
+            storage: crate::spiking::network::Storage::Stored,
         });
     };
     join(1, Rule::OneToOne, None);
@@ -268,6 +269,7 @@ pub(super) fn mixed(seed: u64, placement: [Placement; 4]) -> Network {
             delay: Delay::Drawn(crate::spiking::network::Distribution::uniform(0.1, 0.5)),
             autapses: true,
             plasticity: Some(hebb(80.0, Dependence::Additive, placement[3])),
+            storage: crate::spiking::network::Storage::Stored,
         });
     }
     n

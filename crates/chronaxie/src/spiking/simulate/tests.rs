@@ -3,7 +3,9 @@
 use super::{CpuEngine, Engine, Reference, Spike};
 use crate::spiking::connect::rules;
 use crate::spiking::models;
-use crate::spiking::network::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule};
+use crate::spiking::network::{
+    Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Storage,
+};
 use crate::spiking::plan::Plan;
 use crate::{pool, rng::Rng};
 
@@ -36,6 +38,7 @@ pub(super) fn balanced(size: u32, seed: u64) -> Network {
             delay: Delay::Drawn(delay),
             autapses: i % 2 == 0,
             plasticity: None,
+            storage: Storage::Stored,
         });
     }
     for target in 0..2 {
@@ -194,6 +197,7 @@ fn every_spike_is_delivered_once_at_the_right_step() {
             delay,
             autapses: true,
             plasticity: None,
+            storage: Storage::Stored,
         });
         let plan = Plan::new(n).unwrap();
         let e = &plan.efficacies[0];

@@ -54,6 +54,7 @@ pub(super) const HEADERS: &[Header] = &[
     ("cells.cuh", include_str!("cells.cuh")),
     ("rules.cuh", include_str!("learning/rules.cuh")),
     ("learn.cuh", include_str!("learning/learn.cuh")),
+    ("drawn.cuh", include_str!("learning/drawn.cuh")),
     ("wide.cuh", include_str!("learning/wide.cuh")),
     ("events.cuh", include_str!("learning/events.cuh")),
     ("rows.cuh", include_str!("learning/rows.cuh")),
@@ -170,7 +171,7 @@ impl Config {
     /// `Config`, likewise, and for more than eight cards.
     pub fn on_cards(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
         few(cards)?;
-        Self::on_any(plan, device, cards)
+        Self::laid_out(plan, device, &Layout::even(&plan.network, cards))
     }
 
     /// Likewise, on the cards of a layout, which has a part for each.
@@ -186,11 +187,7 @@ impl Config {
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
-    pub(crate) fn on_any(plan: &Plan, device: &DeviceProps, cards: usize) -> Result<Self> {
-        Self::laid_out(plan, device, &Layout::even(&plan.network, cards))
-    }
-
-    fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
+    pub(super) fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
         let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
         let blocks = (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most);
@@ -461,7 +458,7 @@ impl fmt::Display for Config {
 }
 
 /// Refuses more cards than a launch knows.
-fn few(cards: usize) -> Result<()> {
+pub(super) fn few(cards: usize) -> Result<()> {
     if (1..=MOST_CARDS).contains(&cards) {
         return Ok(());
     }

@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::{LOG, build, unit};
 use crate::cuda::CudaDevice;
+use crate::spiking::connect::Redraw;
 use crate::spiking::plan::Plan;
 use crate::{Error, ErrorKind, Result};
 
@@ -119,12 +120,13 @@ pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) 
     Err(Error::new(
         ErrorKind::OutOfMemory { asked, free },
         format!(
-            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller",
+            "the network of {} cells and {:.3e} synapses needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller{}",
             plan.cells(),
             plan.expected_synapses(),
             gb(asked),
             device.name(),
-            gb(free)
+            gb(free),
+            plan.procedural_hint(Redraw::Asked)
         ),
     ))
 }

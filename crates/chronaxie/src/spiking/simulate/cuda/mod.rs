@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod build;
+mod choose;
 mod config;
 mod footprint;
 #[cfg(test)]
@@ -30,13 +31,15 @@ use crate::spiking::connect::{self, list};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result, pool};
+pub(crate) use choose::{Taken, require_room};
+pub use choose::{engine, engine_in};
 #[cfg(test)]
 pub(crate) use config::Asked;
 use config::MOST_STEPS;
 pub use config::{Config, Place, specialisations};
 pub(crate) use config::{MOST_CARDS, REPLICAS};
 pub use footprint::Footprint;
-use footprint::{log_capacity, require_memory};
+use footprint::log_capacity;
 pub use learning::LearningEngine;
 use learning::{Resident, none};
 use lost::{of_several, wait_for_all};
@@ -156,6 +159,7 @@ impl<'a> CudaEngine<'a> {
                 ),
             ));
         }
+        learning::drawn::refuse(plan, &config)?;
         let (cell_of, row_of) = rows(plan, &config, &layout);
         let exchange = Exchange::between(devices)?;
         let each = config.cards / devices.len();
@@ -370,44 +374,6 @@ fn rows(plan: &Plan, config: &Config, layout: &Layout) -> (Vec<u32>, Vec<u32>) {
         }
     }
     (cell_of, row_of)
-}
-
-/// The engine that runs `plan` on `devices`.
-///
-/// # Errors
-/// As [`CudaEngine::new`] and [`LearningEngine::new`].
-pub fn engine<'a>(
-    plan: &'a Plan,
-    devices: &[Arc<CudaDevice>],
-    built: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Box<dyn Engine + 'a>> {
-    engine_in(plan, devices, Layout::even(&plan.network, devices.len().max(1)), built)
-}
-
-/// Likewise, where device i has part i of a layout.
-///
-/// # Errors
-/// As [`CudaEngine::in_layout`] and [`LearningEngine::in_layout`].
-pub fn engine_in<'a>(
-    plan: &'a Plan,
-    devices: &[Arc<CudaDevice>],
-    layout: Layout,
-    built: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Box<dyn Engine + 'a>> {
-    if plan.learning.is_some() && Config::in_layout(plan, &common(devices)?, &layout)?.learns.is_none() {
-        return Ok(Box::new(LearningEngine::in_layout(plan, devices, layout, built)?));
-    }
-    Ok(Box::new(CudaEngine::in_layout(plan, devices, layout, built)?))
-}
-
-/// Refuses a network without learning that does not fit on `devices`, before anything is made.
-///
-/// # Errors
-/// As [`CudaEngine::new`].
-pub(crate) fn require_room(plan: &Plan, devices: &[Arc<CudaDevice>]) -> Result<()> {
-    let config = Config::on_cards(plan, &common(devices)?, devices.len())?;
-    let each = |device: &Arc<CudaDevice>| require_memory(plan, device, &config);
-    if plan.learning.is_some() { Ok(()) } else { devices.iter().try_for_each(each) }
 }
 
 impl Engine for CudaEngine<'_> {

@@ -8,7 +8,9 @@ use crate::DeviceProps;
 use crate::check::gpu::{Gpu, gpu};
 use crate::op::Case;
 use crate::spiking::bench;
-use crate::spiking::network::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule};
+use crate::spiking::network::{
+    Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Storage,
+};
 use crate::spiking::{models, simulate::CpuEngine};
 
 /// What network.cuh makes of a number.
@@ -104,7 +106,16 @@ fn network(cells: u32, each: u32, longest_ms: f64, spread: f64) -> Plan {
                 weight.within(f64::NEG_INFINITY, 0.0, Outside::Clip)
             };
             let delay = Delay::Drawn(Distribution::uniform(0.5, longest_ms));
-            n.projections.push(Projection { source, target, rule, weight, delay, autapses: true, plasticity: None });
+            n.projections.push(Projection {
+                source,
+                target,
+                rule,
+                weight,
+                delay,
+                autapses: true,
+                plasticity: None,
+                storage: Storage::Stored,
+            });
         }
     }
     for target in 0..2 {

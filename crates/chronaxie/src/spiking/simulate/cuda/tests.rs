@@ -4,7 +4,7 @@ use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
 use crate::spiking::network::{
-    Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule,
+    Delay, Distribution, Drive, DriveKind, Edge, Network, Outside, Population, Projection, Rule, Storage,
 };
 use crate::spiking::simulate::{Checkpoint, CpuEngine};
 use crate::{DeviceProps, pool};
@@ -80,7 +80,16 @@ pub(super) fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Ne
             };
             let delay = Delay::Drawn(Distribution::uniform(dt_ms, longest_ms));
             let autapses = k % 2 == 0;
-            n.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity: None });
+            n.projections.push(Projection {
+                source,
+                target,
+                rule,
+                weight,
+                delay,
+                autapses,
+                plasticity: None,
+                storage: Storage::Stored,
+            });
             k += 1;
         }
     }

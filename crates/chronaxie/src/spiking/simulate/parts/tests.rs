@@ -8,10 +8,11 @@ use super::{Keys, PartsEngine, join, split, state_bytes, state_from_bytes};
 use crate::rng::Rng;
 use crate::spiking::models;
 use crate::spiking::network::place::Box4;
-use crate::spiking::network::{Delay, Distribution, Edge, Network, Population, Projection, Rule};
+use crate::spiking::network::{Delay, Distribution, Edge, Network, Population, Projection, Rule, Storage};
 use crate::spiking::partition::{self, Layout, Load};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::Placement;
+use crate::spiking::simulate::procedural_tests::drawn;
 use crate::spiking::simulate::rules_tests::mixed;
 use crate::spiking::simulate::{CpuEngine, Engine, Spike, State};
 use crate::{ErrorKind, Result, pool};
@@ -41,7 +42,16 @@ pub(in crate::spiking) fn everything() -> Network {
     let drawn = Delay::Drawn(Distribution::uniform(0.5, 2.0));
     let mut add = |source, target, rule, weight: f64, delay| {
         let weight = Distribution::from(weight);
-        n.projections.push(Projection { source, target, rule, weight, delay, autapses: false, plasticity: None });
+        n.projections.push(Projection {
+            source,
+            target,
+            rule,
+            weight,
+            delay,
+            autapses: false,
+            plasticity: None,
+            storage: Storage::Stored,
+        });
     };
     add(k, c, Rule::OneToOne, 4.0, drawn);
     add(k, 1, Rule::AllToAll, 30.0, drawn);
@@ -127,6 +137,25 @@ fn any_number_of_parts_of_any_layout_has_the_bits_of_the_whole() {
             assert!(joined(&plan, &layout, &ran) == want.end, "{what}: state");
             assert_eq!(ran.iter().map(|r| r.3).sum::<u64>(), want.events, "{what}: events");
         }
+    }
+}
+
+/// Each part draws the rows of all spikes again, for its own cells.
+#[test]
+fn parts_that_draw_synapses_again_have_the_bits_of_the_whole_that_stores_them() {
+    let plan = Plan::new(everything()).unwrap();
+    pool::set_num_threads(1);
+    let want = whole(&plan);
+    let (network, count) = drawn(plan.network.clone());
+    assert!(count > 1);
+    let again = Plan::new(network).unwrap();
+    let owners = again.network.populations.iter().map(|p| (0..p.size).map(|cell| cell * 7 % 3).collect());
+    let owners: Vec<Vec<u32>> = owners.collect();
+    let scattered = Layout::from_owners(&again.network, 3, &owners).unwrap();
+    for layout in [Layout::even(&again.network, 2), scattered] {
+        let ran = apart(&again, &layout, 1, None, &[CUT, STEPS - CUT]);
+        assert!(ran.iter().all(|own| own.0 == want.spikes) && joined(&again, &layout, &ran) == want.end);
+        assert_eq!(ran.iter().map(|r| r.3).sum::<u64>(), want.events);
     }
 }
 

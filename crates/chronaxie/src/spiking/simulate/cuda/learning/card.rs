@@ -2,6 +2,7 @@
 
 use super::super::memory::{seed_or_seeds, seeds};
 use super::super::unit::{Exchange, Mail, PATIENCE_NS};
+use super::drawn::{self, Drawn};
 use super::layout::{Rows, describe, places, require_memory, upload};
 use super::wide::{self, Wide};
 use super::{Config, Spike, config};
@@ -26,6 +27,7 @@ pub(super) struct Card {
     /// Where synapses lie, and what they began with.
     pub shards: Vec<Shard>,
     pub rows: Vec<Rows>,
+    drawn: Drawn,
     pub degrees: Vec<u32>,
     pub states: DeviceBuffer,
     pub first_state: Vec<usize>,
@@ -78,7 +80,7 @@ impl Card {
     ) -> Result<Self> {
         let stream = device.new_stream()?;
         let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let spec = config::steps(config.heavy, config.wide, config.cards > 1, !plan.network.has_one_seed());
+        let spec = config::steps(config, !plan.network.has_one_seed());
         let kernel = |name| device.kernel(&spec, name);
         let kernels = [kernel("spiking_learn")?, kernel("spiking_catch_up")?, kernel("spiking_keep")?];
         let resident = device.props().sm_count * kernels[0].max_active_blocks(config.threads, 0)?;
@@ -88,8 +90,15 @@ impl Card {
         require_memory(plan, device, config, learning)?;
         let count = shard::shards_of(plan, layout.slots(plan, number), pool::num_threads());
         let cut = |index: usize| layout.shard(plan, number, index, count);
-        let shards = shard::build_cut(plan, count, &cut, &|done| built(done, count))?;
-        let (rows, degrees) = upload(plan, config, &memory, &shards)?;
+        // What is drawn again is weighed by the device.
+        let make = || shard::build_cut(plan, count, &cut, (config.redraw, false), &|done| built(done, count));
+        let shards = if config.keeps { make()? } else { Vec::new() };
+        let (rows, mut degrees) = upload(plan, config, &memory, &shards)?;
+        if number == 0 {
+            drawn::count(plan, config, &mut degrees);
+        }
+        let drawn = Drawn::new(plan, config, &memory, (layout, number))?;
+        drawn.refuse_overflow(plan, config, &memory, (layout, number), &shards)?;
         let cells = plan.cells() as usize;
         let mut held = Vec::new();
         let (head, states, first_state, task_count) =
@@ -103,7 +112,8 @@ impl Card {
         }
         let ring = memory.zeros(4 * config.ring * config.ports * cells)?;
         let history = memory.zeros(4 * cells * config.depth * learning.width())?;
-        let (counts, kept) = (memory.zeros(4 * cells)?, memory.zeros(4 * cells)?);
+        let each = if config.changes { 4 * cells } else { 0 };
+        let (counts, kept) = (memory.zeros(each)?, memory.zeros(each)?);
         let wide = |_| Wide::new(plan, learning, config, &memory, &rows, &shards);
         let wide = config.wide.then_some(()).map(wide).transpose()?;
         let (control, log) = (memory.zeros(40)?, memory.room(8 * capacity)?);
@@ -113,6 +123,7 @@ impl Card {
             kernels,
             shards,
             rows,
+            drawn,
             degrees,
             states,
             first_state,
@@ -171,6 +182,9 @@ impl Card {
             .u32(config.cell_bits)
             .u32(config.delay_bits)
             .u32(self.grown)
+            .u64(self.drawn.table.address())
+            .u32(self.drawn.count)
+            .u32(0)
             .0
     }
 

@@ -2,6 +2,7 @@
 
 use super::super::config::HEADERS;
 use crate::cuda::{Constant, KernelSource, Specialisation};
+use crate::spiking::connect::Redraw;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::Rule;
@@ -41,6 +42,14 @@ pub struct Config {
     pub jumps: usize,
     /// Cards that share the network.
     pub cards: usize,
+    /// Whether synapses change.
+    pub changes: bool,
+    /// Which synapses are drawn again at each spike.
+    pub redraw: Redraw,
+    /// Of how many projections.
+    pub drawn: usize,
+    /// Whether synapses of others are kept.
+    pub keeps: bool,
 }
 
 /// How many bits numbers up to `most` take.
@@ -78,7 +87,8 @@ impl Config {
         let wide = axonal || rules.iter().any(Rule::is_wide);
         let (cell_bits, delay_bits) = (bits(plan.cells() - 1).max(1), bits(plan.max_delay.into()));
         let rule_bits = bits((rules.len() as u64).saturating_sub(1));
-        if cell_bits + delay_bits + rule_bits > 32 {
+        let changes = plan.learning.is_some();
+        if changes && cell_bits + delay_bits + rule_bits > 32 {
             return Err(Error::config(format!(
                 "network: {} cells, delays of up to {} steps and {} kinds of plasticity take {cell_bits} + {delay_bits} + \
                  {rule_bits} bits of a synapse, which has 32 on the CUDA backend; use --backend cpu",
@@ -88,14 +98,14 @@ impl Config {
             )));
         }
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
-        Ok(Self {
+        let config = Self {
             blocks: blocks.max(1),
             threads: threads(heavy, wide),
             heavy,
             wide,
             ring: (plan.max_delay as usize + 1).next_power_of_two(),
             // What the longest delay holds at a spike a step, one before it, one to come, and one to spare.
-            depth: (plan.max_delay as usize + 4).next_power_of_two().max(32),
+            depth: if changes { (plan.max_delay as usize + 4).next_power_of_two().max(32) } else { 0 },
             ports: plan.models.iter().map(|m| m.ports().len()).max().unwrap_or(1).max(1),
             cell_bits,
             delay_bits,
@@ -103,7 +113,20 @@ impl Config {
             // What the longest delay holds at a jump a step, one before it, one to come, and one to spare.
             cards: 1,
             jumps: if modulated { (plan.max_delay as usize + 4).next_power_of_two().max(JUMPS) } else { 0 },
-        })
+            changes,
+            redraw: Redraw::Nothing,
+            drawn: 0,
+            keeps: true,
+        };
+        Ok(config.redrawing(plan, Redraw::Asked))
+    }
+
+    /// Likewise, where these synapses are drawn again at each spike.
+    #[must_use]
+    pub fn redrawing(self, plan: &Plan, redraw: Redraw) -> Self {
+        let all = plan.network.projections.len();
+        let drawn = (0..all).filter(|i| plan.draws(*i, redraw)).count();
+        Self { redraw, drawn, keeps: drawn < all, ..self }
     }
 }
 
@@ -111,15 +134,25 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "learning: {}{} blocks of {} threads, ring of {} steps, {} entries a cell, {} bytes a synapse{}",
+            "{}: {}{} blocks of {} threads, ring of {} steps",
+            if self.changes { "learning" } else { "streaming" },
             if self.cards > 1 { format!("{} GPUs, each of ", self.cards) } else { String::new() },
             self.blocks,
             self.threads,
-            self.ring,
-            self.depth,
-            if self.jumps > 0 { 12 } else { 8 },
-            if self.wide { ", any rule and delay" } else { "" }
-        )
+            self.ring
+        )?;
+        if self.changes {
+            write!(f, ", {} entries a cell", self.depth)?;
+        }
+        if self.keeps {
+            write!(f, ", {} bytes a synapse", if self.jumps > 0 { 12 } else { 8 })?;
+        }
+        match self.drawn {
+            0 => {}
+            n if self.keeps => write!(f, ", those of {n} projections drawn at each spike")?,
+            _ => f.write_str(", synapses drawn at each spike")?,
+        }
+        f.write_str(if self.wide { ", any rule and delay" } else { "" })
     }
 }
 
@@ -127,22 +160,42 @@ fn threads(heavy: bool, wide: bool) -> u32 {
     if heavy || wide { 512 } else { 1024 }
 }
 
-pub(super) fn steps(heavy: bool, wide: bool, many: bool, seeds: bool) -> Specialisation {
+pub(super) fn steps(config: &Config, seeds: bool) -> Specialisation {
+    let kind = if config.drawn == 0 { Kind::Changes } else { Kind::Draws { changes: config.changes } };
+    of_kind(config.heavy, config.wide, config.cards > 1, seeds, kind)
+}
+
+/// What happens to synapses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Some change.
+    Changes,
+    /// Some are drawn again, and others may change.
+    Draws { changes: bool },
+}
+
+fn of_kind(heavy: bool, wide: bool, many: bool, seeds: bool, kind: Kind) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kHeavy", Constant::Bool(heavy)),
         ("kWide", Constant::Bool(wide)),
         ("kMany", Constant::Bool(many)),
         ("kSeeds", Constant::Bool(seeds)),
+        ("kChanges", Constant::Bool(kind != Kind::Draws { changes: false })),
+        ("kDrawn", Constant::Bool(kind != Kind::Changes)),
         ("kThreads", Constant::Int(threads(heavy, wide) as i32)),
     ];
     let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
-/// Everything that a simulation with plasticity may launch.
+/// Everything that a simulation with plasticity, or of synapses that are drawn again, may launch.
 pub fn specialisations() -> Vec<Specialisation> {
-    let kinds = [(false, false), (true, false), (false, true), (true, true)];
-    let kinds = kinds.into_iter().flat_map(|kind| [false, true].map(|many| (kind, many)));
-    kinds.flat_map(|((heavy, wide), many)| [false, true].map(|seeds| steps(heavy, wide, many, seeds))).collect()
+    let kinds = [Kind::Changes, Kind::Draws { changes: false }, Kind::Draws { changes: true }];
+    let kinds = kinds.into_iter().flat_map(|kind| [false, true].map(|wide| (kind, wide)));
+    let kinds = kinds.filter(|(kind, wide)| !wide || *kind != Kind::Draws { changes: false });
+    let kinds = kinds.flat_map(|kind| [false, true].map(|heavy| (kind, heavy)));
+    let kinds = kinds.flat_map(|kind| [false, true].map(|many| (kind, many)));
+    let form = |(((kind, wide), heavy), many)| [false, true].map(|seeds| of_kind(heavy, wide, many, seeds, kind));
+    kinds.flat_map(form).chain([super::drawn::weigh()]).collect()
 }

@@ -45,7 +45,13 @@ pub fn bytes(plan: &Plan, config: &Config, learning: &Learning) -> f64 {
     let axons = if axonal { 8.0 * lists.min(plan.expected_synapses()) } else { 0.0 };
     // Synapses onto a card's own cells; of cells it has all, and of several cards what they tell each other.
     let told = if config.cards > 1 { 16.0 * cards * cells } else { 0.0 };
-    (8.0 * plan.expected_synapses() + eligible + axons) / cards
+    // Where the rows begin of those that are kept where none changes, and what inputs can add up to while the network is made.
+    let heads =
+        if config.keeps && !config.changes { 8.0 * cells * shards_for(plan, pool::num_threads()) as f64 } else { 0.0 };
+    let weighed = if config.drawn > 0 { 8.0 * config.ports as f64 * cells } else { 0.0 };
+    (8.0 * plan.expected_kept(config.redraw) + eligible + axons) / cards
+        + heads
+        + weighed
         + ring
         + history
         + factors
@@ -63,13 +69,15 @@ pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config, 
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
     let what = format!(
-        "the network of {} cells and {:.3e} synapses, some of which change, needs {:.1} GB on {}, where {:.1} GB are free; \
-         --scale makes it smaller",
+        "the network of {} cells and {:.3e} synapses{}{} needs {:.1} GB on {}, where {:.1} GB are free; --scale makes it smaller{}",
         plan.cells(),
         plan.expected_synapses(),
+        if config.changes { ", some of which change," } else { "" },
+        if config.drawn > 0 { ", some of which are drawn at each spike," } else { "" },
         gb(asked),
         device.name(),
-        gb(free)
+        gb(free),
+        plan.procedural_hint(config.redraw)
     );
     Err(Error::new(ErrorKind::OutOfMemory { asked, free }, what))
 }
@@ -80,6 +88,11 @@ pub(super) fn upload(plan: &Plan, config: &Config, memory: &Memory, shards: &[Sh
     let mut degrees = vec![0u32; cells as usize];
     let (mut fixed, mut changing) = (Vec::new(), Vec::new());
     for shard in shards {
+        let mut add = |first: &[u64]| {
+            degrees.iter_mut().zip(first.windows(2)).for_each(|(n, own)| *n += (own[1] - own[0]) as u32);
+        };
+        add(&shard.rows.first);
+        shard.changing.iter().for_each(|c| add(&c.first));
         let places = places(plan, shard);
         let mut words: Vec<u64> = Vec::with_capacity(shard.rows.synapses.len());
         for cell in 0..cells {
@@ -90,7 +103,10 @@ pub(super) fn upload(plan: &Plan, config: &Config, memory: &Memory, shards: &[Sh
                 }));
             }
         }
-        fixed.push(Rows { first: memory.upload(&shard.rows.first)?, words: memory.upload(&words)?, strengths: None });
+        if !shard.rows.first.is_empty() {
+            let first = memory.upload(&shard.rows.first)?;
+            fixed.push(Rows { first, words: memory.upload(&words)?, strengths: None });
+        }
         drop(words);
         let Some(synapses) = &shard.changing else { continue };
         let targets = learned::cells_of(plan, shard);
@@ -109,10 +125,6 @@ pub(super) fn upload(plan: &Plan, config: &Config, memory: &Memory, shards: &[Sh
             words: memory.upload(&words)?,
             strengths: Some((strengths, words.len())),
         });
-        for cell in 0..cells as usize {
-            let own = |first: &[u64]| (first[cell + 1] - first[cell]) as u32;
-            degrees[cell] += own(&shard.rows.first) + own(&synapses.first);
-        }
     }
     fixed.extend(changing);
     Ok((fixed, degrees))

@@ -29,6 +29,8 @@ struct Rows {
   unsigned* strengths;
 };
 
+struct Drawn;
+
 struct Net {
   const Part* parts;
   const Drive* drives;
@@ -50,6 +52,8 @@ struct Net {
   unsigned steps, depth;  // powers of two
   unsigned cell_bits, delay_bits;
   unsigned grown;  // synapses are grown up to before this step of theirs, at least
+  const Drawn* drawn;  // [drawn_count] of kDrawn (drawn.cuh)
+  unsigned drawn_count, unused;
 };
 
 struct Run {

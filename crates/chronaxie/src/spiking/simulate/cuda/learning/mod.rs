@@ -1,14 +1,19 @@
-//! The CUDA engine of networks whose synapses change: the same spikes and weights as the CPU's, bit for bit.
+//! The CUDA engine of networks whose synapses change, or are drawn again at each spike: the same spikes and weights as the CPU's, bit
+//! for bit.
 //!
 //! Networks whose shards fit in shared memory run in the resident kernel (../steps.cu), which walks rows cut by target
 //! (`resident.rs`, rows.cuh, walk.cuh); they are made on the device. Others run here: one kernel runs up to 4096 steps without the
 //! host (`steps.cu`), with two meetings of the grid a step. Their synapses are made on the host, which also keeps where they
 //! lie: what is asked of weights goes by that. Delays before synapses and rules beyond the timing of pairs run here alone
 //! (`wide.rs`, events.cuh). Several cards share a network by a layout; each has the synapses onto its own cells, and entries
-//! of all (`card.rs`).
+//! of all (`card.rs`). Synapses that are drawn again at each spike (`drawn.rs`, drawn.cuh) run here alone, too, beside others that are
+//! kept; what only changing synapses ask for is left out where there are none.
 
 mod card;
 mod config;
+pub(super) mod drawn;
+#[cfg(test)]
+mod drawn_tests;
 mod layout;
 mod on_card;
 mod resident;
@@ -42,7 +47,31 @@ const LOG: usize = 1 << 18;
 /// The most steps of a launch.
 const MOST_STEPS: u64 = 4096;
 
-/// Runs a plan whose synapses change on a CUDA device, or on several.
+/// What synapses do where none changes.
+static NOTHING: Learning = Learning {
+    rules: Vec::new(),
+    of: Vec::new(),
+    traces: Vec::new(),
+    shorts: Vec::new(),
+    scalings: Vec::new(),
+    modulators: Vec::new(),
+    early: false,
+};
+
+/// What synapses of a plan do.
+fn learning(plan: &Plan) -> &Learning {
+    plan.learning.as_ref().unwrap_or(&NOTHING)
+}
+
+/// Refuses what needs more memory than the device has free, before anything is allocated.
+///
+/// # Errors
+/// `OutOfMemory`.
+pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
+    layout::require_memory(plan, device, config, learning(plan))
+}
+
+/// Runs a plan whose synapses change, or are drawn again at each spike, on a CUDA device, or on several.
 pub struct LearningEngine<'a> {
     plan: &'a Plan,
     learning: &'a Learning,
@@ -77,9 +106,9 @@ impl std::fmt::Debug for LearningEngine<'_> {
 }
 
 impl<'a> LearningEngine<'a> {
-    /// Bytes of each device's memory that a plan takes; 0 where no synapse changes.
+    /// Bytes of each device's memory that a plan takes.
     pub fn bytes(plan: &Plan, config: &Config) -> f64 {
-        plan.learning.as_ref().map_or(0.0, |learning| layout::bytes(plan, config, learning))
+        layout::bytes(plan, config, learning(plan))
     }
 
     /// Makes the network on `device`; `built(done, of)` is told how far it is.
@@ -101,6 +130,20 @@ impl<'a> LearningEngine<'a> {
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let config = Config::in_layout(plan, &common(devices)?, &layout)?;
+        Self::as_chosen(plan, devices, config, layout, built)
+    }
+
+    /// Likewise, by a configuration for the layout.
+    ///
+    /// # Errors
+    /// As [`in_layout`](Self::in_layout).
+    pub(super) fn as_chosen(
+        plan: &'a Plan,
+        devices: &[Arc<CudaDevice>],
+        config: Config,
+        layout: Layout,
+        built: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self> {
         Self::with(plan, devices, config, layout, plan.cells() as usize + LOG, built)
     }
 
@@ -112,11 +155,14 @@ impl<'a> LearningEngine<'a> {
         capacity: usize,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
-        let learning = plan.learning.as_ref().ok_or_else(|| Error::value("no synapse of the network changes"))?;
+        let learning = learning(plan);
+        if !config.changes && config.drawn == 0 {
+            return Err(Error::value("no synapse of the network changes or is drawn at each spike"));
+        }
         if layout.parts() != devices.len() || config.cards != devices.len() {
             return Err(Error::value(format!("{} parts do not go with {} GPUs", layout.parts(), devices.len())));
         }
-        plan.require_memory()?;
+        plan.require_memory(1.0, config.redraw)?;
         let exchange = Exchange::between(devices)?;
         let mut cards = Vec::with_capacity(devices.len());
         for (k, device) in devices.iter().enumerate() {
@@ -266,6 +312,7 @@ impl<'a> LearningEngine<'a> {
             let ring = card.memory.download::<u32>(&card.ring, 0, self.config.ring * pitch)?;
             let mut ring: Vec<i32> = ring.into_iter().map(|x| x as i32).collect();
             card.add_static((self.plan, &self.config), &self.recent, self.step, -1, &mut ring);
+            card.add_drawn((self.plan, &self.config, &self.layout), &self.recent, self.step, -1, &mut ring);
             let slots = self.slots(card.number);
             for ahead in 0..self.plan.max_delay {
                 let base = ((self.step + u64::from(ahead)) & (self.config.ring as u64 - 1)) as usize * pitch;
@@ -317,9 +364,7 @@ impl<'a> LearningEngine<'a> {
             history[at(count)..][..width].copy_from_slice(&out);
             counts[cell] += 1;
         }
-        let slots: Vec<_> = (0..self.cards.len()).map(|card| self.slots(card)).collect();
-        let pitch = config.ports * cells;
-        for (card, slots) in self.cards.iter_mut().zip(slots) {
+        for card in &mut self.cards {
             for (buffer, _) in card.rows.iter_mut().filter_map(|r| r.strengths.as_mut()) {
                 card.memory.write(buffer, &strengths.next().unwrap_or_default())?;
             }
@@ -330,21 +375,31 @@ impl<'a> LearningEngine<'a> {
             card.memory.write(&mut card.history, &history)?;
             card.memory.write(&mut card.counts, &counts)?;
             card.memory.clear(&mut card.kept)?;
+            card.grown = state.step as u32;
+        }
+        self.restore_rings(state, &learned.under_way)
+    }
+
+    /// What is under way: from recent spikes, and from synapses that change.
+    fn restore_rings(&mut self, state: &State, early: &[(u32, u64, i32)]) -> Result<()> {
+        let (plan, config) = (self.plan, self.config);
+        let pitch = config.ports * plan.cells() as usize;
+        let slots: Vec<_> = (0..self.cards.len()).map(|card| self.slots(card)).collect();
+        for (card, slots) in self.cards.iter_mut().zip(slots) {
             let mut ring = vec![0i32; config.ring * pitch];
             card.add_static((plan, &config), &state.recent, state.step, 1, &mut ring);
+            card.add_drawn((plan, &config, &self.layout), &state.recent, state.step, 1, &mut ring);
             let mut slots: Vec<(u64, usize)> =
                 slots.into_iter().enumerate().filter_map(|(i, slot)| slot.map(|slot| (slot, i))).collect();
             slots.sort_unstable();
-            for (ahead, slot, sum) in &learned.under_way {
+            for (ahead, slot, sum) in early {
                 let base = ((state.step + u64::from(*ahead)) & (config.ring as u64 - 1)) as usize * pitch;
                 if let Ok(i) = slots.binary_search_by_key(slot, |(slot, _)| *slot) {
                     let at = &mut ring[base + slots[i].1];
                     *at = at.wrapping_add(*sum);
                 }
             }
-            let ring: Vec<u32> = ring.into_iter().map(|x| x as u32).collect();
             card.memory.write(&mut card.ring, &ring)?;
-            card.grown = state.step as u32;
         }
         Ok(())
     }
@@ -413,7 +468,8 @@ impl Engine for LearningEngine<'_> {
             }
             variables.push(all);
         }
-        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned: Some(self.learned()?) })
+        let learned = self.config.changes.then(|| self.learned()).transpose()?;
+        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
@@ -421,8 +477,9 @@ impl Engine for LearningEngine<'_> {
         if self.cards.is_empty() {
             self.whole()?;
         }
-        if let Some(learned) = &state.learned {
-            self.restore_learned(state, learned)?;
+        match &state.learned {
+            Some(learned) => self.restore_learned(state, learned)?,
+            None => self.restore_rings(state, &[])?,
         }
         let values: Vec<f32> = state.variables.iter().flatten().flatten().copied().collect();
         for card in &mut self.cards {
@@ -459,6 +516,9 @@ impl Engine for LearningEngine<'_> {
 
     fn weights(&self) -> Result<Vec<Weights>> {
         self.whole()?;
+        if !self.config.changes {
+            return Ok(Vec::new());
+        }
         Ok(learned::summarise(self.plan, self.learning, &self.shards(), &self.strengths()?))
     }
 
@@ -483,9 +543,15 @@ impl Engine for LearningEngine<'_> {
     }
 
     /// Two meetings of the grid (0.7 us each; of several cards another, and 2 us between them), and twelve bytes an event, twenty under a
-    /// modulator, at the memory's bandwidth.
+    /// modulator, eight where nothing changes, at the memory's bandwidth; nothing of those that are drawn, whose share is taken to be that
+    /// of the synapses.
     fn floor_us(&self) -> Option<f64> {
-        let an_event = if self.learning.modulators.is_empty() { 12.0 } else { 20.0 };
+        let an_event = match (self.config.changes, self.learning.modulators.is_empty()) {
+            (false, _) => 8.0,
+            (_, true) => 12.0,
+            _ => 20.0,
+        };
+        let an_event = an_event * self.plan.expected_kept(self.config.redraw) / self.plan.expected_synapses().max(1.0);
         let bytes = self.events as f64 / self.run.max(1) as f64 * an_event / self.config.cards as f64;
         let meetings = match (self.config.cards, self.config.blocks) {
             (2.., _) => 4.1,

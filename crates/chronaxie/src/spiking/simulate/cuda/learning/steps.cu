@@ -1,4 +1,5 @@
-// Steps of a network whose synapses change, all of a chunk in one launch: a grid whose blocks are all resident at once.
+// Steps of a network whose synapses change, or are drawn again at each spike (drawn.cuh), all of a chunk in one launch: a grid whose
+// blocks are all resident at once.
 //
 //   step n:  1. cells advance under what arrives at step n; those that fire are listed, and leave an entry behind
 //            2. the grid meets
@@ -36,7 +37,10 @@
 // number, in two sets by the step's parity: who writes those of step n + 2 has seen all headers of n + 1, and whoever wrote one had
 // read those of n. A word is whole whenever its tag is right. All cards log all spikes, count alike, and so end a launch alike. A
 // step takes a meeting and a trip to the other cards more, 1.2 + 2 us, and 12 bytes of a peer's memory a spike and other card.
+#include "drawn.cuh"
 #include "events.cuh"
+
+static_assert(kChanges || !kWide, "rules are of synapses that change");
 
 constexpr unsigned kWarps = kThreads / 32;
 
@@ -134,8 +138,9 @@ struct Grid {
     return false;
   }
 
-  // The entry of a spike.
+  // The entry of a spike, where synapses ask for such.
   __device__ __forceinline__ void remember(unsigned cell, unsigned step) const {
+    if constexpr (!kChanges) return;
     const unsigned count = __ldcg(net.counts + cell), traces = net.trace_count;
     const unsigned* last = count > 0 ? entry(net, cell, count - 1) : nullptr;
     unsigned* out = entry(net, cell, count);
@@ -394,17 +399,23 @@ struct Grid {
   // Walks the rows of spikes `begin .. end` of the log, all of `step`; a row is cut into pieces of 32.
   __device__ __forceinline__ void deliver(u64 step, u64 begin, u64 end, unsigned (&ends)[kThreads], unsigned (&sums)[kWarps]) const {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u64 items = (end - begin) * net.row_count;
+    // Rows that are kept, then those that are drawn.
+    const unsigned kinds = net.row_count + (kDrawn ? net.drawn_count : 0);
+    const u64 items = (end - begin) * kinds;
     for (u64 base = 0; base < items; base += kThreads) {
       // Pieces of one row a thread, then where they end among all.
       const u64 item = base + threadIdx.x;
       unsigned pieces = 0;
       if (item < items) {
-        const unsigned cell = (unsigned)__ldcg(run.log + begin + item / net.row_count);
-        const u64* first = net.rows[item % net.row_count].first + cell;
-        pieces = (unsigned)((__ldg(first + 1) - __ldg(first) + 31) / 32);
-        if constexpr (kWide)
-          if (item % net.row_count >= wide.changing && !wide.dendritic) pieces = 0;
+        const unsigned cell = (unsigned)__ldcg(run.log + begin + item / kinds), which = (unsigned)(item % kinds);
+        if (kDrawn && which >= net.row_count) {
+          pieces = (draws_of(net.drawn[which - net.row_count], cell) + 31) / 32;
+        } else {
+          const u64* first = net.rows[which].first + cell;
+          pieces = (unsigned)((__ldg(first + 1) - __ldg(first) + 31) / 32);
+          if constexpr (kWide)
+            if (which >= wide.changing && !wide.dendritic) pieces = 0;
+        }
       }
       for (unsigned reach = 1; reach < 32; reach *= 2) {
         const unsigned x = __shfl_up_sync(~0u, pieces, reach);
@@ -424,13 +435,21 @@ struct Grid {
           if (ends[low + half - 1] <= p) low += half;
         const unsigned before_row = low > 0 ? ends[low - 1] : 0;
         const u64 here = base + low;
-        const unsigned cell = (unsigned)__ldcg(run.log + begin + here / net.row_count);
-        const Rows rows = net.rows[here % net.row_count];
+        const unsigned cell = (unsigned)__ldcg(run.log + begin + here / kinds), which = (unsigned)(here % kinds);
+        if constexpr (kDrawn)
+          if (which >= net.row_count) {
+            const Drawn& d = net.drawn[which - net.row_count];
+            const unsigned k = (p - before_row) * 32 + lane;
+            Synapse s;
+            if (k < d.degree && drawn(d, cell - d.source, k, net.cells, s)) add(step, s.slot, s.delay, s.weight);
+            continue;
+          }
+        const Rows rows = net.rows[which];
         const u64 i = __ldg(rows.first + cell) + (u64)(p - before_row) * 32 + lane;
         if (i >= __ldg(rows.first + cell + 1)) continue;
         if (rows.strengths != nullptr) {
           if constexpr (kWide)
-            pass_wide(rows, (unsigned)(here % net.row_count), i, __ldcs((const unsigned*)rows.words + i), step, cell,
+            pass_wide(rows, which, i, __ldcs((const unsigned*)rows.words + i), step, cell,
                       __ldcg(net.counts + cell) - 1, false);
           else
             pass(rows, i, step, cell);

@@ -149,6 +149,7 @@ fn on_a_gpu_axons_reach_long_rows() {
             delay: Delay::Drawn(delay),
             autapses: true,
             plasticity: Some(plasticity),
+            storage: crate::spiking::network::Storage::Stored,
         });
     }
     let steps = steps(&gpu, 600, 20_000);
