@@ -74,12 +74,12 @@ FORCE:
 
 # Every kernel by the newest NVRTC and by the oldest that is supported: in all of its specialisations for sm_90a by the newest, and
 # by the oldest for sm_75, where code is its own, every eighth and at least one of each source. For the other architectures, whose
-# code is one of those two kinds, the eighths take turns: each source is compiled for one of them by either NVRTC, for another
+# code is one of those two kinds, every eighth too; with SPREAD=--spread the eighths take turns: each source is compiled for one of them by either NVRTC, for another
 # when it changes. `make kernels-all` leaves none out.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
 ONE_IN = 8
-SPREAD = --spread
+SPREAD =
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a
