@@ -6,7 +6,8 @@
 SHELL := /bin/sh
 export MAKE
 
-STEPS = fmt-check lint clippy features tests doctests deny kernels check emulated examples add-a-family python
+# `make test` runs those after `build` two at a time, and add-a-family, which makes another binary there, last: scripts/run-steps.sh.
+STEPS = fmt-check lint build tests clippy features doctests deny kernels check emulated examples python add-a-family
 
 # Release speed with overflow checks and debug assertions; one build serves tests, check, kernels and examples.
 PROFILE = --profile conformance
@@ -50,6 +51,11 @@ features:
 		cargo check --quiet $(PROFILE) -p chronaxie --no-default-features --features $$f; \
 	done
 
+# All that later steps run, in one build that keeps both cores at work.
+build:
+	cargo test --no-run --workspace --all-features $(PROFILE) --lib --bins --tests --examples
+	cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
+
 tests:
 	CHRONAXIE_NVRTC=$(NVRTC13) CHRONAXIE_NVRTC12=$(NVRTC12) CHRONAXIE_REQUIRE_NVRTC=1 \
 		cargo test --workspace --all-features $(PROFILE) --lib --bins --tests --examples
@@ -61,23 +67,27 @@ doctests:
 deny:
 	scripts/cargo-deny.sh check bans licenses sources
 
+# scripts/run-steps.sh says when it is built already, and nothing else of a step waits for cargo.
 $(CHRONAXIE): FORCE
-	@cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
+	@[ -n "$$CHRONAXIE_BUILT" ] || cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
 FORCE:
 
-# Every kernel for every architecture, by the newest NVRTC and by the oldest that is supported: in all of its specialisations
-# for sm_90a by the newest, elsewhere in every eighth, in others for the next architecture, and by one of the two; for sm_90a by
-# both. `make kernels-all` leaves none out.
+# Every kernel by the newest NVRTC and by the oldest that is supported: in all of its specialisations for sm_90a by the newest, and
+# by the oldest for sm_75, where code is its own, every eighth and at least one of each source. For the other architectures, whose
+# code is one of those two kinds, every eighth too; with SPREAD=--spread the eighths take turns: each source is compiled for one of them by either NVRTC, for another
+# when it changes. `make kernels-all` leaves none out.
 OTHERS13 = sm_80,sm_100a,sm_120
-ARCHS12 = sm_75,sm_89,sm_90a
+OTHERS12 = sm_89,sm_90a
 ONE_IN = 8
+SPREAD =
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a
-	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch $(ARCHS12) --one-in $(ONE_IN)
+	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ONE_IN=1 OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 ARCHS12=sm_75,sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ONE_IN=1 SPREAD= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
 
 # In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
 # the repeats on a GPU.

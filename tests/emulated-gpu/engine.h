@@ -60,6 +60,7 @@ struct Warp {
   Block* block = nullptr;
   std::vector<Fiber*> lanes, ready;
   unsigned waiting = 0;  // lanes in an operation of the warp
+  unsigned ended = 0;
 };
 
 struct Barrier {
@@ -191,7 +192,8 @@ class Engine {
   std::vector<uint64_t> order;
 };
 
-extern thread_local Engine* engine;
+// It is asked for at every step; the library is there from the start, or small enough for what the loader keeps for late ones.
+extern thread_local Engine* engine __attribute__((tls_model("initial-exec")));
 // Variables in shared memory of each module.
 extern std::map<const Module*, std::vector<Slot>> slots;
 

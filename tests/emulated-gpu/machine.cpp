@@ -13,7 +13,7 @@
 
 namespace emu {
 
-thread_local Engine* engine = nullptr;
+thread_local Engine* engine __attribute__((tls_model("initial-exec"))) = nullptr;
 std::map<const Module*, std::vector<Slot>> slots;
 
 namespace {
@@ -126,6 +126,7 @@ void Engine::finished(Fiber* f) {
   for (auto& entry : b->barriers) check_barrier(b, entry.first);
   check_cluster(b->cluster);
   Warp& w = b->warps[f->self.warp];
+  w.ended++;
   for (Fiber* l : w.lanes) {
     if (w.waiting == 0) break;
     if (!l->done && l->operand) check_warp(l);
@@ -269,7 +270,7 @@ Fiber* Engine::pick() {
   if (!ordered) {
     at = random() % ready.size();
     if (far_ahead && !chance(32)) {
-      auto same = std::find(ready.begin(), ready.end(), favourite);
+      auto same = favourite && !favourite->ready.empty() ? std::find(ready.begin(), ready.end(), favourite) : ready.end();
       if (same != ready.end()) {
         at = size_t(same - ready.begin());
       } else if (favourite && random() % 4) {

@@ -104,14 +104,19 @@ unsigned active_mask() {
 
 // Completes the operation that `f` waits in, if all lanes of its mask have come.
 void Engine::check_warp(Fiber* f) {
-  auto& lanes = f->block->warps[f->self.warp].lanes;
+  Warp& w = f->block->warps[f->self.warp];
+  auto& lanes = w.lanes;
+  // Most come before the last one.
+  const unsigned there = lanes.size() < 32 ? (1u << lanes.size()) - 1 : ~0u;
+  if (unsigned(__builtin_popcount(f->mask & there)) > w.waiting + w.ended) return;
   void* operands[32] = {};
   for (unsigned i = 0; i < 32; i++) {
     if (!(f->mask >> i & 1)) continue;
     if (i >= lanes.size()) continue;  // a block of no whole number of warps
     Fiber* l = lanes[i];
     if (l->done) continue;
-    if (!l->operand || l->mask != f->mask || l->detail != f->detail || std::strcmp(l->waits, f->waits) != 0) return;
+    if (!l->operand || l->mask != f->mask || l->detail != f->detail) return;
+    if (l->waits != f->waits && std::strcmp(l->waits, f->waits) != 0) return;
     operands[i] = l->operand;
   }
   reinterpret_cast<Finish>(f->barrier)(operands, f->mask);
@@ -119,7 +124,7 @@ void Engine::check_warp(Fiber* f) {
   for (unsigned i = 0; i < 32; i++) {
     if (!operands[i]) continue;
     lanes[i]->operand = nullptr;
-    f->block->warps[f->self.warp].waiting--;
+    w.waiting--;
     lanes[i]->barrier = nullptr;
     wake(lanes[i]);
   }

@@ -84,8 +84,20 @@ fn chosen(n: usize, arch: usize, one_in: usize) -> impl Iterator<Item = usize> {
     (arch % one_in.min(n.max(1))..n).step_by(one_in)
 }
 
+/// For each specialisation of one source, which of `archs` it is able for: which it is compiled for. Every `one_in`-th, at least
+/// one, is compiled for one of those, in turn from `first` on.
+fn spread(able: &[Vec<usize>], first: usize, one_in: usize) -> Vec<Option<usize>> {
+    let mut wanted = vec![None; able.len()];
+    let some: Vec<usize> = (0..able.len()).filter(|i| !able[*i].is_empty()).collect();
+    for (turn, i) in chosen(some.len(), first, one_in).enumerate() {
+        let able = &able[some[i]];
+        wanted[some[i]] = Some(able[(first + turn) % able.len()]);
+    }
+    wanted
+}
+
 /// What is to be compiled, each once.
-fn jobs(families: &[String], archs: &[String], one_in: usize) -> Result<Vec<Job>> {
+fn jobs(families: &[String], archs: &[String], one_in: usize, in_turn: bool) -> Result<Vec<Job>> {
     let mut seen = HashSet::new();
     let mut jobs = Vec::new();
     let all = registry::kernels();
@@ -100,7 +112,16 @@ fn jobs(families: &[String], archs: &[String], one_in: usize) -> Result<Vec<Job>
         for of_one_source in specs.chunk_by(|a, b| kernels(a) == kernels(b)) {
             let number = |arch: &String| COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
             let mut wanted = vec![Vec::new(); of_one_source.len()];
-            for arch in archs {
+            if in_turn {
+                let able = |s: &&Specialisation| (0..archs.len()).filter(|a| s.archs.contains(&archs[*a])).collect();
+                let able: Vec<Vec<usize>> = of_one_source.iter().map(able).collect();
+                let key = of_one_source[0].key("sm_90a", &CompileOptions::default()).to_string();
+                let first = usize::from_str_radix(&key[..4], 16).unwrap_or(0);
+                for (wanted, arch) in wanted.iter_mut().zip(spread(&able, first, one_in)) {
+                    wanted.extend(arch.map(|a| &archs[a]));
+                }
+            }
+            for arch in archs.iter().filter(|_| !in_turn) {
                 let able: Vec<usize> =
                     (0..of_one_source.len()).filter(|i| of_one_source[*i].archs.contains(arch)).collect();
                 chosen(able.len(), number(arch), one_in).for_each(|i| wanted[able[i]].push(arch));
@@ -216,7 +237,7 @@ pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
         set_nvrtc_path(Some(path.clone()));
     }
     let archs = archs(args, common.quiet)?;
-    let jobs = jobs(&args.families, &archs, args.one_in as usize)?;
+    let jobs = jobs(&args.families, &archs, args.one_in as usize, args.spread)?;
     let progress = Terminal::new(common.quiet);
     let done = compile_all(&jobs, &progress)?;
     let rows = rows(&jobs, &done);
@@ -284,6 +305,24 @@ mod tests {
             assert_eq!(chosen(n, 5, 1).count(), n);
         }
         assert_eq!(chosen(0, 3, 4).count(), 0);
+    }
+
+    #[test]
+    fn what_is_spread_has_one_of_every_source_and_all_architectures_in_turn() {
+        for n in 1..9 {
+            for first in 0..12 {
+                let wanted = spread(&vec![vec![0, 1, 2]; n], first, 4);
+                let turns: Vec<usize> = wanted.into_iter().flatten().collect();
+                assert!(
+                    !turns.is_empty() && turns.windows(2).all(|w| (w[0] + 1) % 3 == w[1]),
+                    "{n} {first}: {turns:?}"
+                );
+            }
+        }
+        // All of them with no other wish, and every architecture is somebody's first.
+        assert_eq!(spread(&[vec![0, 1], vec![], vec![1], vec![0, 1]], 1, 1), [Some(1), None, Some(1), Some(1)]);
+        assert_eq!([0, 1, 2].map(|first| spread(&[vec![4, 5, 6]], first, 8)), [[Some(4)], [Some(5)], [Some(6)]]);
+        assert_eq!(spread(&[vec![]], 3, 8), [None]);
     }
 
     #[test]

@@ -312,16 +312,21 @@ struct WgmmaOperands {
   void take(u64 x) { tiles[descriptors++] = x; }
   void take(int x) { numbers[count++] = x; }
 };
-// An element of a tile whose rows of 128 bytes are swizzled: by its own rows, or by rows of terms, 64 of its own a block.
-// A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
-inline u16 wgmma_element(u32 base, u64 tile, bool by_terms, int own, int term) {
+// Eight elements of a tile that lie together, whose rows of 128 bytes are swizzled: along its own rows, or along rows of terms, 64
+// of its own a block. A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
+struct alignas(16) WgmmaEight {
+  u16 of[8];
+};
+inline WgmmaEight wgmma_eight(u32 base, u64 tile, bool by_terms, int own, int term) {
   if (tile >> 62 != 1) machine->fail("wgmma of a tile that is not swizzled by 128 bytes, which is not emulated");
   const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4, stride = (u32)(tile >> 32 & 0x3fff) << 4;
   u32 at = by_terms ? start + own / 64 * leading + term / 8 * stride + term % 8 * 128 + own % 64 * 2
                     : start + own / 8 * stride + own % 8 * 128 + term * 2;
   at ^= (at >> 7 & 7) << 4;
-  return shared_load<u16>(base + ((at - base) & 0x3ffff), "wgmma");
+  return shared_load<WgmmaEight>(base + ((at - base) & 0x3ffff), "wgmma");
 }
+// Eight columns at once, as the host's processor has them: each sum is made in its order, so the bits are those of one by one.
+typedef float WgmmaSums __attribute__((vector_size(32)));
 template <int columns, float (*value)(u16)>
 inline void wgmma(WgmmaOperands& mine) {
   const bool of_registers = mine.registers == 4;
@@ -331,23 +336,37 @@ inline void wgmma(WgmmaOperands& mine) {
   machine->warp(~0u, "wgmma", &mine, [](void** lanes, unsigned) {
     const WgmmaOperands& o = *(WgmmaOperands*)lanes[0];
     const u32 base = machine->shared_address(machine->shared_dynamic(16)), first = emu::self->warp % 4 * 16;
-    static float a[16][16], b[16][columns];
-    for (int k = 0; k < 16; k++) {
-      for (int n = 0; n < columns; n++)
-        b[k][n] = value(wgmma_element(base, o.tiles[o.descriptors - 1], o.numbers[o.count - 1], n, k));
-      for (int m = 0; m < 16 && !o.registers; m++) a[m][k] = value(wgmma_element(base, o.tiles[0], o.numbers[3], first + m, k));
-    }
+    static float a[16][16];
+    static WgmmaSums right[16][columns / 8], sums[16][columns / 8];
+    float (*const b)[columns] = (float (*)[columns])right;
+    float (*const d)[columns] = (float (*)[columns])sums;
+    const bool a_by_terms = o.numbers[3], b_by_terms = o.numbers[o.count - 1];
+    for (int n = 0; n < columns; n += b_by_terms ? 8 : 1)
+      for (int k = 0; k < 16; k += b_by_terms ? 1 : 8) {
+        const WgmmaEight e = wgmma_eight(base, o.tiles[o.descriptors - 1], b_by_terms, n, k);
+        for (int i = 0; i < 8; i++) (b_by_terms ? b[k][n + i] : b[k + i][n]) = value(e.of[i]);
+      }
+    for (int m = 0; m < 16 && !o.registers; m += a_by_terms ? 8 : 1)
+      for (int k = 0; k < 16; k += a_by_terms ? 1 : 8) {
+        const WgmmaEight e = wgmma_eight(base, o.tiles[0], a_by_terms, first + m, k);
+        for (int i = 0; i < 8; i++) (a_by_terms ? a[m + i][k] : a[m][k + i]) = value(e.of[i]);
+      }
     for (int lane = 0; lane < 32 && o.registers; lane++)
       for (int e = 0; e < 8; e++)
         a[lane / 4 + e / 2 % 2 * 8][lane % 4 * 2 + e / 4 * 8 + e % 2] =
             value((u16)(((WgmmaOperands*)lanes[lane])->a[e / 2] >> e % 2 * 16));
     for (int lane = 0; lane < 32; lane++)
-      for (int e = 0; e < columns / 2; e++) {
-        float& d = *((WgmmaOperands*)lanes[lane])->d[e];
-        if (!o.numbers[0]) d = 0;
-        const int m = lane / 4 + e / 2 % 2 * 8, n = e / 4 * 8 + lane % 4 * 2 + e % 2;
-        for (int k = 0; k < 16; k++) d += a[m][k] * b[k][n];
+      for (int e = 0; e < columns / 2; e++)
+        d[lane / 4 + e / 2 % 2 * 8][e / 4 * 8 + lane % 4 * 2 + e % 2] = o.numbers[0] ? *((WgmmaOperands*)lanes[lane])->d[e] : 0;
+    for (int m = 0; m < 16; m++)
+      for (int n = 0; n < columns / 8; n++) {
+        WgmmaSums sum = sums[m][n];
+        for (int k = 0; k < 16; k++) sum += a[m][k] * right[k][n];
+        sums[m][n] = sum;
       }
+    for (int lane = 0; lane < 32; lane++)
+      for (int e = 0; e < columns / 2; e++)
+        *((WgmmaOperands*)lanes[lane])->d[e] = d[lane / 4 + e / 2 % 2 * 8][e / 4 * 8 + lane % 4 * 2 + e % 2];
   });
 }
 #define EMU_WGMMA(columns, type, value)                                                             \
