@@ -169,33 +169,6 @@ impl BackwardCall<'_> {
         self.close_elapsed(k, args, changes, t0, steps)
     }
 
-    /// dL/d elapsed of some steps, if it is asked for.
-    pub(super) fn close_elapsed(
-        &self,
-        k: &HeldBackward,
-        args: &mut Args<'_, '_>,
-        changes: Arg<'static>,
-        t0: usize,
-        steps: usize,
-    ) -> Result<()> {
-        let (p, x, plan, s) = (&self.plan.p, args.inputs, self.plan, &self.plan.slots);
-        let Some(e) = self.g.elapsed else { return Ok(()) };
-        let rows = (p.batch * steps) as u64;
-        launch(
-            &k.close_elapsed,
-            args.stream,
-            (rows.div_ceil(8), 1),
-            (THREADS, 1),
-            0,
-            args! {
-                changes, at(x, Some(s.gleak + 2)), at(x, s.elapsed), stride(x, s.elapsed, 0), stride(x, s.elapsed, 1),
-                out(args.outputs, Some(e)), Arg::I64(rows as i64), Arg::I32(p.hidden as i32),
-                Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64), Arg::I64(steps as i64),
-                plan.constrained()
-            },
-        )
-    }
-
     /// What ltc_close reads of a side of held synapses: its sums, in `sums`, and where the gradients from `grad` on lie.
     fn close_side(
         &self,

@@ -2,7 +2,8 @@
 
 use super::backward::BackwardCall;
 use super::held::{HeldBackward, HeldKernel};
-use super::launch::{NULL, args, at, launch_as, stride};
+use super::launch::{NULL, args, at, launch, launch_as, out, stride};
+use super::tune::THREADS;
 use crate::cuda::Arg;
 use crate::op::Args;
 use crate::{RegionId, Result};
@@ -73,6 +74,33 @@ impl BackwardCall<'_> {
                 Arg::I32(k.adjoint.clusters() as i32), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
                 Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(c.t0 as i32), Arg::I32(c.steps as i32),
                 Arg::I32(sums.held.blocks as i32), first
+            },
+        )
+    }
+
+    /// dL/d elapsed of some steps, if it is asked for.
+    pub(super) fn close_elapsed(
+        &self,
+        k: &HeldBackward,
+        args: &mut Args<'_, '_>,
+        changes: Arg<'static>,
+        t0: usize,
+        steps: usize,
+    ) -> Result<()> {
+        let (p, x, plan, s) = (&self.plan.p, args.inputs, self.plan, &self.plan.slots);
+        let Some(e) = self.g.elapsed else { return Ok(()) };
+        let rows = (p.batch * steps) as u64;
+        launch(
+            &k.close_elapsed,
+            args.stream,
+            (rows.div_ceil(8), 1),
+            (THREADS, 1),
+            0,
+            args! {
+                changes, at(x, Some(s.gleak + 2)), at(x, s.elapsed), stride(x, s.elapsed, 0), stride(x, s.elapsed, 1),
+                out(args.outputs, Some(e)), Arg::I64(rows as i64), Arg::I32(p.hidden as i32),
+                Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64), Arg::I64(steps as i64),
+                plan.constrained()
             },
         )
     }

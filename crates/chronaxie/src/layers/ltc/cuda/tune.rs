@@ -4,6 +4,7 @@ mod grid;
 mod inputs;
 mod quad;
 mod row;
+mod slices;
 mod whole;
 
 use super::schedule::Lists;
@@ -15,6 +16,8 @@ pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile, two_tiles};
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
+use slices::io_bytes;
+pub(super) use slices::{backward_budget, most_slices, slice};
 use std::fmt;
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
 
@@ -583,29 +586,6 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         forward_shared: (p.hidden * 4 * ahead) as u32,
         adjoint_shared: (p.hidden * 4 * below) as u32 + 4 * floats_of_threads,
     })
-}
-
-/// Scratch of the backward pass for what is not as long as the sequence: about as much as its inputs and outputs.
-pub(super) fn backward_budget(p: &Ltc) -> usize {
-    io_bytes(p).clamp(4 << 20, 32 << 20)
-}
-
-/// About what the inputs and outputs of the backward pass take.
-fn io_bytes(p: &Ltc) -> usize {
-    p.batch * p.steps * (p.inputs + p.hidden) * 8
-}
-
-/// Rows a slice of a sum over `rows` rows has, when each slice keeps `blocks` blocks busy: enough slices to fill a GPU,
-/// none shorter than 64 rows or longer than 4096.
-pub(super) fn slice(rows: usize, blocks: usize) -> usize {
-    (rows * blocks.max(1) / 2048).clamp(64, 4096)
-}
-
-/// The most slices of a sum over `rows` rows or fewer: a last chunk that is shorter may have more than the others, with the
-/// most rows of which a slice has 64.
-pub(super) fn most_slices(rows: usize, blocks: usize) -> usize {
-    let short = rows.min(65 * 2048 / blocks.max(1) + 1);
-    rows.div_ceil(slice(rows, blocks)).max(short.div_ceil(64)).max(1)
 }
 
 #[cfg(test)]

@@ -133,9 +133,7 @@ fn two(
 ) -> Option<(usize, Held)> {
     let (rows, slots, max_threads) = TWO;
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    if role == Role::Adjoint
-        || !(wanted(rows, wish.rows) && wanted(slots, wish.slots) && wanted(2, wish.groups))
-    {
+    if role == Role::Adjoint || !(wanted(rows, wish.rows) && wanted(slots, wish.slots) && wanted(2, wish.groups)) {
         return None;
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
