@@ -5,6 +5,7 @@ use super::networks::{LEAST_DISCARD_MS, smaller};
 use crate::op::Case;
 use crate::spiking::Plan;
 use crate::spiking::connect::{Redraw, shards_for};
+use crate::spiking::network::Rule;
 use crate::spiking::simulate::measure::Runner;
 use crate::spiking::simulate::{CpuEngine, Reference, Spike};
 use crate::{Device, Result};
@@ -13,7 +14,7 @@ use crate::{Device, Result};
 const OF_REFERENCE: [f64; 2] = [5e5, 1e6];
 /// Synapses that the host makes to check a GPU.
 const OF_CPU: f64 = 2e9;
-/// Draws that the host makes when it makes such synapses, where they are drawn again at each spike: each shard makes all of them.
+/// Draws that the host makes when it makes such synapses by rules of which each shard makes all of them.
 const OF_SHARDS: f64 = 2e10;
 /// Synapses that change that are compared one by one, with all states; of more, their number, sum and squares by population, and
 /// the states of some cells.
@@ -33,9 +34,11 @@ fn affordable(plan: &Plan, device: &Device) -> bool {
             plan.cells() as f64 * steps(plan) as f64 <= OF_REFERENCE[0] && plan.expected_synapses() <= OF_REFERENCE[1]
         }
         Device::Cuda(_) => {
-            let drawn = plan.expected_synapses() - plan.expected_kept(Redraw::Asked);
+            let of_all = |r: &Rule| matches!(r, Rule::OutDegree { .. } | Rule::Total { .. });
+            let own = plan.network.projections.iter().enumerate().filter(|(_, p)| of_all(&p.rule));
+            let draws: f64 = own.map(|(i, _)| plan.expected(i)).sum();
             plan.expected_synapses() <= OF_CPU
-                && drawn * shards_for(plan, 1) as f64 <= OF_SHARDS
+                && draws * shards_for(plan, 1) as f64 <= OF_SHARDS
                 && plan.require_memory(1.0, Redraw::Asked).is_ok()
         }
     }

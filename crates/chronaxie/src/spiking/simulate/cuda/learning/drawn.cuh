@@ -14,7 +14,12 @@
 // Ten million cells with a thousand synapses each at 5 Hz, dt 0.1 ms (5000 spikes, 5 M synapses a step), reckoned for an H100:
 //   bytes         5 M x 64 = 320 MB of the ring, which no cache holds: 95 us at 3.35 TB/s (kept, in 8 bytes: 12 us more)
 //   instructions  5 M x 230 / 32 = 36 M of warps over 132 x 4 a clock: 68,000 clocks, 38 us at 1.8 GHz
-// so the ring binds, and to draw a row costs less than to keep it far away; the 40 GB of rows are saved.
+// Measured on an H100 80GB HBM3 (bench-results/2026-11-26-h100/network-procedural-*.json), us a step and synapses of a step:
+//   a million cells with a thousand synapses, dt 0.1 ms: 102 and 562,000; dt 1 ms: 540 and 5.14 M; ten million with five thousand, dt 0.1 ms:
+//   1369 and 13.8 M. That is 49 us and 95 ps a synapse: 400 ns of a multiprocessor for a warp's 32, some 790 clocks, where instructions
+//   alone are 58, and the ring's bytes 19 ps of the 95. What remains, not profiled, is of the searches' size: up to 20 loads, one after the
+//   other, each of 32 lines of the first cache, are 640 clocks. Not tried: the guide by upper bits that the CPU has (Codes), two or three
+//   loads in place of 13; tables in shared memory.
 #pragma once
 #include "draws.cuh"
 
