@@ -15,7 +15,9 @@
 // Work: as quad.cu, with a load of 8 bytes for two gates: 16 warps of 17 slots take 2180 clocks of the special-function unit for an
 // unfold of four rows (B128 T256 H256 at density 0.5 in 30 clusters of 4: 1638 unfolds, 1.8 ms), and about 1700 issue slots.
 // Measured (H100, B128 D64 H256 at density 0.5, the whole forward pass, of which this is all but the sums over the inputs): T64
-// 0.611 ms (quad.cu 0.804), T256 2.372 ms (3.097); less 0.06 ms for those sums, reckoned, 2700 clocks an unfold of four rows.
+// 0.611 ms (quad.cu 0.804), T256 2.36 ms (3.10); less those sums, 0.17 ms of T256, 2650 clocks an unfold of four rows. B64 T64 H256 in
+// clusters of 8 0.423 (recurrence.cu 0.642). Racecheck reports parts: it does not follow barriers of shared memory, nor stores that
+// complete on them.
 // Tried, T64: all slots' synapses in registers, so that loads come one by one, 0.677 ms; the enders as a block's last warps, alike;
 // every warp ending its own targets, with 128 registers: 250 instructions in place of 195 for each warp, group and unfold, and
 // all warps in step-level work at the same time, 3576 clocks an unfold of four rows.

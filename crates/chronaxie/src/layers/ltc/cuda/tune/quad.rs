@@ -54,14 +54,14 @@ pub(super) fn hold(
 ) -> Option<(usize, Held)> {
     let adjoint = role == Role::Adjoint;
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
-    let fits = p.hidden <= NEURONS && p.unfolds.is_multiple_of(2);
-    // The forward kernel stores no unfolds, and the exact gate takes registers that it has not.
-    let fits = fits && (role != Role::Recurrence || (p.precision == Precision::Fast && p.save == Save::Recompute));
-    if !fits {
+    // The forward kernels store no unfolds.
+    let stored = role == Role::Recurrence && p.save != Save::Recompute;
+    if p.hidden > NEURONS || !p.unfolds.is_multiple_of(2) || stored {
         return None;
     }
     let two = two(p, limit, resident, wish, role, lists, batch);
-    if !wanted(1, wish.groups) {
+    // The exact gate takes registers that the forward kernel of four rows has not.
+    if !wanted(1, wish.groups) || (role == Role::Recurrence && p.precision != Precision::Fast) {
         return two;
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };

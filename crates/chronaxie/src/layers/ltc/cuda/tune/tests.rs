@@ -69,7 +69,8 @@ fn synapses_are_held_where_they_fit() {
     assert_eq!(four(&Ltc { unfolds: 5, ..c.clone() }), [false; 3]);
     assert_eq!(four(&Ltc { batch: 16, ..c.clone() }), [false, true, false]);
     assert_eq!(four(&Ltc { save: Save::Store, ..c.clone() })[..2], [false; 2]);
-    assert!(!four(&Ltc { precision: Precision::Exact, ..c.clone() })[0]);
+    let exact = choose(&Ltc { precision: Precision::Exact, ..c.clone() }, &DeviceProps::SM_90, None).unwrap();
+    assert!(exact.recurrence.is_some_and(|h| h.quad && h.rows == 2), "{exact}");
     // A multiprocessor fewer does not take twice the rows.
     let mut fewer = DeviceProps::SM_90;
     fewer.sm_count = 131;
@@ -105,8 +106,13 @@ fn few_rows_go_back_by_the_shortest_chain() {
     }
     let old = of(&p, Some("bc3r1s20g1"));
     assert!(old.adjoint.is_some_and(|h| !h.row && h.blocks == 3) && old.sums.is_none() && !old.together(&p), "{old}");
-    for other in [Ltc { unfolds: 5, ..p.clone() }, Ltc { unfolds: 1000, ..p.clone() }, Ltc { batch: 512, ..p.clone() }]
-    {
+    let others = [
+        Ltc { unfolds: 5, ..p.clone() },
+        Ltc { unfolds: 1000, ..p.clone() },
+        Ltc { batch: 64, ..p.clone() },
+        Ltc { batch: 512, ..p.clone() },
+    ];
+    for other in others {
         assert!(of(&other, None).adjoint.is_none_or(|h| !h.chain()), "{}", of(&other, None));
     }
     assert!(of(&Ltc { unfolds: 5, ..p.clone() }, asked).adjoint.is_none(), "unfolds go in pairs");
