@@ -472,13 +472,14 @@ mod tests {
         }
     }
 
-    /// At half density lists differ by a third, and yet a lane has little more than its share, and banks are hardly met twice.
+    /// At half density lists differ by a third, and yet a lane has little more than its share, and banks are hardly met twice: of loads
+    /// of 16 bytes 4 in 100, of 8 bytes, where twice as many lanes share twice as many banks, 20.
     #[test]
     fn lanes_have_alike() {
         let s = random(256, 0.5);
         for lists in [Lists::by_target(&s).unwrap(), Lists::by_source(&s).unwrap()] {
             alike::<8>(&lists, Deal { blocks: 8, warps: 8, slots: 20, on: 16, parts: 16, rows: 4 }, 35, 106);
-            alike::<16>(&lists, Deal { blocks: 4, warps: 16, slots: 20, on: 16, parts: 16, rows: 2 }, 70, 110);
+            alike::<16>(&lists, Deal { blocks: 4, warps: 16, slots: 20, on: 16, parts: 16, rows: 2 }, 70, 120);
         }
     }
 

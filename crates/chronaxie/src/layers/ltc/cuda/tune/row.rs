@@ -76,9 +76,8 @@ fn adjoint(
         }
         let (lanes, _) = lists.in_order(blocks, of.slots, of.lanes).filter(|&(_, threads)| threads <= of.threads)?;
         let clusters = resident[blocks] * if of.threads <= 128 { 2 } else { 1 };
-        // Few rows are what it is for: of more than the device holds at once others make several side by side, and where most
-        // multiprocessors have two clusters a chain takes twice as long (H100, backward, ms: B40 T64 H100 0.43 and 0.54 by adjoint.cu,
-        // B64 T64 H128 1.04 and 0.79).
+        // Few rows are what it is for: of more than the device holds at once others make several side by side. Where many
+        // multiprocessors have two clusters it was not timed (B40 T64 D64 H100, H100, backward: 0.43 ms, by adjoint.cu 0.54).
         if wish.slots.is_none() && (batch > clusters || 4 * batch * blocks > 5 * props.sm_count as usize) {
             return None;
         }
