@@ -395,7 +395,8 @@ impl BackwardCall<'_> {
                     Arg::I32(steps as i32), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
                     Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32),
                     Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
-                    Arg::I32(k.held.threads as i32), Arg::I32(i32::from(last))
+                    Arg::I32(k.held.threads as i32), Arg::I32(tune::sums_tiles(&k.held, p.hidden) as i32),
+                    Arg::I32(i32::from(last))
                 },
             )?;
         }

@@ -7,7 +7,7 @@ use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
 use super::{
     ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
-    SENSORY_ADJOINT, TRACE_SUMS, TWO, WHOLE, WHOLE_ADJOINT,
+    SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -146,6 +146,7 @@ impl HeldKernel {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
             Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
+            Held { quad: true, pairs: true, groups: 2, .. } => (&TURN_ADJOINT, "ltc_turn_adjoint"),
             Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
             Held { quad: true, rows: 2, .. } => (&TWO, "ltc_two"),
             Held { quad: true, .. } => (&QUAD, "ltc_quad"),
@@ -245,7 +246,7 @@ impl HeldKernel {
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
         let schedule = if held.quad {
-            lists.four(&tune::deal_four((held.rows, held.slots, held.max_threads), held.blocks, held.pairs))?
+            lists.four(&tune::deal_four(&held))?
         } else if held.chain() {
             lists.schedule_in_order(held.blocks, held.slots, held.threads, least_lanes)?
         } else {

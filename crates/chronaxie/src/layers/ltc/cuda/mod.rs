@@ -46,6 +46,8 @@ const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", inc
 const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/quad_adjoint.cu", include_str!("quad_adjoint.cu"));
+const TURN_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/turn_adjoint.cu", include_str!("turn_adjoint.cu"));
 const ROW_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
 const TRACE_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/trace_sums.cu", include_str!("trace_sums.cu"));
@@ -144,6 +146,7 @@ pub fn specialisations() -> Vec<Specialisation> {
             let adjoint = Held { pairs: true, ..four };
             all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &adjoint, fast, true));
         }
+        all.push(held::specialisation(&TURN_ADJOINT, &["ltc_turn_adjoint"], &Held::in_turn(), fast, true));
         for rebuild in [false, true] {
             let two = Held { rebuild, ..Held::two() };
             all.push(held::specialisation(&TWO, &["ltc_two"], &two, fast, true));

@@ -15,13 +15,14 @@ constexpr bool kShared = false;
 constexpr int kTile = 8;  // rows of a tile
 static_assert(kRows == 2, "one plane of pairs");
 
-// Dynamic shared memory, for each group: alpha and beta of a tile, [kTile / 2, H, 4], and no less than 16 bytes a thread.
+// Dynamic shared memory, for each group: alpha and beta of one or two tiles, [kTile / 2, H, 4], and no less than 16 bytes a thread.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D]
                     const float2* __restrict__ step_sums,            // [rows, H]
                     float* __restrict__ grad_u,                      // [rows, D], or the steps from t0 on of [B, T, D]
                     float4* __restrict__ gate_sums,                  // [workers, parts, kSlots, threads], added to unless first
                     int rows, int steps, i64 t0, i64 total_steps, int inputs, int hidden, int parts, int threads,
+                    int tiles,  // of a group: of two one is on its way while the other is in use
                     int first_chunk) {
   extern __shared__ __align__(16) char shared[];
   const unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
@@ -37,37 +38,57 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
 #pragma unroll
   for (int i = 0; i < kSlots; i++)
     sums.of[i] = first_chunk || group > 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * threads];
-  float* const pairs = (float*)(shared + (i64)group * kTile * hidden * 8);
-  for (i64 first = ((i64)worker * groups + group) * kTile; first < rows; first += (i64)workers * groups * kTile) {
+  float* const pairs = (float*)(shared + (i64)group * tiles * kTile * hidden * 8);
+  const i64 stride = (i64)workers * groups * kTile;
+  // alpha and beta of a tile are on their way; zeros where there is no row.
+  auto copy_tile = [&](float* to, i64 first) {
     const int there = (int)(rows - first < kTile ? rows - first : kTile);
-    meet();
-    // Four rows of a target at once, so that their reads are in flight together; zeros where there is no row.
-    for (int e = thread; e < 2 * hidden; e += threads) {
-      const int r = e < hidden ? 0 : 4, j = e - (e < hidden ? 0 : hidden);
-      const float2* from = step_sums + ((first + r) * hidden + j);
-      float2 x[4];
+    for (int j = thread; j < hidden; j += threads) {
+      const float2* from = step_sums + (first * hidden + j);
+      float2* const at = (float2*)to + j * 2;
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        x[i] = r + i < there ? *from : make_float2(0.0f, 0.0f);
-        from += hidden;
+      for (int r = 0; r < kTile; r++, from += hidden) {
+        if (r < there)
+          copy_ahead<8>(at + (r / 2 * hidden * 2 + (r & 1)), from);
+        else
+          at[r / 2 * hidden * 2 + (r & 1)] = make_float2(0.0f, 0.0f);
       }
-#pragma unroll
-      for (int i = 0; i < 4; i += 2)
-        *(float4*)(pairs + (((r + i) / 2) * hidden + j) * 4) = make_float4(x[i].x, x[i].y, x[i + 1].x, x[i + 1].y);
     }
+  };
+  // A lane without an input reads the first; of a row that is not there the one before.
+  const float* const of_input = u + (d < 0 ? 0 : d);
+  auto input = [&](i64 n, float (&v)[2]) {
+    v[0] = of_input[n * inputs], v[1] = of_input[(n + 1 < rows ? n + 1 : n) * inputs];
+  };
+  i64 first = ((i64)worker * groups + group) * kTile;
+  float next[2] = {0.0f, 0.0f};
+  if (first < rows) copy_tile(pairs, first), input(first, next);
+  int tile = 0;
+  for (; first < rows; first += stride) {
+    const int there = (int)(rows - first < kTile ? rows - first : kTile);
+    copies_here();
     meet();
+    const float* const now = pairs + tile * (kTile * hidden * 2);
+    if (tiles == 2) {
+      tile ^= 1;
+      if (first + stride < rows) copy_tile(pairs + tile * (kTile * hidden * 2), first + stride);
+    }
     // Odd lanes give the second of two rows: of which batch row and which step of the chunk.
     int b = ((int)first + (lane & 1)) / steps, step = (int)first + (lane & 1) - b * steps;
 #pragma unroll 1
     for (int r = 0; r < there; r += 2) {
-      // A lane without an input reads the first; of a row that is not there the one before.
-      const int n = (int)first + r, from = d < 0 ? 0 : d;
-      const float v[2] = {u[(i64)n * inputs + from], u[(i64)(r + 1 < there ? n + 1 : n) * inputs + from]};
+      const float v[2] = {next[0], next[1]};
+      const i64 then = r + 2 < there ? first + r + 2 : first + stride;
+      if (then < rows) input(then, next);
       float total[2] = {0.0f, 0.0f};
-      adjoint_gates<0>(held, sums, shape.y, (const char*)(pairs + r * hidden * 2), 0, v, total);
+      adjoint_gates<0>(held, sums, shape.y, (const char*)(now + r * hidden * 2), 0, v, total);
       const float sum = owner_sum(total, lane, shape.x);
       if (d >= 0 && sub < kRows && r + (lane & 1) < there) grad_u[(b * total_steps + t0 + step) * inputs + d] = sum;
       for (step += 2; step >= steps; step -= steps) b++;
+    }
+    if (tiles == 1 && first + stride < rows) {
+      meet();
+      copy_tile(pairs, first + stride);
     }
   }
   // The groups' sums, in order.

@@ -14,7 +14,7 @@ use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
-pub(super) use inputs::{sensory_budget, sensory_tile, two_tiles};
+pub(super) use inputs::{sensory_budget, sensory_tile, sums_tiles, two_tiles};
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
 use slices::io_bytes;
 pub(super) use slices::{backward_budget, most_slices, slice};
@@ -130,14 +130,6 @@ impl Held {
             staged: 0,
         }
     }
-    /// A shape of quad.cu.
-    pub(super) const fn quad(shape: (usize, usize, usize)) -> Self {
-        Self { quad: true, ..Self::of(shape) }
-    }
-    /// The shape of two.cu.
-    pub(super) const fn two() -> Self {
-        Self { groups: 2, ..Self::quad(quad::TWO) }
-    }
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
         Self { row: true, ..Self::of((1, s.slots, s.threads)) }
@@ -171,7 +163,7 @@ impl Held {
     }
     /// Parts of a block that walk rows of their own.
     pub(super) const fn halves(&self) -> usize {
-        if self.quad && self.rows == 4 { 2 } else { 1 }
+        if self.quad && self.groups == 1 { 2 } else { 1 }
     }
     /// Whether the kernel is the one for several groups: what belongs to a group is in shared memory. One group may use it,
     /// and does where registers are short.
@@ -536,7 +528,12 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
     // An adjoint of one row leaves fewer sums than as many clusters would.
-    let budget = backward_budget(p) * if adjoint.is_some_and(|h| h.chain()) { 2 } else { 1 };
+    // An adjoint of two groups in turn leaves half as many as one of halves, and longer chunks cost less beside their gates.
+    let budget = match adjoint {
+        Some(h) if h.chain() => backward_budget(p) * 2,
+        Some(h) if h.turns() => backward_budget(p) / 32 * 45,
+        _ => backward_budget(p),
+    };
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
     let rebuild = match (adjoint, p.save) {

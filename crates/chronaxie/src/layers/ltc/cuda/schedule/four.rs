@@ -19,6 +19,8 @@ pub(in super::super) struct Deal {
     pub(in super::super) on: usize,
     pub(in super::super) parts: usize,
     pub(in super::super) rows: usize,
+    /// Of how many warps a block has a multiple: those that ask for registers do so four together.
+    pub(in super::super) step: usize,
 }
 
 /// What such a schedule takes of a block.
@@ -51,7 +53,8 @@ impl Lists {
     }
 
     /// Owners dealt to `warps` warps, longest lists first and there and back; none if a warp needs more than `slots` slots.
-    fn four_dealt(&self, warps: usize, slots: usize, parts: usize) -> Option<Vec<Warp>> {
+    fn four_dealt(&self, warps: usize, d: &Deal) -> Option<Vec<Warp>> {
+        let Deal { slots, parts, .. } = *d;
         if self.of.len() > OWNERS * warps {
             return None;
         }
@@ -63,14 +66,13 @@ impl Lists {
     /// The warps of each block: owners change places with those of other warps while that takes slots from the warp with the
     /// most, or from both together; then warps are dealt so that blocks and their schedulers have alike.
     fn four_warps(&self, d: &Deal) -> Option<Vec<Vec<Warp>>> {
-        let Deal { blocks, slots, parts, on, .. } = *d;
+        let Deal { blocks, parts, on, .. } = *d;
         let cost = |n: usize| {
-            let dealt = self.four_dealt(blocks * n, slots, parts)?;
+            let dealt = self.four_dealt(blocks * n, d)?;
             let most = dealt.iter().map(|w| w.slots).max().unwrap_or(0);
             Some((n.div_ceil(4) * most.max(on), n, dealt))
         };
-        // The threads of two.cu ask for registers four warps together.
-        let counts = (1..=d.warps).filter(|n| d.rows == OWNERS || n % 4 == 0);
+        let counts = (1..=d.warps).filter(|n| n % d.step == 0);
         let (_, warps, mut dealt) = counts.filter_map(cost).min_by_key(|&(cost, n, _)| (cost, n))?;
         let mut rng = Rng::new(1, 4);
         for round in 0..128 * dealt.len() {
@@ -431,7 +433,7 @@ mod tests {
             let s = random(n, density);
             for (lists, by_source) in [(Lists::by_target(&s), false), (Lists::by_source(&s), true)] {
                 let (lists, slots, parts) = (lists.unwrap(), 20, 16);
-                let d = Deal { blocks, warps, slots, on: 16, parts, rows };
+                let d = Deal { blocks, warps, slots, on: 16, parts, rows, step: if rows == 2 { 4 } else { 1 } };
                 let shape = lists.four_shape(&d).unwrap();
                 let plan = lists.four(&d).unwrap();
                 let threads = shape.threads;
@@ -478,8 +480,8 @@ mod tests {
     fn lanes_have_alike() {
         let s = random(256, 0.5);
         for lists in [Lists::by_target(&s).unwrap(), Lists::by_source(&s).unwrap()] {
-            alike::<8>(&lists, Deal { blocks: 8, warps: 8, slots: 20, on: 16, parts: 16, rows: 4 }, 35, 106);
-            alike::<16>(&lists, Deal { blocks: 4, warps: 16, slots: 20, on: 16, parts: 16, rows: 2 }, 70, 120);
+            alike::<8>(&lists, Deal { blocks: 8, warps: 8, slots: 20, on: 16, parts: 16, rows: 4, step: 1 }, 35, 106);
+            alike::<16>(&lists, Deal { blocks: 4, warps: 16, slots: 20, on: 16, parts: 16, rows: 2, step: 4 }, 70, 120);
         }
     }
 

@@ -66,6 +66,16 @@ pub(in crate::layers::ltc::cuda) fn sensory_budget(p: &Ltc) -> usize {
     (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
 }
 
+/// Shared memory of a tile of the adjoint of the sensory gates: alpha and beta of its rows.
+const fn sums_tile(hidden: usize) -> usize {
+    SUMS_TILE * hidden * 8
+}
+
+/// Tiles of a group of it.
+pub(in crate::layers::ltc::cuda) const fn sums_tiles(h: &Held, hidden: usize) -> usize {
+    if h.groups * 2 * sums_tile(hidden) <= h.shared as usize { 2 } else { 1 }
+}
+
 /// How the adjoint of the sensory gates is held for chunks of `rows` rows (sensory_adjoint.cu): in the parts of the inputs with which
 /// they take the fewest clocks, and only if the budget gives enough blocks. A block has sums of its own, so that few rows a block
 /// cost memory, and many parts of few synapses less than many blocks of all; groups of a block share its sums.
@@ -82,7 +92,9 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
         let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
         let Some(Shape { threads, warp_slots }) = shape else { continue };
-        let of_group = (SUMS_TILE * others * 8).max(threads * 16);
+        // Two tiles of a group where they fit.
+        let two = 2 * sums_tile(others);
+        let of_group = if two <= limit { two } else { sums_tile(others) }.max(threads * 16);
         let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS);
         let tiles = rows.div_ceil(SUMS_TILE);
         let affordable = budget / (16 * blocks * slots * threads);

@@ -10,7 +10,10 @@ use crate::op::Precision;
 pub(in super::super) const SHAPES: [(usize, usize, usize); 2] = [(4, 20, 256), (4, 8, 256)];
 /// Rows, slots, threads of a block of two.cu, whose groups are two.
 pub(in super::super) const TWO: (usize, usize, usize) = (2, 18, 512);
-/// Threads of its blocks that have no synapses, but end sums and states: each those of a target and row (kEnders of two.cu).
+/// The same of turn_adjoint.cu.
+pub(in super::super) const TURNS: (usize, usize, usize) = (4, 20, 256);
+/// Threads of its blocks, and of those of turn_adjoint.cu, that have no synapses, but end sums: each those of a neuron and row
+/// (kEnders there).
 const ENDERS: usize = 128;
 /// The fewest lanes that an owner has: each sends to a block.
 pub(super) const LANES: usize = 8;
@@ -22,22 +25,39 @@ const fn on(slots: usize, adjoint: bool) -> usize {
     if adjoint { slots * 7 / 10 } else { slots * 4 / 5 }
 }
 /// How synapses are dealt to the kernels of these shapes.
-pub(in super::super) const fn deal(
-    (rows, slots, threads): (usize, usize, usize),
-    blocks: usize,
-    adjoint: bool,
-) -> Deal {
-    let on = if rows == TWO.0 { slots - 2 } else { on(slots, adjoint) };
-    Deal { blocks, warps: threads / 32, slots, on, parts: PARTS, rows }
+pub(in super::super) const fn deal(h: &Held) -> Deal {
+    let on = if h.rows == TWO.0 { h.slots - 2 } else { on(h.slots, h.pairs) };
+    let step = if h.groups == 2 { 4 } else { 1 };
+    Deal { blocks: h.blocks, warps: h.max_threads / 32, slots: h.slots, on, parts: PARTS, rows: h.rows, step }
 }
 /// Neurons that the tiles hold, and what is not dynamic of shared memory.
 const NEURONS: usize = 256;
 const TILES: usize = (32 << 10) + 512;
+/// The same of turn_adjoint.cu, the slots that it has there, and what an ender keeps of a group.
+const TURN_TILES: usize = 38 << 10;
+const TURN_REST: usize = TURNS.1 - 2;
+const TURN_KEEPS: usize = 17 * 4;
 
 impl Held {
+    /// A shape of quad.cu.
+    pub(in super::super) const fn quad(shape: (usize, usize, usize)) -> Self {
+        Self { quad: true, ..Self::of(shape) }
+    }
+    /// The shape of two.cu.
+    pub(in super::super) const fn two() -> Self {
+        Self { groups: 2, ..Self::quad(TWO) }
+    }
+    /// The shape of turn_adjoint.cu.
+    pub(in super::super) const fn in_turn() -> Self {
+        Self { groups: 2, pairs: true, ..Self::quad(TURNS) }
+    }
+    /// Whether the kernel is the adjoint of two groups of four rows in turn.
+    pub(in super::super) const fn turns(&self) -> bool {
+        self.quad && self.pairs && self.groups == 2
+    }
     /// Threads of a block, of all its halves, and of two.cu with those that have no synapses.
     pub(in super::super) const fn launched(&self) -> usize {
-        let enders = if self.quad && self.rows == TWO.0 { ENDERS } else { 0 };
+        let enders = if self.quad && self.groups == 2 { ENDERS } else { 0 };
         self.threads * self.halves() + enders
     }
 }
@@ -59,7 +79,8 @@ pub(super) fn hold(
     if p.hidden > NEURONS || !p.unfolds.is_multiple_of(2) || stored {
         return None;
     }
-    let two = two(p, limit, resident, wish, role, lists, batch);
+    let two = [two(p, limit, resident, wish, role, lists, batch), turns(p, limit, resident, wish, role, lists, batch)];
+    let two = two.into_iter().flatten().min_by_key(|&(clocks, _)| clocks);
     // The exact gate takes registers that the forward kernel of four rows has not.
     if !wanted(1, wish.groups) || (role == Role::Recurrence && p.precision != Precision::Fast) {
         return two;
@@ -71,7 +92,8 @@ pub(super) fn hold(
         .any(|&(rows, slots, threads)| lists.shape(1, slots, rows, rows).is_some_and(|s| s.threads <= threads));
     let of_blocks = |(rows, slots, max_threads): (usize, usize, usize), blocks: usize| {
         // Slots that every thread has, the fewest and the most: the adjoint's kernel has 14 or 15 of 20 by its compiler.
-        let d = deal((rows, slots, max_threads), blocks, adjoint);
+        let quad = Held { blocks, pairs: adjoint, ..Held::quad((rows, slots, max_threads)) };
+        let d = deal(&quad);
         let (on, most) = (d.on, if adjoint { slots * 3 / 4 } else { slots * 4 / 5 });
         let shape = lists.four_shape(&d).filter(|s| s.threads <= max_threads)?;
         // What the kernels' headers say of their shared memory.
@@ -100,14 +122,7 @@ pub(super) fn hold(
             (true, true) => gates * 10 / 3,
             (true, false) => gates + 3600,
         };
-        let held = Held {
-            blocks,
-            threads: shape.threads,
-            rebuild: role == Role::Rebuild,
-            pairs: adjoint,
-            shared: shared as u32,
-            ..Held::quad((rows, slots, max_threads))
-        };
+        let held = Held { threads: shape.threads, rebuild: role == Role::Rebuild, shared: shared as u32, ..quad };
         Some((clocks * clusters.max(groups) / clusters, held))
     };
     let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
@@ -140,7 +155,8 @@ fn two(
     let gate = gate_clocks(false, p.precision == Precision::Fast);
     let groups = batch.div_ceil(rows).max(1);
     let of_blocks = |blocks: usize| {
-        let shape = lists.four_shape(&deal(TWO, blocks, false)).filter(|s| s.threads <= max_threads)?;
+        let two = Held { blocks, ..Held::two() };
+        let shape = lists.four_shape(&deal(&two)).filter(|s| s.threads <= max_threads)?;
         // What the kernel's header says of its shared memory.
         let shared = 2 * max_threads / 32 * PLANE;
         if shared + TILES > limit {
@@ -150,14 +166,50 @@ fn two(
         let places = 2 * resident[blocks];
         // Measured 2700 clocks for 4.4 times 8 of gates where quad.cu takes 3600 (H100), which is reckoned as two thirds of that.
         let clocks = if groups > resident[blocks] { (gates * 3 / 2).max(gates + 560) } else { gates + 1500 };
-        let held = Held {
-            blocks,
-            threads: shape.threads,
-            rebuild: role == Role::Rebuild,
-            shared: shared as u32,
-            ..Held::two()
-        };
+        let held = Held { threads: shape.threads, rebuild: role == Role::Rebuild, shared: shared as u32, ..two };
         Some((clocks * places.max(groups) / places, held))
+    };
+    let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
+    blocks.filter_map(of_blocks).min_by_key(|&(clocks, _)| clocks)
+}
+
+/// The same of the adjoint of two groups of four rows in turn.
+fn turns(
+    p: &Ltc,
+    limit: usize,
+    resident: &Residency,
+    wish: &Wish,
+    role: Role,
+    lists: &Lists,
+    batch: usize,
+) -> Option<(usize, Held)> {
+    let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
+    if role != Role::Adjoint || !wanted(2, wish.groups) {
+        return None;
+    }
+    let gate = gate_clocks(true, p.precision == Precision::Fast);
+    let (rows, slots, max_threads) = TURNS;
+    if !(wanted(rows, wish.rows) && wanted(slots, wish.slots)) {
+        return None;
+    }
+    let of_blocks = |blocks: usize| {
+        let turns = Held { blocks, ..Held::in_turn() };
+        let shape = lists.four_shape(&deal(&turns)).filter(|s| s.threads <= max_threads)?;
+        // What the kernel's header says of its shared memory.
+        let shared = 2 * max_threads / 32 * PLANE + 16 * TURN_REST * max_threads + 2 * TURN_KEEPS * ENDERS;
+        if shared + TURN_TILES > limit {
+            return None;
+        }
+        let gates = shape.busiest * rows * gate;
+        let (places, groups) = (2 * resident[blocks], batch.div_ceil(rows).max(1));
+        // Measured 2690 clocks an unfold of four rows for 34 slots of 4 rows (H100), of two groups in turn.
+        // Whoever asks for four rows and two groups means these.
+        let clocks = match wish.rows.and(wish.groups) {
+            Some(_) => 0,
+            None if groups > resident[blocks] => gates * 3,
+            None => gates * 3 / 2 + 1500,
+        };
+        Some((clocks * places.max(groups) / places, Held { threads: shape.threads, shared: shared as u32, ..turns }))
     };
     let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
     blocks.filter_map(of_blocks).min_by_key(|&(clocks, _)| clocks)

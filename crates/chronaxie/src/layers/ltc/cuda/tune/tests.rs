@@ -59,7 +59,16 @@ fn synapses_are_held_where_they_fit() {
     let config = choose(&c, &DeviceProps::SM_90, None).unwrap();
     assert!(config.adjoint.is_some() && config.rebuild.is_some() && config.sensory.is_some());
     assert!([config.recurrence, config.rebuild].iter().flatten().all(|h| h.rows == 2 && h.groups == 2), "{config}");
-    assert_eq!(config.adjoint.map(|h| h.rows), Some(4), "{config}");
+    // The adjoint has two groups of four rows in turn, whose warps ask for registers four together, and leaves one sum a cluster.
+    let turns = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, name).unwrap().adjoint.filter(Held::turns);
+    let adjoint = turns(&c, None).unwrap();
+    assert_eq!((adjoint.rows, adjoint.halves(), adjoint.threads % 128), (4, 1, 0), "{config}");
+    assert_eq!(adjoint.launched(), adjoint.threads + 128);
+    assert!(turns(&Ltc { precision: Precision::Exact, ..c.clone() }, None).is_some());
+    assert_eq!(turns(&c, Some("bc8r4s20g1")), None);
+    assert_eq!(turns(&half(16, 64, 33), Some("bc2r4s20g2")).map(|h| h.blocks), Some(2));
+    let refused = choose(&Ltc { unfolds: 5, ..c.clone() }, &DeviceProps::SM_90, Some("bc8r4s20g2")).unwrap();
+    assert!(!refused.adjoint.is_some_and(|h| h.quad), "{refused}");
     // Many rows go two or four side by side; few do not, nor what has an odd number of unfolds.
     let four = |p: &Ltc| {
         let c = choose(p, &DeviceProps::SM_90, None).unwrap();
