@@ -169,15 +169,16 @@ impl Traces {
         let sums = held.and_then(|h| h.sums.as_ref());
         let (step_sums, in_place) = (if whole { 0 } else { 2 * rows * h }, together.then_some(common.sums));
         let l = &mut common.layout;
+        let v = l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?;
+        let alphas = if held.is_some() && sums.is_none() && stored { 0 } else { trace };
+        let alpha = l.push("trace_alpha", Dtype::F32, alphas)?;
+        // Of all steps together they are made when the trace has been read.
+        let after = (together && sensory_sums <= alphas).then_some(alpha);
         Ok(Self {
             at_once,
             together,
-            v: l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?,
-            alpha: l.push(
-                "trace_alpha",
-                Dtype::F32,
-                if held.is_some() && sums.is_none() && stored { 0 } else { trace },
-            )?,
+            v,
+            alpha,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
             adjoint_folded: l.push(
                 "adjoint_folded",
@@ -187,7 +188,11 @@ impl Traces {
             sums_folded: l.push("sums_folded", Dtype::F32, sums.map_or(0, HeldKernel::folded))?,
             gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
-            sensory_sums: l.push("block_sensory_sums", Dtype::F32, sensory_sums)?,
+            sensory_sums: if let Some(there) = after {
+                there
+            } else {
+                l.push("block_sensory_sums", Dtype::F32, sensory_sums)?
+            },
             cluster_sums: l.push("cluster_neuron_sums", Dtype::F32, 4 * clusters * h)?,
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { of_chunk } else { 0 })?,
             // Those of a step take the place of its sums over the inputs.
