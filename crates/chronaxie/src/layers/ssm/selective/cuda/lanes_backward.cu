@@ -24,22 +24,26 @@
 // Where there are too few channels for the machine, time is cut into segments: carry.cu has said what mu each would hand to
 // the one before it from none, and a block folds those of the later segments in their order.
 //
-// What binds on an H200 (132 multiprocessors, at 1.755 GHz; at 1.98, which the card allows, an eighth less), B8 D2048 T2048
-// N16, which is 3972 channels of a tile for each multiprocessor: memory 0.11 (bf16) or 0.22 ms (f32); exponentials 0.20 ms;
-// instructions, of which 4 warps issue a clock: 872 a channel of a tile as compiled for sm_90a, that is 27 a step of a state,
-// 218 clocks, 0.49 ms, and some 700 for a tile's beginning and end, 0.025 ms; shared memory, 128 bytes a clock: 216 such words
-// a channel, 64 of them B, which both runs read, 48 what sums over states and 40 the scans, 0.49 ms. Measured 0.87 (bf16) and
-// 0.85 ms (f32; 2026-11-22), and 0.045 for the sums: 386 clocks a channel, of which the schedulers issue in 56 of a hundred and
-// shared memory is as busy, for two warps a scheduler wait for their own results: the second half of the instructions, the
-// runs from their true start, takes a third of the time, and the first two thirds. Issuing always, with the sums, it would be
-// 0.56 ms; the arithmetic alone, 17 instructions a step of a state (a gate 2, a run from zero 4, the run from the true start
-// 11), 0.31 ms, and what a channel's step costs, 4, another 0.07.
+// What binds, B8 D2048 T2048 N16, which is 3972 channels of a tile for each of 132 multiprocessors, at 1.98 GHz: memory 0.11
+// (bf16) or 0.22 ms (f32) on an H200, 0.17 and 0.32 on an H100; exponentials 0.18 ms; instructions, of which 4 warps issue a
+// clock: 901 a channel of a tile as counted on an H100, tiles' beginnings and ends among them (655 of them arithmetic), that is
+// 28 a step of a state, 225 clocks, 0.45 ms; shared memory, 128 bytes a clock: 237 such words a channel, 64 of them B, which
+// both runs read, 48 what sums over states and 40 the scans, 0.48 ms. Measured on an H100 0.82 ms (2026-11-26; 0.88 with 943
+// instructions, when a block's sums over channels went word by word), and 0.04 for the sums of slices: the schedulers issue in
+// 56 of a hundred clocks and shared memory is busy in 61, for two warps a scheduler wait for their own results (of each
+// instruction's 3.4 clocks 0.85 for a fixed latency, 0.5 for shared memory or an exponential, 0.4 for the dispatch unit). Where
+// the code is dense, in the runs from their true start, a warp alone issues in 60 to 70 of a hundred. The arithmetic alone, 17
+// instructions a step of a state (a gate 2, a run from zero 4, the run from the true start 11), would be 0.27 ms, and what a
+// channel's step costs, 4, another 0.06.
 //
-// Tried: what belongs to a channel alone one channel ahead, in the shadow of the scans, with the runs of two or four states
-// mixed: 2 to 5 % slower. Three blocks a multiprocessor: 168 registers, of which 65 would spill. Compiled only, not timed: the
-// run from its true start of a channel's state beside the run from zero of the next channel's, so that B is read once and two
-// independent chains are at work: 174 such words of shared memory, 2 % more instructions, and 3 to 15 registers spill, however
-// few of C's are held.
+// Tried on one H100 in one run, this kernel 0.86 with its sums: eight states and four steps a lane, a state's run
+// from its true start beside the next channel's run from zero, so that B is read once, with two barriers a channel (16 runs to
+// string together: 990 instructions and 249 such words): 0.96 to 1.00, whether a lane holds 0, 2, 4 or all of its states' C. Of
+// this shape, in a later run, this kernel 0.864: where a warp is and a channel's words side by side in shared memory, fewer
+// registers outside of the loop: 0.882; ends and gates stored as pairs as well: 0.877; the next tile's weights loaded before the
+// sums of this: 0.907; what belongs to a channel alone one channel ahead, while the strings wait: 5 % more than without (B8 D1536
+// T8192, both with the 0.882's layout).
+// Three blocks a multiprocessor: 168 registers, of which 65 would spill.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
@@ -107,11 +111,12 @@ __device__ __forceinline__ void widen_pair(float (&to)[2], unsigned x) {
   to[1] = kStored == 1 ? __uint_as_float(x & 0xffff0000u) : widen(static_cast<unsigned short>(x >> 16));
 }
 
+// By name: the compiler does not know that an address which it loads is a global one.
 __device__ __forceinline__ void store_pair(float* to, const float (&x)[2]) {
-  *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+  __stwb(reinterpret_cast<float2*>(to), make_float2(x[0], x[1]));
 }
 __device__ __forceinline__ void store_pair(unsigned short* to, const float (&x)[2]) {
-  *reinterpret_cast<unsigned*>(to) = narrow_pair(x[0], x[1]);
+  __stwb(reinterpret_cast<unsigned*>(to), narrow_pair(x[0], x[1]));
 }
 // What a lane loads for a channel: two steps, and (lane n below 16) the state n before the tile.
 struct Fetched {
@@ -130,8 +135,8 @@ constexpr int kArch = 900;
 constexpr bool kNewCompiler = true;
 #endif
 constexpr bool kKeep = !kSplit || kArch >= 1000;
-constexpr bool kShort = kArch < 800 || (kArch < 900 && kStored == 0) || (kArch >= 900 && !kNewCompiler);
-constexpr int kHold = kSplit ? 2 : kShort ? 3 : 4;
+constexpr bool kShort = kArch < 890 || (kArch < 900 && kStored == 0) || (kArch >= 900 && !kNewCompiler);
+constexpr int kHold = kSplit ? (kArch >= 1200 ? 3 : 2) : kShort ? 3 : 4;
 constexpr bool kAhead = kArch >= 900 && kArch < 1000 && (!kSplit || kNewCompiler);
 
 // The lane of a run and a part of the states. Its neighbours by bits 0 and 3 have the same run, and so read the same words
@@ -223,7 +228,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backwa
   for (int tile = end_tile - 1; tile >= first_tile; --tile) {
     const i64 from = static_cast<i64>(tile) * kChunk;
     const int left = static_cast<int>(max(0ll, min(steps - from - 2 * lane, 2ll)));
-    const bool whole = aligned && left == 2;
+    // Alike for all lanes; opaque, or the compiler finds it anew, from 64 bits, wherever it is used.
+    int whole = aligned && steps - from >= kChunk;
+    asm volatile("" : "+r"(whole));
     // Where the tile begins in its channels' rows, and where the states before it lie.
     const int start_stride = tile == 0 ? static_cast<int>(p.h0.s[2]) : 1;
     for (int j = lane; j < mine; j += 32) {
@@ -253,9 +260,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backwa
         Fetched r = {};
         const Stored *delta = row_at(j, 1), *grad = row_at(j, 3), *z = row_at(j, 2), *u = row_at(j, 0);
         if (whole) {
-          r.delta = *reinterpret_cast<const Pair*>(delta), r.grad = *reinterpret_cast<const Pair*>(grad);
-          if (gated) r.z = *reinterpret_cast<const Pair*>(z);
-          r.u = *reinterpret_cast<const Pair*>(u);
+          r.delta = __ldg(reinterpret_cast<const Pair*>(delta)), r.grad = __ldg(reinterpret_cast<const Pair*>(grad));
+          if (gated) r.z = __ldg(reinterpret_cast<const Pair*>(z));
+          r.u = __ldg(reinterpret_cast<const Pair*>(u));
         } else {
           auto some = [&](const Stored* x) {
             Pair v;
@@ -407,12 +414,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backwa
             y[k] = fmaf(c[k], h, y[k]);
             of_c[s][k] = fmaf(dy[k], h, of_c[s][k]);
           }
-          of_a[s] = 0.0f;
 #pragma unroll
           for (int k = kRun - 1; k >= 0; --k) {
             const float lambda = fmaf(c[k], dy[k], mu), product_q = lambda * q[k];
             of_rate[k] = fmaf(rate[s], product_q, of_rate[k]);
-            of_a[s] = fmaf(delta[k], product_q, of_a[s]);
+            of_a[s] = k == kRun - 1 ? delta[k] * product_q : fmaf(delta[k], product_q, of_a[s]);
             of_drive[k] = fmaf(b[k], lambda, of_drive[k]);
             of_b[s][k] = fmaf(du[k], lambda, of_b[s][k]);
             mu = a[s][k] * lambda;
@@ -431,11 +437,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backwa
         float sum[3][2];
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-          sum[i][0] = sum[i][1] = 0.0f;
 #pragma unroll
           for (int s = 0; s < kParts; ++s) {
             const float2 v = *reinterpret_cast<const float2*>(stage + kShares + (kParts * i + s) * kPitch + pair);
-            sum[i][0] += v.x, sum[i][1] += v.y;
+            sum[i][0] = s ? sum[i][0] + v.x : v.x, sum[i][1] = s ? sum[i][1] + v.y : v.y;
           }
         }
         if (kSplit) {
@@ -492,13 +497,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) selective_lanes_backwa
         __syncthreads();
         float* to = reinterpret_cast<float*>(which ? p.part_c : p.part_b);
         to += (((slice * batch + row) * p.groups + group) * p.states + base) * steps + from;
+        // Opaque: addresses are not to wait in registers while channels pass by.
+        int i = threadIdx.x;
+        asm volatile("" : "+r"(i));
 #pragma unroll 1
-        for (int i = threadIdx.x; i < here * kChunk; i += kThreads) {
-          const int n = i / kChunk, k = i % kChunk;
-          float sum = 0.0f;
+        for (; i < here * kQuads; i += kThreads) {
+          const int n = i / kQuads, k = i % kQuads * 4;
+          float sum[4];
+          load_words(sum, stages + n * kPitch + k);
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) sum += stages[w * kOfWarp + n * kPitch + k];
-          if (from + k < steps) to[n * steps + k] = sum;
+          for (int w = 1; w < kWarps; ++w) {
+            float other[4];
+            load_words(other, stages + w * kOfWarp + n * kPitch + k);
+#pragma unroll
+            for (int l = 0; l < 4; ++l) sum[l] += other[l];
+          }
+          float* cell = to + n * steps + k;
+          if (steps % 4 == 0) {
+            if (from + k < steps) *reinterpret_cast<float4*>(cell) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+          } else {
+#pragma unroll
+            for (int l = 0; l < 4; ++l) {
+              if (from + k + l < steps) cell[l] = sum[l];
+            }
+          }
         }
       }
       if (kSplit) {
