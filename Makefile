@@ -6,7 +6,7 @@
 SHELL := /bin/sh
 export MAKE
 
-# `make test` runs those after `build` two at a time, and add-a-family, which makes another binary there, last: scripts/run-steps.sh.
+# `make test` runs those after `build` two at a time: scripts/run-steps.sh.
 STEPS = fmt-check lint build tests clippy features doctests deny kernels check emulated examples python add-a-family
 
 # Release speed with overflow checks and debug assertions; one build serves tests, check, kernels and examples.
@@ -72,22 +72,23 @@ $(CHRONAXIE): FORCE
 	@[ -n "$$CHRONAXIE_BUILT" ] || cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
 FORCE:
 
-# Every kernel by the newest NVRTC and by the oldest that is supported: in all of its specialisations for sm_90a by the newest, and
-# by the oldest for sm_75, where code is its own, every eighth and at least one of each source. For the other architectures, whose
-# code is one of those two kinds, every eighth too; with SPREAD=--spread the eighths take turns: each source is compiled for one of them by either NVRTC, for another
-# when it changes. `make kernels-all` leaves none out.
+# Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
+# numbers alone every fourth; by the oldest for sm_75, where code is its own, every eighth of each source. The other architectures,
+# whose code is one of those two kinds, take turns: every eighth is compiled for one of them. At least one of each is compiled; which
+# ones, and for what, changes with the source. `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
+ALIKE = --one-in 4 --alike
 ONE_IN = 8
-SPREAD =
+SPREAD = --spread
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
-	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a
+	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a $(ALIKE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD)
 	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN)
 	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ONE_IN=1 SPREAD= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
 
 # In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
 # the repeats on a GPU.

@@ -6,7 +6,8 @@ line of prose before it:
     `PATH`:                        the block is that file
     In `PATH`, before `LINE`:      the block goes before the one line that reads so (likewise `after`)
     At the end of `PATH`, ...:     the block is appended
-A block of `sh` holds commands; `cargo run --release --` there uses the build that the other steps of `make test` share.
+A block of `sh` holds commands; `cargo run --release --` there uses the profile of the other steps of `make test`, and what they have
+built of other projects' crates, in a target folder of its own: its binary is another, and theirs is at work meanwhile.
 """
 
 import fcntl
@@ -20,7 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
+OWN = TARGET / "add-a-family-target"
 PROFILE = "conformance"
+# The wing that the page adds to is what its tests and clippy need; the binary has all.
+WING = "--no-default-features --features layers"
 # Only what the copy itself compiles: its dependencies are those that are built already.
 QUICK = [f"--config profile.{PROFILE}.package.{name}.opt-level=0" for name in ("chronaxie-runtime", "chronaxie", "chronaxie-cli")]
 
@@ -58,12 +62,12 @@ def run(command, tree):
     written = command
     command = command.replace("cargo run --release --", f"cargo run {options} --")
     for verb in ("test", "clippy"):
-        command = command.replace(f"cargo {verb} ", f"cargo {verb} {options} ")
+        command = command.replace(f"cargo {verb} ", f"cargo {verb} {options} {WING} ")
     print(f"$ {written}", flush=True)
     began = time.monotonic()
     # The toy layer needs no speed, and building does.
     quick = {"CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1"}
-    environment = {**os.environ, **quick, "CARGO_TARGET_DIR": str(TARGET)}
+    environment = {**os.environ, **quick, "CARGO_TARGET_DIR": str(OWN)}
     result = subprocess.run(command, shell=True, cwd=tree, env=environment, text=True, stdout=subprocess.PIPE)
     # Counts of this copy's tests and checks are not those of the checkout: indented, they are not added to them.
     print("".join(f"    {line}\n" for line in result.stdout.splitlines()), end="", flush=True)
@@ -78,6 +82,24 @@ def run(command, tree):
         # Several test programs may have none of the family; all of them together must have one.
         if re.search(pattern, result.stdout, re.M) and not re.search(r"^[1-9]\d* passed|ok\. [1-9]", result.stdout, re.M):
             sys.exit(f"add-a-family: `{written}` {why}")
+
+
+def lend():
+    """What the other steps have built of other projects' crates is there for this target folder, too, and the emulated GPU."""
+    OWN.mkdir(parents=True, exist_ok=True)
+    (TARGET / "emulated").mkdir(exist_ok=True)
+    if not (OWN / "emulated").is_symlink():
+        (OWN / "emulated").symlink_to(TARGET / "emulated")
+    for folder in (f"{PROFILE}/deps", f"{PROFILE}/build", f"{PROFILE}/.fingerprint"):
+        for source in TARGET.glob(f"{folder}/*"):
+            to = OWN / folder / source.name
+            if source.name.removeprefix("lib").startswith("chronaxie") or to.exists():
+                continue
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, to)
+            elif source.suffix in (".rlib", ".rmeta", ".so", ".d"):
+                shutil.copy2(source, to)
 
 
 def follow(tree):
@@ -121,6 +143,7 @@ def main():
             if (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
+        lend()
         try:
             follow(tree)
         finally:

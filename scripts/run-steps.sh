@@ -2,13 +2,12 @@
 # scripts/run-steps.sh STEP ...: runs each make target, and goes on after a failure. Prints the time of each, and last one line:
 # N passed, N failed, N skipped. A step that runs tests counts them; any other counts as one.
 # With `build` among them, the steps of $beside run next to those that follow it, since few keep two cores at work to their end;
-# what a step then says is printed when it ends. Those of $last change what the others run, and come when all have ended.
+# what a step then says is printed when it ends.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 . scripts/common.sh
 
 beside=" kernels check emulated examples "
-last=" add-a-family "
 logs="$target_dir/steps"
 mkdir -p "$logs"
 # What a fresh machine must fetch, unpack and build for later steps takes one core and minutes: beside the first steps.
@@ -39,9 +38,8 @@ step() { # NAME, and `quietly` where another one prints meanwhile
     fi
 }
 
-first=() next=() other=() end=() built=""
+first=() next=() other=() built=""
 for s in "$@"; do
-    case "$last" in *" $s "*) end+=("$s"); continue ;; esac
     case "$beside" in *" $s "*) [ -z "$built" ] || { other+=("$s"); continue; } ;; esac
     if [ -n "$built" ]; then next+=("$s"); else first+=("$s"); fi
     [ "$s" != build ] || built=yes
@@ -61,7 +59,6 @@ if [ -n "$built" ]; then
     trap - INT TERM HUP
     unset CHRONAXIE_BUILT
 fi
-for s in "${end[@]}"; do step "$s"; done
 
 table="" passed=0 failed=0 skipped=0
 for step in "$@"; do

@@ -175,6 +175,10 @@ pub(crate) struct Compile {
     /// others
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub one_in: u32,
+    /// With --one-in: leave out only such specialisations as differ from one that is compiled in numbers alone; which those are
+    /// changes with the source
+    #[arg(long)]
+    pub alike: bool,
     /// Each specialisation that is so chosen for one of the architectures alone: they take turns, and which comes first changes
     /// with the source
     #[arg(long)]

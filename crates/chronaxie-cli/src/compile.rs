@@ -6,8 +6,8 @@ use crate::progress::Terminal;
 use crate::version::dotted;
 use crate::{Outcome, Stop};
 use chronaxie::cuda::{
-    COMPARED_ARCHS, CompileOptions, Cubin, Key, Nvrtc, Specialisation, emitted_source, nvrtc_for, set_nvrtc_path,
-    write_pack,
+    COMPARED_ARCHS, CompileOptions, Constant, Cubin, Key, Nvrtc, Specialisation, emitted_source, nvrtc_for,
+    set_nvrtc_path, write_pack,
 };
 use chronaxie::progress::Progress;
 use chronaxie::registry;
@@ -96,8 +96,22 @@ fn spread(able: &[Vec<usize>], first: usize, one_in: usize) -> Vec<Option<usize>
     wanted
 }
 
+/// What tells kernels apart: their source, and, if `kinds`, the constants that are no numbers.
+fn kernels(spec: &Specialisation, kinds: bool) -> (&str, &[&'static str], Vec<String>) {
+    let number = |c: &Constant| matches!(c, Constant::Int(_) | Constant::Long(_) | Constant::F32(_) | Constant::F64(_));
+    let kinds = spec.constants.iter().filter(|(_, c)| kinds && !number(c)).map(|c| format!("{c:?}")).collect();
+    (&spec.source.name, &spec.entries, kinds)
+}
+
+/// Where the turns of a source's specialisations begin: elsewhere when it changes.
+fn first(spec: &Specialisation) -> usize {
+    let key = spec.key("sm_90a", &CompileOptions::default()).to_string();
+    usize::from_str_radix(&key[..4], 16).unwrap_or(0)
+}
+
 /// What is to be compiled, each once.
-fn jobs(families: &[String], archs: &[String], one_in: usize, in_turn: bool) -> Result<Vec<Job>> {
+fn jobs(args: &Compile, archs: &[String]) -> Result<Vec<Job>> {
+    let (families, one_in) = (&args.families, args.one_in as usize);
     let mut seen = HashSet::new();
     let mut jobs = Vec::new();
     let all = registry::kernels();
@@ -107,21 +121,19 @@ fn jobs(families: &[String], archs: &[String], one_in: usize, in_turn: bool) -> 
     }
     for (family, specs) in all.iter().filter(|(name, _)| families.is_empty() || families.iter().any(|f| f == name)) {
         let mut specs: Vec<&Specialisation> = specs.iter().collect();
-        let kernels = |s: &Specialisation| (s.source.name.clone(), s.entries.clone());
-        specs.sort_by_key(|s| kernels(s));
-        for of_one_source in specs.chunk_by(|a, b| kernels(a) == kernels(b)) {
-            let number = |arch: &String| COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
+        specs.sort_by(|a, b| kernels(a, args.alike).cmp(&kernels(b, args.alike)));
+        for of_one_source in specs.chunk_by(|a, b| kernels(a, args.alike) == kernels(b, args.alike)) {
+            let turn = if args.alike { first(of_one_source[0]) } else { 0 };
+            let number = |arch: &String| turn + COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
             let mut wanted = vec![Vec::new(); of_one_source.len()];
-            if in_turn {
+            if args.spread {
                 let able = |s: &&Specialisation| (0..archs.len()).filter(|a| s.archs.contains(&archs[*a])).collect();
                 let able: Vec<Vec<usize>> = of_one_source.iter().map(able).collect();
-                let key = of_one_source[0].key("sm_90a", &CompileOptions::default()).to_string();
-                let first = usize::from_str_radix(&key[..4], 16).unwrap_or(0);
-                for (wanted, arch) in wanted.iter_mut().zip(spread(&able, first, one_in)) {
+                for (wanted, arch) in wanted.iter_mut().zip(spread(&able, first(of_one_source[0]), one_in)) {
                     wanted.extend(arch.map(|a| &archs[a]));
                 }
             }
-            for arch in archs.iter().filter(|_| !in_turn) {
+            for arch in archs.iter().filter(|_| !args.spread) {
                 let able: Vec<usize> =
                     (0..of_one_source.len()).filter(|i| of_one_source[*i].archs.contains(arch)).collect();
                 chosen(able.len(), number(arch), one_in).for_each(|i| wanted[able[i]].push(arch));
@@ -237,7 +249,7 @@ pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
         set_nvrtc_path(Some(path.clone()));
     }
     let archs = archs(args, common.quiet)?;
-    let jobs = jobs(&args.families, &archs, args.one_in as usize, args.spread)?;
+    let jobs = jobs(args, &archs)?;
     let progress = Terminal::new(common.quiet);
     let done = compile_all(&jobs, &progress)?;
     let rows = rows(&jobs, &done);
@@ -291,7 +303,7 @@ pub(crate) fn run(args: &Compile, common: &Common, out: &mut Out) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chronaxie::cuda::{Constant, KernelSource};
+    use chronaxie::cuda::KernelSource;
 
     #[test]
     fn a_sample_has_something_of_every_source_and_everything_in_turn() {
@@ -323,6 +335,18 @@ mod tests {
         assert_eq!(spread(&[vec![0, 1], vec![], vec![1], vec![0, 1]], 1, 1), [Some(1), None, Some(1), Some(1)]);
         assert_eq!([0, 1, 2].map(|first| spread(&[vec![4, 5, 6]], first, 8)), [[Some(4)], [Some(5)], [Some(6)]]);
         assert_eq!(spread(&[vec![]], 3, 8), [None]);
+    }
+
+    #[test]
+    fn what_differs_in_numbers_alone_is_alike() {
+        let of = |number: i32, is: bool| {
+            let mut spec = Specialisation::new(KernelSource::embedded("toy.cu", ""), &["toy"]);
+            spec.constants = vec![("kRows", number.into()), ("kMasked", is.into())];
+            spec
+        };
+        assert_eq!(kernels(&of(1, true), true), kernels(&of(2, true), true));
+        assert_ne!(kernels(&of(1, true), true), kernels(&of(1, false), true));
+        assert_eq!(kernels(&of(1, true), false), kernels(&of(2, false), false));
     }
 
     #[test]

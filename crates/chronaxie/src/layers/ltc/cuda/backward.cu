@@ -123,6 +123,9 @@ ltc_adjoint(const Synapse* __restrict__ by_target, const int* __restrict__ sourc
           float num = 0.0f, den = 0.0f;
           if (j < hidden) {
             int end = target_offsets[j + 1];
+#if __CUDA_ARCH__ >= 1200  // where four at once with mixed memory are more than 64 registers hold
+#pragma unroll kMixed ? 2 : 4
+#endif
             for (int s = target_offsets[j] + lane; s < end; s += kLanes) {
               Synapse syn = by_target[s];
               float gated = gate(syn, v[source_of[s]]);

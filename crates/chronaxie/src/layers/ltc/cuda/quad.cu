@@ -37,7 +37,7 @@ constexpr int kTile = 256;
 // Nanoseconds of half an unfold of one half of a block.
 constexpr unsigned kHalfUnfold = 600;
 // Slots whose loads are in flight ahead of their gates.
-constexpr int kFlight = kFast ? 3 : kOldCompiler ? 1 : 2;
+constexpr int kFlight = kFast || __CUDA_ARCH__ >= 1000 ? 3 : kOldCompiler ? 1 : 2;
 
 // What a thread holds.
 struct Four {

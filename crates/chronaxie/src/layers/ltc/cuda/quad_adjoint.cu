@@ -19,7 +19,7 @@ constexpr bool kShared = true;
 #include "quad.cuh"
 
 // Slots whose sums are in registers, which every thread computes, in use or not; and how many there may be behind them.
-constexpr int kOn = kSlots * (kFast && !kOldCompiler ? 15 : 14) / 20, kOff = kSlots - kOn;
+constexpr int kOn = kSlots * (kFast && !kOldCompiler && __CUDA_ARCH__ < 1000 ? 15 : 14) / 20, kOff = kSlots - kOn;
 
 // Most neurons. alpha and beta of rows 0 and 1, and of rows 2 and 3, of so many lie in two planes; there are two tiles of them.
 constexpr int kTile = 256;

@@ -4,13 +4,15 @@
 
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
 constexpr unsigned kMostCards = 8;
-// Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once.
+// Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once; of older ones, for what a warp
+// remembers from step to step (Put).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false;
+#define CHRONAXIE_FEW
+constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false, kFew = kThreads == 1024 && !kMany && !kHeld;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kTight = false, kLoose = false;
+constexpr bool kTight = false, kLoose = false, kFew = false;
 #else
-constexpr bool kTight = false, kLoose = kNear;
+constexpr bool kTight = false, kLoose = kNear, kFew = false;
 #endif
 constexpr int kWarps = kThreads / 32;
 // Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
@@ -25,9 +27,9 @@ constexpr int kBatch = kTight                                             ? 1
 // registers for the last.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
 constexpr int kNarrowBatch = 2;
-constexpr bool kCounted = kSeeds && !kLearns;
+constexpr bool kCounted = (kSeeds && !kLearns) || kFew;
 #else
-constexpr bool kCounted = false;
+constexpr bool kCounted = kFew;
 constexpr int kNarrowBatch = kTight || kTimed || kSeeds ? 2 : kLoose ? 4 : 3;
 #endif
 
@@ -142,6 +144,22 @@ struct Laps<false> {
 
 // What the models of kHeld have at most.
 constexpr int kMostVariables = 4;
+// What all lanes of a warp know alike from step to step: of kFew in shared memory, since no register is left for it.
+template <bool kOn>
+struct Put {
+  volatile unsigned* at;
+  __device__ __forceinline__ Put(unsigned* at, unsigned x) : at(at) { *at = x; }
+  __device__ __forceinline__ operator unsigned() const { return *at; }
+  __device__ __forceinline__ void operator=(unsigned x) { *at = x; }
+};
+template <>
+struct Put<false> {
+  unsigned kept;
+  __device__ __forceinline__ Put(unsigned*, unsigned x) : kept(x) {}
+  __device__ __forceinline__ operator unsigned() const { return kept; }
+  __device__ __forceinline__ void operator=(unsigned x) { kept = x; }
+};
+
 // What a lane keeps of its only cell over all steps.
 struct Own {
   float s[kHeld ? kMostVariables : 1];

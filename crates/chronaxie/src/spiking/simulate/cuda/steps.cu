@@ -421,12 +421,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Drive* const near_drives = (Drive*)(held + (net.pitch + net.steps + net.near + net.near_arrivals + 1) / 2 * 2);
   unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
   uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
-  const Block block = {net,   run,
-                       many,  laps,
-                       self,
-                       kShared ? held : kept,
-                       held,  noted,
-                       net.calendar + (u64)self * net.steps * net.room,
+  const Block block = {net, run, many, laps, self, kShared ? held : kept, held, noted, net.calendar + (u64)self * net.steps * net.room,
                        net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;
@@ -434,16 +429,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned* const tables = entries + (u64)net.rows * (1 + learn.deep + learn.shallow * learn.trace_count);
   unsigned short* const cell_of = (unsigned short*)(tables + learn.tables);
   const u64 row = (u64)self * net.rows;
-  const Past past = {learn,
-                     rules,
-                     traces,
-                     entries,
-                     entries + net.rows,
-                     entries + net.rows * (1 + learn.deep),
-                     list + kListed + 16 * warp,
-                     cell_of,
-                     net.rows,
-                     self};
+  const Past past = {learn, rules, traces, entries, entries + net.rows, entries + net.rows * (1 + learn.deep),
+                     list + kListed + 16 * warp, cell_of, net.rows, self};
   const Walk walk = {net, past, held};
   if constexpr (kLearns) {
     if (threadIdx.x < 2) listed[threadIdx.x] = 0;
@@ -475,7 +462,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Each warp has as many tasks that lie side by side, and the part of the present one in shared memory.
   const unsigned shard = (kMany ? net.begin : 0) + self;
   const unsigned begin = net.first_task[shard], tasks = net.first_task[shard + 1] - begin;
+#ifdef CHRONAXIE_FEW
+  __shared__ unsigned put_from[kWarps], put_full;
+  const unsigned to = begin + tasks * (warp + 1) / kWarps;
+  const Put<kFew && kLearns> from(put_from + warp, begin + tasks * warp / kWarps);
+  Put<kFew> full(&put_full, false);
+#else
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
+  bool full = false;
+#endif
   const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds, &numbers};
   if constexpr (kMany) {
     if (threadIdx.x == 0) numbers = share.numbers(shard);
@@ -515,7 +510,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if constexpr (kCalendar) block.gather(run.from);
-  bool full = false;
   laps.begin();
   u64 step = run.from;
   const u64 last = run.from + run.steps;
