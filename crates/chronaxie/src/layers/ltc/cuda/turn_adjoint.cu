@@ -3,14 +3,24 @@
 // of two groups in turn: while alpha and beta of one travel, the other has gates. Eight warps of a block have gates and nothing
 // else: they wait for a tile, take its gates, store their parts of the sums over targets and arrive at a barrier. Four more end them,
 // a thread for each source and row: they add parts, make alpha and beta and give them to all blocks, and begin and end steps. Threads
-// with gates have 216 registers, in which lie 18 slots with their sums, and the enders 72. quad_adjoint.cu, whose halves of a block
-// have sums of their own, has the synapses in shared memory, and a warp does all of its owners' work.
+// with gates have 216 registers, in which lie 18 slots with their sums, and the enders 72. (quad_adjoint.cu has sums for each half of a
+// block, the synapses in shared memory, and warps that do all of their owners' work.)
 // A tile is complete only after all enders have read their parts of the unfold before, so parts need no barrier of their own; v of
 // a block's sources lies beside the tile, and its barrier waits for the enders that store it.
 //
 // Work: four gates are 2 loads of 16 bytes, 44 operations of which four are special, and one for an address: 8 warps of 17 slots take
 // 3200 issue slots of a scheduler and 2200 clocks of the special-function unit and of shared memory each for an unfold of eight rows
-// (B128 T256 H256 at density 0.5 in 15 clusters of 8: 1638 unfolds, 2.6 ms of issue slots).
+// (B128 T256 H256 at density 0.5 in 15 clusters of 8: 1638 unfolds, 2.6 ms of issue slots). Registers bind: they lie in two banks, of
+// which each gives one operand a clock, so that a multiply-add of three registers takes two clocks, unless it reads one again that the
+// instruction before it read. By the machine code of all slots 984 instructions read 1961 operands and take 1354 clocks, 1.38 each; with
+// 16 warps, without the special functions and without all loads from shared memory issue slots stayed 68 to 73 % busy. Hence a is
+// part of p and q (`scale_of`): dz is added to the sum over targets, two operands in the place of three.
+// Measured (H100, fast, the backward pass of B128 T64 D64 H256 in five chunks, ms): quad_adjoint.cu 2.42; this with all of a group in
+// registers of the enders and loads as the compiler places them 2.28; loads and special functions a slot ahead 2.13; what enders keep in
+// shared memory in planes 2.08; a in p and q, and waits for the copies of the group alone that is next 2.04. An unfold of eight rows
+// 7000 clocks by quad_adjoint.cu in chunks of 20 steps, 5260 by this in chunks of 29 (B128 T256). Exact 3.15 and 2.67.
+// Tried, T64: 16 warps of 10 slots, whose threads have 104 registers, 2.19; alpha and beta by bulk copies in the place of stores that
+// complete on barriers 2.08 of 2.08; orders of the operations, which the compiler mostly undoes, 2.04 to 2.06.
 // Bytes: as adjoint.cu.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
