@@ -146,7 +146,9 @@ pub fn specialisations() -> Vec<Specialisation> {
             let adjoint = Held { pairs: true, ..four };
             all.push(held::specialisation(&QUAD_ADJOINT, &["ltc_quad_adjoint"], &adjoint, fast, true));
         }
-        all.push(held::specialisation(&TURN_ADJOINT, &["ltc_turn_adjoint"], &Held::in_turn(), fast, true));
+        for turns in tune::FOURS.map(Held::in_turn) {
+            all.push(held::specialisation(&TURN_ADJOINT, &["ltc_turn_adjoint"], &turns, fast, true));
+        }
         for rebuild in [false, true] {
             let two = Held { rebuild, ..Held::two() };
             all.push(held::specialisation(&TWO, &["ltc_two"], &two, fast, true));

@@ -327,14 +327,15 @@ const fn gate_clocks(adjoint: bool, fast: bool) -> usize {
 }
 
 /// Clocks of an unfold of `groups` groups of rows in one cluster, each of which keeps the special-function unit busy for
-/// `gates` clocks (H200, measured: recurrence.cu and exchange.cuh). Of one group the whole chain counts; several hide the
-/// exchange, and the more of the sums and divisions the longer their gates are.
-const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usize) -> usize {
+/// `gates` clocks (measured: recurrence.cu and exchange.cuh). Of each group the whole chain counts: the kernel of several takes longer
+/// than several of one (H100, 256 neurons, clocks of each and of one alone: 1250 and 1100 with 20 warps, 1370 and 1320 with 16,
+/// 1600 and 1410, 2150 and 1940 with 8). Rebuilt unfolds, which are short, hide more of it.
+const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usize, rebuild: bool) -> usize {
     // A barrier of more warps takes longer. What is left of the time of the compared cases, by cluster size.
-    let chain = threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
-    let one = gates + chain;
-    let each = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
-    if groups <= 1 || groups * each < one { one } else { groups * each }
+    let one = gates + threads / 4 + if blocks == 1 { 450 } else { 660 + 40 * blocks };
+    let hidden = if gates < 1500 { gates * 7 / 9 + 380 } else { gates + 50 };
+    let all = groups * if rebuild { hidden } else { one * 9 / 8 };
+    if groups <= 1 || all < one { one } else { all }
 }
 
 /// How many clusters of each size are resident at once, from 1 block on.
@@ -432,7 +433,7 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     let one = busy + if blocks == 1 { 850 + 35 * warps } else { 1050 + 25 * warps + 200 * (rows - 1) };
                     if groups == 1 { one } else { one.max(groups * (busy + 300 + 100 * warps)) }
                 } else {
-                    let unfold = unfold_clocks(groups, gates, blocks, shape.threads);
+                    let unfold = unfold_clocks(groups, gates, blocks, shape.threads, role == Role::Rebuild);
                     // Several blocks of a multiprocessor share its units, where there are so many; and clusters that do
                     // wait for each other everywhere (H200, measured): their groups take as long as one by one.
                     let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
@@ -440,7 +441,9 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     match (crowded, blocks) {
                         (false, _) => unfold,
                         (true, 1) => together,
-                        (true, _) => together.max(groups * unfold_clocks(1, gates, blocks, shape.threads) * 6 / 5),
+                        (true, _) => {
+                            together.max(groups * unfold_clocks(1, gates, blocks, shape.threads, false) * 6 / 5)
+                        }
                     }
                 };
                 let clocks = unfold * (clusters * groups).max(all_groups) / (clusters * groups);

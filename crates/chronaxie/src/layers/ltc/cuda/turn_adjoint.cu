@@ -42,7 +42,7 @@ constexpr int kMostRest = kSlots - 2;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kRest = 2;
 #elif defined(CHRONAXIE_REGISTERS_MOVE)
-constexpr int kRest = 8;
+constexpr int kRest = kMostRest < 8 ? kMostRest : 8;
 #else
 constexpr int kRest = kMostRest;
 #endif

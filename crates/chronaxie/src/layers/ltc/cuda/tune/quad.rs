@@ -1,6 +1,6 @@
 //! The choice of the kernels of four rows side by side, and of two groups of two in turn.
 
-use super::{Held, RECURRENCES, Residency, Role, gate_clocks};
+use super::{Held, Residency, Role, gate_clocks};
 use crate::layers::ltc::cuda::schedule::{Deal, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Ltc, Save};
@@ -10,8 +10,6 @@ use crate::op::Precision;
 pub(in super::super) const SHAPES: [(usize, usize, usize); 2] = [(4, 20, 256), (4, 8, 256)];
 /// Rows, slots, threads of a block of two.cu, whose groups are two.
 pub(in super::super) const TWO: (usize, usize, usize) = (2, 18, 512);
-/// The same of turn_adjoint.cu.
-pub(in super::super) const TURNS: (usize, usize, usize) = (4, 20, 256);
 /// Threads of its blocks, and of those of turn_adjoint.cu, that have no synapses, but end sums: each those of a neuron and row
 /// (kEnders there).
 const ENDERS: usize = 128;
@@ -35,7 +33,6 @@ const NEURONS: usize = 256;
 const TILES: usize = (32 << 10) + 512;
 /// The same of turn_adjoint.cu, the slots that it has there, and what an ender keeps of a group.
 const TURN_TILES: usize = 38 << 10;
-const TURN_REST: usize = TURNS.1 - 2;
 const TURN_KEEPS: usize = 17 * 4;
 
 impl Held {
@@ -47,9 +44,9 @@ impl Held {
     pub(in super::super) const fn two() -> Self {
         Self { groups: 2, ..Self::quad(TWO) }
     }
-    /// The shape of turn_adjoint.cu.
-    pub(in super::super) const fn in_turn() -> Self {
-        Self { groups: 2, pairs: true, ..Self::quad(TURNS) }
+    /// A shape of turn_adjoint.cu.
+    pub(in super::super) const fn in_turn(shape: (usize, usize, usize)) -> Self {
+        Self { groups: 2, pairs: true, ..Self::quad(shape) }
     }
     /// Whether the kernel is the adjoint of two groups of four rows in turn.
     pub(in super::super) const fn turns(&self) -> bool {
@@ -87,9 +84,6 @@ pub(super) fn hold(
     }
     let batch = if role == Role::Rebuild { 1 << 14 } else { batch };
     let gate = gate_clocks(adjoint, p.precision == Precision::Fast);
-    let one_block = RECURRENCES
-        .iter()
-        .any(|&(rows, slots, threads)| lists.shape(1, slots, rows, rows).is_some_and(|s| s.threads <= threads));
     let of_blocks = |(rows, slots, max_threads): (usize, usize, usize), blocks: usize| {
         // Slots that every thread has, the fewest and the most: the adjoint's kernel has 14 or 15 of 20 by its compiler.
         let quad = Held { blocks, pairs: adjoint, ..Held::quad((rows, slots, max_threads)) };
@@ -108,16 +102,15 @@ pub(super) fn hold(
             return None;
         }
         let gates = shape.busiest * rows * gate;
-        // H200, measured beside the others: two halves hide each other's chains, one alone does not.
         let (clusters, groups) = (2 * resident[blocks], batch.div_ceil(rows).max(1));
-        // Short lists leave the chain. Where one block does not hold a row and all halves are busy, the others take more than is
-        // reckoned for them (AutoNCP B128 H256, H100, ms: 0.553 by 8 slots, 0.665 by `c2r1s6g2`).
-        let beside = if groups >= clusters && !one_block { 600 } else { 1100 };
         // Whoever asks for four rows and one group means these.
         let asked = wish.rows == Some(rows) && wish.groups == Some(1);
         let clocks = match (adjoint, groups > resident[blocks]) {
             _ if asked => 0,
-            (false, true) => (gates * 2).max(gates + beside),
+            // H100, measured: 3600 clocks for 2240 of gates, 2700 for 1024 (AutoNCP, 256 neurons); the others take a tenth more
+            // than is reckoned for them. Rebuilt unfolds as the others are.
+            (false, true) if role == Role::Rebuild => (gates * 2).max(gates + 600),
+            (false, true) => gates * 2 + 1250,
             (false, false) => gates + 1500,
             (true, true) => gates * 10 / 3,
             (true, false) => gates + 3600,
@@ -164,10 +157,11 @@ fn two(
         }
         let gates = shape.busiest * rows * gate;
         let places = 2 * resident[blocks];
-        // Measured 2700 clocks for 4.4 times 8 of gates where quad.cu takes 3600 (H100), which is reckoned as two thirds of that.
-        // Exact gates of few rows take 1550 clocks in all where they are 512 (B32 H128), and one row a cluster 1290.
-        let beside = if p.precision == Precision::Fast { 560 } else { 900 };
-        let clocks = if groups > resident[blocks] { (gates * 3 / 2).max(gates + beside) } else { gates + 1500 };
+        // H100, measured: 2650 clocks for 1090 of gates, 2050 for 540; as for four rows.
+        let clocks = match role {
+            Role::Rebuild if groups > resident[blocks] => (gates * 3 / 2).max(gates + 560),
+            _ => gates + 1250,
+        };
         let held = Held { threads: shape.threads, rebuild: role == Role::Rebuild, shared: shared as u32, ..two };
         Some((clocks * places.max(groups) / places, held))
     };
@@ -190,29 +184,29 @@ fn turns(
         return None;
     }
     let gate = gate_clocks(true, p.precision == Precision::Fast);
-    let (rows, slots, max_threads) = TURNS;
-    if !(wanted(rows, wish.rows) && wanted(slots, wish.slots)) {
-        return None;
-    }
-    let of_blocks = |blocks: usize| {
-        let turns = Held { blocks, ..Held::in_turn() };
+    let of_blocks = |(rows, slots, max_threads): (usize, usize, usize), blocks: usize| {
+        let turns = Held { blocks, ..Held::in_turn((rows, slots, max_threads)) };
         let shape = lists.four_shape(&deal(&turns)).filter(|s| s.threads <= max_threads)?;
         // What the kernel's header says of its shared memory.
-        let shared = 2 * max_threads / 32 * PLANE + 16 * TURN_REST * max_threads + 2 * TURN_KEEPS * ENDERS;
+        let shared = 2 * max_threads / 32 * PLANE + 16 * (slots - 2) * max_threads + 2 * TURN_KEEPS * ENDERS;
         if shared + TURN_TILES > limit {
             return None;
         }
         let gates = shape.busiest * rows * gate;
         let (places, groups) = (2 * resident[blocks], batch.div_ceil(rows).max(1));
-        // Measured 2690 clocks an unfold of four rows for 34 slots of 4 rows (H100), of two groups in turn.
+        // Measured 5260 clocks an unfold of two groups of four rows for 34 slots of 4 rows (H100).
         // Whoever asks for four rows and two groups means these.
         let clocks = match wish.rows.and(wish.groups) {
             Some(_) => 0,
-            None if groups > resident[blocks] => gates * 3,
+            None if groups > resident[blocks] => (gates * 3).max(gates + 1500),
             None => gates * 3 / 2 + 1500,
         };
         Some((clocks * places.max(groups) / places, Held { threads: shape.threads, shared: shared as u32, ..turns }))
     };
     let blocks = (2..=LANES).filter(|&b| wanted(b, wish.blocks) && resident[b] > 0);
-    blocks.filter_map(of_blocks).min_by_key(|&(clocks, _)| clocks)
+    // Few slots are for many neurons of which most have few synapses (H128 at density 0.5: 3 to 12 % slower).
+    let of_use = |s: &(usize, usize, usize)| s.1 == SHAPES[0].1 || p.hidden > 128 || wish.slots == Some(s.1);
+    let shapes = SHAPES.into_iter().filter(of_use).filter(|s| wanted(s.0, wish.rows) && wanted(s.1, wish.slots));
+    let all = shapes.flat_map(|s| blocks.clone().map(move |b| (s, b)));
+    all.filter_map(|(s, b)| of_blocks(s, b)).min_by_key(|&(clocks, _)| clocks)
 }
