@@ -48,18 +48,6 @@ struct alignas(16) Kept {
 };
 constexpr int kAhead = 4;  // unfolds that have room, of which two are on their way
 
-__device__ __forceinline__ void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// All copies but those of the last commit are there.
-__device__ __forceinline__ void earlier_copies_here() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
-}
-
 // Dynamic shared memory: where synapses lie there, kPitch of 16 bytes a thread; for each thread what it keeps, 32 bytes; for each group and thread a Turn, v and den of four
 // unfolds, and dL/d out and time of a step, 72 bytes; 16 for each group and warp; alpha and beta of each group, twice [H, 2 kRows]; two barriers for each group.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -336,3 +336,14 @@ __device__ __forceinline__ void copies_here() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// All copies but those of the last commit are there.
+__device__ __forceinline__ void earlier_copies_here() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}

@@ -32,8 +32,6 @@ constexpr bool kShared = false;
 #define CHRONAXIE_REGISTERS_MOVE 1
 #endif
 
-// Sources that a warp has at most; and what lies between the parts of two warps, so that what an ender's warp reads lies in all banks.
-constexpr int kOf = 4, kApart = kPlane;
 // Slots that every thread computes, in use or not.
 constexpr int kOn = kSlots * 16 / 20;
 // Slots whose synapses are in registers; those of the others, kRest, are read from shared memory each time: of most where
@@ -52,9 +50,9 @@ constexpr int kTile = 256;
 // Slots whose loads are in flight ahead of their gates.
 constexpr int kFlight = 2;
 // Threads that end sums: each those of a source and row, of which a block has as many at most.
-constexpr int kEnders = kThreads / 32 * kOf * 4;
+constexpr int kEnders = kThreads / 32 * kOwners * 4;
 // What lies between the parts of the two groups, and the warps whose sources an ender's warp has.
-constexpr int kOfGroup = kThreads / 32 * kApart, kServed = 32 / (4 * kOf);
+constexpr int kOfGroup = kThreads / 32 * kPlane, kServed = 32 / (4 * kOwners);
 
 // What a thread with gates holds.
 struct Turns {
@@ -126,10 +124,6 @@ __device__ __forceinline__ void turn_gates(Turns& held, int used, unsigned tile,
     add(i);
   }
 }
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All copies but those of the last commit are there.
-__device__ __forceinline__ void earlier_copies_here() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 // What an ender keeps of a group in shared memory, where registers are short: no other thread reads it. Each is a number of all
 // threads in turn, so that banks differ.
@@ -247,8 +241,8 @@ ltc_turn_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
     }
     // Where this lane's part goes; its lowest bits say whose of the four.
     const int place = schedule.target[(blocks + rank) * threads + thread];
-    float4* const part = parts + (warp * kApart + place);
-    const float4* const own = (const float4*)&of_sources[0][0][0] + (warp * kOf + (place & (kOwners - 1)));
+    float4* const part = parts + (warp * kPlane + place);
+    const float4* const own = (const float4*)&of_sources[0][0][0] + (warp * kOwners + (place & (kOwners - 1)));
     const unsigned mine = opaque(shared_address(barriers)), here = opaque(shared_address(full) + warp / kServed * 8);
     const int used = uniform(schedule.warps[rank * (threads / 32) + warp].y);
     const bool has_part = walks(warp);
@@ -284,12 +278,12 @@ ltc_turn_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
   have_ender_registers();
   // The warp whose source this thread has, and which one; its row.
   const int thread = opaque(threadIdx.x), warp = thread / 32, row = thread & 3;
-  const int served = thread / (4 * kOf);
-  const int owner = served < threads / 32 ? schedule.target[rank * threads + served * 32 + thread / 4 % kOf * 8] : -1;
+  const int served = thread / (4 * kOwners);
+  const int owner = served < threads / 32 ? schedule.target[rank * threads + served * 32 + thread / 4 % kOwners * 8] : -1;
   const bool there = owner >= 0;
   const int i = there ? owner & 0xffff : 0;
   const int most = uniform(there ? schedule.warps[rank * (threads / 32) + served].x : 0);
-  const float* const of_source = (const float*)(parts + (served * kApart + thread / 4 % kOf)) + row;
+  const float* const of_source = (const float*)(parts + (served * kPlane + thread / 4 % kOwners)) + row;
   const float rate = there ? positive(cm[i], constrained) * (float)unfolds / (elapsed ? 1.0f : dt) : 0.0f;
   // Without steps the gradient passes through.
 #pragma unroll 1

@@ -1,4 +1,4 @@
-//! The choice of the kernels of four rows side by side, and of two groups of two in turn.
+//! The choice of the kernels of four rows side by side, and of two groups of two or four in turn.
 
 use super::{Held, Residency, Role, gate_clocks};
 use crate::layers::ltc::cuda::schedule::{Deal, Lists};
@@ -52,7 +52,7 @@ impl Held {
     pub(in super::super) const fn turns(&self) -> bool {
         self.quad && self.pairs && self.groups == 2
     }
-    /// Threads of a block, of all its halves, and of two.cu with those that have no synapses.
+    /// Threads of a block, of all its halves, and where groups are in turn with those that have no synapses.
     pub(in super::super) const fn launched(&self) -> usize {
         let enders = if self.quad && self.groups == 2 { ENDERS } else { 0 };
         self.threads * self.halves() + enders
