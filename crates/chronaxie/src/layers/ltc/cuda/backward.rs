@@ -146,9 +146,9 @@ impl BackwardCall<'_> {
         let groups = if k.adjoint.held.quad { k.together() } else { k.adjoint.held.groups };
         let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
-        if let Some(sums) = &k.sums {
+        if k.adjoint.held.chain() {
             let c = Chunk { v, den, trace_b, end: [n0, n1, n2], start, changes, t0, steps };
-            self.chain(k, sums, args, base, &c)?;
+            self.chain(k, args, base, &c)?;
             return self.close_elapsed(k, args, changes, t0, steps);
         }
         launch_as(

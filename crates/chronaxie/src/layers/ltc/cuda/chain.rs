@@ -1,7 +1,7 @@
 //! Launches of the adjoint of one row with the shortest chain, and of the sums that it leaves.
 
 use super::backward::BackwardCall;
-use super::held::{HeldBackward, HeldKernel};
+use super::held::HeldBackward;
 use super::launch::{NULL, args, at, launch, launch_as, out, stride};
 use super::tune::THREADS;
 use crate::cuda::Arg;
@@ -31,20 +31,15 @@ impl BackwardCall<'_> {
     }
 
     /// The adjoint over a chunk, and what is summed of each synapse.
-    pub(super) fn chain(
-        &self,
-        k: &HeldBackward,
-        sums: &HeldKernel,
-        args: &Args<'_, '_>,
-        base: u64,
-        c: &Chunk,
-    ) -> Result<()> {
+    pub(super) fn chain(&self, k: &HeldBackward, args: &Args<'_, '_>, base: u64, c: &Chunk) -> Result<()> {
         let (p, x, plan, t, s, g) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots, self.g);
         let region = |id| Arg::U64(t.common.layout.address(base, id));
         let (step_sums, sums_steps) = self.of_steps(base, t.step_sums, c.t0, c.steps);
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
         let [n0, n1, n2] = c.end;
         let first = Arg::I32(i32::from(c.t0 + c.steps == p.steps));
+        // Where the sums are made of a trace of alpha afterwards, that.
+        let left = if k.sums.is_some() { region(t.alpha) } else { region(t.gate_sums) };
         launch_as(
             &k.adjoint.kernel,
             args.stream,
@@ -53,16 +48,14 @@ impl BackwardCall<'_> {
                 Arg::Bytes(&k.adjoint.schedule.bytes(t.common.layout.address(base, t.adjoint_folded))),
                 at(x, Some(s.gleak + 2)), at(x, Some(g.states)), e0, e1, e2, e3, at(x, Some(g.grad_out)),
                 stride(x, Some(g.grad_out), 0), stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2),
-                at(x, s.output_w), n0, n1, n2, c.start, c.v, c.den, Arg::I64(c.trace_b as i64), region(t.alpha),
+                at(x, s.output_w), n0, n1, n2, c.start, c.v, c.den, Arg::I64(c.trace_b as i64), left,
                 step_sums, c.changes, region(t.cluster_sums), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
                 Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), Arg::I32(c.t0 as i32),
                 Arg::I32(c.steps as i32), Arg::I32(sums_steps as i32), Arg::I32(k.adjoint.used as i32), first,
                 plan.constrained()
             },
         )?;
-        if c.steps == 0 {
-            return Ok(());
-        }
+        let Some(sums) = k.sums.as_ref().filter(|_| c.steps > 0) else { return Ok(()) };
         launch_as(
             &sums.kernel,
             args.stream,

@@ -6,8 +6,8 @@ use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
-    SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
+    ADJOINT, CLOSE, CudaPlan, FOLD, FULL_ADJOINT, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT,
+    SENSORY, SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -78,9 +78,10 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     let smallest = Held::of((1, 4, 1024));
     let kernel =
         device.kernel(&specialisation(&RECURRENCE, &["ltc_recurrence"], &smallest, false, true), "ltc_recurrence")?;
-    for (blocks, n) in resident.iter_mut().enumerate().skip(2) {
-        let mut launch = LaunchConfig::new((1, 1, 1), (1024, 1, 1));
-        launch.cluster = Some((blocks as u32, 1, 1));
+    for (blocks, n) in resident.iter_mut().enumerate().filter(|(n, _)| n % tune::HALVES >= 2) {
+        let threads = if blocks < tune::HALVES { 1024 } else { 512 };
+        let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1));
+        launch.cluster = Some(((blocks % tune::HALVES) as u32, 1, 1));
         *n = kernel.max_active_clusters(&launch)? as usize;
     }
     Ok(resident)
@@ -102,7 +103,8 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&TWO, "ltc_two", &c.rebuild.filter(|h| h.quad && h.rows == 2)),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
         one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.row && !h.quad)),
-        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(Held::chain)),
+        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(|h| h.chain() && !h.full())),
+        one(&FULL_ADJOINT, "ltc_full_adjoint", &c.adjoint.filter(Held::full)),
         c.sums.map(|_| trace_specialisation(c.fast)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
         one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|h| Held::whole(h.blocks))),
@@ -144,6 +146,7 @@ impl HeldKernel {
         let cluster = h.blocks > 1;
         let (source, entry) = match h {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
+            _ if h.full() => (&FULL_ADJOINT, "ltc_full_adjoint"),
             Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { quad: true, pairs: true, groups: 2, .. } => (&TURN_ADJOINT, "ltc_turn_adjoint"),
@@ -247,6 +250,8 @@ impl HeldKernel {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
         let schedule = if held.quad {
             lists.four(&tune::deal_four(&held))?
+        } else if held.full() {
+            lists.schedule_packed(held.blocks, held.slots, held.threads, held.blocks.div_ceil(2))?
         } else if held.chain() {
             lists.schedule_in_order(held.blocks, held.slots, held.threads, least_lanes)?
         } else {

@@ -50,6 +50,8 @@ const TURN_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/turn_adjoint.cu", include_str!("turn_adjoint.cu"));
 const ROW_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/row_adjoint.cu", include_str!("row_adjoint.cu"));
+const FULL_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/full_adjoint.cu", include_str!("full_adjoint.cu"));
 const TRACE_SUMS: KernelSource = KernelSource::embedded("layers/ltc/cuda/trace_sums.cu", include_str!("trace_sums.cu"));
 const WHOLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/whole.cu", include_str!("whole.cu"));
 const WHOLE_ADJOINT: KernelSource =
@@ -62,6 +64,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("ltc.cuh", include_str!("ltc.cuh")),
     ("held.cuh", include_str!("held.cuh")),
     ("row.cuh", include_str!("row.cuh")),
+    ("row_adjoint.cuh", include_str!("row_adjoint.cuh")),
     ("whole.cuh", include_str!("whole.cuh")),
     ("whole_walk.cuh", include_str!("whole_walk.cuh")),
     ("whole_gather.cuh", include_str!("whole_gather.cuh")),
@@ -171,11 +174,11 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.push(grid::sums_specialisation(fast));
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
-        all.extend(
-            tune::ROW_ADJOINTS.map(|s| {
-                held::specialisation(&ROW_ADJOINT, &["ltc_row_adjoint"], &Held::row_adjoint(s), fast, s.cluster)
-            }),
-        );
+        all.extend(tune::ROW_ADJOINTS.map(Held::row_adjoint).map(|h| {
+            let (source, entry) =
+                if h.full() { (&FULL_ADJOINT, "ltc_full_adjoint") } else { (&ROW_ADJOINT, "ltc_row_adjoint") };
+            held::specialisation(source, &[entry], &h, fast, true)
+        }));
         all.push(held::trace_specialisation(fast));
         all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));
     }

@@ -9,8 +9,8 @@
 // 128; H 128: 512), and the chain beside them, by latencies, about 180, in a cluster about 350. What is measured above that is
 // the issue of dependent instructions, four to six clocks each: few warps with many slots are faster than many with few.
 // Clocks of an unfold, B32 T64 H128: one block of 8 warps with 40 slots 980, of 16 with 20 1070, clusters of 4 of 4 warps with
-// 20 slots 720 to 740, of 8 warps with 10 840, of 3 of 6 warps 840, of 2 of 8 warps 860 (recurrence.cu: 1000). Computing slots
-// that are not in use costs 15 clocks each there. Tried: polynomials on the multiply-add units for a part of the gates: 12
+// 20 slots 680 (720 to 740 with a branch of the lanes that send), of 8 warps with 10 840, of 3 of 6 warps 840, of 2 of 8 warps 860
+// (recurrence.cu: 1000). Computing slots that are not in use costs 15 clocks each there. Tried: polynomials on the multiply-add units for a part of the gates: 12
 // instructions for an error of 2e-3, where issue slots are short already.
 // Bytes: as recurrence.cu.
 #ifndef CHRONAXIE_PROLOGUE
@@ -18,6 +18,7 @@
 #endif
 constexpr bool kShared = false;
 constexpr int kWalkers = 0;
+constexpr bool kAllSend = kCluster;
 #include "row.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -32,7 +33,7 @@ ltc_row(Schedule schedule,
         float* final_state,                                               // [B, H]
         float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
         int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int constrained, float epsilon) {
-  __shared__ __align__(16) char tiles[2 * kTile * 4];
+  __shared__ __align__(16) char tiles[2 * kTileBytes];
   unsigned rank = 0, blocks = 1;
 #if __CUDA_ARCH__ >= 900
   __shared__ unsigned long long barriers[2];
@@ -41,6 +42,16 @@ ltc_row(Schedule schedule,
   const int lane = threadIdx.x % 32;
   int2 shape = schedule.warps[rank * (blockDim.x / 32) + threadIdx.x / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
+#if __CUDA_ARCH__ >= 900
+  // Of the warps of all blocks, read ahead: whether they have targets, and as how many lanes.
+  constexpr unsigned kMost = kCluster ? 4 : 0;
+  int others_have[kMost + 1], others_lanes[kMost + 1];
+#pragma unroll
+  for (unsigned r = 0; r < kMost; r++) {
+    const unsigned at = (r < blocks ? r : 0) * blockDim.x + threadIdx.x;
+    others_have[r] = schedule.target[at], others_lanes[r] = schedule.warps[at / 32].x;
+  }
+#endif
   float p0, q0;
   const Held held = hold(schedule, rank, p0, q0);
   const Neurons n = neuron_of(schedule.target[rank * blockDim.x + threadIdx.x], shape.x, gleak, vleak, cm, unfolds,
@@ -52,12 +63,18 @@ ltc_row(Schedule schedule,
   bool walks = true;
 #if __CUDA_ARCH__ >= 900
   if (kCluster) {
-    const unsigned sub = lane & (shape.x - 1), to = sub < blocks ? sub : 0;
-    others.sends = opaque(n.there && sub < blocks), others.sets = threadIdx.x == 0;
-    others.tiles = opaque(in_block(shared_address(tiles) + n.place, to));
+    // Targets have as many lanes as there are blocks, or more: the others send once more what a block has.
+    const unsigned to = (lane & (shape.x - 1)) % blocks;
+    others.sets = threadIdx.x == 0;
+    others.tiles = opaque(in_block(shared_address(tiles) + (n.there ? n.place : 4 * kTile), to));
     others.barriers = opaque(in_block(shared_address(barriers), to));
-    others.mine = opaque(shared_address(barriers)), others.bytes = hidden * 4;
-    walks = threadIdx.x < 32 || __any_sync(~0u, n.there);
+    others.mine = opaque(shared_address(barriers)), others.bytes = 0;
+#pragma unroll
+    for (unsigned r = 0; r < kMost; r++) {
+      const bool has = r < blocks && (threadIdx.x < 32 || __any_sync(~0u, others_have[r] >= 0));
+      others.bytes += 4 * __syncthreads_count(has && (lane & (others_lanes[r] - 1)) % blocks == rank);
+    }
+    walks = uniform(threadIdx.x < 32 || n.there);
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2; i++) barrier_init(barriers + i, 1);
       barrier_init_fence();
@@ -67,10 +84,12 @@ ltc_row(Schedule schedule,
     cluster_sync();
   }
 #endif
-  unsigned round = 0;
+  unsigned round = 0, drained = 0;
+  if (walks) {
 #pragma unroll 1
-  for (i64 b = blockIdx.x / blocks; walks && b < batch; b += gridDim.x / blocks)
-    walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round);
+    for (i64 b = blockIdx.x / blocks; b < batch; b += gridDim.x / blocks)
+      walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round, drained);
+  }
 #if __CUDA_ARCH__ >= 900
   if (kCluster) cluster_sync();
 #endif

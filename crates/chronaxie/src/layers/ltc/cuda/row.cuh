@@ -6,8 +6,9 @@
 #include "cluster.cuh"
 #endif
 
-// Most neurons; states lie in two tiles of so many.
-constexpr int kTile = 512;
+// Most neurons; states lie in two tiles of so many, behind which is room for what lanes without a neuron send. kAllSend (said by the
+// kernel): whether all lanes of a cluster's warps do, so that there is no branch around it.
+constexpr int kTile = 512, kTileBytes = 4 * kTile + 16;
 // The fewest slots for which there is code of their own, and in which steps; loads in flight together; gates between a gate
 // and its products.
 constexpr int kLeast = kSlots * 2 / 5, kStepN = kSlots > 24 ? 4 : 1;
@@ -68,13 +69,14 @@ __device__ __forceinline__ Neurons neuron_of(int owner, int lanes, const float* 
 }
 
 // Both sums over the lanes of a target; the order is fixed.
+template <bool kFew>
 __device__ __forceinline__ void lanes_sums(int lanes, float& num, float& den) {
 #pragma unroll
   for (int o = 1; o < kLanes; o *= 2) {
     num += __shfl_xor_sync(~0u, num, o);
     den += __shfl_xor_sync(~0u, den, o);
   }
-  if (lanes == kLanes) return;
+  if constexpr (kFew) return;
 #pragma unroll 1
   for (int o = kLanes; o < lanes; o *= 2) {
     num += __shfl_xor_sync(~0u, num, o);
@@ -90,10 +92,10 @@ __device__ __forceinline__ void gates_of(const char* tiles, const Held& held, fl
   float x[kN];
   num = den = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kAhead; i++) x[i] = *(const volatile float*)(tiles + source_of(held, i) + kHalf * kTile * 4);
+  for (int i = 0; i < kAhead; i++) x[i] = *(const volatile float*)(tiles + source_of(held, i) + kHalf * kTileBytes);
 #pragma unroll
   for (int i = 0; i < kN + kBehind; i++) {
-    if (i + kAhead < kN) x[i + kAhead] = *(const volatile float*)(tiles + source_of(held, i + kAhead) + kHalf * kTile * 4);
+    if (i + kAhead < kN) x[i + kAhead] = *(const volatile float*)(tiles + source_of(held, i + kAhead) + kHalf * kTileBytes);
     if (i < kN) x[i] = gate_of(held.a[i], held.b[i], x[i]);
     if (i >= kBehind) {
       num = fmaf(held.q[i - kBehind], x[i - kBehind], num);
@@ -117,11 +119,19 @@ __device__ __forceinline__ void take_states(const Others& others, unsigned parit
   if constexpr (kCluster) {
     barrier_wait_at(others.mine + kHalf * 8, parity);
     __syncwarp();
-    if (others.sets) barrier_expect_at(others.mine + kHalf * 8, others.bytes);
     return;
   }
 #endif
   walkers_meet();
+}
+
+// Sets the barrier of a tile up again whose states have been waited for: where nothing waits for it, since the phase is not complete
+// before.
+template <int kHalf>
+__device__ __forceinline__ void expect_states(const Others& others) {
+#if __CUDA_ARCH__ >= 900
+  if (kCluster && others.sets) barrier_expect_at(others.mine + kHalf * 8, others.bytes);
+#endif
 }
 
 // The state of this lane's target into tile kHalf.
@@ -130,17 +140,18 @@ __device__ __forceinline__ void give_state(const Others& others, const Neurons& 
 #if __CUDA_ARCH__ >= 900
   if constexpr (kCluster) {
     const float x[1] = {v};
-    if (others.sends) store_async(others.tiles + kHalf * kTile * 4, x, others.barriers + kHalf * 8);
+    if (kAllSend || others.sends) store_async(others.tiles + kHalf * kTileBytes, x, others.barriers + kHalf * 8);
     return;
   }
 #endif
-  if (n.writer) *(float*)(tiles + n.place + kHalf * kTile * 4) = v;
+  if (n.writer) *(float*)(tiles + n.place + kHalf * kTileBytes) = v;
 }
 
-// All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began.
-template <int kN, bool kKeeps>
+// All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began, `drained` rows of which a
+// state more was given.
+template <int kN, bool kKeeps, bool kFew>
 __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes,
-                                           char* tiles, i64 b, unsigned& round) {
+                                           char* tiles, i64 b, unsigned& round, unsigned& drained) {
   const int hidden = w.hidden, j = n.j;
   float v = w.start && n.there ? w.start[b * w.start_b + j * w.start_h] : 0.0f;
   // Of the last row nothing is read any more, and the sums are there.
@@ -166,14 +177,15 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       constexpr int kHalf = decltype(which)::value;
       const float base = fmaf(c, v, num0);
       float num, den;
-      take_states<kHalf>(others, round & 1);
+      take_states<kHalf>(others, (kHalf == 0 ? round + drained : round) & 1);
       gates_of<kN, kHalf>(tiles, held, num, den);
-      lanes_sums(lanes, num, den);
+      expect_states<kHalf>(others);
+      lanes_sums<kFew>(lanes, num, den);
       den += den0;
       const float old = v;
       v = quotient(num + base, den);
       // After the last one the next row's first state is given instead.
-      if (!(kCluster && last)) give_state<1 - kHalf>(others, n, tiles, v);
+      if (kAllSend || !(kCluster && last)) give_state<1 - kHalf>(others, n, tiles, v);
       if (kKeeps) {
         if (n.writer) w.unfold_states[trace] = old, w.unfold_dens[trace] = den;
         trace += hidden;
@@ -197,16 +209,27 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       }
     }
   }
+  if (kAllSend && w.steps > 0) {
+    // What was given behind the last unfold, so that there is no branch.
+    take_states<0>(others, (round + drained) & 1);
+    expect_states<0>(others);
+    drained++;
+  }
   if (n.writer) w.final_state[b * hidden + j] = v;
 }
 
 template <int kN>
-__device__ __forceinline__ void walk_used(int used, const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes, char* tiles, i64 b, unsigned& round) {
+__device__ __forceinline__ void walk_used(int used, const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes, char* tiles, i64 b, unsigned& round, unsigned& drained) {
+  // Lists of more lanes than most have code of their own, for all slots alone.
+  if (lanes != kLanes) {
+    if (w.unfold_states) return walk_slots<kSlots, true, false>(w, held, n, others, lanes, tiles, b, round, drained);
+    return walk_slots<kSlots, false, false>(w, held, n, others, lanes, tiles, b, round, drained);
+  }
   if constexpr (kN - kStepN >= kLeast) {
-    if (used <= kN - kStepN) return walk_used<kN - kStepN>(used, w, held, n, others, lanes, tiles, b, round);
+    if (used <= kN - kStepN) return walk_used<kN - kStepN>(used, w, held, n, others, lanes, tiles, b, round, drained);
   }
   if (w.unfold_states)
-    walk_slots<kN, true>(w, held, n, others, lanes, tiles, b, round);
+    walk_slots<kN, true, true>(w, held, n, others, lanes, tiles, b, round, drained);
   else
-    walk_slots<kN, false>(w, held, n, others, lanes, tiles, b, round);
+    walk_slots<kN, false, true>(w, held, n, others, lanes, tiles, b, round, drained);
 }

@@ -8,8 +8,9 @@
 // of every unfold goes to a trace; what is summed of each synapse is made of that for many unfolds at once (trace_sums.cu).
 // Sources lie in their own order, so that a step of the trace comes to shared memory by three bulk copies, a step ahead.
 //
-// A lane has one source and up to kSlots of its synapses; with four lanes a source a block of 128 threads has a warp a scheduler, and
-// two blocks share a multiprocessor, so that 32 rows of 128 neurons go side by side in clusters of 4. All warps have the same code.
+// A lane has one source and up to kSlots of its synapses; all warps have the same code. Where its sums fit in registers, too,
+// full_adjoint.cu is faster: this one is left for 200 to 256 neurons at density 0.5. What follows was measured with 128 threads, of which
+// two blocks shared a multiprocessor, so that 32 rows of 128 neurons went side by side in clusters of 4.
 // Floor (H200, 1.98 GHz, B32 T64 H128 K6 at density 0.5, clusters of 4): of an unfold u is some 7 instructions and a special
 // operation a slot, 20 slots: about 200 clocks of a scheduler, while alpha travels some 250; loads, products, sums and the store about
 // 170. Parts alone, without u (H100, 128 threads, 20 slots): a round of exchange.cuh with its loads, products and two levels of
@@ -23,26 +24,8 @@
 #endif
 constexpr bool kShared = false;
 constexpr int kWalkers = kThreads;
-#include "row.cuh"
-
-struct Chain {
-  const float *trace_v, *trace_den;  // [steps, K, H] of a batch row, trace_b apart
-  i64 trace_b;
-  float* alphas;                     // [B, steps, K, H]
-  const float* states;               // [B, T, H]
-  const float* elapsed;
-  i64 elapsed_b, elapsed_t;
-  float dt;
-  const float* grad_out;
-  i64 grad_b, grad_t, grad_m;
-  const float* output_w;
-  const float* grad_end;
-  i64 end_b, end_h;
-  float* grad_start;
-  float2* step_sums;
-  float* step_changes;
-  int hidden, outputs, unfolds, total_steps, t0, steps, sums_steps;
-};
+constexpr bool kAllSend = false;
+#include "row_adjoint.cuh"
 
 // The sum over the lanes of a source; the order is fixed.
 __device__ __forceinline__ float source_sum(float x, int lanes) {
@@ -53,50 +36,6 @@ __device__ __forceinline__ float source_sum(float x, int lanes) {
   for (int o = kLanes; o < lanes; o *= 2) x += __shfl_xor_sync(~0u, x, o);
   return x;
 }
-
-// What is copied of a step, of two steps in turn, [2 K + 1, H]: v before each unfold, v after the last, den of each.
-struct Ahead {
-  float* steps;
-  unsigned long long* full;         // [2]: a step is here
-  int size;                         // floats of a step
-  int walkers;                      // threads of the block that walk
-  bool bulk;                        // whether rows begin where bulk copies can
-  __device__ __forceinline__ char* step(unsigned turn) const { return (char*)(steps + (turn & 1) * size); }
-
-  // Copies a step of row b; by the first warp.
-  __device__ __forceinline__ void copy(const Chain& w, i64 b, int step, unsigned turn) const {
-    const int n = w.unfolds * w.hidden;
-    const i64 first = b * w.trace_b + (i64)step * n;
-    const float* const after = w.states + (b * w.total_steps + (w.t0 + step)) * w.hidden;
-    float* const to = (float*)this->step(turn);
-    unsigned long long* const barrier = full + (turn & 1);
-    if (bulk) {
-      if (threadIdx.x == 0) {
-        const unsigned at = shared_address(to), done = shared_address(barrier);
-        barrier_expect_at(done, 4 * (2 * n + w.hidden));
-        bulk_copy_at(at, w.trace_v + first, 4 * n, done);
-        bulk_copy_at(at + 4 * n, after, 4 * w.hidden, done);
-        bulk_copy_at(at + 4 * (n + w.hidden), w.trace_den + first, 4 * n, done);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int e = threadIdx.x; e < n; e += 32) {
-      copy_ahead<4>(to + e, w.trace_v + (first + e));
-      copy_ahead<4>(to + (n + w.hidden + e), w.trace_den + (first + e));
-    }
-#pragma unroll 1
-    for (int e = threadIdx.x; e < w.hidden; e += 32) copy_ahead<4>(to + (n + e), after + e);
-    copies_here();
-    barrier_arrive(barrier);
-  }
-};
-
-// What a thread keeps of its neuron in shared memory: sums over all steps, of alpha, beta and alpha (v - v') K / dt, and the factor
-// of dL/dout.
-struct alignas(16) Kept {
-  float alpha, beta, change, scale;
-};
 
 // All steps of row b, last first, where no lane uses more than kN slots; unfolds in pairs. `round` counts pairs, and `turn` steps,
 // since the kernel began.
@@ -175,9 +114,10 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, cons
 #pragma unroll
       for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]));
       take_states<kHalf>(others, round & 1);
+      expect_states<kHalf>(others);
       float x[kN], sum[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int i = 0; i < kN; i++) x[i] = *(const volatile float*)(tiles + source_of(held, i) + kHalf * kTile * 4);
+      for (int i = 0; i < kN; i++) x[i] = *(const volatile float*)(tiles + source_of(held, i) + kHalf * kTileBytes);
 #pragma unroll
       for (int i = 0; i < kN; i++) sum[i % 2] = fmaf(u[i], x[i], sum[i % 2]);
       a = rest + source_sum(sum[0] + sum[1], lanes);
@@ -218,7 +158,7 @@ ltc_row_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int sums_steps, int used, int first_chunk,
                 int constrained) {
   extern __shared__ __align__(16) float buffers[];
-  __shared__ __align__(16) char tiles[2 * kTile * 4];
+  __shared__ __align__(16) char tiles[2 * kTileBytes];
   __shared__ Kept kept[kThreads];
   __shared__ unsigned long long copied[2];
   unsigned rank = 0, blocks = 1;

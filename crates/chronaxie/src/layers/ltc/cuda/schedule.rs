@@ -8,6 +8,8 @@ mod four;
 pub(super) use four::Deal;
 
 const WARP: usize = 32;
+/// The most lanes of an owner in [`Lists::schedule_packed`], as kParts there.
+const PARTS: usize = 16;
 /// Marks a slot without a synapse, as `kNone`.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -103,11 +105,12 @@ impl Lists {
         for (lanes, j) in by_lanes {
             let need = self.of[j].len().div_ceil(lanes);
             match warps.last_mut() {
-                Some(w) if w.lanes == lanes && w.owners.len() < WARP / lanes => {
+                Some(w) if w.lanes[0] == lanes && w.owners.len() < WARP / lanes => {
                     w.owners.push(j);
+                    w.lanes.push(lanes);
                     w.slots = w.slots.max(need);
                 }
-                _ => warps.push(Warp { lanes, slots: need, owners: vec![j] }),
+                _ => warps.push(Warp { lanes: vec![lanes], slots: need, owners: vec![j] }),
             }
         }
         Some(warps)
@@ -117,6 +120,79 @@ impl Lists {
     pub(super) fn in_order(&self, blocks: usize, slots: usize, least: usize) -> Option<(usize, usize)> {
         let lanes = (0..self.of.len()).try_fold(least, |most, j| Some(most.max(self.lanes(j, slots, least)?)))?;
         (self.others * 4 <= 1 << 16).then(|| (lanes, self.of.len().div_ceil(blocks).div_ceil(WARP / lanes) * WARP))
+    }
+
+    /// The fewest slots of a lane, up to `slots`, with which owners in their own order, a part of them to each block, fit
+    /// `threads` threads, each with as many lanes of a warp as its list needs, `least` or more; and those warps. With as few slots others
+    /// would be left empty alike.
+    fn packed(&self, blocks: usize, slots: usize, threads: usize, least: usize) -> Option<(usize, Vec<Vec<Warp>>)> {
+        let share = self.of.len().div_ceil(blocks).max(1);
+        let of_block = |slots: usize, block: usize| {
+            let mut warps: Vec<Warp> = Vec::new();
+            for j in (block * share..(block + 1) * share).take_while(|&j| j < self.of.len()) {
+                let lanes = self.of[j].len().div_ceil(slots).max(least);
+                if lanes > PARTS {
+                    return None;
+                }
+                match warps.last_mut() {
+                    Some(w) if w.lanes.iter().sum::<usize>() + lanes <= WARP => {
+                        w.owners.push(j);
+                        w.lanes.push(lanes);
+                    }
+                    _ => warps.push(Warp { lanes: vec![lanes], slots, owners: vec![j] }),
+                }
+            }
+            (warps.len() * WARP <= threads).then_some(warps)
+        };
+        let all = |slots| Some((slots, (0..blocks).map(|block| of_block(slots, block)).collect::<Option<_>>()?));
+        if self.others * 4 > 1 << 16 { None } else { (1..=slots).find_map(all) }
+    }
+
+    /// The slots that [`Self::schedule_packed`] takes, if it holds all synapses.
+    pub(super) fn packed_slots(&self, blocks: usize, slots: usize, threads: usize, least: usize) -> Option<usize> {
+        Some(self.packed(blocks, slots, threads, least)?.0)
+    }
+
+    /// The schedule where owners lie in their own order, a part of them to each block, and each has as many lanes as it needs. Its
+    /// `warps` say how many values come to a block each time that all owners give theirs, in the place of lanes.
+    pub(super) fn schedule_packed(
+        &self,
+        blocks: usize,
+        slots: usize,
+        threads: usize,
+        least: usize,
+    ) -> Result<Schedule> {
+        let warps = self.packed(blocks, slots, threads, least).ok_or_else(|| {
+            Error::shape(format!("ltc: {slots} slots of {threads} threads in {blocks} blocks hold too few synapses"))
+        })?;
+        // Every lane sends what its owner has: the how-manieth it is, to the block of that number, and where an owner has fewer
+        // lanes than there are blocks, to a second one. A lane that nobody needs sends to one that has it already, and one without
+        // an owner to where nobody reads.
+        let mut sent = vec![0i32; blocks];
+        for warp in warps.1.iter().flat_map(|of_block| of_block.iter()) {
+            let empty = WARP - warp.lanes.iter().sum::<usize>();
+            for lanes in warp.lanes.iter().copied().chain([empty]) {
+                (0..lanes).for_each(|sub| sent[sub % blocks] += 1);
+            }
+            for &lanes in &warp.lanes {
+                (lanes..(2 * lanes).min(blocks)).for_each(|block| sent[block] += 1);
+            }
+        }
+        // The first warp of a block always has a part in it.
+        for _ in warps.1.iter().filter(|of_block| of_block.is_empty()) {
+            (0..WARP).for_each(|sub| sent[sub % blocks] += 1);
+        }
+        let place: Vec<u32> = (0..self.others as u32).collect();
+        let mut s = self.filled(
+            warps.1.into_iter().map(Some).collect(),
+            &place,
+            (warps.0.next_multiple_of(2), 1, threads),
+            true,
+        )?;
+        for (of_block, sent) in s.warps.chunks_mut(threads / WARP).zip(sent) {
+            of_block.iter_mut().for_each(|w| w[0] = sent);
+        }
+        Ok(s)
     }
 
     /// The most slots that a lane uses of `lanes` for each owner.
@@ -138,7 +214,7 @@ impl Lists {
             let lanes = self.in_order(blocks, slots, least)?.0;
             let owners: Vec<usize> = (block * share..((block + 1) * share).min(self.of.len())).collect();
             let warp = |some: &[usize]| Warp {
-                lanes,
+                lanes: vec![lanes; some.len()],
                 slots: some.iter().map(|&j| self.of[j].len().div_ceil(lanes)).max().unwrap_or(0),
                 owners: some.to_vec(),
             };
@@ -192,10 +268,12 @@ impl Lists {
                 Error::shape(format!("ltc: {slots} slots of {threads} threads hold too few synapses"))
             })?;
             for (w, warp) in warps.iter().enumerate() {
-                s.warps[block * threads / WARP + w] = [warp.lanes as i32, warp.slots as i32];
+                let most = warp.lanes.iter().copied().max().unwrap_or(WARP);
+                s.warps[block * threads / WARP + w] = [most as i32, warp.slots as i32];
+                let of_lane = warp.of_lanes();
                 let first = block * threads + w * WARP;
                 for lane in 0..WARP {
-                    if let Some(&j) = warp.owners.get(lane / warp.lanes) {
+                    if let Some(j) = of_lane[lane].map(|o| warp.owners[o]) {
                         s.owner[first + lane] = j as i32 | if exchanged { (place[j] as i32) << 16 } else { 0 };
                     }
                 }
@@ -216,6 +294,7 @@ impl Lists {
     /// the one of which its owner has the most synapses left.
     fn fill(&self, warp: &Warp, rows: usize, place: &[u32], mut put: impl FnMut(usize, usize, Option<Entry>, u32)) {
         let banks = WARP / rows;
+        let (of_lane, step) = (warp.of_lanes(), warp.lanes.first().copied().unwrap_or(1));
         let mut left: Vec<Vec<Vec<Entry>>> = warp
             .owners
             .iter()
@@ -233,8 +312,8 @@ impl Lists {
                 let mut used = vec![0usize; banks];
                 // Another lane chooses first in each slot.
                 for turn in 0..banks {
-                    let lane = first + (turn + slot * warp.lanes) % banks;
-                    let taken = left.get_mut(lane / warp.lanes).and_then(|of| {
+                    let lane = first + (turn + slot * step) % banks;
+                    let taken = of_lane[lane].map(|o| &mut left[o]).and_then(|of| {
                         let bank = (0..banks)
                             .filter(|&b| !of[b].is_empty())
                             .min_by_key(|&b| (used[b], std::cmp::Reverse(of[b].len()), b))?;
@@ -255,9 +334,22 @@ impl Lists {
 
 /// A warp before its slots are filled.
 struct Warp {
-    lanes: usize,
+    /// Of each owner, side by side.
+    lanes: Vec<usize>,
     slots: usize,
     owners: Vec<usize>,
+}
+
+impl Warp {
+    /// Which of its owners each lane has.
+    fn of_lanes(&self) -> [Option<usize>; WARP] {
+        let mut all = [None; WARP];
+        let owners = self.lanes.iter().enumerate().flat_map(|(o, &lanes)| std::iter::repeat_n(Some(o), lanes));
+        for (lane, owner) in all.iter_mut().zip(owners) {
+            *lane = owner;
+        }
+        all
+    }
 }
 
 /// What a schedule takes of a block.
@@ -356,6 +448,64 @@ mod tests {
                 assert_eq!(owners, (0..n as i32).collect::<Vec<_>>());
             }
         }
+    }
+
+    /// Owners in their own order have as many lanes as they need, side by side in a warp, and every block is told how many values come.
+    #[test]
+    fn packed_owners_have_the_lanes_they_need() {
+        for (n, density, blocks, threads) in [
+            (128, 0.5, 3, 256),
+            (128, 0.5, 7, 128),
+            (120, 1.0, 5, 256),
+            (33, 0.3, 4, 128),
+            (9, 0.0, 2, 128),
+            (3, 1.0, 8, 128),
+        ] {
+            let lists = Lists::by_source(&random(n, density)).unwrap();
+            let least = usize::div_ceil(blocks, 2);
+            let used = lists.packed_slots(blocks, 14, threads, least).unwrap();
+            let plan = lists.schedule_packed(blocks, 14, threads, least).unwrap();
+            let slots = used.next_multiple_of(2);
+            assert_eq!(plan.at.len(), blocks * slots * threads);
+            let (mut seen, mut stores) = (vec![false; n * n], vec![0i32; blocks]);
+            for block in 0..blocks {
+                for (w, warp) in plan.owner[block * threads..(block + 1) * threads].chunks(WARP).enumerate() {
+                    if w > 0 && warp.iter().all(|&o| o < 0) {
+                        continue;
+                    }
+                    let mut first = 0;
+                    while first < WARP {
+                        let lanes = warp[first..].iter().take_while(|&&o| o == warp[first]).count();
+                        let owner = warp[first];
+                        assert!(owner < 0 || (least..=PARTS).contains(&lanes) && (owner & 0xffff) == owner >> 16);
+                        for sub in 0..lanes {
+                            stores[sub % blocks] += 1;
+                            if owner >= 0 && sub + lanes < blocks {
+                                stores[sub + lanes] += 1;
+                            }
+                            let thread = w * WARP + first + sub;
+                            for slot in 0..slots {
+                                let at = plan.at[(block * slots + slot) * threads + thread];
+                                if at != NONE {
+                                    assert_eq!(at as usize / n, (owner & 0xffff) as usize);
+                                    assert!(slot < used && !std::mem::replace(&mut seen[at as usize], true));
+                                    let pair = plan.from[(block * slots / 2 + slot / 2) * threads + thread];
+                                    assert_eq!((pair >> (16 * (slot % 2))) as usize & 0xffff, at as usize % n);
+                                }
+                            }
+                        }
+                        first += lanes;
+                    }
+                }
+            }
+            assert_eq!(seen.iter().filter(|&&s| s).count(), lists.of.iter().map(Vec::len).sum::<usize>());
+            let told: Vec<i32> = plan.warps.chunks(threads / WARP).map(|of_block| of_block[0][0]).collect();
+            assert_eq!(told, stores, "{n} {blocks}");
+            // Every block has all values.
+            assert!(stores.iter().all(|&s| s as usize >= n));
+        }
+        let dense = Lists::by_source(&Synapses::full(256, 256).unwrap()).unwrap();
+        assert!(dense.packed_slots(8, 14, 256, 4).is_none() && dense.schedule_packed(8, 14, 256, 4).is_err());
     }
 
     /// The lanes of a warp mostly read different banks: at most half the passes that sources in any order would take.

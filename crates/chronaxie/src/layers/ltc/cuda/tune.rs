@@ -157,9 +157,13 @@ impl Held {
             self.rows
         }
     }
-    /// Whether the kernel is the adjoint of one row with the shortest chain, which leaves sums to another.
+    /// Whether the kernel is an adjoint of one row with the shortest chain.
     pub(super) const fn chain(&self) -> bool {
         self.row && self.pairs && !self.whole
+    }
+    /// Whether that holds its sums, and does not leave them to another kernel.
+    pub(super) const fn full(&self) -> bool {
+        self.chain() && self.slots == FULL_SLOTS
     }
     /// Parts of a block that walk rows of their own.
     pub(super) const fn halves(&self) -> usize {
@@ -184,7 +188,10 @@ impl Config {
     /// Whether the backward pass makes what belongs to the inputs of all steps together.
     pub(super) fn together(&self, p: &Ltc) -> bool {
         let bytes = 4 * p.batch * p.steps * (p.inputs + 2 * p.hidden);
-        self.sums.is_some() && self.sensory_adjoint.is_some() && self.sensory.is_some() && bytes <= TOGETHER_BYTES
+        self.adjoint.is_some_and(|h| h.chain())
+            && self.sensory_adjoint.is_some()
+            && self.sensory.is_some()
+            && bytes <= TOGETHER_BYTES
     }
 }
 
@@ -265,10 +272,13 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
 /// The same of the adjoint, fast and exact.
-pub(super) const ROW_ADJOINTS: [RowShape; 2] = [
-    RowShape { slots: 24, threads: 128, lanes: 4, cluster: true },
+pub(super) const ROW_ADJOINTS: [RowShape; 3] = [
     RowShape { slots: 24, threads: 256, lanes: 8, cluster: true },
+    RowShape { slots: FULL_SLOTS, threads: 128, lanes: 8, cluster: true },
+    RowShape { slots: FULL_SLOTS, threads: 256, lanes: 8, cluster: true },
 ];
+/// Those that hold their sums, too; there `lanes` are the most blocks.
+pub(super) const FULL_SLOTS: usize = 14;
 /// Slots and threads of the sums that it leaves (trace_sums.cu), the threads of a group, and the fewest lanes.
 pub(super) const TRACE_SUMS: (usize, usize, usize) = (2, 10, 512);
 pub(super) const TRACE_GROUP: usize = 128;
@@ -338,17 +348,19 @@ const fn unfold_clocks(groups: usize, gates: usize, blocks: usize, threads: usiz
     if groups <= 1 || all < one { one } else { all }
 }
 
-/// How many clusters of each size are resident at once, from 1 block on.
-pub(super) type Residency = [usize; 9];
+/// How many clusters of each size are resident at once, from 1 block on; behind [`HALVES`] where two small blocks share a multiprocessor.
+pub(super) type Residency = [usize; 2 * HALVES];
+pub(super) const HALVES: usize = 9;
 
 /// What is assumed where no device can be asked: a tenth of the multiprocessors does not fit into clusters.
 pub(super) fn assumed_residency(props: &DeviceProps) -> Residency {
-    std::array::from_fn(|blocks| match blocks {
-        0 => 0,
-        1 => props.sm_count as usize,
-        2 => props.sm_count as usize / 2,
+    let all = props.sm_count as usize;
+    std::array::from_fn(|n| match (n % HALVES, n / HALVES + 1) {
+        (0, _) => 0,
+        (1, shared) => all * shared,
+        (2, shared) => all * shared / 2,
         _ if props.compute_capability < (9, 0) => 0,
-        n => props.sm_count as usize * 9 / 10 / n,
+        (blocks, shared) => all * shared * 9 / 10 / blocks,
     })
 }
 
@@ -521,11 +533,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     };
     let grid = if held.is_some() { None } else { divide(Role::Recurrence, p.batch) };
     if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only, variant) {
-        return Err(Error::config(format!(
-            "ltc: variant `{name}` cannot hold {} synapses of {} neurons",
-            p.connectivity.recurrent.len(),
-            p.hidden
-        )));
+        let n = p.connectivity.recurrent.len();
+        return Err(Error::config(format!("ltc: variant `{name}` cannot hold {n} synapses of {} neurons", p.hidden)));
     }
     let adjoint = if p.backward { hold(Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
@@ -539,10 +548,9 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     };
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
     let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
-    let rebuild = match (adjoint, p.save) {
-        (Some(_), Save::Recompute) => hold(Role::Rebuild, rows * even),
-        _ => None,
-    };
+    let rebuilds = adjoint.is_some() && p.save == Save::Recompute;
+    let rebuild = if rebuilds { hold(Role::Rebuild, rows * even) } else { None };
+    let rebuild = rebuild.map(|h| row::rebuild(h, rows * even, resident, &wish.of(Role::Rebuild)));
     let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
     let steps_of_trace = chunk(trace);
     let of_grid = if adjoint.is_none() && p.backward { divide(Role::Adjoint, p.batch) } else { None };
@@ -565,7 +573,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let floats_of_threads = if p.mixed_memory && p.hidden < threads as usize { threads } else { 0 };
     Ok(Config {
         adjoint,
-        sums: adjoint.filter(Held::chain).and_then(|_| row::sums(p, props)),
+        sums: adjoint.filter(|h| h.chain() && !h.full()).and_then(|_| row::sums(p, props)),
         sensory_adjoint: adjoint
             .and_then(|h| inputs::sensory_adjoint(p, props, rows * if h.chain() { p.steps.max(1) } else { even })),
         rebuild,

@@ -10,6 +10,7 @@
 #endif
 constexpr bool kShared = false;
 constexpr int kWalkers = 256;
+constexpr bool kAllSend = false;
 #include "whole.cuh"
 
 // Dynamic shared memory: Ns and Ds, [kBlocks, steps, H]; u of eight steps, two planes [inputs of a block, 4]; the matrices of the sides
@@ -30,7 +31,7 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
           int hidden, int inputs, int outputs, int unfolds, int steps, int constrained, float epsilon, float norm_epsilon,
           int staged_sides, int input_slots) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ __align__(16) char tiles[2 * kTile * 4];
+  __shared__ __align__(16) char tiles[2 * kTileBytes];
   __shared__ unsigned long long sums_here;  // of several blocks: in the first
   const unsigned rank = rank_of_block();
   const i64 b = blockIdx.x / kBlocks;
@@ -75,7 +76,7 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
   const Walk w = {sums, 0, start, start_b, start_h, elapsed, elapsed_b, elapsed_t, output_w, output_b, out, states,
                   final_state, unfold_states, unfold_dens, hidden, outputs, unfolds, steps, 0, steps};
   const Others others = {false, false, 0, 0, 0, 0};
-  unsigned round = 0;
+  unsigned round = 0, drained = 0;
 #if __CUDA_ARCH__ >= 900
   if constexpr (kBlocks > 1) barrier_wait(&sums_here, 0);
 #endif
@@ -90,5 +91,5 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
     }
     sums[e] = both;
   }
-  walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round);
+  walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round, drained);
 }

@@ -12,6 +12,7 @@
 #endif
 constexpr bool kShared = false;
 constexpr int kWalkers = 0;
+constexpr bool kAllSend = false;
 #include "whole_gather.cuh"
 
 // Values of a state side by side in the tiles of the unfolds.

@@ -1,6 +1,8 @@
 //! The choice of the kernel of one batch row at a time, with the shortest chain of an unfold.
 
-use super::{Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS};
+use super::{
+    FULL_SLOTS, HALVES, Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS,
+};
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
@@ -21,12 +23,11 @@ pub(super) fn hold(
 ) -> Option<(usize, Held)> {
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     let alone = wanted(1, wish.rows) && wanted(1, wish.groups);
-    let fits = p.hidden <= ROW_NEURONS && p.unfolds.is_multiple_of(2);
-    if !(alone && fits) {
+    if !(alone && p.hidden <= ROW_NEURONS) {
         return None;
     }
     match role {
-        Role::Recurrence if p.precision == Precision::Fast => {}
+        Role::Recurrence if p.precision == Precision::Fast && p.unfolds.is_multiple_of(2) => {}
         Role::Adjoint => return adjoint(p, props, resident, wish, lists, batch, most),
         _ => return None,
     }
@@ -74,11 +75,21 @@ fn adjoint(
         if blocks > most || resident[blocks] == 0 || !wanted(of.slots, wish.slots) || !wanted(blocks, wish.blocks) {
             return None;
         }
+        if of.slots == FULL_SLOTS {
+            // A step is copied behind the second unfold of the one before it.
+            if p.unfolds < 2 {
+                return None;
+            }
+            let (clocks, threads) = (full_clocks(resident, lists, batch, of, blocks)?, of.threads);
+            return Some((clocks, Held { threads, blocks, shared: shared as u32, ..Held::row_adjoint(of) }));
+        }
+        if !p.unfolds.is_multiple_of(2) {
+            return None;
+        }
         let (lanes, _) = lists.in_order(blocks, of.slots, of.lanes).filter(|&(_, threads)| threads <= of.threads)?;
-        let clusters = resident[blocks] * if of.threads <= 128 { 2 } else { 1 };
-        // Few rows are what it is for: of more than the device holds at once others make several side by side. Where many
-        // multiprocessors have two clusters it was not timed (B40 T64 D64 H100, H100, backward: 0.43 ms, by adjoint.cu 0.54).
-        if wish.slots.is_none() && (batch > clusters || 4 * batch * blocks > 5 * props.sm_count as usize) {
+        // Of more rows than the device holds at once others make several side by side.
+        let clusters = resident[blocks];
+        if wish.slots.is_none() && batch > clusters {
             return None;
         }
         // Any processor makes what is summed of each synapse.
@@ -88,13 +99,37 @@ fn adjoint(
         Some((clocks, held))
     };
     let all = ROW_ADJOINTS.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b)));
-    let best = all.filter_map(|(s, b)| of_blocks(s, b)).min_by_key(|&(clocks, _)| clocks)?;
-    sums(p, props).map(|_| best)
+    let leaves = sums(p, props).is_some();
+    all.filter_map(|(s, b)| of_blocks(s, b)).filter(|(_, h)| h.full() || leaves).min_by_key(|&(clocks, _)| clocks)
 }
 
-/// Clocks of an unfold of row_adjoint.cu: its exchange and sums, and the gates of a scheduler, which that hides in part.
+/// Clocks of an unfold of all rows by full_adjoint.cu, or none if its lists do not fit: its exchange, and the slots of a scheduler, of
+/// which the code has ten or more (H100, measured).
+fn full_clocks(resident: &Residency, lists: &Lists, batch: usize, of: RowShape, blocks: usize) -> Option<usize> {
+    let slots = lists.packed_slots(blocks, of.slots, of.threads, blocks.div_ceil(2))?.max(FULL_SLOTS * 5 / 7);
+    let (small, crowded) = (of.threads <= 128, batch > resident[blocks]);
+    let clusters = resident[if small { HALVES + blocks } else { blocks }];
+    if clusters == 0 {
+        return None;
+    }
+    let exchange = 450 + 30 * blocks + if small { 0 } else { 100 };
+    let warps = if small && !crowded { 1 } else { 2 };
+    Some((exchange + 18 * slots * warps) * batch.div_ceil(clusters).max(1))
+}
+
+/// Clocks of an unfold of row_adjoint.cu: its exchange and sums, and the gates of a scheduler (H100, measured: 1440 for 256 neurons).
 fn adjoint_clocks(slots: usize, threads: usize) -> usize {
-    450 + slots * threads / 16
+    900 + slots * threads / 8
+}
+
+/// Rebuilt unfolds of so many rows: several groups in turn take as long as one by one (H100: 8.4 and 16 us for one and two of two rows
+/// of 128 neurons), so that there are as many as leave no cluster without a group.
+pub(super) fn rebuild(h: Held, rows: usize, resident: &Residency, wish: &Wish) -> Held {
+    if h.quad || wish.groups.is_some() {
+        return h;
+    }
+    let turns = |g: usize| rows.div_ceil(h.rows).div_ceil(resident[h.blocks].max(1) * g) * g;
+    Held { groups: (1..=h.groups).rev().min_by_key(|&g| turns(g)).unwrap_or(1), ..h }
 }
 
 /// How the sums over unfolds of an adjoint of one row are held: in the parts of the targets that leave the fewest slots empty.

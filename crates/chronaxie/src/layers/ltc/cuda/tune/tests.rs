@@ -102,7 +102,7 @@ fn a_sparse_wiring_takes_few_slots() {
     assert!(half.recurrence.is_some_and(|h| !h.quad && h.groups == 1), "{half}");
 }
 
-/// Few rows go back one at a time, and leave what is summed of each synapse to another kernel, in no more memory than others take.
+/// Few rows go back one at a time, with the sums of synapses in registers where these fit, in no more memory than others take.
 #[test]
 fn few_rows_go_back_by_the_shortest_chain() {
     let half = |batch, steps, hidden| {
@@ -111,28 +111,51 @@ fn few_rows_go_back_by_the_shortest_chain() {
     };
     let p = half(32, 64, 128);
     let of = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, name).unwrap();
-    let asked = Some("bc4r1s24");
+    let asked = Some("bc3r1s14");
     for c in [of(&p, asked), of(&p, None)] {
-        assert!(c.adjoint.is_some_and(|h| h.chain() && h.blocks == 4) && c.sums.is_some() && c.together(&p), "{c}");
+        assert!(c.adjoint.is_some_and(|h| h.full()) && c.sums.is_none() && c.together(&p), "{c}");
         assert_eq!(c.backward_chunk, 32, "{c}");
     }
+    assert!(of(&p, asked).adjoint.is_some_and(|h| h.blocks == 3 && h.threads == 256));
+    // Two small blocks share a multiprocessor.
+    let small = of(&p, Some("bc7r1s14"));
+    assert!(small.adjoint.is_some_and(|h| h.full() && h.threads == 128), "{small}");
     let old = of(&p, Some("bc3r1s20g1"));
     assert!(old.adjoint.is_some_and(|h| !h.row && h.blocks == 3) && old.sums.is_none() && !old.together(&p), "{old}");
-    let others = [
-        Ltc { unfolds: 5, ..p.clone() },
-        Ltc { unfolds: 1000, ..p.clone() },
-        Ltc { batch: 64, ..p.clone() },
-        Ltc { batch: 512, ..p.clone() },
-    ];
-    for other in others {
+    assert!(of(&Ltc { unfolds: 5, ..p.clone() }, asked).adjoint.is_some_and(|h| h.full()), "any unfolds from two on");
+    for other in [Ltc { unfolds: 1, ..p.clone() }, Ltc { unfolds: 1000, ..p.clone() }, Ltc { batch: 512, ..p.clone() }]
+    {
         assert!(of(&other, None).adjoint.is_none_or(|h| !h.chain()), "{}", of(&other, None));
     }
-    assert!(of(&Ltc { unfolds: 5, ..p.clone() }, asked).adjoint.is_none(), "unfolds go in pairs");
+    // Twice as many rows as go at once, too; more are faster several side by side.
+    assert!(of(&half(64, 64, 128), None).adjoint.is_some_and(|h| h.full()));
+    // Where the sums do not fit, they are left to another kernel.
+    let wide = half(8, 64, 256);
+    let c = of(&wide, None);
+    assert!(c.adjoint.is_some_and(|h| h.chain() && !h.full()) && c.sums.is_some(), "{c}");
+    assert!(of(&Ltc { unfolds: 5, ..wide }, Some("bc8r1s24")).adjoint.is_none(), "its unfolds go in pairs");
     assert!(choose(&p, &DeviceProps::SM_80, asked).unwrap().adjoint.is_none());
     // What belongs to the inputs is made of all steps together where these are not too many.
     let long = half(32, 4000, 128);
     let c = of(&long, asked);
-    assert!(c.sums.is_some() && !c.together(&long), "{c}");
+    assert!(c.adjoint.is_some_and(|h| h.full()) && !c.together(&long), "{c}");
+}
+
+/// Unfolds are rebuilt in as many groups in turn as leave no cluster idle.
+#[test]
+fn rebuilt_groups_fit_their_chunk() {
+    let of = |steps| {
+        let c = crate::layers::ltc::entry::random_connectivity(16, 128, 0.5, 1).unwrap();
+        let p = Ltc { precision: Precision::Fast, ..Ltc::new(32, steps, Arc::new(c)) };
+        choose(&p, &DeviceProps::SM_90, None).unwrap()
+    };
+    for steps in [8, 16, 22, 32] {
+        let c = of(steps);
+        let (h, all) = (c.rebuild.unwrap(), (32 * c.backward_chunk).div_ceil(2));
+        assert!(h.blocks == 1 && h.rows == 2, "{c}");
+        let turns = |g: usize| all.div_ceil(132 * g) * g;
+        assert!((1..=2).all(|g| turns(h.groups) <= turns(g)), "{c}");
+    }
 }
 
 /// A short pass of few rows is a cluster a row, or one block of more rows, forward and backward; what these cannot do is left to the others.

@@ -1,0 +1,395 @@
+// LTC, backward through the recurrence, where a cluster of small blocks holds every recurrent synapse with its sums and walks one batch
+// row (the equations: backward.cu): the chain of row_adjoint.cu, and in what an unfold waits the sums of the one before it.
+//
+// With a_j = dL/dv'_j, last unfold first:
+//   alpha_j = a_j / den_j      u_ij = sigma'_ij (q_ij - v'_j p_ij) r_ij (1 - r_ij)      a_i <- alpha_i c_i + sum_j u_ij alpha_j
+// States and denominators are known of all unfolds (the trace). As soon as alpha of a next unfold is given, the sums of the last one
+// are made of alpha, u and the gates that are still there; then u and the gates of the next one. What waits for alpha is its loads, two
+// operations each, sums over the few lanes of a source, and two operations.
+//
+// Sources lie in their own order, so that a step of the trace comes to shared memory by three bulk copies, a step ahead; each has as many
+// lanes of its warp, side by side, as its list needs, no power of two. All lanes send, so that no branch stands around the store.
+// A block has a multiprocessor to itself, or two small ones share it: 32 rows of 128 neurons go side by side in clusters of 3, or of 7
+// small blocks.
+//
+// Floor (H200, 1.98 GHz, B32 T64 H128 K6 at density 0.5): a slot is 14 instructions with 2 loads and a special operation; 8 warps of 14
+// slots are 28 slots of a scheduler, 392 of its clocks; beside them about 80 instructions a warp: 550 clocks an unfold, where an exchange
+// with its loads and sums alone takes 431 (row_adjoint.cu). As it is: 1040 clocks by 7 blocks, 1070 by 3 (H100, 103 and 106 us for 192
+// unfolds of 32 rows), of which 280 instructions of a warp, some 230 their fixed latencies, 155 waiting for alpha; fewer rows, whose
+// blocks have a multiprocessor each, about 770 by 6 small blocks (reckoned from the pass). row_adjoint.cu with its sums took 1200 + 490.
+// Bytes: 8 for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
+// Tried (us for those 192 unfolds, by 7 blocks or 3): dL/dout read into a register a step ahead, and waited for at once, 120 where 114;
+// gates of the next unfold behind the store of alpha 112 where 106; the store in a branch of the lanes that send 106 where 103; a branch
+// that keeps the products u ahead of the wait, which compilers put behind it: 12 longer by 3 blocks, 2 by 7, with 28 bytes spilled.
+#ifndef CHRONAXIE_PROLOGUE
+#include "defaults.cuh"
+#endif
+constexpr bool kShared = false;
+constexpr int kWalkers = kThreads;
+constexpr bool kAllSend = true;
+#include "row_adjoint.cuh"
+
+// What a lane knows of its source's lanes.
+struct Part {
+  int sub, lanes;  // the how-manieth it is, and of how many
+  int first;       // the first of them
+};
+// The most lanes of a source, and how many most sources have no more than.
+constexpr int kParts = 16, kFewParts = 8;
+
+
+
+// Beside row.cuh's, where sources have fewer lanes than there are blocks: another block to send to.
+struct More {
+  bool any, sends;  // whether any lane of the warp does; whether this one does
+  unsigned tiles, barriers;
+};
+
+// alpha of this lane's source into one of the tiles of a block. All lanes send, so that there is no branch: those that no block needs
+// what the others send, too.
+__device__ __forceinline__ void give_alpha(const Others& others, const More& more, unsigned half, float alpha) {
+#if __CUDA_ARCH__ >= 900
+  const float x[1] = {alpha};
+  store_async(others.tiles + half * kTileBytes, x, others.barriers + half * 8);
+  if (more.any && more.sends) store_async(more.tiles + half * kTileBytes, x, more.barriers + half * 8);
+#endif
+}
+
+// Waits for all of them in that tile, whose phase has this parity.
+__device__ __forceinline__ void take_alphas(const Others& others, unsigned half, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  barrier_wait_at(others.mine + half * 8, parity);
+  __syncwarp();
+#endif
+}
+
+// Sets the barrier of that tile up again: where nothing waits for it, since its phase is not complete before.
+__device__ __forceinline__ void expect_alphas(const Others& others, unsigned half) {
+#if __CUDA_ARCH__ >= 900
+  if (others.sets) barrier_expect_at(others.mine + half * 8, others.bytes);
+#endif
+}
+
+// The sum over the lanes of a source, in all of them; the order is fixed. Does something of its own behind each of three exchanges.
+template <int kMost, typename Meanwhile>
+__device__ __forceinline__ float part_sum(float x, const Part& part, Meanwhile meanwhile) {
+  float y = __shfl_down_sync(~0u, x, 1);
+  meanwhile(Number<0>());
+  if (part.sub + 1 < part.lanes) x += y;
+  y = __shfl_down_sync(~0u, x, 2);
+  meanwhile(Number<1>());
+  if (part.sub + 2 < part.lanes) x += y;
+  float four[kMost / 4];
+#pragma unroll
+  for (int i = 0; i < kMost / 4; i++) four[i] = __shfl_sync(~0u, x, part.first + 4 * i);
+  meanwhile(Number<2>());
+#pragma unroll
+  for (int i = 1; i < kMost / 4; i++)
+    if (part.lanes > 4 * i) four[0] += four[i];
+  return four[0];
+}
+
+// tanh or the sigmoid of one synapse as in held.cuh, where it stands.
+__device__ __forceinline__ float gate_here(float a, float b, float v) {
+  if constexpr (kFast) {
+    float t;
+    asm volatile("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(fmaf(a, v, b)));
+    return t;
+  } else {
+    float e, r;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * (v - b)));
+    asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return r;
+  }
+}
+
+// Of the slots of a lane, of one unfold: alpha of their targets, alpha u, the gates, and those times v'.
+template <int kN>
+struct Gates {
+  float x[kN], xu[kN], t[kN], w[kN];
+};
+
+// What ltc_fold_held made for this thread, where the schedule has `pitch` slots a thread; the others hold nothing.
+__device__ __forceinline__ Held hold_used(const Schedule& s, unsigned block, int pitch) {
+  Held held;
+#pragma unroll
+  for (int i = 0; i < kSlots; i++) {
+    const float4 x = i < pitch ? s.folded[(block * pitch + i) * kThreads + threadIdx.x] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    held.a[i] = x.x, held.b[i] = x.y, held.p[i] = x.z, held.q[i] = x.w;
+  }
+#pragma unroll
+  for (int i = 0; i < kSlots / 2; i++) {
+    const unsigned pair = i < pitch / 2 ? s.from[(block * (pitch / 2) + i) * kThreads + threadIdx.x] * 4u : 0;
+    held.from[2 * i] = opaque(pair & 0xffffu);
+    held.from[2 * i + 1] = opaque(pair >> 16);
+  }
+  return held;
+}
+
+// Beside what is kept of a neuron, of the step that comes: dL/dout and its time.
+struct Keeps : Kept {
+  float grad, time;
+};
+
+struct Sums {
+  float4 of[kSlots];
+};
+
+// Adds an unfold whose v was `v`.
+template <int kN>
+__device__ __forceinline__ void add_unfold(const Held& held, Sums& sums, const Gates<kN>& g, float v) {
+#pragma unroll
+  for (int i = 0; i < kN; i++) {
+    float4& s = sums.of[i];
+    s.x = fmaf(g.x[i], g.t[i], s.x);
+    s.y = fmaf(-g.x[i], g.w[i], s.y);
+    s.z += g.xu[i];
+    s.w = fmaf(g.xu[i], kFast ? v : v - held.b[i], s.w);
+  }
+}
+
+// A float at an address of shared memory, which may be the sum of one that all lanes have and one of a lane's own.
+__device__ __forceinline__ float at_shared(unsigned address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+
+// All steps of row b, last first, where no lane uses more than kN slots; `round` counts unfolds, and `turn` steps, since the kernel
+// began.
+template <int kN, int kMost>
+__device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums& sums, const Neurons& n, const Others& others,
+                                          const More& more, const Part& part, char* tiles, const Ahead& ahead, i64 b, unsigned& round,
+                                          unsigned& turn, Keeps* kept) {
+  if (w.steps == 0) {
+    if (n.writer) w.grad_start[b * w.hidden + n.j] = w.grad_end[b * w.end_b + n.j * w.end_h];
+    return;
+  }
+  // Rows of a step: v before each unfold, v after the last, den of each.
+  const int pitch = 4 * w.hidden, dens = pitch * (w.unfolds + 1), size = 4 * ahead.size;
+  const unsigned steps_here = shared_address(ahead.steps), tile = shared_address(tiles);
+  const bool gives = n.there && n.j < w.outputs, copies = uniform(threadIdx.x) < 32;
+  float a = n.there ? w.grad_end[b * w.end_b + n.j * w.end_h] : 0.0f, c = n.rate_c, per_dt = (float)w.unfolds / w.dt;
+  // dL/dout and the time of a step, read one step ahead.
+  const float* grad = w.grad_out + (b * w.grad_b + (w.t0 + w.steps - 1) * w.grad_t + (gives ? n.j * w.grad_m : 0));
+  const float* time = w.elapsed ? w.elapsed + (b * w.elapsed_b + (w.t0 + w.steps - 1) * w.elapsed_t) : nullptr;
+  auto look = [&] {
+    if (gives) copy_ahead<4>(&kept->grad, grad);
+    if (time) copy_ahead<4>(&kept->time, time), time -= w.elapsed_t;
+    grad -= w.grad_t;
+  };
+  // Where the step that comes begins, and c of it; adds what comes from its output.
+  auto begin = [&](float& x) {
+    copies_here();
+    x = fmaf(kept->grad, kept->scale, x);
+    if (time) {
+      per_dt = (float)w.unfolds / kept->time;
+      c = __fdiv_rn(n.rate_c, kept->time);
+    }
+    barrier_wait(ahead.full + (turn & 1), (turn >> 1) & 1);
+    return steps_here + uniform((turn & 1) * size);
+  };
+  look();
+  if (copies) ahead.copy(w, b, w.steps - 1, turn);
+  unsigned row = begin(a) + (w.unfolds - 1) * pitch;
+  if (w.steps > 1) look();
+  float2* step_sums = w.step_sums + ((b * w.sums_steps + w.steps - 1) * w.hidden + n.j);
+  float* step_changes = w.step_changes ? w.step_changes + ((b * w.steps + w.steps - 1) * w.hidden + n.j) : nullptr;
+  // v of the unfold that comes and after it, 1 / den, and its gates; v of the one before.
+  float v = at_shared(row + n.place), after = at_shared(row + pitch + n.place), before = 0.0f;
+  float inverse = quotient(1.0f, at_shared(row + dens + n.place)), t[kN];
+#pragma unroll
+  for (int i = 0; i < kN; i++) t[i] = gate_of(held.a[i], held.b[i], v);
+  float alpha = a * inverse;
+  give_alpha(others, more, round & 1, alpha);
+  // Of the last unfold of which alpha is known: none yet.
+  Gates<kN> g;
+#pragma unroll
+  for (int i = 0; i < kN; i++) g.x[i] = g.xu[i] = g.t[i] = g.w[i] = 0.0f;
+  float sum_alpha = 0.0f, sum_beta = 0.0f, change = 0.0f;
+  // When the step that comes is copied: none reads the one before this any more, since alpha of this step's first unfold has come
+  // from all.
+  int step = w.steps - 1, k = w.unfolds - 1, copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
+#pragma unroll 1
+  do {
+    // While alpha travels: the sums of the unfold before, and what is known ahead.
+    const unsigned half = round & 1;
+    float u[kN];
+#pragma unroll
+      for (int i = 0; i < kN; i++) u[i] = at_shared(row + pitch + source_of(held, i));
+      add_unfold<kN>(held, sums, g, before);
+#pragma unroll
+      for (int i = 0; i < kN; i++) {
+        g.t[i] = t[i], g.w[i] = t[i] * u[i];
+        u[i] = fmaf(-u[i], held.p[i], held.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
+      }
+      const float beta = -alpha * after;
+      sum_alpha += alpha, sum_beta += beta, change += fmaf(alpha, v, beta);
+      float rest = alpha * c;
+      row -= pitch;
+      if (k == copy_at) ahead.copy(w, b, step - 1, turn + 1);
+      if (k == 0) {
+        if (n.writer) {
+          *step_sums = make_float2(sum_alpha, sum_beta);
+          if (step_changes) *step_changes = change;
+        }
+        step_sums -= w.hidden;
+        if (step_changes) step_changes -= w.hidden;
+        kept->alpha += sum_alpha, kept->beta += sum_beta, kept->change = fmaf(change, per_dt, kept->change);
+        sum_alpha = sum_beta = change = 0.0f;
+        turn++;
+        // After the last step no v is needed, and this one is there.
+        row = step > 0 ? begin(rest) + (w.unfolds - 1) * pitch : row + pitch;
+        if (step > 1) look();
+        step--, k = w.unfolds;
+        copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
+      }
+      before = v;
+      v = at_shared(row + n.place), after = at_shared(row + pitch + n.place);
+      const float den = at_shared(row + dens + n.place);
+      // Made before what follows waits.
+#pragma unroll
+      for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]));
+      k--;
+      take_alphas(others, half, (round >> 1) & 1);
+      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kN; i++) g.x[i] = at_shared(tile + half * kTileBytes + source_of(held, i));
+#pragma unroll
+      for (int i = 0; i < kN; i++) {
+        if (i == kN / 2) expect_alphas(others, half);
+        g.xu[i] = g.x[i] * u[i];
+        sum[i % 4] = fmaf(g.xu[i], held.a[i], sum[i % 4]);
+      }
+      const float all = part_sum<kMost>((sum[0] + sum[1]) + (sum[2] + sum[3]), part, [&](auto third) {
+        constexpr int kThird = decltype(third)::value, kFrom = kN * kThird / 3, kTo = kN * (kThird + 1) / 3;
+        if (kThird == 0) inverse = quotient(1.0f, den);
+#pragma unroll
+        for (int i = kFrom; i < kTo; i++) t[i] = gate_here(held.a[i], held.b[i], v);
+      });
+      // fast: a is sigma / 2 and u twice itself; or a is -sigma log2(e).
+      a = fmaf(all, kFast ? 1.0f : -0.69314718055994531f, rest);
+      alpha = a * inverse;
+      round++;
+      give_alpha(others, more, round & 1, alpha);
+  } while (step >= 0);
+  // What was given behind the last unfold, so that there is no branch.
+  take_alphas(others, round & 1, (round >> 1) & 1);
+  expect_alphas(others, round & 1);
+  round++;
+  add_unfold<kN>(held, sums, g, before);
+  if (n.writer) w.grad_start[b * w.hidden + n.j] = a;
+}
+
+template <int kN>
+__device__ __forceinline__ void walk_used(int used, const Chain& w, const Held& held, Sums& sums, const Neurons& n, const Others& others,
+                                          const More& more, const Part& part, bool wide, char* tiles, const Ahead& ahead, i64 b,
+                                          unsigned& round, unsigned& turn, Keeps* kept) {
+  if (wide) return walk_back<kSlots, kParts>(w, held, sums, n, others, more, part, tiles, ahead, b, round, turn, kept);
+  if constexpr (kN - 1 >= kSlots * 5 / 7) {
+    if (used <= kN - 1)
+      return walk_used<kN - 1>(used, w, held, sums, n, others, more, part, false, tiles, ahead, b, round, turn, kept);
+  }
+  walk_back<kN, kFewParts>(w, held, sums, n, others, more, part, tiles, ahead, b, round, turn, kept);
+}
+
+// Dynamic shared memory: two steps of [2 K + 1, H] floats, each a multiple of 16 bytes.
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
+ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
+                 const float* __restrict__ states,                 // [B, T, H]
+                 const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
+                 const float* __restrict__ grad_out, i64 grad_b, i64 grad_t, i64 grad_m,     // [B, T, M], any strides
+                 const float* __restrict__ output_w,                                         // [M] or null
+                 const float* grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(state after the chunk), any strides
+                 float* grad_start,                            // [B, H]: dL/d(state before the chunk)
+                 const float* trace_v, const float* trace_den, i64 trace_b,  // [B, steps, K, H], trace_b apart
+                 float4* __restrict__ gate_sums,    // [clusters, blocks, pitch, threads], added to unless first
+                 float2* __restrict__ step_sums,    // [B, sums_steps, H]: sums of alpha and of beta over k
+                 float* __restrict__ step_changes,  // [B, steps, H] or null: sums of alpha (v - v') over k
+                 float4* __restrict__ neuron_sums,  // [clusters, H]: alpha, beta, alpha (v - v') K / dt; added to unless first
+                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int sums_steps, int used, int first_chunk,
+                 int constrained) {
+  extern __shared__ __align__(16) float buffers[];
+  __shared__ __align__(16) char tiles[2 * kTileBytes];
+  __shared__ Keeps kept[kThreads];
+  __shared__ unsigned long long copied[2];
+  unsigned rank = 0, blocks = 1;
+#if __CUDA_ARCH__ >= 900
+  __shared__ unsigned long long barriers[2];
+  if (kCluster) rank = cluster_rank(), blocks = cluster_blocks();
+#endif
+  const unsigned sent = 4 * schedule.warps[rank * (kThreads / 32)].x;  // bytes that come in a round
+  const Chain w = {trace_v, trace_den, trace_b, nullptr, states, elapsed, elapsed_b, elapsed_t, dt, grad_out, grad_b, grad_t, grad_m,
+                   output_w, grad_end, end_b, end_h, grad_start, step_sums, step_changes, hidden, outputs, unfolds, total_steps, t0,
+                   steps, sums_steps};
+  const unsigned long long addresses = (unsigned long long)trace_v | (unsigned long long)trace_den | (unsigned long long)states;
+  const bool bulk = hidden % 4 == 0 && trace_b % 4 == 0 && addresses % 16 == 0;
+  const int thread = threadIdx.x, lane = thread % 32, owner = schedule.target[rank * kThreads + thread];
+  // A warp without sources has no part in any round of a cluster (exchange.cuh), but that the first one sets barriers up again.
+  const bool walks = !kCluster || thread < 32 || __any_sync(~0u, owner >= 0);
+  const int walking = __syncthreads_count(walks && lane == 0);
+  if (thread == 0) {
+    for (int i = 0; i < 2; i++) barrier_init(copied + i, bulk ? 1 : 32);
+#if __CUDA_ARCH__ >= 900
+    if (kCluster)
+      for (int i = 0; i < 2; i++) barrier_init(barriers + i, 1);
+    barrier_init_fence();
+    if (kCluster)
+      for (int i = 0; i < 2; i++) barrier_expect(barriers + i, sent);
+#endif
+  }
+  __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  if (kCluster) cluster_sync();
+#endif
+  const Ahead ahead = {buffers, copied, ((2 * unfolds + 1) * hidden + 3) / 4 * 4, walking * 32, bulk};
+  unsigned turn = 0;
+  const i64 first = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  if (walks) {
+    const int pitch = (used + 1) / 2 * 2;  // slots that there is room for
+    const Held held = hold_used(schedule, rank, pitch);
+    const unsigned mine = __match_any_sync(~0u, owner);
+    const Part part = {__popc(mine & ((1u << lane) - 1u)), __popc(mine), __ffs(mine) - 1};
+    Neurons n = {owner >= 0, owner >= 0 && part.sub == 0, 0, 0, 0.0f, 0.0f, 1.0f};
+    if (n.there) {
+      n.j = owner & 0xffff, n.place = 4 * (owner >> 16);
+      n.rate_c = positive(cm[n.j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
+    }
+    Others others = {true, thread == 0, 0, 0, 0, 0};
+    More more = {false, false, 0, 0};
+    const bool wide = uniform(n.there ? part.lanes : 0) > kFewParts;
+#if __CUDA_ARCH__ >= 900
+    const unsigned to = part.sub % blocks, second = part.sub + part.lanes;
+    const unsigned tile = shared_address(tiles) + (n.there ? n.place : 4 * kTile);
+    others.tiles = opaque(in_block(tile, to)), others.barriers = opaque(in_block(shared_address(barriers), to));
+    others.mine = opaque(shared_address(barriers)), others.bytes = sent;
+    more.sends = opaque(n.there && second < blocks), more.any = uniform(more.sends);
+    more.tiles = opaque(in_block(tile, more.sends ? second : 0));
+    more.barriers = opaque(in_block(shared_address(barriers), more.sends ? second : 0));
+#endif
+    kept[thread] = {0.0f, 0.0f, 0.0f, n.there && n.j < outputs && output_w ? output_w[n.j] : 1.0f, 0.0f, dt};
+    Sums sums;
+    auto saved = [&] { return gate_sums + ((i64)opaque(blockIdx.x) * pitch * kThreads + threadIdx.x); };
+    const float4* const before = saved();
+#pragma unroll
+    for (int i = 0; i < kSlots; i++)
+      sums.of[i] = first_chunk || i >= pitch ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : before[i * kThreads];
+    unsigned round = 0;
+#pragma unroll 1
+    for (i64 b = first; b < batch; b += stride)
+      walk_used<kSlots>(used, w, held, sums, n, others, more, part, wide, tiles, ahead, b, round, turn, kept + thread);
+    float4* const after = saved();
+#pragma unroll
+    for (int i = 0; i < kSlots; i++)
+      if (i < pitch) after[i * kThreads] = sums.of[i];
+    if (n.writer) {
+      const Keeps total = kept[thread];
+      float4* const to = neuron_sums + (first * hidden + n.j);
+      const float4 s = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
+      *to = make_float4(s.x + total.alpha, s.y + total.beta, s.z + total.change, 0.0f);
+    }
+  }
+#if __CUDA_ARCH__ >= 900
+  if (kCluster) cluster_sync();
+#endif
+}
