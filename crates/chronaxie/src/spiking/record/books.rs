@@ -5,8 +5,8 @@ use crate::Result;
 use crate::spiking::network::Network;
 use crate::spiking::simulate::{Spike, runs};
 
-/// Spikes from which on a thread is worth its start: their hash takes 0.1 ms.
-const SHARED: usize = if cfg!(test) { 64 } else { 1 << 14 };
+/// Spikes from which on a thread is worth its start: their hash takes 0.5 ms, and to start one may take a tenth of that.
+const SHARED: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
 /// The hash of a network's spikes, their counts and their log.
 ///
@@ -41,7 +41,7 @@ impl Books {
             runs(counted, first).for_each(|(p, run)| counts[p] += run.len() as u64);
             log.as_mut().map_or(Ok(()), |log| log.add(spikes))
         };
-        if !beside || spikes.len() < SHARED {
+        if !beside || !hash.hashes() || spikes.len() < SHARED {
             hash.add(spikes);
             return rest();
         }
