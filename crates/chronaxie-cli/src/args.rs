@@ -341,6 +341,9 @@ pub(crate) struct Simulate {
     /// What is kept [default: spikes]
     #[arg(long, value_name = "WHAT", value_parser = ["spikes", "none"])]
     pub record: Option<String>,
+    /// The hash of all spikes, which one thread of the host makes, 7 to 20 ns a spike [default: sha256]
+    #[arg(long, value_name = "WHAT", value_parser = ["sha256", "none"])]
+    pub hash: Option<String>,
     /// The folder of the run, new or empty [default: runs/<configuration>-<moment>]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

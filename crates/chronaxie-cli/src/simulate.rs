@@ -27,6 +27,7 @@ fn overrides(args: &Simulate) -> Vec<String> {
         seed,
         scale,
         text("record", &args.record),
+        text("hash", &args.hash),
         time("checkpoint_every", &args.checkpoint_every),
     ];
     args.set.iter().cloned().chain(flags.into_iter().flatten()).collect()

@@ -58,12 +58,17 @@ fn a_run_ends_with_the_promised_object_and_goes_on_from_its_checkpoint() {
     let (parts, _) = run(&["--duration", "400", "--resume", &checkpoint, "--checkpoint-every", "100"]);
     assert_eq!(parts["spikes_sha256"], whole["spikes_sha256"]);
     assert_eq!(parts["rates_hz"], whole["rates_hz"]);
+    let bare = scratch("bare");
+    let bare = bare.to_str().unwrap();
+    let (counted, _) = run(&["--duration", "400", "--out", bare, "--record", "none", "--hash", "none", "--quiet"]);
+    assert!(counted["spikes_sha256"].is_null());
+    assert_eq!((&counted["spikes"], &counted["rates_hz"]), (&whole["spikes"], &whole["rates_hz"]));
     // Onto what is there already, only by --resume; and never from another network.
     refuses(&[&base[..], &["--out", a]].concat(), "is not empty");
     refuses(&["simulate", EXAMPLE, "--scale", "0.03", "--seed", "8", "--resume", a], "another network");
     std::fs::write(&checkpoint, b"chrxspk3 and nothing more").unwrap();
     refuses(&[&base[..], &["--resume", b]].concat(), "cut off");
-    for folder in [a, b] {
+    for folder in [a, b, bare] {
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -11,6 +11,7 @@ pub mod host;
 pub mod log;
 pub mod pool;
 pub mod scratch;
+pub mod sha256;
 pub mod simd;
 pub mod tensor;
 

@@ -5,10 +5,11 @@ use super::run::PopulationReport;
 use crate::report::RunFolder;
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::Settings;
-use crate::spiking::record::{SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Engine, Spike};
+use crate::spiking::record::{Books, SpikeHash, SpikeLog, TraceLog, traces};
+use crate::spiking::simulate::{Checkpoint, Engine, Spike, by_replica};
 use crate::spiking::{Network, Plan};
-use crate::{Error, Result};
+use crate::{Error, Result, pool};
+use std::sync::{Mutex, PoisonError};
 
 /// The spikes so far, in a run's folder.
 const LOG: &str = "checkpoint/spikes.log";
@@ -18,15 +19,14 @@ pub(super) struct Kept<'a> {
     /// As it is by itself.
     pub network: &'a Network,
     pub folder: RunFolder,
-    pub hash: SpikeHash,
-    /// Spikes of each population after the discarded time.
-    pub counts: Vec<u64>,
-    log: Option<SpikeLog>,
+    /// Counts are of spikes after the discarded time.
+    pub books: Books,
     traces: Vec<TraceLog>,
 }
 
 impl<'a> Kept<'a> {
-    /// Of `settings`, whose populations are those from `first` on of what runs; from step `step` on, with these spikes before it.
+    /// Of `settings`, whose populations are those from `first` on of what runs; from step `step` on, with these spikes before it, and
+    /// counted from step `discard` on.
     ///
     /// # Errors
     /// `Io`; `Checkpoint`, where the folder does not have what was kept before.
@@ -34,7 +34,7 @@ impl<'a> Kept<'a> {
         settings: &'a Settings,
         folder: RunFolder,
         first: usize,
-        step: u64,
+        [step, discard]: [u64; 2],
         (hash, counts): (SpikeHash, Vec<u64>),
     ) -> Result<Self> {
         folder.create()?;
@@ -45,31 +45,22 @@ impl<'a> Kept<'a> {
             recorder.population += first;
             logs.push(TraceLog::open(&folder.file(&format!("checkpoint/traces-{i}.log")), &recorder, step)?);
         }
-        Ok(Self { network: &settings.network, folder, hash, counts, log, traces: logs })
-    }
-
-    /// Hashes, counts and records spikes, in order and by the network's own numbers of its cells.
-    pub fn book(&mut self, spikes: &[Spike], first: &[u64], discard: u64) -> Result<()> {
-        self.hash.add(spikes);
-        for spike in spikes.iter().filter(|s| s.step >= discard) {
-            let p = first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
-            self.counts[p] += 1;
-        }
-        self.log.as_mut().map_or(Ok(()), |log| log.add(spikes))
+        let books = Books::new(&settings.network, discard, hash, counts, log);
+        Ok(Self { network: &settings.network, folder, books, traces: logs })
     }
 
     pub fn sync(&self) -> Result<()> {
-        self.log.as_ref().map_or(Ok(()), SpikeLog::sync)
+        self.books.log().map_or(Ok(()), SpikeLog::sync)
     }
 
     /// How many spikes are recorded.
     pub fn logged(&self) -> u64 {
-        self.log.as_ref().map_or(0, SpikeLog::count)
+        self.books.log().map_or(0, SpikeLog::count)
     }
 
     /// Why there is no `.npz` of its spikes, if there is none.
     pub fn note(&self) -> Option<String> {
-        let log = self.log.as_ref().filter(|log| !log.fits_npz())?;
+        let log = self.books.log().filter(|log| !log.fits_npz())?;
         let count = log.count();
         Some(format!("{count} spikes are beyond the 4 GiB of an .npz file: they are in spikes.parquet alone"))
     }
@@ -91,7 +82,7 @@ impl<'a> Kept<'a> {
             true => Ok(()),
             false => traces::export(&self.traces, &self.folder.file("traces.npz"), plan),
         };
-        let Some(log) = &self.log else { return traces };
+        let Some(log) = self.books.log() else { return traces };
         let parquet = log.export_parquet(&self.folder.file("spikes.parquet"), n, reached);
         let npz = match log.fits_npz() {
             true => log.export(&self.folder.file("spikes.npz"), n, reached),
@@ -104,7 +95,8 @@ impl<'a> Kept<'a> {
     pub fn populations(&self, [discard, end]: [u64; 2]) -> Result<Vec<PopulationReport>> {
         let n = self.network;
         let seconds = end.saturating_sub(discard) as f64 * n.dt_ms * 1e-3;
-        let statistics = match &self.log {
+        let counts = &self.books.counts;
+        let statistics = match self.books.log() {
             Some(log) => {
                 let mut gatherer = Gatherer::new(n, discard);
                 log.read(|spikes| {
@@ -114,11 +106,11 @@ impl<'a> Kept<'a> {
                 gatherer.finish(end)
             }
             None => {
-                let rate = |i: usize| self.counts[i] as f64 / f64::from(n.populations[i].size) / seconds.max(1e-12);
-                (0..self.counts.len()).map(|i| Statistics { rate_hz: rate(i), ..Default::default() }).collect()
+                let rate = |i: usize| counts[i] as f64 / f64::from(n.populations[i].size) / seconds.max(1e-12);
+                (0..counts.len()).map(|i| Statistics { rate_hz: rate(i), ..Default::default() }).collect()
             }
         };
-        if let Some(log) = &self.log {
+        if let Some(log) = self.books.log() {
             pictures::write(&self.folder, n, log, &statistics, discard, end)?;
         }
         let one = |(p, s): (&crate::spiking::Population, &Statistics)| PopulationReport {
@@ -133,6 +125,46 @@ impl<'a> Kept<'a> {
         };
         Ok(n.populations.iter().zip(&statistics).map(one).collect())
     }
+}
+
+/// Books the spikes of each of several networks, of several at a time where `beside`; the first error, by their order.
+pub(super) fn book_each(
+    network: &Network,
+    spikes: &[Spike],
+    kept: &mut [Kept<'_>],
+    lists: &mut [Vec<Spike>],
+    beside: bool,
+) -> Result<()> {
+    by_replica(network, spikes, lists);
+    let book = |kept: &mut Kept<'_>, list: &mut Vec<Spike>| {
+        let booked = kept.books.add(list, false);
+        list.clear();
+        booked
+    };
+    let each = kept.iter_mut().zip(lists);
+    if !beside {
+        return each.map(|(kept, list)| book(kept, list)).fold(Ok(()), Result::and);
+    }
+    let work: Vec<_> = each.map(|(kept, list)| Mutex::new((kept, list, Ok(())))).collect();
+    pool::for_each(work.len(), |k| {
+        let mut one = work[k].lock().unwrap_or_else(PoisonError::into_inner);
+        let (kept, list, booked) = &mut *one;
+        *booked = book(kept, list);
+    });
+    let booked = work.into_iter().map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner).2);
+    booked.fold(Ok(()), Result::and)
+}
+
+/// Refuses to hash from here on where what came before was not hashed; where nothing is to be hashed, nothing is any more.
+pub(super) fn go_on_hashing(hash: bool, checkpoint: &mut Checkpoint) -> Result<()> {
+    let mut all = std::iter::once(&mut checkpoint.hash).chain(&mut checkpoint.replicas);
+    if hash && all.any(|own| !own.hashes()) {
+        return Err(Error::checkpoint("the run was begun with --hash none, so its spikes cannot be hashed now"));
+    }
+    if !hash {
+        all.for_each(SpikeHash::stop);
+    }
+    Ok(())
 }
 
 /// Refuses to record from here on where what came before was not.

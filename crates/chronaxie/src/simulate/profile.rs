@@ -284,11 +284,27 @@ fn timed(runner: &mut Runner<'_>, window: u64, file: &Scratch) -> Result<(u64, W
         // Of the spikes of the window before, as a run does it.
         let begun = Instant::now();
         let booked = std::thread::scope(|scope| {
-            let book = scope.spawn(|| {
+            let mut hash = || {
                 let begun = Instant::now();
                 hash.add(&waiting);
-                let hashed = begun.elapsed().as_secs_f64();
-                log.add(&waiting).map(|()| (hashed, begun.elapsed().as_secs_f64() - hashed))
+                begun.elapsed().as_secs_f64()
+            };
+            let mut write = || {
+                let begun = Instant::now();
+                log.add(&waiting).map(|()| begun.elapsed().as_secs_f64())
+            };
+            // Beside a GPU on a thread each.
+            let two = matches!(runner, Runner::Cuda(_));
+            let book = scope.spawn(move || {
+                if !two {
+                    return Ok((hash(), write()?));
+                }
+                std::thread::scope(|scope| {
+                    let written = scope.spawn(write);
+                    let hashed = hash();
+                    let written = written.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    written.map(|written| (hashed, written))
+                })
             });
             let ran = runner.engine().advance(window, &mut spikes);
             let booked = book.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

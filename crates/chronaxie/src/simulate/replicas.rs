@@ -97,6 +97,12 @@ fn together<'s>(all: impl Iterator<Item = (&'s str, &'s Settings)>) -> Result<Se
                 all[0].0
             )));
         }
+        if s.hash != first.hash {
+            return Err(Error::config(format!(
+                "{name} and {} differ in whether spikes are hashed; networks side by side do not",
+                all[0].0
+            )));
+        }
         recorders.extend(s.recorders.iter().cloned().map(|mut r| {
             r.population += network.replicas[k].population;
             r
@@ -104,8 +110,8 @@ fn together<'s>(all: impl Iterator<Item = (&'s str, &'s Settings)>) -> Result<Se
         notes.extend(s.notes.iter().filter(|note| !notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     let (duration_ms, discard_ms) = (first.duration_ms, first.discard_ms);
-    let (record, checkpoint_every_ms) = (first.record, first.checkpoint_every_ms);
-    Ok(Settings { network, duration_ms, discard_ms, record, recorders, checkpoint_every_ms, notes })
+    let (record, hash, checkpoint_every_ms) = (first.record, first.hash, first.checkpoint_every_ms);
+    Ok(Settings { network, duration_ms, discard_ms, record, hash, recorders, checkpoint_every_ms, notes })
 }
 
 /// `seed-5`, `seed-5,drive.0.rate=8`: what number `k` overrides, as a folder is called.

@@ -77,6 +77,31 @@ fn replicas_leave_what_runs_of_their_own_leave() {
     as_alone("plasticity.toml", &["simulation.duration=\"300ms\""], &replicas, &[]);
 }
 
+/// On a GPU's host the networks are booked side by side, beside the hash of all.
+#[test]
+fn on_a_gpu_networks_side_by_side_leave_what_the_cpu_leaves() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let (scale, ms) = if gpu.device.name().starts_with("emulated") { ("0.05", "40ms") } else { ("0.5", "200ms") };
+    pool::set_num_threads(2);
+    let set = [format!("simulation.scale={scale}"), format!("simulation.duration=\"{ms}\"")];
+    let config = example("cuba.toml", &[&set[..], &words(&["simulation.discard=1"])].concat());
+    let replicas = grid(&[1, 2, 3], &[]);
+    let [want, got] = [Backend::Cpu, Backend::Cuda(0)].map(|backend| {
+        let options = RunOptions::new(scratch(&format!("on-{backend}")));
+        run(&config, &RunOptions { backend, replicas: replicas.clone(), ..options }, &Silent).unwrap()
+    });
+    assert!(want.spikes > 300, "{} spikes", want.spikes);
+    assert_eq!((got.spikes, &got.spikes_sha256), (want.spikes, &want.spikes_sha256));
+    for (a, b) in got.replicas.iter().zip(&want.replicas) {
+        assert_eq!((a.spikes, &a.spikes_sha256, &a.populations), (b.spikes, &b.spikes_sha256, &b.populations));
+        for file in ["spikes.npz", "spikes.parquet"] {
+            let [x, y] = [&a.out, &b.out].map(|folder| std::fs::read(folder.join(file)).unwrap());
+            assert!(x == y, "{file} of {}", a.out.display());
+        }
+    }
+    [got.out, want.out].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
+}
+
 #[test]
 fn replicas_that_were_stopped_go_on_as_they_would_have() {
     pool::set_num_threads(2);

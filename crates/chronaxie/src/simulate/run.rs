@@ -1,7 +1,7 @@
 //! One simulation, from a configuration to a folder.
 
 use super::gpus::{check_method, devices, on_gpus, words};
-use super::kept::{Kept, require_logged};
+use super::kept::{Kept, book_each, go_on_hashing, require_logged};
 use super::parts::{PartsOptions, Team};
 use super::replicas::{Described, One};
 use crate::bench::Provenance;
@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::network::read::{Settings, read};
 use crate::spiking::record::SpikeHash;
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, by_replica, pace};
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -87,8 +87,8 @@ pub struct Report {
     pub real_time_factor: f64,
     /// All spikes.
     pub spikes: u64,
-    /// SHA-256 over u64 step and u64 cell of all spikes, sorted.
-    pub spikes_sha256: String,
+    /// SHA-256 over u64 step and u64 cell of all spikes, sorted; nothing with `simulation.hash = "none"`.
+    pub spikes_sha256: Option<String>,
     /// Wall time of making the network, ms.
     pub build_ms: f64,
     /// `cpu` or `cuda:N`.
@@ -140,7 +140,7 @@ pub struct ReplicaReport {
     /// All spikes.
     pub spikes: u64,
     /// As of a [`Report`].
-    pub spikes_sha256: String,
+    pub spikes_sha256: Option<String>,
     /// Mean rate of each population after `discard_ms`.
     pub rates_hz: BTreeMap<String, f64>,
     /// Left out of rates and statistics, ms.
@@ -235,7 +235,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     }
     let folder = RunFolder::open(&options.out, options.resume)?;
     let plan = Plan::new(settings.network.clone())?;
-    let checkpoint = if options.resume { Some(load(&folder, &plan.network)?) } else { None };
+    let mut checkpoint = if options.resume { Some(load(&folder, &plan.network)?) } else { None };
     let since = Instant::now();
     progress.start("build", 0);
     let several = match described.replicas.len() {
@@ -268,28 +268,28 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
 
     let begun = engine.weights()?;
     folder.create()?;
-    if let Some(c) = &checkpoint {
+    if let Some(c) = &mut checkpoint {
         engine.restore(&c.state)?;
+        go_on_hashing(settings.hash, c)?;
         require_logged(settings.record, c.hash.spikes(), c.logged)?;
         progress.log(&format!("resumed at {:.1} ms", c.state.step as f64 * plan.network.dt_ms));
     }
+    let none = || if settings.hash { SpikeHash::default() } else { SpikeHash::none() };
     let mut kept = Vec::new();
-    let step = engine.step();
+    let from = [engine.step(), (settings.discard_ms / plan.network.dt_ms).round() as u64];
     if described.replicas.is_empty() {
         let all = plan.network.populations.len();
-        let before = checkpoint
-            .as_ref()
-            .map_or_else(|| (SpikeHash::default(), vec![0; all]), |c| (c.hash.clone(), c.counts.clone()));
-        kept.push(Kept::open(settings, folder.clone(), 0, step, before)?);
+        let before = checkpoint.as_ref().map_or_else(|| (none(), vec![0; all]), |c| (c.hash.clone(), c.counts.clone()));
+        kept.push(Kept::open(settings, folder.clone(), 0, from, before)?);
     }
     for (k, one) in described.replicas.iter().enumerate() {
         let own = plan.network.populations_of(k);
         let before = match &checkpoint {
             Some(c) => (c.replicas[k].clone(), c.counts[own.clone()].to_vec()),
-            None => (SpikeHash::default(), vec![0; own.len()]),
+            None => (none(), vec![0; own.len()]),
         };
         let folder = RunFolder::open(folder.file(&one.name), true)?;
-        kept.push(Kept::open(&one.settings, folder, own.start, step, before)?);
+        kept.push(Kept::open(&one.settings, folder, own.start, from, before)?);
         kept[k].folder.write("config.toml", &one.text)?;
     }
     let mut run = Run {
@@ -297,7 +297,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         replicas: &described.replicas,
         plan: &plan,
         folder: &folder,
-        hash: checkpoint.as_ref().map(|c| c.hash.clone()).unwrap_or_default(),
+        hash: checkpoint.as_ref().map_or_else(none, |c| c.hash.clone()),
         lists: vec![Vec::new(); kept.len()],
         kept,
         gpus: cards.len(),
@@ -394,7 +394,6 @@ impl Run<'_> {
     fn all(&mut self, engine: &mut dyn Engine, progress: &dyn Progress) -> Result<()> {
         let dt = self.plan.network.dt_ms;
         let end = self.steps(self.settings.duration_ms);
-        let discard = self.steps(self.settings.discard_ms);
         let every = self.settings.checkpoint_every_ms.map(|ms| self.steps(ms).max(1));
         if engine.step() > end {
             return Err(Error::config(format!(
@@ -411,7 +410,7 @@ impl Run<'_> {
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
         while engine.step() < end {
             if progress.interrupted() {
-                self.book(&mut waiting, discard)?;
+                self.book(&mut waiting)?;
                 self.save(engine)?;
                 self.export()?;
                 let at = engine.step() as f64 * dt;
@@ -428,7 +427,7 @@ impl Run<'_> {
             let steps = pace::next(chunk, until - engine.step(), until == end, least);
             // The spikes of the chunk before are booked while this one runs.
             let (ran, booked) = std::thread::scope(|scope| {
-                let books = scope.spawn(|| self.book(&mut waiting, discard));
+                let books = scope.spawn(|| self.book(&mut waiting));
                 let ran = engine.advance(steps, &mut spikes);
                 (ran, books.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             });
@@ -440,7 +439,7 @@ impl Run<'_> {
             std::mem::swap(&mut spikes, &mut waiting);
             let saves = every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end;
             if saves || engine.step() >= end {
-                self.book(&mut waiting, discard)?;
+                self.book(&mut waiting)?;
             }
             let took = since.elapsed().as_secs_f64();
             self.wall += took;
@@ -463,18 +462,23 @@ impl Run<'_> {
     }
 
     /// Hashes, counts and records spikes, in order, and forgets them.
-    fn book(&mut self, spikes: &mut Vec<Spike>, discard: u64) -> Result<()> {
+    fn book(&mut self, spikes: &mut Vec<Spike>) -> Result<()> {
+        // Beside a GPU's steps the cores are free.
+        let beside = self.gpus > 0;
         let logged = if self.replicas.is_empty() {
-            self.kept[0].book(spikes, &self.plan.first, discard)
+            self.kept[0].books.add(spikes, beside)
         } else {
-            self.hash.add(spikes);
-            by_replica(&self.plan.network, spikes, &mut self.lists);
-            let book = |(kept, list): (&mut Kept<'_>, &mut Vec<Spike>)| {
-                let booked = kept.book(list, &kept.network.first_cells(), discard);
-                list.clear();
-                booked
-            };
-            self.kept.iter_mut().zip(&mut self.lists).map(book).fold(Ok(()), Result::and)
+            let (network, hash, spikes) = (&self.plan.network, &mut self.hash, &spikes[..]);
+            let (kept, lists) = (&mut self.kept, &mut self.lists);
+            if beside {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| hash.add(spikes));
+                    book_each(network, spikes, kept, lists, beside)
+                })
+            } else {
+                hash.add(spikes);
+                book_each(network, spikes, kept, lists, beside)
+            }
         };
         spikes.clear();
         // What was there before the chunk is whole; the checkpoint before it still fits.
@@ -485,7 +489,7 @@ impl Run<'_> {
 
     fn save(&self, engine: &dyn Engine) -> Result<()> {
         self.kept.iter().try_for_each(Kept::sync)?;
-        let hashes = self.kept.iter().map(|kept| kept.hash.clone());
+        let hashes = self.kept.iter().map(|kept| kept.books.hash.clone());
         let replicas = if self.replicas.is_empty() { Vec::new() } else { hashes.collect() };
         let checkpoint = Checkpoint {
             fingerprint: fingerprint(&self.plan.network),
@@ -493,14 +497,14 @@ impl Run<'_> {
             hash: self.all_hash().clone(),
             replicas,
             logged: self.kept.iter().map(Kept::logged).sum(),
-            counts: self.kept.iter().flat_map(|kept| &kept.counts).copied().collect(),
+            counts: self.kept.iter().flat_map(|kept| &kept.books.counts).copied().collect(),
         };
         self.folder.write(STATE, checkpoint.to_bytes())
     }
 
     /// The hash of all spikes.
     fn all_hash(&self) -> &SpikeHash {
-        if self.replicas.is_empty() { &self.kept[0].hash } else { &self.hash }
+        if self.replicas.is_empty() { &self.kept[0].books.hash } else { &self.hash }
     }
 
     fn export(&self) -> Result<()> {
@@ -544,8 +548,8 @@ impl Run<'_> {
                 set: one.set.clone(),
                 seed: one.settings.network.seed,
                 model_ms: end as f64 * n.dt_ms,
-                spikes: kept.hash.spikes(),
-                spikes_sha256: kept.hash.hex(),
+                spikes: kept.books.hash.spikes(),
+                spikes_sha256: kept.books.hash.hex(),
                 rates_hz: own.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),
                 discard_ms: self.settings.discard_ms,
                 cells: kept.network.cells(),

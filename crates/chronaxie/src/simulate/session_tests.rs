@@ -256,13 +256,16 @@ fn on_a_gpu_networks_of_a_session_are_shared() {
     let says = refused(Backend::Auto, Some(0), "auto");
     assert!(says.contains("0 GPUs cannot share a network"), "{says}");
     let Some(_gpu) = crate::check::gpu::gpu() else { return };
-    let want = open(NETWORK).run(120, true, &Silent).unwrap();
+    let alone = open(NETWORK);
+    let want = alone.run(120, true, &Silent).unwrap();
     for gpus in [1, 2] {
         if gpus > crate::cuda::CudaDevice::count().unwrap_or(0) {
             continue;
         }
         let session = Session::open_on(settings(), Backend::Auto, Some(gpus), "index", &Silent).unwrap();
         assert_eq!(session.run(120, true, &Silent).unwrap(), want, "{gpus} GPUs");
+        // The hash is made beside the next steps, and whole when they have ended.
+        assert_eq!(session.at().unwrap(), alone.at().unwrap());
         assert_eq!(session.facts().engine.contains("cells by index"), gpus > 1, "{}", session.facts().engine);
     }
 }

@@ -85,8 +85,20 @@ fn a_run_leaves_its_folder_and_resumes_to_the_same_spikes() {
     assert_eq!((&got.spikes_sha256, &got.rates_hz), (&want.spikes_sha256, &want.rates_hz));
     assert!(!silent.join("spikes.npz").exists() && !silent.join("spikes.parquet").exists());
     assert!(silent.join("checkpoint/state.bin").exists());
+
+    // Without a hash all else is the same, and it cannot begin in the middle.
+    let unhashed = scratch("unhashed");
+    let set: Vec<&str> = SHORT.iter().copied().chain(["simulation.hash=\"none\""]).collect();
+    assert!(run(&microcircuit(&set), &RunOptions::new(&unhashed), &StopAt(AtomicU32::new(3))).is_err());
+    let e = run(&microcircuit(&SHORT), &RunOptions::resume_from(&unhashed).unwrap(), &Silent).unwrap_err().to_string();
+    assert!(e.contains("begun with --hash none, so its spikes cannot be hashed now"), "{e}");
+    let got = run(&microcircuit(&set), &RunOptions::resume_from(&unhashed).unwrap(), &Silent).unwrap();
+    assert_eq!((got.spikes, &got.spikes_sha256, &got.populations), (want.spikes, &None, &want.populations));
+    for file in ["spikes.npz", "spikes.parquet"] {
+        assert_eq!(std::fs::read(unhashed.join(file)).unwrap(), std::fs::read(whole.join(file)).unwrap());
+    }
     assert!(RunOptions::resume_from(&scratch("nothing")).unwrap_err().to_string().contains("no run"));
-    [whole, parts, silent].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
+    [whole, parts, silent, unhashed].iter().for_each(|f| std::fs::remove_dir_all(f).unwrap());
 }
 
 /// Potentials of two cells, once a ms, of a run and of one that was stopped and resumed: the same, and between reset and
@@ -141,7 +153,7 @@ fn the_spikes_of_a_seed_are_pinned() {
     let set =
         ["simulation.scale=0.1", "simulation.duration=\"200ms\"", "simulation.discard=0", "simulation.record=\"none\""];
     let got = run(&microcircuit(&set), &RunOptions::new(&out), &Silent).unwrap();
-    assert_eq!((got.spikes, got.spikes_sha256.as_str()), PINNED);
+    assert_eq!((got.spikes, got.spikes_sha256.as_deref().unwrap()), PINNED);
     std::fs::remove_dir_all(out).unwrap();
 }
 
@@ -167,7 +179,7 @@ fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
         (want.synapses, want.events_per_step, &want.rates_hz)
     );
     if !emulated {
-        assert_eq!((got.spikes, got.spikes_sha256.as_str()), PINNED);
+        assert_eq!((got.spikes, got.spikes_sha256.as_deref().unwrap()), PINNED);
     }
     assert!(got.backend == "cuda:0" && got.engine.starts_with("resident") && got.floor_real_time_factor.unwrap() > 0.0);
     let mut left = RunOptions::new(&parts);

@@ -1,7 +1,7 @@
 //! Statistics of spike trains: rates, interspike intervals, correlations.
 
 use super::network::Network;
-use super::simulate::Spike;
+use super::simulate::{Spike, runs};
 
 /// Cells of a population whose spike counts are correlated pair by pair.
 pub const CORRELATED: usize = 250;
@@ -21,6 +21,8 @@ pub struct Gatherer {
     cells: Vec<Cell>,
     pairs: Vec<Pairs>,
     bin: u64,
+    /// The first step behind it.
+    bin_end: u64,
 }
 
 /// The intervals of a cell, in steps.
@@ -102,30 +104,38 @@ impl Gatherer {
             pairs: pairs.collect(),
             sizes,
             bin: 0,
+            bin_end: 0,
         }
     }
 
     /// Adds spikes, in order.
     pub fn add(&mut self, spikes: &[Spike]) {
-        for spike in spikes.iter().filter(|s| s.step >= self.from) {
-            let cell = &mut self.cells[spike.cell as usize];
-            if cell.spikes > 0 {
-                let interval = (spike.step - cell.last) as f64;
-                cell.sum += interval;
-                cell.squares += interval * interval;
-            }
-            (cell.spikes, cell.last) = (cell.spikes + 1, spike.step);
-            let bin = (spike.step - self.from) / self.steps_a_bin;
-            if bin != self.bin {
-                self.pairs.iter_mut().for_each(Pairs::close_bin);
-                self.bin = bin;
-            }
-            let p = self.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
-            let (own, pairs) = ((u64::from(spike.cell) - self.first[p]) as usize, &mut self.pairs[p]);
-            if own < pairs.n {
-                pairs.now[own] += 1;
-                if pairs.now[own] == 1 {
-                    pairs.active.push(own as u16);
+        let spikes = &spikes[spikes.partition_point(|s| s.step < self.from)..];
+        for (p, run) in runs(spikes, &self.first) {
+            let (first, n) = (self.first[p] as usize, self.pairs[p].n);
+            for spike in run {
+                let cell = &mut self.cells[spike.cell as usize];
+                if cell.spikes > 0 {
+                    let interval = (spike.step - cell.last) as f64;
+                    cell.sum += interval;
+                    cell.squares += interval * interval;
+                }
+                (cell.spikes, cell.last) = (cell.spikes + 1, spike.step);
+                if spike.step >= self.bin_end {
+                    let bin = (spike.step - self.from) / self.steps_a_bin;
+                    if bin != self.bin {
+                        self.pairs.iter_mut().for_each(Pairs::close_bin);
+                        self.bin = bin;
+                    }
+                    self.bin_end = self.from + (bin + 1) * self.steps_a_bin;
+                }
+                let own = spike.cell as usize - first;
+                if own < n {
+                    let pairs = &mut self.pairs[p];
+                    pairs.now[own] += 1;
+                    if pairs.now[own] == 1 {
+                        pairs.active.push(own as u16);
+                    }
                 }
             }
         }

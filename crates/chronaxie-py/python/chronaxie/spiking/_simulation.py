@@ -71,7 +71,7 @@ class Checkpoint:
         path: of the file.
         step: the next step.
         spikes: how many there were until then.
-        spikes_sha256: their hash, as of ``chronaxie simulate``.
+        spikes_sha256: their hash, as of ``chronaxie simulate``; empty with ``simulation.hash = "none"``.
 
     Raises:
         CheckpointError: it is no checkpoint, cut off or damaged.
@@ -121,7 +121,7 @@ class Simulation:
 
     @property
     def spikes_sha256(self) -> str:
-        """The hash of all spikes, as ``chronaxie simulate`` prints it."""
+        """The hash of all spikes, as ``chronaxie simulate`` prints it; empty with ``simulation.hash = "none"``."""
         return self._session.at()[2]
 
     def _index(self, population: str | int) -> int:

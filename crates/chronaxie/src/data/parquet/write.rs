@@ -271,18 +271,24 @@ fn chunk(column: &Column<'_>) -> Result<Chunk> {
     })
 }
 
-fn ends<T: Copy>(values: &[T], order: fn(&T, &T) -> std::cmp::Ordering) -> Option<[T; 2]> {
-    Some([values.iter().copied().min_by(order)?, values.iter().copied().max_by(order)?])
+fn ends<T: Copy>(values: &[T], order: impl Fn(&T, &T) -> std::cmp::Ordering) -> Option<[T; 2]> {
+    Some([values.iter().copied().min_by(&order)?, values.iter().copied().max_by(&order)?])
 }
 
 /// Plain, or, where values rise and most follow one of the same value, each once and how often it comes.
-fn numbers<T: Copy + PartialOrd, const N: usize>(values: &[T], ends: Option<[T; 2]>, bytes: fn(T) -> [u8; N]) -> Chunk {
+fn numbers<T: Copy + PartialOrd, const N: usize>(
+    values: &[T],
+    ends: Option<[T; 2]>,
+    bytes: impl Fn(T) -> [u8; N],
+) -> Chunk {
     // Two zeros are not the same.
     let same = |a: &T, b: &T| bytes(*a) == bytes(*b);
     let ends = ends.map(|ends| ends.map(|x| bytes(x).to_vec()));
     let runs = values.chunk_by(same).count();
     if runs > values.len() / 3 || !values.is_sorted() {
-        return Chunk { words: None, data: values.iter().flat_map(|x| bytes(*x)).collect(), ends };
+        let mut data = vec![0; N * values.len()];
+        data.chunks_exact_mut(N).zip(values).for_each(|(place, x)| place.copy_from_slice(&bytes(*x)));
+        return Chunk { words: None, data, ends };
     }
     let width = width(runs);
     let (mut words, mut data) = (Vec::with_capacity(N * runs), Out { bytes: vec![width], last: Vec::new() });

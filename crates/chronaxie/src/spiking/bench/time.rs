@@ -178,7 +178,7 @@ pub(super) fn measure(
         spikes_per_step: spikes as f64 / steps,
         events_per_step: events as f64 / steps,
         spikes: whole.then(|| rig.hash.spikes()),
-        spikes_sha256: whole.then(|| rig.hash.hex()),
+        spikes_sha256: rig.hash.hex().filter(|_| whole),
         rate_hz,
         rate_in_range: work.rate_hz.zip(rate_hz).map(|([low, high], rate)| (low..=high).contains(&rate)),
         rates_hz,

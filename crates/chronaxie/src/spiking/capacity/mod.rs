@@ -270,7 +270,8 @@ fn notes(plan: &Plan, activity: &Activity, card: &Card, all: &Estimate) -> Vec<S
     };
     if step.host_us > step.gpu_us {
         notes.push(format!(
-            "the host binds: it takes up {:.0} spikes a step in {:.1} us, beside {:.1} us of the GPUs, so more of them make it no faster",
+            "the host binds: it takes up {:.0} spikes a step in {:.1} us, beside {:.1} us of the GPUs, so more of them make it no \
+             faster; `simulate --hash none` leaves the hash, which is most of it",
             activity.spikes,
             step.host_us,
             step.gpu_us

@@ -138,6 +138,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
         duration_ms: s.get("duration", Milliseconds(1000.0))?.0,
         discard_ms: s.get("discard", Milliseconds(0.0))?.0,
         record: s.choice("record", &["spikes", "none"], "spikes")? == "spikes",
+        hash: s.choice("hash", &["sha256", "none"], "sha256")? == "sha256",
         recorders: Vec::new(),
         checkpoint_every_ms: s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0),
         network,

@@ -8,6 +8,8 @@
 //! duration = "10s"
 //! discard = "500ms"            # left out of rates and statistics
 //! seed = 1
+//! record = "spikes"            # or "none"
+//! hash = "sha256"              # of all spikes; or "none", where one thread of the host would be slower at it than the GPUs
 //! scale = 1.0                  # a smaller network with the same statistics
 //! variant = "poisson"          # drives and projections of another variant are left out
 //!
@@ -64,6 +66,8 @@ pub struct Settings {
     pub discard_ms: f64,
     /// Whether spikes are kept.
     pub record: bool,
+    /// Whether their hash is made.
+    pub hash: bool,
     /// State variables that are kept.
     pub recorders: Vec<Recorder>,
     /// The time between checkpoints, ms.
@@ -165,6 +169,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     let variant = s.get("variant", String::new())?;
     let plastic = s.get("plasticity", true)?;
     let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
+    let hash = s.choice("hash", &["sha256", "none"], "sha256")? == "sha256";
     let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
     if duration_ms / dt > 1e12 {
         return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
@@ -211,7 +216,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
                 .refuse("record", &format!("wants cell {cell} of {}, which has {}", p.name, p.size)));
         }
     }
-    Ok(Settings { network, duration_ms, discard_ms, record, recorders, checkpoint_every_ms, notes })
+    Ok(Settings { network, duration_ms, discard_ms, record, hash, recorders, checkpoint_every_ms, notes })
 }
 
 fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Result<f64> {

@@ -1,9 +1,11 @@
 //! What goes in and out as tables: edge lists, spikes, their hash, traces.
 
+pub mod books;
 pub mod columns;
 pub mod spikes;
 pub mod traces;
 
+pub use books::Books;
 pub use spikes::{SpikeHash, SpikeLog};
 pub use traces::{Recorder, TraceLog};
 

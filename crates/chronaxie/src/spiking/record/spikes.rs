@@ -3,14 +3,15 @@
 use crate::data::npz;
 use crate::data::parquet::{self, Column, Kind};
 use crate::spiking::network::Network;
-use crate::spiking::simulate::Spike;
-use crate::{Error, Result};
+use crate::spiking::simulate::{Spike, runs};
+use crate::{Error, Result, sha256};
 use sha2::digest::generic_array::GenericArray;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// SHA-256 over u64 step then u64 cell, little-endian, of spikes sorted by both. Its state can be kept and gone on from.
+/// SHA-256 over u64 step then u64 cell, little-endian, of spikes sorted by both. Its state can be kept and gone on from. Where nobody
+/// asked for it ([`none`](Self::none)), spikes are counted alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpikeHash {
     state: [u32; 8],
@@ -28,17 +29,42 @@ impl Default for SpikeHash {
 }
 
 impl SpikeHash {
+    /// One that counts spikes and hashes nothing.
+    pub fn none() -> Self {
+        // A state that no message is known to have.
+        Self { state: [0; 8], block: Vec::new(), bytes: 0 }
+    }
+    /// Whether spikes are hashed.
+    pub fn hashes(&self) -> bool {
+        self.state != [0; 8]
+    }
+    /// Goes on counting alone.
+    pub fn stop(&mut self) {
+        *self = Self { bytes: self.bytes, ..Self::none() };
+    }
     /// Adds spikes, in order.
     pub fn add(&mut self, spikes: &[Spike]) {
-        // Up to a whole block, then blocks of four spikes, many at a call, then what is left.
+        if !self.hashes() {
+            self.bytes += 16 * spikes.len() as u64;
+            return;
+        }
+        // Up to a whole block, then blocks of four spikes, then what is left.
         let missing = (64 - self.block.len()) % 64 / 16;
         let (head, rest) = spikes.split_at(missing.min(spikes.len()));
         self.add_each(head);
-        let fours = rest.chunks_exact(4);
-        let tail = fours.remainder();
+        let whole = rest.len() / 4;
+        let pair = |i: usize| [rest[i].step, rest[i].cell.into()];
+        if !sha256::pairs(&mut self.state, whole, pair) {
+            self.add_blocks(&rest[..4 * whole]);
+        }
+        self.bytes += 64 * whole as u64;
+        self.add_each(&rest[4 * whole..]);
+    }
+    /// Blocks of four, where the CPU has no instructions of its own.
+    fn add_blocks(&mut self, spikes: &[Spike]) {
         let mut blocks = [[0u8; 64]; 32].map(GenericArray::from);
         let mut filled = 0;
-        for four in fours {
+        for four in spikes.chunks_exact(4) {
             for (bytes, spike) in blocks[filled].chunks_exact_mut(16).zip(four) {
                 bytes[..8].copy_from_slice(&spike.step.to_le_bytes());
                 bytes[8..].copy_from_slice(&u64::from(spike.cell).to_le_bytes());
@@ -50,8 +76,6 @@ impl SpikeHash {
             }
         }
         sha2::compress256(&mut self.state, &blocks[..filled]);
-        self.bytes += 64 * (rest.len() as u64 / 4);
-        self.add_each(tail);
     }
     fn add_each(&mut self, spikes: &[Spike]) {
         for spike in spikes {
@@ -71,8 +95,11 @@ impl SpikeHash {
     pub fn spikes(&self) -> u64 {
         self.bytes / 16
     }
-    /// The hash of what it has seen, in lower-case hexadecimal.
-    pub fn hex(&self) -> String {
+    /// The hash of what it has seen, in lower-case hexadecimal; nothing where it has hashed nothing.
+    pub fn hex(&self) -> Option<String> {
+        if !self.hashes() {
+            return None;
+        }
         let mut last = self.clone();
         last.block.push(0x80);
         while last.block.len() != 56 {
@@ -84,12 +111,13 @@ impl SpikeHash {
         }
         last.block.extend((self.bytes * 8).to_be_bytes());
         last.flush();
-        last.state.iter().map(|word| format!("{word:08x}")).collect()
+        Some(last.state.iter().map(|word| format!("{word:08x}")).collect())
     }
     /// Its state: 32 bytes, the number of bytes seen, and what is not hashed yet.
     pub fn to_bytes(&self) -> Vec<u8> {
         let words = self.state.iter().flat_map(|w| w.to_le_bytes());
-        words.chain(self.bytes.to_le_bytes()).chain(self.block.iter().copied()).collect()
+        let held = if self.hashes() { &self.block[..] } else { &[0; 64][..(self.bytes % 64) as usize] };
+        words.chain(self.bytes.to_le_bytes()).chain(held.iter().copied()).collect()
     }
     /// Several, each of which was [`to_bytes`](Self::to_bytes), one after the other.
     pub fn list_from_bytes(mut bytes: &[u8]) -> Option<Vec<Self>> {
@@ -108,7 +136,8 @@ impl SpikeHash {
         let word = |i: usize| u32::from_le_bytes(head[4 * i..4 * i + 4].try_into().expect("four bytes"));
         let count = u64::from_le_bytes(head[32..40].try_into().expect("eight bytes"));
         let fits = block.len() < 64 && block.len() as u64 == count % 64 && count % 16 == 0;
-        fits.then(|| Self { state: std::array::from_fn(word), block: block.to_vec(), bytes: count })
+        let read = Self { state: std::array::from_fn(word), block: block.to_vec(), bytes: count };
+        fits.then(|| if read.hashes() { read } else { Self { bytes: count, ..Self::none() } })
     }
 }
 
@@ -118,12 +147,17 @@ const GROUP: usize = 1 << 20;
 /// Bytes of a spike in the log: u64 step, u32 cell.
 const RECORD: u64 = 12;
 
+/// Spikes that are written at a time: few enough for a near cache.
+const PIECE: usize = 1 << 14;
+
 /// The spikes of a run as they come, in a file beside its checkpoint.
 #[derive(Debug)]
 pub struct SpikeLog {
     path: PathBuf,
     file: File,
     count: u64,
+    /// What is written next.
+    piece: Vec<u8>,
 }
 
 impl SpikeLog {
@@ -144,7 +178,7 @@ impl SpikeLog {
         }
         file.set_len(keep * RECORD).map_err(|e| fail(&e))?;
         file.seek(std::io::SeekFrom::End(0)).map_err(|e| fail(&e))?;
-        Ok(Self { path: path.to_path_buf(), file, count: keep })
+        Ok(Self { path: path.to_path_buf(), file, count: keep, piece: vec![0; PIECE * RECORD as usize] })
     }
     /// How many spikes it holds.
     pub fn count(&self) -> u64 {
@@ -155,14 +189,17 @@ impl SpikeLog {
     /// # Errors
     /// `Io`.
     pub fn add(&mut self, spikes: &[Spike]) -> Result<()> {
-        let mut bytes = vec![0u8; spikes.len() * RECORD as usize];
-        for (bytes, spike) in bytes.chunks_exact_mut(RECORD as usize).zip(spikes) {
-            bytes[..8].copy_from_slice(&spike.step.to_le_bytes());
-            bytes[8..].copy_from_slice(&spike.cell.to_le_bytes());
-        }
-        if let Err(e) = self.file.write_all(&bytes) {
-            let _ = self.file.set_len(self.count * RECORD);
-            return Err(Error::io("write", &self.path, &e));
+        for spikes in spikes.chunks(PIECE) {
+            let bytes = &mut self.piece[..spikes.len() * RECORD as usize];
+            for (bytes, spike) in bytes.chunks_exact_mut(RECORD as usize).zip(spikes) {
+                bytes[..8].copy_from_slice(&spike.step.to_le_bytes());
+                bytes[8..].copy_from_slice(&spike.cell.to_le_bytes());
+            }
+            if let Err(e) = self.file.write_all(bytes) {
+                let _ = self.file.set_len(self.count * RECORD);
+                let _ = self.file.seek(std::io::SeekFrom::End(0));
+                return Err(Error::io("write", &self.path, &e));
+            }
         }
         self.count += spikes.len() as u64;
         Ok(())
@@ -231,7 +268,7 @@ impl SpikeLog {
             time.extend(piece.iter().map(|s| s.step as f64 * network.dt_ms));
             step.extend(piece.iter().map(|s| s.step));
             cell.extend(piece.iter().map(|s| s.cell));
-            of.extend(piece.iter().map(|s| firsts.partition_point(|f| *f <= u64::from(s.cell)) as u32 - 1));
+            of.extend(runs(&piece, &firsts).flat_map(|(p, run)| std::iter::repeat_n(p as u32, run.len())));
             if step.len() >= GROUP || left == 0 {
                 let population = Column::Text(&names, &of);
                 out.group(&[Column::F64(&time), Column::U64(&step), Column::U32(&cell), population])?;
@@ -254,17 +291,23 @@ impl SpikeLog {
 
     fn export_to(&self, path: &Path, network: &Network, stop: u64) -> std::io::Result<()> {
         let firsts = network.first_cells();
-        let population = |cell: u32| (firsts.partition_point(|first| *first <= u64::from(cell)) - 1) as u16;
         let dt = network.dt_ms;
         let mut out = npz::Writer::new(BufWriter::new(File::create(path)?));
         let n = [self.count as usize];
-        let column = |width: fn(&Spike, f64, u16) -> Vec<u8>| {
-            self.pieces(move |spikes| spikes.iter().flat_map(|s| width(s, dt, population(s.cell))).collect())
+        let time = |s: &Spike| (s.step as f64 * dt).to_le_bytes();
+        out.array("time", "<f8", &n, self.pieces(move |spikes| column(spikes, time))?)?;
+        out.array("step", "<u8", &n, self.pieces(|spikes| column(spikes, |s| s.step.to_le_bytes()))?)?;
+        out.array("neuron", "<u4", &n, self.pieces(|spikes| column(spikes, |s| s.cell.to_le_bytes()))?)?;
+        let populations = |spikes: &[Spike]| {
+            let mut bytes = vec![0; 2 * spikes.len()];
+            let mut places = bytes.chunks_exact_mut(2);
+            for (p, run) in runs(spikes, &firsts) {
+                let own = places.by_ref().take(run.len());
+                own.for_each(|place| place.copy_from_slice(&(p as u16).to_le_bytes()));
+            }
+            bytes
         };
-        out.array("time", "<f8", &n, column(|s, dt, _| (s.step as f64 * dt).to_le_bytes().to_vec())?)?;
-        out.array("step", "<u8", &n, column(|s, _, _| s.step.to_le_bytes().to_vec())?)?;
-        out.array("neuron", "<u4", &n, column(|s, _, _| s.cell.to_le_bytes().to_vec())?)?;
-        out.array("population", "<u2", &n, column(|_, _, p| p.to_le_bytes().to_vec())?)?;
+        out.array("population", "<u2", &n, self.pieces(populations)?)?;
         let names: Vec<Vec<u32>> =
             network.populations.iter().map(|p| p.name.chars().map(u32::from).collect()).collect();
         let width = names.iter().map(Vec::len).max().unwrap_or(0).max(1);
@@ -301,6 +344,13 @@ impl SpikeLog {
     }
 }
 
+/// A value of so many bytes of each spike.
+fn column<const N: usize>(spikes: &[Spike], value: impl Fn(&Spike) -> [u8; N]) -> Vec<u8> {
+    let mut bytes = vec![0; N * spikes.len()];
+    bytes.chunks_exact_mut(N).zip(spikes).for_each(|(bytes, spike)| bytes.copy_from_slice(&value(spike)));
+    bytes
+}
+
 fn record(bytes: &[u8]) -> Spike {
     let step = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
     Spike { step, cell: u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes")) }
@@ -327,9 +377,14 @@ mod tests {
             hash.add(a);
             let mut hash = SpikeHash::from_bytes(&hash.to_bytes()).unwrap();
             hash.add(b);
-            assert_eq!(hash.hex(), crate::data::sha256_hex(&bytes), "{n}");
+            assert_eq!(hash.hex(), Some(crate::data::sha256_hex(&bytes)), "{n}");
             assert_eq!(hash.spikes(), u64::from(n));
         }
+        // Whole blocks by either way.
+        let (mut own, mut portable) = (SpikeHash::default(), SpikeHash::default());
+        own.add(&spikes(1000));
+        portable.add_blocks(&spikes(1000));
+        assert_eq!(own.state, portable.state);
         assert_eq!(SpikeHash::from_bytes(&[0; 39]), None);
         assert_eq!(SpikeHash::from_bytes(&[0; 41]), None);
     }

@@ -55,11 +55,26 @@ pub struct Spike {
 /// Adds the spikes of each replica of `network` to its list, in order and by its own numbers of its cells.
 pub fn by_replica(network: &Network, spikes: &[Spike], lists: &mut [Vec<Spike>]) {
     let cells = network.first_cells();
-    let firsts: Vec<u32> = network.replicas.iter().map(|r| cells[r.population] as u32).collect();
-    for spike in spikes {
-        let k = firsts.partition_point(|first| *first <= spike.cell) - 1;
-        lists[k].push(Spike { cell: spike.cell - firsts[k], ..*spike });
+    let firsts: Vec<u64> = network.replicas.iter().map(|r| cells[r.population]).collect();
+    for (k, run) in runs(spikes, &firsts) {
+        let first = firsts[k] as u32;
+        lists[k].extend(run.iter().map(|spike| Spike { cell: spike.cell - first, ..*spike }));
     }
+}
+
+/// Spikes taken apart into as long pieces as are of one range of cells, each with the range's number; `firsts` are the ranges' first
+/// cells, from 0 on. A range is looked up once a piece: spikes of a step are sorted, so there are few.
+pub fn runs<'a>(spikes: &'a [Spike], firsts: &'a [u64]) -> impl Iterator<Item = (usize, &'a [Spike])> {
+    let mut rest = spikes;
+    std::iter::from_fn(move || {
+        let cell = u64::from(rest.first()?.cell);
+        let next = firsts.partition_point(|first| *first <= cell);
+        let (low, end) = (firsts[next - 1], firsts.get(next).copied().unwrap_or(u64::MAX));
+        let own = |spike: &Spike| u64::from(spike.cell).wrapping_sub(low) < end - low;
+        let (run, more) = rest.split_at(rest.iter().position(|spike| !own(spike)).unwrap_or(rest.len()));
+        rest = more;
+        Some((next - 1, run))
+    })
 }
 
 /// All that the rest of a simulation follows from, beside the plan; the same for every engine, shard count and thread
