@@ -18,6 +18,8 @@ mod gemm;
 mod ladder;
 mod layout;
 mod pack;
+mod registers;
+mod rows;
 mod step;
 
 pub use ladder::LadderCpu;
