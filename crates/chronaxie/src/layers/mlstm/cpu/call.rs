@@ -259,10 +259,7 @@ impl<'a> Call<'a> {
             };
             let memory = &self.memory;
             let [before, after] = places.map(|j| self.c_at(chain, j) + at);
-            let start = match places[0] == places[1] {
-                true => Start::Kept(kept),
-                false => Start::From(memory.c.read(before, len), kept),
-            };
+            let start = if before == after { Start::Kept(kept) } else { Start::From(memory.c.read(before, len), kept) };
             multiply(
                 Left::transposed(left, left_row),
                 right,
@@ -277,9 +274,10 @@ impl<'a> Call<'a> {
                 if before != after {
                     n.copy_from_slice(memory.n.read(before, n_to - n_from));
                 }
-                match self.p.normalize {
-                    true => rows::gather(n, kept, k_rows),
-                    false => n.fill(0.0),
+                if self.p.normalize {
+                    rows::gather(n, kept, k_rows);
+                } else {
+                    n.fill(0.0);
                 }
             }
         }

@@ -357,6 +357,9 @@ mod tests {
         (0..n).map(|i| ((i * i * 7 + i * 31 + salt) % 17) as f32 - 8.0).collect()
     }
 
+    /// What a start adds to row r, column c.
+    type Law<'a> = &'a dyn Fn(usize, usize) -> f32;
+
     /// What a product of rows by rows must be, where its right-hand side, start and left-hand side are whole.
     fn law(a: &[f32], b: &[f32], [m, n, k]: [usize; 3], start: impl Fn(usize, usize) -> f32) -> Vec<f32> {
         let of = |i: usize| {
@@ -374,7 +377,7 @@ mod tests {
                 let n = panels * PANEL;
                 let (a, b, old) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
                 let (rows, columns) = (numbers(m, 4), numbers(n, 5));
-                let starts: [(Start<'_>, &dyn Fn(usize, usize) -> f32); 5] = [
+                let starts: [(Start<'_>, Law<'_>); 5] = [
                     (Start::Zero, &|_, _| 0.0),
                     (Start::Rows(&rows), &|r, c| rows[r] * old[r * n + c]),
                     (Start::Columns(&columns), &|r, c| columns[c] * old[r * n + c]),
