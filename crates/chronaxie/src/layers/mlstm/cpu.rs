@@ -3,10 +3,11 @@
 //! A window of chunks is taken at a time. First their states, chunk after chunk: threads over heads and, where there are
 //! few, over panels of columns, which do not depend on each other. Then everything else, which needs only the state before
 //! a chunk (and backward the gradient of the one behind it): threads over heads and chunks. No sum depends on how that was
-//! shared out, so the bits are those of one thread.
+//! shared out, so the bits are those of one thread. Forward, where there are chains for all threads, each goes through whole
+//! chains instead: the same sums, from a state that stays in its cache.
 //!
-//! Tokens of any strides and element types become rows and panels of f32 first (`pack.rs`), which is 1 / K of the work;
-//! products are tiles in registers (`gemm.rs`). The backward pass saves nothing of a chunk but l and m of its tokens, and
+//! Tokens of any strides and element types become rows and panels of f32 first (`pack.rs`), which is 1 / K of the work, unless they
+//! are rows of f32 already; products are tiles in registers (`gemm.rs`). The backward pass saves nothing of a chunk but l and m of its tokens, and
 //! makes states anew: 2 K V multiply-adds more a token, of about 10 K V.
 #![allow(unsafe_code)]
 
@@ -18,6 +19,8 @@ mod gemm;
 mod ladder;
 mod layout;
 mod pack;
+mod registers;
+mod rows;
 mod step;
 
 pub use ladder::LadderCpu;

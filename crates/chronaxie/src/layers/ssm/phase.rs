@@ -87,7 +87,11 @@ pub(super) fn exp_and_m1<const FMA: bool>(x: Wide) -> (Wide, Wide) {
     }
     let small = p * x;
     let exp = simd_math::exp::<FMA, LANES>(x);
-    let less = Lanes(std::array::from_fn(|l| if x.0[l].abs() < 0.7 { small.0[l] } else { exp.0[l] - 1.0 }));
+    // Not array::from_fn, which is not always inlined: lane by lane then, through memory.
+    let mut less = small;
+    for l in 0..LANES {
+        less.0[l] = if x.0[l].abs() < 0.7 { small.0[l] } else { exp.0[l] - 1.0 };
+    }
     (exp, less)
 }
 

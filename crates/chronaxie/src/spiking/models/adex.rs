@@ -136,6 +136,27 @@ impl Model for AdEx {
     }
 }
 
+/// That of V and w.
+struct Change<'a, const N: usize> {
+    c: &'a [Lanes<N>; 20],
+    /// Of each stage.
+    currents: [Lanes<N>; 4],
+    /// Steps for which V is still held.
+    left: Lanes<N>,
+}
+
+impl<const N: usize> rk4::Derivative<N, 2> for Change<'_, N> {
+    #[inline(always)]
+    fn at(&self, stage: usize, [v, w]: &[Lanes<N>; 2]) -> [Lanes<N>; 2] {
+        let (c, zero, one) = (self.c, Lanes::splat(0.0), Lanes::splat(1.0));
+        let v = at_least(*v, c[9], c[9], *v);
+        let off = v - c[5];
+        let spike = c[6] * exp::<true, N>((v - c[8]) * c[7]);
+        let rise = (fma(c[4], off, spike) - *w + self.currents[stage]) * c[3];
+        [at_least(self.left, one, zero, rise), fma(c[12], off, zero - *w) * c[14]]
+    }
+}
+
 /// Coefficients as [`Model::coefficients`] lists them.
 #[inline(always)]
 pub(super) fn body<const N: usize>(c: &[Lanes<N>; 20], s: &mut [Lanes<N>; 5], input: &[Lanes<N>; 2]) -> Lanes<N> {
@@ -144,13 +165,7 @@ pub(super) fn body<const N: usize>(c: &[Lanes<N>; 20], s: &mut [Lanes<N>; 5], in
     let (end_ex, end_in) = (c[15] * i_ex, c[16] * i_in);
     let middle = fma(c[17], i_ex, fma(c[18], i_in, c[19]));
     let currents = [i_ex + i_in + c[19], middle, middle, end_ex + end_in + c[19]];
-    let [v, w] = rk4::body([s[0], s[1]], c[0], [c[1], c[2]], |stage, [v, w]| {
-        let v = at_least(*v, c[9], c[9], *v);
-        let off = v - c[5];
-        let spike = c[6] * exp::<true, N>((v - c[8]) * c[7]);
-        let rise = (fma(c[4], off, spike) - *w + currents[stage]) * c[3];
-        [at_least(left, one, zero, rise), fma(c[12], off, zero - *w) * c[14]]
-    });
+    let [v, w] = rk4::body([s[0], s[1]], c[0], [c[1], c[2]], &Change { c, currents, left });
     s[2] = end_ex + input[0];
     s[3] = end_in + input[1];
     let waited = at_least(left, one, left - one, zero);

@@ -112,30 +112,52 @@ fn quotient<const N: usize>(x: Lanes<N>) -> Lanes<N> {
     at_least(size, Lanes::splat(0.01), away / (one - exp::<true, N>(Lanes::splat(0.0) - away)), near)
 }
 
-/// Coefficients as [`Model::coefficients`] lists them.
+/// `e^(by x)`.
 #[inline(always)]
-pub(super) fn body<const N: usize>(c: &[Lanes<N>; 14], s: &mut [Lanes<N>; 5], input: &[Lanes<N>; 1]) -> Lanes<N> {
-    let (zero, one) = (Lanes::splat(0.0), Lanes::splat(1.0));
-    let number = Lanes::splat;
-    let (middle, end) = (fma(c[12], s[4], c[13]), c[11] * s[4]);
-    let currents = [s[4] + c[13], middle, middle, end + c[13]];
-    let before = s[0];
-    let [v, m, h, n] = rk4::body([s[0], s[1], s[2], s[3]], c[0], [c[1], c[2]], |stage, [v, m, h, n]| {
-        let (v, m, h, n) = (*v, *m, *h, *n);
+fn e<const N: usize>(x: Lanes<N>, by: f32) -> Lanes<N> {
+    exp::<true, N>(x * Lanes::splat(by))
+}
+
+/// `a (1 - x) - b x`.
+#[inline(always)]
+fn gate<const N: usize>(x: Lanes<N>, a: Lanes<N>, b: Lanes<N>) -> Lanes<N> {
+    fma(a, Lanes::splat(1.0) - x, Lanes::splat(0.0) - b * x)
+}
+
+/// That of V, m, h and n.
+struct Change<'a, const N: usize> {
+    c: &'a [Lanes<N>; 14],
+    /// Of each stage.
+    currents: [Lanes<N>; 4],
+}
+
+impl<const N: usize> rk4::Derivative<N, 4> for Change<'_, N> {
+    #[inline(always)]
+    fn at(&self, stage: usize, [v, m, h, n]: &[Lanes<N>; 4]) -> [Lanes<N>; 4] {
+        let (c, v, m, h, n) = (self.c, *v, *m, *h, *n);
+        let (one, number) = (Lanes::splat(1.0), Lanes::splat);
         let na = c[4] * (m * m * m * h) * (v - c[7]);
         let square = n * n;
         let k = c[5] * (square * square) * (v - c[8]);
         let leak = c[6] * (v - c[9]);
         let rest = v + number(65.0);
-        let e = |x: Lanes<N>, by: f32| exp::<true, N>(x * number(by));
-        let gate = |x: Lanes<N>, a: Lanes<N>, b: Lanes<N>| fma(a, one - x, zero - b * x);
         [
-            (currents[stage] - na - k - leak) * c[3],
+            (self.currents[stage] - na - k - leak) * c[3],
             gate(m, quotient((v + number(40.0)) * number(0.1)), number(4.0) * e(rest, -1.0 / 18.0)),
             gate(h, number(0.07) * e(rest, -1.0 / 20.0), one / (one + e(v + number(35.0), -0.1))),
             gate(n, number(0.1) * quotient((v + number(55.0)) * number(0.1)), number(0.125) * e(rest, -1.0 / 80.0)),
         ]
-    });
+    }
+}
+
+/// Coefficients as [`Model::coefficients`] lists them.
+#[inline(always)]
+pub(super) fn body<const N: usize>(c: &[Lanes<N>; 14], s: &mut [Lanes<N>; 5], input: &[Lanes<N>; 1]) -> Lanes<N> {
+    let (zero, one) = (Lanes::splat(0.0), Lanes::splat(1.0));
+    let (middle, end) = (fma(c[12], s[4], c[13]), c[11] * s[4]);
+    let currents = [s[4] + c[13], middle, middle, end + c[13]];
+    let before = s[0];
+    let [v, m, h, n] = rk4::body([s[0], s[1], s[2], s[3]], c[0], [c[1], c[2]], &Change { c, currents });
     (s[0], s[1], s[2], s[3], s[4]) = (v, m, h, n, end + input[0]);
     let above = at_least(v, c[10], one, zero);
     at_least(before, c[10], zero, above)

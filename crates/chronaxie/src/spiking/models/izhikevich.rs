@@ -93,13 +93,21 @@ impl Model for Izhikevich {
     }
 }
 
+/// That of v and u.
+struct Change<'a, const N: usize>(&'a [Lanes<N>; 9]);
+
+impl<const N: usize> rk4::Derivative<N, 2> for Change<'_, N> {
+    #[inline(always)]
+    fn at(&self, _stage: usize, [v, u]: &[Lanes<N>; 2]) -> [Lanes<N>; 2] {
+        let (c, quadratic, linear) = (self.0, Lanes::splat(0.04), Lanes::splat(5.0));
+        [fma(fma(quadratic, *v, linear), *v, c[8] - *u), c[3] * (c[4] * *v - *u)]
+    }
+}
+
 /// Coefficients h, h/2, h/6, a, b, c, d, threshold, 140 + I_e.
 #[inline(always)]
 pub(super) fn body<const N: usize>(c: &[Lanes<N>; 9], s: &mut [Lanes<N>; 2], input: &[Lanes<N>; 1]) -> Lanes<N> {
-    let (quadratic, linear) = (Lanes::splat(0.04), Lanes::splat(5.0));
-    let [v, u] = rk4::body(*s, c[0], [c[1], c[2]], |_, [v, u]| {
-        [fma(fma(quadratic, *v, linear), *v, c[8] - *u), c[3] * (c[4] * *v - *u)]
-    });
+    let [v, u] = rk4::body(*s, c[0], [c[1], c[2]], &Change(c));
     let v = v + input[0];
     s[0] = at_least(v, c[7], c[5], v);
     s[1] = at_least(v, c[7], u + c[6], u);

@@ -237,7 +237,12 @@ fn fma<const N: usize>(a: Lanes<N>, b: Lanes<N>, c: Lanes<N>) -> Lanes<N> {
 /// `yes` where `x >= than`, else `no` (also where x is NaN).
 #[inline(always)]
 fn at_least<const N: usize>(x: Lanes<N>, than: Lanes<N>, yes: Lanes<N>, no: Lanes<N>) -> Lanes<N> {
-    Lanes(std::array::from_fn(|l| if x.0[l] >= than.0[l] { yes.0[l] } else { no.0[l] }))
+    // Not array::from_fn, which is not always inlined: lane by lane then, through memory.
+    let mut r = no;
+    for l in 0..N {
+        r.0[l] = if x.0[l] >= than.0[l] { yes.0[l] } else { no.0[l] };
+    }
+    r
 }
 
 /// How many steps a refractory time takes.

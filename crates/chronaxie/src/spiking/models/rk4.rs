@@ -3,23 +3,44 @@
 use super::fma;
 use crate::simd_math::Lanes;
 
-/// One step of the first `S` variables; `f(stage, state)` is the derivative, at the step's beginning (stage 0), middle (1,
-/// 2) and end (3). `h` is the step, and `c` h/2 and h/6.
+/// The derivative of S variables.
+pub(super) trait Derivative<const N: usize, const S: usize> {
+    /// At a step's beginning (stage 0), middle (1, 2) and end (3).
+    ///
+    /// It must be `#[inline(always)]`, which a closure cannot be: a call that stays one is compiled without the caller's vectors, and
+    /// each lane of its multiply-adds is a call of the library.
+    fn at(&self, stage: usize, s: &[Lanes<N>; S]) -> [Lanes<N>; S];
+}
+
+/// One step of the first `S` variables. `h` is the step, and `c` h/2 and h/6.
 #[inline(always)]
 pub(super) fn body<const N: usize, const S: usize>(
     s: [Lanes<N>; S],
     h: Lanes<N>,
     c: [Lanes<N>; 2],
-    f: impl Fn(usize, &[Lanes<N>; S]) -> [Lanes<N>; S],
+    f: &impl Derivative<N, S>,
 ) -> [Lanes<N>; S] {
     let [half, sixth] = c;
     let two = Lanes::splat(2.0);
-    let moved = |by: Lanes<N>, k: &[Lanes<N>; S]| std::array::from_fn(|i| fma(by, k[i], s[i]));
-    let k1 = f(0, &s);
-    let k2 = f(1, &moved(half, &k1));
-    let k3 = f(2, &moved(half, &k2));
-    let k4 = f(3, &moved(h, &k3));
-    std::array::from_fn(|i| fma(sixth, fma(two, k2[i] + k3[i], k1[i] + k4[i]), s[i]))
+    let k1 = f.at(0, &s);
+    let k2 = f.at(1, &moved(&s, half, &k1));
+    let k3 = f.at(2, &moved(&s, half, &k2));
+    let k4 = f.at(3, &moved(&s, h, &k3));
+    let mut new = s;
+    for i in 0..S {
+        new[i] = fma(sixth, fma(two, k2[i] + k3[i], k1[i] + k4[i]), s[i]);
+    }
+    new
+}
+
+/// `s + by k`.
+#[inline(always)]
+fn moved<const N: usize, const S: usize>(s: &[Lanes<N>; S], by: Lanes<N>, k: &[Lanes<N>; S]) -> [Lanes<N>; S] {
+    let mut to = *s;
+    for i in 0..S {
+        to[i] = fma(by, k[i], s[i]);
+    }
+    to
 }
 
 /// The same in f64, by the textbook.

@@ -7,7 +7,7 @@
 use super::call::{Call, Form, from_panels, to_panels};
 use super::forward::denominator;
 use super::gates::{self, Chunk, add};
-use super::gemm::{Left, PANEL, Part, Place, Start, dot, long_dot, multiply};
+use super::gemm::{Left, PANEL, Part, Place, Start, dots, long_dot, multiply};
 use super::layout::{Block, Chain, part, share};
 use super::pack::{Tokens, panels, transposed, untransposed};
 use crate::layers::mlstm::spec::{GAUGE_LEAST, LOG_FORGET_LEAST};
@@ -73,16 +73,25 @@ fn tokens(call: &Call<'_>, up: &Upstream<'_>, slot: usize, chain: usize, nth: us
         let Some(l) = up.l else { return inverse.fill(1.0) };
         let l = &l[at..at + n];
         let mut buffer = call.buffer(slot);
-        let (h, grad_h) = (buffer.take(length * v), buffer.take(length * v));
+        let (floors, rates) = (buffer.take(length), &mut buffer.take(length)[..n]);
         if let Some(from) = up.h {
-            from.load(first, n, v, 1.0, h);
-            up.grad_h.load(first, n, v, 1.0, grad_h);
+            let (h, h_row) = from.lines(first, n, v).unwrap_or_else(|| {
+                let h = buffer.take(length * v);
+                from.load(first, n, v, 1.0, h);
+                (h, v)
+            });
+            let (grad_h, row) = up.grad_h.lines(first, n, v).unwrap_or_else(|| {
+                let grad_h = buffer.take(length * v);
+                up.grad_h.load(first, n, v, 1.0, grad_h);
+                (grad_h, v)
+            });
+            dots((h, h_row), (grad_h, row), v, rates);
         }
+        gates.floors(floors);
         for t in 0..n {
-            let floor = (-gates.gauge(t)).exp() as f32;
-            inverse[t] = 1.0 / denominator(l[t], floor, call.p.eps as f32);
-            if up.h.is_some() && l[t].abs() > floor {
-                let rate = dot(&h[t * v..(t + 1) * v], &grad_h[t * v..(t + 1) * v]) * inverse[t];
+            inverse[t] = 1.0 / denominator(l[t], floors[t], call.p.eps as f32);
+            if up.h.is_some() && l[t].abs() > floors[t] {
+                let rate = rates[t] * inverse[t];
                 grad_l[t] = if l[t] < 0.0 { rate } else { -rate };
             }
         }
@@ -236,7 +245,7 @@ fn chunk(call: &Call<'_>, up: &Upstream<'_>, out: &Gradients, slot: usize, chain
         let of = |width| [n, stride / PANEL, width];
         multiply(Left::rows(q, k), (k_turned, Place::panels(k)), (s, pairs), of(k), Start::Zero, lower);
         multiply(Left::rows(dh, v), (v_turned, Place::panels(v)), (ds, pairs), of(v), Start::Zero, lower);
-        gates::weigh(gates, stride, s, sums, ds, grad_l);
+        gates::weigh(gates, 1.0, stride, s, sums, ds, grad_l);
 
         // dq, but for the factor s.
         let rows = Place::rows(k);
@@ -247,9 +256,7 @@ fn chunk(call: &Call<'_>, up: &Upstream<'_>, out: &Gradients, slot: usize, chain
         }
         let keys_in = (&*k_panels, Place::panels(n));
         multiply(Left::rows(ds, stride), keys_in, (product, rows), from_n, Start::Rows(past), Part::LowerLeft);
-        for t in 0..n {
-            rate_f[t] = dot(&q[t * k..(t + 1) * k], &product[t * k..(t + 1) * k]);
-        }
+        dots((q, k), (product, k), k, &mut rate_f[..n]);
         if let Some(to) = out.q {
             to.store(first, n, k, scale, product);
         }
@@ -261,9 +268,7 @@ fn chunk(call: &Call<'_>, up: &Upstream<'_>, out: &Gradients, slot: usize, chain
         }
         let queries = (&*q_panels, Place::panels(n));
         multiply(Left::transposed(ds, stride), queries, (product, rows), from_n, Start::Rows(into), Part::UpperLeft);
-        for t in 0..n {
-            rate_i[t] = dot(&keys[t * k..(t + 1) * k], &product[t * k..(t + 1) * k]);
-        }
+        dots((keys, k), (product, k), k, &mut rate_i[..n]);
         if let Some(to) = out.k {
             to.store(first, n, k, 1.0, product);
         }

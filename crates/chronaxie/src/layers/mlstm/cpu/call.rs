@@ -1,9 +1,10 @@
 //! What both passes share: the tensors of a call, the gates' sums, and the scan that carries states from chunk to chunk.
 
-use super::gates::{self, Chunk, add};
+use super::gates::{self, Chunk};
 use super::gemm::{Left, PANEL, Part, Place, Start, multiply};
 use super::layout::{Block, Carver, Chain, Cut, Memory, chunk_length, part, share};
 use super::pack::{Tokens, panels};
+use super::rows;
 use crate::layers::mlstm::spec::{CHUNK_MOST, Mlstm};
 
 /// The tensors of a call, and where it keeps what it makes of them.
@@ -24,6 +25,9 @@ pub(super) struct Call<'a> {
     /// m of each token, where there is a gauge.
     pub gauge: Option<Block<f32>>,
 }
+
+/// Columns from which on a right-hand side is packed.
+const PACKED: usize = 128;
 
 /// A scan over the chunks of a window: c itself, whose panels are columns of v, or its transpose, whose panels are columns
 /// of k.
@@ -81,22 +85,29 @@ impl<'a> Call<'a> {
             let chain = self.chain(nth);
             let mut gauge = self.initial_gauge(&chain);
             for c in 0..chain.chunks(self.length()) {
-                let ((at, n), (first, _)) = (self.flat(&chain, c), chain.chunk(self.length(), c));
-                let mut f = [0.0; CHUNK_MOST];
-                // SAFETY: a chain's tokens are its task's, and the signature's check has seen that they are there.
-                unsafe {
-                    let (li, b) = (self.memory.input.write(at, n), self.memory.sums.write(at, n));
-                    self.i.load_scalars(first, n, li);
-                    self.f.load_scalars(first, n, &mut f);
-                    gates::sums(self.p.gate, li, &mut f[..n], b);
-                    if let Some(m) = self.gauge.filter(|_| gauges) {
-                        let m = m.write(at, n);
-                        gates::gauges(li, b, gauge, m);
-                        gauge = m[n - 1];
-                    }
-                }
+                // SAFETY: a chain's tokens are its task's.
+                gauge = unsafe { self.prepare_chunk(&chain, c, gauges.then_some(gauge)) };
             }
         });
+    }
+    /// The sums of a chunk's gates and, from the gauge before it, that of each token; the last one's is returned.
+    ///
+    /// # Safety
+    /// The chunk's tokens must be the task's.
+    pub(super) unsafe fn prepare_chunk(&self, chain: &Chain, nth: usize, start: Option<f32>) -> f32 {
+        let ((at, n), (first, _)) = (self.flat(chain, nth), chain.chunk(self.length(), nth));
+        let mut f = [0.0; CHUNK_MOST];
+        // SAFETY: as the caller promises, and the signature's check has seen that the tokens are there.
+        unsafe {
+            let (li, b) = (self.memory.input.write(at, n), self.memory.sums.write(at, n));
+            self.i.load_scalars(first, n, li);
+            self.f.load_scalars(first, n, &mut f);
+            gates::sums(self.p.gate, li, &mut f[..n], b);
+            let (Some(m), Some(start)) = (self.gauge, start) else { return 0.0 };
+            let m = m.write(at, n);
+            gates::gauges(li, b, start, m);
+            m[n - 1]
+        }
     }
 
     /// Floats of c, of its panels' height, and its panels.
@@ -113,11 +124,26 @@ impl<'a> Call<'a> {
     pub(super) fn n_at(&self, chain: &Chain, j: usize) -> usize {
         (chain.nth * (self.cut.window + 1) + j) * self.p.dqk
     }
+    /// Whether each chain is one task: where that leaves no thread idle for long.
+    pub(super) fn by_chains(&self) -> bool {
+        let (chains, slots) = (self.cut.chains, self.cut.slots);
+        // Sequences that are cut anywhere take very different times.
+        let most = if self.cuts.is_some() { chains / 4 } else { chains * 5 / (4 * chains.div_ceil(slots).max(1)) };
+        slots <= most
+    }
     /// The initial c of a chain, panels `range`, into `to`.
-    fn initial_c(&self, chain: &Chain, form: Form, range: std::ops::Range<usize>, to: &mut [f32]) {
+    pub(super) fn initial_c(&self, chain: &Chain, form: Form, range: std::ops::Range<usize>, to: &mut [f32]) {
         let Some([c, _, _]) = self.initial else { return to.fill(0.0) };
         let (k, v) = (self.p.dqk, self.p.dv);
         to_panels(&c[chain.nth * k * v..][..k * v], [k, v], form, range, to);
+    }
+
+    /// The initial n of a chain, from column `from` on, into `to`.
+    pub(super) fn initial_n(&self, chain: &Chain, from: usize, to: &mut [f32]) {
+        match self.initial {
+            Some([_, n, _]) if !n.is_empty() => to.copy_from_slice(&n[chain.nth * self.p.dqk + from..][..to.len()]),
+            _ => to.fill(0.0),
+        }
     }
 
     /// States at the starts of the window's chunks and behind its last, from the previous window's last or, with
@@ -153,12 +179,7 @@ impl<'a> Call<'a> {
                 let n = memory.n.write(self.n_at(&chain, 0) + n_from, n_to - n_from);
                 if window == 0 {
                     self.initial_c(&chain, form, range.clone(), c);
-                    match self.initial {
-                        Some([_, from, _]) if !from.is_empty() => {
-                            n.copy_from_slice(&from[chain.nth * self.p.dqk..][n_from..n_to])
-                        }
-                        _ => n.fill(0.0),
-                    }
+                    self.initial_n(&chain, n_from, n);
                 } else if restart {
                     let place = chain.nth * self.cut.windows() + window;
                     c.copy_from_slice(memory.start_c.read(place * self.p.dqk * self.p.dv + at, len));
@@ -169,7 +190,8 @@ impl<'a> Call<'a> {
                 }
                 let last = chunks.min(first + self.cut.window);
                 for chunk in first..last {
-                    self.advance(slot, &chain, form, chunk, chunk - first, range.clone(), (n_from, n_to));
+                    let j = chunk - first;
+                    self.advance(slot, &chain, form, chunk, [j, j + 1], range.clone(), (n_from, n_to));
                 }
                 if last == chunks {
                     ended(&chain, last - first, range);
@@ -178,17 +200,17 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// The state behind a chunk, slot `j` + 1, from that before it.
+    /// The state behind a chunk from that before it; `places` are their slots, and may be one.
     ///
     /// # Safety
     /// The panels and columns must be the task's alone, as must the slot.
-    unsafe fn advance(
+    pub(super) unsafe fn advance(
         &self,
         slot: usize,
         chain: &Chain,
         form: Form,
         nth: usize,
-        j: usize,
+        places: [usize; 2],
         range: std::ops::Range<usize>,
         (n_from, n_to): (usize, usize),
     ) {
@@ -207,42 +229,55 @@ impl<'a> Call<'a> {
             let (k_width, v_width) = if form == Form::Plain { (k, columns) } else { (columns, v) };
             let (k_rows, v_rows) = (buffer.take(length * k_width), buffer.take(length * v_width));
             let (k_first, v_first) = if form == Form::Plain { (0, range.start) } else { (range.start, 0) };
-            self.k.columns(k_first * PANEL).load(first, tokens, k_width, 1.0, k_rows);
+            let k_rows = &mut k_rows[..tokens * k_width];
+            let keys = self.k.columns(k_first * PANEL);
+            match keys.lines(first, tokens, k_width) {
+                Some((lines, row)) => rows::scale(lines, row, &into[..tokens], k_width, k_rows),
+                None => {
+                    keys.load(first, tokens, k_width, 1.0, k_rows);
+                    rows::rescale(k_rows, &into[..tokens], k_width);
+                }
+            }
             let values = self.v.columns(v_first * PANEL);
-            // Rows of f32 are the right-hand side as they lie.
-            let lines = if form == Form::Plain { values.lines(first, tokens, v_width) } else { None };
+            // Rows of f32 are read where they lie.
+            let lines = values.lines(first, tokens, v_width);
             if lines.is_none() {
                 values.load(first, tokens, v_width, 1.0, v_rows);
             }
-            for (row, &into) in k_rows.chunks_exact_mut(k_width).zip(&into[..tokens]) {
-                row.iter_mut().for_each(|x| *x *= into);
-            }
-            let (left, right) = if form == Form::Plain { (&*k_rows, &*v_rows) } else { (&*v_rows, &*k_rows) };
-            let packed = buffer.take(length * columns);
-            let right = match lines {
-                Some((rows, row)) => (rows, Place::rows(row)),
-                None => {
-                    panels(right, tokens, columns, packed);
-                    (&*packed, Place::panels(tokens))
-                }
+            let (value_rows, value_row) = lines.unwrap_or((v_rows, v_width));
+            let (left, left_row, right, right_row) = match form {
+                Form::Plain => (&*k_rows, k_width, value_rows, value_row),
+                Form::Transposed => (value_rows, value_row, &*k_rows, k_width),
+            };
+            // Rows that lie far apart share few places of the first cache.
+            let right = if right_row > PACKED && right_row == columns {
+                let packed = buffer.take(length * columns);
+                panels(right, tokens, columns, packed);
+                (&*packed, Place::panels(tokens))
+            } else {
+                (right, Place::rows(right_row))
             };
             let memory = &self.memory;
-            let (before, after) = (self.c_at(chain, j) + at, self.c_at(chain, j + 1) + at);
+            let [before, after] = places.map(|j| self.c_at(chain, j) + at);
+            let start = if before == after { Start::Kept(kept) } else { Start::From(memory.c.read(before, len), kept) };
             multiply(
-                Left::transposed(left, rows),
+                Left::transposed(left, left_row),
                 right,
                 (memory.c.write(after, len), Place::panels(rows)),
                 [rows, range.len(), tokens],
-                Start::From(memory.c.read(before, len), kept),
+                start,
                 Part::Full,
             );
             if n_to > n_from {
-                let width = n_to - n_from;
-                let n = memory.n.write(self.n_at(chain, j + 1) + n_from, width);
-                let before = memory.n.read(self.n_at(chain, j) + n_from, width);
-                n.iter_mut().zip(before).for_each(|(n, b)| *n = if self.p.normalize { kept * b } else { 0.0 });
+                let [before, after] = places.map(|j| self.n_at(chain, j) + n_from);
+                let n = memory.n.write(after, n_to - n_from);
+                if before != after {
+                    n.copy_from_slice(memory.n.read(before, n_to - n_from));
+                }
                 if self.p.normalize {
-                    k_rows.chunks_exact(k_width).take(tokens).for_each(|row| add(n, 1.0, row));
+                    rows::gather(n, kept, k_rows);
+                } else {
+                    n.fill(0.0);
                 }
             }
         }

@@ -2,9 +2,11 @@
 
 use super::call::{Call, Form, from_panels};
 use super::gates;
-use super::gemm::{Left, PANEL, Part, Place, Start, dot, multiply};
-use super::layout::{Block, share};
+use super::gemm::{Left, PANEL, Part, Place, Start, dots, multiply};
+use super::layout::{Block, Chain, share};
 use super::pack::{Tokens, panels, transposed};
+use super::rows;
+use crate::pool;
 
 /// What the forward pass writes.
 pub(super) struct Outputs {
@@ -17,58 +19,99 @@ pub(super) struct Outputs {
 
 /// Runs the pass.
 pub(super) fn run(call: &Call<'_>, out: &Outputs) {
+    if call.by_chains() {
+        return share(call.cut.slots, call.cut.chains, |slot, nth| whole(call, out, slot, nth));
+    }
     call.prepare(true);
-    let (k, v) = (call.p.dqk, call.p.dv);
     for window in 0..call.cut.windows() {
-        call.states(Form::Plain, window, false, |chain, j, range| {
-            let Some([c, n, m]) = out.last else { return };
-            let (_, rows, _) = call.form(Form::Plain);
-            let (at, len) = (range.start * rows * PANEL, range.len() * rows * PANEL);
-            // SAFETY: the panels and what they become are this task's, as is the rest for the first of a chain's tasks.
-            unsafe {
-                let from = call.memory.c.read(call.c_at(chain, j) + at, len);
-                from_panels(from, [k, v], Form::Plain, range.clone(), c, chain.nth * k * v);
-                if range.start > 0 {
-                    return;
-                }
-                if call.p.normalize {
-                    n.write(chain.nth * k, k).copy_from_slice(call.memory.n.read(call.n_at(chain, j), k));
-                }
-                if let Some(gauge) = call.gauge {
-                    let chunks = chain.chunks(call.length());
-                    m.write(chain.nth, 1)[0] = match chunks {
-                        0 => call.initial_gauge(chain),
-                        _ => {
-                            let (at, tokens) = call.flat(chain, chunks - 1);
-                            gauge.read(at + tokens - 1, 1)[0]
-                        }
-                    };
-                }
-            }
-        });
+        // SAFETY: the panels and what they become are the task's that calls.
+        call.states(Form::Plain, window, false, |chain, j, range| unsafe { last(call, out, chain, j, range) });
         let first = window * call.cut.window;
         let many = call.cut.window.min(call.cut.chunks - first);
-        share(call.cut.slots, call.cut.chains * many, |slot, i| chunk(call, out, slot, i / many, first, i % many));
+        share(call.cut.slots, call.cut.chains * many, |slot, i| {
+            let (chain, j) = (call.chain(i / many), i % many);
+            if first + j < chain.chunks(call.length()) {
+                // SAFETY: a chunk's tokens are its task's, and so is the slot; states are only read in this phase.
+                unsafe { chunk(call, out, slot, &chain, first + j, j) }
+            }
+        });
+    }
+}
+
+/// A chain from its first chunk to its last, with one state that stays in the cache: the same operations in the same order
+/// as with all chunks side by side, and so the same bits.
+fn whole(call: &Call<'_>, out: &Outputs, slot: usize, nth: usize) {
+    let (chain, k) = (call.chain(nth), call.p.dqk);
+    let (size, _, panels) = call.form(Form::Plain);
+    let mut gauge = call.initial_gauge(&chain);
+    // SAFETY: a chain's tokens and states are its task's, as is the slot.
+    unsafe {
+        call.initial_c(&chain, Form::Plain, 0..panels, call.memory.c.write(call.c_at(&chain, 0), size));
+        call.initial_n(&chain, 0, call.memory.n.write(call.n_at(&chain, 0), k));
+        let chunks = chain.chunks(call.length());
+        for nth in 0..chunks {
+            if pool::stopped() {
+                return;
+            }
+            gauge = call.prepare_chunk(&chain, nth, Some(gauge));
+            chunk(call, out, slot, &chain, nth, 0);
+            if nth + 1 < chunks || out.last.is_some() {
+                call.advance(slot, &chain, Form::Plain, nth, [0, 0], 0..panels, (0, k));
+            }
+        }
+        last(call, out, &chain, 0, 0..panels);
+    }
+}
+
+/// Writes the last state of a chain, which lies in slot `j`: panels `range`, and with the first of them n and m.
+///
+/// # Safety
+/// These must be the task's.
+unsafe fn last(call: &Call<'_>, out: &Outputs, chain: &Chain, j: usize, range: std::ops::Range<usize>) {
+    let Some([c, n, m]) = out.last else { return };
+    let (k, v) = (call.p.dqk, call.p.dv);
+    let (_, rows, _) = call.form(Form::Plain);
+    let (at, len) = (range.start * rows * PANEL, range.len() * rows * PANEL);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let from = call.memory.c.read(call.c_at(chain, j) + at, len);
+        from_panels(from, [k, v], Form::Plain, range.clone(), c, chain.nth * k * v);
+        if range.start > 0 {
+            return;
+        }
+        if call.p.normalize {
+            n.write(chain.nth * k, k).copy_from_slice(call.memory.n.read(call.n_at(chain, j), k));
+        }
+        if let Some(gauge) = call.gauge {
+            let chunks = chain.chunks(call.length());
+            m.write(chain.nth, 1)[0] = match chunks {
+                0 => call.initial_gauge(chain),
+                _ => {
+                    let (at, tokens) = call.flat(chain, chunks - 1);
+                    gauge.read(at + tokens - 1, 1)[0]
+                }
+            };
+        }
     }
 }
 
 /// The outputs of a chunk from the state before it, which lies in slot `j`.
-fn chunk(call: &Call<'_>, out: &Outputs, slot: usize, chain: usize, first: usize, j: usize) {
+///
+/// # Safety
+/// The chunk's tokens and the slot must be the task's, and nobody may write the state meanwhile.
+unsafe fn chunk(call: &Call<'_>, out: &Outputs, slot: usize, chain: &Chain, nth: usize, j: usize) {
     let (k, v, length) = (call.p.dqk, call.p.dv, call.length());
-    let (chain, nth) = (call.chain(chain), first + j);
-    if nth >= chain.chunks(length) {
-        return;
-    }
     let (first, n) = chain.chunk(length, nth);
     let stride = n.next_multiple_of(PANEL);
-    let gates = call.gates(&chain, nth);
-    // SAFETY: a chunk's tokens are its task's, and so is the slot; states are only read in this phase.
+    let scale = 1.0 / (k as f32).sqrt();
+    let gates = call.gates(chain, nth);
+    // SAFETY: as the caller promises.
     unsafe {
         let mut buffer = call.buffer(slot);
         let (q, turned, s) = (buffer.take(length * k), buffer.take(length * k), buffer.take(length * length));
         let (values, h) = (buffer.take(length * v), buffer.take(length * v));
         let (past, l) = (buffer.take(length), buffer.take(length));
-        // Rows of f32 are read where they lie.
+        // Rows of f32 are read where they lie, and written.
         match call.k.lines(first, n, k) {
             Some((keys, row)) if row == k => transposed(keys, n, k, turned),
             _ => {
@@ -85,34 +128,51 @@ fn chunk(call: &Call<'_>, out: &Outputs, slot: usize, chain: usize, first: usize
                 (&*values, Place::panels(n))
             }
         };
-        call.q.load(first, n, k, 1.0 / (k as f32).sqrt(), q);
-        let c = call.memory.c.read(call.c_at(&chain, j), k * v);
-        let state_n = call.memory.n.read(call.n_at(&chain, j), k);
+        // With a factor s that is a power of two q may be without it: pairs have it from their weights, and what comes of the
+        // state from its, to the same bits.
+        let exact = k.is_power_of_two() && k.ilog2() % 2 == 0;
+        let (q, q_row, scale) = match call.q.lines(first, n, k).filter(|_| exact) {
+            Some((rows, row)) => (rows, row, scale),
+            None => {
+                call.q.load(first, n, k, scale, q);
+                (&*q, k, 1.0)
+            }
+        };
+        let direct = out.h.lines_mut(first, n, v);
+        let stored = direct.is_none();
+        let h = direct.unwrap_or(h);
+        let c = call.memory.c.read(call.c_at(chain, j), k * v);
 
         gates.past(past);
-        let lower = Part::LowerOutput;
+        past[..n].iter_mut().for_each(|x| *x *= scale);
+        let left = Left::rows(q, q_row);
         let pairs = [n, stride / PANEL, k];
-        multiply(Left::rows(q, k), (turned, Place::panels(k)), (s, Place::rows(stride)), pairs, Start::Zero, lower);
-        gates::weigh(gates, stride, s, l, &mut [], &[]);
+        let to_pairs = (&mut *s, Place::rows(stride));
+        multiply(left, (turned, Place::panels(k)), to_pairs, pairs, Start::Zero, Part::LowerOutput);
+        gates::weigh(gates, scale, stride, s, l, &mut [], &[]);
         let from_state = [n, v / PANEL, k];
         let to = Place::rows(v);
-        multiply(Left::rows(q, k), (c, Place::panels(k)), (h, to), from_state, Start::Zero, Part::Full);
+        multiply(left, (c, Place::panels(k)), (h, to), from_state, Start::Zero, Part::Full);
         let among = [n, v / PANEL, n];
         let start = Start::Rows(past);
         multiply(Left::rows(s, stride), values, (h, to), among, start, Part::LowerLeft);
         if call.p.normalize {
+            let (from_n, floors) = (&mut buffer.take(length)[..n], buffer.take(length));
+            let state_n = call.memory.n.read(call.n_at(chain, j), k);
+            dots((q, q_row), (state_n, 0), k, from_n);
+            gates.floors(floors);
             for t in 0..n {
-                l[t] += past[t] * dot(&q[t * k..(t + 1) * k], state_n);
-                let floor = (-gates.gauge(t)).exp() as f32;
-                let denominator = denominator(l[t], floor, call.p.eps as f32);
-                let factor = 1.0 / denominator;
-                h[t * v..(t + 1) * v].iter_mut().for_each(|x| *x *= factor);
+                l[t] += past[t] * from_n[t];
+                floors[t] = 1.0 / denominator(l[t], floors[t], call.p.eps as f32);
             }
+            rows::rescale(&mut h[..n * v], &floors[..n], v);
             if let Some(saved) = out.l {
-                saved.write(call.flat(&chain, nth).0, n).copy_from_slice(&l[..n]);
+                saved.write(call.flat(chain, nth).0, n).copy_from_slice(&l[..n]);
             }
         }
-        out.h.store(first, n, v, 1.0, h);
+        if stored {
+            out.h.store(first, n, v, 1.0, h);
+        }
     }
 }
 

@@ -93,6 +93,19 @@ impl Chunk<'_> {
         }
         exps(&mut to[..self.len()]);
     }
+    /// `e^-m_t`: the least denominator of each token.
+    pub(super) fn floors(&self, to: &mut [f32]) {
+        let n = self.len();
+        if self.m.is_empty() {
+            return to[..n].fill(1.0);
+        }
+        to.iter_mut().zip(self.m).for_each(|(to, m)| *to = -m);
+        exps(&mut to[..n]);
+        // What is not a normal number is 0 there, and nothing may be divided by it before it must.
+        for (to, &m) in to.iter_mut().zip(self.m).filter(|(_, m)| **m > 87.0) {
+            *to = (-f64::from(m)).exp() as f32;
+        }
+    }
     /// `e^(a_s - m')`: what of each token enters the state behind the chunk.
     pub(super) fn entering(&self, to: &mut [f32]) {
         let last = self.len() - 1;
@@ -120,11 +133,12 @@ crate::levels!(fn exps(x: &mut [f32]) = exps_body, 1, [4, 8, 16]);
 /// Sums of logarithms that are this far apart have weights beside each other that f32 makes of one base.
 const NEAR: f64 = 16.0;
 
-/// Weighs the pairs of a chunk: `s [L, stride]` becomes `P = s D` with zeros behind the diagonal, as far as products read,
+/// Weighs the pairs of a chunk: `s [L, stride]` becomes `P = scale s D` with zeros behind the diagonal, as far as products read,
 /// and `sums` gets the sums of its rows. Where `ds` is not empty it becomes `(ds + dl_t) D` alike.
 #[inline(always)]
 fn weigh_body<const FMA: bool, const R: usize, const N: usize>(
     chunk: Chunk<'_>,
+    scale: f32,
     stride: usize,
     s: &mut [f32],
     sums: &mut [f32],
@@ -135,7 +149,10 @@ fn weigh_body<const FMA: bool, const R: usize, const N: usize>(
     let both = !ds.is_empty();
     assert!(n <= CHUNK_MOST && stride >= n && stride.is_multiple_of(PANEL) && stride <= CHUNK_MOST);
     let mut w = [f32::NEG_INFINITY; CHUNK_MOST];
-    let lane: [f32; N] = std::array::from_fn(|l| l as f32);
+    // No array::from_fn in here: it is not always inlined.
+    let mut lane = Lanes([0.0; N]);
+    lane.0.iter_mut().enumerate().for_each(|(l, x)| *x = l as f32);
+    let scale = Lanes::<N>::splat(scale);
     for block in (0..n).step_by(PANEL) {
         // Relative to the block's start, or to a row behind gates that are shut, both parts of an exponent that matters are small.
         let mut base = f64::INFINITY;
@@ -158,8 +175,8 @@ fn weigh_body<const FMA: bool, const R: usize, const N: usize>(
                 let weights = Lanes(*w[first..].first_chunk::<N>().expect("w is as wide as a row"));
                 let d = simd_math::exp::<FMA, N>(weights + u);
                 // What lies behind the diagonal may be anything, so it is chosen away and not multiplied by 0.
-                let keep = |x: Lanes<N>| Lanes(std::array::from_fn(|l| if lane[l] < there { x.0[l] } else { 0.0 }));
-                let p = keep(Lanes(*x) * d);
+                let keep = |x: Lanes<N>| x.zip(lane, |x, l| if l < there { x } else { 0.0 });
+                let p = keep(Lanes(*x) * (d * scale));
                 *x = p.0;
                 total = total + p;
                 if both {
@@ -173,6 +190,7 @@ fn weigh_body<const FMA: bool, const R: usize, const N: usize>(
 }
 crate::levels!(pub(super) fn weigh(
     chunk: Chunk<'_>,
+    scale: f32,
     stride: usize,
     s: &mut [f32],
     sums: &mut [f32],

@@ -54,6 +54,17 @@ impl Tokens {
             (unsafe { std::slice::from_raw_parts(self.at([b, head, t]) as *const f32, (count - 1) * row + width) }, row)
         })
     }
+    /// Rows to write where they lie, if they are rows of f32 with nothing between them.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store), for as long as they are used.
+    pub(super) unsafe fn lines_mut<'a>(&self, first: [usize; 3], count: usize, width: usize) -> Option<&'a mut [f32]> {
+        let follow = self.strides[3] == 1 && (self.strides[2] == width as isize || count == 1);
+        (self.dtype == Dtype::F32 && follow && count > 0).then(|| {
+            // SAFETY: as the caller promises.
+            unsafe { std::slice::from_raw_parts_mut(self.at(first) as *mut f32, count * width) }
+        })
+    }
     /// The same tensor from element `from` of the last axis on.
     pub(super) fn columns(mut self, from: usize) -> Self {
         let offset = from as isize * self.strides[3] * self.dtype.size() as isize;
@@ -175,24 +186,70 @@ pub(super) fn transposed(rows: &[f32], count: usize, width: usize, to: &mut [f32
     }
 }
 
-/// Sixteen rows of `width` become `width` rows of sixteen, four columns of eight rows at a time.
+/// Sixteen rows of `width` become `width` rows of sixteen.
 #[inline(always)]
-fn turn_body(rows: &[f32], width: usize, to: &mut [f32]) {
-    assert!(rows.len() >= PANEL * width && to.len() >= PANEL * width && width.is_multiple_of(4));
-    for d in (0..width).step_by(4) {
+fn turn_body<const FMA: bool, const R: usize, const N: usize>(rows: &[f32], width: usize, to: &mut [f32]) {
+    assert!(rows.len() >= PANEL * width && to.len() >= PANEL * width && width.is_multiple_of(8));
+    for d in (0..width).step_by(8) {
         for half in [0, 8] {
-            let mut block = [[0.0f32; 4]; 8];
-            for (c, block) in block.iter_mut().enumerate() {
-                block.copy_from_slice(&rows[(half + c) * width + d..][..4]);
-            }
-            for e in 0..4 {
-                let column: [f32; 8] = std::array::from_fn(|c| block[c][e]);
-                to[(d + e) * PANEL + half..][..8].copy_from_slice(&column);
+            // SAFETY: eight rows of eight elements are there, as asserted, and so many lanes with multiply-adds are those of
+            // AVX2 and AVX-512 (`levels!`).
+            unsafe {
+                let (from, to) = (rows.as_ptr().add(half * width + d), to.as_mut_ptr().add(d * PANEL + half));
+                if cfg!(target_arch = "x86_64") && FMA {
+                    square_by_name(from, width, to);
+                } else {
+                    square(from, width, to);
+                }
             }
         }
     }
 }
-dispatch!(fn turn(rows: &[f32], width: usize, to: &mut [f32]) = turn_body);
+crate::levels!(fn turn(rows: &[f32], width: usize, to: &mut [f32]) = turn_body, 1, [4, 8, 16]);
+
+/// Eight rows of eight elements, `width` apart, as their transpose, rows of a panel.
+///
+/// # Safety
+/// They must be there, and nobody else may touch the transpose.
+#[inline(always)]
+unsafe fn square(from: *const f32, width: usize, to: *mut f32) {
+    for r in 0..8 {
+        for c in 0..8 {
+            // SAFETY: as the caller promises.
+            unsafe { *to.add(c * PANEL + r) = *from.add(r * width + c) }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use square as square_by_name;
+
+/// [`square`] in 24 instructions between loads and stores; the compiler makes three times as many of the loops.
+///
+/// # Safety
+/// As [`square`], and the CPU must have AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn square_by_name(from: *const f32, width: usize, to: *mut f32) {
+    use std::arch::x86_64::*;
+    // SAFETY: as the caller promises.
+    unsafe {
+        // Elements 0 to 3 of rows r and r + 4, and elements 4 to 7.
+        let load = |r: usize, c: usize| {
+            let [low, high] = [r, r + 4].map(|r| _mm_loadu_ps(from.add(r * width + c)));
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+        };
+        for c in [0, 4] {
+            let [r0, r1, r2, r3] = [load(0, c), load(1, c), load(2, c), load(3, c)];
+            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (x, y) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            _mm256_storeu_ps(to.add(c * PANEL), _mm256_shuffle_ps::<0x44>(a, x));
+            _mm256_storeu_ps(to.add((c + 1) * PANEL), _mm256_shuffle_ps::<0xee>(a, x));
+            _mm256_storeu_ps(to.add((c + 2) * PANEL), _mm256_shuffle_ps::<0x44>(b, y));
+            _mm256_storeu_ps(to.add((c + 3) * PANEL), _mm256_shuffle_ps::<0xee>(b, y));
+        }
+    }
+}
 
 /// Rows `[width, stride]`, of which `count` columns are tokens, as rows `[count, width]`.
 pub(super) fn untransposed(from: &[f32], stride: usize, count: usize, width: usize, to: &mut [f32]) {
