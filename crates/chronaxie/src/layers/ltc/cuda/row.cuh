@@ -90,7 +90,9 @@ template <int kN, int kHalf>
 __device__ __forceinline__ void gates_of(const char* tiles, const Held& held, float& num, float& den) {
   constexpr int kAhead = kN < kFlight ? kN : kFlight, kBehind = kN < kDelay ? kN : kDelay;
   float x[kN];
-  num = den = 0.0f;
+  // Products in two turns, so that few wait for the one before; beside other warps in one.
+  constexpr int kTurns = kWalkers ? 1 : 2;
+  float nums[2] = {0.0f, 0.0f}, dens[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kAhead; i++) x[i] = *(const volatile float*)(tiles + source_of(held, i) + kHalf * kTileBytes);
 #pragma unroll
@@ -98,10 +100,12 @@ __device__ __forceinline__ void gates_of(const char* tiles, const Held& held, fl
     if (i + kAhead < kN) x[i + kAhead] = *(const volatile float*)(tiles + source_of(held, i + kAhead) + kHalf * kTileBytes);
     if (i < kN) x[i] = gate_of(held.a[i], held.b[i], x[i]);
     if (i >= kBehind) {
-      num = fmaf(held.q[i - kBehind], x[i - kBehind], num);
-      den = fmaf(held.p[i - kBehind], x[i - kBehind], den);
+      const int turn = (i - kBehind) % kTurns;
+      nums[turn] = fmaf(held.q[i - kBehind], x[i - kBehind], nums[turn]);
+      dens[turn] = fmaf(held.p[i - kBehind], x[i - kBehind], dens[turn]);
     }
   }
+  num = kTurns > 1 ? nums[0] + nums[1] : nums[0], den = kTurns > 1 ? dens[0] + dens[1] : dens[0];
 }
 
 // How the blocks of a cluster tell each other their states (exchange.cuh says why this is enough): a lane sends its target's
