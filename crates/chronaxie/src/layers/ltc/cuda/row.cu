@@ -9,9 +9,9 @@
 // 128; H 128: 512), and the chain beside them, by latencies, about 180, in a cluster about 350. What is measured above that is
 // the issue of dependent instructions, four to six clocks each: few warps with many slots are faster than many with few.
 // Clocks of an unfold, B32 T64 H128: one block of 8 warps with 40 slots 980, of 16 with 20 1070, clusters of 4 of 4 warps with
-// 20 slots 670 (720 to 740 with a branch of the lanes that send; products in four turns 675), of 8 warps with 10 840, of 3 of 6 warps 840, of 2 of 8 warps 860
-// (recurrence.cu: 1000). Computing slots that are not in use costs 15 clocks each there. Tried: polynomials on the multiply-add units for a part of the gates: 12
-// instructions for an error of 2e-3, where issue slots are short already.
+// 20 slots 670 (720 to 740 with a branch of the lanes that send; products in four turns 675), of 8 warps with 10 840, of 3 of 6 warps
+// 840, of 2 of 8 warps 860 (recurrence.cu: 1000). Computing slots that are not in use costs 15 clocks each there. Tried: polynomials on
+// the multiply-add units for a part of the gates: 12 instructions for an error of 2e-3, where issue slots are short already.
 // Bytes: as recurrence.cu.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
