@@ -80,6 +80,9 @@ impl BackwardCall<'_> {
             }
         }
         if p.steps > 0 && t.together {
+            if t.common.u_late {
+                self.plan.make_inputs(args.inputs, &t.common, base, stream, 0, p.steps)?;
+            }
             self.sums(args, base, 0, p.steps)?;
         }
         self.close(args, base)
@@ -179,11 +182,11 @@ impl BackwardCall<'_> {
         (w, grad): (usize, usize),
     ) -> [u8; 96] {
         let sums = self.traces.common.layout.address(base, sums);
+        let (places, slots) = held.summed();
         let (parameter, gradient) =
             (|i: usize| args.inputs[w + i].address(), |i: usize| args.outputs[grad + i].address());
-        let slots = held.schedule.slots() as u64;
         let (w, g) = ([0, 1, 2, 3].map(parameter), [0, 1, 2, 3].map(gradient));
-        pack([held.schedule.at(), sums, w[0], w[1], w[2], w[3], g[0], g[1], g[2], g[3], slots, held.clusters() as u64])
+        pack([places, sums, w[0], w[1], w[2], w[3], g[0], g[1], g[2], g[3], slots as u64, held.clusters() as u64])
     }
 
     /// The kernel of the sensory gates' adjoint, where it holds its synapses.
@@ -498,7 +501,7 @@ impl BackwardCall<'_> {
             // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
             if let (Some(grad), true) = (g.w, p.steps > 0) {
                 sides[0] = self.close_side(args, base, k.of_sums(), t.gate_sums, (s.w, grad));
-                threads += k.of_sums().schedule.slots() as u64;
+                threads += k.of_sums().summed().1 as u64;
             }
             if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
                 sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));

@@ -303,7 +303,7 @@ ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  const float* grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(state after the chunk), any strides
                  float* grad_start,                            // [B, H]: dL/d(state before the chunk)
                  const float* trace_v, const float* trace_den, i64 trace_b,  // [B, steps, K, H], trace_b apart
-                 float4* __restrict__ gate_sums,    // [clusters, blocks, pitch, threads], added to unless first
+                 float4* __restrict__ gate_sums,    // [clusters, synapses], added to unless first
                  float2* __restrict__ step_sums,    // [B, sums_steps, H]: sums of alpha and of beta over k
                  float* __restrict__ step_changes,  // [B, steps, H] or null: sums of alpha (v - v') over k
                  float4* __restrict__ neuron_sums,  // [clusters, H]: alpha, beta, alpha (v - v') K / dt; added to unless first
@@ -369,19 +369,28 @@ ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 #endif
     kept[thread] = {0.0f, 0.0f, 0.0f, n.there && n.j < outputs && output_w ? output_w[n.j] : 1.0f, 0.0f, dt};
     Sums sums;
-    auto saved = [&] { return gate_sums + ((i64)opaque(blockIdx.x) * pitch * kThreads + threadIdx.x); };
-    const float4* const before = saved();
+    // How many synapses this lane has, and where their sums are among those of the cluster.
+    auto lying = [&] { return schedule.target[(blocks + rank) * kThreads + opaque(threadIdx.x)]; };
+    auto saved = [&](int lies) {
+      const int last = schedule.target[2 * blocks * kThreads - 1];
+      return gate_sums + ((i64)(opaque(blockIdx.x) / blocks) * ((last >> 5) + (last & 31)) + (lies >> 5));
+    };
+    {
+      const int lies = lying();
+      const float4* const before = saved(lies);
 #pragma unroll
-    for (int i = 0; i < kSlots; i++)
-      sums.of[i] = first_chunk || i >= pitch ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : before[i * kThreads];
+      for (int i = 0; i < kSlots; i++)
+        sums.of[i] = first_chunk || i >= (lies & 31) ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : before[i];
+    }
     unsigned round = 0;
 #pragma unroll 1
     for (i64 b = first; b < batch; b += stride)
       walk_used<kSlots>(used, w, held, sums, n, others, more, part, wide, tiles, ahead, b, round, turn, kept + thread);
-    float4* const after = saved();
+    const int lies = lying();
+    float4* const after = saved(lies);
 #pragma unroll
     for (int i = 0; i < kSlots; i++)
-      if (i < pitch) after[i * kThreads] = sums.of[i];
+      if (i < (lies & 31)) after[i] = sums.of[i];
     if (n.writer) {
       const Keeps total = kept[thread];
       float4* const to = neuron_sums + (first * hidden + n.j);

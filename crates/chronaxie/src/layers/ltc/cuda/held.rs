@@ -1,7 +1,7 @@
 //! Launches of the kernels that hold synapses in registers.
 
 use super::launch::{args, at, launch_as, out, stride};
-use super::on_device::{DeviceSchedule, pack};
+use super::on_device::{DeviceSchedule, DeviceWords, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
@@ -132,6 +132,8 @@ pub(super) struct HeldKernel {
     resident: usize,
     /// The most slots that a lane uses.
     pub(super) used: usize,
+    /// The synapses in the order in which their sums lie, where these leave no room for slots that are empty.
+    packed: Option<(DeviceWords, usize)>,
 }
 
 impl HeldKernel {
@@ -248,10 +250,14 @@ impl HeldKernel {
         resident: usize,
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
+        let mut packed = None;
         let schedule = if held.quad {
             lists.four(&tune::deal_four(&held))?
         } else if held.full() {
-            lists.schedule_packed(held.blocks, held.slots, held.threads, held.blocks.div_ceil(2))?
+            let least = held.blocks.div_ceil(2);
+            let (schedule, at) = lists.schedule_packed(held.blocks, held.slots, held.threads, least)?;
+            packed = Some((DeviceWords::new(device, &at)?, at.len()));
+            schedule
         } else if held.chain() {
             lists.schedule_in_order(held.blocks, held.slots, held.threads, least_lanes)?
         } else {
@@ -259,7 +265,7 @@ impl HeldKernel {
             lists.schedule(blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?
         };
         let used = schedule.warps.iter().map(|w| w[1] as usize).max().unwrap_or(0);
-        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident, used })
+        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident, used, packed })
     }
 
     /// Where the slots' places in dense matrices are, and how many slots there are.
@@ -277,9 +283,14 @@ impl HeldKernel {
         !self.held.row && batch.div_ceil(self.held.rows) > self.clusters() * self.held.groups
     }
 
+    /// Where the places in dense matrices are of what a cluster sums, and how many there are: slots, or synapses alone.
+    pub(super) fn summed(&self) -> (u64, usize) {
+        self.packed.as_ref().map_or((self.schedule.at(), self.schedule.slots()), |(at, n)| (at.address(), *n))
+    }
+
     /// Floats of scratch that the sums of all its synapses and clusters take.
     pub(super) fn sums(&self) -> usize {
-        4 * self.schedule.slots() * self.clusters()
+        4 * self.summed().1 * self.clusters()
     }
 
     /// How many clusters a launch has, or halves of them that walk on their own.
@@ -398,7 +409,6 @@ impl HeldBackward {
 
 /// The most tensors that one launch clears, as in close.cu.
 const CLEARED: usize = 28;
-
 impl HeldBackward {
     /// Zeros in up to [`CLEARED`] contiguous tensors at a time: address and elements of four bytes each.
     pub(super) fn clear(&self, stream: StreamRef, tensors: &[(u64, usize)]) -> Result<()> {

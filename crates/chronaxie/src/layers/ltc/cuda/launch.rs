@@ -186,6 +186,7 @@ impl CudaPlan {
             recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             config.grid.map_or((0, 0), |g| g.exchanged(p.hidden)),
             false,
+            false,
         )?;
         let mut traces = match &backward_signature {
             Some(s) => {
@@ -305,22 +306,10 @@ impl CudaPlan {
             self.held_sensory(k, x, c.layout.address(base, c.folded[1]), region(c.sums), stream, (t0, steps))?;
         }
         // The backward pass also reads u itself.
-        if held.is_some() && c.layout.region(c.u).len == 0 {
+        if held.is_some() && (c.u_late || c.layout.region(c.u).len == 0) {
             return Ok(());
         }
-        launch(
-            &self.forward.inputs,
-            stream,
-            (if p.inputs == 0 { 0 } else { rows.div_ceil(8) }, 1),
-            (THREADS, 1),
-            0,
-            args! {
-                at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2),
-                at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w), at(x, s.input_b), region(c.u),
-                region(c.stats), Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64),
-                Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
-            },
-        )?;
+        self.make_inputs(x, c, base, stream, t0, steps)?;
         if held.is_some() {
             return Ok(());
         }
@@ -334,6 +323,34 @@ impl CudaPlan {
             args! {
                 region(c.sensory[0]), at(x, Some(s.sensory + 1)), at(x, Some(s.sensory)), region(c.u),
                 region(c.sums), Arg::I64(rows as i64), Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32)
+            },
+        )
+    }
+
+    /// u of the steps `t0 .. t0 + steps`, and the moments of their rows.
+    pub(super) fn make_inputs(
+        &self,
+        x: &[View<'_>],
+        c: &Common,
+        base: u64,
+        stream: StreamRef,
+        t0: usize,
+        steps: usize,
+    ) -> Result<()> {
+        let (p, s) = (&self.p, &self.slots);
+        let rows = (p.batch * steps) as u64;
+        let region = |id| Arg::U64(c.layout.address(base, id));
+        launch(
+            &self.forward.inputs,
+            stream,
+            (if p.inputs == 0 { 0 } else { rows.div_ceil(8) }, 1),
+            (THREADS, 1),
+            0,
+            args! {
+                at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2),
+                at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w), at(x, s.input_b), region(c.u),
+                region(c.stats), Arg::I64(rows as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64),
+                Arg::I32(p.inputs as i32), Arg::F32(NORM_EPSILON as f32)
             },
         )
     }

@@ -154,14 +154,16 @@ impl Lists {
     }
 
     /// The schedule where owners lie in their own order, a part of them to each block, and each has as many lanes as it needs. Its
-    /// `warps` say how many values come to a block each time that all owners give theirs, in the place of lanes.
+    /// `warps` say how many values come to a block each time that all owners give theirs, in the place of lanes. Behind the owners is for
+    /// each lane, of all synapses one lane after the other, where its own begin, times 32, and how many they are; and those places in a
+    /// dense matrix.
     pub(super) fn schedule_packed(
         &self,
         blocks: usize,
         slots: usize,
         threads: usize,
         least: usize,
-    ) -> Result<Schedule> {
+    ) -> Result<(Schedule, Vec<u32>)> {
         let warps = self.packed(blocks, slots, threads, least).ok_or_else(|| {
             Error::shape(format!("ltc: {slots} slots of {threads} threads in {blocks} blocks hold too few synapses"))
         })?;
@@ -192,7 +194,15 @@ impl Lists {
         for (of_block, sent) in s.warps.chunks_mut(threads / WARP).zip(sent) {
             of_block.iter_mut().for_each(|w| w[0] = sent);
         }
-        Ok(s)
+        let (slots, mut all) = (warps.0.next_multiple_of(2), Vec::new());
+        for lane in 0..blocks * threads {
+            let (block, thread) = (lane / threads, lane % threads);
+            let at = (0..slots).map(|slot| s.at[(block * slots + slot) * threads + thread]);
+            let of_lane: Vec<u32> = at.take_while(|&at| at != NONE).collect();
+            s.owner.push(((all.len() << 5) | of_lane.len()) as i32);
+            all.extend(of_lane);
+        }
+        Ok((s, all))
     }
 
     /// The most slots that a lane uses of `lanes` for each owner.
@@ -464,7 +474,7 @@ mod tests {
             let lists = Lists::by_source(&random(n, density)).unwrap();
             let least = usize::div_ceil(blocks, 2);
             let used = lists.packed_slots(blocks, 14, threads, least).unwrap();
-            let plan = lists.schedule_packed(blocks, 14, threads, least).unwrap();
+            let (plan, all) = lists.schedule_packed(blocks, 14, threads, least).unwrap();
             let slots = used.next_multiple_of(2);
             assert_eq!(plan.at.len(), blocks * slots * threads);
             let (mut seen, mut stores) = (vec![false; n * n], vec![0i32; blocks]);
@@ -486,7 +496,10 @@ mod tests {
                             let thread = w * WARP + first + sub;
                             for slot in 0..slots {
                                 let at = plan.at[(block * slots + slot) * threads + thread];
+                                let lying = plan.owner[(blocks + block) * threads + thread] as usize;
+                                assert_eq!(slot < (lying & 31), at != NONE);
                                 if at != NONE {
+                                    assert_eq!(all[(lying >> 5) + slot], at);
                                     assert_eq!(at as usize / n, (owner & 0xffff) as usize);
                                     assert!(slot < used && !std::mem::replace(&mut seen[at as usize], true));
                                     let pair = plan.from[(block * slots / 2 + slot / 2) * threads + thread];
@@ -499,6 +512,7 @@ mod tests {
                 }
             }
             assert_eq!(seen.iter().filter(|&&s| s).count(), lists.of.iter().map(Vec::len).sum::<usize>());
+            assert_eq!(all.len(), seen.iter().filter(|&&s| s).count());
             let told: Vec<i32> = plan.warps.chunks(threads / WARP).map(|of_block| of_block[0][0]).collect();
             assert_eq!(told, stores, "{n} {blocks}");
             // Every block has all values.

@@ -13,6 +13,8 @@ pub(super) struct Common {
     pub(super) sensory: [RegionId; 3],
     pub(super) neurons: RegionId,
     pub(super) u: RegionId,
+    /// Whether u takes the place of something else, and is made when that has been read.
+    pub(super) u_late: bool,
     pub(super) stats: RegionId,
     pub(super) sums: RegionId,
     /// Folded synapses of the kernels that hold them: recurrent, sensory.
@@ -26,7 +28,7 @@ pub(super) struct Common {
 
 impl Common {
     /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
-    /// floats of those that are held in registers, or divided. `carried`: states that wait for another cluster; `exchanged`: floats
+    /// floats of those that are held in registers, or divided. `u_late`: u has a place elsewhere. `carried`: states that wait for another cluster; `exchanged`: floats
     /// and counters between blocks.
     pub(super) fn new(
         p: &Ltc,
@@ -38,6 +40,7 @@ impl Common {
         carried: usize,
         exchanged: (usize, usize),
         by_source: bool,
+        u_late: bool,
     ) -> Result<Self> {
         let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
@@ -60,7 +63,8 @@ impl Common {
             recurrent,
             sensory,
             neurons: layout.push("neurons", Dtype::F32, if held[0] && !backward { 0 } else { 4 * p.hidden })?,
-            u: layout.push("u", Dtype::F32, if held[1] && !backward { 0 } else { rows * p.inputs })?,
+            u: layout.push("u", Dtype::F32, if u_late || held[1] && !backward { 0 } else { rows * p.inputs })?,
+            u_late,
             stats: layout.push(
                 "stats",
                 Dtype::F32,
@@ -140,11 +144,13 @@ impl Traces {
         let input_steps = if together { p.steps } else { c.backward_chunk };
         let chunk = if whole { 0 } else { input_steps };
         let folded = [rebuilt.max(divided), if whole { 0 } else { sensory }];
-        let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none())?;
         let (rows, of_chunk, h) = (p.batch * input_steps, p.batch * c.backward_chunk * p.hidden, p.hidden);
         let side_by_side = held.map_or(1, HeldBackward::together);
         let trace = p.batch.next_multiple_of(side_by_side) * c.backward_chunk * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
+        // What is made of all steps together comes when the trace of v has been read.
+        let u_late = together && !stored && p.batch * p.steps * p.inputs <= trace;
+        let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none(), u_late)?;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
         let trace = if whole { 0 } else { trace };
@@ -170,6 +176,9 @@ impl Traces {
         let (step_sums, in_place) = (if whole { 0 } else { 2 * rows * h }, together.then_some(common.sums));
         let l = &mut common.layout;
         let v = l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?;
+        if u_late {
+            common.u = v;
+        }
         let alphas = if held.is_some() && sums.is_none() && stored { 0 } else { trace };
         let alpha = l.push("trace_alpha", Dtype::F32, alphas)?;
         // Of all steps together they are made when the trace has been read.
