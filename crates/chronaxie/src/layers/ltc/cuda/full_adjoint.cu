@@ -18,6 +18,7 @@
 // unfolds of 32 rows), of which 280 instructions of a warp, some 230 their fixed latencies, 155 waiting for alpha; fewer rows, whose
 // blocks have a multiprocessor each, about 770 by 6 small blocks (reckoned from the pass). row_adjoint.cu with its sums took 1200 + 490.
 // Bytes: 8 for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
+// For compute capability 9.0 alone: code for later ones has up to 12 registers too many (NVRTC 13.0), and was not timed.
 // Tried (us for those 192 unfolds, by 7 blocks or 3): dL/dout read into a register a step ahead, and waited for at once, 120 where 114;
 // gates of the next unfold behind the store of alpha 112 where 106; the store in a branch of the lanes that send 106 where 103; a branch
 // that keeps the products u ahead of the wait, which compilers put behind it: 12 longer by 3 blocks, 2 by 7, with 28 bytes spilled.
@@ -34,6 +35,12 @@ struct Part {
   int sub, lanes;  // the how-manieth it is, and of how many
   int first;       // the first of them
 };
+// Where the compiler has fewer registers, without a call, which keeps what lives across it.
+__device__ __forceinline__ float divided(float x, float y) {
+  if constexpr (kOldCompiler) return quotient(x, y);
+  return __fdiv_rn(x, y);
+}
+
 // The most lanes of a source, and how many most sources have no more than.
 constexpr int kParts = 16, kFewParts = 8;
 
@@ -183,8 +190,8 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     copies_here();
     x = fmaf(kept->grad, kept->scale, x);
     if (time) {
-      per_dt = (float)w.unfolds / kept->time;
-      c = __fdiv_rn(n.rate_c, kept->time);
+      per_dt = divided((float)w.unfolds, kept->time);
+      c = divided(n.rate_c, kept->time);
     }
     barrier_wait(ahead.full + (turn & 1), (turn >> 1) & 1);
     return steps_here + uniform((turn & 1) * size);

@@ -55,7 +55,7 @@ pub(super) fn specialisation(
     Specialisation {
         headers: HELD_HEADERS,
         constants,
-        archs: Archs::AtLeast(oldest),
+        archs: if h.full() { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
         ..Specialisation::new(source.clone(), entries)
     }
 }

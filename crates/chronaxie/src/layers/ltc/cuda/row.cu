@@ -84,11 +84,11 @@ ltc_row(Schedule schedule,
     cluster_sync();
   }
 #endif
-  unsigned round = 0, drained = 0;
+  unsigned round = 0;
   if (walks) {
 #pragma unroll 1
     for (i64 b = blockIdx.x / blocks; b < batch; b += gridDim.x / blocks)
-      walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round, drained);
+      walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round);
   }
 #if __CUDA_ARCH__ >= 900
   if (kCluster) cluster_sync();

@@ -151,11 +151,10 @@ __device__ __forceinline__ void give_state(const Others& others, const Neurons& 
   if (n.writer) *(float*)(tiles + n.place + kHalf * kTileBytes) = v;
 }
 
-// All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began, `drained` rows of which a
-// state more was given.
+// All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began.
 template <int kN, bool kKeeps, bool kFew>
 __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes,
-                                           char* tiles, i64 b, unsigned& round, unsigned& drained) {
+                                           char* tiles, i64 b, unsigned& round) {
   const int hidden = w.hidden, j = n.j;
   float v = w.start && n.there ? w.start[b * w.start_b + j * w.start_h] : 0.0f;
   // Of the last row nothing is read any more, and the sums are there.
@@ -181,7 +180,7 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       constexpr int kHalf = decltype(which)::value;
       const float base = fmaf(c, v, num0);
       float num, den;
-      take_states<kHalf>(others, (kHalf == 0 ? round + drained : round) & 1);
+      take_states<kHalf>(others, round & 1);
       gates_of<kN, kHalf>(tiles, held, num, den);
       expect_states<kHalf>(others);
       lanes_sums<kFew>(lanes, num, den);
@@ -214,26 +213,30 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
     }
   }
   if (kAllSend && w.steps > 0) {
-    // What was given behind the last unfold, so that there is no branch.
-    take_states<0>(others, (round + drained) & 1);
+    // What was given behind the last unfold, so that there is no branch; and once more, since what comes goes to the other tile: a block
+    // that gives to a tile must know that its last values have come everywhere.
+    take_states<0>(others, round & 1);
     expect_states<0>(others);
-    drained++;
+    give_state<1>(others, n, tiles, v);
+    take_states<1>(others, round & 1);
+    expect_states<1>(others);
+    round++;
   }
   if (n.writer) w.final_state[b * hidden + j] = v;
 }
 
 template <int kN>
-__device__ __forceinline__ void walk_used(int used, const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes, char* tiles, i64 b, unsigned& round, unsigned& drained) {
+__device__ __forceinline__ void walk_used(int used, const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes, char* tiles, i64 b, unsigned& round) {
   // Lists of more lanes than most have code of their own, for all slots alone.
   if (lanes != kLanes) {
-    if (w.unfold_states) return walk_slots<kSlots, true, false>(w, held, n, others, lanes, tiles, b, round, drained);
-    return walk_slots<kSlots, false, false>(w, held, n, others, lanes, tiles, b, round, drained);
+    if (w.unfold_states) return walk_slots<kSlots, true, false>(w, held, n, others, lanes, tiles, b, round);
+    return walk_slots<kSlots, false, false>(w, held, n, others, lanes, tiles, b, round);
   }
   if constexpr (kN - kStepN >= kLeast) {
-    if (used <= kN - kStepN) return walk_used<kN - kStepN>(used, w, held, n, others, lanes, tiles, b, round, drained);
+    if (used <= kN - kStepN) return walk_used<kN - kStepN>(used, w, held, n, others, lanes, tiles, b, round);
   }
   if (w.unfold_states)
-    walk_slots<kN, true, true>(w, held, n, others, lanes, tiles, b, round, drained);
+    walk_slots<kN, true, true>(w, held, n, others, lanes, tiles, b, round);
   else
-    walk_slots<kN, false, true>(w, held, n, others, lanes, tiles, b, round, drained);
+    walk_slots<kN, false, true>(w, held, n, others, lanes, tiles, b, round);
 }

@@ -76,7 +76,7 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
   const Walk w = {sums, 0, start, start_b, start_h, elapsed, elapsed_b, elapsed_t, output_w, output_b, out, states,
                   final_state, unfold_states, unfold_dens, hidden, outputs, unfolds, steps, 0, steps};
   const Others others = {false, false, 0, 0, 0, 0};
-  unsigned round = 0, drained = 0;
+  unsigned round = 0;
 #if __CUDA_ARCH__ >= 900
   if constexpr (kBlocks > 1) barrier_wait(&sums_here, 0);
 #endif
@@ -91,5 +91,5 @@ ltc_whole(Schedule schedule, Schedule sensory, RawSide recurrent, RawSide inputs
     }
     sums[e] = both;
   }
-  walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round, drained);
+  walk_used<kSlots>(shape.y, w, held, n, others, shape.x, tiles, b, round);
 }

@@ -76,8 +76,8 @@ fn adjoint(
             return None;
         }
         if of.slots == FULL_SLOTS {
-            // A step is copied behind the second unfold of the one before it.
-            if p.unfolds < 2 {
+            // A step is copied behind the second unfold of the one before it; and later GPUs' code would spill.
+            if p.unfolds < 2 || props.compute_capability.0 != 9 {
                 return None;
             }
             let (clocks, threads) = (full_clocks(resident, lists, batch, of, blocks)?, of.threads);

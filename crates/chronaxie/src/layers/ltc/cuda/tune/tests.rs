@@ -134,6 +134,9 @@ fn few_rows_go_back_by_the_shortest_chain() {
     let c = of(&wide, None);
     assert!(c.adjoint.is_some_and(|h| h.chain() && !h.full()) && c.sums.is_some(), "{c}");
     assert!(of(&Ltc { unfolds: 5, ..wide }, Some("bc8r1s24")).adjoint.is_none(), "its unfolds go in pairs");
+    for device in DeviceProps::FIXTURES.iter().filter(|d| d.compute_capability.0 != 9) {
+        assert!(choose(&p, device, None).unwrap().adjoint.is_none_or(|h| !h.full()), "{}", device.arch());
+    }
     assert!(choose(&p, &DeviceProps::SM_80, asked).unwrap().adjoint.is_none());
     // What belongs to the inputs is made of all steps together where these are not too many.
     let long = half(32, 4000, 128);
