@@ -35,16 +35,14 @@ struct Part {
   int sub, lanes;  // the how-manieth it is, and of how many
   int first;       // the first of them
 };
-// Where the compiler has fewer registers, without a call, which keeps what lives across it.
+// The most lanes of a source, and how many most sources have no more than.
+constexpr int kParts = 16, kFewParts = 8;
+
+// x / y; where the compiler has fewer registers, without a call, which keeps what lives across it.
 __device__ __forceinline__ float divided(float x, float y) {
   if constexpr (kOldCompiler) return quotient(x, y);
   return __fdiv_rn(x, y);
 }
-
-// The most lanes of a source, and how many most sources have no more than.
-constexpr int kParts = 16, kFewParts = 8;
-
-
 
 // Beside row.cuh's, where sources have fewer lanes than there are blocks: another block to send to.
 struct More {
@@ -223,62 +221,62 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     const unsigned half = round & 1;
     float u[kN];
 #pragma unroll
-      for (int i = 0; i < kN; i++) u[i] = at_shared(row + pitch + source_of(held, i));
-      add_unfold<kN>(held, sums, g, before);
+    for (int i = 0; i < kN; i++) u[i] = at_shared(row + pitch + source_of(held, i));
+    add_unfold<kN>(held, sums, g, before);
 #pragma unroll
-      for (int i = 0; i < kN; i++) {
-        g.t[i] = t[i], g.w[i] = t[i] * u[i];
-        u[i] = fmaf(-u[i], held.p[i], held.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
+    for (int i = 0; i < kN; i++) {
+      g.t[i] = t[i], g.w[i] = t[i] * u[i];
+      u[i] = fmaf(-u[i], held.p[i], held.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
+    }
+    const float beta = -alpha * after;
+    sum_alpha += alpha, sum_beta += beta, change += fmaf(alpha, v, beta);
+    float rest = alpha * c;
+    row -= pitch;
+    if (k == copy_at) ahead.copy(w, b, step - 1, turn + 1);
+    if (k == 0) {
+      if (n.writer) {
+        *step_sums = make_float2(sum_alpha, sum_beta);
+        if (step_changes) *step_changes = change;
       }
-      const float beta = -alpha * after;
-      sum_alpha += alpha, sum_beta += beta, change += fmaf(alpha, v, beta);
-      float rest = alpha * c;
-      row -= pitch;
-      if (k == copy_at) ahead.copy(w, b, step - 1, turn + 1);
-      if (k == 0) {
-        if (n.writer) {
-          *step_sums = make_float2(sum_alpha, sum_beta);
-          if (step_changes) *step_changes = change;
-        }
-        step_sums -= w.hidden;
-        if (step_changes) step_changes -= w.hidden;
-        kept->alpha += sum_alpha, kept->beta += sum_beta, kept->change = fmaf(change, per_dt, kept->change);
-        sum_alpha = sum_beta = change = 0.0f;
-        turn++;
-        // After the last step no v is needed, and this one is there.
-        row = step > 0 ? begin(rest) + (w.unfolds - 1) * pitch : row + pitch;
-        if (step > 1) look();
-        step--, k = w.unfolds;
-        copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
-      }
-      before = v;
-      v = at_shared(row + n.place), after = at_shared(row + pitch + n.place);
-      const float den = at_shared(row + dens + n.place);
-      // Made before what follows waits.
+      step_sums -= w.hidden;
+      if (step_changes) step_changes -= w.hidden;
+      kept->alpha += sum_alpha, kept->beta += sum_beta, kept->change = fmaf(change, per_dt, kept->change);
+      sum_alpha = sum_beta = change = 0.0f;
+      turn++;
+      // After the last step no v is needed, and this one is there.
+      row = step > 0 ? begin(rest) + (w.unfolds - 1) * pitch : row + pitch;
+      if (step > 1) look();
+      step--, k = w.unfolds;
+      copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
+    }
+    before = v;
+    v = at_shared(row + n.place), after = at_shared(row + pitch + n.place);
+    const float den = at_shared(row + dens + n.place);
+    // Made before what follows waits.
 #pragma unroll
-      for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]));
-      k--;
-      take_alphas(others, half, (round >> 1) & 1);
-      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]));
+    k--;
+    take_alphas(others, half, (round >> 1) & 1);
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-      for (int i = 0; i < kN; i++) g.x[i] = at_shared(tile + half * kTileBytes + source_of(held, i));
+    for (int i = 0; i < kN; i++) g.x[i] = at_shared(tile + half * kTileBytes + source_of(held, i));
 #pragma unroll
-      for (int i = 0; i < kN; i++) {
-        if (i == kN / 2) expect_alphas(others, half);
-        g.xu[i] = g.x[i] * u[i];
-        sum[i % 4] = fmaf(g.xu[i], held.a[i], sum[i % 4]);
-      }
-      const float all = part_sum<kMost>((sum[0] + sum[1]) + (sum[2] + sum[3]), part, [&](auto third) {
-        constexpr int kThird = decltype(third)::value, kFrom = kN * kThird / 3, kTo = kN * (kThird + 1) / 3;
-        if (kThird == 0) inverse = quotient(1.0f, den);
+    for (int i = 0; i < kN; i++) {
+      if (i == kN / 2) expect_alphas(others, half);
+      g.xu[i] = g.x[i] * u[i];
+      sum[i % 4] = fmaf(g.xu[i], held.a[i], sum[i % 4]);
+    }
+    const float all = part_sum<kMost>((sum[0] + sum[1]) + (sum[2] + sum[3]), part, [&](auto third) {
+      constexpr int kThird = decltype(third)::value, kFrom = kN * kThird / 3, kTo = kN * (kThird + 1) / 3;
+      if (kThird == 0) inverse = quotient(1.0f, den);
 #pragma unroll
-        for (int i = kFrom; i < kTo; i++) t[i] = gate_here(held.a[i], held.b[i], v);
-      });
-      // fast: a is sigma / 2 and u twice itself; or a is -sigma log2(e).
-      a = fmaf(all, kFast ? 1.0f : -0.69314718055994531f, rest);
-      alpha = a * inverse;
-      round++;
-      give_alpha(others, more, round & 1, alpha);
+      for (int i = kFrom; i < kTo; i++) t[i] = gate_here(held.a[i], held.b[i], v);
+    });
+    // fast: a is sigma / 2 and u twice itself; or a is -sigma log2(e).
+    a = fmaf(all, kFast ? 1.0f : -0.69314718055994531f, rest);
+    alpha = a * inverse;
+    round++;
+    give_alpha(others, more, round & 1, alpha);
   } while (step >= 0);
   // What was given behind the last unfold, so that there is no branch.
   take_alphas(others, round & 1, (round >> 1) & 1);
@@ -314,8 +312,8 @@ ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  float2* __restrict__ step_sums,    // [B, sums_steps, H]: sums of alpha and of beta over k
                  float* __restrict__ step_changes,  // [B, steps, H] or null: sums of alpha (v - v') over k
                  float4* __restrict__ neuron_sums,  // [clusters, H]: alpha, beta, alpha (v - v') K / dt; added to unless first
-                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int sums_steps, int used, int first_chunk,
-                 int constrained) {
+                 int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int sums_steps, int used,
+                 int first_chunk, int constrained) {
   extern __shared__ __align__(16) float buffers[];
   __shared__ __align__(16) char tiles[2 * kTileBytes];
   __shared__ Keeps kept[kThreads];

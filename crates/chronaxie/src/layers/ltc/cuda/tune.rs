@@ -277,7 +277,7 @@ pub(super) const ROW_ADJOINTS: [RowShape; 3] = [
     RowShape { slots: FULL_SLOTS, threads: 128, lanes: 8, cluster: true },
     RowShape { slots: FULL_SLOTS, threads: 256, lanes: 8, cluster: true },
 ];
-/// Those that hold their sums, too; there `lanes` are the most blocks.
+/// The slots of those of them that hold their sums, too (full_adjoint.cu), whose `lanes` are the most blocks.
 pub(super) const FULL_SLOTS: usize = 14;
 /// Slots and threads of the sums that it leaves (trace_sums.cu), the threads of a group, and the fewest lanes.
 pub(super) const TRACE_SUMS: (usize, usize, usize) = (2, 10, 512);
