@@ -392,13 +392,6 @@ ltc_inputs_backward(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64
   }
 }
 
-// dL/dx from dL/du in its place, where there is no LayerNorm.
-extern "C" __global__ void __launch_bounds__(256)
-ltc_scale_inputs(float* __restrict__ grad, const float* __restrict__ input_w, i64 elements, int inputs) {
-  for (i64 e = blockIdx.x * (i64)blockDim.x + threadIdx.x; e < elements; e += gridDim.x * (i64)blockDim.x)
-    grad[e] *= input_w[e % inputs];
-}
-
 // Sums over rows for the input parameters: du y, du, dy xhat, dy, with y what the mapping reads.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_input_sums(const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,

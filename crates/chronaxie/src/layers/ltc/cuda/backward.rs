@@ -11,6 +11,9 @@ use crate::layers::ltc::spec::NORM_EPSILON;
 use crate::op::Args;
 use crate::{Dtype, Place, RegionId, Result, Shape, View, ViewMut};
 
+/// Lanes for each sum of ltc_close (kSharers there).
+pub(super) const SHARERS: u64 = 4;
+
 /// One backward call: what its steps share.
 pub(super) struct BackwardCall<'a> {
     pub(super) plan: &'a CudaPlan,
@@ -24,12 +27,13 @@ impl BackwardCall<'_> {
         let (p, stream, base) = (&self.plan.p, args.stream, args.scratch.address());
         let t = self.traces;
         let zeroed = [t.recurrent, t.sensory, t.neurons, t.inputs, t.outputs];
+        let mut cleared = Vec::new();
         match &self.plan.held_backward {
             Some(held @ HeldBackward { whole: Some(whole), .. }) if p.batch > 0 && p.hidden > 0 => {
                 return self.whole(held, whole, args, base);
             }
-            // In one launch; dL/dx is written everywhere anyway.
-            Some(held) if p.batch > 0 && p.hidden > 0 => {
+            // With what is folded, in one launch; dL/dx is written everywhere anyway.
+            Some(_) if p.batch > 0 && p.hidden > 0 => {
                 let whole = |(i, v): (usize, &ViewMut<'_>)| {
                     let written = Some(i) == self.g.x && p.inputs > 0 && p.steps > 0;
                     let elements = v.shape().elements();
@@ -39,7 +43,7 @@ impl BackwardCall<'_> {
                 let layout = &t.common.layout;
                 tensors.extend(zeroed.iter().map(|&id| (layout.address(base, id), layout.region(id).len / 4)));
                 tensors.retain(|t| t.1 > 0);
-                held.clear(stream, &tensors)?;
+                cleared = tensors;
             }
             _ => {
                 for view in args.outputs.iter_mut().filter(|v| v.shape().elements() > 0) {
@@ -53,7 +57,7 @@ impl BackwardCall<'_> {
                 }
             }
         }
-        self.plan.fold(args.inputs, &t.common, base, stream, true)?;
+        self.plan.fold(args.inputs, &t.common, base, stream, Some(&cleared))?;
         if t.together {
             self.plan.sensory_sums(args.inputs, &t.common, base, stream, 0, p.steps)?;
         }
@@ -380,35 +384,46 @@ impl BackwardCall<'_> {
         let (s, g) = (&plan.slots, self.g);
         let rows = (p.batch * steps) as u64;
         let parameters = g.input_w.is_some() || g.norm.is_some();
-        let gates = self.held_sensory().is_some() && g.sensory_w.is_some();
-        if p.inputs == 0 || (g.x.is_none() && !parameters && !gates) {
+        if p.inputs == 0 || (g.x.is_none() && !parameters && !self.sensory_runs()) {
             return Ok(());
         }
-        let grad_x = out(args.outputs, g.x);
-        let du = if t.at_once { grad_x } else { region(t.grad_u) };
+        let (grad_x, du) = (out(args.outputs, g.x), region(t.grad_u));
         if let Some(k) = self.held_sensory() {
             let last = t0 + steps == p.steps;
+            // x and dL/dx from step t0 on; with LayerNorm what is made of x, and its gradient, of these steps alone.
+            let d = p.inputs;
+            let [x0, x1, x2, x3, w, b, grad, total, input_sums] = if t.direct {
+                let strides = x[s.x].strides();
+                let from = x[s.x].address().wrapping_add_signed(4 * (t0 as i64) * strides[1] as i64);
+                let grad = g.x.map_or(0, |i| args.outputs[i].address() + (4 * t0 * d) as u64);
+                let sums = if parameters { region(t.inputs) } else { NULL };
+                let [x1, x2, x3] = [0, 1, 2].map(|axis| Arg::I64(strides[axis] as i64));
+                let (w, b) = (at(x, s.input_w), at(x, s.input_b));
+                [Arg::U64(from), x1, x2, x3, w, b, Arg::U64(grad), Arg::I64(p.steps as i64), sums]
+            } else {
+                let [x1, x2, total] = [steps * d, d, steps].map(|n| Arg::I64(n as i64));
+                [region(t.common.u), x1, x2, Arg::I64(1), NULL, NULL, du, total, NULL]
+            };
+            // The sums of the neurons, once, where they are not made already.
+            let adjoint = self.plan.held_backward.as_ref().filter(|k| t0 == 0 && k.sums.is_none());
+            let (clusters, of_clusters) = adjoint.map_or((0, NULL), |k| (k.adjoint.clusters(), region(t.cluster_sums)));
             launch_as(
                 &k.kernel,
                 stream,
                 &k.launch,
                 args! {
-                    Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), region(t.common.u),
-                    region(t.step_sums), du, region(t.sensory_sums), Arg::I32(rows as i32),
-                    Arg::I32(steps as i32), Arg::I64(if t.at_once { t0 as i64 } else { 0 }),
-                    Arg::I64(if t.at_once { p.steps as i64 } else { steps as i64 }), Arg::I32(p.inputs as i32),
-                    Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
+                    Arg::Bytes(&k.schedule.bytes(t.common.layout.address(base, t.sensory_folded))), x0, x1, x2, x3, w, b,
+                    region(t.step_sums), grad, region(t.sensory_sums), input_sums, of_clusters, region(t.neurons),
+                    Arg::I32(clusters as i32), Arg::I32(rows as i32), Arg::I32(steps as i32), total,
+                    Arg::I32(p.inputs as i32), Arg::I32(p.hidden as i32), Arg::I32(k.held.blocks as i32),
                     Arg::I32(k.held.threads as i32), Arg::I32(tune::sums_tiles(&k.held, p.hidden) as i32),
                     Arg::I32(i32::from(last))
                 },
             )?;
         }
-        // Of all steps together, when all are there.
-        let (t0, steps, rows) = match (t.at_once, t0) {
-            (false, _) => (t0, steps, rows),
-            (true, 0) => (0, p.steps, (p.batch * p.steps) as u64),
-            (true, _) => return Ok(()),
-        };
+        if t.direct {
+            return Ok(());
+        }
         let x_args = [at(x, Some(s.x)), stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2)];
         let [x0, x1, x2, x3] = x_args;
         if self.held_sensory().is_none() {
@@ -443,16 +458,7 @@ impl BackwardCall<'_> {
                     Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
                 },
             )?;
-            if !self.added_last() {
-                self.add(base, stream, t.inputs, p.inputs, slices)?;
-            }
-        }
-        if t.at_once {
-            // Where the inputs are read as they are, it is dL/dx.
-            let elements = rows * p.inputs as u64;
-            let blocks = if s.input_w.is_some() { elements.div_ceil(256).min(1 << 14) } else { 0 };
-            let last = [grad_x, at(x, s.input_w), Arg::I64(elements as i64), Arg::I32(p.inputs as i32)];
-            return launch(&self.k.scale_inputs, stream, (blocks, 1), (THREADS, 1), 0, &last);
+            self.add(base, stream, t.inputs, p.inputs, slices)?;
         }
         if g.x.is_some() {
             launch(
@@ -471,10 +477,11 @@ impl BackwardCall<'_> {
         Ok(())
     }
 
-    /// Whether the slices of the sums of the input parameters are added when the gradients are made of them: all rows' at once,
-    /// and no other sums in their place.
-    fn added_last(&self) -> bool {
-        self.traces.at_once && self.g.output_w.is_none()
+    /// Whether the adjoint of the sensory gates runs by the kernel that holds its synapses.
+    fn sensory_runs(&self) -> bool {
+        let (p, g) = (&self.plan.p, self.g);
+        let asked = [g.x, g.input_w, g.norm, g.sensory_w].iter().any(Option::is_some);
+        self.held_sensory().is_some() && p.inputs > 0 && p.steps > 0 && asked
     }
 
     /// From sums to gradients.
@@ -485,8 +492,9 @@ impl BackwardCall<'_> {
         let c = &p.connectivity;
         let (mut sides, mut threads) = ([[0u8; 96]; 2], 0u64);
         if let Some(k) = &plan.held_backward {
-            // The sums over a trace have done so.
-            let blocks = if k.sums.is_some() && p.steps > 0 { 0 } else { (p.hidden as u64).div_ceil(256) };
+            // The sums over a trace have done so, or the adjoint of the sensory gates.
+            let done = k.sums.is_some() && p.steps > 0 || self.sensory_runs();
+            let blocks = if done { 0 } else { (p.hidden as u64).div_ceil(256) };
             launch(
                 &k.add_neurons,
                 stream,
@@ -564,18 +572,13 @@ impl BackwardCall<'_> {
             let [a, b, c, d] = to.map(gradient);
             pack([address(sums), a, b, c, d, count, slices as u64])
         };
-        let (of_inputs, slices) = if self.added_last() {
-            let rows = p.batch * p.steps;
-            (t.partial, rows.div_ceil(tune::slice(rows, p.inputs.div_ceil(32))))
-        } else {
-            (t.inputs, 1)
-        };
-        let inputs = columns(of_inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs, slices);
+        let slices = self.held_sensory().filter(|_| t.direct).map_or(1, HeldKernel::clusters);
+        let inputs = columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs, slices);
         let outputs = columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs, 1);
         launch(
             &self.k.close,
             stream,
-            (threads.div_ceil(256), 1),
+            ((SHARERS * threads).div_ceil(256), 1),
             (THREADS, 1),
             0,
             args! {

@@ -4,21 +4,6 @@
 #endif
 #include "ltc.cuh"
 
-struct Tensors {
-  struct {
-    unsigned* at;
-    i64 elements;
-  } of[28];
-};
-
-// Zeros in several tensors of four-byte elements: blockIdx.y says which.
-extern "C" __global__ void __launch_bounds__(256)
-ltc_clear(Tensors tensors) {
-  unsigned* at = tensors.of[blockIdx.y].at;
-  i64 elements = tensors.of[blockIdx.y].elements;
-  for (i64 e = blockIdx.x * 256ll + threadIdx.x; e < elements; e += gridDim.x * 256ll) at[e] = 0u;
-}
-
 // The sums of each neuron over clusters: alpha, beta, alpha (v - v') K / dt.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_add_neurons(const float4* __restrict__ partial, float4* __restrict__ sums, int clusters, int hidden) {
@@ -54,52 +39,65 @@ struct CloseColumns {
   i64 columns, slices;
 };
 
+// Lanes of each sum over clusters or slices, and the sum of all that a lane has of it: every kSharers-th from `first` on. The order of
+// additions is fixed.
+constexpr int kSharers = 4;
+__device__ __forceinline__ float4 strided_sum(const float4* __restrict__ from, i64 stride, i64 count, int first) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (i64 c = first; c < count; c += kSharers) {
+    const float4 p = from[c * stride];
+    sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
+  }
+  const unsigned together = ((1u << kSharers) - 1u) << (threadIdx.x & 31 & ~(kSharers - 1));
+#pragma unroll
+  for (int o = 1; o < kSharers; o *= 2) {
+    sum.x += __shfl_xor_sync(together, sum.x, o), sum.y += __shfl_xor_sync(together, sum.y, o);
+    sum.z += __shfl_xor_sync(together, sum.z, o), sum.w += __shfl_xor_sync(together, sum.w, o);
+  }
+  return sum;
+}
+
 // The matrices [H, H] are zero elsewhere. In the tanh form r = (1 + t) / 2 the sums are of alpha t, beta t, 2 dz, 2 dz v;
 // otherwise of alpha r, beta r, dz, dz (v - mu).
-__device__ __forceinline__ void close_synapse(const CloseSide& side, const float4* neurons, i64 s, int hidden,
+__device__ __forceinline__ void close_synapse(const CloseSide& side, const float4* neurons, i64 s, int sub, int hidden,
                                               int constrained) {
   const unsigned at = side.at[s];
   if (at == ~0u) return;
   const float weight = side.w[at];
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-  for (i64 c = 0; c < side.clusters; c++) {
-    const float4 p = side.partial[c * side.slots + s];
-    sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
-  }
+  float4 sum = strided_sum(side.partial + s, side.slots, side.clusters, sub);
   if (kFast) {
     const float4 n = neurons[at % (unsigned)hidden];
     sum = make_float4(0.5f * (n.x + sum.x), 0.5f * (n.y + sum.y), 0.5f * sum.z, 0.5f * sum.w);
     sum.w = fmaf(-side.mu[at], sum.z, sum.w);
   }
-  side.grad_mu[at] = -side.sigma[at] * sum.z;
-  side.grad_sigma[at] = sum.w;
-  side.grad_w[at] = positive_slope(weight, constrained) * fmaf(side.erev[at], sum.x, sum.y);
-  side.grad_erev[at] = positive(weight, constrained) * sum.x;
+  // A lane has one of the gradients.
+  if (sub == 0) side.grad_mu[at] = -side.sigma[at] * sum.z;
+  if (sub == 1) side.grad_sigma[at] = sum.w;
+  if (sub == 2) side.grad_w[at] = positive_slope(weight, constrained) * fmaf(side.erev[at], sum.x, sum.y);
+  if (sub == 3) side.grad_erev[at] = positive(weight, constrained) * sum.x;
 }
-__device__ __forceinline__ void close_column(const CloseColumns& of, i64 c) {
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-  for (i64 k = 0; k < of.slices; k++) {
-    const float4 x = of.sums[k * of.columns + c];
-    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-  }
+__device__ __forceinline__ void close_column(const CloseColumns& of, i64 c, int sub) {
+  const float4 sum = strided_sum(of.sums + c, of.columns, of.slices, sub);
+  if (sub > 0) return;
   if (of.to[0]) of.to[0][c] = sum.x;
   if (of.to[1]) of.to[1][c] = sum.y;
   if (of.to[2]) of.to[2][c] = sum.z;
   if (of.to[3]) of.to[3][c] = sum.w;
 }
 
-// From sums to gradients: of two sides of held synapses, of the neurons, of the inputs and the outputs, one thread for each.
+// From sums to gradients: of two sides of held synapses, of the neurons, of the inputs and the outputs, kSharers lanes for each.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_close(CloseSide recurrent, CloseSide sensory, CloseNeurons n, CloseColumns inputs, CloseColumns outputs, int hidden,
           int constrained) {
-  i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (s < recurrent.slots) return close_synapse(recurrent, n.sums, s, hidden, constrained);
+  i64 s = (blockIdx.x * (i64)blockDim.x + threadIdx.x) / kSharers;
+  const int sub = threadIdx.x % kSharers;
+  if (s < recurrent.slots) return close_synapse(recurrent, n.sums, s, sub, hidden, constrained);
   s -= recurrent.slots;
-  if (s < sensory.slots) return close_synapse(sensory, n.sums, s, hidden, constrained);
+  if (s < sensory.slots) return close_synapse(sensory, n.sums, s, sub, hidden, constrained);
   s -= sensory.slots;
   if (s < n.neurons) {
+    if (sub > 0) return;
     const float4 sum = n.sums[s];
     n.grad_gleak[s] = positive_slope(n.gleak[s], constrained) * fmaf(n.vleak[s], sum.x, sum.y);
     n.grad_vleak[s] = n.folded[s].g * sum.x;
@@ -107,9 +105,9 @@ ltc_close(CloseSide recurrent, CloseSide sensory, CloseNeurons n, CloseColumns i
     return;
   }
   s -= n.neurons;
-  if (s < inputs.columns) return close_column(inputs, s);
+  if (s < inputs.columns) return close_column(inputs, s, sub);
   s -= inputs.columns;
-  if (s < outputs.columns) close_column(outputs, s);
+  if (s < outputs.columns) close_column(outputs, s, sub);
 }
 
 // dL/d elapsed[b, t] from the sums of alpha (v - v') over the unfolds of a step. One warp for each (b, r).

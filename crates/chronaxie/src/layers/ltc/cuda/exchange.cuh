@@ -19,6 +19,13 @@
 #include "cluster.cuh"
 #endif
 
+// In one block each row of four is stored by the lane that has it; and where it can, warps do not wait for each other at once, but
+// before they read: each arrives at a barrier of the group, and has gates of the other one meanwhile.
+constexpr bool kOwnRows = !kCluster && !kPairs && kRows == 4;
+#if __CUDA_ARCH__ >= 900
+constexpr bool kApart = kOwnRows;
+#endif
+
 template <int kWidth>
 struct Exchange {
   char* tiles;     // [groups, 2, hidden, kWidth]; behind them, in a cluster, a barrier for each tile
@@ -33,11 +40,16 @@ struct Exchange {
   __device__ __forceinline__ Exchange(char* tiles, int hidden, int groups, unsigned place, int sub, int lanes)
       : tiles(tiles), bytes(hidden * kWidth * 4), mine(place == ~0u ? ~0u : place * kWidth * 4), sub(sub), lanes(lanes) {
     few = false;
-    sends = opaque(place != ~0u && sub == 0);
+    sends = opaque(place != ~0u && sub < (kOwnRows ? kWidth : 1));
 #if __CUDA_ARCH__ >= 900
+    barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
+    if (kApart) {
+      if (threadIdx.x == 0)
+        for (int q = 0; q < groups; q++) barrier_init(barriers + q, blockDim.x / 32);
+      __syncthreads();
+    }
     if (!kCluster) return;
     const unsigned blocks = cluster_blocks();
-    barriers = (unsigned long long*)(tiles + groups * 2 * bytes);
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2 * groups; i++) barrier_init(barriers + i, 1);
       barrier_init_fence();
@@ -74,6 +86,22 @@ struct Exchange {
 #pragma unroll
       for (int r = 0; r < kWidth; r++) ((float*)(tiles + i * bytes + mine))[r] = x[r];
     }
+    arrive(q);
+  }
+
+  // The same of one row of a target, which this lane has: lane n of a target has row n. Of one block.
+  __device__ __forceinline__ void give_own(int q, unsigned n, float x) const {
+    if (sends) ((float*)(tiles + (q * 2 + (n & 1)) * bytes + mine))[sub] = x;
+    arrive(q);
+  }
+
+  // This warp's values of a group are there.
+  __device__ __forceinline__ void arrive(int q) const {
+#if __CUDA_ARCH__ >= 900
+    if (!kApart) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barriers + q);
+#endif
   }
 
   // The same of a plane of pairs (gate_sums.cuh) that starts `plane` bytes into a tile: this lane is the first-th of `lanes`
@@ -107,6 +135,9 @@ struct Exchange {
       if (threadIdx.x == 0) barrier_expect(barrier, bytes);
       return;
     }
+#endif
+#if __CUDA_ARCH__ >= 900
+    if (kApart) return barrier_wait(barriers + q, n & 1);
 #endif
     __syncthreads();
   }

@@ -1,5 +1,5 @@
 // LTC: folds synapses in the order in which the kernels hold them (held.cuh), and the neurons for the backward pass. One
-// thread a slot; all of a pass in one launch.
+// thread a slot; all of a pass in one launch, with what it has to clear.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -31,12 +31,28 @@ __device__ __forceinline__ void fold_synapse(const FoldSide& side, i64 s, int co
   side.folded[s] = x;
 }
 
+// Tensors of four-byte elements that become zero, each by as many blocks, behind those that fold.
+struct Cleared {
+  struct {
+    unsigned* at;
+    i64 elements;
+  } of[28];
+  i64 first, blocks;
+};
+
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved; exact: r = 1 / (1 + 2^(a (v - b))). The sides are parameters of their
 // own: an index into an array of them would move all to local memory.
 extern "C" __global__ void __launch_bounds__(256)
 ltc_fold_held(FoldSide first, FoldSide second, FoldSide third, FoldSide fourth, FoldSide fifth,
               unsigned* __restrict__ carried, i64 words,  // made kAwaited
-              FoldNeurons n, float unfolds, int constrained) {
+              FoldNeurons n, float unfolds, int constrained, Cleared cleared) {
+  if (blockIdx.x >= cleared.first) {
+    const int block = blockIdx.x - (int)cleared.first, which = block / (int)cleared.blocks;
+    unsigned* const at = cleared.of[which].at;
+    const i64 elements = cleared.of[which].elements;
+    for (i64 e = (block - which * (int)cleared.blocks) * 256ll + threadIdx.x; e < elements; e += cleared.blocks * 256) at[e] = 0u;
+    return;
+  }
   i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (s < first.slots) return fold_synapse(first, s, constrained);
   s -= first.slots;

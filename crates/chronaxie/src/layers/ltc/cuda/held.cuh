@@ -26,10 +26,15 @@ __device__ __forceinline__ int opaque(int x) {
   return r;
 }
 
-// Registers: 4.5 or 5 a slot, and about 40. NVRTC 12 needs a few more.
+// Registers: 4.5 or 5 a slot, and about 40. NVRTC 12 needs a few more, and so does code for compute capability 12.
+#if __CUDA_ARCH__ >= 1200
+constexpr bool kLaterCompiled = true;
+#else
+constexpr bool kLaterCompiled = false;
+#endif
 constexpr bool kOldCompiler = __CUDACC_VER_MAJOR__ < 13;
 constexpr bool kPacked =
-    kThreads >= 1024 || kSlots > (kThreads >= 512 ? kPairs ? 12 : 16 : kThreads > 256 ? 20 : 32) || (kOldCompiler && (kPairs || (kRows == 2 && kSlots == 10)) && kThreads >= 512);
+    kThreads >= 1024 || kSlots > (kThreads >= 512 ? kPairs ? kFast && !kLaterCompiled ? 12 : 8 : 16 : kThreads > 256 ? 20 : 32) || (kOldCompiler && (kPairs || (kRows == 2 && kSlots == 10)) && kThreads >= 512);
 
 // fast: r = (1 + tanh(a v + b)) / 2, p and q halved, and their own sums are added once a target (`hold` gives this
 // lane's part); exact: r = 1 / (1 + 2^(a (v - b))).

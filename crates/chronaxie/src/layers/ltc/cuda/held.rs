@@ -333,7 +333,7 @@ pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     }
 }
 
-pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_clear", "ltc_add_neurons", "ltc_close", "ltc_close_elapsed"];
+pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close", "ltc_close_elapsed"];
 
 pub(super) fn close_specialisation(fast: bool) -> Specialisation {
     Specialisation {
@@ -353,7 +353,6 @@ pub(super) struct HeldBackward {
     pub(super) sensory: Option<HeldKernel>,
     /// Where the adjoint leaves the sums of synapses to another kernel.
     pub(super) sums: Option<HeldKernel>,
-    pub(super) clear: Kernel,
     pub(super) add_neurons: Kernel,
     pub(super) close_elapsed: Kernel,
 }
@@ -382,7 +381,6 @@ impl HeldBackward {
                 sums: None,
                 rebuild: None,
                 whole: Some(WholeBackward::new(device, p, adjoint.blocks, fast)?),
-                clear: close("ltc_clear")?,
                 add_neurons: close("ltc_add_neurons")?,
                 close_elapsed: close("ltc_close_elapsed")?,
             }));
@@ -393,7 +391,6 @@ impl HeldBackward {
             rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
             sums: c.sums.map(|h| HeldKernel::trace_sums(device, s, batch * chunk, h, fast)).transpose()?,
             whole: None,
-            clear: close("ltc_clear")?,
             add_neurons: close("ltc_add_neurons")?,
             close_elapsed: close("ltc_close_elapsed")?,
         }))
@@ -407,24 +404,8 @@ impl HeldBackward {
     }
 }
 
-/// The most tensors that one launch clears, as in close.cu.
+/// The most tensors that one launch clears, as in fold.cu.
 const CLEARED: usize = 28;
-impl HeldBackward {
-    /// Zeros in up to [`CLEARED`] contiguous tensors at a time: address and elements of four bytes each.
-    pub(super) fn clear(&self, stream: StreamRef, tensors: &[(u64, usize)]) -> Result<()> {
-        for some in tensors.chunks(CLEARED) {
-            let mut packed = [0u8; 16 * CLEARED];
-            for (to, &(address, elements)) in packed.chunks_exact_mut(16).zip(some) {
-                to.copy_from_slice(&pack::<2, 16>([address, elements as u64]));
-            }
-            let longest = some.iter().map(|t| t.1).max().unwrap_or(0);
-            let blocks = longest.div_ceil(1024).clamp(1, 256) as u32;
-            let config = LaunchConfig::new((blocks, some.len() as u32, 1), (256, 1, 1));
-            launch_as(&self.clear, stream, &config, &[Arg::Bytes(&packed)])?;
-        }
-        Ok(())
-    }
-}
 
 /// Where a pass over unfolds is rebuilt from and to.
 pub(super) struct Rebuild<'a> {
@@ -475,17 +456,19 @@ impl CudaPlan {
     }
 
     /// Folds the synapses of `sides`, of which the slots' places in dense matrices and their number are given, to the addresses
-    /// given with them; makes the states that wait for another cluster unknown: `carried`, so many words; and folds the
-    /// neurons to an address, unless it is 0.
+    /// given with them; makes the states that wait for another cluster unknown: `carried`, so many words; folds the neurons to an
+    /// address, unless it is 0; and makes tensors zero: address and elements of four bytes each.
     pub(super) fn fold_held(
         &self,
         x: &[View<'_>],
         sides: &[(Side, (u64, usize), u64)],
         (carried, words): (u64, usize),
         neurons: u64,
+        cleared: &[(u64, usize)],
         stream: StreamRef,
     ) -> Result<()> {
         debug_assert!(sides.len() <= 5);
+        let (cleared, more) = cleared.split_at(cleared.len().min(CLEARED));
         let n = if neurons == 0 { 0 } else { self.p.hidden };
         let mut threads = words + n;
         let mut packed = [[0u8; 56]; 5];
@@ -498,23 +481,33 @@ impl CudaPlan {
             threads += slots;
             *to = pack([places, tensor(0), tensor(1), tensor(2), tensor(3), folded, slots as u64]);
         }
-        if threads == 0 {
+        if threads == 0 && cleared.is_empty() {
             return Ok(());
         }
+        // Behind the tensors the block from which on they are cleared, and how many blocks each has.
+        let mut zeros = [0u8; 16 * CLEARED + 16];
+        for (to, &(address, elements)) in zeros.chunks_exact_mut(16).zip(cleared) {
+            to.copy_from_slice(&pack::<2, 16>([address, elements as u64]));
+        }
+        let longest = cleared.iter().map(|t| t.1).max().unwrap_or(0);
+        let (first, each) = (threads.div_ceil(256), longest.div_ceil(1024).clamp(1, 256));
+        zeros[16 * CLEARED..].copy_from_slice(&pack::<2, 16>([first as u64, each as u64]));
+        let blocks = (first + each * cleared.len()) as u32;
         let g = self.slots.gleak;
         let of = |i: usize| x[g + i].address();
         let folded_neurons: [u8; 40] = pack([of(0), of(1), of(2), neurons, n as u64]);
         launch_as(
             &self.fold,
             stream,
-            &LaunchConfig::linear(threads, 256),
+            &LaunchConfig::new((blocks, 1, 1), (256, 1, 1)),
             args! {
                 Arg::Bytes(&packed[0]), Arg::Bytes(&packed[1]), Arg::Bytes(&packed[2]), Arg::Bytes(&packed[3]),
                 Arg::Bytes(&packed[4]),
                 Arg::U64(carried), Arg::I64(words as i64), Arg::Bytes(&folded_neurons), Arg::F32(self.p.unfolds as f32),
-                self.constrained()
+                self.constrained(), Arg::Bytes(&zeros)
             },
-        )
+        )?;
+        if more.is_empty() { Ok(()) } else { self.fold_held(x, &[], (carried, 0), 0, more, stream) }
     }
 
     /// Ns and Ds of the steps `t0 .. t0 + steps` into `sums`, from the synapses at `folded`.

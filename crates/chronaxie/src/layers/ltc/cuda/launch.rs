@@ -44,7 +44,6 @@ pub(super) struct Backward {
     pub(super) elapsed: Kernel,
     pub(super) input_gradient: Kernel,
     pub(super) inputs_backward: Kernel,
-    pub(super) scale_inputs: Kernel,
     pub(super) input_sums: Kernel,
     pub(super) output_sums: Kernel,
     pub(super) close_synapses: Kernel,
@@ -147,7 +146,6 @@ impl CudaPlan {
                 elapsed: k.take("ltc_elapsed_gradient"),
                 input_gradient: Kernels::load(device, false, config.sensory_lanes, &config)?.take("ltc_input_gradient"),
                 inputs_backward: k.take("ltc_inputs_backward"),
-                scale_inputs: k.take("ltc_scale_inputs"),
                 input_sums: k.take("ltc_input_sums"),
                 output_sums: k.take("ltc_output_sums"),
                 close_synapses: k.take("ltc_close_synapses"),
@@ -186,13 +184,12 @@ impl CudaPlan {
             recurrence.as_ref().filter(|k| k.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden),
             config.grid.map_or((0, 0), |g| g.exchanged(p.hidden)),
             false,
-            false,
+            sensory.is_none() && whole.is_none(),
         )?;
         let mut traces = match &backward_signature {
-            Some(s) => {
-                let grad_x = s.output("grad_x").is_some();
+            Some(_) => {
                 let (held, divided) = (held_backward.as_ref(), grid_backward.as_ref());
-                Some(Traces::new(p, gap, &config, held, divided, folded(&sensory), grad_x)?)
+                Some(Traces::new(p, gap, &config, held, divided, folded(&sensory))?)
             }
             None => None,
         };
@@ -230,8 +227,16 @@ impl CudaPlan {
         Arg::I32(i32::from(self.p.constraint == Constraint::Softplus))
     }
 
-    /// Folds all parameters into the scratch at `base`.
-    pub(super) fn fold(&self, x: &[View<'_>], c: &Common, base: u64, stream: StreamRef, backward: bool) -> Result<()> {
+    /// Folds all parameters into the scratch at `base`; for the backward pass where those tensors become zero.
+    pub(super) fn fold(
+        &self,
+        x: &[View<'_>],
+        c: &Common,
+        base: u64,
+        stream: StreamRef,
+        backward: Option<&[(u64, usize)]>,
+    ) -> Result<()> {
+        let (cleared, backward) = (backward.unwrap_or(&[]), backward.is_some());
         let p = &self.p;
         let region = |id| Arg::U64(c.layout.address(base, id));
         let none = None;
@@ -260,7 +265,7 @@ impl CudaPlan {
         }
         let carried = c.layout.region(c.carried).len / 4;
         let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
-        self.fold_held(x, &sides, (address(c.carried), carried), neurons, stream)?;
+        self.fold_held(x, &sides, (address(c.carried), carried), neurons, cleared, stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
             (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
@@ -372,7 +377,7 @@ impl CudaPlan {
         if let (Some(k), Some(inputs)) = (&self.recurrence, &self.whole_inputs) {
             return self.whole_forward(k, inputs, args, states, stored);
         }
-        self.fold(x, c, base, stream, false)?;
+        self.fold(x, c, base, stream, None)?;
         let mut t0 = 0;
         loop {
             let steps = self.config.forward_chunk.min(p.steps - t0);

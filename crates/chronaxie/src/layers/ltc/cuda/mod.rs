@@ -91,7 +91,6 @@ const BACKWARD_ENTRIES: &[&str] = &[
     "ltc_elapsed_gradient",
     "ltc_input_gradient",
     "ltc_inputs_backward",
-    "ltc_scale_inputs",
     "ltc_input_sums",
     "ltc_output_sums",
     "ltc_close_synapses",

@@ -69,6 +69,7 @@ ltc_recurrence(Schedule schedule,
   const Exchange<kRows> exchange(tiles, hidden, groups, place, sub, shape.x);
   // The states of group q after unfold n - 1, to all blocks.
   auto give = [&](int q, unsigned n, float mine) {
+    if constexpr (kOwnRows) return exchange.give_own(q, n, mine);
     float x[kRows];
     all_rows(mine, lane, x);
     exchange.give(q, n, x);

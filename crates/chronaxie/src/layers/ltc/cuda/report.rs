@@ -1,5 +1,6 @@
 //! What `profile` prints of a plan: its kernels, how often and in which shape a pass launches them.
 
+use super::backward::SHARERS;
 use super::held::HeldKernel;
 use super::launch::CudaPlan;
 use super::tune::{self, THREADS};
@@ -83,16 +84,19 @@ impl CudaPlan {
         };
         let sum = |n: usize, blocks: usize| grid(blocks, n.div_ceil(tune::slice(n, blocks)));
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
-        let at_once = self.traces.as_ref().is_some_and(|t| t.at_once);
-        let (together, all_rows) = if at_once { (1, p.batch * t) } else { (chunks, rows) };
+        let direct = self.traces.as_ref().is_some_and(|t| t.direct);
+        let outputs = p.output_mapping != Mapping::None;
         if let Some(held) = &self.held_backward {
             let kernels = [&held.rebuild, &self.sensory, &held.sums, &held.sensory].map(Option::as_ref);
             let kernels = kernels.into_iter().chain([Some(&held.adjoint)]);
             let slots = kernels.flatten().map(|k| k.folded() / 4).sum::<usize>();
-            list[0] = LaunchReport::new(&held.clear, 1, grid(256, 28), flat, 0)?;
             list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
                 list[3] = k.report_sensory(of_inputs, input_rows, d, self.device.props())?;
+                if direct {
+                    list.remove(2);
+                }
+                list.remove(0);
             }
             if let Some(k) = &held.rebuild {
                 list.push(k.report(chunks)?);
@@ -106,11 +110,12 @@ impl CudaPlan {
             } else {
                 list.push(LaunchReport::new(&k.gate_sums, chunks, sum(rows, ss.div_ceil(256)), flat, 0)?);
             }
-            let added = if held.sensory.is_some() { (together, d) } else { (2 * chunks, ss) };
-            if !(at_once && p.output_mapping == Mapping::None) {
+            let added = if held.sensory.is_some() { (of_inputs, d) } else { (2 * chunks, ss) };
+            let added = if direct { (usize::from(outputs), p.outputs) } else { added };
+            if added.0 > 0 {
                 list.push(LaunchReport::new(&k.add_slices, added.0, grid(added.1.div_ceil(256), 1), flat, 0)?);
             }
-            if held.sums.is_none() {
+            if held.sums.is_none() && held.sensory.is_none() {
                 list.push(LaunchReport::new(&held.add_neurons, 1, grid(h.div_ceil(256), 1), flat, 0)?);
             }
         } else {
@@ -139,17 +144,14 @@ impl CudaPlan {
             let inputs = grid(rows.div_ceil(4), d.div_ceil(groups(c.sensory_lanes)));
             list.push(LaunchReport::new(&k.input_gradient, chunks, inputs, flat, 0)?);
         }
-        if !at_once {
-            list.push(LaunchReport::new(&k.inputs_backward, together, grid(all_rows.div_ceil(8), 1), flat, 0)?);
-        } else if self.slots.input_w.is_some() {
-            let scaled = grid((all_rows * d).div_ceil(256).min(1 << 14), 1);
-            list.push(LaunchReport::new(&k.scale_inputs, 1, scaled, flat, 0)?);
+        if !direct {
+            list.push(LaunchReport::new(&k.inputs_backward, of_inputs, grid(input_rows.div_ceil(8), 1), flat, 0)?);
+            list.push(LaunchReport::new(&k.input_sums, of_inputs, sum(input_rows, d.div_ceil(32)), tall, 0)?);
         }
-        list.push(LaunchReport::new(&k.input_sums, together, sum(all_rows, d.div_ceil(32)), tall, 0)?);
         if let Some(mixed) = &self.mixed {
             list.extend(mixed.report(true, chunks, chunk)?);
         }
-        if p.output_mapping != Mapping::None {
+        if outputs {
             list.push(LaunchReport::new(&k.output_sums, 1, sum(p.batch * t, p.outputs.div_ceil(32)), tall, 0)?);
         }
         // Held synapses are closed with the neurons and the columns.
@@ -159,7 +161,7 @@ impl CudaPlan {
             list.push(LaunchReport::new(&k.close_synapses, 1, grid(synapses.div_ceil(256), 1), flat, 0)?);
         }
         let closing = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
-        list.push(LaunchReport::new(&k.close, 1, grid(closing.div_ceil(256), 1), flat, 0)?);
+        list.push(LaunchReport::new(&k.close, 1, grid((closing * SHARERS as usize).div_ceil(256), 1), flat, 0)?);
         Ok(list)
     }
 }

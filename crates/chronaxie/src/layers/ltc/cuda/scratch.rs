@@ -28,7 +28,7 @@ pub(super) struct Common {
 
 impl Common {
     /// `lists`: whether the portable kernels read folded lists of the recurrent, and of the sensory, synapses. `folded`:
-    /// floats of those that are held in registers, or divided. `u_late`: u has a place elsewhere. `carried`: states that wait for another cluster; `exchanged`: floats
+    /// floats of those that are held in registers, or divided. `u_here`: whether u has a place of its own. `carried`: states that wait for another cluster; `exchanged`: floats
     /// and counters between blocks.
     pub(super) fn new(
         p: &Ltc,
@@ -40,7 +40,7 @@ impl Common {
         carried: usize,
         exchanged: (usize, usize),
         by_source: bool,
-        u_late: bool,
+        u_here: bool,
     ) -> Result<Self> {
         let held = lists.map(|portable| !portable);
         let mut layout = Layout::new(gap);
@@ -63,8 +63,8 @@ impl Common {
             recurrent,
             sensory,
             neurons: layout.push("neurons", Dtype::F32, if held[0] && !backward { 0 } else { 4 * p.hidden })?,
-            u: layout.push("u", Dtype::F32, if u_late || held[1] && !backward { 0 } else { rows * p.inputs })?,
-            u_late,
+            u: layout.push("u", Dtype::F32, if u_here { rows * p.inputs } else { 0 })?,
+            u_late: false,
             stats: layout.push(
                 "stats",
                 Dtype::F32,
@@ -112,15 +112,14 @@ pub(super) struct Traces {
     pub(super) neurons: RegionId,
     pub(super) inputs: RegionId,
     pub(super) outputs: RegionId,
-    /// Whether dL/du is kept for all steps, in the place of dL/dx, so that what follows from it is made once and not once a
-    /// chunk.
-    pub(super) at_once: bool,
+    /// Whether the adjoint of the sensory gates reads x, and makes dL/dx and the sums of the input parameters.
+    pub(super) direct: bool,
     /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
     pub(super) together: bool,
 }
 
 impl Traces {
-    /// `sensory`: floats of the folded synapses of the sensory sums; `grad_x`: whether dL/dx is asked for.
+    /// `sensory`: floats of the folded synapses of the sensory sums.
     pub(super) fn new(
         p: &Ltc,
         gap: usize,
@@ -128,7 +127,6 @@ impl Traces {
         held: Option<&HeldBackward>,
         grid: Option<&GridBackward>,
         sensory: usize,
-        grad_x: bool,
     ) -> Result<Self> {
         let rebuilt = held.and_then(|h| h.rebuild.as_ref()).map_or(0, HeldKernel::folded);
         let divided = grid.and_then(|g| g.rebuild.as_ref()).map_or(0, GridKernel::folded);
@@ -149,25 +147,30 @@ impl Traces {
         let trace = p.batch.next_multiple_of(side_by_side) * c.backward_chunk * p.unfolds * h;
         let stored = p.save == crate::layers::ltc::Save::Store;
         // What is made of all steps together comes when the trace of v has been read.
-        let u_late = together && !stored && p.batch * p.steps * p.inputs <= trace;
-        let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none(), u_late)?;
+        let direct = gates.is_some() && !whole && !p.layer_norm;
+        let u_late = together && !stored && !direct && p.batch * p.steps * p.inputs <= trace;
+        let u_here = !(u_late || direct && sensory > 0);
+        let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none(), u_here)?;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
         let trace = if whole { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
-        let at_once = gates.is_some() && !whole && !p.layer_norm && grad_x;
-        let input_rows = if at_once { p.batch * p.steps } else { rows };
         let partial = [
             (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
             (s, grid.and_then(|g| g.sums.as_ref()).map_or(0, GridSums::most_slices)),
             (ss, tune::most_slices(rows, ss.div_ceil(256))),
             (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
-            (p.inputs, tune::most_slices(input_rows, p.inputs.div_ceil(32))),
+            (if direct { 0 } else { p.inputs }, tune::most_slices(rows, p.inputs.div_ceil(32))),
             (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
         ];
         let partial = partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0);
-        let [inputs, outputs] =
-            if whole { [2 * clusters * p.inputs, 2 * clusters * h] } else { [p.inputs, p.outputs].map(|n| 4 * n) };
+        // Those of the adjoint of the sensory gates come from each of its workers.
+        let workers = gates.filter(|_| direct).map_or(1, HeldKernel::clusters);
+        let [inputs, outputs] = if whole {
+            [2 * clusters * p.inputs, 2 * clusters * h]
+        } else {
+            [workers * p.inputs, p.outputs].map(|n| 4 * n)
+        };
         let (gate_sums, sensory_sums) = match of_whole {
             Some(w) => (p.batch * w.gate_sums(), p.batch * w.input_sums()),
             None => (held.map_or(0, |h| h.of_sums().sums()), gates.map_or(0, HeldKernel::sums)),
@@ -177,14 +180,14 @@ impl Traces {
         let l = &mut common.layout;
         let v = l.push("trace_v", Dtype::F32, if stored { 0 } else { trace })?;
         if u_late {
-            common.u = v;
+            (common.u, common.u_late) = (v, true);
         }
         let alphas = if held.is_some() && sums.is_none() && stored { 0 } else { trace };
         let alpha = l.push("trace_alpha", Dtype::F32, alphas)?;
         // Of all steps together they are made when the trace has been read.
         let after = (together && sensory_sums <= alphas).then_some(alpha);
         Ok(Self {
-            at_once,
+            direct,
             together,
             v,
             alpha,
@@ -206,7 +209,7 @@ impl Traces {
             changes: l.push("step_changes", Dtype::F32, if held.is_some() && p.elapsed { of_chunk } else { 0 })?,
             // Those of a step take the place of its sums over the inputs.
             step_sums: if let Some(there) = in_place { there } else { l.push("step_sums", Dtype::F32, step_sums)? },
-            grad_u: l.push("grad_u", Dtype::F32, if at_once || whole { 0 } else { rows * p.inputs })?,
+            grad_u: l.push("grad_u", Dtype::F32, if direct || whole { 0 } else { rows * p.inputs })?,
             adjoint: l.push("adjoint", Dtype::F32, p.batch * h)?,
             partial: l.push("partial", Dtype::F32, if whole { 0 } else { partial })?,
             recurrent: l.push("recurrent_sums", Dtype::F32, 4 * s)?,

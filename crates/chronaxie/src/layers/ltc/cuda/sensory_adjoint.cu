@@ -4,6 +4,8 @@
 // rows (b, t) of SA s, SB s, dz, dz (u - mu). Rows are independent: a block holds the synapses of some inputs, in groups of
 // threads that hold the same and walk tiles of rows of their own, each at its own pace; at last it adds the sums of its groups in
 // order, and close.cu those of blocks. Groups make of one block's sums the work of as many as its multiprocessor has room for.
+// A tile's inputs come to shared memory with its alpha and beta, to the lanes of their source, which map them, and make of du dL/dx and
+// the sums of the input parameters.
 // Floor (H200): 11.5 / 4 clocks of a multiprocessor for 32 gates; bytes: u once, SA and SB once for each part of the
 // inputs, du once.
 #ifndef CHRONAXIE_PROLOGUE
@@ -15,36 +17,70 @@ constexpr bool kShared = false;
 constexpr int kTile = 8;  // rows of a tile
 static_assert(kRows == 2, "one plane of pairs");
 
-// Dynamic shared memory, for each group: alpha and beta of one or two tiles, [kTile / 2, H, 4], and no less than 16 bytes a thread.
+// The sum over the lanes of a source of one row: row lane % 2. The order of additions is fixed.
+__device__ __forceinline__ float source_sum(const float (&total)[2], int lane, int lanes) {
+  const bool odd = lane & 1;
+  float sum = (odd ? total[1] : total[0]) + __shfl_xor_sync(~0u, odd ? total[0] : total[1], 1);
+  auto add = [&](int o) { sum += __shfl_xor_sync(~0u, sum, o); };
+  // One branch for the lane counts that are most frequent, not one a level.
+  if (lanes == 8) {
+    add(2), add(4);
+  } else if (lanes == 16) {
+    add(2), add(4), add(8);
+  } else if (lanes == 4) {
+    add(2);
+  } else if (lanes == 32) {
+    add(2), add(4), add(8), add(16);
+  }
+  // Held.a is sigma / 2 and dz twice itself, or -sigma log2(e).
+  return kFast ? sum : sum * -0.69314718055994531f;
+}
+
+// Dynamic shared memory: for each group one or two tiles of alpha and beta, [kTile / 2, H, 4], and twice [sources, kTile], of inputs and
+// of du; at last the sums of all groups but the first, [kSlots, groups - 1, threads].
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D]
-                    const float2* __restrict__ step_sums,            // [rows, H]
-                    float* __restrict__ grad_u,                      // [rows, D], or the steps from t0 on of [B, T, D]
-                    float4* __restrict__ gate_sums,                  // [workers, parts, kSlots, threads], added to unless first
-                    int rows, int steps, i64 t0, i64 total_steps, int inputs, int hidden, int parts, int threads,
+ltc_sensory_adjoint(Schedule schedule,
+                    const float* __restrict__ x, i64 stride_b, i64 stride_t, i64 stride_d,      // [B, steps, D], any strides
+                    const float* __restrict__ input_w, const float* __restrict__ input_b,       // u = x input_w + input_b; [D] or null
+                    const float2* __restrict__ step_sums,      // [rows, H]
+                    float* __restrict__ grad_x,                // steps of [B, T, D], or null
+                    float4* __restrict__ gate_sums,            // [workers, parts, kSlots, threads], added to unless first
+                    float4* __restrict__ input_sums,           // [workers, D]: du x, du; or null; likewise
+                    const float4* __restrict__ cluster_sums,   // [clusters, H] or null: of the neurons, added up to
+                    float4* __restrict__ neuron_sums,          // [H]
+                    int clusters, int rows, int steps, i64 total_steps, int inputs, int hidden, int parts, int threads,
                     int tiles,  // of a group: of two one is on its way while the other is in use
                     int first_chunk) {
   extern __shared__ __align__(16) char shared[];
+  // Of the thread's input: its map, and its sums of du x and du.
+  __shared__ float2 maps[kThreads], dus[kThreads];
   const unsigned part = blockIdx.x % parts, worker = blockIdx.x / parts, workers = gridDim.x / parts;
-  const int group = threadIdx.x / threads, groups = blockDim.x / threads, thread = threadIdx.x - group * threads;
+  const int group = uniform(threadIdx.x / threads), groups = blockDim.x / threads, thread = threadIdx.x - group * threads;
   auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory"); };
   int2 shape = schedule.warps[part * (threads / 32) + thread / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
-  const int lane = threadIdx.x % 32, sub = lane & (shape.x - 1), d = schedule.target[part * threads + thread];
-  float p0, q0;
-  const Held held = hold(schedule, part, p0, q0, nullptr, threads, thread);
-  Sums sums;
-  float4* const saved = gate_sums + ((i64)blockIdx.x * kSlots * threads + thread);
-#pragma unroll
-  for (int i = 0; i < kSlots; i++)
-    sums.of[i] = first_chunk || group > 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved[(i64)i * threads];
-  float* const pairs = (float*)(shared + (i64)group * tiles * kTile * hidden * 8);
-  const i64 stride = (i64)workers * groups * kTile;
-  // alpha and beta of a tile are on their way; zeros where there is no row.
-  auto copy_tile = [&](float* to, i64 first) {
-    const int there = (int)(rows - first < kTile ? rows - first : kTile);
+  const int lane = threadIdx.x % 32, sub = lane & (shape.x - 1);
+  // Read when it is needed: registers are short.
+  auto source = [&] { return schedule.target[part * threads + opaque(thread)]; };
+  {
+    const int d = max(source(), 0);
+    maps[threadIdx.x] = make_float2(input_w ? input_w[d] : 1.0f, input_b ? input_b[d] : 0.0f);
+    dus[threadIdx.x] = make_float2(0.0f, 0.0f);
+  }
+  // Bytes of alpha and beta of a tile, and of all of it. Each lane's source has kTile inputs behind them, and as many du.
+  const int pairs = kTile * hidden * 8, plane = threads / kRows * (kTile * 4), size = pairs + 2 * plane;
+  char* const mine = shared + group * tiles * size;
+  const int inputs_at = pairs + (thread / 32 * (32 / kRows) + lane / shape.x) * (kTile * 4);
+  const int stride = (int)workers * groups * kTile;
+  // A tile is on its way; zeros where there is no row. A lane without an input reads the first; of a row that is not there the last.
+  auto copy_tile = [&](char* to, int first) {
+    const int there = min(rows - first, kTile), d = max(source(), 0);
+    for (int r = sub; r < kTile; r += shape.x) {
+      const int row = first + min(r, there - 1), b = row / steps;
+      copy_ahead<4>(to + inputs_at + r * 4, x + (b * stride_b + (row - b * steps) * stride_t + d * stride_d));
+    }
     for (int j = thread; j < hidden; j += threads) {
-      const float2* from = step_sums + (first * hidden + j);
+      const float2* from = step_sums + ((i64)first * hidden + j);
       float2* const at = (float2*)to + j * 2;
 #pragma unroll
       for (int r = 0; r < kTile; r++, from += hidden) {
@@ -55,55 +91,91 @@ ltc_sensory_adjoint(Schedule schedule, const float* __restrict__ u,  // [rows, D
       }
     }
   };
-  // A lane without an input reads the first; of a row that is not there the one before.
-  const float* const of_input = u + (d < 0 ? 0 : d);
-  auto input = [&](i64 n, float (&v)[2]) {
-    v[0] = of_input[n * inputs], v[1] = of_input[(n + 1 < rows ? n + 1 : n) * inputs];
-  };
-  i64 first = ((i64)worker * groups + group) * kTile;
-  float next[2] = {0.0f, 0.0f};
-  if (first < rows) copy_tile(pairs, first), input(first, next);
+  int first = ((int)worker * groups + group) * kTile;
+  if (first < rows) copy_tile(mine, first);
+  float p0, q0;
+  const Held held = hold(schedule, part, p0, q0, nullptr, threads, thread);
+  Sums sums;
+  auto saved = [&] { return gate_sums + ((i64)opaque(blockIdx.x) * kSlots * threads + thread); };
+#pragma unroll
+  for (int i = 0; i < kSlots; i++)
+    sums.of[i] = first_chunk || group > 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved()[(i64)i * threads];
   int tile = 0;
+#pragma unroll 1
   for (; first < rows; first += stride) {
-    const int there = (int)(rows - first < kTile ? rows - first : kTile);
     copies_here();
     meet();
-    const float* const now = pairs + tile * (kTile * hidden * 2);
+    char* const now = mine + tile;
     if (tiles == 2) {
-      tile ^= 1;
-      if (first + stride < rows) copy_tile(pairs + tile * (kTile * hidden * 2), first + stride);
+      tile = size - tile;
+      if (rows - first > stride) copy_tile(mine + tile, first + stride);
     }
-    // Odd lanes give the second of two rows: of which batch row and which step of the chunk.
-    int b = ((int)first + (lane & 1)) / steps, step = (int)first + (lane & 1) - b * steps;
+    const float* const of_source = (const float*)(now + inputs_at);
+    float* const du = (float*)(now + inputs_at + plane);
 #pragma unroll 1
-    for (int r = 0; r < there; r += 2) {
-      const float v[2] = {next[0], next[1]};
-      const i64 then = r + 2 < there ? first + r + 2 : first + stride;
-      if (then < rows) input(then, next);
+    for (int r = 0; r < kTile; r += 2) {
+      const float2 y = *(const float2*)(of_source + r), map = maps[threadIdx.x];
+      const float v[2] = {fmaf(y.x, map.x, map.y), fmaf(y.y, map.x, map.y)};
       float total[2] = {0.0f, 0.0f};
-      adjoint_gates<0>(held, sums, shape.y, (const char*)(now + r * hidden * 2), 0, v, total);
-      const float sum = owner_sum(total, lane, shape.x);
-      if (d >= 0 && sub < kRows && r + (lane & 1) < there) grad_u[(b * total_steps + t0 + step) * inputs + d] = sum;
-      for (step += 2; step >= steps; step -= steps) b++;
+      adjoint_gates<0>(held, sums, shape.y, now + r * hidden * 8, 0, v, total);
+      const float sum = source_sum(total, lane, shape.x);
+      if (sub < kRows) du[r + sub] = sum;
     }
-    if (tiles == 1 && first + stride < rows) {
+    __syncwarp();
+    const int d = source();
+    const float scale = maps[threadIdx.x].x;
+    float2 own = dus[threadIdx.x];
+#pragma unroll 1
+    for (int r = sub; r < kTile && first + r < rows; r += shape.x) {
+      const float y = du[r];
+      own.x = fmaf(y, of_source[r], own.x), own.y += y;
+      if (d < 0 || !grad_x) continue;
+      const int b = (first + r) / steps;
+      grad_x[(b * total_steps + (first + r - b * steps)) * inputs + d] = y * scale;
+    }
+    dus[threadIdx.x] = own;
+    if (tiles == 1 && rows - first > stride) {
       meet();
-      copy_tile(pairs, first + stride);
+      copy_tile(mine, first + stride);
     }
   }
   // The groups' sums, in order.
-  float4* const all = (float4*)shared;
+  const float2 own = dus[threadIdx.x];
+  dus[threadIdx.x] = make_float2(lanes_sum(own.x, shape.x), lanes_sum(own.y, shape.x));
+  float4* const all = (float4*)shared + thread;
+  __syncthreads();
+  if (group > 0) {
 #pragma unroll
-  for (int i = 0; i < kSlots; i++) {
-    __syncthreads();
-    all[threadIdx.x] = sums.of[i];
-    __syncthreads();
-    if (group > 0) continue;
-    float4 sum = sums.of[i];
-    for (int k = 1; k < groups; k++) {
-      const float4 x = all[k * threads + thread];
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    for (int i = 0; i < kSlots; i++) all[(i * (groups - 1) + group - 1) * threads] = sums.of[i];
+  }
+  __syncthreads();
+  if (group == 0) {
+#pragma unroll
+    for (int i = 0; i < kSlots; i++) {
+      float4 sum = sums.of[i];
+      for (int k = 0; k < groups - 1; k++) {
+        const float4 y = all[(i * (groups - 1) + k) * threads];
+        sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
+      }
+      saved()[(i64)i * threads] = sum;
     }
-    saved[(i64)i * threads] = sum;
+    const int d = source();
+    if (input_sums && d >= 0 && sub == 0) {
+      float4* const to = input_sums + ((i64)worker * inputs + d);
+      float4 sum = first_chunk ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
+      for (int k = 0; k < groups; k++) sum.x += dus[k * threads + thread].x, sum.y += dus[k * threads + thread].y;
+      *to = sum;
+    }
+  }
+  // The last warp, which has nothing to do where there are several groups: the sums of the neurons over clusters.
+  if (!cluster_sums || threadIdx.x / 32 + 1 < blockDim.x / 32) return;
+  for (int j = blockIdx.x; j < hidden; j += gridDim.x) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int c = lane; c < clusters; c += 32) {
+      const float4 y = cluster_sums[(i64)c * hidden + j];
+      sum.x += y.x, sum.y += y.y, sum.z += y.z;
+    }
+    sum.x = warp_sum(sum.x), sum.y = warp_sum(sum.y), sum.z = warp_sum(sum.z);
+    if (lane == 0) neuron_sums[j] = sum;
   }
 }

@@ -247,8 +247,19 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
 /// Rows side by side, slots a thread, and threads that a recurrence is compiled for: what the registers of a
 /// multiprocessor hold at 4.5 or 5 a slot, and about 40 beside them. Other shapes were tried and were never the best
 /// (four rows, 12 and 32 slots).
-pub(super) const RECURRENCES: [(usize, usize, usize); 8] =
-    [(1, 4, 1024), (1, 6, 1024), (1, 8, 512), (1, 16, 512), (1, 40, 256), (2, 8, 512), (2, 20, 512), (2, 40, 256)];
+pub(super) const RECURRENCES: [(usize, usize, usize); 9] = [
+    (1, 4, 1024),
+    (1, 6, 1024),
+    (1, 8, 512),
+    (1, 16, 512),
+    (1, 40, 256),
+    (2, 8, 512),
+    (2, 20, 512),
+    (2, 40, 256),
+    BLOCK_FOUR,
+];
+/// Of one block alone: clusters have four rows side by side by other kernels.
+pub(super) const BLOCK_FOUR: (usize, usize, usize) = (4, 20, 512);
 /// A recurrence that has one row in one block, or one cluster, at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
@@ -311,7 +322,7 @@ pub(super) const ADJOINTS: [(usize, usize, usize); 5] =
     [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256), (4, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
 /// The same for the adjoint of the sensory gates.
-pub(super) const SENSORY_ADJOINT: (usize, usize, usize) = (2, 8, 512);
+pub(super) const SENSORY_ADJOINT: (usize, usize, usize) = (2, 10, 512);
 /// Slots and threads of the sensory sums.
 pub(super) const SENSORY_SHAPES: [(usize, usize); 3] = [(40, 256), (12, 512), (14, 512)];
 /// Rows side by side of the sensory sums.
@@ -400,7 +411,10 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
             (false, _) => &RECURRENCES,
         };
         let legal = |s: &&(usize, usize, usize)| {
-            wanted(s.0, wish.rows) && wanted(s.1, wish.slots) && (role != Role::Rebuild || rebuilds(**s))
+            wanted(s.0, wish.rows)
+                && wanted(s.1, wish.slots)
+                && (role != Role::Rebuild || rebuilds(**s))
+                && (**s != BLOCK_FOUR || blocks == 1 || adjoint)
         };
         for &(rows, slots, max_threads) in shapes.iter().filter(legal) {
             // An owner needs as many lanes as rows, to end with one row each.

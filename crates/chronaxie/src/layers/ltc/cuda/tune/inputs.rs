@@ -66,14 +66,14 @@ pub(in crate::layers::ltc::cuda) fn sensory_budget(p: &Ltc) -> usize {
     (backward_budget(p) / 3).max((io_bytes(p) * 2 / 3).min((8 << 20) / 3))
 }
 
-/// Shared memory of a tile of the adjoint of the sensory gates: alpha and beta of its rows.
-const fn sums_tile(hidden: usize) -> usize {
-    SUMS_TILE * hidden * 8
+/// Shared memory of a tile of the adjoint of the sensory gates: alpha and beta of its rows, their inputs and du.
+const fn sums_tile(hidden: usize, threads: usize) -> usize {
+    SUMS_TILE * (hidden * 8 + threads * 4)
 }
 
 /// Tiles of a group of it.
 pub(in crate::layers::ltc::cuda) const fn sums_tiles(h: &Held, hidden: usize) -> usize {
-    if h.groups * 2 * sums_tile(hidden) <= h.shared as usize { 2 } else { 1 }
+    if h.groups * 2 * sums_tile(hidden, h.threads) <= h.shared as usize { 2 } else { 1 }
 }
 
 /// How the adjoint of the sensory gates is held for chunks of `rows` rows (sensory_adjoint.cu): in the parts of the inputs with which
@@ -85,7 +85,8 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
     }
     let lists = Lists::by_source(&p.connectivity.sensory)?;
     let (others, budget) = (p.hidden, sensory_budget(p));
-    let limit = props.shared_per_block_optin as usize;
+    // Its maps of the inputs and their sums lie beside that.
+    let limit = props.shared_per_block_optin as usize - 16 * SENSORY_ADJOINT.2;
     let processors = props.sm_count as usize;
     let mut best: Option<(usize, usize, Held)> = None;
     let (side, slots, max_threads) = SENSORY_ADJOINT;
@@ -93,9 +94,11 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
         let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
         let Some(Shape { threads, warp_slots }) = shape else { continue };
         // Two tiles of a group where they fit.
-        let two = 2 * sums_tile(others);
-        let of_group = if two <= limit { two } else { sums_tile(others) }.max(threads * 16);
-        let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS);
+        let one = sums_tile(others, threads);
+        let of_group = if 2 * one <= limit { 2 * one } else { one };
+        // At last there are the sums of all groups but one.
+        let of_sums = 16 * slots * threads;
+        let groups = (max_threads / threads).min(limit / of_group).min(MOST_GROUPS).min(limit / of_sums + 1);
         let tiles = rows.div_ceil(SUMS_TILE);
         let affordable = budget / (16 * blocks * slots * threads);
         let workers = affordable.min(processors / blocks).min(tiles);
@@ -106,12 +109,12 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
         // Of two rows: issue slots of all groups, or how long the warps of one take alone; its share of the tiles, each read with
         // loads of several rows in flight, of one target after the other.
         let warps = threads / 32;
-        let issued = (warp_slots * 13 * side + warps * 110) * groups / 4;
-        let alone = warp_slots.div_ceil(warps) * 26 * side + 300;
+        let issued = (warp_slots * 13 * side + warps * 50) * groups / 4;
+        let alone = warp_slots.div_ceil(warps) * 26 * side + 200;
         let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
         let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;
         if best.is_none_or(|(least, ..)| clocks < least) {
-            let shared = (groups * of_group) as u32;
+            let shared = (groups * of_group).max((groups - 1) * of_sums) as u32;
             let held = Held::of((side, slots, max_threads));
             best = Some((clocks, workers, Held { blocks, threads, groups, pairs: true, shared, ..held }));
         }
