@@ -14,14 +14,18 @@
 //
 // Floor (H200, 1.98 GHz, B32 T64 H128 K6 at density 0.5): a slot is 14 instructions with 2 loads and a special operation; 8 warps of 14
 // slots are 28 slots of a scheduler, 392 of its clocks; beside them about 80 instructions a warp: 550 clocks an unfold, where an exchange
-// with its loads and sums alone takes 431 (row_adjoint.cu). As it is: 1040 clocks by 7 blocks, 1070 by 3 (H100, 103 and 106 us for 192
-// unfolds of 32 rows), of which 280 instructions of a warp, some 230 their fixed latencies, 155 waiting for alpha; fewer rows, whose
-// blocks have a multiprocessor each, about 770 by 6 small blocks (reckoned from the pass). row_adjoint.cu with its sums took 1200 + 490.
+// with its loads and sums alone takes 431 (row_adjoint.cu). As it is: 985 clocks by 7 blocks (H100, 97 us for 192 unfolds of 32 rows): 88
+// from alpha's arrival to its last use's issue, 256 of sums over lanes with tanh between and to the store, 270 of what is made
+// meanwhile, 80 of steps and of the loop, 160 of waiting that are left, and the rest for the other block's warps; fewer rows, whose
+// blocks have a multiprocessor each, about 740 by 8 small blocks (reckoned from the pass). row_adjoint.cu with its sums took 1200 + 490.
 // Bytes: 8 for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
 // For compute capability 9.0 alone: code for later ones has up to 12 registers too many (NVRTC 13.0), and was not timed.
 // Tried (us for those 192 unfolds, by 7 blocks or 3): dL/dout read into a register a step ahead, and waited for at once, 120 where 114;
 // gates of the next unfold behind the store of alpha 112 where 106; the store in a branch of the lanes that send 106 where 103; a branch
 // that keeps the products u ahead of the wait, which compilers put behind it: 12 longer by 3 blocks, 2 by 7, with 28 bytes spilled.
+// One loop of all unfolds that begins with the wait (products are then ahead of it) and has one branch for all that is not in every
+// unfold: 97 where 103. In that, gates that wait for what is exchanged, behind the store or among the shuffles, 99 to 102; gates of the next
+// unfold ahead of the branch, so ahead of the wait: 105.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -175,51 +179,51 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
   const unsigned steps_here = shared_address(ahead.steps), tile = shared_address(tiles);
   const bool gives = n.there && n.j < w.outputs, copies = uniform(threadIdx.x) < 32;
   float a = n.there ? w.grad_end[b * w.end_b + n.j * w.end_h] : 0.0f, c = n.rate_c, per_dt = (float)w.unfolds / w.dt;
-  // dL/dout and the time of a step, read one step ahead.
-  const float* grad = w.grad_out + (b * w.grad_b + (w.t0 + w.steps - 1) * w.grad_t + (gives ? n.j * w.grad_m : 0));
-  const float* time = w.elapsed ? w.elapsed + (b * w.elapsed_b + (w.t0 + w.steps - 1) * w.elapsed_t) : nullptr;
-  auto look = [&] {
-    if (gives) copy_ahead<4>(&kept->grad, grad);
-    if (time) copy_ahead<4>(&kept->time, time), time -= w.elapsed_t;
+  // Where dL/dout, the time and the sums of a step are: kept from step to step, or made anew where registers are short.
+  auto grad_of = [&](int s) { return w.grad_out + (b * w.grad_b + (w.t0 + s) * w.grad_t + (gives ? n.j * w.grad_m : 0)); };
+  auto time_of = [&](int s) { return w.elapsed + (b * w.elapsed_b + (w.t0 + s) * w.elapsed_t); };
+  auto sums_of = [&](int s) { return w.step_sums + ((b * w.sums_steps + s) * w.hidden + n.j); };
+  auto changes_of = [&](int s) { return w.step_changes + ((b * w.steps + s) * w.hidden + n.j); };
+  const float *grad = grad_of(w.steps - 1), *time = w.elapsed ? time_of(w.steps - 1) : nullptr;
+  float2* step_sums = sums_of(w.steps - 1);
+  float* step_changes = w.step_changes ? changes_of(w.steps - 1) : nullptr;
+  // dL/dout and the time of step s, a step ahead.
+  auto look = [&](int s) {
+    if (gives) copy_ahead<4>(&kept->grad, kOldCompiler ? grad_of(s) : grad);
+    if (w.elapsed) copy_ahead<4>(&kept->time, kOldCompiler ? time_of(s) : time);
     grad -= w.grad_t;
+    if (time) time -= w.elapsed_t;
   };
-  // Where the step that comes begins, and c of it; adds what comes from its output.
-  auto begin = [&](float& x) {
-    copies_here();
-    x = fmaf(kept->grad, kept->scale, x);
-    if (time) {
-      per_dt = divided((float)w.unfolds, kept->time);
-      c = divided(n.rate_c, kept->time);
+  // c of the step that comes; adds what comes from its output; and its trace is here.
+  auto begin = [&](float& x, const Keeps& its) {
+    x = fmaf(its.grad, its.scale, x);
+    if (w.elapsed) {
+      per_dt = divided((float)w.unfolds, its.time);
+      c = divided(n.rate_c, its.time);
     }
     barrier_wait(ahead.full + (turn & 1), (turn >> 1) & 1);
-    return steps_here + uniform((turn & 1) * size);
   };
-  look();
+  look(w.steps - 1);
   if (copies) ahead.copy(w, b, w.steps - 1, turn);
-  unsigned row = begin(a) + (w.unfolds - 1) * pitch;
-  if (w.steps > 1) look();
-  float2* step_sums = w.step_sums + ((b * w.sums_steps + w.steps - 1) * w.hidden + n.j);
-  float* step_changes = w.step_changes ? w.step_changes + ((b * w.steps + w.steps - 1) * w.hidden + n.j) : nullptr;
+  copies_here();
+  begin(a, *kept);
+  // The trace of the step, and of its unfold that comes.
+  unsigned base = steps_here + uniform((turn & 1) * size), row = base + (w.unfolds - 1) * pitch;
+  if (w.steps > 1) look(w.steps - 2);
   // v of the unfold that comes and after it, 1 / den, and its gates; v of the one before.
   float v = at_shared(row + n.place), after = at_shared(row + pitch + n.place), before = 0.0f;
   float inverse = quotient(1.0f, at_shared(row + dens + n.place)), t[kN];
 #pragma unroll
   for (int i = 0; i < kN; i++) t[i] = gate_of(held.a[i], held.b[i], v);
-  float alpha = a * inverse;
+  float alpha = a * inverse, rest = 0.0f, u[kN];
   give_alpha(others, more, round & 1, alpha);
   // Of the last unfold of which alpha is known: none yet.
   Gates<kN> g;
 #pragma unroll
   for (int i = 0; i < kN; i++) g.x[i] = g.xu[i] = g.t[i] = g.w[i] = 0.0f;
   float sum_alpha = 0.0f, sum_beta = 0.0f, change = 0.0f;
-  // When the step that comes is copied: none reads the one before this any more, since alpha of this step's first unfold has come
-  // from all.
-  int step = w.steps - 1, k = w.unfolds - 1, copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
-#pragma unroll 1
-  do {
-    // While alpha travels: the sums of the unfold before, and what is known ahead.
-    const unsigned half = round & 1;
-    float u[kN];
+  // While alpha travels: the sums of the unfold before, and what is known of this one.
+  auto meanwhile = [&] {
 #pragma unroll
     for (int i = 0; i < kN; i++) u[i] = at_shared(row + pitch + source_of(held, i));
     add_unfold<kN>(held, sums, g, before);
@@ -228,34 +232,23 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
       g.t[i] = t[i], g.w[i] = t[i] * u[i];
       u[i] = fmaf(-u[i], held.p[i], held.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
     }
+    // Made here, which an old compiler would spread over what follows, with more registers than there are.
+    if constexpr (kOldCompiler && !kFast) {
+#pragma unroll
+      for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]), "+f"(g.w[i]), "+f"(g.t[i]));
+    }
     const float beta = -alpha * after;
     sum_alpha += alpha, sum_beta += beta, change += fmaf(alpha, v, beta);
-    float rest = alpha * c;
+    rest = alpha * c;
     row -= pitch;
-    if (k == copy_at) ahead.copy(w, b, step - 1, turn + 1);
-    if (k == 0) {
-      if (n.writer) {
-        *step_sums = make_float2(sum_alpha, sum_beta);
-        if (step_changes) *step_changes = change;
-      }
-      step_sums -= w.hidden;
-      if (step_changes) step_changes -= w.hidden;
-      kept->alpha += sum_alpha, kept->beta += sum_beta, kept->change = fmaf(change, per_dt, kept->change);
-      sum_alpha = sum_beta = change = 0.0f;
-      turn++;
-      // After the last step no v is needed, and this one is there.
-      row = step > 0 ? begin(rest) + (w.unfolds - 1) * pitch : row + pitch;
-      if (step > 1) look();
-      step--, k = w.unfolds;
-      copy_at = copies && step > 0 ? w.unfolds - 2 : -1;
-    }
+  };
+  // Takes alpha of this unfold, and gives that of the next one, unless it was the last.
+  auto pass = [&](auto is_last) {
+    constexpr bool kLast = decltype(is_last)::value;
+    const unsigned half = round & 1;
     before = v;
     v = at_shared(row + n.place), after = at_shared(row + pitch + n.place);
     const float den = at_shared(row + dens + n.place);
-    // Made before what follows waits.
-#pragma unroll
-    for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]));
-    k--;
     take_alphas(others, half, (round >> 1) & 1);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -268,20 +261,60 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     }
     const float all = part_sum<kMost>((sum[0] + sum[1]) + (sum[2] + sum[3]), part, [&](auto third) {
       constexpr int kThird = decltype(third)::value, kFrom = kN * kThird / 3, kTo = kN * (kThird + 1) / 3;
+      if constexpr (kLast) return;
       if (kThird == 0) inverse = quotient(1.0f, den);
 #pragma unroll
       for (int i = kFrom; i < kTo; i++) t[i] = gate_here(held.a[i], held.b[i], v);
     });
     // fast: a is sigma / 2 and u twice itself; or a is -sigma log2(e).
     a = fmaf(all, kFast ? 1.0f : -0.69314718055994531f, rest);
-    alpha = a * inverse;
     round++;
+    if constexpr (kLast) return;
+    alpha = a * inverse;
     give_alpha(others, more, round & 1, alpha);
-  } while (step >= 0);
-  // What was given behind the last unfold, so that there is no branch.
-  take_alphas(others, round & 1, (round >> 1) & 1);
-  expect_alphas(others, round & 1);
-  round++;
+  };
+  // A step is copied behind the second unfold of the one after it: none reads the one before that any more, since alpha of this
+  // step's first unfold has come from all. `event`: the unfold behind which there is something to do.
+  int step = w.steps - 1, k = w.unfolds - 1;
+  bool to_copy = copies && step > 0;
+  int event = to_copy ? w.unfolds - 2 : 0;
+  meanwhile();
+#pragma unroll 1
+  while (true) {
+    k--;
+    pass(Number<0>());
+    meanwhile();
+    if (k != event) continue;
+    if (to_copy) {
+      ahead.copy(w, b, step - 1, turn + 1);
+      to_copy = false, event = 0;
+      if (k > 0) continue;
+    }
+    copies_here();
+    const Keeps now = *kept;
+    if (n.writer) {
+      *(kOldCompiler ? sums_of(step) : step_sums) = make_float2(sum_alpha, sum_beta);
+      if (w.step_changes) *(kOldCompiler ? changes_of(step) : step_changes) = change;
+    }
+    step_sums -= w.hidden;
+    step_changes -= w.hidden;
+    turn++;
+    const float per_step = per_dt;
+    if (step > 0) {
+      begin(rest, now);
+      base = 2 * steps_here + size - base, row = base + (w.unfolds - 1) * pitch;
+    } else {
+      // No v is needed, and this one is there.
+      row += pitch;
+    }
+    kept->alpha = now.alpha + sum_alpha, kept->beta = now.beta + sum_beta, kept->change = fmaf(change, per_step, now.change);
+    sum_alpha = sum_beta = change = 0.0f;
+    if (step > 1) look(step - 2);
+    step--, k = w.unfolds;
+    if (step < 0) break;
+    to_copy = copies && step > 0, event = to_copy ? w.unfolds - 2 : 0;
+  }
+  pass(Number<1>());
   add_unfold<kN>(held, sums, g, before);
   if (n.writer) w.grad_start[b * w.hidden + n.j] = a;
 }

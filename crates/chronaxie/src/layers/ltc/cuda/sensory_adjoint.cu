@@ -8,6 +8,9 @@
 // the sums of the input parameters.
 // Floor (H200): 11.5 / 4 clocks of a multiprocessor for 32 gates; bytes: u once, SA and SB once for each part of the
 // inputs, du once.
+// Measured (H100, B32 T64 D128 H128 at density 0.5): 23 us, of which issue slots of the gates are 7 and all of them 11; 37 where lists had
+// 16 lanes of 8 slots, inputs were read from global memory a pair of rows ahead, and sums of groups met slot by slot. Two, three or five
+// slots in flight take the same.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif

@@ -1,5 +1,6 @@
 //! The choice of configuration: a pure function of the problem and the device's properties.
 
+mod display;
 mod grid;
 mod inputs;
 mod quad;
@@ -18,7 +19,6 @@ pub(super) use inputs::{sensory_budget, sensory_tile, sums_tiles, two_tiles};
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
 use slices::io_bytes;
 pub(super) use slices::{backward_budget, most_slices, slice};
-use std::fmt;
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
 
 /// Scratch that the traces of one chunk of steps may take.
@@ -192,50 +192,6 @@ impl Config {
             && self.sensory_adjoint.is_some()
             && self.sensory.is_some()
             && bytes <= TOGETHER_BYTES
-    }
-}
-
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "c{}r{}s{}g{} threads={}", self.blocks, self.rows, self.slots, self.groups, self.threads)?;
-        if self.whole { f.write_str(" whole") } else { Ok(()) }
-    }
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(h) = &self.recurrence {
-            write!(f, "held {h} shared={}; ", h.shared)?;
-        }
-        for (name, held) in [
-            ("adjoint", &self.adjoint),
-            ("rebuild", &self.rebuild),
-            ("its sums", &self.sums),
-            ("sensory adjoint", &self.sensory_adjoint),
-            ("sensory", &self.sensory),
-        ] {
-            if let Some(h) = held {
-                write!(f, "{name} {h}; ")?;
-            }
-        }
-        for (name, grid) in [("", &self.grid), ("adjoint ", &self.grid_adjoint), ("rebuild ", &self.grid_rebuild)] {
-            if let Some(g) = grid {
-                write!(f, "{name}{g}; ")?;
-            }
-        }
-        write!(
-            f,
-            "row-per-block{} threads={} lanes={}+{} gate={} chunk={}/{} shared={}/{}",
-            if self.mixed { " with LSTM" } else { "" },
-            self.threads,
-            self.lanes,
-            self.sensory_lanes,
-            if self.fast { "tanh" } else { "ex2+rcp" },
-            self.forward_chunk,
-            self.backward_chunk,
-            self.forward_shared,
-            self.adjoint_shared
-        )
     }
 }
 
@@ -463,7 +419,8 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                     // Several blocks of a multiprocessor share its units, where there are so many; and clusters that do
                     // wait for each other everywhere (H200, measured): their groups take as long as one by one.
                     let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
-                    let together = unfold.max(groups * gates * sharing) * 17 / 16;
+                    let together = unfold.max(groups * gates * sharing);
+                    let together = if blocks == 1 { together * 17 / 16 } else { together * 7 / 6 };
                     match (crowded, blocks) {
                         (false, _) => unfold,
                         (true, 1) => together,

@@ -154,8 +154,8 @@ fn rebuilt_groups_fit_their_chunk() {
     };
     for steps in [8, 16, 22, 32] {
         let c = of(steps);
-        let (h, all) = (c.rebuild.unwrap(), (32 * c.backward_chunk).div_ceil(2));
-        assert!(h.blocks == 1 && h.rows == 2, "{c}");
+        let (h, all) = (c.rebuild.unwrap(), (32 * c.backward_chunk).div_ceil(4));
+        assert!(h.blocks == 1 && h.rows == 4, "{c}");
         let turns = |g: usize| all.div_ceil(132 * g) * g;
         assert!((1..=2).all(|g| turns(h.groups) <= turns(g)), "{c}");
     }
