@@ -20,6 +20,14 @@
 // shared memory 0.15 ms. Measured 0.26 and 0.275 ms (2026-11-22): two thirds of both, since 3.9 warps a scheduler, as many as
 // there are channels for, do not hide all that they wait for. A polynomial in place of some exponentials would take from the
 // instructions what it gives. B1 D1024 T65536, twice the work: 0.54 ms and 0.39 ms for what segments hand on.
+//
+// Tried on an H100 (2026-11-26), this kernel 0.2555 to 0.2574 (bf16) and 0.271 to 0.274 (f32): y as products of tensor cores
+// (mma.sync of h cut to 11 bits, eight channels and half of the states by rows; no shares: 8.2 instructions a step of a state,
+// not 9.7, and exponentials then 62 % of the time): 0.268, and 0.263 with all of a tile unrolled. Weights in shared memory
+// by states, so that operands meet in different banks of registers, and one branch for all loads of a tile (f32): 0.272 to
+// 0.275. Two states a thread, 64 registers and twice the warps: 0.308 to 0.313 (bf16), so more warps alone do not help; each
+// step then asks shared memory twice as often for a channel's numbers and shares. Of at most 4 warps a scheduler 3.4 and 3.6
+// are at work on the average of a launch (ncu, of the first two of these): blocks of the one wave do not end together.
 #ifndef __CUDACC_RTC__
 #include "defaults.cuh"
 #endif
