@@ -61,6 +61,7 @@ fn lines(report: &CapacityReport) -> Vec<String> {
     if all.iter().any(|e| e.estimate.machines > 1) {
         row("machines", &|e| e.estimate.machines.to_string());
         row("a machine tells others, a step", &|e| size(e.estimate.told.network_bytes_per_step));
+        row("  once in so many steps", &|e| e.estimate.told.network_steps.to_string());
     }
     // All parts that some number of GPUs has, in the order of those that have most.
     let mut parts: Vec<&str> = Vec::new();

@@ -70,6 +70,37 @@ fn processes_have_the_spikes_of_one() {
     }
 }
 
+/// Areas whose delays between each other are long, in processes: they say how seldom they exchange spikes, which are those of one.
+#[test]
+fn processes_exchange_as_seldom_as_the_delays_across_the_cut_allow() {
+    const AREAS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/areas.toml");
+    let base = ["simulate", AREAS, "--backend", "cpu", "--threads", "1", "--duration", "60", "--record", "none"];
+    let short = ["--set", "simulation.discard=0", "--json", "-"];
+    let out = scratch("areas");
+    let run = |more: &[&str]| {
+        let _ = std::fs::remove_dir_all(&out);
+        report(&chronaxie(&[&base[..], &short, &["--out", &out], more].concat()))
+    };
+    let alone = run(&[]);
+    assert!(alone["spikes"].as_u64() > Some(1000), "{}", alone["spikes"]);
+    for (more, says) in [
+        (&["--parts", "2"][..], "2 parts by w_slice on 1 nodes, which exchange spikes every 32 steps"),
+        (&["--parts", "4", "--nodes", "2", "--method", "kmeans"], "which exchange spikes every 32 steps"),
+        (&["--parts", "3", "--method", "index"], "which exchange spikes every step"),
+    ] {
+        let parts = run(more);
+        assert!(parts["engine"].as_str().unwrap().contains(says), "{}", parts["engine"]);
+        assert_eq!(parts["spikes_sha256"], alone["spikes_sha256"], "{more:?}");
+    }
+    std::fs::remove_dir_all(&out).unwrap();
+    let o = chronaxie(&["partition", AREAS, "--parts", "4", "--json", "-", "--quiet"]);
+    let compared = report(&o);
+    let of = |name: &str| compared["methods"].as_array().unwrap().iter().find(|m| m["method"] == name).unwrap().clone();
+    assert_eq!((&of("index")["exchange_steps"], &of("w_slice")["exchange_steps"]), (&1.into(), &32.into()));
+    assert_eq!((of("w_slice")["min_delay_ms"].as_f64().unwrap() * 10.0).round(), 32.0);
+    assert_eq!(compared["best"], "w_slice");
+}
+
 /// Waits until the program says this on standard error; what it said.
 fn until(child: &mut Child, says: &str) -> (String, BufReader<std::process::ChildStderr>) {
     let mut err = BufReader::new(child.stderr.take().unwrap());

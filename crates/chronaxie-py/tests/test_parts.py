@@ -22,7 +22,7 @@ def network(plasticity=True, seed=4):
 def carry(parts, steps):
     fired, at = [], parts[0].step
     while at < steps:
-        some = min(parts[0].min_delay, steps - at)
+        some = min(min(part.min_delay for part in parts), steps - at)
         own = [part.advance(some) for part in parts]
         for i, part in enumerate(parts):
             others = [o for k, o in enumerate(own) if k != i]

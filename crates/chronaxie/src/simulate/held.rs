@@ -35,7 +35,7 @@ pub struct HeldFacts {
     pub cells: Vec<u32>,
     /// How many synapses lie on them.
     pub synapses: u64,
-    /// The most steps at a time.
+    /// The most steps at a time that this part asks for; the least of all parts holds for all.
     pub min_delay: u64,
     /// How the network was shared out.
     pub method: &'static str,

@@ -13,6 +13,9 @@ pub use super::drives::{PoissonTable, poisson_thresholds};
 /// The longest delay, in steps: a delay is stored in 16 bits.
 pub const MAX_DELAY: u32 = 65_535;
 
+/// The most steps that pass before cells hear of what fired elsewhere, however long delays are.
+pub const MOST_APART: u64 = 64;
+
 /// A network that engines can run.
 #[derive(Debug)]
 pub struct Plan {

@@ -184,7 +184,7 @@ def simulate(
 ) -> Spikes:
     """Runs a network as parts, one a Ray actor, with the spikes of one process, bit for bit.
 
-    Parts exchange spikes once every shortest delay between them. An actor that is lost is made anew, elsewhere if its node is
+    Parts exchange spikes once every shortest delay from one to another. An actor that is lost is made anew, elsewhere if its node is
     gone, and all parts go back to their last common checkpoint, which this process keeps.
 
     Args:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Part:
     """Part ``index`` of ``count`` of a network, on the CPU: some of its cells and the synapses onto them.
 
-    Every part advances by the same number of steps, at most ``min_delay``, and hears what fired in all others before it goes
-    on::
+    Every part advances by the same number of steps, at most the least ``min_delay`` of all, and hears what fired in all others
+    before it goes on::
 
         parts = [Part(network, i, 2) for i in range(2)]  # wherever they live
+        steps = min(part.min_delay for part in parts)
         fired = [part.advance(steps) for part in parts]
         parts[0].hear(*fired[1])
         parts[1].hear(*fired[0])
@@ -32,7 +33,7 @@ class Part:
         populations: those of the whole network, in the order of their cells, as :attr:`Simulation.populations`.
         cells: the network's numbers of its cells (u32, rising).
         synapse_count: how many synapses lie on them.
-        min_delay: the most steps at a time.
+        min_delay: the most steps at a time, for this part: the shortest delay from a cell elsewhere to one here, in steps, 64 at most.
         method: how the network was shared out.
 
     Args:

@@ -77,6 +77,8 @@ pub struct Told {
     pub peer_bytes_per_step: f64,
     /// Bytes that a machine sends to others.
     pub network_bytes_per_step: f64,
+    /// Machines tell each other once in so many steps; 0 where there is one.
+    pub network_steps: u64,
     /// What a GPU writes in a second of the wall clock.
     pub peer_bytes_per_s: Option<f64>,
 }
@@ -144,7 +146,7 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
     let mut told = told(plan, activity, &engine, [gpus, here, machines]);
     let (step, memory, text) = match &engine {
         Taken::Resident(config) => {
-            let step = Step::new(plan, activity, card, config, exchange, told.network_bytes_per_step);
+            let step = Step::new(plan, activity, card, config, exchange, &told);
             (Some(step), Some(config.footprint(plan)), config.to_string())
         }
         Taken::Streaming(config) => (None, None, config.to_string()),
@@ -173,11 +175,16 @@ pub fn estimate(plan: &Plan, activity: &Activity, card: &Card, gpus: usize, exch
     Ok(all)
 }
 
-/// Words of the headers and boxes to all other cards of the machine; between machines once every shortest delay what parts on CPUs
-/// tell each other, a list or bits.
+/// Words of the headers and boxes to all other cards of the machine; between machines once every shortest delay from one to another what
+/// parts on CPUs tell each other, a list or bits.
 fn told(plan: &Plan, activity: &Activity, engine: &Taken, [gpus, here, machines]: [usize; 3]) -> Told {
-    let mut all =
-        Told { format: "nothing", peer_bytes_per_step: 0.0, network_bytes_per_step: 0.0, peer_bytes_per_s: None };
+    let mut all = Told {
+        format: "nothing",
+        peer_bytes_per_step: 0.0,
+        network_bytes_per_step: 0.0,
+        network_steps: 0,
+        peer_bytes_per_s: None,
+    };
     let config = match engine {
         _ if gpus < 2 => return all,
         Taken::Streaming(_) => {
@@ -192,7 +199,8 @@ fn told(plan: &Plan, activity: &Activity, engine: &Taken, [gpus, here, machines]
     all.peer_bytes_per_step = 8.0 * (here - 1) as f64 * (config.local() as f64 * REPLICAS as f64 + boxed);
     all.format = "a word a spike";
     if machines > 1 {
-        let steps = plan.min_delay.clamp(1, 255) as usize;
+        all.network_steps = partition::shortest_across(plan, &partition::Layout::even(&plan.network, machines));
+        let steps = all.network_steps as usize;
         let spikes = activity.spikes * steps as f64 / machines as f64;
         let (bits, bytes) = wire::size((plan.cells() as usize).div_ceil(machines), steps, spikes.round() as usize);
         all.network_bytes_per_step = (machines - 1) as f64 * bytes as f64 / steps as f64;

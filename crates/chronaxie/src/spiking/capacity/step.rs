@@ -1,6 +1,6 @@
 //! What a step of the resident kernel takes on a card, part by part, and what its host does beside it.
 
-use super::{Activity, Card, Exchange};
+use super::{Activity, Card, Exchange, Told};
 use crate::spiking::models::Kind;
 use crate::spiking::plan::Plan;
 use crate::spiking::simulate::cuda::{Config, Place, piece};
@@ -75,14 +75,14 @@ fn touched(plan: &Plan, cards: f64) -> f64 {
 }
 
 impl Step {
-    /// Of the largest block, where `network` bytes go between machines.
+    /// Of the largest block.
     pub(super) fn new(
         plan: &Plan,
         activity: &Activity,
         card: &Card,
         config: &Config,
         exchange: Exchange,
-        network: f64,
+        told: &Told,
     ) -> Self {
         let c = &card.constants;
         let (cards, shards, local) = (config.cards as f64, config.shards as f64, config.local() as f64);
@@ -101,8 +101,11 @@ impl Step {
         let machines = config.cards.div_ceil(card.gpus_a_machine as usize);
         let between = match machines {
             1 => 0.0,
-            // All machines send as much, once every shortest delay.
-            _ => card.network_us / f64::from(plan.min_delay) + network / (card.network_gb_per_s * 1e3),
+            // All machines send as much, once every shortest delay from one to another.
+            _ => {
+                let bytes = told.network_bytes_per_step;
+                card.network_us / told.network_steps.max(1) as f64 + bytes / (card.network_gb_per_s * 1e3)
+            }
         };
         // States that no cache holds come from memory and go back. Half of the second cache is far from any multiprocessor, and what is
         // asked for from both sides lies in both halves.

@@ -1,10 +1,11 @@
 //! The planner against every run of a network on GPUs that was committed.
 
-use super::step::{CALENDAR, DELIVERY, DRIVES, MEETING, UPDATE};
+use super::step::{CALENDAR, DELIVERY, DRIVES, EXCHANGE, MEETING, UPDATE};
 use super::*;
 use crate::config::Config as Description;
 use crate::op::Case;
 use crate::spiking::bench;
+use crate::spiking::network::Delay;
 use crate::spiking::network::read::read;
 use crate::spiking::simulate::cuda::{Asked, Config as CudaConfig};
 use serde_json::Value;
@@ -379,6 +380,26 @@ fn more_gpus_share_the_network() {
     assert!((8.0 * 8.0 * 132.0..8.0 * (8.0 * 132.0 + 250.0)).contains(&bytes), "{bytes}");
     assert_eq!(planned(&plan, 0.0, 2).told.peer_bytes_per_step, 8.0 * 8.0 * 132.0);
     assert!(beyond(3.0, 0) == 3.0 && (beyond(1.0, 1) - (-1.0f64).exp()).abs() < 1e-12 && beyond(1e4, 2) == 9998.0);
+}
+
+/// How often machines tell each other is a matter of the delays between their cells.
+#[test]
+fn exchanges_follow_the_delays_across_the_cut() {
+    let of = |delay_ms: f64| {
+        let mut n = case("100000x1000_dt0.1").network.clone();
+        n.projections.iter_mut().for_each(|p| p.delay = Delay::Drawn(delay_ms.into()));
+        Plan::new(n).unwrap()
+    };
+    let mut before = f64::INFINITY;
+    for (delay_ms, steps) in [(0.1, 1), (0.3, 3), (1.5, 15), (20.0, 64)] {
+        let e = planned(&of(delay_ms), 5.0, 16);
+        assert_eq!((e.machines, e.told.network_steps), (2, steps), "{delay_ms}");
+        // A list has a count a step, so the bytes are about the same; the latency is shared.
+        let us = e.step.unwrap().part(EXCHANGE);
+        assert!(us < before, "{us} us, not less than {before}");
+        before = us;
+        assert_eq!(planned(&of(delay_ms), 5.0, 8).told.network_steps, 0);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::groups;
 use super::sample::{self, Sampled};
 use super::{Layout, Load};
-use crate::spiking::plan::Plan;
+use crate::spiking::plan::{MOST_APART, Plan};
 
 /// A cell's step, ns of a core.
 pub const CELL_NS: f64 = 3.0;
@@ -13,7 +13,7 @@ pub const EVENT_NS: f64 = 3.0;
 pub const CHANGING_NS: f64 = 12.0;
 /// A spike that reaches another part than its own, for that part: its row is looked up there, ns.
 pub const CROSSING_NS: f64 = 200.0;
-/// All parts have all spikes, once every shortest delay, ns.
+/// All parts have all spikes, once every shortest delay from one part to another, ns.
 pub const EXCHANGE_NS: f64 = 60_000.0;
 
 /// What a layout is expected to cost.
@@ -32,7 +32,9 @@ pub struct Evaluation {
     pub crossing_spikes: f64,
     /// The shortest delay of a synapse from one part to another, ms; of a sample where synapses are not counted.
     pub min_delay_ms: Option<f64>,
-    /// Their mean delay, ms.
+    /// Parts exchange spikes every so many steps, or, where synapses are not counted, about so many; 0 where there is one part.
+    pub exchange_steps: u64,
+    /// The mean delay of a synapse from one part to another, ms.
     pub mean_delay_ms: Option<f64>,
     /// The work of the part that has most, over the mean.
     pub balance: f64,
@@ -175,7 +177,9 @@ fn finish(load: &Load<'_>, layout: &Layout, tally: Tally, sources: &Sources) -> 
     let mean = tally.work.iter().sum::<f64>() / parts as f64;
     let most = tally.work.iter().copied().fold(0.0, f64::max);
     let own = tally.work.iter().zip(&crossing).map(|(work, spikes)| work + CROSSING_NS * spikes);
-    let exchange = if parts > 1 { EXCHANGE_NS / f64::from(plan.min_delay) } else { 0.0 };
+    let modulators = plan.learning.iter().flat_map(|l| &l.modulators).map(|m| u64::from(m.delay));
+    let exchange_steps = modulators.fold(MOST_APART.min(tally.shortest.into()), u64::min);
+    let exchange = if parts > 1 { EXCHANGE_NS / exchange_steps as f64 } else { 0.0 };
     let dt = plan.network.dt_ms;
     Evaluation {
         exact: load.exact,
@@ -184,6 +188,7 @@ fn finish(load: &Load<'_>, layout: &Layout, tally: Tally, sources: &Sources) -> 
         cut_synapses: tally.cut,
         crossing_spikes: crossing.iter().sum(),
         min_delay_ms: (tally.cut > 0.0).then(|| f64::from(tally.shortest) * dt),
+        exchange_steps: if parts > 1 { exchange_steps } else { 0 },
         mean_delay_ms: (tally.cut > 0.0).then(|| tally.delays / tally.cut * dt),
         balance: most / mean.max(f64::MIN_POSITIVE),
         step_us: (own.fold(0.0, f64::max) + exchange) * 1e-3,

@@ -7,6 +7,7 @@ use crate::spiking::models::Kind;
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
 
+mod across;
 mod evaluate;
 mod graph;
 mod groups;
@@ -20,6 +21,7 @@ mod sample;
 mod tests;
 mod w_slice;
 
+pub use across::shortest_across;
 pub use evaluate::{CELL_NS, CHANGING_NS, CROSSING_NS, EVENT_NS, EXCHANGE_NS, Evaluation, evaluate};
 pub use layout::{Layout, MAX_PARTS};
 pub(crate) use sample::expected;

@@ -115,6 +115,8 @@ fn places_cut_less_and_counts_are_those_of_plain_loops() {
         assert!(cost.exact && cost.synapses == synapses && cost.cut_synapses == cut, "{name}");
         assert!((cost.mean_delay_ms.unwrap() - delays / cut * 0.1).abs() < 1e-9);
         assert!((cost.min_delay_ms.unwrap() - f64::from(least) * 0.1).abs() < 1e-9);
+        assert_eq!(cost.exchange_steps, u64::from(least).min(64));
+        assert!((1..=cost.exchange_steps).contains(&shortest_across(&plan, layout)), "{name}");
         // 8 Hz in steps of 0.1 ms.
         assert!((cost.crossing_spikes - reached.len() as f64 * 8e-4).abs() < 1e-9, "{name}");
     }

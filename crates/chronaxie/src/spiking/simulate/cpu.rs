@@ -11,7 +11,8 @@
 //! any cache), but noted in a calendar, and its synapses of delay d are added when they are due, to sums of one step. What
 //! is due is known ahead, so memory is asked for ahead.
 //!
-//! Threads meet once every [`Plan::min_delay`] steps: what fires in between reaches nobody before.
+//! Threads meet once every shortest delay of their synapses: what fires in between reaches nobody before. Likewise parts of a
+//! network ([`Every`]).
 #![allow(unsafe_code)]
 
 use super::barrier::{Barrier, Mail};
@@ -19,35 +20,33 @@ use super::crew::{CELLS_A_THREAD, Crew};
 use super::lane::Lane;
 use super::learned::{self, Weights};
 use super::measure::{Clock, Part as Timed, Parts};
-use super::parts::{Exchange, Keys};
+use super::parts::{Every, Exchange, Keys};
 use super::{Engine, Spike, State};
 use crate::spiking::connect::{Part, Subset, Synapses, list, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch, listed};
 use crate::spiking::network::Key;
-use crate::spiking::partition::Layout;
-use crate::spiking::plan::{Plan, PoissonTable};
+use crate::spiking::plan::{MOST_APART, Plan, PoissonTable};
 use crate::{Error, Result, pool};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 use std::time::Instant;
 
 /// Small networks have a few shards all the same, of at least so many cells.
 const FEW: (u64, u64) = (4, 1024);
 
-/// The most steps between two meetings.
-const MOST_STEPS: u64 = 64;
-
 /// Runs a plan on the CPU, on as many threads as the pool has and the network fills.
 pub struct CpuEngine<'a> {
     pub(super) plan: &'a Plan,
     pub(super) lanes: Vec<Lane<'a>>,
-    step: u64,
+    pub(super) step: u64,
     /// Spikes of the last `max_delay` steps.
     recent: Vec<Spike>,
     /// How it hears of the cells that others have, if it has not all of them.
-    exchange: Option<Box<dyn Exchange + 'a>>,
-    /// What fired here and nobody was told.
-    untold: Vec<Spike>,
+    pub(super) exchange: Option<Box<dyn Exchange + 'a>>,
+    /// How often its threads meet, and how often it hears of others.
+    pub(super) every: Every,
+    /// What fired here from a step on, of which nobody was told and which waits for what fired elsewhere.
+    pub(super) untold: Option<(u64, Vec<Spike>)>,
     crew: Crew,
 }
 
@@ -72,34 +71,17 @@ impl<'a> CpuEngine<'a> {
     /// As [`new`](Self::new).
     pub fn with_shards(plan: &'a Plan, count: usize, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
         let redraw = plan.redraw_on_host(1.0)?;
-        let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
+        let ring = (u64::from(plan.max_delay) + MOST_APART + 1).next_power_of_two() as usize;
         let shards = shard::build(plan, count, redraw, &|done| built(done, count))?;
-        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, redraw, ring)).collect::<Result<_>>()?;
-        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange: None, untold: Vec::new(), crew: Crew::new() })
+        let lanes: Vec<Lane<'_>> =
+            shards.into_iter().map(|s| Lane::new(plan, s, redraw, ring)).collect::<Result<_>>()?;
+        let every = Every::of(plan, lanes.iter().map(|l| &l.shard), redraw, None);
+        Ok(Self::of_lanes(plan, lanes, every))
     }
 
-    /// That of the cells of one part of a layout. What fires elsewhere it hears by `exchange`, and then
-    /// [`advance`](Engine::advance) lists all spikes of the network; without one, by [`hear`](Self::hear). Its state has its
-    /// own cells and synapses alone.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn of_part(
-        plan: &'a Plan,
-        layout: &Layout,
-        part: usize,
-        exchange: Option<Box<dyn Exchange + 'a>>,
-        built: &(dyn Fn(usize, usize) + Sync),
-    ) -> Result<Self> {
-        let cells = layout.cells(part);
-        let redraw = plan.redraw_on_host(cells as f64 / plan.cells() as f64)?;
-        let most = (cells / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;
-        let count = shard::shards_of(plan, layout.slots(plan, part), pool::num_threads().min(most));
-        let ring = (u64::from(plan.max_delay) + MOST_STEPS + 1).next_power_of_two() as usize;
-        let cut = |index: usize| layout.shard(plan, part, index, count);
-        let shards = shard::build_cut(plan, count, &cut, (redraw, true), &|done| built(done, count))?;
-        let lanes = shards.into_iter().map(|s| Lane::new(plan, s, redraw, ring)).collect::<Result<_>>()?;
-        Ok(Self { plan, lanes, step: 0, recent: Vec::new(), exchange, untold: Vec::new(), crew: Crew::new() })
+    pub(super) fn of_lanes(plan: &'a Plan, lanes: Vec<Lane<'a>>, every: Every) -> Self {
+        let (crew, recent) = (Crew::new(), Vec::new());
+        Self { plan, lanes, step: 0, recent, exchange: None, every, untold: None, crew }
     }
 
     /// What the synapses here that change are known by.
@@ -122,85 +104,7 @@ impl<'a> CpuEngine<'a> {
         learned::known(self.plan, &shards, &learned::strengths(&self.lanes, self.step), projection)
     }
 
-    /// How many steps there may be between two times at which parts hear of each other.
-    pub fn most_steps(&self) -> u64 {
-        u64::from(self.plan.min_delay).min(MOST_STEPS)
-    }
-
-    /// Refuses what must wait until [`hear`](Self::hear).
-    ///
-    /// # Errors
-    /// `Value`.
-    pub fn heard(&self) -> Result<()> {
-        let what = || Error::value(format!("step {}: what fired elsewhere was not heard yet", self.step));
-        if self.untold.is_empty() { Ok(()) } else { Err(what()) }
-    }
-
-    /// Runs `steps` steps, of which there may be as many as the shortest delay has; what fired here, by rising step and cell.
-    /// The next call is [`hear`](Self::hear).
-    ///
-    /// # Errors
-    /// `Value`, for more steps, or where it has yet to hear.
-    pub fn fire(&mut self, steps: u64) -> Result<Vec<Spike>> {
-        let most = self.most_steps();
-        if !self.untold.is_empty() || self.exchange.is_some() || !(1..=most).contains(&steps) {
-            return Err(Error::value(format!(
-                "{steps} steps from step {} on: at most {most} at a time, and what fires elsewhere is heard in between",
-                self.step
-            )));
-        }
-        learned::steps_left(self.plan, self.step + steps)?;
-        let (from, to) = (self.step, self.step + steps);
-        let fired = Mutex::new(Vec::new());
-        let lanes: Vec<Mutex<&mut Lane<'_>>> = self.lanes.iter_mut().map(Mutex::new).collect();
-        pool::for_each(lanes.len(), |i| {
-            let mut lane = lanes[i].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut own = Vec::new();
-            for now in from..to {
-                lane.deliver(now);
-                lane.update(now, &mut own);
-            }
-            fired.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
-        });
-        drop(lanes);
-        let mut fired = fired.into_inner().unwrap_or_else(PoisonError::into_inner);
-        fired.sort_unstable();
-        self.step = to;
-        // That nothing fired is to be told too.
-        self.untold = if fired.is_empty() { vec![NOTHING] } else { fired.clone() };
-        Ok(fired)
-    }
-
-    /// What fired in all other parts in the steps of the last [`fire`](Self::fire).
-    ///
-    /// # Errors
-    /// `Value`, where nothing is to be heard, or a spike is none of those steps or of this network.
-    pub fn hear(&mut self, others: &[Spike]) -> Result<()> {
-        let oldest = self.step.saturating_sub(u64::from(self.plan.min_delay));
-        let fits = |s: &&Spike| (oldest..self.step).contains(&s.step) && u64::from(s.cell) < self.plan.cells();
-        if let Some(bad) = others.iter().find(|s| !fits(s)) {
-            let what = format!("cell {} cannot have fired in step {} before step {}", bad.cell, bad.step, self.step);
-            return Err(Error::value(what));
-        }
-        if self.untold.is_empty() {
-            return Err(Error::value(format!("at step {} everything was heard already", self.step)));
-        }
-        let mut all = std::mem::take(&mut self.untold);
-        all.retain(|s| *s != NOTHING);
-        all.extend_from_slice(others);
-        all.sort_unstable();
-        for lane in &mut self.lanes {
-            for spike in &all {
-                lane.schedule(*spike, self.step);
-                lane.learn(*spike, self.step);
-            }
-            lane.rest(self.step);
-        }
-        self.remember(&all);
-        Ok(())
-    }
-
-    fn remember(&mut self, spikes: &[Spike]) {
+    pub(super) fn remember(&mut self, spikes: &[Spike]) {
         self.recent.extend_from_slice(spikes);
         let oldest = self.step.saturating_sub(u64::from(self.plan.max_delay));
         let gone = self.recent.partition_point(|s| s.step < oldest);
@@ -219,16 +123,13 @@ impl<'a> CpuEngine<'a> {
     }
 }
 
-/// In the place of spikes where there was none.
-const NOTHING: Spike = Spike { step: u64::MAX, cell: u32::MAX };
-
 /// The threads that a network of so many cells has work for.
 fn most_threads(cells: u64) -> usize {
     (cells / CELLS_A_THREAD).max((cells / FEW.1).min(FEW.0)).clamp(1, 1 << 16) as usize
 }
 
-/// Tells other parts what is in this turn's lists before a step, and hears what fired there.
-type Tell<'a> = &'a mut dyn FnMut(u64, usize) -> std::result::Result<Vec<Spike>, ()>;
+/// Takes up what is in this turn's lists before a step; where it is time, tells other parts and hears what fired there.
+type Tell<'a> = &'a mut dyn FnMut(u64, usize, bool) -> std::result::Result<Vec<Spike>, ()>;
 
 impl CpuEngine<'_> {
     /// The most threads that step it.
@@ -254,14 +155,14 @@ impl CpuEngine<'_> {
         steps: u64,
         spikes: &mut Vec<Spike>,
     ) -> Result<Parts> {
-        let together = self.most_steps();
+        let Every { inside, across } = self.every;
         let (from, to) = (self.step, self.step + steps);
         learned::steps_left(self.plan, to)?;
         let (mail, barrier) = (Mail::new(threads), Barrier::new(threads));
         let mut exchange = self.exchange.as_deref_mut();
         let shared = exchange.is_some();
-        // What other parts say, in turn, and whether they do no more.
-        let (heard, lost) = (<[RwLock<Vec<Spike>>; 2]>::default(), AtomicBool::new(false));
+        // What other parts say, and whether they do no more. Threads meet twice before it is said again.
+        let (heard, lost) = (RwLock::<Vec<Spike>>::default(), AtomicBool::new(false));
         let mut failed = None;
         let mut hands: Vec<Vec<&mut Lane<'_>>> = (0..threads).map(|_| Vec::new()).collect();
         self.lanes.iter_mut().enumerate().for_each(|(i, lane)| hands[i % threads].push(lane));
@@ -269,10 +170,10 @@ impl CpuEngine<'_> {
         let work = |own: usize, mut lanes: Vec<&mut Lane<'_>>, mut tell: Option<Tell<'_>>| {
             let _guard = barrier.guard();
             let (mut fired, mut all) = (Vec::new(), Vec::new());
-            let (mut step, mut turn) = (from, 0);
+            let (mut step, mut turn, mut meeting) = (from, 0, (from + across).min(to));
             let mut clock = Clock::<TIMED>::start();
             while step < to {
-                let next = (step + together).min(to);
+                let next = (step + inside).min(meeting);
                 for lane in &mut lanes {
                     for now in step..next {
                         if TIMED {
@@ -294,22 +195,25 @@ impl CpuEngine<'_> {
                 clock.lap(Timed::Waiting);
                 if shared {
                     if let Some(tell) = &mut tell {
-                        match tell(next, turn) {
-                            Ok(spikes) => {
+                        match tell(next, turn, next == meeting) {
+                            Ok(spikes) if next == meeting => {
                                 all.extend_from_slice(&spikes);
-                                *heard[turn].write().unwrap_or_else(PoisonError::into_inner) = spikes;
+                                *heard.write().unwrap_or_else(PoisonError::into_inner) = spikes;
                             }
+                            Ok(_) => {}
                             Err(()) => lost.store(true, Ordering::Relaxed),
                         }
                     }
                     clock.lap(Timed::Exchange);
+                }
+                if shared && next == meeting {
                     barrier.wait(own);
                     clock.lap(Timed::Waiting);
                     if lost.load(Ordering::Relaxed) {
                         break;
                     }
                 }
-                let others = shared.then(|| heard[turn].read().unwrap_or_else(PoisonError::into_inner));
+                let others = (shared && next == meeting).then(|| heard.read().unwrap_or_else(PoisonError::into_inner));
                 // SAFETY: threads met since these were posted, and meet before the lists of this turn are posted again.
                 let lists = || unsafe { mail.read(turn) }.chain(others.as_ref().map(|list| list.as_slice()));
                 for list in lists() {
@@ -324,8 +228,14 @@ impl CpuEngine<'_> {
                             list.iter().for_each(|spike| lane.learn(*spike, next));
                         }
                     }
-                    lanes.iter_mut().for_each(|lane| lane.rest(next));
+                    // Before that, spikes of other parts are unknown, whose synapses must not grow beyond them.
+                    if next == meeting {
+                        lanes.iter_mut().for_each(|lane| lane.rest(next));
+                    }
                     clock.lap(Timed::Learning);
+                }
+                if next == meeting {
+                    meeting = (meeting + across).min(to);
                 }
                 (step, turn) = (next, 1 - turn);
             }
@@ -338,12 +248,18 @@ impl CpuEngine<'_> {
             let (own, lanes) = hands.next().expect("there is at least one thread");
             let work = &work;
             let others: Vec<_> = hands.map(|(i, lanes)| scope.spawn(move || work(i, lanes, None))).collect();
-            let mut tell = |next: u64, turn: usize| {
+            let mut fired = Vec::new();
+            let mut tell = |next: u64, turn: usize, meet: bool| {
                 let Some(exchange) = &mut exchange else { return Ok(Vec::new()) };
-                // SAFETY: threads met since these were posted, and wait for this one.
-                let mut fired: Vec<Spike> = unsafe { mail.read(turn) }.flatten().copied().collect();
+                // SAFETY: threads met since these were posted, and meet before the lists of this turn are posted again.
+                unsafe { mail.read(turn) }.for_each(|list| fired.extend_from_slice(list));
+                if !meet {
+                    return Ok(Vec::new());
+                }
                 fired.sort_unstable();
-                exchange.exchange(next, &fired).map_err(|e| failed = Some(e))
+                let heard = exchange.exchange(next, &fired).map_err(|e| failed = Some(e));
+                fired.clear();
+                heard
             };
             (found, parts) = work(own, lanes, Some(&mut tell));
             for other in others {
@@ -421,7 +337,7 @@ impl Engine for CpuEngine<'_> {
             state.variables.iter().enumerate().for_each(|(p, values)| lane.set_states(p, values));
             state.recent.iter().for_each(|spike| lane.schedule(*spike, state.step));
         }
-        self.untold.clear();
+        self.untold = None;
         self.step = state.step;
         self.recent.clone_from(&state.recent);
         Ok(())

@@ -244,7 +244,12 @@ impl Engine for PartsEngine<'_> {
     }
 
     fn config(&self) -> String {
-        format!("{}; {} here", self.words, self.own.config())
+        let every = match self.own.most_steps() {
+            _ if self.layout.parts() < 2 => String::new(),
+            1 => ", which exchange spikes every step".to_owned(),
+            steps => format!(", which exchange spikes every {steps} steps"),
+        };
+        format!("{}{every}; {} here", self.words, self.own.config())
     }
 }
 

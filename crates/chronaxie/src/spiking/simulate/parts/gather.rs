@@ -86,6 +86,29 @@ impl<L: Link> AllGather<L> {
 }
 
 impl<L: Link> Exchange for AllGather<L> {
+    fn agree(&mut self, steps: u64) -> Result<u64> {
+        let own = [&(self.part as u32).to_le_bytes()[..], &steps.to_le_bytes()].concat();
+        let all = self.all(&own)?;
+        let mut seen = vec![false; self.members.layout().parts()];
+        let mut least = steps;
+        for packet in packets(&all)? {
+            let said = packet.split_at_checked(4).and_then(|(part, steps)| {
+                let part = u32::from_le_bytes(part.try_into().ok()?) as usize;
+                let steps = u64::from_le_bytes(steps.try_into().ok()?);
+                (steps > 0 && seen.get(part) == Some(&false)).then_some((part, steps))
+            });
+            let Some((part, steps)) = said else {
+                return Err(Error::value("what parts say of how often they exchange makes no sense"));
+            };
+            seen[part] = true;
+            least = least.min(steps);
+        }
+        match seen.iter().position(|seen| !seen) {
+            Some(part) => Err(Error::value(format!("nobody says how often part {part} exchanges"))),
+            None => Ok(least),
+        }
+    }
+
     fn exchange(&mut self, step: u64, own: &[Spike]) -> Result<Vec<Spike>> {
         let packet = pack(&self.members, self.part, step, own)?;
         let all = self.all(&packet)?;

@@ -1,7 +1,7 @@
 //! A network in parts, each with an engine of its own, which tell each other what fired.
 //!
-//! A part has the cells that a [`Layout`] gives it and the synapses onto them. Once every shortest delay all parts have all
-//! spikes ([`Exchange`]). Cells keep the network's numbers, by which everything is drawn, so spikes and states are the same bits
+//! A part has the cells that a [`Layout`] gives it and the synapses onto them. Once every shortest delay from one part to another
+//! ([`Every`]) all parts have all spikes ([`Exchange`]); a part's own spikes reach its own cells earlier. Cells keep the network's numbers, by which everything is drawn, so spikes and states are the same bits
 //! for every layout and any number of parts; a state of the whole is the union of those of its parts ([`join`], [`split`]).
 
 use super::learned::Learned;
@@ -12,7 +12,11 @@ use crate::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
+mod apart;
 pub mod engine;
+mod every;
+#[cfg(test)]
+pub(in crate::spiking) mod every_tests;
 mod frame;
 pub mod gather;
 pub mod tcp;
@@ -21,10 +25,16 @@ pub(in crate::spiking) mod tests;
 pub mod wire;
 
 pub use engine::PartsEngine;
+pub use every::Every;
 pub use gather::{AllGather, Channels, Link};
 
 /// How parts tell each other what fired.
 pub trait Exchange: Send {
+    /// The least of what all parts say, once, before the first exchange: how many steps lie between two of them, at most.
+    ///
+    /// # Errors
+    /// Where another part has gone.
+    fn agree(&mut self, steps: u64) -> Result<u64>;
     /// What fired in all other parts since the last call; `own` fired in this one, by rising step and cell, before `step`.
     ///
     /// # Errors
