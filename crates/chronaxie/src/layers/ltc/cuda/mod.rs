@@ -179,7 +179,7 @@ pub fn specialisations() -> Vec<Specialisation> {
             held::specialisation(source, &[entry], &h, fast, true)
         }));
         all.push(held::trace_specialisation(fast));
-        all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", tune::SENSORY_ADJOINT, false));
+        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
     }
     // What else the compared cases launch, each for the architectures on which they do.
     static ARCHS: [&str; 6] = COMPARED_ARCHS;

@@ -277,8 +277,8 @@ pub(super) const fn rebuilds((_, _, threads): (usize, usize, usize)) -> bool {
 pub(super) const ADJOINTS: [(usize, usize, usize); 5] =
     [(1, 8, 512), (1, 20, 256), (2, 8, 512), (2, 20, 256), (4, 20, 256)];
 pub(super) const BLOCK_ADJOINTS: [(usize, usize, usize); 2] = [(1, 8, 384), (1, 20, 256)];
-/// The same for the adjoint of the sensory gates.
-pub(super) const SENSORY_ADJOINT: (usize, usize, usize) = (2, 10, 512);
+/// The same for the adjoint of the sensory gates: lists of a little more than a power of two of synapses leave few of ten slots empty.
+pub(super) const SENSORY_ADJOINTS: [(usize, usize, usize); 2] = [(2, 10, 512), (2, 8, 512)];
 /// Slots and threads of the sensory sums.
 pub(super) const SENSORY_SHAPES: [(usize, usize); 3] = [(40, 256), (12, 512), (14, 512)];
 /// Rows side by side of the sensory sums.
@@ -417,15 +417,15 @@ fn hold(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: &Wish, role: R
                 } else {
                     let unfold = unfold_clocks(groups, gates, blocks, shape.threads, role == Role::Rebuild);
                     // Several blocks of a multiprocessor share its units, where there are so many; and clusters that do
-                    // wait for each other everywhere (H200, measured): their groups take as long as one by one.
+                    // wait for each other everywhere (H200, measured): their groups take as long as one by one, and each longer (H100, 128
+                    // neurons, 256 to 448 rows: 1.4 times what is reckoned of one, where two rows in one block take 1.2 times that).
                     let crowded = sharing > 1 && all_groups > resident[blocks] * groups;
-                    let together = unfold.max(groups * gates * sharing);
-                    let together = if blocks == 1 { together * 17 / 16 } else { together * 7 / 6 };
+                    let together = unfold.max(groups * gates * sharing) * 17 / 16;
                     match (crowded, blocks) {
                         (false, _) => unfold,
                         (true, 1) => together,
                         (true, _) => {
-                            together.max(groups * unfold_clocks(1, gates, blocks, shape.threads, false) * 6 / 5)
+                            together.max(groups * unfold_clocks(1, gates, blocks, shape.threads, false) * 3 / 2)
                         }
                     }
                 };

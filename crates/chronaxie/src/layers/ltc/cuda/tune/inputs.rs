@@ -1,6 +1,6 @@
 //! The choice of the kernels of the gates over the inputs.
 
-use super::{Held, SENSORY_ADJOINT, SENSORY_ROWS, SENSORY_SHAPES, always, backward_budget, io_bytes};
+use super::{Held, SENSORY_ADJOINTS, SENSORY_ROWS, SENSORY_SHAPES, always, backward_budget, io_bytes};
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
@@ -86,11 +86,12 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
     let lists = Lists::by_source(&p.connectivity.sensory)?;
     let (others, budget) = (p.hidden, sensory_budget(p));
     // Its maps of the inputs and their sums lie beside that.
-    let limit = props.shared_per_block_optin as usize - 16 * SENSORY_ADJOINT.2;
+    let limit = (props.shared_per_block_optin as usize).saturating_sub(16 * SENSORY_ADJOINTS[0].2);
     let processors = props.sm_count as usize;
-    let mut best: Option<(usize, usize, Held)> = None;
-    let (side, slots, max_threads) = SENSORY_ADJOINT;
-    for blocks in [1, 2, 4, 8, 16, 32, 64] {
+    let mut best: Option<(usize, Held)> = None;
+    let blocks = [1, 2, 4, 8, 16, 32, 64];
+    let all = SENSORY_ADJOINTS.into_iter().flat_map(|shape| blocks.map(|b| (shape, b)));
+    for ((side, slots, max_threads), blocks) in all {
         let shape = lists.shape(blocks, slots, 2 * side, side).filter(|s| s.threads <= max_threads);
         let Some(Shape { threads, warp_slots }) = shape else { continue };
         // Two tiles of a group where they fit.
@@ -102,7 +103,9 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
         let tiles = rows.div_ceil(SUMS_TILE);
         let affordable = budget / (16 * blocks * slots * threads);
         let workers = affordable.min(processors / blocks).min(tiles);
-        if workers == 0 || groups == 0 {
+        // Too few blocks for so many rows: the portable kernels are faster.
+        let few = 2 * workers * blocks < processors && 48 * workers < rows;
+        if workers == 0 || groups == 0 || few {
             continue;
         }
         let groups = groups.min(tiles.div_ceil(workers));
@@ -113,13 +116,11 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
         let alone = warp_slots.div_ceil(warps) * 26 * side + 200;
         let each = SUMS_TILE / side * issued.max(alone) + 700 * others.div_ceil(threads) + 300;
         let clocks = tiles.div_ceil(workers * groups) * each + 3000 + slots * threads * groups / 2;
-        if best.is_none_or(|(least, ..)| clocks < least) {
+        if best.is_none_or(|(least, _)| clocks < least) {
             let shared = (groups * of_group).max((groups - 1) * of_sums) as u32;
             let held = Held::of((side, slots, max_threads));
-            best = Some((clocks, workers, Held { blocks, threads, groups, pairs: true, shared, ..held }));
+            best = Some((clocks, Held { blocks, threads, groups, pairs: true, shared, ..held }));
         }
     }
-    // Too few blocks for so many rows: the portable kernels are faster.
-    let (_, workers, held) = best?;
-    (2 * workers * held.blocks >= processors || 48 * workers >= rows).then_some(held)
+    best.map(|(_, held)| held)
 }
