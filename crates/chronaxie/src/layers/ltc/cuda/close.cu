@@ -42,6 +42,7 @@ struct CloseColumns {
 // Lanes of each sum over clusters or slices, and the sum of all that a lane has of it: every kSharers-th from `first` on. The order of
 // additions is fixed.
 constexpr int kSharers = 4;
+static_assert(kSharers == 4, "close_synapse leaves each lane one of four gradients");
 __device__ __forceinline__ float4 strided_sum(const float4* __restrict__ from, i64 stride, i64 count, int first) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8

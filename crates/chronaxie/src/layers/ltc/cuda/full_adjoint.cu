@@ -14,18 +14,18 @@
 //
 // Floor (H200, 1.98 GHz, B32 T64 H128 K6 at density 0.5): a slot is 14 instructions with 2 loads and a special operation; 8 warps of 14
 // slots are 28 slots of a scheduler, 392 of its clocks; beside them about 80 instructions a warp: 550 clocks an unfold, where an exchange
-// with its loads and sums alone takes 431 (row_adjoint.cu). As it is: 985 clocks by 7 blocks (H100, 97 us for 192 unfolds of 32 rows): 88
-// from alpha's arrival to its last use's issue, 256 of sums over lanes with tanh between and to the store, 270 of what is made
-// meanwhile, 80 of steps and of the loop, 160 of waiting that are left, and the rest for the other block's warps; fewer rows, whose
-// blocks have a multiprocessor each, about 740 by 8 small blocks (reckoned from the pass). row_adjoint.cu with its sums took 1200 + 490.
+// with its loads and sums alone takes 431 (row_adjoint.cu). As it is: some 990 clocks by 7 blocks (H100; 98 us for
+// 192 unfolds of 32 rows, reckoned from the pass, which takes 0.303 ms where it took 0.312 with 103). By ncu's samples a warp takes 35 % of
+// them from alpha's arrival to its store, as much beside it (27 what is made meanwhile, 8 steps and the loop), and waits for 16; the rest are
+// the other block's. row_adjoint.cu with its sums took 1200 + 490.
 // Bytes: 8 for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
 // For compute capability 9.0 alone: code for later ones has up to 12 registers too many (NVRTC 13.0), and was not timed.
 // Tried (us for those 192 unfolds, by 7 blocks or 3): dL/dout read into a register a step ahead, and waited for at once, 120 where 114;
 // gates of the next unfold behind the store of alpha 112 where 106; the store in a branch of the lanes that send 106 where 103; a branch
 // that keeps the products u ahead of the wait, which compilers put behind it: 12 longer by 3 blocks, 2 by 7, with 28 bytes spilled.
-// One loop of all unfolds that begins with the wait (products are then ahead of it) and has one branch for all that is not in every
-// unfold: 97 where 103. In that, gates that wait for what is exchanged, behind the store or among the shuffles, 99 to 102; gates of the next
-// unfold ahead of the branch, so ahead of the wait: 105.
+// Since then, the whole backward pass of B32 T64 D128 H128 in ms: one loop of all unfolds that begins with the wait (products are then ahead of
+// it), with one branch for all that is not in every unfold, 0.303 where 0.312. In that, gates that wait for what is exchanged, behind the
+// store or among the shuffles, 0.307 to 0.311; gates of the next unfold ahead of the loop's end, so ahead of the wait, 0.317.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif

@@ -18,7 +18,7 @@
 // One block with four rows side by side (512 threads, 20 slots): each lane of a target stores the row that it ends, and a warp waits for
 // the others only before it reads, so that it has gates of one group while states of the other are still made. Many rows of up to
 // 128 neurons, and their rebuilt unfolds: 8 rows of 128 neurons at half density are 4200 clocks of the special-function unit an unfold, and
-// take 6000 (H100; B512 T32 D32 H128 0.336 ms, two rows side by side 0.406; B32 T64 H128's rebuilt unfolds 26 us a chunk, 33).
+// take some 6200 (H100, reckoned from the pass; B512 T32 D32 H128 0.336 ms, two rows side by side 0.406; B32 T64 H128's rebuilt unfolds 26 us a chunk, 33).
 // kRebuild: for the backward pass every step is a row of its own, which starts from the state before it; only the
 // states and denominators of its unfolds are written.
 // Bytes: the parameters once, Ns and Ds written once and read once from L2 for every unfold, the outputs once.

@@ -202,7 +202,7 @@ fn lanes(synapses: usize, nodes: usize) -> u32 {
 
 /// Rows side by side, slots a thread, and threads that a recurrence is compiled for: what the registers of a
 /// multiprocessor hold at 4.5 or 5 a slot, and about 40 beside them. Other shapes were tried and were never the best
-/// (four rows, 12 and 32 slots).
+/// (12 and 32 slots).
 pub(super) const RECURRENCES: [(usize, usize, usize); 9] = [
     (1, 4, 1024),
     (1, 6, 1024),
