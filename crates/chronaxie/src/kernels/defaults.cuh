@@ -26,6 +26,7 @@ constexpr bool kMany = true;
 constexpr bool kRebuild = false;
 constexpr bool kPairs = false;
 constexpr bool kMixed = true;
+constexpr bool kWords = true;
 constexpr int kRowLanes = 2;  // with kRows 8
 
 // CfC (layers/cfc/cuda), beside kFast, kRows and kThreads.

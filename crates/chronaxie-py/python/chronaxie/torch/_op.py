@@ -212,6 +212,9 @@ def traced(
 ) -> tuple[Tensor, ...]:
     """The operator, where a graph is being made."""
     backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if entry == "ltc" and ",store=" not in text:
+        # How many tensors are kept must not depend on B and T, which a graph may leave open.
+        text += ",store=false"
     op = getattr(torch.ops.chronaxie, entry)
     made = op(*tensors[:LEAD], list(tensors[LEAD:]), lists, text, key, backward)
     return tuple(made[:states])

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from .._errors import ConfigError
 
 _WEIGHTS = {"affine": ("w", "b"), "linear": ("w",), "none": ()}
+# What the forward pass keeps for the backward pass; where it is not said the library decides by sizes.
+_SAVES = {"auto": "", "recompute": ",store=false", "store": ",store=true"}
 
 
 class Options(NamedTuple):
@@ -36,16 +38,18 @@ def options(
     output_mapping: str = "none",
     implicit_param_constraints: bool = True,
     precision: str = "exact",
-    store: bool = False,
+    save: str = "auto",
 ) -> Options:
     """Options under one spelling. Ranges are the library's business, and are checked when a plan is made."""
+    if save not in _SAVES:
+        raise ConfigError(f"ltc: save `{save}` is not one of {', '.join(_SAVES)}")
     for mapping in (input_mapping, output_mapping):
         if mapping not in _WEIGHTS:
             raise ConfigError(f"ltc: mapping `{mapping}` is not one of {', '.join(_WEIGHTS)}")
     text = (
         f",unfolds={int(unfolds)},dt={float(dt)!r},epsilon={float(epsilon)!r},norm={str(bool(norm)).lower()},"
         f"input={input_mapping},output={output_mapping},outputs={int(outputs)},"
-        f"identity={str(not implicit_param_constraints).lower()},store={str(bool(store)).lower()},precision={precision}"
+        f"identity={str(not implicit_param_constraints).lower()}{_SAVES[save]},precision={precision}"
     )
     synapses = ("w", "mu", "sigma", "erev")
     names = [*synapses, *(f"sensory_{name}" for name in synapses), "gleak", "vleak", "cm"]

@@ -41,6 +41,7 @@ mod lstm;
 mod places;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use super::spec::Ltc;
 use crate::layers::memory::Strided;
@@ -168,6 +169,7 @@ impl CpuPlan {
         let (call, _) = self.call(regions, args.inputs, &args.scratch)?;
         // SAFETY: the block is this layout's, as `run` checked, and each region is carved once a call.
         let memory = Shared::new(unsafe { regions.layout.carve::<f32>(&args.scratch, regions.buffers)? });
+        let words = at.words.map(|i| Ok(Shared::new(args.outputs[i].as_mut_slice::<i32>()?))).transpose()?;
         let mut written = |i: usize| -> Result<Shared<f32>> { Ok(Shared::new(args.outputs[i].as_mut_slice()?)) };
         let outputs = Outputs {
             out: written(at.out)?,
@@ -177,6 +179,7 @@ impl CpuPlan {
                 Some([states, dens]) => Some([written(states)?, written(dens)?]),
                 None => None,
             },
+            words,
             final_cell: at.final_cell.map(&mut written).transpose()?,
             lstm: match at.lstm {
                 Some(gates) => Some([written(gates)?, written(gates + 1)?, written(gates + 2)?]),
@@ -214,6 +217,7 @@ impl CpuPlan {
         let given = Given {
             states: Strided::new(&args.inputs[at.states])?,
             unfolds,
+            words: at.words.map(|i| args.inputs[i].as_slice::<i32>()).transpose()?,
             grad_out: Strided::new(&args.inputs[at.grad_out])?,
             grad_final_state: Strided::new(&args.inputs[at.grad_final_state])?,
             lstm: match at.lstm_given {

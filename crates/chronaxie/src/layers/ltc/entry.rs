@@ -1,6 +1,6 @@
 //! LTC as an entry of the registry: its cases, and the problem behind the contract.
 
-use super::spec::{Constraint, Ltc, Mapping, Save};
+use super::spec::{Constraint, Kept, Ltc, Mapping, Save};
 use super::wirings::Rule;
 use super::{Connectivity, Synapses, cpu, cuda, half, init, reference};
 use crate::cuda::Specialisation;
@@ -52,8 +52,8 @@ impl Problem for Ltc {
         let (d, h) = (self.inputs as u64, self.hidden as u64);
         let (products, cells) = if self.mixed_memory { (8 * steps * h * (d + h), 5 * steps * h) } else { (0, 0) };
         // A gate and its two sums are 7 operations forward and 20 backward, where the states must also be rebuilt:
-        // one more evaluation of each gate, unless they were stored.
-        let rebuilt = if self.save == Save::Store { steps * ss } else { gates };
+        // one more evaluation of each gate, unless the unfolds were kept.
+        let rebuilt = if self.kept() == Kept::States { gates } else { 0 };
         match pass {
             Pass::Backward => Cost {
                 bytes: bytes(self.signature_of(pass)),
@@ -118,6 +118,9 @@ impl Op for LtcEntry {
                 "B2_T4_D5_H33,density=0.2,input=none,identity=true,store=true,elapsed=true,norm=true",
                 "B9_T3_D2_H65,density=0.1,unfolds=1,dt=1,outputs=1",
                 "B17_T33_D3_H40,density=0.5,h0=true,elapsed=true,precision=fast",
+                "B3_T4_D5_H33,unfolds=5,norm=true,output=affine,outputs=7,precision=fast",
+                "B5_T7_D3_H128,density=0.3,h0=true,precision=fast,store=false",
+                "B24_T8_D128_H64,precision=fast,store=false",
                 "B1_T19_D2_H130,density=1",
                 "B5_T1_D3_H1,density=1,h0=true",
                 "B2_T3_D0_H5,density=1,h0=true",
@@ -230,7 +233,11 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
         output_mapping: case.get("output", Mapping::None)?,
         outputs: case.get("outputs", hidden)?,
         constraint: if flag("identity")? { Constraint::Identity } else { Constraint::Softplus },
-        save: if flag("store")? { Save::Store } else { Save::Recompute },
+        save: match case.option("store") {
+            None => Save::Auto,
+            Some(_) if flag("store")? => Save::Store,
+            Some(_) => Save::Recompute,
+        },
         precision: case.get("precision", Precision::Exact)?,
         backward: case.get("backward", true)?,
         wants: case.get("wants", base.wants)?,

@@ -14,4 +14,4 @@ pub mod wirings;
 mod tests;
 
 pub use connectivity::{Connectivity, Synapses, prepare};
-pub use spec::{Constraint, Ltc, Mapping, Save, Wants};
+pub use spec::{Constraint, Kept, Ltc, Mapping, Save, Wants};

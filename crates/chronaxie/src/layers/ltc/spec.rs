@@ -61,13 +61,59 @@ pub enum Constraint {
 /// What the forward pass keeps for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Save {
+    /// Where `fast` is asked for, with steps of 0.125 at most and no times given, up to 128 neurons, a word of every unfold: 4 bytes
+    /// for each of B T (K + 1) H, if those are 16 MiB at most ([`Ltc::kept`]). Otherwise as `Recompute`.
+    #[default]
+    Auto,
     /// Nothing but the states after each step, which are the outputs themselves where no output mapping is applied; the
     /// unfolds are recomputed.
-    #[default]
     Recompute,
     /// State and denominator of every unfold: 8 bytes for each of B T K H, and one evaluation of each gate less.
     Store,
 }
+
+/// What [`Save`] comes to for the sizes of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kept {
+    /// States after each step alone.
+    States,
+    /// `unfolds` `[B, T, K + 1, H]`: of each step 1 / den of its first unfold and the state before that, as they are, and a word of each
+    /// other unfold.
+    Words,
+    /// `unfold_states` and `unfold_dens`, `[B, T, K, H]` each.
+    Unfolds,
+}
+
+/// A word of an unfold: the state before it as an f32 stands, but for the last 12 bits, which are the logarithm (of 2) of what it divides
+/// by over what the first unfold of the step does, with a sign, 5 bits of exponent (from 2^-20 on) and 6 behind them. The word is the
+/// nearest to the state that has those bits: it may be read as it is, as far off as 2^-12 of the state. Changes of a state over a step are
+/// exact for all that, since the states before and after it are kept as they are.
+pub(super) mod word {
+    /// The bits of the f32 that a logarithm of 0 becomes, 2^-20, and the most above them.
+    const BASE: u32 = 107 << 23;
+    const MOST: u32 = 0x0fff_ffff;
+
+    /// From the state and the quotient of denominators.
+    pub fn pack(state: f32, quotient: f32) -> u32 {
+        let logarithm = quotient.log2();
+        let size = logarithm.abs().max(f32::from_bits(BASE)).to_bits() - BASE + (1 << 16);
+        let low = size.min(MOST) >> 17 | (logarithm.to_bits() >> 20 & 0x800);
+        let high = ((state.to_bits() & 0x7fff_ffff) + 0x800).saturating_sub(low) & !0xfff;
+        (state.to_bits() & 0x8000_0000) | high | low
+    }
+    /// What they were.
+    pub fn unpack(word: u32) -> (f32, f32) {
+        let logarithm = f32::from_bits((((word & 0x7ff) << 17) + BASE) | (word & 0x800) << 20);
+        (f32::from_bits(word), logarithm.exp2())
+    }
+}
+
+/// Bytes of words that are kept without being asked for: they stay in the second-level cache of a GPU, and are less than what a layer's
+/// gradients take.
+const MOST_WORDS: usize = 16 << 20;
+/// The most neurons of which they are kept, and the longest steps, in the unit of cm.
+const WORD_NEURONS: usize = 128;
+const SHORT_STEP: f64 = 0.125;
 
 /// Sizes and options of an LTC layer over a batch of sequences.
 ///
@@ -145,7 +191,7 @@ impl Ltc {
             input_mapping: Mapping::Affine,
             output_mapping: Mapping::None,
             constraint: Constraint::Softplus,
-            save: Save::Recompute,
+            save: Save::default(),
             precision: Precision::Exact,
             backward: true,
             wants: Wants::default(),
@@ -202,6 +248,19 @@ impl Ltc {
     pub fn outputs_are_states(&self) -> bool {
         self.dtype == Dtype::F32 && self.outputs == self.hidden && self.output_mapping == Mapping::None
     }
+    /// What the forward pass keeps for the backward pass.
+    pub fn kept(&self) -> Kept {
+        let words = [self.batch, self.steps, self.unfolds + 1, self.hidden, 4];
+        let words = words.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MOST_WORDS);
+        // In long steps states come to rest, and what is rounded counts for more than what is left of their changes.
+        let short = self.dt <= SHORT_STEP && !self.elapsed;
+        let fast = self.precision == Precision::Fast && !self.mixed_memory && short;
+        match self.save {
+            Save::Store if self.backward => Kept::Unfolds,
+            Save::Auto if self.backward && words && fast && self.hidden <= WORD_NEURONS => Kept::Words,
+            _ => Kept::States,
+        }
+    }
     /// What goes in: data, then parameters, then the prepared index lists.
     pub fn forward_inputs(&self) -> Vec<TensorSpec> {
         let (b, t, d, h, m) = (self.batch, self.steps, self.inputs, self.hidden, self.outputs);
@@ -257,9 +316,13 @@ impl Ltc {
         if self.backward && !self.outputs_are_states() {
             v.push(f("states", "[B, T, H]", &[b, t, h], Saved));
         }
-        if self.backward && self.save == Save::Store {
-            v.push(f("unfold_states", "[B, T, K, H]", &[b, t, k, h], Saved));
-            v.push(f("unfold_dens", "[B, T, K, H]", &[b, t, k, h], Saved));
+        match self.kept() {
+            Kept::States => {}
+            Kept::Words => v.push(TensorSpec::new("unfolds", "[B, T, K + 1, H]", [b, t, k + 1, h], Dtype::I32, Saved)),
+            Kept::Unfolds => {
+                v.push(f("unfold_states", "[B, T, K, H]", &[b, t, k, h], Saved));
+                v.push(f("unfold_dens", "[B, T, K, H]", &[b, t, k, h], Saved));
+            }
         }
         if self.backward && self.mixed_memory {
             v.push(f("lstm_gates", "[B, T, 4, H]", &[b, t, 4, h], Saved));
@@ -300,7 +363,7 @@ impl Ltc {
     }
     /// The bound on the error of one output.
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
-        let saved = ["states", "unfold_states", "unfold_dens", "lstm_gates", "lstm_cells", "lstm_states"];
+        let saved = ["states", "unfolds", "unfold_states", "unfold_dens", "lstm_gates", "lstm_cells", "lstm_states"];
         if saved.contains(&output) {
             return None;
         }
@@ -406,6 +469,52 @@ mod tests {
                 assert!(more >= unit && more < 1.0001 * unit, "{name}: {more}");
             }
         }
+    }
+
+    #[test]
+    fn words_are_kept_of_few_unfolds() {
+        let of = |batch, steps, hidden| {
+            let c = Connectivity::full(4, hidden).unwrap();
+            Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, Arc::new(c)) }
+        };
+        assert_eq!(of(32, 64, 128).kept(), Kept::Words);
+        // More than 16 MiB, more neurons than that.
+        for p in [of(128, 64, 128), of(4, 64, 130)] {
+            assert_eq!(p.kept(), Kept::States);
+        }
+        let p = of(32, 64, 128);
+        for p in [
+            Ltc { precision: Precision::Exact, ..p.clone() },
+            Ltc { save: Save::Recompute, ..p.clone() },
+            Ltc { backward: false, ..p.clone() },
+            Ltc { mixed_memory: true, ..p.clone() },
+            Ltc { elapsed: true, ..p.clone() },
+            Ltc { dt: 1.0, ..p.clone() },
+        ] {
+            assert_eq!(p.kept(), Kept::States);
+        }
+        assert_eq!(Ltc { save: Save::Store, ..p.clone() }.kept(), Kept::Unfolds);
+        let b = p.signature_of(Pass::Backward).unwrap();
+        assert_eq!(b.inputs[b.input("unfolds").unwrap()].dtype, Dtype::I32);
+    }
+
+    #[test]
+    fn words_are_the_nearest() {
+        for quotient in [1.0, 1.0001, 0.97, 1.5, 3.0, 0.01, 1e4, 1e-30, f32::MAX] {
+            for m in [0.0, 1.0, 1.0 + 2f32.powi(-11), 1.3, 2.0 - 2f32.powi(-12)] {
+                for x in [-12, -1, 0, 5, 40].map(|e| m * 2f32.powi(e)) {
+                    for state in [x, -x] {
+                        let (got, q) = word::unpack(word::pack(state, quotient));
+                        assert!((got - state).abs() <= 2f32.powi(-12) * x + f32::MIN_POSITIVE, "{state}: {got}");
+                        let (want, l) = (quotient.log2(), q.log2());
+                        assert!((l - want).abs() <= 2f32.powi(-7) * want.abs() + 2f32.powi(-20), "{quotient}: {q}");
+                    }
+                }
+            }
+        }
+        // The sign of what is nothing, and what is no number.
+        assert!(word::unpack(word::pack(-0.0, 1.0)).0.is_sign_negative());
+        assert!(word::unpack(word::pack(f32::NAN, 1.0)).0.is_nan());
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl LtcLayer {
         if elapsed && !context.timed {
             return Err(model.refuse("elapsed", "is true, but the data has no times"));
         }
-        let save = match model.choice("save", &["recompute", "store"], "recompute")? {
+        let save = match model.choice("save", &["auto", "recompute", "store"], "auto")? {
+            "auto" => Save::Auto,
             "store" => Save::Store,
             _ => Save::Recompute,
         };

@@ -7,8 +7,9 @@
 use super::fold::Neuron;
 use super::forward::Call;
 use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
-use super::layout::{Buffers, Group, Sizes, Sums, stored};
+use super::layout::{Buffers, Group, Sizes, Sums, kept};
 use super::lstm::{self, Kept};
+use super::words;
 use crate::layers::ltc::spec::Mapping;
 use crate::layers::memory::Strided;
 use crate::pool;
@@ -22,6 +23,8 @@ pub(super) struct Given<'a> {
     pub states: Strided<'a, 3>,
     /// `[B, T, K, H]`: states before each unfold, and denominators.
     pub unfolds: Option<[Strided<'a, 4>; 2]>,
+    /// Or a word of each.
+    pub words: Option<&'a [i32]>,
     /// `[B, T, M]`.
     pub grad_out: Strided<'a, 3>,
     /// `[B, H]`.
@@ -66,8 +69,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     let (steps, inputs, hidden, unfolds) = (call.p.steps, call.p.inputs, call.p.hidden, call.p.unfolds);
     let (state, input, cells) = ((hidden + 1) * R, (inputs + 1) * R, hidden * R);
     let want_inputs = call.wants_inputs(&grads);
-    // With stored unfolds nothing is rebuilt, and the sensory gates are first met by the gradient of the inputs.
-    let read_sensory = sizes.keep_sensory && (!stored(call.p) || want_inputs);
+    // With kept unfolds nothing is rebuilt, and the sensory gates are first met by the gradient of the inputs.
+    let stored = kept(call.p);
+    let read_sensory = sizes.keep_sensory && (!stored || want_inputs);
     let (kept, sensory_kept) = (call.recurrent.packs.len() * 2 * R, call.sensory.packs.len() * 2 * R);
     for j in 0..hidden {
         for l in 0..R {
@@ -106,6 +110,8 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
 
             if let Some(unfolds) = &given.unfolds {
                 read_unfolds::<R>(call, g, t, given, unfolds, b.v, b.inverse);
+            } else if let Some(kept) = given.words {
+                words::read::<R>(call, g, t, (given, kept), b.v, b.inverse);
             } else {
                 match &given.lstm {
                     None => previous_state::<R>(call, g, t, given, b.v),
@@ -165,7 +171,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 let pulled = &mut b.pulled[..state];
                 pulled.fill(0.0);
                 let gates = if sizes.keep_recurrent { &mut b.gates[k * kept..(k + 1) * kept] } else { &mut [] };
-                match (sizes.keep_recurrent, stored(call.p)) {
+                match (sizes.keep_recurrent, stored) {
                     (true, false) => adjoint::<FMA, R, N, { source::READ }>(
                         &call.recurrent,
                         v,
@@ -223,7 +229,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
             if want_inputs {
                 let du = &mut b.du[..input];
                 du.fill(0.0);
-                match (sizes.keep_sensory, stored(call.p)) {
+                match (sizes.keep_sensory, stored) {
                     (true, false) => adjoint::<FMA, R, N, { source::READ }>(
                         &call.sensory,
                         u,

@@ -2,8 +2,9 @@
 
 use super::fold::{Neuron, Side};
 use super::gates::sums;
-use super::layout::{Buffers, Group, stored};
+use super::layout::{Buffers, Group, kept};
 use super::lstm::Lstm;
+use super::words;
 use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
 use crate::layers::memory::Strided;
 use crate::pool;
@@ -46,6 +47,8 @@ pub(super) struct Outputs {
     pub states: Option<Shared<f32>>,
     /// `[B, T, K, H]` states before each unfold, and denominators.
     pub unfolds: Option<[Shared<f32>; 2]>,
+    /// Or a word of each.
+    pub words: Option<Shared<i32>>,
     /// `[B, H]`, with mixed memory.
     pub final_cell: Option<Shared<f32>>,
     /// `[B, T, 4, H]` gates, `[B, T, H]` cells and `[B, T, H]` states of the LSTM.
@@ -233,6 +236,9 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 write_rows(now, R, g, hidden, states, at);
                 write_rows(den, N, g, hidden, dens, at);
             }
+            if let Some(to) = outputs.words {
+                words::write::<R>(call, g, (t, k), now, (den, N), to);
+            }
             std::mem::swap(&mut now, &mut next);
         }
         let at = |row: usize| (row * steps + t) * hidden;
@@ -271,7 +277,7 @@ crate::levels!(fn forward4(call: &Call<'_>, g: Group, b: Buffers<'_>, o: Outputs
 
 /// Runs all steps of one group.
 pub(super) fn forward(call: &Call<'_>, g: Group, buffers: Buffers<'_>, outputs: Outputs) {
-    debug_assert_eq!(outputs.unfolds.is_some(), call.p.backward && stored(call.p));
+    debug_assert_eq!(outputs.unfolds.is_some() || outputs.words.is_some(), kept(call.p));
     match g.lanes {
         8 => forward8(call, g, buffers, outputs),
         _ => forward4(call, g, buffers, outputs),

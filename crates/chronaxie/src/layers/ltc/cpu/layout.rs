@@ -1,6 +1,6 @@
 //! How a batch is cut into groups and tasks, and where each of them keeps what.
 
-use crate::layers::ltc::spec::{Ltc, Save};
+use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Pass;
 use crate::{Dtype, Layout, RegionId, Result};
 
@@ -330,7 +330,7 @@ impl Regions {
     }
 }
 
-/// Whether the forward pass stored every unfold.
-pub(super) fn stored(p: &Ltc) -> bool {
-    p.save == Save::Store
+/// Whether the forward pass kept every unfold.
+pub(super) fn kept(p: &Ltc) -> bool {
+    p.kept() != Kept::States
 }

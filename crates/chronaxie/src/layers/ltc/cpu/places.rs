@@ -84,6 +84,8 @@ pub(super) struct Outputs {
     pub states: Option<usize>,
     /// States and denominators of the unfolds.
     pub unfolds: Option<[usize; 2]>,
+    /// Or a word of each.
+    pub words: Option<usize>,
     pub final_cell: Option<usize>,
     /// The LSTM's gates, the first of three.
     pub lstm: Option<usize>,
@@ -96,6 +98,7 @@ impl Outputs {
             final_state: s.output("final_state").ok_or_else(|| missing("final_state"))?,
             states: s.output("states"),
             unfolds: pair(s.output("unfold_states"), s.output("unfold_dens")),
+            words: s.output("unfolds"),
             final_cell: s.output("final_cell"),
             lstm: s.output("lstm_gates"),
         })
@@ -107,6 +110,8 @@ impl Outputs {
 pub(super) struct BackwardPlaces {
     pub states: usize,
     pub unfolds: Option<[usize; 2]>,
+    /// Or a word of each.
+    pub words: Option<usize>,
     pub grad_out: usize,
     pub grad_final_state: usize,
     pub x: Option<usize>,
@@ -133,6 +138,7 @@ impl BackwardPlaces {
         Ok(Self {
             states: input(s, if p.outputs_are_states() { "out" } else { "states" })?,
             unfolds: pair(s.input("unfold_states"), s.input("unfold_dens")),
+            words: s.input("unfolds"),
             grad_out: input(s, "grad_out")?,
             grad_final_state: input(s, "grad_final_state")?,
             x: s.output("grad_x"),

@@ -3,7 +3,7 @@
 use super::layout::groups;
 use crate::call::Session;
 use crate::layers::ltc::entry::LtcEntry;
-use crate::layers::ltc::spec::{Constraint, Ltc, Mapping, Save, Wants};
+use crate::layers::ltc::spec::{Constraint, Kept, Ltc, Mapping, Save, Wants};
 use crate::layers::ltc::{Connectivity, Synapses};
 use crate::op::{Args, Metric, Op, Pass, PlanOptions, Precision, Problem, Tensors, Values};
 use crate::{Device, Dtype, Place, Shape, View, ViewMut, cuda::StreamRef, pool};
@@ -144,6 +144,25 @@ fn the_number_of_threads_changes_no_bit() {
             })
             .into();
         assert!(results[0] == results[1] && results[0] == results[2], "{name}");
+    }
+}
+
+#[test]
+fn words_give_the_gradients_of_fast_arithmetic() {
+    // Rows of all groups, and of a group in part.
+    let plain = Ltc { precision: Precision::Fast, ..Ltc::new(13, 11, connectivity(5, 13, 2)) };
+    for p in [
+        plain.clone(),
+        Ltc { initial_state: true, output_mapping: Mapping::Affine, outputs: 7, ..plain.clone() },
+        Ltc { dt: 0.125, unfolds: 7, layer_norm: true, ..plain.clone() },
+    ] {
+        assert_eq!(p.kept(), Kept::Words);
+        let inputs = p.sample(Pass::Backward, 5).unwrap();
+        against_the_law("words", &p, &inputs);
+        // They are read, and none of what is rebuilt.
+        let rebuilt = both(&Ltc { save: Save::Recompute, ..p.clone() }, &inputs);
+        let kept = both(&p, &inputs);
+        assert!(rebuilt.get("out") == kept.get("out") && rebuilt.get("grad_w") != kept.get("grad_w"));
     }
 }
 

@@ -59,14 +59,14 @@ impl BackwardCall<'_> {
         }
         self.plan.fold(args.inputs, &t.common, base, stream, Some(&cleared))?;
         if t.together {
-            self.plan.sensory_sums(args.inputs, &t.common, base, stream, 0, p.steps)?;
+            self.sensory_sums(args.inputs, base, stream, 0, p.steps)?;
         }
         let mut end = p.steps;
         loop {
             let steps = self.plan.config.backward_chunk.min(end);
             let t0 = end - steps;
             if !t.together {
-                self.plan.sensory_sums(args.inputs, &t.common, base, stream, t0, steps)?;
+                self.sensory_sums(args.inputs, base, stream, t0, steps)?;
             }
             match &self.plan.held_backward {
                 Some(held) => self.held(held, args, base, t0, steps)?,
@@ -84,6 +84,9 @@ impl BackwardCall<'_> {
             }
         }
         if p.steps > 0 && t.together {
+            if t.closes_early {
+                self.close_recurrent(args, base)?;
+            }
             if t.common.u_late {
                 self.plan.make_inputs(args.inputs, &t.common, base, stream, 0, p.steps)?;
             }
@@ -120,13 +123,18 @@ impl BackwardCall<'_> {
         let (p, x, plan, t, s, g) = (&self.plan.p, args.inputs, self.plan, self.traces, &self.plan.slots, self.g);
         let region = |id| Arg::U64(t.common.layout.address(base, id));
         let step = p.unfolds * p.hidden;
-        let (v, den, trace_b) = match g.stored {
-            Some(i) => {
-                let offset = (4 * t0 * step) as u64;
-                (Arg::U64(x[i].address() + offset), Arg::U64(x[i + 1].address() + offset), p.steps * step)
+        let kept = |i: usize| Arg::U64(x[i].address() + (4 * t0 * step) as u64);
+        let (v, den, trace_b) = match (g.stored, g.words) {
+            (Some(i), _) => (kept(i), kept(i + 1), p.steps * step),
+            (_, Some(i)) if k.adjoint.held.words => {
+                let row = step + p.hidden;
+                (Arg::U64(x[i].address() + (4 * t0 * row) as u64), NULL, p.steps * row)
             }
-            None => (region(t.v), region(t.alpha), steps * step),
+            _ => (region(t.v), region(t.alpha), steps * step),
         };
+        if !k.adjoint.held.words {
+            self.unpack(x, base, args.stream, (t0, steps), k.together())?;
+        }
         if let (Some(rebuild), true) = (&k.rebuild, steps > 0) {
             let (sums, sums_steps) = self.of_steps(base, t.common.sums, t0, steps);
             let r = Rebuild {
@@ -177,7 +185,7 @@ impl BackwardCall<'_> {
     }
 
     /// What ltc_close reads of a side of held synapses: its sums, in `sums`, and where the gradients from `grad` on lie.
-    fn close_side(
+    pub(super) fn close_side(
         &self,
         args: &Args<'_, '_>,
         base: u64,
@@ -214,7 +222,12 @@ impl BackwardCall<'_> {
         };
         let (v, v_b) = self.trace_v(x, base, t0, steps);
         let offset = (4 * t0 * p.unfolds * p.hidden) as u64;
-        let stored = g.stored.map_or(NULL, |d| Arg::U64(x[d + 1].address() + offset));
+        let stored = match g.stored {
+            Some(d) => Arg::U64(x[d + 1].address() + offset),
+            None if g.words.is_some() => region(t.alpha),
+            None => NULL,
+        };
+        self.unpack(x, base, args.stream, (t0, steps), 1)?;
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
         let [n0, n1, n2] = end;
         if let Some(divided) = &plan.grid_backward {
@@ -507,7 +520,7 @@ impl BackwardCall<'_> {
                 },
             )?;
             // Without a step there are no sums, and the gradients are the zeros that they were cleared to.
-            if let (Some(grad), true) = (g.w, p.steps > 0) {
+            if let (Some(grad), true) = (g.w, p.steps > 0 && !t.closes_early) {
                 sides[0] = self.close_side(args, base, k.of_sums(), t.gate_sums, (s.w, grad));
                 threads += k.of_sums().summed().1 as u64;
             }
@@ -560,11 +573,13 @@ impl BackwardCall<'_> {
         }
         let address = |id| t.common.layout.address(base, id);
         let gradient = |slot: Option<usize>| slot.map_or(0, |i| args.outputs[i].address());
-        let neurons: [u8; 64] = g.gleak.map_or([0; 64], |grad| {
+        let summed = (address(t.neurons), 1);
+        let neurons: [u8; 72] = g.gleak.map_or(pack([summed.0, 0, 0, 0, 0, 0, 0, 0, summed.1]), |grad| {
             threads += p.hidden as u64;
             let of = |i: usize| args.outputs[grad + i].address();
             let (gleak, vleak) = (x[s.gleak].address(), x[s.gleak + 1].address());
-            pack([address(t.neurons), gleak, vleak, address(t.common.neurons), of(0), of(1), of(2), p.hidden as u64])
+            let folded = address(t.common.neurons);
+            pack([summed.0, gleak, vleak, folded, of(0), of(1), of(2), p.hidden as u64, summed.1])
         });
         let mut columns = |sums, to: [Option<usize>; 4], count: usize, slices: usize| -> [u8; 56] {
             let count = if to.iter().all(Option::is_none) { 0 } else { count as u64 };
@@ -575,16 +590,6 @@ impl BackwardCall<'_> {
         let slices = self.held_sensory().filter(|_| t.direct).map_or(1, HeldKernel::clusters);
         let inputs = columns(t.inputs, [g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)], p.inputs, slices);
         let outputs = columns(t.outputs, [g.output_w, g.output_b, None, None], p.outputs, 1);
-        launch(
-            &self.k.close,
-            stream,
-            ((SHARERS * threads).div_ceil(256), 1),
-            (THREADS, 1),
-            0,
-            args! {
-                Arg::Bytes(&sides[0]), Arg::Bytes(&sides[1]), Arg::Bytes(&neurons), Arg::Bytes(&inputs),
-                Arg::Bytes(&outputs), Arg::I32(p.hidden as i32), plan.constrained()
-            },
-        )
+        self.launch_close(stream, threads, [&sides[0], &sides[1], &neurons, &inputs, &outputs])
     }
 }

@@ -26,11 +26,11 @@ struct CloseSide {
   i64 slots, clusters;
 };
 struct CloseNeurons {
-  const float4* sums;  // alpha, beta, alpha (v - v') K / dt
+  const float4* sums;  // [parts, H]: alpha, beta, alpha (v - v') K / dt
   const float *gleak, *vleak;
   const Neuron* folded;
   float *grad_gleak, *grad_vleak, *grad_cm;
-  i64 neurons;  // 0: not asked for
+  i64 neurons, parts;  // 0: not asked for; clusters that left them, or 1
 };
 // Up to four columns of sums, which slices of rows left, to up to four vectors.
 struct CloseColumns {
@@ -61,14 +61,15 @@ __device__ __forceinline__ float4 strided_sum(const float4* __restrict__ from, i
 
 // The matrices [H, H] are zero elsewhere. In the tanh form r = (1 + t) / 2 the sums are of alpha t, beta t, 2 dz, 2 dz v;
 // otherwise of alpha r, beta r, dz, dz (v - mu).
-__device__ __forceinline__ void close_synapse(const CloseSide& side, const float4* neurons, i64 s, int sub, int hidden,
+__device__ __forceinline__ void close_synapse(const CloseSide& side, const CloseNeurons& neurons, i64 s, int sub, int hidden,
                                               int constrained) {
   const unsigned at = side.at[s];
   if (at == ~0u) return;
   const float weight = side.w[at];
   float4 sum = strided_sum(side.partial + s, side.slots, side.clusters, sub);
   if (kFast) {
-    const float4 n = neurons[at % (unsigned)hidden];
+    const float4* const of = neurons.sums + at % (unsigned)hidden;
+    const float4 n = neurons.parts > 1 ? strided_sum(of, hidden, neurons.parts, sub) : *of;
     sum = make_float4(0.5f * (n.x + sum.x), 0.5f * (n.y + sum.y), 0.5f * sum.z, 0.5f * sum.w);
     sum.w = fmaf(-side.mu[at], sum.z, sum.w);
   }
@@ -93,9 +94,9 @@ ltc_close(CloseSide recurrent, CloseSide sensory, CloseNeurons n, CloseColumns i
           int constrained) {
   i64 s = (blockIdx.x * (i64)blockDim.x + threadIdx.x) / kSharers;
   const int sub = threadIdx.x % kSharers;
-  if (s < recurrent.slots) return close_synapse(recurrent, n.sums, s, sub, hidden, constrained);
+  if (s < recurrent.slots) return close_synapse(recurrent, n, s, sub, hidden, constrained);
   s -= recurrent.slots;
-  if (s < sensory.slots) return close_synapse(sensory, n.sums, s, sub, hidden, constrained);
+  if (s < sensory.slots) return close_synapse(sensory, n, s, sub, hidden, constrained);
   s -= sensory.slots;
   if (s < n.neurons) {
     if (sub > 0) return;
@@ -127,4 +128,23 @@ ltc_close_elapsed(const float* __restrict__ step_changes,  // [B, steps, H]
   i64 b = n / steps, t = t0 + n % steps;
   float time = elapsed[b * elapsed_b + t * elapsed_t];
   if (lane == 0) grad_elapsed[b * total_steps + t] = -sum / (time * time);
+}
+
+// States before the unfolds and denominators of the steps t0 .. t0 + steps, from what is kept of them as words (ltc.cuh); a thread each
+// neuron of a step. Bytes: 4 read and 8 written for each of B steps K H: 3 us for 32 rows of 32 steps of 128 neurons.
+extern "C" __global__ void __launch_bounds__(256)
+ltc_unpack(const float* __restrict__ words,  // [B, T, K + 1, H]
+           float* __restrict__ trace_v, float* __restrict__ trace_den,  // [B / together, steps, K, H, together]
+           int batch, int hidden, int unfolds, int total_steps, int t0, int steps, int together) {
+  const i64 n = blockIdx.x * (i64)blockDim.x + threadIdx.x, row = n / hidden, b = row / steps;
+  if (b >= batch) return;
+  const int j = (int)(n - row * hidden), r = (int)(row - b * steps);
+  const float* const from = words + ((b * total_steps + (t0 + r)) * (unfolds + 1) * hidden + j);
+  const float first = 1.0f / *from;
+  for (int k = 0; k < unfolds; k++) {
+    const float word = from[(k + 1) * hidden];
+    const i64 at = (((b / together * steps + r) * unfolds + k) * hidden + j) * together + b % together;
+    trace_v[at] = word;
+    trace_den[at] = k == 0 ? first : __fdividef(first, den_quotient(word));
+  }
 }

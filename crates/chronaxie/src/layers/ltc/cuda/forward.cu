@@ -174,7 +174,7 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
             float* __restrict__ out,                             // [B, T, M]
             float* __restrict__ states,                          // [B, T, H] or null
             float* final_state,                                  // [B, H]
-            float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
+            float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null; as in row.cuh
             int hidden, int outputs, int unfolds, i64 total_steps, i64 t0, i64 steps, float epsilon,
             Lstm lstm) {  // kMixed alone reads it
   extern __shared__ float shared[];
@@ -220,9 +220,14 @@ ltc_forward(const Synapse* __restrict__ synapses, const int* __restrict__ source
           den = c + n.g + den + s.y + epsilon;
           float old = v[j];
           v_next[j] = (fmaf(c, old, n.g_vleak) + num + s.x) / den;
-          if (unfold_states) {
+          if (unfold_dens) {
             unfold_states[trace + j] = old;
             unfold_dens[trace + j] = den;
+          } else if (unfold_states) {
+            unsigned* const words = (unsigned*)unfold_states + ((b * total_steps + t) * (unfolds + 1) * hidden + j);
+            // 1 / den of the step's first unfold, ahead of the words.
+            if (k == 0) *words = __float_as_uint(1.0f / den);
+            words[(k + 1) * hidden] = k == 0 ? __float_as_uint(old) : pack_unfold(old, den, __uint_as_float(*(volatile unsigned*)words));
           }
         }
       }

@@ -3,11 +3,11 @@
 //
 // With a_j = dL/dv'_j, last unfold first:
 //   alpha_j = a_j / den_j      u_ij = sigma'_ij (q_ij - v'_j p_ij) r_ij (1 - r_ij)      a_i <- alpha_i c_i + sum_j u_ij alpha_j
-// States and denominators are known of all unfolds (the trace). As soon as alpha of a next unfold is given, the sums of the last one
+// States and denominators are known of all unfolds (the trace, or words: kWords). As soon as alpha of a next unfold is given, the sums of the last one
 // are made of alpha, u and the gates that are still there; then u and the gates of the next one. What waits for alpha is its loads, two
 // operations each, sums over the few lanes of a source, and two operations.
 //
-// Sources lie in their own order, so that a step of the trace comes to shared memory by three bulk copies, a step ahead; each has as many
+// Sources lie in their own order, so that a step of the trace comes to shared memory by two or three bulk copies, a step ahead; each has as many
 // lanes of its warp, side by side, as its list needs, no power of two. All lanes send, so that no branch stands around the store.
 // A block has a multiprocessor to itself, or two small ones share it: 32 rows of 128 neurons go side by side in clusters of 3, or of 7
 // small blocks.
@@ -18,7 +18,7 @@
 // 192 unfolds of 32 rows, reckoned from the pass, which takes 0.303 ms where it took 0.312 with 103). By ncu's samples a warp takes 35 % of
 // them from alpha's arrival to its store, as much beside it (27 what is made meanwhile, 8 steps and the loop), and waits for 16; the rest are
 // the other block's. row_adjoint.cu with its sums took 1200 + 490.
-// Bytes: 8 for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
+// Bytes: 8 (words: 4) for each of B T K H read once for each block, 8 B T H written, 16 a synapse and cluster.
 // For compute capability 9.0 alone: code for later ones has up to 12 registers too many (NVRTC 13.0), and was not timed.
 // Tried (us for those 192 unfolds, by 7 blocks or 3): dL/dout read into a register a step ahead, and waited for at once, 120 where 114;
 // gates of the next unfold behind the store of alpha 112 where 106; the store in a branch of the lanes that send 106 where 103; a branch
@@ -77,6 +77,30 @@ __device__ __forceinline__ void expect_alphas(const Others& others, unsigned hal
 #if __CUDA_ARCH__ >= 900
   if (others.sets) barrier_expect_at(others.mine + half * 8, others.bytes);
 #endif
+}
+
+// Copies a step of row b, of which words are kept (row.cuh), to the same place, and the states after it behind them. By the first warp.
+__device__ __forceinline__ void copy_words(const Ahead& ahead, const Chain& w, i64 b, int step, unsigned turn) {
+  const int n = (w.unfolds + 1) * w.hidden;
+  const float* const words = w.trace_v + (b * w.trace_b + (i64)step * n);
+  const float* const after = w.states + (b * w.total_steps + (w.t0 + step)) * w.hidden;
+  float* const to = (float*)ahead.step(turn);
+  unsigned long long* const barrier = ahead.full + (turn & 1);
+  if (ahead.bulk) {
+    if (threadIdx.x == 0) {
+      const unsigned at = shared_address(to), done = shared_address(barrier);
+      barrier_expect_at(done, 4 * (n + w.hidden));
+      bulk_copy_at(at, words, 4 * n, done);
+      bulk_copy_at(at + 4 * n, after, 4 * w.hidden, done);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int e = threadIdx.x; e < n; e += 32) copy_ahead<4>(to + e, words + e);
+#pragma unroll 1
+  for (int e = threadIdx.x; e < w.hidden; e += 32) copy_ahead<4>(to + (n + e), after + e);
+  copies_here();
+  barrier_arrive(barrier);
 }
 
 // The sum over the lanes of a source, in all of them; the order is fixed. Does something of its own behind each of three exchanges.
@@ -174,9 +198,9 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     if (n.writer) w.grad_start[b * w.hidden + n.j] = w.grad_end[b * w.end_b + n.j * w.end_h];
     return;
   }
-  // Rows of a step: v before each unfold, v after the last, den of each.
-  const int pitch = 4 * w.hidden, dens = pitch * (w.unfolds + 1), size = 4 * ahead.size;
-  const unsigned steps_here = shared_address(ahead.steps), tile = shared_address(tiles);
+  // Rows of a step: v before each unfold, v after the last, den of each; or 1 / den of the first ahead of them.
+  const int pitch = 4 * w.hidden, dens = pitch * (kWords ? -1 : w.unfolds + 1), size = 4 * ahead.size;
+  const unsigned steps_here = shared_address(ahead.steps) + (kWords ? pitch : 0), tile = shared_address(tiles);
   const bool gives = n.there && n.j < w.outputs, copies = uniform(threadIdx.x) < 32;
   float a = n.there ? w.grad_end[b * w.end_b + n.j * w.end_h] : 0.0f, c = n.rate_c, per_dt = (float)w.unfolds / w.dt;
   // Where dL/dout, the time and the sums of a step are: kept from step to step, or made anew where registers are short.
@@ -188,6 +212,12 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
   float2* step_sums = sums_of(w.steps - 1);
   float* step_changes = w.step_changes ? changes_of(w.steps - 1) : nullptr;
   // dL/dout and the time of step s, a step ahead.
+  auto copy = [&](int s, unsigned turn) {
+    if constexpr (kWords)
+      copy_words(ahead, w, b, s, turn);
+    else
+      ahead.copy(w, b, s, turn);
+  };
   auto look = [&](int s) {
     if (gives) copy_ahead<4>(&kept->grad, kOldCompiler ? grad_of(s) : grad);
     if (w.elapsed) copy_ahead<4>(&kept->time, kOldCompiler ? time_of(s) : time);
@@ -204,7 +234,7 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     barrier_wait(ahead.full + (turn & 1), (turn >> 1) & 1);
   };
   look(w.steps - 1);
-  if (copies) ahead.copy(w, b, w.steps - 1, turn);
+  if (copies) copy(w.steps - 1, turn);
   copies_here();
   begin(a, *kept);
   // The trace of the step, and of its unfold that comes.
@@ -212,7 +242,13 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
   if (w.steps > 1) look(w.steps - 2);
   // v of the unfold that comes and after it, 1 / den, and its gates; v of the one before.
   float v = at_shared(row + n.place), after = at_shared(row + pitch + n.place), before = 0.0f;
-  float inverse = quotient(1.0f, at_shared(row + dens + n.place)), t[kN];
+  // 1 / den of unfold k, in which v is before, with what is in its trace, or the step's.
+  auto inverse_of = [](float den, float v, int k) {
+    if (!kWords) return quotient(1.0f, den);
+    const float q = den_quotient(v);
+    return k == 0 ? den : den * q;
+  };
+  float inverse = inverse_of(at_shared((kWords ? base : row) + dens + n.place), v, w.unfolds - 1), t[kN];
 #pragma unroll
   for (int i = 0; i < kN; i++) t[i] = gate_of(held.a[i], held.b[i], v);
   float alpha = a * inverse, rest = 0.0f, u[kN];
@@ -233,7 +269,7 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
       u[i] = fmaf(-u[i], held.p[i], held.q[i]) * (kFast ? fmaf(-t[i], t[i], 1.0f) : fmaf(-t[i], t[i], t[i]));
     }
     // Made here, which an old compiler would spread over what follows, with more registers than there are.
-    if constexpr (kOldCompiler && !kFast) {
+    if constexpr (kOldCompiler && (kWords || !kFast)) {
 #pragma unroll
       for (int i = 0; i < kN; i++) asm volatile("" : "+f"(u[i]), "+f"(g.w[i]), "+f"(g.t[i]));
     }
@@ -243,12 +279,12 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     row -= pitch;
   };
   // Takes alpha of this unfold, and gives that of the next one, unless it was the last.
-  auto pass = [&](auto is_last) {
+  auto pass = [&](auto is_last, int k) {
     constexpr bool kLast = decltype(is_last)::value;
     const unsigned half = round & 1;
     before = v;
     v = at_shared(row + n.place), after = at_shared(row + pitch + n.place);
-    const float den = at_shared(row + dens + n.place);
+    const float den = at_shared((kWords ? base : row) + dens + n.place);
     take_alphas(others, half, (round >> 1) & 1);
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -262,7 +298,7 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     const float all = part_sum<kMost>((sum[0] + sum[1]) + (sum[2] + sum[3]), part, [&](auto third) {
       constexpr int kThird = decltype(third)::value, kFrom = kN * kThird / 3, kTo = kN * (kThird + 1) / 3;
       if constexpr (kLast) return;
-      if (kThird == 0) inverse = quotient(1.0f, den);
+      if (kThird == 0) inverse = inverse_of(den, v, k);
 #pragma unroll
       for (int i = kFrom; i < kTo; i++) t[i] = gate_here(held.a[i], held.b[i], v);
     });
@@ -282,11 +318,11 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
 #pragma unroll 1
   while (true) {
     k--;
-    pass(Number<0>());
+    pass(Number<0>(), k);
     meanwhile();
     if (k != event) continue;
     if (to_copy) {
-      ahead.copy(w, b, step - 1, turn + 1);
+      copy(step - 1, turn + 1);
       to_copy = false, event = 0;
       if (k > 0) continue;
     }
@@ -314,7 +350,7 @@ __device__ __forceinline__ void walk_back(const Chain& w, const Held& held, Sums
     if (step < 0) break;
     to_copy = copies && step > 0, event = to_copy ? w.unfolds - 2 : 0;
   }
-  pass(Number<1>());
+  pass(Number<1>(), 0);
   add_unfold<kN>(held, sums, g, before);
   if (n.writer) w.grad_start[b * w.hidden + n.j] = a;
 }
@@ -331,7 +367,7 @@ __device__ __forceinline__ void walk_used(int used, const Chain& w, const Held& 
   walk_back<kN, kFewParts>(w, held, sums, n, others, more, part, tiles, ahead, b, round, turn, kept);
 }
 
-// Dynamic shared memory: two steps of [2 K + 1, H] floats, each a multiple of 16 bytes.
+// Dynamic shared memory: two steps of [2 K + 1, H] floats, each a multiple of 16 bytes; of words [K + 2, H].
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
 ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  const float* __restrict__ states,                 // [B, T, H]
@@ -340,7 +376,7 @@ ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
                  const float* __restrict__ output_w,                                         // [M] or null
                  const float* grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(state after the chunk), any strides
                  float* grad_start,                            // [B, H]: dL/d(state before the chunk)
-                 const float* trace_v, const float* trace_den, i64 trace_b,  // [B, steps, K, H], trace_b apart
+                 const float* trace_v, const float* trace_den, i64 trace_b,  // [B, steps, K, H], trace_b apart; kWords: [B, T, K + 1, H] (row.cuh) and null
                  float4* __restrict__ gate_sums,    // [clusters, synapses], added to unless first
                  float2* __restrict__ step_sums,    // [B, sums_steps, H]: sums of alpha and of beta over k
                  float* __restrict__ step_changes,  // [B, steps, H] or null: sums of alpha (v - v') over k
@@ -380,7 +416,7 @@ ltc_full_adjoint(Schedule schedule, const float* __restrict__ cm,  // [H]
 #if __CUDA_ARCH__ >= 900
   if (kCluster) cluster_sync();
 #endif
-  const Ahead ahead = {buffers, copied, ((2 * unfolds + 1) * hidden + 3) / 4 * 4, walking * 32, bulk};
+  const Ahead ahead = {buffers, copied, ((kWords ? unfolds + 2 : 2 * unfolds + 1) * hidden + 3) / 4 * 4, walking * 32, bulk};
   unsigned turn = 0;
   const i64 first = blockIdx.x / blocks, stride = gridDim.x / blocks;
   if (walks) {

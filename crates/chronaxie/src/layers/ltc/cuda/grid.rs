@@ -196,7 +196,7 @@ impl GridKernel {
 /// The kernels of the backward pass whose synapses are divided.
 pub(super) struct GridBackward {
     pub(super) adjoint: GridKernel,
-    /// None where the forward pass stored the unfolds.
+    /// None where the forward pass kept the unfolds.
     pub(super) rebuild: Option<GridKernel>,
     /// None where the portable kernel makes the sums of the synapses, too.
     pub(super) sums: Option<GridSums>,
@@ -251,7 +251,7 @@ impl CudaPlan {
         room: &Room,
         sums: Arg<'_>,
         [s0, s1, s2]: [Arg<'_>; 3],
-        [states, stored]: [Option<usize>; 2],
+        (states, kept): (Option<usize>, [Arg<'static>; 2]),
         (t0, steps): (usize, usize),
     ) -> Result<()> {
         let (p, s, x) = (&self.p, &self.slots, args.inputs);
@@ -260,8 +260,8 @@ impl CudaPlan {
         let common = args! {
             Arg::Bytes(&k.shares(room.folded)), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)),
             sums, s0, s1, s2, e0, e1, e2, e3, at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)),
-            out(args.outputs, states), out(args.outputs, Some(1)), out(args.outputs, stored),
-            out(args.outputs, stored.map(|s| s + 1)), Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
+            out(args.outputs, states), out(args.outputs, Some(1)), kept[0],
+            kept[1], Arg::I32(p.batch as i32), Arg::I32(p.hidden as i32),
             Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64), Arg::I64(t0 as i64),
             Arg::I32(steps as i32), self.constrained(), Arg::F32(p.epsilon as f32), Arg::U64(0), Arg::I32(1)
         };

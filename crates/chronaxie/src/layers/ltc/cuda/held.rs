@@ -52,6 +52,9 @@ pub(super) fn specialisation(
     if h.whole {
         constants.push(("kBlocks", Constant::Int(h.blocks as i32)));
     }
+    if h.full() || h.whole {
+        constants.push(("kWords", Constant::Bool(h.words)));
+    }
     Specialisation {
         headers: HELD_HEADERS,
         constants,
@@ -107,7 +110,11 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&FULL_ADJOINT, "ltc_full_adjoint", &c.adjoint.filter(Held::full)),
         c.sums.map(|_| trace_specialisation(c.fast)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
-        one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &c.adjoint.filter(|h| h.whole).map(|h| Held::whole(h.blocks))),
+        one(
+            &WHOLE_ADJOINT,
+            "ltc_whole_adjoint",
+            &c.adjoint.filter(|h| h.whole).map(|h| Held::whole_adjoint(h.blocks, h.words)),
+        ),
         c.adjoint.filter(|h| h.whole).map(|_| super::whole::close_specialisation()),
     ]
     .into_iter()
@@ -320,9 +327,9 @@ pub(super) fn fold_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel
     device.kernel(&fold_specialisation(fast), "ltc_fold_held")
 }
 
-/// The kernel that makes gradients of all sums.
-pub(super) fn close_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel> {
-    device.kernel(&close_specialisation(fast), "ltc_close")
+/// A kernel of close.cu.
+pub(super) fn close_kernel(device: &Arc<CudaDevice>, entry: &str, fast: bool) -> Result<Kernel> {
+    device.kernel(&close_specialisation(fast), entry)
 }
 
 pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
@@ -333,7 +340,7 @@ pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
     }
 }
 
-pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close", "ltc_close_elapsed"];
+pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close", "ltc_close_elapsed", "ltc_unpack"];
 
 pub(super) fn close_specialisation(fast: bool) -> Specialisation {
     Specialisation {
@@ -346,7 +353,7 @@ pub(super) fn close_specialisation(fast: bool) -> Specialisation {
 /// The adjoint's kernels, where synapses are held.
 pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
-    /// None where the forward pass stored the unfolds.
+    /// None where the forward pass kept the unfolds.
     pub(super) rebuild: Option<HeldKernel>,
     /// Where one kernel does all but the sums over rows.
     pub(super) whole: Option<WholeBackward>,
@@ -373,7 +380,7 @@ impl HeldBackward {
         let rows = batch * if c.together(p) { p.steps } else { chunk };
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
         let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, rows, h, budget, fast);
-        let close = |entry| device.kernel(&close_specialisation(fast), entry);
+        let close = |entry| close_kernel(device, entry, fast);
         if adjoint.whole {
             return Ok(Some(Self {
                 adjoint: HeldKernel::whole_adjoint(device, s, batch, adjoint, fast)?,
@@ -547,7 +554,7 @@ impl CudaPlan {
         (folded, sums, carried): (u64, Arg<'_>, Arg<'_>),
         start: [Arg<'_>; 3],
         states: Option<usize>,
-        stored: Option<usize>,
+        kept: [Arg<'static>; 2],
         (t0, steps): (usize, usize),
     ) -> Result<()> {
         let (p, s, x) = (&self.p, &self.slots, args.inputs);
@@ -572,8 +579,8 @@ impl CudaPlan {
             out(args.outputs, Some(0)),
             out(args.outputs, states),
             out(args.outputs, Some(1)),
-            out(args.outputs, stored),
-            out(args.outputs, stored.map(|s| s + 1)),
+            kept[0],
+            kept[1],
             Arg::I32(p.batch as i32),
             Arg::I32(p.hidden as i32),
             Arg::I32(p.outputs as i32),

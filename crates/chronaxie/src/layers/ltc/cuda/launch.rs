@@ -48,6 +48,7 @@ pub(super) struct Backward {
     pub(super) output_sums: Kernel,
     pub(super) close_synapses: Kernel,
     pub(super) close: Kernel,
+    pub(super) unpack: Kernel,
 }
 
 /// LTC on one CUDA device.
@@ -149,7 +150,8 @@ impl CudaPlan {
                 input_sums: k.take("ltc_input_sums"),
                 output_sums: k.take("ltc_output_sums"),
                 close_synapses: k.take("ltc_close_synapses"),
-                close: super::held::close_kernel(device, config.fast)?,
+                close: super::held::close_kernel(device, "ltc_close", config.fast)?,
+                unpack: super::held::close_kernel(device, "ltc_unpack", config.fast)?,
             };
             b.adjoint.set_max_dynamic_shared(config.adjoint_shared)?;
             Some(b)
@@ -365,6 +367,15 @@ impl CudaPlan {
         [at(x, e), stride(x, e, 0), stride(x, e, 1), Arg::F32(self.p.dt as f32)]
     }
 
+    /// Where what is kept of unfolds goes: states and denominators, or words and nothing, or nothing at all.
+    fn kept(&self, outputs: &[ViewMut<'_>]) -> [Arg<'static>; 2] {
+        let slot = |name| self.forward_signature.output(name);
+        match slot("unfolds") {
+            Some(words) => [out(outputs, Some(words)), NULL],
+            None => [out(outputs, slot("unfold_states")), out(outputs, slot("unfold_dens"))],
+        }
+    }
+
     fn run_forward(&self, args: &mut Args<'_, '_>) -> Result<()> {
         let (p, x, stream, base) = (&self.p, args.inputs, args.stream, args.scratch.address());
         if p.batch == 0 || p.hidden == 0 {
@@ -373,9 +384,9 @@ impl CudaPlan {
         let c = &self.forward_scratch;
         let region = |id| Arg::U64(c.layout.address(base, id));
         let slot = |name| self.forward_signature.output(name);
-        let (states, stored) = (slot("states"), slot("unfold_states"));
+        let (states, kept) = (slot("states"), self.kept(args.outputs));
         if let (Some(k), Some(inputs)) = (&self.recurrence, &self.whole_inputs) {
-            return self.whole_forward(k, inputs, args, states, stored);
+            return self.whole_forward(k, inputs, args, states, kept);
         }
         self.fold(x, c, base, stream, None)?;
         let mut t0 = 0;
@@ -394,7 +405,7 @@ impl CudaPlan {
                     (c.layout.address(base, c.folded[0]), region(c.sums), region(c.carried)),
                     start,
                     states,
-                    stored,
+                    kept,
                     (t0, steps),
                 )?;
                 t0 += steps;
@@ -405,7 +416,7 @@ impl CudaPlan {
             }
             if let Some(k) = &self.grid {
                 let room = c.room(base, c.folded[0]);
-                self.grid_recurrence(k, args, &room, region(c.sums), start, [states, stored], (t0, steps))?;
+                self.grid_recurrence(k, args, &room, region(c.sums), start, (states, kept), (t0, steps))?;
                 t0 += steps;
                 if t0 >= p.steps {
                     return Ok(());
@@ -428,8 +439,7 @@ impl CudaPlan {
                     region(c.recurrent[0]), at(x, Some(self.slots.recurrent + 1)),
                     at(x, Some(self.slots.recurrent)), region(c.neurons), region(c.sums), s0, s1, s2, e0, e1,
                     e2, e3, at(x, self.slots.output_w), at(x, self.slots.output_b), out(args.outputs, Some(0)),
-                    out(args.outputs, states), out(args.outputs, Some(1)), out(args.outputs, stored),
-                    out(args.outputs, stored.map(|s| s + 1)), Arg::I32(p.hidden as i32),
+                    out(args.outputs, states), out(args.outputs, Some(1)), kept[0], kept[1], Arg::I32(p.hidden as i32),
                     Arg::I32(p.outputs as i32), Arg::I32(p.unfolds as i32), Arg::I64(p.steps as i64),
                     Arg::I64(t0 as i64), Arg::I64(steps as i64), Arg::F32(p.epsilon as f32), Arg::Bytes(&lstm)
                 },

@@ -32,6 +32,32 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 __device__ __forceinline__ float positive(float x, int constrained) { return constrained ? softplus(x) : x; }
 __device__ __forceinline__ float positive_slope(float x, int constrained) { return constrained ? sigmoid(x) : 1.0f; }
 
+// What is kept of an unfold, other than a step's first, for the backward pass where a word is (spec.rs): the state before it, a float as it stands, whose last 12
+// bits are something else: the logarithm (of 2) of its den over that of the step's first unfold, with a sign, 5 bits of exponent and 6
+// behind them. The word is the nearest to the state that has those bits: as far off as 2^-12 of it.
+constexpr int kWordBase = 107 << 23, kWordMost = 0x0fffffff;
+__device__ __forceinline__ unsigned pack_unfold(float v, float logarithm) {
+  const unsigned bits = __float_as_uint(v);
+  const int size = min(__float_as_int(fmaxf(fabsf(logarithm), __int_as_float(kWordBase))) - (kWordBase - (1 << 16)), kWordMost);
+  const int low = (size >> 17) | (int)(__float_as_uint(logarithm) >> 20 & 0x800u);
+  const int high = max((int)(bits & 0x7fffffffu) - low + 0x800, 0) & ~0xfff;
+  return (bits & 0x80000000u) | (unsigned)(high | low);
+}
+// The same of den and 1 / den of the step's first unfold.
+__device__ __forceinline__ unsigned pack_unfold(float v, float den, float first) {
+  float l;
+  // Where it stands: behind what was sent.
+  asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(den * first));
+  return pack_unfold(v, l);
+}
+// How many times the step's first den is this one's, from a word.
+__device__ __forceinline__ float den_quotient(float word) {
+  const unsigned bits = __float_as_uint(word);
+  float q;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(__uint_as_float(((bits & 0x7ffu) << 17) + kWordBase | (~bits & 0x800u) << 20)));
+  return q;
+}
+
 // The sum over `lanes` neighbouring lanes, in every one of them, always in the same order.
 template <int lanes>
 __device__ __forceinline__ float group_sum(float x) {

@@ -6,6 +6,7 @@ mod chain;
 mod convert;
 mod grid;
 mod held;
+mod kept;
 mod launch;
 mod mixed;
 mod on_device;
@@ -135,9 +136,11 @@ pub fn specialisations() -> Vec<Specialisation> {
         if fast {
             let row = |s: tune::RowShape| held::specialisation(&ROW, &["ltc_row"], &Held::row(s), fast, s.cluster);
             all.extend(tune::ROW_SHAPES.map(row));
-            for whole in tune::WHOLE_BLOCKS.map(Held::whole) {
-                all.push(held::specialisation(&WHOLE, &["ltc_whole"], &whole, fast, false));
-                all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &whole, fast, false));
+            for blocks in tune::WHOLE_BLOCKS {
+                all.push(held::specialisation(&WHOLE, &["ltc_whole"], &Held::whole(blocks), fast, false));
+                for adjoint in [false, true].map(|words| Held::whole_adjoint(blocks, words)) {
+                    all.push(held::specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &adjoint, fast, false));
+                }
             }
             all.push(whole::close_specialisation());
         }
@@ -173,11 +176,13 @@ pub fn specialisations() -> Vec<Specialisation> {
         all.push(grid::sums_specialisation(fast));
         all.extend(tune::ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, true)));
         all.extend(tune::BLOCK_ADJOINTS.map(|s| adjoint(ADJOINT, "ltc_adjoint_held", s, false)));
-        all.extend(tune::ROW_ADJOINTS.map(Held::row_adjoint).map(|h| {
+        for h in tune::ROW_ADJOINTS.map(Held::row_adjoint) {
             let (source, entry) =
                 if h.full() { (&FULL_ADJOINT, "ltc_full_adjoint") } else { (&ROW_ADJOINT, "ltc_row_adjoint") };
-            held::specialisation(source, &[entry], &h, fast, true)
-        }));
+            for words in [false, true].into_iter().filter(|&words| !words || h.full() && fast) {
+                all.push(held::specialisation(source, &[entry], &Held { words, ..h }, fast, true));
+            }
+        }
         all.push(held::trace_specialisation(fast));
         all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
     }
@@ -258,7 +263,9 @@ impl Slots {
 #[derive(Debug, Clone, Copy)]
 struct GradSlots {
     states: usize,
+    /// States and denominators of unfolds, or words.
     stored: Option<usize>,
+    words: Option<usize>,
     grad_out: usize,
     grad_final: usize,
     x: Option<usize>,
@@ -280,6 +287,7 @@ impl GradSlots {
         Self {
             states: must(if p.outputs_are_states() { "out" } else { "states" }),
             stored: s.input("unfold_states"),
+            words: s.input("unfolds"),
             grad_out: must("grad_out"),
             grad_final: must("grad_final_state"),
             x: s.output("grad_x"),

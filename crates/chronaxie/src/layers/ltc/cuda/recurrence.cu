@@ -42,7 +42,7 @@ ltc_recurrence(Schedule schedule,
                float* __restrict__ out,                                          // [B, T, M]
                float* __restrict__ states,                                       // [B, T, H] or null
                float* final_state,                                               // [B, H]
-               float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null
+               float* __restrict__ unfold_states, float* __restrict__ unfold_dens,  // [B, T, K, H] or null; as in row.cuh
                int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int groups,
                int constrained, float epsilon,
                const float* __restrict__ before, int rows_per_batch,  // kRebuild: [B, T, H], steps of a batch row
@@ -216,8 +216,15 @@ ltc_recurrence(Schedule schedule,
           if (writer && b < batch) {
             const i64 step = kRebuild ? b : b * total_steps + (t0 + p.step);
             const i64 trace = (step * unfolds + k) * hidden + j;
-            unfold_states[trace] = v;
-            unfold_dens[trace] = den;
+            if (kRebuild || unfold_dens) {
+              unfold_states[trace] = v;
+              unfold_dens[trace] = den;
+            } else {
+              // 1 / den of the step's first unfold lies ahead of the words.
+              volatile float* const at = unfold_states + (trace + (step + 1) * hidden);
+              if (k == 0) at[-hidden] = reciprocal(den);
+              *(volatile unsigned*)at = k == 0 ? __float_as_uint(v) : pack_unfold(v, den, at[-(k + 1) * hidden]);
+            }
           }
         }
         v = next;

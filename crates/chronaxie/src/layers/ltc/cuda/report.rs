@@ -5,7 +5,7 @@ use super::held::HeldKernel;
 use super::launch::CudaPlan;
 use super::tune::{self, THREADS};
 use crate::Result;
-use crate::layers::ltc::spec::Mapping;
+use crate::layers::ltc::spec::{Kept, Mapping};
 use crate::op::{LaunchReport, Pass};
 
 impl CudaPlan {
@@ -62,13 +62,16 @@ impl CudaPlan {
         // What belongs to the inputs: once a chunk, or once.
         let all = self.traces.as_ref().is_some_and(|t| backward && t.together);
         let (of_inputs, input_rows) = if all { (1, p.batch * t) } else { (chunks, rows) };
+        // Where unfolds were kept no sums over the inputs are made.
+        let kept = backward && p.kept() != Kept::States;
+        let of_sums = if kept { 0 } else { of_inputs };
         let mut list = vec![
             LaunchReport::new(&f.fold, sides, fold, flat, 0)?,
             LaunchReport::new(&self.fold, 1, grid(h.div_ceil(256), 1), flat, 0)?,
             LaunchReport::new(&f.inputs, of_inputs, grid(input_rows.div_ceil(8), 1), flat, 0)?,
             LaunchReport::new(
                 &self.forward.sensory,
-                chunks,
+                if kept { 0 } else { chunks },
                 grid(rows.div_ceil(4), h.div_ceil(groups(c.sensory_lanes))),
                 flat,
                 0,
@@ -86,13 +89,17 @@ impl CudaPlan {
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
         let direct = self.traces.as_ref().is_some_and(|t| t.direct);
         let outputs = p.output_mapping != Mapping::None;
+        let words = kept && self.backward_signature.as_ref().is_some_and(|s| s.input("unfolds").is_some());
+        if words && c.adjoint.is_none_or(|h| !h.words) {
+            list.push(LaunchReport::new(&k.unpack, chunks, grid((rows * h).div_ceil(THREADS as usize), 1), flat, 0)?);
+        }
         if let Some(held) = &self.held_backward {
             let kernels = [&held.rebuild, &self.sensory, &held.sums, &held.sensory].map(Option::as_ref);
             let kernels = kernels.into_iter().chain([Some(&held.adjoint)]);
             let slots = kernels.flatten().map(|k| k.folded() / 4).sum::<usize>();
             list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
-                list[3] = k.report_sensory(of_inputs, input_rows, d, self.device.props())?;
+                list[3] = k.report_sensory(of_sums, input_rows, d, self.device.props())?;
                 if direct {
                     list.remove(2);
                 }
@@ -161,7 +168,9 @@ impl CudaPlan {
             list.push(LaunchReport::new(&k.close_synapses, 1, grid(synapses.div_ceil(256), 1), flat, 0)?);
         }
         let closing = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
-        list.push(LaunchReport::new(&k.close, 1, grid((closing * SHARERS as usize).div_ceil(256), 1), flat, 0)?);
+        let closes = 1 + usize::from(self.traces.as_ref().is_some_and(|t| t.closes_early));
+        list.push(LaunchReport::new(&k.close, closes, grid((closing * SHARERS as usize).div_ceil(256), 1), flat, 0)?);
+        list.retain(|r| r.launches > 0);
         Ok(list)
     }
 }

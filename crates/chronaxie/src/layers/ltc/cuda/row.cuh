@@ -22,6 +22,8 @@ struct Walk {
   const float* elapsed;
   i64 elapsed_b, elapsed_t;
   const float *output_w, *output_b;
+  // With unfold_dens null words are kept, [K + 1, H] a step: 1 / den of its first unfold, the state before that, and a word of each
+  // other unfold (ltc.cuh).
   float *out, *states, *final_state, *unfold_states, *unfold_dens;
   int hidden, outputs, unfolds, total_steps, t0, steps;
 };
@@ -174,9 +176,11 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       if (w.elapsed) time = w.elapsed[b * w.elapsed_b + (w.t0 + step + 1) * w.elapsed_t];
     }
     const i64 row = b * w.total_steps + (w.t0 + step);
-    i64 trace = kKeeps ? row * w.unfolds * hidden + j : 0;
+    const bool words = kKeeps && !w.unfold_dens;
+    i64 trace = kKeeps ? row * (w.unfolds + words) * hidden + j : 0;
+    float first_den = 0.0f;  // 1 / that
     // One unfold, from the tile kHalf into the other.
-    auto unfold = [&](auto which, bool last) {
+    auto unfold = [&](auto which, bool first, bool last) {
       constexpr int kHalf = decltype(which)::value;
       const float base = fmaf(c, v, num0);
       float num, den;
@@ -186,18 +190,27 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       lanes_sums<kFew>(lanes, num, den);
       den += den0;
       const float old = v;
-      v = quotient(num + base, den);
+      const float inverse = reciprocal(den);
+      v = quotient(num + base, den, inverse);
       // After the last one the next row's first state is given instead.
       if (kAllSend || !(kCluster && last)) give_state<1 - kHalf>(others, n, tiles, v);
       if (kKeeps) {
-        if (n.writer) w.unfold_states[trace] = old, w.unfold_dens[trace] = den;
+        if (!words) {
+          if (n.writer) w.unfold_states[trace] = old, w.unfold_dens[trace] = den;
+        } else {
+          // Without a branch around any of it.
+          first_den = first ? inverse : first_den;
+          if (first && n.writer) w.unfold_states[trace] = first_den;
+          const unsigned packed = pack_unfold(old, den, first_den), word = first ? __float_as_uint(old) : packed;
+          if (n.writer) ((unsigned*)w.unfold_states)[trace + hidden] = word;
+        }
         trace += hidden;
       }
     };
 #pragma unroll 1
     for (int k = 0; k < w.unfolds; k += 2) {
-      unfold(Number<0>(), false);
-      unfold(Number<1>(), ends && k + 2 == w.unfolds);
+      unfold(Number<0>(), k == 0, false);
+      unfold(Number<1>(), false, ends && k + 2 == w.unfolds);
       round++;
     }
     if (n.writer) {

@@ -3,7 +3,7 @@
 use super::grid::{GridBackward, GridKernel, GridSums, Room};
 use super::held::{HeldBackward, HeldKernel};
 use super::tune::{self, Config};
-use crate::layers::ltc::spec::Ltc;
+use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::{Dtype, Layout, RegionId, Result};
 
 /// Scratch regions that both passes have.
@@ -116,6 +116,8 @@ pub(super) struct Traces {
     pub(super) direct: bool,
     /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
     pub(super) together: bool,
+    /// Whether the sums of the sensory gates take the place of those of the others, which are closed before.
+    pub(super) closes_early: bool,
 }
 
 impl Traces {
@@ -136,7 +138,9 @@ impl Traces {
         // Without the sums of held kernels the lists are read; without a held forward kernel they make the sums, too.
         let of_whole = held.and_then(|h| h.whole.as_ref());
         let whole = of_whole.is_some();
-        let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0)];
+        let kept = p.kept() != Kept::States;
+        let sensory = if kept { 0 } else { sensory };
+        let lists = [held.is_none(), !whole && (gates.is_none() || sensory == 0 && !kept)];
         let cut = held.filter(|h| h.adjoint.cuts(p.batch)).map_or(0, |_| p.batch * p.hidden);
         let together = c.together(p);
         let input_steps = if together { p.steps } else { c.backward_chunk };
@@ -145,11 +149,12 @@ impl Traces {
         let (rows, of_chunk, h) = (p.batch * input_steps, p.batch * c.backward_chunk * p.hidden, p.hidden);
         let side_by_side = held.map_or(1, HeldBackward::together);
         let trace = p.batch.next_multiple_of(side_by_side) * c.backward_chunk * p.unfolds * h;
-        let stored = p.save == crate::layers::ltc::Save::Store;
+        // Of those that the adjoint reads itself there is no trace.
+        let stored = p.kept() == Kept::Unfolds || c.adjoint.is_some_and(|h| h.words);
         // What is made of all steps together comes when the trace of v has been read.
         let direct = gates.is_some() && !whole && !p.layer_norm;
         let u_late = together && !stored && !direct && p.batch * p.steps * p.inputs <= trace;
-        let u_here = !(u_late || direct && sensory > 0);
+        let u_here = !(u_late || direct && (sensory > 0 || kept));
         let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none(), u_here)?;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
@@ -185,10 +190,14 @@ impl Traces {
         let alphas = if held.is_some() && sums.is_none() && stored { 0 } else { trace };
         let alpha = l.push("trace_alpha", Dtype::F32, alphas)?;
         // Of all steps together they are made when the trace has been read.
-        let after = (together && sensory_sums <= alphas).then_some(alpha);
+        let gates_here = l.push("cluster_gate_sums", Dtype::F32, gate_sums)?;
+        let in_alpha = together && sensory_sums <= alphas;
+        let closes_early = together && !in_alpha && gates.is_some() && sums.is_none() && sensory_sums <= gate_sums;
+        let after = if in_alpha { Some(alpha) } else { closes_early.then_some(gates_here) };
         Ok(Self {
             direct,
             together,
+            closes_early,
             v,
             alpha,
             beta: l.push("trace_beta", Dtype::F32, if held.is_some() { 0 } else { trace })?,
@@ -198,7 +207,7 @@ impl Traces {
                 held.map_or(0, |h| h.adjoint.folded()).max(grid.map_or(0, |g| g.adjoint.folded())),
             )?,
             sums_folded: l.push("sums_folded", Dtype::F32, sums.map_or(0, HeldKernel::folded))?,
-            gate_sums: l.push("cluster_gate_sums", Dtype::F32, gate_sums)?,
+            gate_sums: gates_here,
             sensory_folded: l.push("sensory_adjoint_folded", Dtype::F32, gates.map_or(0, HeldKernel::folded))?,
             sensory_sums: if let Some(there) = after {
                 there

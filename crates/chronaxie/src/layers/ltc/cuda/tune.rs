@@ -10,7 +10,7 @@ mod whole;
 
 use super::schedule::Lists;
 use super::wish::Wish;
-use crate::layers::ltc::spec::{Ltc, Save};
+use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
@@ -94,6 +94,8 @@ pub struct Held {
     pub quad: bool,
     /// Whether alpha and beta of a row lie side by side, as the adjoint reads them.
     pub pairs: bool,
+    /// Whether the adjoint reads words that the forward pass kept of unfolds.
+    pub words: bool,
     /// Dynamic shared memory of a block.
     pub shared: u32,
     /// Which matrices that block has in shared memory: 1 the recurrent ones, 2 the inputs'.
@@ -126,6 +128,7 @@ impl Held {
             whole,
             quad,
             pairs,
+            words: false,
             shared: 0,
             staged: 0,
         }
@@ -141,6 +144,9 @@ impl Held {
     /// The shape of whole.cu and whole_adjoint.cu.
     pub(super) const fn whole(blocks: usize) -> Self {
         Self { whole: true, blocks, threads: WHOLE_WALKERS, ..Self::row(WHOLE_SHAPE) }
+    }
+    pub(super) const fn whole_adjoint(blocks: usize, words: bool) -> Self {
+        Self { words, ..Self::whole(blocks) }
     }
     /// The fewest lanes that an owner has: as many as rows, to end with one row each; of the kernels of one row, what they are
     /// compiled for.
@@ -489,7 +495,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     // What the LSTM has of each step: the sums before its gates, and their gradients.
     let lstm = if p.mixed_memory { rows * p.hidden * 16 } else { 0 };
     let io = rows * (p.inputs * 4 + p.hidden * 8) + lstm;
-    let trace = rows * p.unfolds * p.hidden * if p.save == Save::Store { 8 } else { 12 }
+    let trace = rows * p.unfolds * p.hidden * if p.kept() == Kept::Unfolds { 8 } else { 12 }
         + rows * (p.hidden * 16 + p.inputs * 8)
         + lstm;
     let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
@@ -502,7 +508,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         let out = wish.rows_only || p.mixed_memory || another;
         if out { None } else { grid::hold(p, props, &wish.of(role), role, batch) }
     };
-    let grid = if held.is_some() { None } else { divide(Role::Recurrence, p.batch) };
+    // It keeps no words.
+    let grid = if held.is_some() || p.kept() == Kept::Words { None } else { divide(Role::Recurrence, p.batch) };
     if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only, variant) {
         let n = p.connectivity.recurrent.len();
         return Err(Error::config(format!("ltc: variant `{name}` cannot hold {n} synapses of {} neurons", p.hidden)));
@@ -518,18 +525,20 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         _ => backward_budget(p),
     };
     let most = (budget / bytes_per_step.max(1)).clamp(1, p.steps.max(1));
-    let even = p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most));
-    let rebuilds = adjoint.is_some() && p.save == Save::Recompute;
+    // Of words there is no trace.
+    let even = match adjoint {
+        Some(Held { words: true, .. }) => p.steps.max(1),
+        _ => p.steps.max(1).div_ceil(p.steps.max(1).div_ceil(most)),
+    };
+    let kept = p.kept() != Kept::States;
+    let rebuilds = adjoint.is_some() && !kept;
     let rebuild = if rebuilds { hold(Role::Rebuild, rows * even) } else { None };
     let rebuild = rebuild.map(|h| row::rebuild(h, rows * even, resident, &wish.of(Role::Rebuild)));
-    let adjoint = adjoint.filter(|_| rebuild.is_some() || p.save == Save::Store);
+    let adjoint = adjoint.filter(|_| rebuild.is_some() || kept);
     let steps_of_trace = chunk(trace);
     let of_grid = if adjoint.is_none() && p.backward { divide(Role::Adjoint, p.batch) } else { None };
-    let grid_rebuild = match (of_grid, p.save) {
-        (Some(_), Save::Recompute) => divide(Role::Rebuild, rows * steps_of_trace),
-        _ => None,
-    };
-    let grid_adjoint = of_grid.filter(|_| grid_rebuild.is_some() || p.save == Save::Store);
+    let grid_rebuild = of_grid.filter(|_| !kept).and_then(|_| divide(Role::Rebuild, rows * steps_of_trace));
+    let grid_adjoint = of_grid.filter(|_| grid_rebuild.is_some() || kept);
     if let (Some(adjoint), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
         return Ok(Config {
             adjoint: Some(adjoint),

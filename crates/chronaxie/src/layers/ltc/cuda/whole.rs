@@ -141,7 +141,13 @@ impl HeldKernel {
         h: Held,
         fast: bool,
     ) -> Result<Self> {
-        let spec = specialisation(&WHOLE_ADJOINT, &["ltc_whole_adjoint"], &Held::whole(h.blocks), fast, false);
+        let spec = specialisation(
+            &WHOLE_ADJOINT,
+            &["ltc_whole_adjoint"],
+            &Held::whole_adjoint(h.blocks, h.words),
+            fast,
+            false,
+        );
         let kernel = device.kernel(&spec, "ltc_whole_adjoint")?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let grid = ((h.blocks * batch) as u32, 1, 1);
@@ -161,7 +167,7 @@ impl CudaPlan {
         inputs: &Inputs,
         args: &Args<'_, '_>,
         states: Option<usize>,
-        stored: Option<usize>,
+        kept: [Arg<'static>; 2],
     ) -> Result<()> {
         let (p, s, x) = (&self.p, &self.slots, args.inputs);
         let [e0, e1, e2, e3] = self.elapsed_args(x);
@@ -176,7 +182,7 @@ impl CudaPlan {
                 stride(x, Some(s.x), 2), at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
                 at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
                 at(x, s.output_w), at(x, s.output_b), out(args.outputs, Some(0)), out(args.outputs, states),
-                out(args.outputs, Some(1)), out(args.outputs, stored), out(args.outputs, stored.map(|s| s + 1)),
+                out(args.outputs, Some(1)), kept[0], kept[1],
                 Arg::I32(p.hidden as i32), Arg::I32(p.inputs as i32), Arg::I32(p.outputs as i32),
                 Arg::I32(p.unfolds as i32), Arg::I32(p.steps as i32), self.constrained(), Arg::F32(p.epsilon as f32),
                 Arg::F32(NORM_EPSILON as f32), staged(x, s, k.held.staged), Arg::I32(inputs.slots as i32)
@@ -207,7 +213,7 @@ impl BackwardCall<'_> {
                 Arg::U64(w.synapses.address()), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)), at(x, Some(s.x)),
                 stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.input_w),
                 at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
-                at(x, Some(g.states)), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
+                at(x, Some(g.states)), at(x, g.words), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
                 stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2), at(x, s.output_w),
                 at(x, Some(g.grad_final)), stride(x, Some(g.grad_final), 0), stride(x, Some(g.grad_final), 1), start,
                 out(args.outputs, g.x), changes, region(t.gate_sums), region(t.sensory_sums), region(t.cluster_sums),

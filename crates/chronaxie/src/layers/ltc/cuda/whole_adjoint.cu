@@ -1,6 +1,7 @@
 // LTC, backward, of short sequences without LayerNorm: one block, or a cluster of kBlocks, does all of one batch row (the equations:
 // backward.cu). Each block makes the sums over its share of the inputs, and unfolds its share of the steps, eight of which (of all
-// blocks together) go side by side, since the states of all steps are known. The first block walks the adjoint from the last unfold to
+// blocks together) go side by side, since the states of all steps are known; or with kWords each reads all unfolds from the words that the
+// forward pass kept (row.cuh), and no sums are made. The first block walks the adjoint from the last unfold to
 // the first (whole_walk.cuh), and sends alpha to the others, which meanwhile go through the gates, for what is summed of each synapse
 // (whole_gather.cuh), two steps at a time. What a row sums of each parameter it leaves for whole_close.cu, which adds the rows in order.
 //
@@ -32,6 +33,7 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
                   const float* __restrict__ start, i64 start_b, i64 start_h,             // [B, H] or null: zeros
                   const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
                   const float* __restrict__ states,                                        // [B, T, H]
+                  const float* __restrict__ words,  // [B, T, K + 1, H] (row.cuh), with kWords
                   const float* __restrict__ grad_out, i64 grad_b, i64 grad_t, i64 grad_m,  // [B, T, M], any strides
                   const float* __restrict__ output_w,                                      // [M] or null
                   const float* __restrict__ grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(final state), any strides
@@ -79,7 +81,10 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
   const Side inputs_target = stage(my_inputs, staged_sides & 2, count * hidden, hidden,
                                    room + (staged_sides & 1 ? 16 * hidden * hidden : 0), thread, kOthers);
   const Side target = stage(target_side, staged_sides & 1, hidden * hidden, hidden, room, thread, kOthers);
-  read_ahead(target_side.at, kHeld * kOthers, thread, kOthers), read_ahead(by_target.from, kHeld / 2 * kOthers, thread, kOthers);
+  if (kWords)
+    read_ahead(words + b * steps * (unfolds + 1) * hidden, steps * (unfolds + 1) * hidden, thread, kOthers);
+  else
+    read_ahead(target_side.at, kHeld * kOthers, thread, kOthers), read_ahead(by_target.from, kHeld / 2 * kOthers, thread, kOthers);
   read_ahead(states + b * steps * hidden, steps * hidden, thread, kOthers);
   if (rank == 0) {
     read_ahead(source_side.at, kHeld * kOthers, thread, kOthers), read_ahead(by_source.from, kHeld / 2 * kOthers, thread, kOthers);
@@ -87,6 +92,36 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
   } else {
     read_ahead(synapses, count_synapses, thread, kOthers);
   }
+  if constexpr (kWords) {
+    // u of all steps, and the trace from the words.
+    const float* const row = x + b * stride_b;
+    for (int step = thread / 32; step < padded; step += kOthers / 32) {
+      float* const to = u + (step / kSteps * kSteps + step % kSteps / 4 * 4) * count + step % 4;
+      for (int e = lane; e < count; e += 32) {
+        const int d = first_input + e;
+        float y = step < steps ? row[step * stride_t + d * stride_d] : 0.0f;
+        if (input_w) y *= input_w[d];
+        if (input_b) y += input_b[d];
+        to[4 * e] = y;
+      }
+    }
+    for (int step = thread / 32; step < steps; step += kOthers / 32) {
+      const float* const from = words + (b * steps + step) * (unfolds + 1) * hidden;
+      for (int j = lane; j < hidden; j += 32) {
+        const float first = from[j];
+        int at = step * unfolds * hidden + j;
+#pragma unroll 6
+        for (int k = 1; k <= unfolds; k++, at += hidden) {
+          const float word = from[k * hidden + j];
+          trace_v[at] = word;
+          if (rank == 0) trace_inverse[at] = k == 1 ? first : first * den_quotient(word);
+        }
+      }
+    }
+    copies_here();
+    __syncthreads();
+    blocks_begun();
+  } else {
   {
     const Inputs in = {x, stride_b, stride_t, stride_d, nullptr, nullptr, input_w, input_b, inputs, first_input, count, 0.0f};
     // Of a step the sums go to the block that unfolds it, which has as many of each block.
@@ -182,6 +217,7 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
         at += hidden;
       }
     }
+  }
   }
   if (steps > 0)
     for (int j = thread; j < hidden; j += kOthers) trace_v[steps * unfolds * hidden + j] = states[(b * steps + steps - 1) * hidden + j];

@@ -3,7 +3,7 @@
 use super::{Held, Residency, Role, gate_clocks};
 use crate::layers::ltc::cuda::schedule::{Deal, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
-use crate::layers::ltc::spec::{Ltc, Save};
+use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Precision;
 
 /// Rows, slots, threads of a half; of the slots some lie elsewhere than the others. The second is for sparse wirings.
@@ -72,7 +72,7 @@ pub(super) fn hold(
     let adjoint = role == Role::Adjoint;
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     // The forward kernels store no unfolds.
-    let stored = role == Role::Recurrence && p.save != Save::Recompute;
+    let stored = role == Role::Recurrence && p.kept() != Kept::States;
     if p.hidden > NEURONS || !p.unfolds.is_multiple_of(2) || stored {
         return None;
     }

@@ -6,7 +6,7 @@ use super::{
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
-use crate::layers::ltc::spec::Ltc;
+use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Precision;
 
 /// One row at a time, for few rows: how many clocks an unfold of them takes, and how it is held. `most` blocks a cluster.
@@ -64,9 +64,11 @@ fn adjoint(
     let wanted = |x: usize, wish: Option<usize>| wish.is_none_or(|w| w == x);
     // What the kernel's header says of its shared memory, and what it has beside that.
     let limit = props.shared_per_block_optin as usize;
+    let words = p.kept() == Kept::Words;
     let shared = 8 * ((2 * p.unfolds + 1) * p.hidden).next_multiple_of(4);
+    let of_full = if words { 8 * ((p.unfolds + 2) * p.hidden).next_multiple_of(4) } else { shared };
     if wish.groups.is_some()
-        || shared + 10 * ROW_NEURONS + 16 * 256 + 64 > limit / 2
+        || shared.max(of_full) + 10 * ROW_NEURONS + 16 * 256 + 64 > limit / 2
         || p.batch * p.steps > i32::MAX as usize
     {
         return None;
@@ -81,7 +83,7 @@ fn adjoint(
                 return None;
             }
             let (clocks, threads) = (full_clocks(resident, lists, batch, of, blocks)?, of.threads);
-            return Some((clocks, Held { threads, blocks, shared: shared as u32, ..Held::row_adjoint(of) }));
+            return Some((clocks, Held { threads, blocks, words, shared: of_full as u32, ..Held::row_adjoint(of) }));
         }
         if !p.unfolds.is_multiple_of(2) {
             return None;

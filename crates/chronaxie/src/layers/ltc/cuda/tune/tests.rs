@@ -1,7 +1,7 @@
 //! What is chosen for which shapes.
 
 use super::*;
-use crate::layers::ltc::Connectivity;
+use crate::layers::ltc::{Connectivity, Save};
 use std::sync::Arc;
 
 fn problem(batch: usize, steps: usize, inputs: usize, hidden: usize) -> Ltc {
@@ -114,8 +114,12 @@ fn few_rows_go_back_by_the_shortest_chain() {
     let asked = Some("bc3r1s14");
     for c in [of(&p, asked), of(&p, None)] {
         assert!(c.adjoint.is_some_and(|h| h.full()) && c.sums.is_none() && c.together(&p), "{c}");
-        assert_eq!(c.backward_chunk, 32, "{c}");
+        // Of the words that are kept there is no trace, and so one chunk.
+        assert!(c.adjoint.is_some_and(|h| h.words) && c.rebuild.is_none() && c.backward_chunk == 64, "{c}");
     }
+    let rebuilt = of(&Ltc { save: Save::Recompute, ..p.clone() }, asked);
+    assert!(rebuilt.adjoint.is_some_and(|h| h.full() && !h.words) && rebuilt.rebuild.is_some(), "{rebuilt}");
+    assert_eq!(rebuilt.backward_chunk, 32, "{rebuilt}");
     assert!(of(&p, asked).adjoint.is_some_and(|h| h.blocks == 3 && h.threads == 256));
     // Two small blocks share a multiprocessor.
     let small = of(&p, Some("bc7r1s14"));
@@ -149,7 +153,7 @@ fn few_rows_go_back_by_the_shortest_chain() {
 fn rebuilt_groups_fit_their_chunk() {
     let of = |steps| {
         let c = crate::layers::ltc::entry::random_connectivity(16, 128, 0.5, 1).unwrap();
-        let p = Ltc { precision: Precision::Fast, ..Ltc::new(32, steps, Arc::new(c)) };
+        let p = Ltc { precision: Precision::Fast, save: Save::Recompute, ..Ltc::new(32, steps, Arc::new(c)) };
         choose(&p, &DeviceProps::SM_90, None).unwrap()
     };
     for steps in [8, 16, 22, 32] {
