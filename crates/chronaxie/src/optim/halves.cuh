@@ -1,23 +1,25 @@
 // Products of plates G [m, n] (plates.cuh) on Hopper's tensor cores (sm_90a), of numbers rounded to f16: precision `fast`.
 //
-//   half_largest     64 x 64: the largest of the gradient, of the first moment and of decay * parameter, a warp's share each; the sum
-//                    of squares of the whole gradient, in parts, and what squares does beside (stepper.cuh)
+//   half_largest     64 x 64: the largest of the gradient, of the first moment and of decay * parameter, a warp's share each; sums of
+//                    squares of the whole gradient, and what squares does beside (stepper.cuh)
 //   half_bounds      plate: bounds of g = scale grad (+ pull decay parameter) and of the first moment, from those
 //   half_moments     64 x 64: moments (plates.cuh), g and first as tiles of f16
 //   half_roots       16 rows of a root as tiles of f16, and their largest number
-//   half_gram_rows   128 x 256 on and below the diagonal of G G^T:  factor = keep factor + weight (G G^T), packed triangles
-//   half_gram_columns   the same of G^T G
+//   half_gram        128 x 256 on and below the diagonal of G G^T, and then of G^T G:  factor = keep factor + weight (G G^T), packed
+//                    triangles
 //   multiply_halves  128 x 256 of a b over chunks of 64 terms; what becomes of it is the caller's
 //
 // A matrix lies in tiles of 64 x 64 f16, 8 KB each, as wgmma reads them. One power of two is a whole plate's, or 16 rows' of a root
 // or a product, so that sums stay in the tensor cores' registers over all terms. It brings a bound of the largest number to
 // 2^14 .. 2^15: what is above 2^-29 of the bound has 11 bits, what is below is off by 2^-40 of the bound at most. The bound of the
-// numbers of a plate is their largest, of moments within what beta1 leaves open; of a row of R x it is n times the largest of R's 16
-// rows times that of x, so that of such a row all above 2^-29 n of what it could be at most have 11 bits.
-// What tensor cores cut off is 2^-23 a step of 16 terms: 2^-17 of the largest sum over 1024 terms.
+// numbers of a plate is their largest, of moments within what beta1 leaves open; of a row of R x it is n times the largest of R's
+// 16 rows times that of x, so that of such a row all above 2^-29 n of what it could be at most have 11 bits; of the step, made
+// last, parts have each their own. What tensor cores cut off is 2^-23 a step of 16 terms: 2^-17 of the largest sum over 1024 terms.
 //
-// A block of 384 threads a multiprocessor strides over the tiles of all plates: two warpgroups of 64 rows multiply, and of the third
-// a warp copies ahead into a ring of four places (cp.async.bulk) and, in a Gram matrix, asks L2 for the factor's rows.
+// A block of 384 threads a multiprocessor strides over the tiles of all plates: two warpgroups of 64 rows multiply, and of the
+// third a thread copies ahead into a ring of four places (cp.async.bulk). Tried on an H100, lm350m: L2 asked for the factors' rows
+// ahead, as in products.cuh: 1.78 ms for the Gram matrices of an axis where it is 1.42 without (4.7 GB from memory, 3.3); clusters of
+// two that share b's tiles (multicast): 1.73 ms for R_0 m where it is 1.24.
 //
 // Floors: 2 f16 flops a multiply-add; from L2 48 KB for 128 x 256 x 64 of them, 47 bytes a clock and multiprocessor at the whole
 // rate of tensor cores, 30 at what their power leaves of it (0.62 PFLOP/s).
@@ -40,11 +42,13 @@ __device__ __forceinline__ unsigned finite_magnitude(float x) {
   return m < 0x7f800000u ? m : 0u;
 }
 
-// `runs` are of what is in no plate, from an element to another. A block's sum of squares is of its tiles and pieces, in their order.
+// `runs` are of what lies in no parameter of plates alone, from an element to another; `alone` says which plates lie in such ones. A
+// block's sum of squares is of its tiles and pieces, in their order.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    half_largest(const Plate* plates, const i64* first_tile, const i64* runs, const i64* first_piece, const float* grad,
-                 const float* first, const float* decay, const float* parameter, double* partials, const float* rate, int* step,
-                 float* largest_rate, unsigned* largest, int tiles, int count, int pieces, int run_count, int aligned, int pulls) {
+    half_largest(const Plate* plates, const i64* first_tile, const i64* runs, const i64* first_piece, const i64* alone,
+                 const float* grad, const float* first, const float* decay, const float* parameter, double* partials,
+                 const float* rate, int* step, float* largest_rate, unsigned* largest, int tiles, int count, int pieces,
+                 int run_count, int aligned, int pulls) {
   __shared__ double slots[kWarps];
   double sum = 0;
   for (int t = (int)blockIdx.x; t < tiles + pieces; t += (int)gridDim.x) {
@@ -61,13 +65,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     float g[4][4], mean[4][4];
     get(g, grad, s, vectors), get(mean, first, s, vectors);
     unsigned of_g = 0, of_mean = 0, of_pull = 0;
+    double squares = 0;
 #pragma unroll
     for (int e = 0; e < 16; ++e) {
       const float x = g[e / 4][e % 4];
       of_g = max(of_g, finite_magnitude(x));
       of_mean = max(of_mean, finite_magnitude(mean[e / 4][e % 4]));
-      sum = fma((double)x, (double)x, sum);
+      squares = fma((double)x, (double)x, squares);
     }
+    if (alone[m]) sum += squares;
     if (pulls) {
       get(g, decay, s, vectors), get(mean, parameter, s, vectors);
 #pragma unroll
@@ -134,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // Entry 2 m + axis of `first` and `root_at`: the slabs before the root of an axis of plate m, and its tiles.
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     half_roots(const Plate* plates, const i64* first, const i64* root_at, const float* roots, char* to, float* largest, int slabs,
                int entries) {
   __shared__ unsigned most[2][kWarps];
@@ -158,13 +164,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
         for (int k = 0; k < 8; ++k) x[k] = k < left ? at[k] : 0.f;
       }
     };
+    // A slab of up to 1024 columns stays in registers; a longer one is read again.
+    constexpr int kHeld = 8;
+    float held[kHeld][8];
     unsigned of = 0;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i);
+    auto see = [&](const float(&x)[8]) {
 #pragma unroll
       for (int k = 0; k < 8; ++k) of = max(of, finite_magnitude(x[k]));
+    };
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h)
+      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) read(held[h], i);
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h)
+      if ((int)threadIdx.x + h * kThreads < kSlab * pieces) see(held[h]);
+    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
+      float x[8];
+      read(x, i), see(x);
     }
     of = __reduce_max_sync(~0u, of);
     // Those of the turn before may still be read.
@@ -175,14 +191,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     const float bound = __uint_as_float(of), up = up_of(bound);
     if (threadIdx.x == 0) largest[t] = bound;
     char* line = to + (root_at[e] + row0 / kSide * (i64)sides) * kTileBytes;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i);
+    auto write = [&](const float(&x)[8], int i) {
       const int row = row0 % kSide + i / pieces, piece = i % pieces;
       const uint4 v = {pack<false>(x[0] * up, x[1] * up), pack<false>(x[2] * up, x[3] * up), pack<false>(x[4] * up, x[5] * up),
                        pack<false>(x[6] * up, x[7] * up)};
       *reinterpret_cast<uint4*>(line + (i64)(piece / 8) * kTileBytes + swizzled(row, piece % 8)) = v;
+    };
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h)
+      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) write(held[h], i);
+    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
+      float x[8];
+      read(x, i), write(x, i);
     }
   }
 }
@@ -207,6 +227,7 @@ struct HalfTile {
   Halves a, b;
   int row, column, chunks;
   bool diagonal;
+  bool by_terms;  // of a Gram matrix, both operands
 };
 
 // d (64 x 256) += a b over 64 terms: tiles of a's 64 rows and of b's 256 columns.
@@ -218,15 +239,15 @@ __device__ __forceinline__ void multiply_half(float (&d)[32][4], unsigned a, uns
                                        kBByTerms ? by_terms(b + 2048 * i, kTileBytes) : by_rows(b + 32 * i));
 }
 
-// All tiles of a product. `find(plate, its tile)` says where one is; `ahead(plate, its tile, lane)` is for the warp that copies, behind
-// the first terms of a tile; `begin(plate, its tile)` gives a multiplying warp what `emit(acc, that, warpgroup, warp's floats)` needs
-// in the end, so that it is on its way by then.
-template <bool kAByTerms, bool kBByTerms, class Find, class Ahead, class Begin, class Emit>
-__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Ahead ahead, Begin begin,
-                                                Emit emit) {
+// All tiles of a product, of which an entry of `first` has some. `find(entry, its tile)` says where one is; `begin(entry, its tile)`
+// gives a multiplying warp what `emit(acc, that, warp's floats)` needs in the end, so that it is on its way by then.
+enum { kOfRows, kOfTerms, kEither };
+template <int kB, class Find, class Begin, class Emit>
+__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Begin begin, Emit emit) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kPlaces];
-  // Of the first terms of a tile, by their place: plate, the plate's tile, chunks of terms, and a's first tile within the place.
+  // Of the first terms of a tile, by their place: entry, the entry's tile, chunks of terms, and a's first tile within the place, 8
+  // more where operands are by terms.
   __shared__ int4 tile_at[kPlaces];
   const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, ring = shared_at(dynamic) + skip;
   const unsigned full = shared_at(barriers), empty = full + 8 * kPlaces;
@@ -239,40 +260,34 @@ __device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int
   }
   __syncthreads();
   Turn turn;
-  const int lane = threadIdx.x % 32;
 
   if (threadIdx.x >= 256) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x >= 288) return;
+    if (threadIdx.x != 256) return;
 #pragma unroll 1
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
       const int m = plate_of(first, count, tile), nth = tile - (int)__ldg(first + m);
       const HalfTile t = find(m, nth);
 #pragma unroll 1
       for (int k = 0; k < t.chunks; ++k) {
-        if (lane == 0) {
-          const unsigned at = ring + turn.place * kPlaceBytes, barrier = full + 8 * turn.place;
-          if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
-          // b's tiles come first; a's are among them on the diagonal.
-          if (k == 0) tile_at[turn.place] = make_int4(m, nth, t.chunks, t.diagonal ? t.row % 2 * 2 : 4);
-          barrier_expect_at(barrier, t.diagonal ? 4 * kTileBytes : kPlaceBytes);
+        const unsigned at = ring + turn.place * kPlaceBytes, barrier = full + 8 * turn.place;
+        if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
+        // b's tiles come first; a's are among them on the diagonal.
+        if (k == 0) tile_at[turn.place] = make_int4(m, nth, t.chunks, (t.diagonal ? t.row % 2 * 2 : 4) + (t.by_terms ? 8 : 0));
+        barrier_expect_at(barrier, t.diagonal ? 4 * kTileBytes : kPlaceBytes);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) bulk_copy_at(at + i * kTileBytes, t.b.at(4 * t.column + i, k), kTileBytes, barrier);
-          if (!t.diagonal)
+        for (int i = 0; i < 4; ++i) bulk_copy_at(at + i * kTileBytes, t.b.at(4 * t.column + i, k), kTileBytes, barrier);
+        if (!t.diagonal)
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-              bulk_copy_at(at + (4 + i) * kTileBytes, t.a.at(2 * t.row + i, k), kTileBytes, barrier);
-        }
+          for (int i = 0; i < 2; ++i) bulk_copy_at(at + (4 + i) * kTileBytes, t.a.at(2 * t.row + i, k), kTileBytes, barrier);
         turn.advance(kPlaces);
-        __syncwarp();
-        if (k == 0) ahead(m, nth, lane);
       }
     }
     return;
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* own = reinterpret_cast<float*>(dynamic + skip + kPlaces * kPlaceBytes) + warp * kWarpFloats;
   float acc[32][4];
 #pragma unroll 1
@@ -290,7 +305,9 @@ __device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int
       const unsigned at = ring + turn.place * kPlaceBytes, free = empty + 8 * turn.place;
       if (k > 0) barrier_wait_at(full + 8 * turn.place, turn.round & 1);
       products_begin();
-      multiply_half<kAByTerms, kBByTerms>(acc, at + (now.w + group) * kTileBytes, at);
+      const unsigned a = at + (now.w % 8 + group) * kTileBytes;
+      if (kB == kEither && now.w >= 8) multiply_half<true, true>(acc, a, at);
+      else multiply_half<false, kB == kOfTerms>(acc, a, at);
       products_end();
       // Those of the terms before are made then, and nobody reads their tiles any more.
       products_wait_but_one();
@@ -300,7 +317,7 @@ __device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int
     }
     products_wait(acc);
     if (lane == 0) arrive_at(before);
-    emit(acc, place, group, own);
+    emit(acc, place, own);
   }
 }
 
@@ -334,46 +351,32 @@ __device__ __forceinline__ int2 half_below_diagonal(int nth) {
 }
 // Where a row of a packed triangle begins: at most 2^29, as n is at most 2^15.
 __device__ __forceinline__ int triangle(int row) { return row * (row + 1) / 2; }
-__device__ __forceinline__ void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 struct HalfFactor {
   float* factor;
   float down;
   int n, row, column;  // of this warp's first
 };
-template <bool kColumns>
-__device__ __forceinline__ void half_gram(const Plate* plates, const i64* first, const char* packed, const float* bounds,
-                                          float* factors, int tiles, int count, float keep, float weight) {
-  auto size = [](const Plate& p) { return (int)(kColumns ? p.columns : p.rows); };
-  auto find = [&](int m, int nth) {
-    const Plate& p = plates[m];
+// Entry 2 m + axis of `first` has the tiles of the factor of an axis of plate m, so that both find it in L2.
+extern "C" __global__ void __launch_bounds__(kHalfThreads, 1)
+    half_gram(const Plate* plates, const i64* first, const char* packed, const float* bounds, float* factors, int tiles, int entries,
+              float keep, float weight) {
+  auto find = [&](int e, int nth) {
+    const Plate& p = plates[e / 2];
+    const bool columns = e % 2;
     const int down = sides_of(p.rows), across = sides_of(p.columns);
     const char* base = packed + p.block * kTileBytes;
-    const Halves side = kColumns ? columns_of(base, across) : rows_of(base, down, across);
+    const Halves side = columns ? columns_of(base, across) : rows_of(base, down, across);
     const int2 at = half_below_diagonal(nth);
-    return HalfTile{side, side, at.x, at.y, kColumns ? down : across, at.x / 2 == at.y};
+    return HalfTile{side, side, at.x, at.y, columns ? down : across, at.x / 2 == at.y, columns};
   };
-  auto ahead = [&](int m, int nth, int lane) {
-    const Plate& p = plates[m];
-    const float* factor = factors + p.factors[kColumns];
+  auto begin = [&](int e, int nth) {
+    const Plate& p = plates[e / 2];
     const int2 at = half_below_diagonal(nth);
-    const int left = at.y * kAcross;
-#pragma unroll 1
-    for (int r = lane; r < kDown; r += 32) {
-      const int i = at.x * kDown + r, last = min(i, left + kAcross - 1);
-      if (i >= size(p)) break;
-      const float* line = factor + triangle(i);
-      for (int j = left; j < last; j += 32) prefetch(line + j);
-      prefetch(line + last);
-    }
-  };
-  auto begin = [&](int m, int nth) {
-    const Plate& p = plates[m];
-    const int2 at = half_below_diagonal(nth);
-    return HalfFactor{factors + p.factors[kColumns], down_of(__ldg(bounds + 2 * m)), size(p),
+    return HalfFactor{factors + p.factors[e % 2], down_of(__ldg(bounds + 2 * (e / 2))), (int)(e % 2 ? p.columns : p.rows),
                       at.x * kDown + (int)threadIdx.x / 32 * 16, at.y * kAcross};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, int, float* own) {
+  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, float* own) {
     const int lane = lane_here();
     // Eight rows of 64 columns are a part, and the next is on its way where one is added to. A quarter above the diagonal
     // has none.
@@ -403,17 +406,7 @@ __device__ __forceinline__ void half_gram(const Plate* plates, const i64* first,
       });
     }
   };
-  multiply_halves<kColumns, kColumns>(first, tiles, count, find, ahead, begin, emit);
-}
-extern "C" __global__ void __launch_bounds__(kHalfThreads, 1)
-    half_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* bounds, float* factors, int tiles,
-                   int count, float keep, float weight) {
-  half_gram<false>(plates, first, packed, bounds, factors, tiles, count, keep, weight);
-}
-extern "C" __global__ void __launch_bounds__(kHalfThreads, 1)
-    half_gram_columns(const Plate* plates, const i64* first, const char* packed, const float* bounds, float* factors, int tiles,
-                      int count, float keep, float weight) {
-  half_gram<true>(plates, first, packed, bounds, factors, tiles, count, keep, weight);
+  multiply_halves<kEither>(first, tiles, entries, find, begin, emit);
 }
 
 // Products with the roots of plates: what they read, tables as of half_roots, and bounds.
@@ -427,6 +420,28 @@ struct HalfRoots {
     return (float)p.rows * __ldg(largest + __ldg(first + 2 * m) + min(s, last)) * __ldg(bounds + 2 * m + 1);
   }
 };
+// A warp's 16 rows of a product, times `by`, to a plate's tiles of f16: those from (row, column) on, of `across` a row.
+__device__ __forceinline__ void put_halves(const float (&acc)[32][4], float by, char* to, int row, int column, int across, int warp,
+                                           int lane, float* own) {
+  char* line = to + (row * (i64)across + column) * kTileBytes + warp * 2048 + lane * 16;
+  char* mine = reinterpret_cast<char*>(own);
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    if (column + q >= across) return;
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 16; ++e) {
+      const int n = 8 * q + e / 2, low = e % 2;
+      *reinterpret_cast<unsigned*>(mine + swizzled_at(lane / 4 + 8 * low, e / 2 * 8 + lane % 4 * 2)) =
+          pack<false>(acc[n][2 * low] * by, acc[n][2 * low + 1] * by);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+      *reinterpret_cast<uint4*>(line + q * kTileBytes + 512 * s) = *reinterpret_cast<const uint4*>(mine + lane * 16 + 512 * s);
+  }
+}
+
 struct HalfLeft {
   char* to;
   float by[3];
@@ -439,7 +454,7 @@ __device__ __forceinline__ void half_left_of(const Plate* plates, const i64* fir
     const Plate& p = plates[m];
     const int down = sides_of(p.rows), across = sides_of(p.columns), wide = (across + 3) / 4;
     return HalfTile{rows_of(o.roots + o.root_at[2 * m] * kTileBytes, down, down),
-                    columns_of(packed + p.block * kTileBytes, across), nth / wide, nth % wide, down, false};
+                    columns_of(packed + p.block * kTileBytes, across), nth / wide, nth % wide, down, false, false};
   };
   auto begin = [&](int m, int nth) {
     const Plate& p = plates[m];
@@ -450,82 +465,73 @@ __device__ __forceinline__ void half_left_of(const Plate* plates, const i64* fir
                     {down_of(root), up_of(o.bound(p, m, slab)), down_of(__ldg(o.bounds + 2 * m + 1))},
                     down, across, row + (int)threadIdx.x / 128, nth % wide * 4};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, int, float* own) {
+  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, float* own) {
     const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
-    if (t.row >= t.down) return;
-    const float by = t.by[0] * t.by[1] * t.by[2];
-    char* line = t.to + (t.row * (i64)t.across + t.column) * kTileBytes + warp * 2048 + lane * 16;
-    char* mine = reinterpret_cast<char*>(own);
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      if (t.column + q >= t.across) return;
-      __syncwarp();
-#pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int n = 8 * q + e / 2, low = e % 2;
-        *reinterpret_cast<unsigned*>(mine + swizzled_at(lane / 4 + 8 * low, e / 2 * 8 + lane % 4 * 2)) =
-            pack<false>(acc[n][2 * low] * by, acc[n][2 * low + 1] * by);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int s = 0; s < 4; ++s)
-        *reinterpret_cast<uint4*>(line + q * kTileBytes + 512 * s) = *reinterpret_cast<const uint4*>(mine + lane * 16 + 512 * s);
-    }
+    if (t.row < t.down) put_halves(acc, t.by[0] * t.by[1] * t.by[2], t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<false, true>(first, tiles, count, find, [](int, int, int) {}, begin, emit);
+  multiply_halves<kOfTerms>(first, tiles, count, find, begin, emit);
 }
 
 struct HalfRight {
-  float* to;  // of this thread's first number
+  char* to;              // of the plate
+  float* downs;          // of this warp
   const float* largest;  // of R_1's slabs, from the tile's first column on
   double* have;
-  i64 stride;
   float down;
-  int rows, columns, slabs;  // left, from that number on
+  int sides, across, row, column, slabs;  // tiles; slabs from that column on
 };
-// scale (R_0 m) R_1^T to the flat vector, and of each warp the sum of squares.
+// scale (R_0 m) R_1^T as tiles of f16, of which 16 rows of 256 columns, a warp's part, are under one power of two, by their largest
+// number; the inverse of that and the part's sum of squares.
 __device__ __forceinline__ void half_right_of(const Plate* plates, const i64* first, const HalfRoots& o, const char* packed,
-                                              float* to, double* have, float scale, int tiles, int count) {
+                                              char* to, float* downs, double* have, float scale, int tiles, int count) {
   auto find = [&](int m, int nth) {
     const Plate& p = plates[m];
     const int down = sides_of(p.rows), across = sides_of(p.columns), wide = (across + 3) / 4;
     return HalfTile{rows_of(packed + p.block * kTileBytes, down, across),
-                    rows_of(o.roots + o.root_at[2 * m + 1] * kTileBytes, across, across), nth / wide, nth % wide, across, false};
+                    rows_of(o.roots + o.root_at[2 * m + 1] * kTileBytes, across, across),
+                    nth / wide,
+                    nth % wide,
+                    across,
+                    false,
+                    false};
   };
   auto begin = [&](int m, int nth) {
     const Plate& p = plates[m];
-    const int across = sides_of(p.columns), wide = (across + 3) / 4, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = nth / wide * kDown + warp * 16 + lane / 4, column = nth % wide * kAcross + lane % 4 * 2;
-    return HalfRight{to + p.first + row * p.stride + column,
+    const int across = sides_of(p.columns), wide = (across + 3) / 4, warp = threadIdx.x / 32;
+    const i64 part = (__ldg(first + m) + nth) * 8 + warp;
+    return HalfRight{to + p.block * kTileBytes,
+                     downs + part,
                      o.largest + __ldg(o.first + 2 * m + 1) + nth % wide * (kAcross / kSlab),
-                     have ? have + (__ldg(first + m) + nth) * 8 + warp : nullptr,
-                     p.stride,
+                     have + part,
                      down_of(o.bound(p, m, nth / wide * 8 + warp)),
-                     (int)p.rows - row,
-                     (int)p.columns - column,
-                     4 * across - nth % wide * (kAcross / kSlab)};
+                     sides_of(p.rows),
+                     across,
+                     nth / wide * 2 + warp / 4,
+                     nth % wide * 4,
+                     4 * (across - nth % wide * 4)};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfRight& t, int, float*) {
-    const bool vectors = (u64)t.to % 8 == 0 && t.stride % 2 == 0;
+  auto emit = [&](float(&acc)[32][4], const HalfRight& t, float* own) {
+    const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
     double sum = 0;
+    unsigned most = 0;
 #pragma unroll
     for (int s = 0; s < kAcross / kSlab; ++s) {
-      if (s >= t.slabs) break;
-      const float down = scale * down_of(__ldg(t.largest + s));
+      const float down = s < t.slabs ? scale * down_of(__ldg(t.largest + s)) : 0.f;
       float squares = 0.f;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int n = 2 * s + e / 2, low = e % 2, left = 8 * low < t.rows ? t.columns - 8 * n : 0;
-        const float x = acc[n][2 * low] * t.down * down, y = acc[n][2 * low + 1] * t.down * down;
-        store_two(t.to + 8 * low * t.stride + 8 * n, x, y, vectors, left);
-        if (left > 0) squares = fmaf(x, x, squares);
-        if (left > 1) squares = fmaf(y, y, squares);
+      for (int e = 0; e < 8; ++e) {
+        float& x = acc[2 * s + e / 4][e % 4];
+        x = x * t.down * down;
+        // What lies behind the last column may be no number.
+        if (s < t.slabs) most = max(most, finite_magnitude(x)), squares = fmaf(x, x, squares);
       }
       sum += squares;
     }
-    if (!t.have) return;
+    most = __reduce_max_sync(~0u, most);
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) *t.have = sum;
+    const bool there = t.row < t.sides;
+    if (lane == 0) *t.downs = scale_down(most), *t.have = there ? sum : 0.;
+    if (there) put_halves(acc, scale_up(most), t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<false, false>(first, tiles, count, find, [](int, int, int) {}, begin, emit);
+  multiply_halves<kOfRows>(first, tiles, count, find, begin, emit);
 }

@@ -105,8 +105,8 @@ pub(super) struct Plates {
     pub count: usize,
     /// Blocks of 64 x 64 numbers of all of them: jobs of those.
     pub tiles: Jobs,
-    /// Tiles of the triangles of rows, and of columns.
-    pub gram: [Jobs; 2],
+    /// Tiles of the triangles of rows, and of columns; with precision `fast` of both, plate after plate.
+    pub gram: Vec<Jobs>,
     /// Tiles of a product along either axis.
     pub products: Jobs,
     /// Sixteen rows each of the roots along both axes, plate after plate.
@@ -142,27 +142,29 @@ impl Plates {
             first_tile += tiles(b, SIDE);
             words(b, i, at)
         }));
-        let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
         let across = if precision == Precision::Fast { WIDE } else { EDGE };
         let product = |b: &Block| b.sizes[0].div_ceil(EDGE) * b.sizes[1].div_ceil(across);
-        let all = [
-            of(&|b| tiles(b, SIDE))?,
-            of(&|b| triangle(b.sizes[0], across))?,
-            of(&|b| triangle(b.sizes[1], across))?,
-            of(&product)?,
-        ];
-        let axes = || list().flat_map(|(_, b)| [b.sizes[0].div_ceil(SIDE), b.sizes[1].div_ceil(SIDE)]);
-        let slabs = w.jobs(axes().map(|sides| sides * (SIDE / SLAB)).enumerate())?;
+        let both = || list().flat_map(|(_, b)| [b.sizes[0], b.sizes[1]]);
+        let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
+        let mut all = vec![of(&|b| tiles(b, SIDE))?, of(&product)?];
+        if precision == Precision::Fast {
+            all.push(w.jobs(both().map(|n| triangle(n, across)).enumerate())?);
+        } else {
+            all.extend([of(&|b| triangle(b.sizes[0], across))?, of(&|b| triangle(b.sizes[1], across))?]);
+        }
+        let sides = || both().map(|n| n.div_ceil(SIDE));
+        let slabs = w.jobs(sides().map(|n| n * (SIDE / SLAB)).enumerate())?;
         let mut root_tiles = 0;
-        let root_at = w.push(axes().map(|sides| {
-            root_tiles += sides * sides;
-            root_tiles - sides * sides
+        let root_at = w.push(sides().map(|n| {
+            root_tiles += n * n;
+            root_tiles - n * n
         }));
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
-        let mut all = all.into_iter().chain([slabs]).map(|j| Jobs { of: address(j.of), first: address(j.first), ..j });
+        let mut all = [slabs].into_iter().chain(all).map(|j| Jobs { of: address(j.of), first: address(j.first), ..j });
         let mut next = || all.next().unwrap_or_default();
-        let (tiles, gram, products, slabs) = (next(), [next(), next()], next(), next());
+        let (slabs, tiles, products) = (next(), next(), next());
+        let gram = all.collect();
         let [plates, root_at] = [plates, root_at].map(|at| address(at as u64));
         Ok(Self { _buffer: buffer, plates, count, tiles, gram, products, slabs, root_at, root_tiles })
     }
@@ -176,6 +178,8 @@ pub(super) struct Rest {
     pub runs: u64,
     /// Pieces of 4096 elements.
     pub pieces: Jobs,
+    /// `[plates]`: whether a plate's parameter has no other blocks; of others all of the parameter is in runs.
+    pub alone: u64,
 }
 
 /// Elements outside of parameters that are plates altogether, as runs.
@@ -214,10 +218,14 @@ impl Rest {
         let list = outside(elements, parameters, grid, least);
         let runs = w.push(list.iter().flat_map(|&(first, end)| [first, end]));
         let pieces = w.jobs(list.iter().map(|&(first, end)| (end - first).div_ceil(CHUNK)).enumerate())?;
+        let plates = grid.blocks.iter().filter(|b| is_plate(b, least));
+        let alone = |b: &Block| !list.iter().any(|&(first, end)| (first..end).contains(&b.first));
+        let alone = w.push(plates.map(|b| usize::from(alone(b))));
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
         let pieces = Jobs { of: address(pieces.of), first: address(pieces.first), ..pieces };
-        Ok(Self { runs: address(runs as u64), _buffer: buffer, pieces })
+        let [runs, alone] = [runs, alone].map(|at| address(at as u64));
+        Ok(Self { _buffer: buffer, runs, pieces, alone })
     }
 }
 
@@ -313,12 +321,6 @@ pub(super) fn prepare(kernel: &Kernel) -> Result<()> {
 /// A launch of products over so many tiles.
 pub(super) fn config(multiprocessors: usize, tiles: usize) -> LaunchConfig {
     LaunchConfig::new((tiles.min(multiprocessors) as u32, 1, 1), (THREADS, 1, 1)).shared(shared())
-}
-
-/// The same with precision `fast`: an even number of blocks of threads, of which the last may have no tile.
-pub(super) fn config_of_halves(multiprocessors: usize, tiles: usize) -> LaunchConfig {
-    let blocks = tiles.min(multiprocessors).next_multiple_of(2);
-    LaunchConfig::new((blocks as u32, 1, 1), (THREADS, 1, 1)).shared(shared())
 }
 
 #[cfg(test)]

@@ -227,9 +227,9 @@ impl Shampoo {
         let exponent = self.exponent.map_or(0.25, |(q, p)| f64::from(q) / f64::from(p));
         exponent * CONDITION.sqrt() * OF_GRAM * HALF
     }
-    /// By how much a step is off, relative to its norm: R_0, m, R_0 m and R_1 are rounded, and two roots are.
+    /// By how much a step is off, relative to its norm: R_0, m, R_0 m, R_1 and itself are rounded, and two roots are.
     pub(super) fn rounded_step(&self) -> f64 {
-        4.0 * HALF + 2.0 * self.rounded_root()
+        5.0 * HALF + 2.0 * self.rounded_root()
     }
 }
 

@@ -296,7 +296,7 @@ fn off(x: &[f64], law: &[f64]) -> f64 {
 fn on_a_gpu_blocks_of_any_size_are_the_laws() {
     let Some(gpu) = crate::check::gpu::gpu() else { return };
     let device = crate::Device::Cuda(gpu.device.clone());
-    let (rows, columns) = (66, 70);
+    let (rows, columns) = (66usize, 70);
     for precision in ["exact", "fast"] {
         let case = format!("L5_M{rows}_N{columns},block=70,relative=1e-2,all=true,variant=wgmma,precision={precision}");
         let problem = crate::op::problem(&ShampooOp, &case.parse().unwrap()).unwrap();

@@ -18,25 +18,23 @@ enum Of {
     Moments,
     Others,
     Roots,
-    Rows,
-    Columns,
+    Gram,
     Left,
     Right,
     Scales,
     Update,
 }
-const ENTRIES: [&str; 11] = [
+const ENTRIES: [&str; 10] = [
     "half_largest",
     "half_bounds",
     "half_moments",
     "other_moments",
     "half_roots",
-    "half_gram_rows",
-    "half_gram_columns",
+    "half_gram",
     "half_left",
     "half_right",
     "plate_scales",
-    "plate_update",
+    "half_update",
 ];
 /// Blocks of threads a multiprocessor of what strides over rows of roots, and over tiles for their largest numbers.
 const STRIDERS: usize = 4;
@@ -54,7 +52,7 @@ pub(super) struct Fast {
     pub least: usize,
     kernels: Vec<Kernel>,
     multiprocessors: usize,
-    /// g as tiles, later R_0 m; m; the roots.
+    /// g as tiles, later R_0 m; m, later the step; the roots.
     g: RegionId,
     m: RegionId,
     roots: RegionId,
@@ -66,13 +64,15 @@ pub(super) struct Fast {
     /// Sums that warps leave: of the grafting's step, and of its own.
     want: RegionId,
     have: RegionId,
+    /// What parts of the step are divided by.
+    downs: RegionId,
 }
 
 impl Fast {
     pub(super) fn new(p: &Shampoo, device: &Arc<CudaDevice>, least: usize, layout: &mut Layout) -> Result<Self> {
         let spec = specialisation();
         let kernels: Vec<Kernel> = ENTRIES.iter().map(|e| device.kernel(&spec, e)).collect::<Result<_>>()?;
-        for of in [Of::Rows, Of::Columns, Of::Left, Of::Right] {
+        for of in [Of::Gram, Of::Left, Of::Right] {
             plates::prepare(&kernels[of as usize])?;
         }
         let plates = Plates::new(device, &p.grid, least, Precision::Fast)?;
@@ -92,6 +92,7 @@ impl Fast {
             of_roots: layout.push("largest numbers of roots", Dtype::F32, slabs)?,
             want: layout.push("parts of the grafting's norms", Dtype::F64, PARTS * tiles)?,
             have: layout.push("parts of norms", Dtype::F64, PARTS * products)?,
+            downs: layout.push("scales of the step", Dtype::F32, PARTS * products)?,
             plates,
         })
     }
@@ -108,8 +109,8 @@ impl Fast {
     /// Sums of squares of the gradient, and the largest numbers of plates; counts the step.
     pub(super) fn squares(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
         let (tiles, pieces) = (&self.plates.tiles, &self.rest.pieces);
-        let [plates, first, runs, first_piece] =
-            [self.plates.plates, tiles.first, self.rest.runs, pieces.first].map(Arg::U64);
+        let [plates, first, runs, first_piece, alone] =
+            [self.plates.plates, tiles.first, self.rest.runs, pieces.first, self.rest.alone].map(Arg::U64);
         let [grad, mean, decay, parameter, rate, step, largest_rate] =
             [s.grad, s.first, s.decay, s.parameter, s.rate, s.step, s.largest].map(Arg::U64);
         let [tile_count, count, piece_count, run_count] =
@@ -120,6 +121,7 @@ impl Fast {
             first,
             runs,
             first_piece,
+            alone,
             grad,
             mean,
             decay,
@@ -184,7 +186,7 @@ impl Fast {
     /// The factors of plates.
     pub(super) fn gram(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
         let (keep, weight) = p.weights();
-        for (of, jobs) in [Of::Rows, Of::Columns].into_iter().zip(&self.plates.gram) {
+        for jobs in &self.plates.gram {
             let list = [
                 Arg::U64(self.plates.plates),
                 Arg::U64(jobs.first),
@@ -196,7 +198,7 @@ impl Fast {
                 Arg::F32(keep as f32),
                 Arg::F32(weight as f32),
             ];
-            self.put(of, plates::config_of_halves(self.multiprocessors, jobs.jobs), &list, visit)?;
+            self.put(Of::Gram, plates::config(self.multiprocessors, jobs.jobs), &list, visit)?;
         }
         Ok(())
     }
@@ -211,13 +213,14 @@ impl Fast {
         let list = [at, of_slabs, root_at, Arg::U64(s.roots), roots, of_roots, slab_count, entries];
         self.put(Of::Roots, self.striding(slabs.jobs), &list, visit)?;
         let (tiles, count) = (Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32));
-        let config = plates::config_of_halves(self.multiprocessors, jobs.jobs);
+        let config = plates::config(self.multiprocessors, jobs.jobs);
         let list = [at, first, of_slabs, root_at, m, roots, of_roots, bounds, g, tiles, count];
         self.put(Of::Left, config, &list, visit)?;
         let (step, have) = (Arg::U64(s.step), s.region(self.have));
         let ln_beta1 = Arg::F64(Numbers::new(p).ln_beta1);
-        let to = s.region(s.odd);
-        let list = [at, first, of_slabs, root_at, g, roots, of_roots, bounds, to, step, have, tiles, count, ln_beta1];
+        let downs = s.region(self.downs);
+        let list =
+            [at, first, of_slabs, root_at, g, roots, of_roots, bounds, m, downs, step, have, tiles, count, ln_beta1];
         self.put(Of::Right, config, &list, visit)?;
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
         let of_tiles = Arg::U64(self.plates.tiles.first);
@@ -226,6 +229,8 @@ impl Fast {
     }
     /// The parameters of plates.
     pub(super) fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
-        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &update(p, s, &self.plates), visit)
+        let mut list = update(p, s, &self.plates, s.address(self.m));
+        list.extend([Arg::U64(self.plates.products.first), s.region(self.downs)]);
+        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &list, visit)
     }
 }

@@ -160,14 +160,13 @@ impl Hopper {
     }
     /// The parameters of plates.
     pub(super) fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
-        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &update(p, s, &self.plates), visit)
+        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &update(p, s, &self.plates, s.address(s.odd)), visit)
     }
 }
 
-/// Arguments of plate_update.
-pub(super) fn update(p: &Shampoo, s: &Same<'_>, plates: &Plates) -> Vec<Arg<'static>> {
+/// Arguments of plate_update, and the first ones of half_update.
+pub(super) fn update(p: &Shampoo, s: &Same<'_>, plates: &Plates, product: u64) -> Vec<Arg<'static>> {
     let numbers = Numbers::new(p);
-    let product = s.address(s.odd);
     let addresses = [product, s.first, s.second, s.decay, s.parameter];
     vec![
         Arg::U64(plates.plates),

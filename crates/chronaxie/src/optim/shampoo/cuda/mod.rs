@@ -149,6 +149,8 @@ impl CudaPlan {
         let sums = plates.as_ref().and_then(OnPlates::sums).unwrap_or(runs.count);
         // What lies in blocks needs no gradient beside them, and one product.
         let beside = if plates.is_none() || tables.gram.jobs > 0 { problem.elements } else { 0 };
+        // A fast step of plates lies in tiles of f16.
+        let odd = if matches!(plates, Some(OnPlates::Fast(_))) { beside } else { problem.elements };
         let kernels = ENTRIES.map(|entry| device.kernel(spec, entry));
         let [squares, moments, gram, gather, keep, along, norms, update] = kernels;
         let most = props.sm_count as usize * BLOCKS_PER_SM;
@@ -163,7 +165,7 @@ impl CudaPlan {
             partials: layout.push("partials", Dtype::F64, sums)?,
             grad: layout.push("grad", Dtype::F32, if tables.chunks.jobs > 0 { problem.elements } else { 0 })?,
             even: layout.push("even", Dtype::F32, beside)?,
-            odd: layout.push("odd", Dtype::F32, problem.elements)?,
+            odd: layout.push("odd", Dtype::F32, odd)?,
             scales: layout.push("scales", Dtype::F32, grid.blocks.len())?,
             factors: layout.push("factors", Dtype::F32, batch)?,
             roots: layout.push("roots", Dtype::F32, batch)?,
