@@ -153,6 +153,54 @@ def test_ten_steps_are_numpys(device, shape):
         assert error < 2e-4, (k, error)
 
 
+@pytest.mark.parametrize("shape", [(7, 3), (9, 9), (4, 4, 4)])
+def test_ten_fast_steps_are_numpys_but_for_roundings(device, shape, monkeypatch):
+    from chronaxie.optim import _rounded
+
+    if device.type == "cpu":
+        monkeypatch.setattr(_rounded, "rounds", lambda x: True)
+    options = dict(lr=0.05, betas=(0.9, 0.97), absolute=1e-12, relative=1e-2)
+    w = normal(*shape, device=device)
+    law = Reference(w.cpu().numpy(), most=4, decay=0.0, **options)
+    p, q = (torch.nn.Parameter(w.clone()) for _ in range(2))
+    same = dict(max_preconditioner_dim=4, precondition_frequency=1, **options)
+    fast, exact = optim.Shampoo([p], precision="fast", **same), optim.Shampoo([q], **same)
+    # Of a step, which is as long as the grafting's, of elements of about one: a rounding to half precision of each root and of what
+    # it is multiplied by, and the error of each root: 1/2o times the condition number, at most ||L|| / eps, times two roundings.
+    order, half = len(shape), 2.0**-11
+    bound = (2 * order + order / (2 * order) / options["relative"] * 2) * half
+    for k in range(10):
+        g = normal(*shape, seed=k + 1)
+        p.grad, q.grad = g.to(device), g.to(device)
+        fast.step(), exact.step()
+        law.step(g.numpy())
+        error = np.linalg.norm(p.detach().cpu().numpy() - law.w)
+        assert error < (k + 1) * options["lr"] * bound * p.numel() ** 0.5, (k, error)
+    assert not torch.equal(p, q)
+
+
+def test_halves_have_eleven_bits_of_all_that_counts():
+    from chronaxie.optim import _rounded
+
+    x = normal(4, 30, 20)
+    x[1] *= 1e-20
+    x[2] *= 1e20
+    x[3] = 0
+    x[0, :15] *= 2.0**-20
+    h, down = _rounded.halves(x)
+    assert h.dtype == torch.float16 and h.isfinite().all() and not h[3].any()
+    assert ((h.double() * down.double() - x).abs() <= 2.0**-11 * x.abs().double() + 2.0**-25 * down.double()).all()
+    exact = x.double() @ x.double().mT
+    y = x.mT.contiguous()
+    # The CPU's is exact.
+    assert torch.equal(_rounded.product(x, y, "fast"), torch.bmm(x, y))
+    made = _rounded.multiply(h, h.mT).mul_(down).mul_(down)
+    size = x.double().abs() @ x.double().abs().mT
+    assert ((made - exact).abs()[:2] <= 2.1 * 2.0**-11 * size[:2] + 1e-37).all()
+    x[1, 3, 4] = float("nan")
+    assert _rounded.halves(x)[0][0].equal(h[0]) and _rounded.halves(x)[0][1].isnan().sum() == 1
+
+
 def quadratic(make, steps, seed=3):
     """A badly conditioned quadratic of a matrix: the loss at the end over that at the start."""
     torch.manual_seed(seed)
@@ -297,6 +345,9 @@ def test_the_layout_of_memory_changes_nothing(make):
 
 
 def test_shampoos_own_mistakes():
+    for make in (optim.Shampoo, optim.Muon):
+        with pytest.raises(chronaxie.ConfigError, match="precision = 'half' is not one of exact, fast"):
+            make([torch.nn.Parameter(torch.ones(2, 2))], precision="half")
     p = torch.nn.Parameter(torch.ones(3, 2))
     for options, want in [
         (dict(betas=(1.0, 0.9)), r"betas\[0\] = 1.0"),

@@ -1,9 +1,9 @@
 // What steps do with blocks of parameters that are matrices, for Hopper's tensor cores (products.cuh). A plate is such a block
 // G [m, n]; its blocks of 64 x 64 numbers (f16x3.cuh) lie behind each other, row after row of them.
 //
-//   plate_moments   64 x 64: first, second, and g = scale grad (+ pull decay parameter) and first as blocks of numbers; where it
-//                   is asked for, of each warp the sum of squares of the grafting's step
-//   other_moments   run of 4096 elements of another block: g, first, second
+//   moments_of_plates   64 x 64: first, second; g = scale grad (+ pull decay parameter) and first are the caller's to pack; where
+//                       it is asked for, of each warp the sum of squares of the grafting's step
+//   other_moments       run of 4096 elements of another block: g, first, second
 #pragma once
 #include "f16x3.cuh"
 #include "onblock.cuh"
@@ -75,33 +75,43 @@ __device__ __forceinline__ void put(float* to, const float (&x)[4][4], const Spo
 }
 __device__ __forceinline__ bool whole(const Plate& p, int aligned) { return aligned && p.first % 4 == 0 && p.stride % 4 == 0; }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    plate_moments(const Plate* plates, const i64* first_tile, const float* grad, const float* decay, const float* parameter,
-                  const double* partials, const int* step, float* first, float* second, float* grad_norm, char* g_to,
-                  float* g_scales, char* m_to, float* m_scales, double* want, int tiles, int count, int runs, int has_second,
-                  int aligned, double clip, float pull, float beta1, float rest1, float keep2, float new2, double ln_beta1,
-                  double ln_second, float eps) {
+// What moments read and write, and the numbers of the step.
+struct MomentsOf {
+  const float *grad, *decay, *parameter;
+  const double* partials;
+  const int* step;
+  float *first, *second, *grad_norm;
+  double* want;
+  int tiles, count, runs, has_second, aligned;
+  double clip;
+  float pull, beta1, rest1, keep2, new2;
+  double ln_beta1, ln_second;
+  float eps;
+};
+
+// Moments of all tiles; `emit(plate, its number, block, g, first, row, column)` takes each tile's g and first moment.
+template <class Emit>
+__device__ __forceinline__ void moments_of_plates(const Plate* plates, const i64* first_tile, const MomentsOf& o, Emit emit) {
   __shared__ double slots[kWarps];
-  __shared__ unsigned most[2][kWarps];
-  const double norm = folded(partials, runs, slots);
-  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
-  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
-  const Graft graft = graft_of(step, ln_beta1, ln_second, eps, has_second);
+  const double norm = folded(o.partials, o.runs, slots);
+  if (blockIdx.x == 0 && threadIdx.x == 0) o.grad_norm[0] = (float)norm;
+  const float scale = o.clip > 0. && norm > o.clip ? (float)(o.clip / norm) : 1.f;
+  const Graft graft = graft_of(o.step, o.ln_beta1, o.ln_second, o.eps, o.has_second);
   const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
-  for (int t = (int)blockIdx.x; t < tiles; t += (int)gridDim.x) {
-    const int m = plate_of(first_tile, count, t);
+  for (int t = (int)blockIdx.x; t < o.tiles; t += (int)gridDim.x) {
+    const int m = plate_of(first_tile, o.count, t);
     const Plate& p = plates[m];
     const int nth = t - (int)first_tile[m];
     const Spot s = spot_of(p, nth);
-    const bool vectors = whole(p, aligned);
+    const bool vectors = whole(p, o.aligned);
     float g[4][4], mean[4][4], square[4][4];
-    get(g, grad, s, vectors), get(mean, first, s, vectors);
-    if (has_second) get(square, second, s, vectors);
-    if (pull != 0.f) {
+    get(g, o.grad, s, vectors), get(mean, o.first, s, vectors);
+    if (o.has_second) get(square, o.second, s, vectors);
+    if (o.pull != 0.f) {
       float d[4][4], w[4][4];
-      get(d, decay, s, vectors), get(w, parameter, s, vectors);
+      get(d, o.decay, s, vectors), get(w, o.parameter, s, vectors);
 #pragma unroll
-      for (int e = 0; e < 16; ++e) g[e / 4][e % 4] = fmaf(pull * d[e / 4][e % 4], w[e / 4][e % 4], g[e / 4][e % 4] * scale);
+      for (int e = 0; e < 16; ++e) g[e / 4][e % 4] = fmaf(o.pull * d[e / 4][e % 4], w[e / 4][e % 4], g[e / 4][e % 4] * scale);
     } else {
 #pragma unroll
       for (int e = 0; e < 16; ++e) g[e / 4][e % 4] *= scale;
@@ -111,21 +121,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     for (int e = 0; e < 16; ++e) {
       const float x = g[e / 4][e % 4];
       float &m1 = mean[e / 4][e % 4], &m2 = square[e / 4][e % 4];
-      m1 = beta1 * m1 + rest1 * x;
-      if (has_second) m2 = keep2 * m2 + new2 * (x * x);
+      m1 = o.beta1 * m1 + o.rest1 * x;
+      if (o.has_second) m2 = o.keep2 * m2 + o.new2 * (x * x);
       const bool there = 16 * (e / 4) < s.rows && e % 4 < s.left;
-      const double u = there ? graft.of(m1, has_second ? m2 : 0.f) : 0.f;
+      const double u = there ? graft.of(m1, o.has_second ? m2 : 0.f) : 0.f;
       sum = fma(u, u, sum);
     }
-    put(first, mean, s, vectors);
-    if (has_second) put(second, square, s, vectors);
-    const i64 block = p.block + nth;
-    const unsigned of_g = pack_block(g, g_to + block * kBlockBytes, row, column, most[0]);
-    const unsigned of_m = pack_block(mean, m_to + block * kBlockBytes, row, column, most[1]);
-    if (threadIdx.x == 0) g_scales[block] = scale_down(of_g), m_scales[block] = scale_down(of_m);
-    if (!want) continue;
+    put(o.first, mean, s, vectors);
+    if (o.has_second) put(o.second, square, s, vectors);
+    emit(p, m, p.block + nth, g, mean, row, column);
+    if (!o.want) continue;
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) want[(i64)t * kWarps + threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) o.want[(i64)t * kWarps + threadIdx.x / 32] = sum;
   }
 }
 

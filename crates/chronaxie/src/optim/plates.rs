@@ -1,10 +1,11 @@
 //! Blocks that are matrices, for Hopper's tensor cores: which they are, and the tables of plates.cuh and products.cuh.
 
-use super::blocks::{Block, Grid};
-use super::ongpu::{Jobs, THREADS as STRIDERS, Tables, Words};
+use super::blocks::{Block, Grid, Parameter};
+use super::ongpu::{CHUNK, Jobs, THREADS as STRIDERS, Tables, Words};
 use super::stepper::Common;
 use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
 use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
+use crate::op::Precision;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ pub(super) const HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
+    ("plate_ends.cuh", include_str!("plate_ends.cuh")),
     ("products.cuh", include_str!("products.cuh")),
     F16X3,
     BARRIERS,
@@ -23,9 +25,14 @@ pub(super) const HEADERS: &[Header] = &[
 pub(super) const THREADS: u32 = 384;
 const SIDE: usize = 64;
 const EDGE: usize = 128;
+/// Columns of a tile of a product with precision `fast`, and rows of a root under one power of two (halves.cuh).
+const WIDE: usize = 256;
+const SLAB: usize = 16;
 const PAIR: usize = 2 * 4 * SIDE * SIDE;
 /// Bytes of a block of numbers.
 pub(super) const BLOCK_BYTES: usize = PAIR / 2;
+/// Bytes of a tile of f16.
+pub(super) const HALF_BYTES: usize = BLOCK_BYTES / 2;
 /// Sums of a tile that warps leave: of one of 64 x 64 by a block of 256 threads, of one of a product.
 pub(super) const PARTS: usize = 8;
 /// Places of the rings of a Gram matrix, of two pairs, and of a product, of one.
@@ -33,9 +40,22 @@ const RINGS: usize = 6;
 /// What eight warps put down of their tiles.
 const WAY_OUT: usize = 8 * 16 * SIDE * 4;
 
-/// Compiled for one architecture.
-pub(super) fn specialisation(mut spec: Specialisation) -> Specialisation {
-    spec.headers = HEADERS;
+/// The same with precision `fast`.
+pub(super) const HALF_HEADERS: &[Header] = &[
+    super::ongpu::STEPPER,
+    super::ongpu::ONBLOCK,
+    ("plates.cuh", include_str!("plates.cuh")),
+    ("plate_ends.cuh", include_str!("plate_ends.cuh")),
+    ("halves.cuh", include_str!("halves.cuh")),
+    F16X3,
+    BARRIERS,
+    MMA,
+    WGMMA,
+];
+
+/// Compiled for one architecture, for products of that precision.
+pub(super) fn specialisation(mut spec: Specialisation, precision: Precision) -> Specialisation {
+    spec.headers = if precision == Precision::Fast { HALF_HEADERS } else { HEADERS };
     spec.archs = Archs::Only(&["sm_90a"]);
     spec
 }
@@ -85,10 +105,16 @@ pub(super) struct Plates {
     pub count: usize,
     /// Blocks of 64 x 64 numbers of all of them: jobs of those.
     pub tiles: Jobs,
-    /// Tiles of the triangles of rows, and of columns.
-    pub gram: [Jobs; 2],
+    /// Tiles of the triangles of rows, and of columns; with precision `fast` of both, plate after plate.
+    pub gram: Vec<Jobs>,
     /// Tiles of a product along either axis.
     pub products: Jobs,
+    /// Sixteen rows each of the roots along both axes, plate after plate.
+    pub slabs: Jobs,
+    /// `[2 plates]`: the first tile of each of these roots.
+    pub root_at: u64,
+    /// Tiles of all roots.
+    pub root_tiles: usize,
 }
 
 fn words(b: &Block, nth: usize, first_tile: usize) -> [usize; 10] {
@@ -99,9 +125,14 @@ fn tiles(b: &Block, side: usize) -> usize {
     b.sizes[0].div_ceil(side) * b.sizes[1].div_ceil(side)
 }
 
+/// Tiles of 128 rows and so many columns that are on or below the diagonal of a Gram matrix.
+fn triangle(n: usize, across: usize) -> usize {
+    (0..n.div_ceil(EDGE)).map(|row| n.div_ceil(across).min((row * EDGE + EDGE - 1) / across + 1)).sum()
+}
+
 impl Plates {
-    /// The tables of the blocks of `grid` with sides of at least `least`.
-    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, least: usize) -> Result<Self> {
+    /// The tables of the blocks of `grid` with sides of at least `least`, for products of that precision.
+    pub(super) fn new(device: &Arc<CudaDevice>, grid: &Grid, least: usize, precision: Precision) -> Result<Self> {
         let mut w = Words::default();
         let list = || grid.blocks.iter().enumerate().filter(|(_, b)| is_plate(b, least));
         let count = list().count();
@@ -111,22 +142,90 @@ impl Plates {
             first_tile += tiles(b, SIDE);
             words(b, i, at)
         }));
+        let across = if precision == Precision::Fast { WIDE } else { EDGE };
+        let product = |b: &Block| b.sizes[0].div_ceil(EDGE) * b.sizes[1].div_ceil(across);
+        let both = || list().flat_map(|(_, b)| [b.sizes[0], b.sizes[1]]);
         let mut of = |tiles: &dyn Fn(&Block) -> usize| w.jobs(list().map(|(i, b)| (i, tiles(b))));
-        let triangle = |n: usize| n.div_ceil(EDGE) * (n.div_ceil(EDGE) + 1) / 2;
-        let mut all = [
-            of(&|b| tiles(b, SIDE))?,
-            of(&|b| triangle(b.sizes[0]))?,
-            of(&|b| triangle(b.sizes[1]))?,
-            of(&|b| tiles(b, EDGE))?,
-        ];
+        let mut all = vec![of(&|b| tiles(b, SIDE))?, of(&product)?];
+        if precision == Precision::Fast {
+            all.push(w.jobs(both().map(|n| triangle(n, across)).enumerate())?);
+        } else {
+            all.extend([of(&|b| triangle(b.sizes[0], across))?, of(&|b| triangle(b.sizes[1], across))?]);
+        }
+        let sides = || both().map(|n| n.div_ceil(SIDE));
+        let slabs = w.jobs(sides().map(|n| n * (SIDE / SLAB)).enumerate())?;
+        let mut root_tiles = 0;
+        let root_at = w.push(sides().map(|n| {
+            root_tiles += n * n;
+            root_tiles - n * n
+        }));
         let buffer = upload(device, &w.0, [w.0.len()])?;
         let address = |words: u64| buffer.address() + 8 * words;
-        for jobs in &mut all {
-            (jobs.of, jobs.first) = (address(jobs.of), address(jobs.first));
+        let mut all = [slabs].into_iter().chain(all).map(|j| Jobs { of: address(j.of), first: address(j.first), ..j });
+        let mut next = || all.next().unwrap_or_default();
+        let (slabs, tiles, products) = (next(), next(), next());
+        let gram = all.collect();
+        let [plates, root_at] = [plates, root_at].map(|at| address(at as u64));
+        Ok(Self { _buffer: buffer, plates, count, tiles, gram, products, slabs, root_at, root_tiles })
+    }
+}
+
+/// What of a flat vector does not lie in plates, as runs: an allocation of its own.
+pub(super) struct Rest {
+    /// Holds them.
+    _buffer: DeviceBuffer,
+    /// `[runs, 2]`: from an element to another.
+    pub runs: u64,
+    /// Pieces of 4096 elements.
+    pub pieces: Jobs,
+    /// `[plates]`: whether a plate's parameter has no other blocks; of others all of the parameter is in runs.
+    pub alone: u64,
+}
+
+/// Elements outside of parameters that are plates altogether, as runs.
+fn outside(elements: usize, parameters: &[Parameter], grid: &Grid, least: usize) -> Vec<(usize, usize)> {
+    let mut plated: Vec<(usize, usize)> = Vec::new();
+    for p in parameters {
+        let (first, end) = (p.first, p.first + p.shape.elements());
+        let mut blocks = grid.blocks.iter().filter(|b| (first..end).contains(&b.first)).peekable();
+        if blocks.peek().is_some() && blocks.all(|b| is_plate(b, least)) {
+            plated.push((first, end));
         }
-        let plates = address(plates as u64);
-        let [tiles, rows, columns, products] = all;
-        Ok(Self { _buffer: buffer, plates, count, tiles, gram: [rows, columns], products })
+    }
+    plated.sort_unstable();
+    plated.push((elements, elements));
+    let mut at = 0;
+    let mut runs = Vec::new();
+    for (first, end) in plated {
+        if first > at {
+            runs.push((at, first));
+        }
+        at = end;
+    }
+    runs
+}
+
+impl Rest {
+    /// Of plates with sides of at least `least`.
+    pub(super) fn new(
+        device: &Arc<CudaDevice>,
+        elements: usize,
+        parameters: &[Parameter],
+        grid: &Grid,
+        least: usize,
+    ) -> Result<Self> {
+        let mut w = Words::default();
+        let list = outside(elements, parameters, grid, least);
+        let runs = w.push(list.iter().flat_map(|&(first, end)| [first, end]));
+        let pieces = w.jobs(list.iter().map(|&(first, end)| (end - first).div_ceil(CHUNK)).enumerate())?;
+        let plates = grid.blocks.iter().filter(|b| is_plate(b, least));
+        let alone = |b: &Block| !list.iter().any(|&(first, end)| (first..end).contains(&b.first));
+        let alone = w.push(plates.map(|b| usize::from(alone(b))));
+        let buffer = upload(device, &w.0, [w.0.len()])?;
+        let address = |words: u64| buffer.address() + 8 * words;
+        let pieces = Jobs { of: address(pieces.of), first: address(pieces.first), ..pieces };
+        let [runs, alone] = [runs, alone].map(|at| address(at as u64));
+        Ok(Self { _buffer: buffer, runs, pieces, alone })
     }
 }
 
@@ -164,12 +263,21 @@ impl Moments {
     }
     /// Arguments of plate_moments.
     pub(super) fn of_plates(&self, plates: &Plates) -> Vec<Arg<'static>> {
+        let ([g, m], [of_g, of_m]) = (self.packed.map(Arg::U64), self.scales.map(Arg::U64));
+        self.with(plates, &[g, of_g, m, of_m])
+    }
+    /// Arguments of half_moments, whose bounds lie where the scales of g do.
+    pub(super) fn of_halves(&self, plates: &Plates) -> Vec<Arg<'static>> {
+        let [g, m] = self.packed.map(Arg::U64);
+        self.with(plates, &[Arg::U64(self.scales[0]), g, m])
+    }
+    fn with(&self, plates: &Plates, packed: &[Arg<'static>]) -> Vec<Arg<'static>> {
         let mut list = vec![Arg::U64(plates.plates), Arg::U64(plates.tiles.first)];
         let [grad, decay, parameter, first, second] = self.tensors.map(Arg::U64);
-        let [g, m] = self.packed.map(Arg::U64);
-        let [of_g, of_m] = self.scales.map(Arg::U64);
         list.extend([grad, decay, parameter, Arg::U64(self.partials), Arg::U64(self.step), first, second]);
-        list.extend([Arg::U64(self.grad_norm), g, of_g, m, of_m, Arg::U64(self.want)]);
+        list.push(Arg::U64(self.grad_norm));
+        list.extend_from_slice(packed);
+        list.push(Arg::U64(self.want));
         let numbers = [plates.tiles.jobs, plates.count, self.runs, usize::from(self.has_second)];
         list.extend(numbers.map(|n| Arg::I32(n as i32)));
         list.push(aligned(&self.tensors));
@@ -219,7 +327,7 @@ pub(super) fn config(multiprocessors: usize, tiles: usize) -> LaunchConfig {
 mod tests {
     use super::*;
     use crate::DeviceProps;
-    use crate::optim::blocks::{Cut, Parameter};
+    use crate::optim::blocks::Cut;
 
     #[test]
     fn plates_are_large_matrices_or_what_is_asked_for() {
@@ -242,6 +350,34 @@ mod tests {
         says(&large, (8, 0), "wgmma", "wants compute capability 9.0, not 8.0");
         says(&line, (9, 0), "wgmma", "there is none");
         says(&line, (9, 0), "mma", "`mma` is not one of simt, wgmma");
+    }
+
+    /// Tiles on and below the diagonal, as products.cuh and halves.cuh count them.
+    #[test]
+    fn triangles_have_a_tile_for_what_is_stored() {
+        assert_eq!([1, 128, 129, 1024].map(|n| triangle(n, EDGE)), [1, 1, 3, 36]);
+        assert_eq!([1, 128, 129, 256, 257, 300, 1024].map(|n| triangle(n, WIDE)), [1, 1, 2, 2, 4, 4, 20]);
+        for n in 1..700 {
+            let row_wise = |row: usize| row / 2 + 1;
+            assert_eq!(triangle(n, WIDE), (0..n.div_ceil(EDGE)).map(row_wise).sum::<usize>(), "{n}");
+        }
+    }
+
+    /// Vectors, gaps and matrices that are no plates are outside, each run once.
+    #[test]
+    fn what_is_no_plate_is_outside() {
+        let parameters = [
+            Parameter::new(512, [16, 16]),
+            Parameter::new(0, [16, 32]),
+            Parameter::new(800, [40]),
+            Parameter::new(900, [16, 3]),
+        ];
+        let cut = Cut { most: 16, merge: false, vectors: true };
+        let grid = Grid::new(&parameters, cut).unwrap();
+        assert_eq!(outside(1000, &parameters, &grid, 8), [(768, 1000)]);
+        assert_eq!(outside(1000, &parameters, &grid, 3), [(768, 900), (948, 1000)]);
+        assert_eq!(outside(1000, &parameters, &grid, 17), [(0, 1000)]);
+        assert_eq!(outside(512, &parameters[1..2], &Grid::new(&parameters[1..2], cut).unwrap(), 8), []);
     }
 
     /// A plate's words are what plates.cuh reads, and its shared memory is there.

@@ -132,6 +132,7 @@ fn own(name: &str, t: &Section<'_>, rate: Option<f64>) -> Result<Optimizer> {
             p.grafting = t.choice("grafting", &Grafting::NAMES, p.grafting.name())?.parse()?;
             p.grafting_eps = ranged(t, "grafting_eps", p.grafting_eps, 0.0, 1.0)?;
             p.precondition_vectors = t.get("precondition_vectors", p.precondition_vectors)?;
+            p.precision = t.choice("precision", &["exact", "fast"], p.precision.name())?.parse()?;
             let exponent: Option<String> = t.optional("exponent")?;
             p.exponent = match exponent {
                 None => None,

@@ -7,6 +7,8 @@ from typing import Any, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ._rounded import product
+
 
 def merged_shape(shape: Iterable[int], most: int) -> list[int]:
     """Sizes without ones, neighbours merged while their product is at most ``most``."""
@@ -53,9 +55,9 @@ def unfolded(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis + 1, 1).reshape(x.shape[0], x.shape[axis + 1], -1)
 
 
-def along(x: Tensor, m: Tensor, axis: int) -> Tensor:
+def along(x: Tensor, m: Tensor, axis: int, precision: str = "exact") -> Tensor:
     """Every block times its matrix along an axis: ``y_i = sum_j m_ij x_j``."""
-    y = torch.bmm(m, unfolded(x, axis))
+    y = product(m, unfolded(x, axis), precision)
     moved = x.movedim(axis + 1, 1).shape
     return y.reshape(moved).movedim(1, axis + 1)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import _rounded
+
 
 def packed_size(n: int) -> int:
     """Elements of a symmetric matrix of n rows."""
@@ -25,13 +27,22 @@ def _parts(t: Tensor, n: int) -> tuple[int, Tensor, Tensor]:
     return high, below.view(len(t), low, high), both.view(len(t), high, low + 1)
 
 
-def add_gram(t: Tensor, x: Tensor, keep: float, weight: float) -> None:
+def add_gram(t: Tensor, x: Tensor, keep: float, weight: float, precision: str = "exact") -> None:
     """``M <- keep M + weight x x^T`` in place, of packed ``t`` ``[count, n (n + 1) / 2]`` and ``x`` ``[count, n, r]``: three quarters of
     the products of a whole one."""
     high, below, both = _parts(t, x.shape[1])
-    upper, lower = x[:, :high], x[:, high:]
-    low = lower.shape[1]
+    low = x.shape[1] - high
     both.mul_(keep)
+    if precision == "fast" and _rounded.rounds(x):
+        x, down = _rounded.halves(x)
+        upper, lower = x[:, :high], x[:, high:]
+        # Scaled twice, as the square of a small number is none.
+        both[:, :, :high].add_(_rounded.multiply(upper, upper.mT).mul_(down).mul_(down).tril_(), alpha=weight)
+        if low:
+            below.mul_(keep).add_(_rounded.multiply(lower, upper.mT).mul_(down).mul_(down), alpha=weight)
+            both[:, :low, 1:].add_(_rounded.multiply(lower, lower.mT).mul_(down).mul_(down).triu_(), alpha=weight)
+        return
+    upper, lower = x[:, :high], x[:, high:]
     both[:, :, :high].add_(torch.bmm(upper, upper.mT).tril_(), alpha=weight)
     if low:
         below.baddbmm_(lower, upper.mT, beta=keep, alpha=weight)

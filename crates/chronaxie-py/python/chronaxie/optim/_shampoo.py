@@ -16,6 +16,7 @@ from ._blocks import along, count, from_blocks, to_blocks, unfolded
 from ._matrix import FAILED, inverse_root, roots_of
 from ._owners import Ranks
 from ._packed import add_gram, packed_size, unpack
+from ._rounded import PRECISIONS
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
 
@@ -43,6 +44,9 @@ class Shampoo(Blocked):
         grafting_eps: added to the root of the grafting's second moment.
         precondition_vectors: whether parameters of one axis have a matrix too; otherwise they take the grafting's step.
         exponent: instead of 1/2o, for every order.
+        precision: ``exact``, or ``fast``: factors and products with the roots are of numbers rounded to half precision, under a power
+            of two a block so that 11 bits are left, with sums in float32; roots are made exactly. On a GPU with PyTorch 2.8 or later;
+            elsewhere it is ``exact``. A factor is that of a gradient perturbed by 2^-11, positive semidefinite whatever it is.
         maximize: climbs.
         capturable: counts steps on the device, so that a step can be captured in a CUDA graph once one was taken. Then there are
             roots of each block from the first step on, at its turns also before ``start_preconditioning_step``, and every step makes
@@ -75,6 +79,7 @@ class Shampoo(Blocked):
         grafting_eps: float = 1e-8,
         precondition_vectors: bool = True,
         exponent: Optional[Fraction] = None,
+        precision: str = "exact",
         maximize: bool = False,
         capturable: bool = False,
         process_group: Any = None,
@@ -93,6 +98,7 @@ class Shampoo(Blocked):
             grafting_eps=grafting_eps,
             precondition_vectors=precondition_vectors,
             exponent=exponent,
+            precision=precision,
             maximize=maximize,
             capturable=capturable,
         )
@@ -111,6 +117,8 @@ class Shampoo(Blocked):
         for of in ("max_preconditioner_dim", "precondition_frequency", "start_preconditioning_step"):
             within("Shampoo", of, g[of], 1, 1 << 15)
         one_of("Shampoo", "grafting", g["grafting"], _GRAFTING)
+        # A state that was saved before there was one has none.
+        one_of("Shampoo", "precision", g.setdefault("precision", "exact"), PRECISIONS)
         if isinstance(g["exponent"], Fraction):
             # What torch.load takes back.
             g["exponent"] = g["exponent"].as_integer_ratio()
@@ -119,6 +127,7 @@ class Shampoo(Blocked):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         b1, b2 = group["betas"]
+        new, precision = 1.0 if b2 == 1 else 1 - b2, group.get("precision", "exact")
         spread, work, fresh = self._spread(group), [], False
         for at, p, g in given:
             g = g.to(torch.float32)
@@ -139,7 +148,7 @@ class Shampoo(Blocked):
             for (where, counts, sizes), factors in zip(grid, state["factors"]):
                 x = to_blocks(blocks[where], counts, sizes) if factors else None
                 for axis, factor in enumerate(factors):
-                    add_gram(factor, unfolded(x, axis), b2, 1.0 if b2 == 1 else 1 - b2)  # type: ignore[arg-type]
+                    add_gram(factor, unfolded(x, axis), b2, new, precision)  # type: ignore[arg-type]
             work.append((at, p, state))
         if group["capturable"]:
             self._take_turns(group, work, fresh)
@@ -218,7 +227,7 @@ class Shampoo(Blocked):
                 continue
             x = to_blocks(first.reshape(shape)[where], counts, sizes)
             for axis, root in enumerate(roots):
-                x = along(x, root, axis)
+                x = along(x, root, axis, group.get("precision", "exact"))
             if group["grafting"] != "none":
                 want = to_blocks(graft.reshape(shape)[where], counts, sizes).flatten(1).norm(dim=1)
                 have = x.flatten(1).norm(dim=1)

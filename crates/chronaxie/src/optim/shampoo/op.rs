@@ -5,7 +5,8 @@ use super::spec::{Grafting, NAME, Shampoo};
 use super::{cpu, cuda};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeats, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Repeats, Signature, Tensors, Tolerance,
+    Values,
 };
 use crate::optim::blocks::Block;
 use crate::optim::sample;
@@ -123,9 +124,13 @@ impl Op for ShampooOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => {
-                &["L8_M256_N256,block=256,relative=1e-2", "lm350m", "lm350m,every=20", "lm350m,every=100"]
-            }
+            CaseSet::Compared => &[
+                "L8_M256_N256,block=256,relative=1e-2",
+                "lm350m",
+                "lm350m,every=20",
+                "lm350m,every=100",
+                "lm350m,every=100,precision=fast",
+            ],
             CaseSet::Cpu => &["L4_M64_N64,block=64,relative=1e-2"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -138,6 +143,8 @@ impl Op for ShampooOp {
                 "L2_M8_N8,words=20,block=8,relative=1e-2",
                 "L2_M9_N6,block=7,relative=1e-2,grafting=none,exponent=1/3,decay=0.1,mode=l2,all=true",
                 "L1_M10_N70,block=70,relative=1e-2,grafting=rmsprop,decay=0.1,mode=independent,exponent=2/5,all=true",
+                "L1_M200_N130,block=200,relative=1e-2,clip=1,decay=0.1,precision=fast",
+                "L1_M128_N150,block=150,relative=1e-2,beta2=1,grafting=adagrad,decay=0.1,mode=l2,all=true,precision=fast",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
@@ -147,8 +154,23 @@ impl Op for ShampooOp {
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
         let options = [
-            "K", "block", "every", "start", "relative", "absolute", "clip", "decay", "mode", "beta1", "beta2",
-            "grafting", "vectors", "exponent", "all", "words",
+            "K",
+            "block",
+            "every",
+            "start",
+            "relative",
+            "absolute",
+            "clip",
+            "decay",
+            "mode",
+            "beta1",
+            "beta2",
+            "grafting",
+            "vectors",
+            "exponent",
+            "all",
+            "words",
+            "precision",
         ];
         if case.words() == sample::LANGUAGE_MODEL {
             case.allow_sizes(&[], &options)?;
@@ -167,6 +189,7 @@ impl Op for ShampooOp {
         p.precondition_vectors = case.get("vectors", true)?;
         p.exponent = case.option("exponent").map(fraction).transpose()?;
         p.every_block = case.get("all", false)?;
+        p.precision = case.get("precision", Precision::Exact)?;
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {

@@ -1,6 +1,6 @@
 //! What a step of Shampoo is: its options, names and shapes of every tensor, and how exact the results must be.
 
-use crate::op::{Metric, Pass, Signature, Tolerance};
+use crate::op::{Metric, Pass, Precision, Signature, Tolerance};
 use crate::optim::blocks::{Cut, Grid, Parameter};
 use crate::optim::inverse_root::InverseRoot;
 use crate::optim::inverse_root::spec::MOST;
@@ -81,6 +81,9 @@ pub struct Shampoo {
     pub precondition_vectors: bool,
     /// `(q, p)` of the power -q/p for every order, instead of -1/2o.
     pub exponent: Option<(u32, u32)>,
+    /// `Fast`: factors and products with the roots are of numbers rounded to f16, summed in f32, where there are tensor cores for
+    /// them (compute capability 9.0, blocks of two axes); elsewhere as `Exact`. Roots are always made exactly.
+    pub precision: Precision,
     /// Whether the roots of all blocks are made, and not only of those whose turn it is.
     pub every_block: bool,
     /// The blocks; [`build`](Self::build) makes them.
@@ -106,6 +109,7 @@ impl Shampoo {
             grafting_eps: 1e-8,
             precondition_vectors: true,
             exponent: None,
+            precision: Precision::Exact,
             every_block: false,
             grid: Arc::default(),
         }
@@ -179,6 +183,9 @@ impl Shampoo {
     }
     /// The bound on the error of one output.
     pub fn tolerance_of(&self, output: &str) -> Option<Tolerance> {
+        if self.precision == Precision::Fast {
+            return Some(self.rounded(output));
+        }
         // Vectors have the power -1/2.
         let exponent = self.exponent.map_or(0.5, |(q, p)| f64::from(q) / f64::from(p));
         let (value, reason) = match output {
@@ -193,4 +200,43 @@ impl Shampoo {
         };
         Some(Tolerance { metric: Metric::Relative, value, reason })
     }
+    /// The same with precision `fast`: beside the bound of `exact` what rounding operands to f16 adds.
+    fn rounded(&self, output: &str) -> Tolerance {
+        let (adds, reason) = match output {
+            "factors" => (2.0 * HALF, "2 roundings to f16 of every term; at random they are a third of it"),
+            "roots" => (
+                self.rounded_root(),
+                "the exponent x the root of a condition number of 30 x the error of a factor, 0.6 roundings to f16",
+            ),
+            "parameter" => {
+                // Sampled second moments are squares of normal numbers: a step of Adam is as long as the smallest ones make it.
+                let adam = 0.002 * (self.elements as f64).sqrt();
+                let share = if self.grafting == Grafting::Adam { adam.min(1.0) } else { 1.0 };
+                (share * self.rounded_step(), "the error of a step, which is at most as long as the parameter")
+            }
+            _ => (0.0, "as with exact"),
+        };
+        let exact = Self { precision: Precision::Exact, ..self.clone() };
+        let value = adds + exact.tolerance_of(output).map_or(0.0, |t| t.value);
+        Tolerance { metric: Metric::Relative, value, reason }
+    }
+    /// By how much, relative to its norm, a root is off whose factor is made of rounded numbers. A direction of which there is little in
+    /// the gradients has as little of their roundings, so that the root of the condition number counts.
+    fn rounded_root(&self) -> f64 {
+        // Blocks that are matrices have the power -1/4; others are not rounded.
+        let exponent = self.exponent.map_or(0.25, |(q, p)| f64::from(q) / f64::from(p));
+        exponent * CONDITION.sqrt() * OF_GRAM * HALF
+    }
+    /// By how much a step is off, relative to its norm: R_0, m, R_0 m, R_1 and itself are rounded, and two roots are.
+    pub(super) fn rounded_step(&self) -> f64 {
+        5.0 * HALF + 2.0 * self.rounded_root()
+    }
 }
+
+/// What rounding to f16 changes a number by at most, relative to it.
+const HALF: f64 = 1.0 / 2048.0;
+/// A Gram matrix of numbers rounded at random is off by that many of them, relative to its norm: sqrt(2), for two operands, times what
+/// is left of the largest rounding on average, sqrt(1/3) for its place and 0.74 for that of the number between powers of two.
+const OF_GRAM: f64 = 0.6;
+/// Of a sampled factor with its damping.
+const CONDITION: f64 = 30.0;

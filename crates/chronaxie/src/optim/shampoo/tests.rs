@@ -1,8 +1,9 @@
 //! Shampoo's step against an implementation of its own in f64, failures, and what is refused.
 
 use super::ShampooOp;
+use super::reference;
 use super::spec::{Grafting, Shampoo};
-use crate::op::{Op, Pass};
+use crate::op::{Op, Pass, Precision};
 use crate::optim::blocks::{Parameter, packed};
 use crate::optim::stepper::{Common, DecayMode};
 use crate::optim::testing::{Matrix, Steps, apart, draw, identity, norm, plus, times, transposed};
@@ -257,7 +258,7 @@ fn what_repeats_is_a_sample() {
 fn on_a_gpu_blocks_of_no_numbers_harm_no_others() {
     let Some(gpu) = crate::check::gpu::gpu() else { return };
     let device = crate::Device::Cuda(gpu.device.clone());
-    for variant in ["simt", "wgmma"] {
+    for variant in ["simt", "wgmma", "wgmma,precision=fast"] {
         let case = format!("L1_M140_N70,block=70,relative=1e-2,all=true,variant={variant}").parse().unwrap();
         let problem = crate::op::problem(&ShampooOp, &case).unwrap();
         let inputs = problem.sample(Pass::Step, 3).unwrap();
@@ -280,5 +281,91 @@ fn on_a_gpu_blocks_of_no_numbers_harm_no_others() {
             assert!((0..70).all(|i| (0..=i).all(|j| of(i, j).is_finite() == (i != 30 && j != 30))), "{variant}, {bad}");
             assert!(!all.data[rows + packed(20) + 20].is_finite(), "{variant}, {bad}");
         }
+    }
+}
+
+/// `||x - law|| / ||law||`, or the absolute norm where the law is zero.
+fn off(x: &[f64], law: &[f64]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let (error, whole) = (norm(&mut x.iter().zip(law).map(|(x, l)| x - l)), norm(&mut law.iter().copied()));
+    if whole == 0.0 { error } else { error / whole }
+}
+
+/// Blocks of zeros, of rank one, and of numbers near f32's ends have each what the law says of them, by either precision.
+#[test]
+fn on_a_gpu_blocks_of_any_size_are_the_laws() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let device = crate::Device::Cuda(gpu.device.clone());
+    let (rows, columns) = (66usize, 70);
+    for precision in ["exact", "fast"] {
+        let case = format!("L5_M{rows}_N{columns},block=70,relative=1e-2,all=true,variant=wgmma,precision={precision}");
+        let problem = crate::op::problem(&ShampooOp, &case.parse().unwrap()).unwrap();
+        let plain = ShampooOp.problem(&case.parse::<crate::op::Case>().unwrap().without("variant").0).unwrap();
+        let mut inputs = problem.sample(Pass::Step, 5).unwrap();
+        let (elements, each) = (rows * columns, (rows * columns).next_multiple_of(64) + columns.next_multiple_of(64));
+        // Moments of a block are as large as its gradient, and its factors are what that leaves of old ones of zeros.
+        let sizes = [1.0, 0.0, 1.0, 1e-12, 1e12];
+        for (layer, size) in sizes.into_iter().enumerate() {
+            for (name, power) in [("grad", 1), ("first", 1), ("second", 2)] {
+                let data = &mut inputs.get_mut(name).unwrap().data[layer * each..][..elements];
+                data.iter_mut().for_each(|x| *x = f64::from((*x * f64::powi(size, power)) as f32));
+            }
+        }
+        let one = &mut inputs.get_mut("grad").unwrap().data[2 * each..][..elements];
+        for i in (0..rows).rev() {
+            (0..columns).for_each(|j| one[i * columns + j] = f64::from((one[i * columns] * one[j]) as f32));
+        }
+        inputs.get_mut("factors").unwrap().data.fill(0.0);
+        let law = plain.reference(Pass::Step, &inputs, false).unwrap();
+        let made = crate::call::Session::new(problem, &device).unwrap().run(Pass::Step, &inputs).unwrap();
+        let bound = |output: &str| plain.tolerance(Pass::Step, output).unwrap().value;
+        let [x, want] = [&made, &law].map(|t| &t.get("parameter").unwrap().data);
+        let [f, of] = [&made, &law].map(|t| &t.get("factors").unwrap().data);
+        let factors = packed(rows) + packed(columns) + packed(columns);
+        for (layer, size) in sizes.into_iter().enumerate() {
+            let (at, error) =
+                (layer * each, |x: &[f64], law: &[f64], at, count| off(&x[at..][..count], &law[at..][..count]));
+            let e = error(x, want, at, elements);
+            assert!(e < bound("parameter"), "{precision}, {size:e}: {e:e}");
+            let e = error(f, of, layer * factors, packed(rows) + packed(columns));
+            assert!(e < bound("factors"), "{precision}, {size:e}: factors {e:e}");
+        }
+    }
+}
+
+/// Ten steps of a matrix with precision `fast` are those of the law in f64 within what roundings to f16 explain, and not closer to it
+/// than `exact` would be: the blocks are on tensor cores.
+#[test]
+fn on_a_gpu_blocks_train_fast_as_exactly() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let device = crate::Device::Cuda(gpu.device.clone());
+    let (m, n, rate) = (130, 128, 0.02);
+    let mut p = Shampoo::new(m * n, vec![Parameter::new(0, [m, n])]);
+    (p.max_preconditioner_dim, p.precondition_frequency, p.relative, p.beta2) = (130, 4, 1e-2, 0.9);
+    p.precision = Precision::Fast;
+    let p = p.build().unwrap();
+    let w: Vec<f64> = draw(1, m * n);
+    let mut steps = Steps::on(&device, &p, w.clone());
+    let mut law = reference::State {
+        parameter: w,
+        first: vec![0.0; m * n],
+        second: vec![0.0; m * n],
+        factors: vec![0.0; p.grid.factor_elements],
+        roots: p.grid.identities().iter().map(|&x| f64::from(x)).collect(),
+        step: 0,
+        largest_rate: 0.0,
+    };
+    // Of a step, which is as long as the grafting's, of elements of about 1.
+    let each = p.rounded_step() * rate * ((m * n) as f64).sqrt();
+    let decay = vec![0.0; m * n];
+    for t in 1..=10 {
+        let g = draw(100 + t, m * n);
+        steps.step(&g, &decay, rate);
+        let opens = Shampoo { every_block: t == 1, ..p.clone() };
+        reference::step(&opens, &mut law, &g, &decay, f64::from(rate as f32));
+        let whole = law.parameter.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let e = off(steps.parameter(), &law.parameter) * whole;
+        assert!(e < t as f64 * each, "step {t}: {e:e} of {each:e} each");
+        assert!(e > 0.02 * each, "step {t}: {e:e}: as exact as f32");
     }
 }

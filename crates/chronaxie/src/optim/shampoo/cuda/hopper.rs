@@ -3,6 +3,7 @@
 use super::super::spec::{Grafting, Shampoo};
 use super::Same;
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::op::Precision;
 use crate::optim::ongpu::Tables;
 use crate::optim::plates::{self, BLOCK_BYTES, PARTS, Plates};
 use crate::{Dtype, Layout, RegionId, Result};
@@ -33,7 +34,7 @@ const ENTRIES: [&str; 8] = [
 
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/shampoo/cuda/hopper.cu", include_str!("hopper.cu"));
-    plates::specialisation(Specialisation::new(source, &ENTRIES))
+    plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Exact)
 }
 
 /// What a launch is: a kernel, how, and its arguments.
@@ -55,13 +56,13 @@ pub(super) struct Hopper {
 }
 
 /// The numbers of a step that kernels take as they are.
-struct Numbers {
-    ln_beta1: f64,
-    ln_second: f64,
+pub(super) struct Numbers {
+    pub ln_beta1: f64,
+    pub ln_second: f64,
 }
 
 impl Numbers {
-    fn new(p: &Shampoo) -> Self {
+    pub(super) fn new(p: &Shampoo) -> Self {
         let ln = |beta: f64| if beta == 1.0 { 0.0 } else { beta.ln() };
         Self { ln_beta1: ln(p.beta1), ln_second: if p.grafting == Grafting::Adam { ln(p.beta2) } else { 0.0 } }
     }
@@ -74,7 +75,7 @@ impl Hopper {
         for of in [Of::Rows, Of::Columns, Of::Left, Of::Right] {
             plates::prepare(&kernels[of as usize])?;
         }
-        let plates = Plates::new(device, &p.grid, least)?;
+        let plates = Plates::new(device, &p.grid, least, Precision::Exact)?;
         let (tiles, products) = (plates.tiles.jobs, plates.products.jobs);
         let bytes = tiles.saturating_mul(BLOCK_BYTES);
         Ok(Self {
@@ -153,41 +154,40 @@ impl Hopper {
         let list = [at, first, left, of_left, Arg::U64(s.roots), s.region(s.odd), step, have, tiles, count, ln_beta1];
         self.put(Of::Right, config, &list, visit)?;
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
-        let list = [at, self.first()[0], first, s.region(self.want), have, s.region(s.scales), grafts];
+        let of_tiles = Arg::U64(self.plates.tiles.first);
+        let list = [at, of_tiles, first, s.region(self.want), have, s.region(s.scales), grafts];
         self.put(Of::Scales, plates::each(self.plates.count), &list, visit)
     }
     /// The parameters of plates.
     pub(super) fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
-        let [first, count] = self.first();
-        let numbers = Numbers::new(p);
-        let product = s.address(s.odd);
-        let addresses = [product, s.first, s.second, s.decay, s.parameter];
-        let list = [
-            Arg::U64(self.plates.plates),
-            first,
-            Arg::U64(product),
-            Arg::U64(s.first),
-            Arg::U64(s.second),
-            s.region(s.scales),
-            Arg::U64(s.decay),
-            Arg::U64(s.rate),
-            Arg::U64(s.largest),
-            Arg::U64(s.step),
-            Arg::U64(s.parameter),
-            count,
-            Arg::I32(p.start_preconditioning_step as i32),
-            plates::aligned(&addresses),
-            Arg::F64(numbers.ln_beta1),
-            Arg::F64(numbers.ln_second),
-            Arg::F32(p.grafting_eps as f32),
-            Arg::I32(i32::from(p.grafting.squares())),
-            Arg::I32(p.common.mode as i32),
-            Arg::F64(p.common.weight_decay),
-        ];
-        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &list, visit)
+        self.put(Of::Update, plates::each(self.plates.tiles.jobs), &update(p, s, &self.plates, s.address(s.odd)), visit)
     }
-    /// Where the numbers of plates' first blocks of numbers are, and how many plates.
-    fn first(&self) -> [Arg<'static>; 2] {
-        [Arg::U64(self.plates.tiles.first), Arg::I32(self.plates.count as i32)]
-    }
+}
+
+/// Arguments of plate_update, and the first ones of half_update.
+pub(super) fn update(p: &Shampoo, s: &Same<'_>, plates: &Plates, product: u64) -> Vec<Arg<'static>> {
+    let numbers = Numbers::new(p);
+    let addresses = [product, s.first, s.second, s.decay, s.parameter];
+    vec![
+        Arg::U64(plates.plates),
+        Arg::U64(plates.tiles.first),
+        Arg::U64(product),
+        Arg::U64(s.first),
+        Arg::U64(s.second),
+        s.region(s.scales),
+        Arg::U64(s.decay),
+        Arg::U64(s.rate),
+        Arg::U64(s.largest),
+        Arg::U64(s.step),
+        Arg::U64(s.parameter),
+        Arg::I32(plates.count as i32),
+        Arg::I32(p.start_preconditioning_step as i32),
+        plates::aligned(&addresses),
+        Arg::F64(numbers.ln_beta1),
+        Arg::F64(numbers.ln_second),
+        Arg::F32(p.grafting_eps as f32),
+        Arg::I32(i32::from(p.grafting.squares())),
+        Arg::I32(p.common.mode as i32),
+        Arg::F64(p.common.weight_decay),
+    ]
 }

@@ -2,17 +2,19 @@
 //! a root the kernels of inverse roots.
 #![allow(unsafe_code)]
 
+mod fast;
 mod hopper;
 
 use super::spec::{Grafting, NAME, Shampoo};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
-use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Precision, Signature};
 use crate::optim::blocks::Block;
 use crate::optim::inverse_root::{CudaPlan as Roots, RECORD};
 use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables};
-use crate::optim::plates::{self, is_plate};
+use crate::optim::plates::{self, Plates, is_plate};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
+use fast::Fast;
 use hopper::{Hopper, Visit};
 use std::sync::Arc;
 
@@ -24,7 +26,69 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/shampoo/cuda/shampoo.cu", include_str!("shampoo.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
     spec.headers = BLOCK_HEADERS;
-    vec![spec, hopper::specialisation()]
+    vec![spec, hopper::specialisation(), fast::specialisation()]
+}
+
+/// What goes to Hopper's tensor cores, by the precision of its products.
+enum OnPlates {
+    Exact(Hopper),
+    Fast(Fast),
+}
+
+impl OnPlates {
+    fn new(p: &Shampoo, device: &Arc<CudaDevice>, least: usize, layout: &mut Layout) -> Result<Self> {
+        Ok(match p.precision {
+            Precision::Exact => Self::Exact(Hopper::new(p, device, least, layout)?),
+            Precision::Fast => Self::Fast(Fast::new(p, device, least, layout)?),
+        })
+    }
+    fn plates(&self) -> &Plates {
+        match self {
+            Self::Exact(h) => &h.plates,
+            Self::Fast(f) => &f.plates,
+        }
+    }
+    fn least(&self) -> usize {
+        match self {
+            Self::Exact(h) => h.least,
+            Self::Fast(f) => f.least,
+        }
+    }
+    /// Operations of f16 for one of a product.
+    fn products(&self) -> u64 {
+        if matches!(self, Self::Exact(_)) { 3 } else { 1 }
+    }
+    /// How many sums of squares of the gradient it makes by itself, if it does.
+    fn sums(&self) -> Option<usize> {
+        match self {
+            Self::Exact(_) => None,
+            Self::Fast(f) => Some(f.sums()),
+        }
+    }
+    fn moments(&self, p: &Shampoo, s: &Same<'_>, others: &Tables, visit: Visit<'_>) -> Result<()> {
+        match self {
+            Self::Exact(h) => h.moments(p, s, others, visit),
+            Self::Fast(f) => f.moments(p, s, others, visit),
+        }
+    }
+    fn gram(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
+        match self {
+            Self::Exact(h) => h.gram(p, s, visit),
+            Self::Fast(f) => f.gram(p, s, visit),
+        }
+    }
+    fn multiply(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
+        match self {
+            Self::Exact(h) => h.products(p, s, visit),
+            Self::Fast(f) => f.products(p, s, visit),
+        }
+    }
+    fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
+        match self {
+            Self::Exact(h) => h.update(p, s, visit),
+            Self::Fast(f) => f.update(p, s, visit),
+        }
+    }
 }
 
 /// A pool's roots, where some have their turn at all.
@@ -38,13 +102,15 @@ pub(super) struct CudaPlan {
     device: Arc<CudaDevice>,
     kernels: [Kernel; 8],
     /// What goes to Hopper's tensor cores; the tables have jobs for the rest.
-    hopper: Option<Hopper>,
+    plates: Option<OnPlates>,
     signature: Signature,
     layout: Layout,
     runs: Runs,
     tables: Tables,
     made: Vec<Made>,
     every: usize,
+    /// Sums of squares of the gradient.
+    sums: usize,
     partials: RegionId,
     grad: RegionId,
     even: RegionId,
@@ -79,9 +145,12 @@ impl CudaPlan {
             made.push(Made { pool: i, roots });
         }
         let mut layout = Layout::new(options.scratch_gap);
-        let hopper = least.map(|least| Hopper::new(&problem, device, least, &mut layout)).transpose()?;
+        let plates = least.map(|least| OnPlates::new(&problem, device, least, &mut layout)).transpose()?;
+        let sums = plates.as_ref().and_then(OnPlates::sums).unwrap_or(runs.count);
         // What lies in blocks needs no gradient beside them, and one product.
-        let beside = if hopper.is_none() || tables.gram.jobs > 0 { problem.elements } else { 0 };
+        let beside = if plates.is_none() || tables.gram.jobs > 0 { problem.elements } else { 0 };
+        // A fast step of plates lies in tiles of f16.
+        let odd = if matches!(plates, Some(OnPlates::Fast(_))) { beside } else { problem.elements };
         let kernels = ENTRIES.map(|entry| device.kernel(spec, entry));
         let [squares, moments, gram, gather, keep, along, norms, update] = kernels;
         let most = props.sm_count as usize * BLOCKS_PER_SM;
@@ -92,10 +161,11 @@ impl CudaPlan {
             runs,
             made,
             every,
-            partials: layout.push("partials", Dtype::F64, runs.count)?,
+            sums,
+            partials: layout.push("partials", Dtype::F64, sums)?,
             grad: layout.push("grad", Dtype::F32, if tables.chunks.jobs > 0 { problem.elements } else { 0 })?,
             even: layout.push("even", Dtype::F32, beside)?,
-            odd: layout.push("odd", Dtype::F32, problem.elements)?,
+            odd: layout.push("odd", Dtype::F32, odd)?,
             scales: layout.push("scales", Dtype::F32, grid.blocks.len())?,
             factors: layout.push("factors", Dtype::F32, batch)?,
             roots: layout.push("roots", Dtype::F32, batch)?,
@@ -103,7 +173,7 @@ impl CudaPlan {
             own: layout.push("own", Dtype::U8, own)?,
             layout,
             tables,
-            hopper,
+            plates,
             blocks: problem.elements.div_ceil(THREADS as usize).clamp(1, most.max(1)) as u32,
             problem,
         })
@@ -143,10 +213,14 @@ impl CudaPlan {
         let start = Arg::I32(p.start_preconditioning_step as i32);
         let eps = Arg::F32(p.grafting_eps as f32);
         let (keep2, new2) = p.second_weights();
-        let list = [grad, partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)];
-        self.put(0, self.runs.count.max(1), &list, visit)?;
-        if let Some(hopper) = &self.hopper {
-            hopper.moments(p, s, t, visit)?;
+        if let Some(OnPlates::Fast(fast)) = &self.plates {
+            fast.squares(p, s, visit)?;
+        } else {
+            let list = [grad, partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)];
+            self.put(0, self.runs.count.max(1), &list, visit)?;
+        }
+        if let Some(plates) = &self.plates {
+            plates.moments(p, s, t, visit)?;
         } else {
             let list = [
                 grad,
@@ -173,8 +247,8 @@ impl CudaPlan {
         let (keep, weight) = p.weights();
         let list = [blocks, of, at, g, factors, count, Arg::F32(keep as f32), Arg::F32(weight as f32)];
         self.put(2, t.gram.jobs, &list, visit)?;
-        if let Some(hopper) = &self.hopper {
-            hopper.gram(p, s, visit)?;
+        if let Some(plates) = &self.plates {
+            plates.gram(p, s, visit)?;
         }
         for m in &self.made {
             self.roots(m, s, (start, ln_beta2), visit, make)?;
@@ -186,8 +260,8 @@ impl CudaPlan {
             self.put(5, jobs.jobs, &list, visit)?;
             (from, to, other) = (to, other, to);
         }
-        if let Some(hopper) = &self.hopper {
-            hopper.products(p, s, visit)?;
+        if let Some(plates) = &self.plates {
+            plates.multiply(p, s, visit)?;
         }
         let (of, at, count) = listed(&t.chunks);
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
@@ -218,7 +292,7 @@ impl CudaPlan {
             Arg::F64(p.common.weight_decay),
         ];
         self.put(7, t.chunks.jobs, &list, visit)?;
-        self.hopper.as_ref().map_or(Ok(()), |hopper| hopper.update(p, s, visit))
+        self.plates.as_ref().map_or(Ok(()), |plates| plates.update(p, s, visit))
     }
     /// The roots of a pool's factors whose turn it is.
     fn roots(
@@ -263,7 +337,7 @@ impl CudaPlan {
             g: self.grad,
             odd: self.odd,
             scales: self.scales,
-            runs: self.runs.count,
+            runs: self.sums,
         }
     }
 }
@@ -290,7 +364,7 @@ struct Same<'a> {
     g: RegionId,
     odd: RegionId,
     scales: RegionId,
-    /// Runs of the gradient.
+    /// Sums of squares of the gradient.
     runs: usize,
 }
 
@@ -321,33 +395,38 @@ impl Plan for CudaPlan {
         let roots: Vec<String> = self.made.iter().map(|m| m.roots.config()).collect();
         let roots = if roots.is_empty() { "nobody".to_owned() } else { roots.join("; ") };
         let (blocks, tiles) = (self.problem.grid.blocks.len(), self.tables.gram.jobs);
-        match &self.hopper {
+        match &self.plates {
             None => format!("{NAME} simt: {blocks} blocks, {tiles} tiles of triangles; roots by {roots}"),
-            Some(hopper) => format!(
-                "{NAME} wgmma: {blocks} blocks, {} of them by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {} \
-                 tiles of triangles and {tiles} of the rest; roots by {roots}",
-                hopper.plates.count,
-                hopper.plates.gram.iter().map(|jobs| jobs.jobs).sum::<usize>(),
-            ),
+            Some(on) => {
+                let how = match on {
+                    OnPlates::Exact(_) => "3 x f16 under scales of 64 x 64 numbers and of 64 of a row",
+                    OnPlates::Fast(_) => "f16 under scales of blocks and of 16 rows of roots",
+                };
+                let (count, gram) = (on.plates().count, on.plates().gram.iter().map(|jobs| jobs.jobs).sum::<usize>());
+                format!(
+                    "{NAME} wgmma: {blocks} blocks, {count} of them by {how}, {gram} tiles of triangles and {tiles} of the rest; \
+                     roots by {roots}"
+                )
+            }
         }
     }
     fn variant(&self) -> &'static str {
-        if self.hopper.is_some() { "wgmma" } else { "simt" }
+        if self.plates.is_some() { "wgmma" } else { "simt" }
     }
     fn tensor_cores(&self) -> bool {
-        self.hopper.is_some()
+        self.plates.is_some()
     }
-    /// An operation of a product is three on tensor cores; f32 units do a sixteenth of what they do.
+    /// An operation of an exact product is three on tensor cores, as one of a root is; f32 units do a sixteenth of what they do.
     fn cost(&self, _: Pass, least: Cost) -> Cost {
-        let Some(hopper) = &self.hopper else { return least };
+        let Some(on) = &self.plates else { return least };
         let p = &self.problem;
         let flops = |b: &Block| {
-            let way = |on: bool| if on { 3 } else { 16 };
+            let way = |on: bool, products: u64| if on { products } else { 16 };
             let newton = b
                 .sizes
                 .iter()
                 .all(|&n| self.made.iter().any(|m| p.grid.pools[m.pool].size == n && m.roots.tensor_cores()));
-            way(is_plate(b, hopper.least)) * p.flops_of_products(b) + way(newton) * p.flops_of_roots(b)
+            way(is_plate(b, on.least()), on.products()) * p.flops_of_products(b) + way(newton, 3) * p.flops_of_roots(b)
         };
         Cost { flops: p.grid.blocks.iter().map(flops).sum(), ..least }
     }
@@ -359,7 +438,7 @@ impl Plan for CudaPlan {
         inputs.iter_mut().zip(args.inputs).for_each(|(a, v)| *a = v.address());
         outputs.iter_mut().zip(&*args.outputs).for_each(|(a, v)| *a = v.address());
         let stream = args.stream;
-        // SAFETY: the arguments are those of the kernel's signature in shampoo.cu, hopper.cu or their headers; the views were
+        // SAFETY: the arguments are those of the kernel's signature in shampoo.cu, hopper.cu, fast.cu or their headers; the views were
         // checked against the signature, the scratch holds the layout and the tables belong to this plan.
         let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
             kernel.launch(stream, &config, list)

@@ -3,6 +3,7 @@
 use super::super::spec::{NOISE, Soap};
 use super::At;
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::op::Precision;
 use crate::optim::ongpu::Tables;
 use crate::optim::plates::{self, BLOCK_BYTES, Plates};
 use crate::{Dtype, Layout, RegionId, Result};
@@ -39,7 +40,7 @@ const ENTRIES: [&str; 11] = [
 
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/soap/cuda/hopper.cu", include_str!("hopper.cu"));
-    plates::specialisation(Specialisation::new(source, &ENTRIES))
+    plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Exact)
 }
 
 /// What a launch is: a kernel, how, and its arguments.
@@ -63,7 +64,7 @@ impl Hopper {
         for of in [Of::Rows, Of::Columns, Of::TurnLeft, Of::TurnRight, Of::BackLeft, Of::BackRight] {
             plates::prepare(&kernels[of as usize])?;
         }
-        let plates = Plates::new(device, &p.grid, least)?;
+        let plates = Plates::new(device, &p.grid, least, Precision::Exact)?;
         let tiles = plates.tiles.jobs;
         let mut numbers = |name| layout.push(name, Dtype::U8, tiles.saturating_mul(BLOCK_BYTES));
         let packed = [numbers("g in blocks")?, numbers("m in blocks")?, numbers("what turns in blocks")?];
