@@ -43,7 +43,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .chain(at)
         .chain([cells.seeds(plan)])
         .fold(Fields::default(), Fields::u64)
-        .u32(plan.cells() as u32)
+        .u32(config.logged(plan) as u32)
         .u32(config.shards as u32)
         .u32(plan.network.populations.len() as u32)
         .u32(config.cells as u32)

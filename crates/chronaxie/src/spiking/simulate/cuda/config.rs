@@ -5,7 +5,7 @@ use super::narrow::Narrow;
 use crate::cuda::{Constant, Header, KernelSource, Specialisation};
 use crate::spiking::connect::Part;
 use crate::spiking::partition::Layout;
-use crate::spiking::plan::Plan;
+use crate::spiking::plan::{MOST_APART, Plan};
 use crate::{DeviceProps, Error, Result};
 use std::fmt;
 
@@ -113,6 +113,8 @@ pub struct Config {
     pub shards: usize,
     /// Cards, each with as many of them.
     pub cards: usize,
+    /// How many of the cards, the first ones, meet in each step; what fires on the others is heard of later, from elsewhere.
+    pub here: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Whether some model's twin needs the registers of 512 threads.
@@ -183,15 +185,23 @@ impl Config {
         Self::laid_out(plan, device, layout)
     }
 
+    /// Likewise, where the first `here` cards of a layout are those of this process.
+    ///
+    /// # Errors
+    /// As [`on_cards`](Self::on_cards).
+    pub(super) fn apart(plan: &Plan, device: &DeviceProps, layout: &Layout, here: usize) -> Result<Self> {
+        few(here)?;
+        let cells = (0..here).map(|card| layout.cells(card)).max().unwrap_or(0);
+        Self::cut(plan, device, blocks_for(device, cells), layout, here, Asked::of_environment()?)
+    }
+
     /// Likewise, on as many devices as might be.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
     pub(super) fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
-        let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
-        let blocks = (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most);
-        Self::asked(plan, device, blocks, layout, Asked::of_environment()?)
+        Self::asked(plan, device, blocks_for(device, cells), layout, Asked::of_environment()?)
     }
 
     /// Likewise with `blocks` blocks a card, which spikes do not depend on.
@@ -221,6 +231,18 @@ impl Config {
         layout: &Layout,
         asked: Asked,
     ) -> Result<Self> {
+        Self::cut(plan, device, blocks, layout, layout.parts(), asked)
+    }
+
+    /// Likewise, for the first `here` cards of the layout.
+    pub(super) fn cut(
+        plan: &Plan,
+        device: &DeviceProps,
+        blocks: usize,
+        layout: &Layout,
+        here: usize,
+        asked: Asked,
+    ) -> Result<Self> {
         let (local, cards) = (blocks.clamp(1, MOST_BLOCKS), layout.parts());
         let shards = local * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
@@ -230,8 +252,12 @@ impl Config {
         let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
             let (parts, slots) = layout.shard(plan, k / local, k % local, local);
-            pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
+            if k >= here * local {
+                // Of those elsewhere there are rows alone.
+                continue;
+            }
+            pitch = pitch.max(slots);
             tasks = tasks.max(parts.iter().map(|p| p.count().div_ceil(32) as usize).sum());
             let words = |each: &dyn Fn(usize) -> usize| -> usize {
                 parts.iter().enumerate().map(|(p, part)| part.count() as usize * each(p)).sum()
@@ -271,7 +297,8 @@ impl Config {
         let threads = threads(place, heavy, cards > 1, near > 0);
         let few =
             drives.iter().all(|count| *count <= 1) && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
-        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
+        let late = if here < cards { MOST_APART as usize } else { 0 };
+        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells, late], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
@@ -292,6 +319,7 @@ impl Config {
         let mut config = Self {
             shards,
             cards,
+            here,
             threads,
             heavy,
             place,
@@ -365,6 +393,21 @@ impl Config {
         self.shards / self.cards
     }
 
+    /// Blocks that meet in each step.
+    pub(super) fn meeting(&self) -> usize {
+        self.here * self.local()
+    }
+
+    /// Cells that may fire on a card in a step.
+    pub(super) fn logged(&self, plan: &Plan) -> usize {
+        if self.is_apart() { self.local() * self.cells } else { plan.cells() as usize }
+    }
+
+    /// Whether some cells are elsewhere.
+    pub(super) fn is_apart(&self) -> bool {
+        self.here < self.cards
+    }
+
     /// How many bits the number of a cell in its shard has in a header, and how many numbers.
     pub(crate) fn header(&self) -> (u32, u32) {
         let bits = usize::BITS - self.cells.leading_zeros();
@@ -389,6 +432,11 @@ impl Config {
             }
             Place::Global => (4 * self.codes) as u32,
         }
+    }
+
+    /// Bytes that a block has in shared memory while it hears so many lists.
+    pub(super) fn hear_bytes(&self, lists: usize) -> u32 {
+        4 * (lists + if self.room > 0 { self.ring } else { 0 }) as u32
     }
 
     /// Where a block's shared memory has the weights that synapses name, in words.
@@ -434,7 +482,7 @@ impl fmt::Display for Config {
             f,
             "resident: {}{} blocks of {} threads{}, {what} of {} steps in {} memory ({kib} KiB a block), {} bytes a synapse, \
              segments of {}",
-            if self.cards > 1 { format!("{} GPUs, each of ", self.cards) } else { String::new() },
+            if self.here > 1 { format!("{} GPUs, each of ", self.here) } else { String::new() },
             self.local(),
             self.threads,
             if self.held {
@@ -455,6 +503,12 @@ impl fmt::Display for Config {
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
+}
+
+/// As many blocks as there are multiprocessors, or one for every 256 of a card's cells.
+fn blocks_for(device: &DeviceProps, cells: u64) -> usize {
+    let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
+    (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most)
 }
 
 /// Refuses more cards than a launch knows.
@@ -518,6 +572,14 @@ pub(super) fn order() -> Specialisation {
     Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &["spiking_count", "spiking_order"]) }
 }
 
+/// What fired elsewhere, in parts.
+pub(super) fn hear(learns: bool) -> Specialisation {
+    let source = KernelSource::embedded("spiking/simulate/cuda/apart/hear.cu", include_str!("apart/hear.cu"));
+    let constants = vec![("kLearns", Constant::Bool(learns)), ("kMany", Constant::Bool(true))];
+    let entries = ["spiking_hear", "spiking_pack", "spiking_shortest", "spiking_room"];
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
+}
+
 /// What the host asks of synapses that change.
 pub(super) fn rows() -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/rows.cu", include_str!("learning/rows.cu"));
@@ -548,6 +610,6 @@ pub fn specialisations() -> Vec<Specialisation> {
     let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
         steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
     };
-    let steps = kinds.map(form).chain([build(false), build(true), order(), rows()]);
+    let steps = kinds.map(form).chain([build(false), build(true), order(), rows(), hear(false), hear(true)]);
     steps.chain(super::learning::specialisations()).collect()
 }
