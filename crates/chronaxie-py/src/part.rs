@@ -38,11 +38,16 @@ impl Part {
         });
         py_result(py, made).map(Self)
     }
-    /// `(step in ms, u32 cells, synapses, most steps at a time, method, backend)`.
+    /// `(step in ms, u32 cells, synapses, most steps at a time, method)`.
     #[getter]
-    fn facts<'py>(&self, py: Python<'py>) -> PyResult<(f64, Bound<'py, PyByteArray>, u64, u64, &'static str, String)> {
+    fn facts<'py>(&self, py: Python<'py>) -> PyResult<(f64, Bound<'py, PyByteArray>, u64, u64, &'static str)> {
         let f = self.0.facts();
-        Ok((f.dt_ms, column(py, &f.cells, u32::to_ne_bytes)?, f.synapses, f.min_delay, f.method, f.backend.clone()))
+        Ok((f.dt_ms, column(py, &f.cells, u32::to_ne_bytes)?, f.synapses, f.min_delay, f.method))
+    }
+    /// `cpu` or `cuda:N`.
+    #[getter]
+    fn backend(&self) -> &str {
+        &self.0.facts().backend
     }
     /// The populations of the whole network, in the order of their cells.
     #[getter]

@@ -54,7 +54,8 @@ class Part:
         described = network if isinstance(network, Network) else Network.read(network)
         self.index, self.count = index, count
         self._part = _native.Part(*described._parts(), index, count, method, backend, gpus)
-        self.dt, cells, self.synapse_count, self.min_delay, self.method, self.backend = self._part.facts
+        self.dt, cells, self.synapse_count, self.min_delay, self.method = self._part.facts
+        self.backend = self._part.backend
         self.populations = populations_of(self._part)
         self.cells = np.frombuffer(cells, dtype=np.uint32)
 

@@ -1,6 +1,7 @@
 //! Synapses on the device: from the draws themselves where the rule is one of draws alone, else from lists of the host's.
 
 use super::config::{self, Config};
+use super::kernels;
 use super::memory::Cells;
 use super::narrow::Narrow;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
@@ -236,7 +237,7 @@ impl Synapses {
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let device = &memory.device;
-        let spec = config::build(config.cards > 1);
+        let spec = kernels::build(config.cards > 1);
         let kernel = |name| device.kernel(&spec, name);
         let k = config.local();
         let rows = config.shards * config.cells;

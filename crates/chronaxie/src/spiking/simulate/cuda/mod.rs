@@ -11,6 +11,7 @@ mod build;
 mod choose;
 mod config;
 mod footprint;
+mod kernels;
 #[cfg(test)]
 mod layout_tests;
 pub mod learning;
@@ -38,13 +39,14 @@ pub use choose::{engine, engine_in};
 #[cfg(test)]
 pub(crate) use config::Asked;
 use config::MOST_STEPS;
-pub use config::{Config, Place, specialisations};
+pub use config::{Config, Place};
 pub(crate) use config::{MOST_CARDS, REPLICAS};
 pub use footprint::Footprint;
 use footprint::log_capacity;
+pub use kernels::specialisations;
 pub use learning::LearningEngine;
 use learning::{Resident, none};
-use lost::{of_several, wait_for_all};
+use lost::{of_several, wait_for, wait_for_all};
 pub use narrow::Narrow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -243,6 +245,8 @@ impl<'a> CudaEngine<'a> {
             if self.units.len() > 1 {
                 let name = |k: usize| self.units[k].memory.device.name();
                 wait_for_all(self.units.len(), name, |k| self.units[k].is_done())?;
+            } else if self.config.is_apart() {
+                wait_for(self.units[0].memory.device.name(), || self.units[0].is_done())?;
             }
             let (done, fired) = self.account(from, steps)?;
             rate = fired;

@@ -1,8 +1,9 @@
 //! A device's share of a network on one or more of them: its cells and synapses, what it is told, and what it logs.
 
 use super::build::Synapses;
-use super::config::{self, Config, MOST_CARDS, MOST_STEPS, REPLICAS};
+use super::config::{Config, MOST_CARDS, MOST_STEPS, REPLICAS};
 use super::footprint::require_memory;
+use super::kernels;
 use super::learning::none;
 use super::lost::wait_for;
 use super::memory::Cells;
@@ -169,7 +170,7 @@ pub struct Unit {
     /// `Card` of launch.cuh, one after the other.
     table: DeviceBuffer,
     copied: PinnedBuffer,
-    /// Whether there are others, so that nobody is to wait for this one without a bound.
+    /// Whether there are others, here or elsewhere, so that nobody is to wait for this one without a bound.
     several: bool,
     /// The end of the last launch, where there are.
     done: Event,
@@ -222,7 +223,7 @@ impl Unit {
                 told: PinnedBuffer::alloc(device, 8 * WORDS)?,
             });
         }
-        let order = config::order();
+        let order = kernels::order();
         let unit = Self {
             cards,
             steps,
@@ -233,7 +234,7 @@ impl Unit {
             cells: plan.cells() as u32,
             table: memory.room(0)?,
             copied: PinnedBuffer::alloc(device, 4 * capacity.min(COPY).max(MOST_STEPS as usize))?,
-            several: config.here > 1,
+            several: config.here > 1 || config.is_apart(),
             done: Event::new(device, false)?,
             copies,
             stream,

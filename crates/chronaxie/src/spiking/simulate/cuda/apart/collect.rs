@@ -8,7 +8,7 @@ use super::{CudaPart, Lists};
 use crate::cuda::{Arg, DeviceBuffer, Event, Kernel, LaunchConfig, PinnedBuffer};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::simulate::Spike;
-use crate::spiking::simulate::cuda::config;
+use crate::spiking::simulate::cuda::kernels;
 use crate::spiking::simulate::parts::wire::{Members, pack, unpack};
 use crate::{Dtype, Error, Result};
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ impl Collector {
     ) -> Result<Self> {
         let pieces = at.pieces();
         let own = pieces.iter().position(|piece| *piece == Some(at.part)).unwrap_or(0);
-        let pack = memory.device.kernel(&config::hear(learns), "spiking_pack")?;
+        let pack = memory.device.kernel(&kernels::hear(learns), "spiking_pack")?;
         let device = &memory.device;
         let mut all = Self {
             levels,

@@ -11,7 +11,8 @@ mod levels;
 #[cfg(test)]
 mod tests;
 
-use super::config::{self, Config};
+use super::config::Config;
+use super::kernels;
 use super::learning::none;
 use super::lost::of_several;
 use super::{CudaEngine, common};
@@ -143,7 +144,7 @@ impl<'a> CudaPart<'a> {
         mut exchange: Option<Box<dyn Exchange + 'a>>,
     ) -> Result<Self> {
         let (plan, config) = (engine.plan, engine.config);
-        let spec = config::hear(config.learns.is_some());
+        let spec = kernels::hear(config.learns.is_some());
         let mut ears = Vec::with_capacity(engine.units.len());
         for unit in &engine.units {
             let kernel = |name| unit.memory.device.kernel(&spec, name);
@@ -230,7 +231,7 @@ impl<'a> CudaPart<'a> {
         let mut all = MOST_APART;
         for (k, (unit, card)) in self.engine.cards().enumerate() {
             let memory = &unit.memory;
-            let kernel = memory.device.kernel(&config::hear(config.learns.is_some()), "spiking_shortest")?;
+            let kernel = memory.device.kernel(&kernels::hear(config.learns.is_some()), "spiking_shortest")?;
             let least = memory.upload(&[MOST_APART as u32])?;
             let learn = self.learn(k);
             let args = [Arg::Bytes(&card.net), Arg::Bytes(&learn), Arg::U32(first), Arg::U64(least.address())];
@@ -352,7 +353,11 @@ impl<'a> CudaPart<'a> {
     fn fail(&mut self, e: Error) -> Error {
         // Where it is others that have gone, the GPUs here are as they were.
         let others = self.collector.as_ref().is_some_and(|c| c.gone);
-        let e = if others { e } else { of_several(e, self.engine.units.len()) };
+        let e = match (others, e.kind()) {
+            (true, _) => e,
+            (_, ErrorKind::Cuda) => Error::lost(format!("a GPU of part {} is lost: {e}", self.part)),
+            _ => of_several(e, self.engine.units.len()),
+        };
         self.engine.failed = Some(e.to_string());
         if e.kind() == &ErrorKind::Lost && self.engine.config.here > 1 && !others {
             // As of CudaEngine: what waits for a GPU that has gone is left to the driver.

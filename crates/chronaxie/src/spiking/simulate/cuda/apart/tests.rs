@@ -40,7 +40,12 @@ fn part<'a>(
 ) -> Box<dyn PartEngine + 'a> {
     match on {
         On::Cpu => Box::new(CpuEngine::of_part(plan, layout, part, exchange, &|_, _| ()).unwrap()),
-        on => Box::new(on_cards(plan, gpu, (layout, part), on, exchange)),
+        on => {
+            let mut engine = on_cards(plan, gpu, (layout, part), on, exchange);
+            // As all parts do, also those on CPUs.
+            engine.exchange.iter_mut().for_each(|x| drop(x.share(&refusal("of a test")).unwrap()));
+            Box::new(engine)
+        }
     }
 }
 
@@ -182,9 +187,9 @@ fn on_a_gpu_networks_in_parts_have_the_cpus_spikes() {
     let (mut network, area_of) = areas(4, 24, 9.0, 7);
     network.projections.iter_mut().for_each(|p| p.storage = Storage::Stored);
     let plan = Plan::new(network).unwrap();
-    let steps = steps(&gpu, 150, 4000);
+    let steps = steps(&gpu, 90, 4000);
     let want = whole(&plan, steps);
-    assert!(want.spikes.len() > 60, "only {} spikes", want.spikes.len());
+    assert!(want.spikes.len() > 30, "only {} spikes", want.spikes.len());
     let by_area = |parts: u32| {
         let owners = plan.network.populations.iter().zip(&area_of);
         let owners: Vec<Vec<u32>> = owners.map(|(p, area)| vec![*area as u32 % parts; p.size as usize]).collect();
@@ -231,7 +236,7 @@ fn on_a_gpu_networks_in_parts_of_any_layout_have_the_cpus_spikes() {
 fn on_a_gpu_networks_in_parts_learn_as_the_cpu_does() {
     let Some(gpu) = gpu() else { return };
     pool::set_num_threads(1);
-    for (size, few, longest) in [(20, 600, 3.0), (16, 400, 12.0)] {
+    for (size, few, longest) in [(20, 300, 3.0), (16, 330, 12.0)] {
         let mut network = learning(size, 41, [Placement::Dendritic; 4]);
         for p in &mut network.projections {
             p.delay = Delay::Drawn(Distribution::uniform(0.6, longest));
@@ -239,7 +244,7 @@ fn on_a_gpu_networks_in_parts_learn_as_the_cpu_does() {
         let plan = Plan::new(network).unwrap();
         let steps = steps(&gpu, few, 20_000);
         let want = whole(&plan, steps);
-        assert!(want.spikes.len() > 60, "only {} spikes", want.spikes.len());
+        assert!(want.spikes.len() > 30, "only {} spikes", want.spikes.len());
         for (parts, on) in [
             (2, &[On::Cards(1, 2, Lies::Shared, 8)][..]),
             (3, &[On::Cards(1, 1, Lies::Shared, 16), On::Cpu]),
@@ -408,16 +413,16 @@ fn on_a_gpu_networks_in_parts_whose_gpus_tell_each_other_have_the_cpus_spikes() 
     learns.projections.iter_mut().for_each(|p| p.delay = Delay::Drawn(Distribution::uniform(0.6, 3.0)));
     let [still, learns] = [still, learns].map(|n| Plan::new(n).unwrap());
     for (plan, few, parts, nodes, on, room, carrier) in [
-        (&still, 120, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 1 << 10, "threads"),
-        (&still, 120, 4, 2, On::Cards(1, 1, Lies::Calendar, 8), 16, "threads in two levels, inside 2 nodes first"),
-        (&still, 60, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1, "in two levels"),
-        (&still, 60, 2, 2, On::Cards(2, 1, Lies::Shared, 16), 1, "threads"),
-        (&learns, 300, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 2, "threads"),
-        (&learns, 300, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1 << 10, "in two levels"),
+        (&still, 80, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 1 << 10, "threads"),
+        (&still, 70, 4, 2, On::Cards(1, 1, Lies::Calendar, 8), 16, "threads in two levels, inside 2 nodes first"),
+        (&still, 50, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1, "in two levels"),
+        (&still, 50, 2, 2, On::Cards(2, 1, Lies::Shared, 16), 1, "threads"),
+        (&learns, 240, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 2, "threads"),
+        (&learns, 240, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1 << 10, "in two levels"),
     ] {
         let steps = steps(&gpu, few, 4000);
         let want = whole(plan, steps);
-        assert!(want.spikes.len() > 20, "only {} spikes", want.spikes.len());
+        assert!(want.spikes.len() > 10, "only {} spikes", want.spikes.len());
         let layout = scattered(plan, parts, None);
         let (links, hubs) = (Channels::new(parts, Duration::from_secs(60)), Hubs::new(parts, nodes));
         let ran: Vec<Ran> = std::thread::scope(|scope| {
