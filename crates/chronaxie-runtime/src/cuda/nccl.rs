@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// Bytes of an [`NcclId`].
 pub const NCCL_ID_BYTES: usize = 128;
+/// How long the end of a communicator is waited for.
+const ENDING: Duration = Duration::from_secs(5);
 /// `ncclUint8`, and results of calls.
 const BYTE: c_int = 1;
 const SUCCESS: c_int = 0;
@@ -127,7 +129,7 @@ pub struct Communicator {
     comm: usize,
     rank: usize,
     ranks: usize,
-    aborted: bool,
+    ended: bool,
 }
 
 impl std::fmt::Debug for Communicator {
@@ -169,7 +171,7 @@ impl Communicator {
             )),
             RecvTimeoutError::Disconnected => Error::lost(format!("rank {rank} of {ranks} could not join NCCL")),
         })??;
-        Ok(Self { nccl, device: device.clone(), comm, rank, ranks, aborted: false })
+        Ok(Self { nccl, device: device.clone(), comm, rank, ranks, ended: false })
     }
 
     fn handle(&self) -> NcclComm {
@@ -248,20 +250,30 @@ impl Communicator {
 
     /// Ends what waits for other ranks; nothing can be called afterwards.
     pub fn abort(&mut self) {
-        if !std::mem::replace(&mut self.aborted, true) {
-            let _guard = self.device.guard();
+        self.end(true);
+    }
+
+    /// NCCL waits, without a bound, until other ranks of this machine have ended theirs; a thread that waits in vain is left behind.
+    fn end(&mut self, abort: bool) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let (nccl, device, comm) = (self.nccl.clone(), self.device.clone(), self.comm);
+        let (send, done) = channel();
+        let work = move || {
+            let _guard = device.guard();
+            let end = if abort { nccl.api.ncclCommAbort } else { nccl.api.ncclCommDestroy };
             // SAFETY: the communicator is live, and nobody uses it afterwards.
-            unsafe { (self.nccl.api.ncclCommAbort)(self.handle()) };
+            let _ = send.send(unsafe { end(comm as NcclComm) });
+        };
+        if std::thread::Builder::new().name("chronaxie-nccl".into()).spawn(work).is_ok() {
+            let _ = done.recv_timeout(ENDING);
         }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !std::mem::replace(&mut self.aborted, true) {
-            let _guard = self.device.guard();
-            // SAFETY: as above.
-            unsafe { (self.nccl.api.ncclCommDestroy)(self.handle()) };
-        }
+        self.end(false);
     }
 }

@@ -73,6 +73,15 @@ impl Collector {
             gone: false,
         };
         all.make_room(memory, ROOM, across)?;
+        // What carries it connects at its first calls, which it has to do while no kernel fills the GPU.
+        for _ in 0..2 {
+            // SAFETY: the buffers have as many bytes, and live until the stream has passed it.
+            unsafe { all.levels.all_gather(all.send.address(), all.gathered.address(), 4 * all.pitch, memory) }?;
+            all.done.record(memory.stream)?;
+            all.wait(&|| None)?;
+            all.gather(memory, &[0; 8], &|| None)?;
+        }
+        crate::log::debug(format_args!("part {} of {} is joined by {}", at.part, at.parts, all.levels));
         Ok(all)
     }
 
@@ -120,13 +129,14 @@ impl Collector {
                     return Err(e);
                 }
             }
-            std::hint::spin_loop();
+            std::thread::yield_now();
         }
         Ok(())
     }
 
     /// Bytes of each part, all as many, by pieces.
     fn gather(&mut self, memory: &Memory, own: &[u8], fate: &dyn Fn() -> Option<Error>) -> Result<Vec<u8>> {
+        crate::log::debug(format_args!("part {} gathers {} bytes of each by the host", self.part, own.len()));
         let (send, receive) = (memory.upload(own)?, memory.zeros(own.len() * self.pieces.len())?);
         // SAFETY: both are as long as is said, and outlive the wait below.
         unsafe { self.levels.all_gather(send.address(), receive.address(), own.len(), memory) }?;
@@ -184,6 +194,7 @@ impl CudaPart<'_> {
         if self.engine.config.here == 1 {
             self.engine.launch(0..1, from, to - from)?;
             let launch = self.engine.launches - 1;
+            crate::log::debug(format_args!("part {}: steps {from} to {to}, lists of {} spikes", c.part, c.room));
             let lists = self.gather_lists(c, &memory, launch, [from, to]).inspect_err(|_| c.gone = true)?;
             let (done, _) = self.engine.account(from, to - from)?;
             if let Some((all, longest)) = lists {

@@ -61,6 +61,8 @@ pub struct CudaPart<'a> {
     /// Of synapses that change: each cell's last entry before the recent spikes, and steps since all were brought up to date.
     old: Vec<Vec<u32>>,
     unsettled: u64,
+    /// All are brought up to date after so many at the latest.
+    settled_after: u64,
 }
 
 impl std::fmt::Debug for CudaPart<'_> {
@@ -176,6 +178,7 @@ impl<'a> CudaPart<'a> {
             untold: None,
             old,
             unsettled: 0,
+            settled_after: u64::MAX,
         };
         all.across = all.shortest()?;
         if let Some(exchange) = &mut exchange {
@@ -302,8 +305,8 @@ impl<'a> CudaPart<'a> {
         let (Some(resident), Some(learns)) = (&self.engine.resident, &self.engine.config.learns) else { return Ok(()) };
         // A cell fires once a step at most.
         let most = u64::from(self.engine.plan.max_delay) + 2 + self.unsettled + steps;
-        if self.engine.config.is_apart() && most + 3 >= learns.depth as u64 {
-            let mut full = false;
+        if self.engine.config.is_apart() && (most + 3 >= learns.depth as u64 || self.unsettled >= self.settled_after) {
+            let mut full = self.unsettled >= self.settled_after;
             for (k, (unit, card)) in self.engine.cards().enumerate() {
                 let memory = &unit.memory;
                 let at = self.engine.units.iter().position(|u| std::ptr::eq(u, unit)).unwrap_or(0);
@@ -359,14 +362,11 @@ impl<'a> CudaPart<'a> {
             _ => of_several(e, self.engine.units.len()),
         };
         self.engine.failed = Some(e.to_string());
-        if e.kind() == &ErrorKind::Lost && self.engine.config.here > 1 && !others {
+        if e.kind() == &ErrorKind::Lost && !others {
             // As of CudaEngine: what waits for a GPU that has gone is left to the driver.
             let engine = &mut self.engine;
-            std::mem::forget((
-                std::mem::take(&mut engine.units),
-                engine.resident.take(),
-                std::mem::take(&mut self.ears),
-            ));
+            let (units, ears) = (std::mem::take(&mut engine.units), std::mem::take(&mut self.ears));
+            std::mem::forget((units, ears, engine.resident.take(), self.collector.take()));
         }
         e
     }

@@ -79,7 +79,8 @@ fn on_cards<'a>(
     }
     let capacity = 3 * config.logged(plan) + 60;
     let engine = CudaEngine::with(plan, std::slice::from_ref(&gpu.device), config, own, capacity, &|_, _| ()).unwrap();
-    CudaPart::of_engine(engine, (layout, part), exchange).unwrap()
+    let part = CudaPart::of_engine(engine, (layout, part), exchange).unwrap();
+    CudaPart { settled_after: 40, ..part }
 }
 
 struct Ran {
@@ -498,11 +499,12 @@ fn on_a_gpu_networks_in_parts_end_where_a_gpu_is_lost() {
     let plan = Plan::new(network).unwrap();
     let layout = Layout::even(&plan.network, 2);
     let mut engine = on_cards(&plan, &gpu, (&layout, 0), On::Cards(1, 1, Lies::Shared, 16), None);
-    /// Says that it has failed when it is looked at.
-    struct Gone;
+    struct Gone(usize);
     impl Group for Gone {
         unsafe fn all_gather(&mut self, _: u64, _: u64, _: usize, _: &Memory) -> Result<()> {
-            Err(Error::lost("rank 1 of 2 has gone"))
+            // The first calls connect.
+            self.0 += 1;
+            if self.0 > 4 { Err(Error::lost("rank 1 of 2 has gone")) } else { Ok(()) }
         }
         unsafe fn broadcast(&mut self, _: u64, _: usize, _: &Memory) -> Result<()> {
             Ok(())
@@ -514,7 +516,7 @@ fn on_a_gpu_networks_in_parts_end_where_a_gpu_is_lost() {
     }
     let before = engine.state().unwrap();
     let at = Where { part: 0, parts: 2, nodes: 1 };
-    let levels = Levels::new(at, "nobody".into(), &mut |_, _, _| Ok(Box::new(Gone))).unwrap();
+    let levels = Levels::new(at, "nobody".into(), &mut |_, _, _| Ok(Box::new(Gone(0)))).unwrap();
     engine.by_device(levels, at).unwrap();
     let e = engine.advance(10, &mut Vec::new()).unwrap_err();
     assert!(e.kind() == &ErrorKind::Lost && e.to_string().contains("rank 1 of 2 has gone"), "{e}");
