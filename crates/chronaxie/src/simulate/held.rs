@@ -22,6 +22,8 @@ struct Core<'a> {
     part: usize,
     fingerprint: [u8; 32],
     engine: Box<dyn PartEngine + 'a>,
+    /// Whether its GPU is joined to those of the others.
+    joined: bool,
 }
 
 /// What does not change about a part.
@@ -124,15 +126,23 @@ impl HeldPart {
     /// # Errors
     /// As there.
     pub fn connect(&self, offers: Vec<Vec<u8>>, steps: u64) -> Result<()> {
-        self.ask(move |core| core.engine.connect(&offers, steps))
+        self.ask(move |core| {
+            core.joined = false;
+            core.engine.connect(&offers, steps)?;
+            core.joined = true;
+            Ok(())
+        })
     }
 
     /// Goes on together with all parts, which were joined by [`connect`](Self::connect); what fired here, by rising step and cell.
     ///
     /// # Errors
-    /// `Lost`, where another part has gone.
+    /// `Lost`, where another part has gone; `Value`, where it is not joined.
     pub fn advance_together(&self, steps: u64) -> Result<Vec<Spike>> {
         self.ask(move |core| {
+            if !core.joined {
+                return Err(Error::value("the part hears nobody: it is to be joined to the others first"));
+            }
             let mut all = Vec::new();
             core.engine.advance(steps, &mut all)?;
             let populations = &core.plan.first;
@@ -207,7 +217,7 @@ fn serve(
         backend: device.place().to_string(),
     };
     let fingerprint = fingerprint(&plan.network);
-    let mut core = Core { plan: &plan, layout: &layout, part, fingerprint, engine };
+    let mut core = Core { plan: &plan, layout: &layout, part, fingerprint, engine, joined: false };
     let _ = built.send(Ok(facts));
     while let Ok(job) = jobs.recv() {
         job(&mut core);
