@@ -1,15 +1,17 @@
 #!/bin/bash
 # scripts/emulated-lost.sh CHRONAXIE FOLDER CASE: a GPU of several is lost in mid-run, on the emulated GPU: the run ends with a
 # sentence within 30 s, and its last checkpoint goes on, on the CPU, to the spikes and the state of a run that lost nothing. CASE is
-# kernel=NAME,launch=N (the one at which it is lost),gpus=N,device=K,silent=0|1 (whether the driver says nothing),network=NAME,ms=N,
+# kernel=NAME,launch=N (the one at which it is lost),gpus=N or parts=N (processes with a GPU each),device=K,silent=0|1 (whether the driver says nothing),network=NAME,ms=N,
 # every=MS (between checkpoints),KEY=VALUE,... with KEYs of [simulation]. The last line is: 1 passed, 0 failed, 0 skipped.
 set -eu
 here="$(cd "$(dirname "$0")" && pwd)"
 chronaxie="$1" folder="$2" case="$3"
-kernel=spiking_steps launch=5 gpus=2 device=1 silent=0 network=space ms=20 every=2 set=(--set simulation.discard=0)
+kernel=spiking_steps launch=5 how_many=(--gpus 2) device=1 silent=0 network=space ms=20 every=2 set=(--set simulation.discard=0)
 for s in ${case//,/ }; do
     case "$s" in
-    kernel=* | launch=* | gpus=* | device=* | silent=* | network=* | ms=* | every=*) eval "${s%%=*}=\"${s#*=}\"" ;;
+    parts=*) how_many=(--parts "${s#*=}") ;;
+    gpus=*) how_many=(--gpus "${s#*=}") ;;
+    kernel=* | launch=* | device=* | silent=* | network=* | ms=* | every=*) eval "${s%%=*}=\"${s#*=}\"" ;;
     *) set+=(--set "simulation.$s") ;;
     esac
 done
@@ -29,7 +31,7 @@ how=(--backend cpu --duration "$ms" --out "$folder/whole")
 run whole "$chronaxie"
 lost="$device:$kernel:$launch"
 [ "$silent" = 0 ] || lost="$lost:silent"
-how=(--backend cuda --gpus "$gpus" --duration "$ms" --checkpoint-every "$every" --out "$folder/lost")
+how=(--backend cuda "${how_many[@]}" --duration "$ms" --checkpoint-every "$every" --out "$folder/lost")
 began=$(date +%s) rc=0
 run lost env CHRONAXIE_EMULATED_LOST="$lost" "$here/emulated.sh" "$chronaxie" 2>"$folder/said" || rc=$?
 took=$(($(date +%s) - began))

@@ -1,7 +1,7 @@
 #!/bin/bash
 # scripts/simulate-same.sh CHRONAXIE FOLDER CASE [COMMAND ...]: the microcircuit on the CPU, and half on the CPU, the rest on a GPU
 # from its checkpoint: the spikes and the last checkpoint must be the same. CASE is scale=F,ms=N,KEY=VALUE,... with KEYs of
-# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs, replicas=N is so many
+# [simulation], or begins with network=NAME, another one of examples/; gpus=N and method=M share it among GPUs, parts=N, nodes=N and transport=WAY among processes with a GPU (or gpus=N) each, replicas=N is so many
 # side by side; stored=cpu (or gpu) keeps the synapses of the first projection there, which the other draws at each spike; analyze=true asks both for what the spikes and the network are like, which must be the same too. A COMMAND precedes
 # what needs the GPU. The last line is:
 # 1 passed, 0 failed, 0 skipped.
@@ -20,7 +20,7 @@ for s in ${case//,/ }; do
     stored=cpu) on_cpu=("${kept[@]}") ;;
     stored=gpu) on_gpu=("${kept[@]}") ;;
     replicas=*) set+=(--replicas "${s#*=}") ;;
-    gpus=* | method=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
+    gpus=* | method=* | parts=* | nodes=* | transport=*) gpus+=("--${s%%=*}" "${s#*=}") ;;
     *) set+=(--set "simulation.$s") ;;
     esac
 done

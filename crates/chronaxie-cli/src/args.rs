@@ -353,12 +353,12 @@ pub(crate) struct Simulate {
     /// Go on from a checkpoint: its file, or the folder of its run, which goes on there
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
-    /// GPUs of this machine to share the network among, from cuda:0 on
+    /// GPUs of this machine to share the network among, from cuda:0 on; with --parts or --part, those of each part
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub gpus: Option<u32>,
     #[command(flatten)]
     pub side: Side,
-    /// CPU processes to share the network among; the spikes are the same for any number
+    /// Processes to share the network among, on the CPU, or with --backend cuda each on a GPU; the spikes are the same for any number
     #[arg(long, value_name = "N", conflicts_with_all = ["replicas", "seeds", "grid"], value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub parts: Option<u32>,
     /// With --parts, --of or --gpus: how, as `chronaxie partition` names it; auto takes the way of least expected cost, of
@@ -368,6 +368,10 @@ pub(crate) struct Simulate {
     /// With --parts or --of: machines, or groups to be taken for some; parts of one tell each other first what fired
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub nodes: u32,
+    /// With --parts or --part: how spikes go from one part to another. auto is NCCL where every part has GPUs of its own and finds the
+    /// library, else the connections of the processes
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = ["auto", "tcp", "nccl"])]
+    pub transport: String,
     /// For parts that are begun one by one, on several machines: this is part I of --of N, from 0
     #[arg(long, value_name = "I", requires = "of", requires = "join", conflicts_with_all = ["parts", "replicas", "seeds", "grid"])]
     pub part: Option<u32>,

@@ -47,14 +47,15 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
         return out.bytes(resolved(&config)?.as_bytes());
     }
     if let (Some(part @ 1..), Some(of), Some(place)) = (args.part, args.of, &args.join) {
-        return Ok(join(&config, part as usize, of as usize, place, &Terminal::new(common.quiet))?);
+        let on = (args.backend.parse::<Backend>()?, args.gpus.map(|n| n as usize), args.transport.parse()?);
+        return Ok(join(&config, part as usize, of as usize, place, on, &Terminal::new(common.quiet))?);
     }
     let mut options = match &args.resume {
         Some(path) => RunOptions::resume_from(path)?,
         None => RunOptions::new(args.out.clone().unwrap_or_else(|| default_out(&args.config))),
     };
     options.backend = args.backend.parse::<Backend>()?;
-    if let (Some(gpus), true) = (args.gpus, args.backend.contains(':')) {
+    if let (Some(gpus), true, None) = (args.gpus, args.backend.contains(':'), args.part) {
         return Err(Error::config(format!(
             "--backend {} is one GPU and --gpus {gpus} a count: give one of them",
             args.backend
@@ -62,12 +63,12 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
         .into());
     }
     options.gpus = args.gpus.map(|n| n as usize);
-    if options.gpus.is_some() {
+    if options.gpus.is_some() && args.parts.or(args.of).is_none() {
         options.method.clone_from(&args.method);
     }
     options.arguments = std::env::args().collect();
     options.parts = parts(args)?;
-    if options.parts.is_some() && options.backend == Backend::Auto {
+    if options.parts.is_some() && options.backend == Backend::Auto && options.gpus.is_none() {
         options.backend = Backend::Cpu;
     }
     options.replicas = replicas(&args.side, &config)?;
@@ -107,14 +108,16 @@ pub(crate) fn replicas(side: &Side, config: &Config) -> Result<Vec<Vec<String>>>
 /// How the network is shared out.
 fn parts(args: &Simulate) -> Result<Option<PartsOptions>> {
     let Some(count) = args.parts.or(args.of) else {
-        let alone = (args.method == "auto" || args.gpus.is_some()) && args.nodes == 1;
-        let why = "--nodes is for --parts N, and --method for that or --gpus N";
+        let alone = (args.method == "auto" || args.gpus.is_some()) && args.nodes == 1 && args.transport == "auto";
+        let why = "--nodes and --transport are for --parts N, and --method for that or --gpus N";
         return if alone { Ok(None) } else { Err(Error::config(why)) };
     };
     let mut parts = PartsOptions::new(count as usize, program(args));
     parts.method.clone_from(&args.method);
     parts.nodes = args.nodes as usize;
     parts.listen.clone_from(&args.join);
+    parts.transport = args.transport.parse()?;
+    parts.spread = !args.backend.contains(':');
     Ok(Some(parts))
 }
 

@@ -4,7 +4,7 @@ use crate::errors::py_result;
 use crate::session::{Population, Table, column, columns_of, settings_of};
 use chronaxie::simulate;
 use chronaxie::spiking::simulate::Spike;
-use chronaxie::{Error, Result};
+use chronaxie::{Backend, Error, Result};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes};
@@ -18,6 +18,7 @@ pub struct Part(simulate::HeldPart);
 impl Part {
     /// Builds part `part` of `parts` of the network of a description, JSON or a file, with the tables that it names.
     #[new]
+    #[pyo3(signature = (text, path, tables, overrides, part, parts, method, backend, gpus=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -28,9 +29,12 @@ impl Part {
         part: usize,
         parts: usize,
         method: String,
+        backend: String,
+        gpus: Option<usize>,
     ) -> PyResult<Self> {
         let made = py.detach(|| -> Result<simulate::HeldPart> {
-            simulate::HeldPart::open(settings_of(text, path, tables, &overrides, &[])?, part, parts, &method)
+            let on = (backend.parse::<Backend>()?, gpus);
+            simulate::HeldPart::open(settings_of(text, path, tables, &overrides, &[])?, part, parts, &method, on)
         });
         py_result(py, made).map(Self)
     }
@@ -39,6 +43,11 @@ impl Part {
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<(f64, Bound<'py, PyByteArray>, u64, u64, &'static str)> {
         let f = self.0.facts();
         Ok((f.dt_ms, column(py, &f.cells, u32::to_ne_bytes)?, f.synapses, f.min_delay, f.method))
+    }
+    /// `cpu` or `cuda:N`.
+    #[getter]
+    fn backend(&self) -> &str {
+        &self.0.facts().backend
     }
     /// The populations of the whole network, in the order of their cells.
     #[getter]
@@ -57,6 +66,28 @@ impl Part {
         steps: u64,
     ) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>)> {
         let fired = py.detach(|| self.0.advance(steps));
+        let spikes = py_result(py, fired)?;
+        let steps = column(py, &spikes, |s| s.step.to_ne_bytes())?;
+        Ok((steps, column(py, &spikes, |s| s.cell.to_ne_bytes())?))
+    }
+    /// What it says of itself to all parts before `connect`.
+    fn offer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let offer = py.detach(|| self.0.offer());
+        Ok(PyBytes::new(py, &py_result(py, offer)?))
+    }
+    /// Joins the GPUs of all parts, which meet every `steps` steps.
+    fn connect(&self, py: Python<'_>, offers: Vec<PyBackedBytes>, steps: u64) -> PyResult<()> {
+        let offers = offers.iter().map(|b| b.to_vec()).collect();
+        let done = py.detach(|| self.0.connect(offers, steps));
+        py_result(py, done)
+    }
+    /// Goes on with all parts at the same time; what fired here as u64 steps and u32 cells.
+    fn advance_together<'py>(
+        &self,
+        py: Python<'py>,
+        steps: u64,
+    ) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>)> {
+        let fired = py.detach(|| self.0.advance_together(steps));
         let spikes = py_result(py, fired)?;
         let steps = column(py, &spikes, |s| s.step.to_ne_bytes())?;
         Ok((steps, column(py, &spikes, |s| s.cell.to_ne_bytes())?))

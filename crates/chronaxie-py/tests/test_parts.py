@@ -35,14 +35,17 @@ def carry(parts, steps):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_parts_have_the_spikes_of_the_whole_and_go_on_from_their_states(count):
+def test_parts_have_the_spikes_of_the_whole_and_go_on_from_their_states(count, device):
     whole = network().build("cpu").run(steps=900)
-    parts = [spiking.Part(network(), i, count, method="index") for i in range(count)]
+    parts = [spiking.Part(network(), i, count, method="index", backend=str(device)) for i in range(count)]
+    assert all(p.backend == str(device) for p in parts)
     assert sorted(np.concatenate([p.cells for p in parts])) == list(range(200))
     assert sum(p.synapse_count for p in parts) == network().build("cpu").synapse_count
     first = carry(parts, 250)
     states = [p.state() for p in parts]
-    parts = [spiking.Part(network(), i, count, method="index") for i in range(count)]
+    # One of them goes on elsewhere than the others do.
+    on = [str(device)] * (count - 1) + ["cpu"]
+    parts = [spiking.Part(network(), i, count, method="index", backend=on[i]) for i in range(count)]
     for part, state in zip(parts, states):
         part.restore(state)
     last = carry(parts, 900)
@@ -88,6 +91,13 @@ def test_what_a_part_cannot_do_is_a_sentence():
         spiking.Part(network(seed=5), 0, 2, method="index").restore(state)
     with pytest.raises(chronaxie.CheckpointError, match="cut off"):
         part.restore(state[:-1])
+    assert part.offer().endswith(b"it runs on the CPU")
+    with pytest.raises(chronaxie.BackendUnavailableError, match="has no GPU to be joined"):
+        part.connect([part.offer()] * 2, 8)
+    with pytest.raises(chronaxie.ChronaxieError, match="hears nobody"):
+        part.advance_together(3)
+    with pytest.raises(chronaxie.ConfigError, match="2 GPUs cannot share a part whose backend is cpu"):
+        spiking.Part(network(), 0, 2, method="index", gpus=2)
     for arguments in [(2, 2), (0, 0)]:
         with pytest.raises(chronaxie.ConfigError):
             spiking.Part(network(), *arguments)

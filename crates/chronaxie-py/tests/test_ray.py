@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +106,8 @@ def test_without_ray_there_is_a_sentence(monkeypatch, tmp_path):
         on_ray.simulate(network(), 10.0, num_workers=2)
     with pytest.raises(chronaxie.ConfigError, match="num_workers = 0"):
         on_ray.simulate(network(), 10.0, num_workers=0)
+    with pytest.raises(chronaxie.ConfigError, match="transport = 'mpi' is not one of auto, nccl, object_store"):
+        on_ray.simulate(network(), 10.0, num_workers=2, transport="mpi")
 
 
 class Ring:
@@ -154,6 +158,116 @@ class Ring:
     def restore(self, state):
         self.level, self.coming, self.step = state[0].copy(), state[1].copy(), state[2]
         self.told = True
+
+
+class Joined(Ring):
+    """Likewise, whose parts tell each other by a hub of this process, as GPUs would."""
+
+    hubs, refuses = {}, False
+
+    def offer(self):
+        return str(self.cells[0])
+
+    def connect(self, offers, steps):
+        if self.refuses:
+            raise chronaxie.BackendUnavailableError("parts 0 and 1 have one GPU")
+        self.every, key = steps, (tuple(offers), Joined.turn)
+        self.hub = self.hubs.setdefault(key, (threading.Barrier(len(offers)), {}))
+
+    def advance_together(self, steps):
+        barrier, said = self.hub
+        found, until = [], self.step + steps
+        while self.step < until:
+            found.append(self.advance(min(self.every, until - self.step)))
+            said[self.cells[0]] = found[-1]
+            try:
+                barrier.wait(5)
+                others = [s for cell, s in said.items() if cell != self.cells[0]]
+                self.hear(*(np.concatenate([s[c] for s in others]) for c in range(2)))
+                barrier.wait(5)
+            except threading.BrokenBarrierError:
+                raise chronaxie.ChronaxieError("part 1 has gone") from None
+        return tuple(np.concatenate([s[c] for s in found]) for c in range(2))
+
+
+class Actors:
+    """What ``_simulate._Run`` asks of Ray, by threads; at call number ``dies`` of ``together`` an actor goes and others wait in vain."""
+
+    class Gone(Exception):
+        pass
+
+    exceptions = SimpleNamespace(RayActorError=Gone, ObjectLostError=Gone, WorkerCrashedError=Gone)
+
+    def __init__(self, dies):
+        self.pool, self.dies, self.calls = ThreadPoolExecutor(16), dies, 0
+
+    def make(self, part, index, count):
+        worker, gone = _simulate.Worker(part, {"seed": 3}, index, count, 1), []
+
+        def call(name):
+            def run(*arguments):
+                if gone:
+                    raise self.Gone
+                if name == "together" and index == 1:
+                    self.calls += 1
+                    if self.calls == self.dies:
+                        gone.append(True)
+                        worker.part.hub[0].abort()
+                        raise self.Gone
+                return getattr(worker, name)(*(a.result() if hasattr(a, "result") else a for a in arguments))
+
+            return SimpleNamespace(remote=lambda *a: self.pool.submit(run, *a))
+
+        names = ["facts", "offer", "connect", "together", "advance", "state", "restore"]
+        return SimpleNamespace(**{name: call(name) for name in names})
+
+    def get(self, refs):
+        return [r.result() for r in refs] if isinstance(refs, list) else refs.result()
+
+    def put(self, value):
+        return value
+
+    def kill(self, worker):
+        Joined.turn += 1
+
+
+@pytest.mark.parametrize("dies", [0, 40])
+def test_parts_whose_gpus_are_joined_have_the_same_spikes_and_survive_a_loss(dies):
+    Joined.turn, actors = 0, Actors(dies)
+    run = _simulate._Run(actors, lambda i: actors.make(Joined, i, 3), 3, 2, "nccl")
+    every, dt = run.meet()
+    run.join(every)
+    assert run.joined and (every, dt) == (5, 0.1)
+    at, back = 0, []
+    while at < 500:
+        try:
+            if at % 100 == 0:
+                run.save(at)
+            run.advance(every)
+            at += every
+        except run.lost as e:
+            at = run.recover(e)
+            back.append(at)
+    assert back == ([100] if dies else []) and run.joined
+    assert sha256(run.fired.spikes(run.populations, dt, 50.0)) == sha256(of_one(50.0))
+
+
+def test_parts_whose_gpus_cannot_be_joined_go_by_the_object_store_or_say_why(monkeypatch):
+    Joined.turn, actors = 0, Actors(0)
+    monkeypatch.setattr(Joined, "refuses", True)
+    run = _simulate._Run(actors, lambda i: actors.make(Joined, i, 2), 2, 0, "auto")
+    every, _ = run.meet()
+    run.join(every)
+    run.advance(every)
+    run.advance(every)
+    assert not run.joined and run.heard is not None
+    run.transport = "nccl"
+    with pytest.raises(chronaxie.BackendUnavailableError, match="parts 0 and 1 have one GPU"):
+        run.join(every)
+    run.workers = [actors.make(Ring, i, 2) for i in range(2)]
+    run.meet()
+    with pytest.raises(chronaxie.BackendUnavailableError, match="no GPUs that can be joined"):
+        run.join(every)
 
 
 def sha256(spikes):

@@ -9,6 +9,7 @@
 //! | variable | what it does |
 //! |---|---|
 //! | `CHRONAXIE_NVRTC` | the NVRTC to use: a file, or a folder that holds one |
+//! | `CHRONAXIE_NCCL` | the NCCL to use, where parts of a network exchange spikes by it: a file, or a folder that holds one |
 //! | `CHRONAXIE_CACHE_DIR` | where compiled kernels are kept; empty for nowhere |
 //! | `CHRONAXIE_CACHE_MB` | how much is kept there (512) |
 //! | `CHRONAXIE_PACK` | a cubin pack to take kernels from |
@@ -28,6 +29,7 @@ mod graph;
 mod launch;
 mod memory;
 mod module;
+mod nccl;
 pub mod nvml;
 mod nvrtc;
 mod pack;
@@ -59,6 +61,7 @@ pub use graph::Graph;
 pub use launch::{Arg, LaunchConfig, MAX_ARGS};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Kernel, cubin};
+pub use nccl::{Communicator, NCCL_ID_BYTES, Nccl, NcclId};
 pub use nvrtc::{Cubin, Nvrtc, nvrtc, nvrtc_for, set_nvrtc_path, set_python_sites};
 pub use pack::{Pack, load_pack, write_pack};
 pub use resources::EntryResources;

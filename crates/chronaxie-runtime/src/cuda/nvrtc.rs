@@ -295,7 +295,7 @@ fn open_global(path: &Path) -> Result<Library, libloading::Error> {
 }
 
 #[cfg(unix)]
-fn open_local(path: &Path) -> Result<Library, libloading::Error> {
+pub(super) fn open_local(path: &Path) -> Result<Library, libloading::Error> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     // SAFETY: the initialisers of NVRTC's libraries have no requirement on the caller.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map(Into::into)
@@ -311,6 +311,6 @@ fn open_global(path: &Path) -> Result<Library, libloading::Error> {
 }
 
 #[cfg(windows)]
-fn open_local(path: &Path) -> Result<Library, libloading::Error> {
+pub(super) fn open_local(path: &Path) -> Result<Library, libloading::Error> {
     open_global(path)
 }

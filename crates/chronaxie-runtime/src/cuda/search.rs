@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 pub(super) const INSTALL_13: &str = "pip install nvidia-cuda-nvrtc==13.0.*";
+pub(super) const INSTALL_NCCL: &str = "pip install nvidia-nccl-cu13";
 const INSTALL_12: &str = "pip install nvidia-cuda-nvrtc-cu12";
 
 /// An NVRTC that was found.
@@ -55,7 +56,7 @@ pub(super) fn locate(arch: &str) -> Result<Found> {
         (Some(path), _) => named(path, "set_nvrtc_path", driver_major)?,
         (None, Some(path)) => named(Path::new(&path), "CHRONAXIE_NVRTC", driver_major)?,
         (None, None) => {
-            let folders = folders(&state.sites, &variable);
+            let folders = folders(WHEELS, &state.sites, &variable);
             let all = folders.iter().filter_map(|f| in_folder(f)).collect();
             match choose(all, driver_major, arch) {
                 Some(found) => found,
@@ -160,9 +161,36 @@ fn by_loader(driver_major: Option<u32>, arch: &str) -> Option<Found> {
     })
 }
 
-/// The folders that may hold NVRTC, in the order of the search, each once.
-fn folders(sites: &[PathBuf], variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut list: Vec<PathBuf> = sites.iter().flat_map(|s| WHEELS.iter().map(move |wheel| s.join(wheel))).collect();
+/// The NCCL of this machine: a file, or the name that the loader knows it by.
+///
+/// # Errors
+/// `Unavailable` that says where it was looked for and how to install it.
+pub(super) fn nccl() -> Result<PathBuf> {
+    const NAME: &str = "libnccl.so.2";
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+    if let Some(path) = variable("CHRONAXIE_NCCL").map(PathBuf::from) {
+        let file = if path.is_dir() { path.join(NAME) } else { path };
+        let absent = || Error::unavailable(format!("CHRONAXIE_NCCL names {}, which does not exist", file.display()));
+        return if file.is_file() { Ok(file) } else { Err(absent()) };
+    }
+    let folders = folders(&["nvidia/nccl/lib"], &lock(&STATE).sites, &variable);
+    if let Some(file) = folders.iter().map(|f| f.join(NAME)).find(|f| f.is_file()) {
+        return Ok(file);
+    }
+    if super::nvrtc::open_local(Path::new(NAME)).map(std::mem::forget).is_ok() {
+        return Ok(NAME.into());
+    }
+    let list: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
+    Err(Error::unavailable(format!(
+        "GPUs of several processes exchange spikes by NCCL, and no {NAME} was found; install it with `{INSTALL_NCCL}` (a driver of CUDA \
+         12: nvidia-nccl-cu12), which PyTorch brings along, or name it in CHRONAXIE_NCCL. Looked in: {}, and the loader's path",
+        if list.is_empty() { "no folder".to_string() } else { list.join(", ") }
+    )))
+}
+
+/// The folders that may hold a library, in the order of the search, each once; `wheels` are those of its wheels.
+fn folders(wheels: &[&str], sites: &[PathBuf], variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let mut list: Vec<PathBuf> = sites.iter().flat_map(|s| wheels.iter().map(move |wheel| s.join(wheel))).collect();
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| variable(v)).map(PathBuf::from).collect();
     if let Some(python) = variable("PATH").and_then(|path| first_python(&path)) {
@@ -180,7 +208,7 @@ fn folders(sites: &[PathBuf], variable: &dyn Fn(&str) -> Option<OsString>) -> Ve
     }
     for prefix in &prefixes {
         for site in site_packages(prefix) {
-            list.extend(WHEELS.iter().map(|wheel| site.join(wheel)));
+            list.extend(wheels.iter().map(|wheel| site.join(wheel)));
         }
         // Conda puts the library of its own package here.
         list.push(prefix.join(if cfg!(windows) { "Library/bin" } else { "lib" }));
@@ -382,11 +410,18 @@ mod tests {
         let root = f.0.clone();
         let variable = move |name: &str| (name == "VIRTUAL_ENV").then(|| root.join("venv").into_os_string());
         let all = || -> Vec<Found> {
-            folders(&[], &variable).iter().filter(|d| d.starts_with(&f.0)).filter_map(|d| in_folder(d)).collect()
+            folders(WHEELS, &[], &variable)
+                .iter()
+                .filter(|d| d.starts_with(&f.0))
+                .filter_map(|d| in_folder(d))
+                .collect()
         };
         assert_eq!(all().len(), 2);
         let site = f.0.join("venv/lib/python3.11/site-packages");
-        assert_eq!(folders(std::slice::from_ref(&site), &|_| None).first(), Some(&site.join("nvidia/cu13/lib")));
+        assert_eq!(
+            folders(WHEELS, std::slice::from_ref(&site), &|_| None).first(),
+            Some(&site.join("nvidia/cu13/lib"))
+        );
         let pick = |driver, arch| choose(all(), driver, arch).map(|f| f.path);
         assert_eq!(pick(None, ""), Some(new.clone()));
         assert_eq!(pick(Some(13), "sm_90a"), Some(new));

@@ -287,3 +287,21 @@ table! {
         nvrtcGetCUBIN = "nvrtcGetCUBIN" (NvrtcProgram, *mut c_char) -> c_int;
     }
 }
+
+pub type NcclComm = *mut c_void;
+
+table! {
+    /// What carries bytes between GPUs of several processes.
+    NcclApi {
+        ncclGetVersion = "ncclGetVersion" (*mut c_int) -> c_int;
+        ncclGetUniqueId = "ncclGetUniqueId" (*mut super::nccl::NcclId) -> c_int;
+        ncclGetErrorString = "ncclGetErrorString" (c_int) -> *const c_char;
+        ncclGetLastError = "ncclGetLastError" (NcclComm) -> *const c_char;
+        ncclCommInitRank = "ncclCommInitRank" (*mut NcclComm, c_int, super::nccl::NcclId, c_int) -> c_int;
+        ncclCommDestroy = "ncclCommDestroy" (NcclComm) -> c_int;
+        ncclCommAbort = "ncclCommAbort" (NcclComm) -> c_int;
+        ncclCommGetAsyncError = "ncclCommGetAsyncError" (NcclComm, *mut c_int) -> c_int;
+        ncclAllGather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, NcclComm, CUstream) -> c_int;
+        ncclBroadcast = "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, NcclComm, CUstream) -> c_int;
+    }
+}

@@ -2,7 +2,9 @@
 
 use super::parts::RATE_HZ;
 use crate::cuda::CudaDevice;
-use crate::spiking::simulate::{Engine, cuda};
+use crate::spiking::partition::Layout;
+use crate::spiking::simulate::parts::{Exchange, PartEngine, Transport};
+use crate::spiking::simulate::{CpuEngine, CudaPart, Engine, cuda};
 use crate::spiking::{Plan, partition};
 use crate::{Backend, Device, Error, Result};
 use std::sync::Arc;
@@ -22,15 +24,64 @@ pub(super) fn devices(backend: Backend, gpus: Option<usize>) -> Result<(Device, 
             )));
         }
     };
+    let cards = from(&device, gpus)?;
+    Ok((device, cards, why))
+}
+
+/// Likewise, of a part: those from the backend's on, of which there may be several.
+///
+/// # Errors
+/// As [`devices`].
+pub(super) fn part_devices(
+    backend: Backend,
+    gpus: Option<usize>,
+) -> Result<(Device, Vec<Arc<CudaDevice>>, Option<String>)> {
+    let backend = match (backend, gpus) {
+        (_, Some(0)) => return Err(Error::config("0 GPUs cannot share a part; at least 1")),
+        (Backend::Auto, Some(_)) => Backend::Cuda(0),
+        (Backend::Cpu, Some(gpus)) => {
+            return Err(Error::config(format!("{gpus} GPUs cannot share a part whose backend is cpu")));
+        }
+        (backend, _) => backend,
+    };
+    let (device, why) = Device::open(backend)?;
+    let cards = from(&device, gpus)?;
+    Ok((device, cards, why))
+}
+
+fn from(device: &Device, gpus: Option<usize>) -> Result<Vec<Arc<CudaDevice>>> {
     let mut cards = Vec::new();
-    if let Device::Cuda(d) = &device {
+    if let Device::Cuda(d) = device {
         d.require_compiler()?;
         cards.push(d.clone());
         for index in 1..gpus.unwrap_or(1) {
-            cards.push(CudaDevice::open(index)?);
+            cards.push(CudaDevice::open(d.index() + index)?);
         }
     }
-    Ok((device, cards, why))
+    Ok(cards)
+}
+
+/// The engine of a part, on these GPUs, or, where there are none, on the CPU.
+///
+/// # Errors
+/// As [`CpuEngine::of_part`] and [`CudaPart::new`].
+pub(super) fn part_engine<'a>(
+    plan: &'a Plan,
+    layout: &Layout,
+    part: usize,
+    cards: &[Arc<CudaDevice>],
+    (exchange, transport): (Option<Box<dyn Exchange + 'a>>, Transport),
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Box<dyn PartEngine + 'a>> {
+    Ok(match cards {
+        [] if transport == Transport::Nccl => {
+            return Err(Error::config(format!(
+                "part {part} runs on the CPU, where NCCL carries no spikes; --transport tcp"
+            )));
+        }
+        [] => Box::new(CpuEngine::of_part(plan, layout, part, exchange, built)?),
+        cards => Box::new(CudaPart::new(plan, cards, layout, part, (exchange, transport), built)?),
+    })
 }
 
 /// Refuses a way to share a network where no GPUs do.

@@ -1,5 +1,6 @@
 //! A part of a network that a program holds, and connects to the others by means of its own.
 
+use super::gpus::{part_devices, part_engine};
 use super::run::fingerprint;
 use super::session::PopulationFacts;
 use super::steer::populations;
@@ -7,8 +8,8 @@ use crate::spiking::Plan;
 use crate::spiking::network::read::Settings;
 use crate::spiking::partition::{self, Layout};
 use crate::spiking::simulate::parts::{state_bytes, state_from_bytes};
-use crate::spiking::simulate::{CpuEngine, Engine, Spike};
-use crate::{Error, Result};
+use crate::spiking::simulate::{PartEngine, Spike, Transport};
+use crate::{Backend, Error, Result};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -20,7 +21,9 @@ struct Core<'a> {
     layout: &'a Layout,
     part: usize,
     fingerprint: [u8; 32],
-    engine: CpuEngine<'a>,
+    engine: Box<dyn PartEngine + 'a>,
+    /// Whether its GPU is joined to those of the others.
+    joined: bool,
 }
 
 /// What does not change about a part.
@@ -39,6 +42,8 @@ pub struct HeldFacts {
     pub min_delay: u64,
     /// How the network was shared out.
     pub method: &'static str,
+    /// `cpu` or `cuda:N`.
+    pub backend: String,
 }
 
 /// One part of a network; dropping it ends it.
@@ -50,11 +55,18 @@ pub struct HeldPart {
 }
 
 impl HeldPart {
-    /// Part `part` of `parts` of the network of `settings`, shared out by `method`, which all parts are to name alike.
+    /// Part `part` of `parts` of the network of `settings`, shared out by `method`, which all parts are to name alike, on the CPU, or on
+    /// a GPU and, of `gpus`, those after it.
     ///
     /// # Errors
-    /// `Config` for numbers or a method that there are not; of the network and its memory.
-    pub fn open(settings: Settings, part: usize, parts: usize, method: &str) -> Result<Self> {
+    /// `Config` for numbers or a method that there are not; of the network, the devices and their memory.
+    pub fn open(
+        settings: Settings,
+        part: usize,
+        parts: usize,
+        method: &str,
+        (backend, gpus): (Backend, Option<usize>),
+    ) -> Result<Self> {
         if part >= parts {
             return Err(Error::config(format!("part {part} of {parts}: parts are counted from 0")));
         }
@@ -62,7 +74,7 @@ impl HeldPart {
         let (jobs, taken) = sync_channel::<Job>(1);
         let method = method.to_owned();
         let work = move || {
-            if let Err(e) = serve(settings, part, parts, &method, &built, &taken) {
+            if let Err(e) = serve(settings, (part, parts), &method, (backend, gpus), &built, &taken) {
                 let _ = built.send(Err(e));
             }
         };
@@ -93,7 +105,7 @@ impl HeldPart {
         self.ask(|core| Ok(core.engine.step()))
     }
 
-    /// As [`CpuEngine::fire`].
+    /// As [`PartEngine::fire`].
     ///
     /// # Errors
     /// As there.
@@ -101,7 +113,48 @@ impl HeldPart {
         self.ask(move |core| core.engine.fire(steps))
     }
 
-    /// As [`CpuEngine::hear`]; spikes in any order.
+    /// As [`PartEngine::offer`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn offer(&self) -> Result<Vec<u8>> {
+        self.ask(|core| core.engine.offer())
+    }
+
+    /// As [`PartEngine::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&self, offers: Vec<Vec<u8>>, steps: u64) -> Result<()> {
+        self.ask(move |core| {
+            core.joined = false;
+            core.engine.connect(&offers, steps)?;
+            core.joined = true;
+            Ok(())
+        })
+    }
+
+    /// Goes on together with all parts, which were joined by [`connect`](Self::connect); what fired here, by rising step and cell.
+    ///
+    /// # Errors
+    /// `Lost`, where another part has gone; `Value`, where it is not joined.
+    pub fn advance_together(&self, steps: u64) -> Result<Vec<Spike>> {
+        self.ask(move |core| {
+            if !core.joined {
+                return Err(Error::value("the part hears nobody: it is to be joined to the others first"));
+            }
+            let mut all = Vec::new();
+            core.engine.advance(steps, &mut all)?;
+            let populations = &core.plan.first;
+            all.retain(|spike| {
+                let p = populations.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
+                core.layout.owner(p, spike.cell - populations[p] as u32) == core.part
+            });
+            Ok(all)
+        })
+    }
+
+    /// As [`PartEngine::hear`]; spikes in any order.
     ///
     /// # Errors
     /// As there.
@@ -143,15 +196,17 @@ impl Drop for HeldPart {
 
 fn serve(
     settings: Settings,
-    part: usize,
-    parts: usize,
+    (part, parts): (usize, usize),
     method: &str,
+    (backend, gpus): (Backend, Option<usize>),
     built: &SyncSender<Result<HeldFacts>>,
     jobs: &Receiver<Job>,
 ) -> Result<()> {
     let plan = Plan::new(settings.network)?;
     let (layout, method) = partition::choose(&plan, super::RATE_HZ, parts, method)?;
-    let engine = CpuEngine::of_part(&plan, &layout, part, None, &|_, _| ())?;
+    let backend = if backend == Backend::Auto && gpus.is_none() { Backend::Cpu } else { backend };
+    let (device, cards, _) = part_devices(backend, gpus)?;
+    let engine = part_engine(&plan, &layout, part, &cards, (None, Transport::Tcp), &|_, _| ())?;
     let facts = HeldFacts {
         dt_ms: plan.network.dt_ms,
         populations: populations(&plan),
@@ -159,9 +214,10 @@ fn serve(
         synapses: engine.synapses(),
         min_delay: engine.most_steps(),
         method,
+        backend: device.place().to_string(),
     };
     let fingerprint = fingerprint(&plan.network);
-    let mut core = Core { plan: &plan, layout: &layout, part, fingerprint, engine };
+    let mut core = Core { plan: &plan, layout: &layout, part, fingerprint, engine, joined: false };
     let _ = built.send(Ok(facts));
     while let Ok(job) = jobs.recv() {
         job(&mut core);

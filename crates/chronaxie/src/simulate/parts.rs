@@ -1,7 +1,9 @@
 //! A run whose network is shared out among processes.
 
+use super::gpus::{part_devices, part_engine};
 use super::run::fingerprint;
 use crate::config::Config;
+use crate::cuda::CudaDevice;
 use crate::progress::Progress;
 use crate::spiking::Plan;
 use crate::spiking::network::read::read;
@@ -10,11 +12,12 @@ use crate::spiking::simulate::parts::engine::serve;
 use crate::spiking::simulate::parts::tcp::{self, Mesh, Setup};
 use crate::spiking::simulate::parts::wire::Members;
 use crate::spiking::simulate::parts::{AllGather, PartsEngine};
-use crate::spiking::simulate::{CpuEngine, Engine};
-use crate::{Error, ErrorKind, Result};
+use crate::spiking::simulate::{Engine, PartEngine, Transport};
+use crate::{Backend, Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What the processes of a run know and strangers do not.
@@ -40,14 +43,19 @@ pub struct PartsOptions {
     pub nodes: usize,
     /// Where this process, part 0, listens for the others, which somebody begins; nothing where it begins them itself.
     pub listen: Option<String>,
-    /// The program and the first of its arguments; after these come `--part I --of N --join HOST:PORT --threads T`.
+    /// The program and the first of its arguments; after these come `--part I --of N --join HOST:PORT --threads T --backend B`, and
+    /// `--gpus G` where a part has several.
     pub program: Vec<OsString>,
+    /// Whether parts that this process begins go by the GPUs of the machine in turn; else all have those of part 0.
+    pub spread: bool,
+    /// How spikes go from one part to another; others are told, where this process begins them.
+    pub transport: Transport,
 }
 
 impl PartsOptions {
     /// So many processes, which `program` begins.
     pub fn new(count: usize, program: Vec<OsString>) -> Self {
-        Self { count, method: "auto".into(), nodes: 1, listen: None, program }
+        Self { count, method: "auto".into(), nodes: 1, listen: None, program, spread: true, transport: Transport::Auto }
     }
 }
 
@@ -58,11 +66,19 @@ pub(super) struct Team {
     layout: Layout,
     words: String,
     fingerprint: [u8; 32],
+    /// Those of part 0.
+    cards: Vec<Arc<CudaDevice>>,
+    transport: Transport,
 }
 
 impl Team {
-    /// Begins the other parts, or waits for them.
-    pub fn gather(options: &PartsOptions, plan: &Plan, progress: &dyn Progress) -> Result<Self> {
+    /// Begins the other parts, or waits for them; part 0 has these GPUs, or the CPU.
+    pub fn gather(
+        options: &PartsOptions,
+        plan: &Plan,
+        cards: &[Arc<CudaDevice>],
+        progress: &dyn Progress,
+    ) -> Result<Self> {
         let parts = options.count;
         if options.nodes == 0 || options.nodes > parts.max(1) {
             return Err(Error::config(format!("{} nodes cannot have {parts} parts", options.nodes)));
@@ -82,11 +98,13 @@ impl Team {
             fingerprint: fingerprint(&plan.network),
         };
         let words = format!("{parts} parts by {method} on {} nodes", options.nodes);
-        let mut team = Self { mesh: None, children: Vec::new(), layout, words, fingerprint: setup.fingerprint };
+        let (fingerprint, cards, transport) = (setup.fingerprint, cards.to_vec(), options.transport);
+        let mut team = Self { mesh: None, children: Vec::new(), layout, words, fingerprint, cards, transport };
         if begun {
             let threads = (crate::pool::num_threads() / parts).max(1);
             for part in 1..parts {
-                let child = begin(options, &setup, part, &own.to_string(), threads)?;
+                let on = backend_of(options, &team.cards, part)?;
+                let child = begin(options, &setup, part, &own.to_string(), threads, &on)?;
                 progress.log(&format!("part {part} is process {}", child.id()));
                 team.children.push(child);
             }
@@ -123,7 +141,7 @@ impl Team {
         let mesh = self.mesh.as_mut().ok_or_else(|| Error::value("the parts have not come together"))?;
         let members = Members::new(plan, &self.layout);
         let exchange = AllGather::new(mesh.spikes(), members, 0, mesh.nodes);
-        let own = CpuEngine::of_part(plan, &self.layout, 0, Some(Box::new(exchange)), built);
+        let own = part_engine(plan, &self.layout, 0, &self.cards, (Some(Box::new(exchange)), self.transport), built);
         let own = own.inspect_err(|e| mesh.fail(e))?;
         let link = Box::new(mesh.control());
         let engine = PartsEngine::new(plan, self.layout.clone(), self.fingerprint, own, link, self.words.clone())?;
@@ -154,22 +172,60 @@ fn secret() -> String {
     format!("{:016x}{:016x}", word(), word())
 }
 
-fn begin(options: &PartsOptions, setup: &Setup, part: usize, place: &str, threads: usize) -> Result<Child> {
+/// On what a part runs that this process begins, as arguments.
+fn backend_of(options: &PartsOptions, own: &[Arc<CudaDevice>], part: usize) -> Result<Vec<OsString>> {
+    let transport = match options.transport {
+        Transport::Auto => "auto",
+        Transport::Tcp => "tcp",
+        Transport::Nccl => "nccl",
+    };
+    let on = |more: &[&str]| ["--transport", transport].iter().chain(more).map(OsString::from).collect();
+    let Some(first) = own.first() else { return Ok(on(&["--backend", "cpu"])) };
+    let each = own.len();
+    // As many parts as have GPUs of their own, then those of others again.
+    let turns = (CudaDevice::count()? / each).max(1);
+    let first = if options.spread { part % turns * each } else { first.index() };
+    Ok(on(&["--backend", &format!("cuda:{first}"), "--gpus", &each.to_string()]))
+}
+
+fn begin(
+    options: &PartsOptions,
+    setup: &Setup,
+    part: usize,
+    place: &str,
+    threads: usize,
+    on: &[OsString],
+) -> Result<Child> {
     let [program, first @ ..] = options.program.as_slice() else {
         return Err(Error::config("nothing says which program runs the other parts"));
     };
     let more = ["--part", &part.to_string(), "--of", &setup.parts.to_string(), "--join", place].map(OsString::from);
     let threads = ["--threads", &threads.to_string()].map(OsString::from);
     let mut command = Command::new(program);
-    command.args(first).args(more).args(threads).env(KEY, &setup.key).stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .args(first)
+        .args(more)
+        .args(threads)
+        .args(on)
+        .env(KEY, &setup.key)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     command.spawn().map_err(|e| Error::unavailable(format!("part {part} cannot be begun: {e}")))
 }
 
-/// Part `part` of `parts` of a run whose part 0 listens at `place`: does its work until the run is over.
+/// Part `part` of `parts` of a run whose part 0 listens at `place`: does its work until the run is over, on the CPU, or on a GPU
+/// (`cuda:I`) and, of `gpus`, those after it.
 ///
 /// # Errors
-/// `Config` for a network that is not that of part 0; `Lost`, where a part has gone; what an engine refuses.
-pub fn join(config: &Config, part: usize, parts: usize, place: &str, progress: &dyn Progress) -> Result<()> {
+/// `Config` for a network that is not that of part 0; `Lost`, where a part has gone; what a device or an engine refuses.
+pub fn join(
+    config: &Config,
+    part: usize,
+    parts: usize,
+    place: &str,
+    (backend, gpus, transport): (Backend, Option<usize>, Transport),
+    progress: &dyn Progress,
+) -> Result<()> {
     let settings = read(config)?;
     if part == 0 || part >= parts {
         return Err(Error::config(format!(
@@ -189,18 +245,20 @@ pub fn join(config: &Config, part: usize, parts: usize, place: &str, progress: &
     let named = |e: Error| {
         if e.to_string().contains(&format!("part {part} ")) { e } else { e.context(format!("part {part} of {parts}")) }
     };
+    let backend = if backend == Backend::Auto && gpus.is_none() { Backend::Cpu } else { backend };
+    let cards = part_devices(backend, gpus).map_err(named)?.1;
     let mut mesh = tcp::join(&setup, place).map_err(named)?;
     progress.log(&format!("part {part} of {parts} has joined part 0 at {place}"));
     let layout = Layout::from_bytes(&plan.network, &mesh.more).filter(|l| l.parts() == parts);
-    let made = || -> Result<(Layout, CpuEngine<'_>)> {
+    let made = || -> Result<(Layout, Box<dyn PartEngine + '_>)> {
         let layout =
             layout.ok_or_else(|| Error::value("part 0 says nothing that makes sense of who has which cells"))?;
         let members = Members::new(&plan, &layout);
         let exchange = AllGather::new(mesh.spikes(), members, part, mesh.nodes);
-        let engine = CpuEngine::of_part(&plan, &layout, part, Some(Box::new(exchange)), &|_, _| ())?;
+        let engine = part_engine(&plan, &layout, part, &cards, (Some(Box::new(exchange)), transport), &|_, _| ())?;
         Ok((layout, engine))
     };
-    let (layout, engine) = match made() {
+    let (layout, mut engine) = match made() {
         Ok(made) => made,
         Err(e) => {
             mesh.fail(&e);
@@ -208,7 +266,9 @@ pub fn join(config: &Config, part: usize, parts: usize, place: &str, progress: &
         }
     };
     let mut link = mesh.control();
-    serve(&plan, &layout, part, setup.fingerprint, engine, &mut link).map_err(named)?;
+    serve(&plan, &layout, part, setup.fingerprint, &mut *engine, &mut link).map_err(named)?;
+    // Its GPU leaves those of the others while they leave it.
+    drop(engine);
     mesh.linger();
     Ok(())
 }

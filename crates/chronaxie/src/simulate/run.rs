@@ -1,6 +1,6 @@
 //! One simulation, from a configuration to a folder.
 
-use super::gpus::{check_method, devices, on_gpus, words};
+use super::gpus::{check_method, devices, on_gpus, part_devices, words};
 use super::kept::{Kept, book_each, go_on_hashing, require_logged};
 use super::parts::{PartsOptions, Team};
 use super::replicas::{Described, One};
@@ -221,13 +221,13 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let described = Described::new(config, &options.replicas, &read)?;
     let settings = &described.settings;
     settings.notes.iter().for_each(|note| progress.log(note));
-    let (device, cards, why) = devices(options.backend, options.gpus)?;
+    let (device, cards, why) = match &options.parts {
+        Some(_) => part_devices(options.backend, options.gpus)?,
+        None => devices(options.backend, options.gpus)?,
+    };
     why.iter().for_each(|why| progress.log(why));
     if options.parts.is_none() {
         check_method(&options.method, &device)?;
-    }
-    if options.parts.is_some() && !matches!(device, Device::Cpu) {
-        return Err(Error::config(format!("parts are processes on CPUs, not on {}; --backend cpu", device.place())));
     }
     if options.parts.is_some() && !described.replicas.is_empty() {
         let count = described.replicas.len();
@@ -245,7 +245,7 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     let note = format!("{several}{} cells, {:.3e} synapses", plan.cells(), plan.expected_synapses());
     progress.advance(0, &note);
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
-    let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, progress)).transpose()?;
+    let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, &cards, progress)).transpose()?;
     let mut method = None;
     let mut engine: Box<dyn Engine + '_> = match (&device, &mut team) {
         (_, Some(team)) => team.engine(&plan, &built)?,

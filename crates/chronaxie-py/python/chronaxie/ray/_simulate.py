@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
-from .._errors import ChronaxieError, ConfigError
+from .._errors import BackendUnavailableError, ChronaxieError, ConfigError
 from ._cluster import cluster, use_threads
 
 if TYPE_CHECKING:
@@ -56,6 +56,17 @@ class Worker:
         fired, self.due = self.part.advance(steps), True
         return fired
 
+    def offer(self) -> Any:
+        """What the part says of its GPU, if it is one that can be joined to others."""
+        return self.part.offer() if hasattr(self.part, "offer") else None
+
+    def connect(self, offers: list[Any], steps: int) -> None:
+        self.part.connect(offers, steps)
+
+    def together(self, steps: int) -> Any:
+        """Goes on while the others do, from GPU to GPU."""
+        return self.part.advance_together(steps)
+
     def state(self, *heard: Any) -> Any:
         """Takes in what the others fired, and gives all that the rest follows from."""
         self._hear(heard)
@@ -69,8 +80,10 @@ class Worker:
 class _Run:
     """The parts, what they fired, and their common checkpoint, on the driver."""
 
-    def __init__(self, ray: Any, make: Callable[[int], Any], count: int, failures: int) -> None:
+    def __init__(self, ray: Any, make: Callable[[int], Any], count: int, failures: int, transport: str) -> None:
         self.ray, self.make, self.failures = ray, make, failures
+        # Whether the parts' GPUs are to tell each other what fired, and whether they do.
+        self.transport, self.joined = transport, False
         self.lost = tuple(getattr(ray.exceptions, n) for n in ("RayActorError", "ObjectLostError", "WorkerCrashedError"))
         self.workers = [make(i) for i in range(count)]
         self.processes: list[int] = []
@@ -93,8 +106,32 @@ class _Run:
         self.populations = found[0][4] or [("network", sum(f[3] for f in found))]
         return min(f[1] for f in found), steps.pop()
 
+    def join(self, every: int) -> None:
+        """From GPU to GPU, where all parts can."""
+        self.joined = False
+        if self.transport == "object_store" or len(self.workers) < 2:
+            return
+        offers = self.ray.get([w.offer.remote() for w in self.workers])
+        try:
+            if None in offers:
+                raise BackendUnavailableError("ray.simulate: these parts have no GPUs that can be joined")
+            self.ray.get([w.connect.remote(offers, every) for w in self.workers])
+        except BackendUnavailableError:
+            if self.transport == "nccl":
+                raise
+            return
+        self.joined = True
+
     def advance(self, steps: int) -> None:
         """One exchange."""
+        if self.joined:
+            try:
+                self.fired.add(self.ray.get([w.together.remote(steps) for w in self.workers]))
+            except ChronaxieError:
+                # Whoever is left ends with a sentence where another has gone, which is asked for here.
+                self.ray.get([w.facts.remote() for w in self.workers])
+                raise
+            return
         refs = [w.advance.remote(steps, *self._others(i)) for i, w in enumerate(self.workers)]
         self.fired.add(self.ray.get(refs))
         self.heard = refs
@@ -116,11 +153,12 @@ class _Run:
                     except self.lost:
                         self.ray.kill(w)
                         self.workers[i] = self.make(i)
-                self.meet()
+                every, _ = self.meet()
                 if self.saved is None:
                     self.save(0)
                 step, mark, states = self.saved  # type: ignore[misc]
                 self.ray.get([w.restore.remote(s) for w, s in zip(self.workers, states)])
+                self.join(every)
             except self.lost as e:
                 error = e
                 continue
@@ -162,10 +200,12 @@ class _Fired:
         return Spikes(step[order], cell[order], names, sizes, dt, 0.0, stop)
 
 
-def _part(network: Any, index: int, count: int, method: str) -> Any:
+def _part(network: Any, index: int, count: int, method: str, gpus: float) -> Any:
     from ..spiking import Part  # type: ignore[attr-defined]
 
-    return Part(network, index, count, method=method)
+    # Ray shows a process its own GPUs alone.
+    on: dict[str, Any] = {"backend": "cuda", "gpus": max(1, int(gpus))} if gpus > 0 else {"backend": "cpu"}
+    return Part(network, index, count, method=method, **on)
 
 
 def simulate(
@@ -180,6 +220,7 @@ def simulate(
     max_failures: int = 3,
     method: str = "auto",
     progress: Callable[[Progress], None] | None = None,
+    transport: str = "auto",
     part: Callable[[Any, int, int], Any] | None = None,
 ) -> Spikes:
     """Runs a network as parts, one a Ray actor, with the spikes of one process, bit for bit.
@@ -191,11 +232,14 @@ def simulate(
         network: a :class:`chronaxie.spiking.Network`, which travels, or a path that every node can read.
         duration: model time, ms.
         num_workers: parts.
-        num_cpus, num_gpus, resources: what Ray sets aside for a part; it has so many threads.
+        num_cpus, num_gpus, resources: what Ray sets aside for a part; it has so many threads, and with ``num_gpus`` it runs on the
+            GPUs that Ray shows it (a share of one is one), which tell each other in each step what fired.
         checkpoint_every: exchanges between checkpoints.
         max_failures: how many losses are made good.
         method: how the network is shared out, as of :class:`chronaxie.spiking.Part`; where some machines have METIS and others
             have not, one to name.
+        transport: how spikes go from one part to another: ``nccl`` from GPU to GPU, ``object_store``, or ``auto``: the former where every
+            actor has GPUs of its own (``num_gpus`` of 1 or more) and finds NCCL.
         progress: called after each exchange, once its spikes are here.
         part: makes a part of (network, index, count); :class:`chronaxie.spiking.Part` by default.
 
@@ -203,7 +247,7 @@ def simulate(
         All spikes, in order of time, then cell.
 
     Raises:
-        BackendUnavailableError: Ray is not installed.
+        BackendUnavailableError: Ray is not installed; with ``transport="nccl"``, what stands against it.
         ConfigError, DataError, OutOfMemoryError: as of the network.
         ChronaxieError: parts were lost more often than ``max_failures``.
     """
@@ -212,6 +256,10 @@ def simulate(
             f"ray.simulate: num_workers = {num_workers} and checkpoint_every = {checkpoint_every} must be at least 1, "
             f"max_failures = {max_failures} at least 0"
         )
+    if transport not in ("auto", "nccl", "object_store"):
+        raise ConfigError(f"ray.simulate: transport = {transport!r} is not one of auto, nccl, object_store")
+    if transport == "auto" and num_gpus < 1:
+        transport = "object_store"
     if not isinstance(network, (str, os.PathLike)):
         described: Any = network
     else:
@@ -222,11 +270,12 @@ def simulate(
     shared = ray.put(described)
     options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {}), "scheduling_strategy": "SPREAD"}
     actor = ray.remote(Worker).options(**options)
-    make = partial(_part, method=method) if part is None else part
-    run = _Run(ray, lambda i: actor.remote(make, shared, i, num_workers, num_cpus), num_workers, max_failures)
+    make = partial(_part, method=method, gpus=num_gpus) if part is None else part
+    run = _Run(ray, lambda i: actor.remote(make, shared, i, num_workers, num_cpus), num_workers, max_failures, transport)
     try:
         try:
             every, dt = run.meet()
+            run.join(every)
         except run.lost as e:
             run.recover(e)
             every, dt = run.meet()

@@ -397,13 +397,7 @@ pub(super) fn weights(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now:
 /// halves, the count, the units.
 pub(super) fn counted(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now: u64) -> Vec<u64> {
     let shards: Vec<&Shard> = lanes.iter().map(|l| &l.shard).collect();
-    let counts = summary(plan, learning, &shards, &strengths(lanes, now)).counts;
-    let mut all = Vec::new();
-    for c in counts {
-        all.extend([c.units.len() as u64, c.sum, c.squares as u64, (c.squares >> 64) as u64, c.count]);
-        all.extend(c.units);
-    }
-    all
+    summary(plan, learning, &shards, &strengths(lanes, now)).numbers()
 }
 
 /// The weights of all parts, of which each has counted its own; nothing where the numbers are none.
@@ -447,6 +441,15 @@ impl<'a> Summary<'a> {
         let [source, target] = [source, target].map(|cell| self.of[cell as usize] as usize);
         let populations = self.plan.network.populations.len();
         self.counts[2 * (source * populations + target) + usize::from(negative)].add(strength);
+    }
+    /// As [`joined`] takes it.
+    pub(super) fn numbers(self) -> Vec<u64> {
+        let mut all = Vec::new();
+        for c in self.counts {
+            all.extend([c.units.len() as u64, c.sum, c.squares as u64, (c.squares >> 64) as u64, c.count]);
+            all.extend(c.units);
+        }
+        all
     }
     pub(super) fn weights(&self) -> Vec<Weights> {
         let (n, plan) = (&self.plan.network, self.plan);

@@ -38,9 +38,9 @@ mod tests;
 
 pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
-pub use cuda::CudaEngine;
+pub use cuda::{CudaEngine, CudaPart};
 pub use learned::{Learned, Weights};
-pub use parts::{Exchange, PartsEngine};
+pub use parts::{Exchange, PartEngine, PartsEngine, Transport};
 pub use reference::Reference;
 
 /// A cell that fired.

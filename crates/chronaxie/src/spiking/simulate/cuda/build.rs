@@ -1,6 +1,7 @@
 //! Synapses on the device: from the draws themselves where the rule is one of draws alone, else from lists of the host's.
 
 use super::config::{self, Config};
+use super::kernels;
 use super::memory::Cells;
 use super::narrow::Narrow;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
@@ -43,7 +44,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .chain(at)
         .chain([cells.seeds(plan)])
         .fold(Fields::default(), Fields::u64)
-        .u32(plan.cells() as u32)
+        .u32(config.logged(plan) as u32)
         .u32(config.shards as u32)
         .u32(plan.network.populations.len() as u32)
         .u32(config.cells as u32)
@@ -236,7 +237,7 @@ impl Synapses {
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let device = &memory.device;
-        let spec = config::build(config.cards > 1);
+        let spec = kernels::build(config.cards > 1);
         let kernel = |name| device.kernel(&spec, name);
         let k = config.local();
         let rows = config.shards * config.cells;

@@ -1,11 +1,12 @@
 //! How a plan is cut for a device: a pure, printable function of the plan and the device's properties.
 
+use super::kernels;
 use super::learning::Learns;
 use super::narrow::Narrow;
-use crate::cuda::{Constant, Header, KernelSource, Specialisation};
+use crate::cuda::Specialisation;
 use crate::spiking::connect::Part;
 use crate::spiking::partition::Layout;
-use crate::spiking::plan::Plan;
+use crate::spiking::plan::{MOST_APART, Plan};
 use crate::{DeviceProps, Error, Result};
 use std::fmt;
 
@@ -45,29 +46,6 @@ const MOST_IDS: u32 = 4;
 pub(super) const MOST_STEPS: u64 = 4094;
 /// Copies of the headers, as `kReplicas`.
 pub(crate) const REPLICAS: usize = 8;
-
-pub(super) const HEADERS: &[Header] = &[
-    ("draws.cuh", include_str!("../../draws.cuh")),
-    ("math.cuh", include_str!("../../math.cuh")),
-    ("network.cuh", include_str!("network.cuh")),
-    ("launch.cuh", include_str!("launch.cuh")),
-    ("cells.cuh", include_str!("cells.cuh")),
-    ("rules.cuh", include_str!("learning/rules.cuh")),
-    ("learn.cuh", include_str!("learning/learn.cuh")),
-    ("drawn.cuh", include_str!("learning/drawn.cuh")),
-    ("wide.cuh", include_str!("learning/wide.cuh")),
-    ("events.cuh", include_str!("learning/events.cuh")),
-    ("rows.cuh", include_str!("learning/rows.cuh")),
-    ("walk.cuh", include_str!("learning/walk.cuh")),
-    ("models.cuh", include_str!("models.cuh")),
-    ("adex.cuh", include_str!("../../models/adex.cuh")),
-    ("hodgkin_huxley.cuh", include_str!("../../models/hodgkin_huxley.cuh")),
-    ("izhikevich.cuh", include_str!("../../models/izhikevich.cuh")),
-    ("lif_alpha.cuh", include_str!("../../models/lif_alpha.cuh")),
-    ("lif_cond.cuh", include_str!("../../models/lif_cond.cuh")),
-    ("lif_delta.cuh", include_str!("../../models/lif_delta.cuh")),
-    ("lif_exp.cuh", include_str!("../../models/lif_exp.cuh")),
-];
 
 /// Where what is under way lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +91,8 @@ pub struct Config {
     pub shards: usize,
     /// Cards, each with as many of them.
     pub cards: usize,
+    /// How many of the cards, the first ones, meet in each step; what fires on the others is heard of later, from elsewhere.
+    pub here: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Whether some model's twin needs the registers of 512 threads.
@@ -183,15 +163,23 @@ impl Config {
         Self::laid_out(plan, device, layout)
     }
 
+    /// Likewise, where the first `here` cards of a layout are those of this process.
+    ///
+    /// # Errors
+    /// As [`on_cards`](Self::on_cards).
+    pub(super) fn apart(plan: &Plan, device: &DeviceProps, layout: &Layout, here: usize) -> Result<Self> {
+        few(here)?;
+        let cells = (0..here).map(|card| layout.cells(card)).max().unwrap_or(0);
+        Self::cut(plan, device, blocks_for(device, cells), layout, here, Asked::of_environment()?)
+    }
+
     /// Likewise, on as many devices as might be.
     ///
     /// # Errors
     /// `Config`, for more cells than shards can have.
     pub(super) fn laid_out(plan: &Plan, device: &DeviceProps, layout: &Layout) -> Result<Self> {
-        let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
         let cells = (0..layout.parts()).map(|card| layout.cells(card)).max().unwrap_or(0);
-        let blocks = (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most);
-        Self::asked(plan, device, blocks, layout, Asked::of_environment()?)
+        Self::asked(plan, device, blocks_for(device, cells), layout, Asked::of_environment()?)
     }
 
     /// Likewise with `blocks` blocks a card, which spikes do not depend on.
@@ -221,6 +209,18 @@ impl Config {
         layout: &Layout,
         asked: Asked,
     ) -> Result<Self> {
+        Self::cut(plan, device, blocks, layout, layout.parts(), asked)
+    }
+
+    /// Likewise, for the first `here` cards of the layout.
+    pub(super) fn cut(
+        plan: &Plan,
+        device: &DeviceProps,
+        blocks: usize,
+        layout: &Layout,
+        here: usize,
+        asked: Asked,
+    ) -> Result<Self> {
         let (local, cards) = (blocks.clamp(1, MOST_BLOCKS), layout.parts());
         let shards = local * cards;
         let ring = (plan.max_delay as usize + 1).next_power_of_two();
@@ -230,8 +230,12 @@ impl Config {
         let (mut near, mut near_arrivals) = (0, 0);
         for k in 0..shards {
             let (parts, slots) = layout.shard(plan, k / local, k % local, local);
-            pitch = pitch.max(slots);
             cells = cells.max(parts.iter().map(|p| p.count() as usize).sum());
+            if k >= here * local {
+                // Of those elsewhere there are rows alone.
+                continue;
+            }
+            pitch = pitch.max(slots);
             tasks = tasks.max(parts.iter().map(|p| p.count().div_ceil(32) as usize).sum());
             let words = |each: &dyn Fn(usize) -> usize| -> usize {
                 parts.iter().enumerate().map(|(p, part)| part.count() as usize * each(p)).sum()
@@ -271,7 +275,8 @@ impl Config {
         let threads = threads(place, heavy, cards > 1, near > 0);
         let few =
             drives.iter().all(|count| *count <= 1) && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
-        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells], room) } else { None };
+        let late = if here < cards { MOST_APART as usize } else { 0 };
+        let learns = if place == Place::Shared { Learns::choose(plan, [ring, pitch, cells, late], room) } else { None };
         let synapses = plan.expected_synapses();
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
@@ -292,6 +297,7 @@ impl Config {
         let mut config = Self {
             shards,
             cards,
+            here,
             threads,
             heavy,
             place,
@@ -365,6 +371,21 @@ impl Config {
         self.shards / self.cards
     }
 
+    /// Blocks that meet in each step.
+    pub(super) fn meeting(&self) -> usize {
+        self.here * self.local()
+    }
+
+    /// Cells that may fire on a card in a step.
+    pub(super) fn logged(&self, plan: &Plan) -> usize {
+        if self.is_apart() { self.local() * self.cells } else { plan.cells() as usize }
+    }
+
+    /// Whether some cells are elsewhere.
+    pub(super) fn is_apart(&self) -> bool {
+        self.here < self.cards
+    }
+
     /// How many bits the number of a cell in its shard has in a header, and how many numbers.
     pub(crate) fn header(&self) -> (u32, u32) {
         let bits = usize::BITS - self.cells.leading_zeros();
@@ -391,6 +412,11 @@ impl Config {
         }
     }
 
+    /// Bytes that a block has in shared memory while it hears so many lists.
+    pub(super) fn hear_bytes(&self, lists: usize) -> u32 {
+        4 * (lists + if self.room > 0 { self.ring } else { 0 }) as u32
+    }
+
     /// Where a block's shared memory has the weights that synapses name, in words.
     pub(super) fn weights_at(&self) -> usize {
         self.shared_bytes() as usize / 4 - self.codes
@@ -403,7 +429,11 @@ impl Config {
 
     pub(super) fn steps(&self) -> Specialisation {
         let (narrow, near, many) = (self.narrow.is_some(), self.near > 0, self.cards > 1);
-        steps(self.place, self.heavy, [self.held, self.learns.is_some(), many, false, near, narrow, self.seeds])
+        kernels::steps(
+            self.place,
+            self.heavy,
+            [self.held, self.learns.is_some(), many, false, near, narrow, self.seeds],
+        )
     }
 
     /// Whether its kernel has a form with clocks between the parts of a step.
@@ -419,7 +449,7 @@ impl Config {
             && self.learns.is_none()
             && (self.held || self.place == Place::Calendar);
         let (near, narrow) = (self.near > 0, self.narrow.is_some());
-        has.then(|| steps(self.place, false, [self.held, false, false, true, near, narrow, false]))
+        has.then(|| kernels::steps(self.place, false, [self.held, false, false, true, near, narrow, false]))
     }
 }
 
@@ -434,7 +464,7 @@ impl fmt::Display for Config {
             f,
             "resident: {}{} blocks of {} threads{}, {what} of {} steps in {} memory ({kib} KiB a block), {} bytes a synapse, \
              segments of {}",
-            if self.cards > 1 { format!("{} GPUs, each of ", self.cards) } else { String::new() },
+            if self.here > 1 { format!("{} GPUs, each of ", self.here) } else { String::new() },
             self.local(),
             self.threads,
             if self.held {
@@ -455,6 +485,12 @@ impl fmt::Display for Config {
         let Some(l) = &self.learns else { return Ok(()) };
         write!(f, ", {} entries a cell of which {} in shared memory", l.depth, l.deep)
     }
+}
+
+/// As many blocks as there are multiprocessors, or one for every 256 of a card's cells.
+fn blocks_for(device: &DeviceProps, cells: u64) -> usize {
+    let most = (device.sm_count as usize).clamp(1, MOST_BLOCKS);
+    (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most)
 }
 
 /// Refuses more cards than a launch knows.
@@ -483,71 +519,6 @@ pub(super) fn distinct(plan: &Plan, most: usize) -> Option<Vec<i32>> {
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.
-fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
+pub(super) fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
     if heavy || place == Place::Global || (many && !near) { 512 } else { 1024 }
-}
-
-fn steps(place: Place, heavy: bool, [held, learns, many, timed, near, narrow, seeds]: [bool; 7]) -> Specialisation {
-    let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
-    let constants = vec![
-        ("kPlace", Constant::Int(place as i32)),
-        ("kHeavy", Constant::Bool(heavy)),
-        ("kHeld", Constant::Bool(held)),
-        ("kLearns", Constant::Bool(learns)),
-        ("kMany", Constant::Bool(many)),
-        ("kTimed", Constant::Bool(timed)),
-        ("kNear", Constant::Bool(near)),
-        ("kNarrow", Constant::Bool(narrow)),
-        ("kSeeds", Constant::Bool(seeds)),
-        ("kThreads", Constant::Int(threads(place, heavy, many, near) as i32)),
-    ];
-    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
-}
-
-/// What makes networks, on one card or on several.
-pub(super) fn build(many: bool) -> Specialisation {
-    let source = KernelSource::embedded("spiking/simulate/cuda/build.cu", include_str!("build.cu"));
-    let constants = vec![("kMany", Constant::Bool(many))];
-    let entries = ["spiking_build", "spiking_scan", "spiking_degrees", "spiking_restore"];
-    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
-}
-
-/// What puts spikes in order.
-pub(super) fn order() -> Specialisation {
-    let source = KernelSource::embedded("spiking/simulate/cuda/order.cu", include_str!("order.cu"));
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &["spiking_count", "spiking_order"]) }
-}
-
-/// What the host asks of synapses that change.
-pub(super) fn rows() -> Specialisation {
-    let source = KernelSource::embedded("spiking/simulate/cuda/learning/rows.cu", include_str!("learning/rows.cu"));
-    let entries = ["spiking_visit", "spiking_heads", "spiking_early"];
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
-}
-
-/// Everything that a simulation may launch.
-pub fn specialisations() -> Vec<Specialisation> {
-    let places = [Place::Shared, Place::Calendar, Place::Global];
-    let kinds = places.into_iter().flat_map(|place| [false, true].map(|heavy| (place, heavy)));
-    let kinds = kinds
-        .flat_map(|(place, heavy)| [false, true].map(|many| (place, heavy, [false, false, many, false, false, false])));
-    let light = [(false, true, false), (false, true, true), (false, false, true), (true, false, true)];
-    let kinds = kinds
-        .chain(light.map(|(heavy, held, learns)| (Place::Shared, heavy, [held, learns, false, false, false, false])));
-    let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false, false]));
-    let near = [(false, false), (true, false), (false, true)];
-    let near = near.map(|(many, narrow)| (Place::Calendar, false, [false, false, many, false, true, narrow]));
-    let timed = [
-        (Place::Shared, true, false, false),
-        (Place::Calendar, false, true, false),
-        (Place::Calendar, false, true, true),
-    ];
-    let timed = timed.map(|(place, held, near, narrow)| (place, false, [held, false, false, true, near, narrow]));
-    let kinds = kinds.chain(shared).chain(near).flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
-    let kinds = kinds.chain(timed.map(|kind| (kind, false)));
-    let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
-        steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
-    };
-    let steps = kinds.map(form).chain([build(false), build(true), order(), rows()]);
-    steps.chain(super::learning::specialisations()).collect()
 }

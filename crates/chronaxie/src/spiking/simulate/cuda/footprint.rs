@@ -74,7 +74,7 @@ impl Config {
             // Beside states: the number of each row's cell, of its synapses, and on several cards its cell's in its population.
             cells: states + if self.cards > 1 { 12.0 } else { 8.0 } * rows,
             under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
-            spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(plan) as f64,
+            spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(self.logged(plan)) as f64,
             // Of its own cells; beside them rows that wait to be walked.
             entries: self.learns.map_or(0.0, |l| 4.0 * own_rows * (l.depth * l.width + self.shards + 8) as f64),
             making: first * if self.narrow.is_some() { 2.0 } else { 1.0 }
@@ -86,8 +86,8 @@ impl Config {
 }
 
 /// Spikes that the logs of a launch have room for.
-pub(super) fn log_capacity(plan: &Plan) -> usize {
-    4 * plan.cells() as usize + LOG
+pub(super) fn log_capacity(cells: usize) -> usize {
+    4 * cells + LOG
 }
 
 /// How many of a row's synapses are beyond its segment's `room`, of which the last `marks` words say so, where rows have `mean` of

@@ -58,7 +58,7 @@ struct Many {
   u64* mails[kMostCards];  // of all cards: heads, then boxes
   u64 patience;            // ns
   unsigned count, own;     // how many cards there are, the number of this launch's first
-  unsigned turn, pad;      // which log
+  unsigned turn, meeting;  // which log; blocks of all cards
 };
 
 // A cell's entries may have no room, of kLearns; nothing came from another block for as long as there is patience, of kMany.

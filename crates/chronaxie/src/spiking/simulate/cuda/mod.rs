@@ -6,10 +6,12 @@
 //! Networks are made on the device (`build.cu`).
 #![allow(unsafe_code)]
 
+mod apart;
 mod build;
 mod choose;
 mod config;
 mod footprint;
+mod kernels;
 #[cfg(test)]
 mod layout_tests;
 pub mod learning;
@@ -31,18 +33,20 @@ use crate::spiking::connect::{self, list};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{DeviceProps, Error, ErrorKind, Result, pool};
+pub use apart::CudaPart;
 pub(crate) use choose::{Taken, require_room};
 pub use choose::{engine, engine_in};
 #[cfg(test)]
 pub(crate) use config::Asked;
 use config::MOST_STEPS;
-pub use config::{Config, Place, specialisations};
+pub use config::{Config, Place};
 pub(crate) use config::{MOST_CARDS, REPLICAS};
 pub use footprint::Footprint;
 use footprint::log_capacity;
+pub use kernels::specialisations;
 pub use learning::LearningEngine;
 use learning::{Resident, none};
-use lost::{of_several, wait_for_all};
+use lost::{of_several, wait_for, wait_for_all};
 pub use narrow::Narrow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -136,7 +140,7 @@ impl<'a> CudaEngine<'a> {
             return Err(Error::value(format!("{} parts do not go with {} GPUs", layout.parts(), devices.len())));
         }
         let config = Config::in_layout(plan, &common(devices)?, &layout)?;
-        Self::with(plan, devices, config, layout, log_capacity(plan), built)
+        Self::with(plan, devices, config, layout, log_capacity(config.logged(plan)), built)
     }
 
     /// The cards of the configuration, a part of the layout each, are shared out among `devices`.
@@ -162,7 +166,7 @@ impl<'a> CudaEngine<'a> {
         learning::drawn::refuse(plan, &config)?;
         let (cell_of, row_of) = rows(plan, &config, &layout);
         let exchange = Exchange::between(devices)?;
-        let each = config.cards / devices.len();
+        let each = config.here / devices.len();
         let mut units = Vec::with_capacity(devices.len());
         for (k, device) in devices.iter().enumerate() {
             let ready = |percent: usize, of: usize| built(percent + k * of, of * devices.len());
@@ -241,43 +245,65 @@ impl<'a> CudaEngine<'a> {
             if self.units.len() > 1 {
                 let name = |k: usize| self.units[k].memory.device.name();
                 wait_for_all(self.units.len(), name, |k| self.units[k].is_done())?;
+            } else if self.config.is_apart() {
+                wait_for(self.units[0].memory.device.name(), || self.units[0].is_done())?;
             }
-            let mut done = None;
-            let (mut fired, mut flags) = (0, 0);
-            for unit in &mut self.units {
-                for told in unit.told()? {
-                    if told.flags & unit::LOST != 0 || *done.get_or_insert(told.done) != told.done {
-                        return Err(Error::lost(format!(
-                            "a GPU of {} heard nothing from another for {} s in the steps from {from} on",
-                            self.config.cards,
-                            unit::PATIENCE_NS / 1_000_000_000
-                        )));
-                    }
-                    if told.count > self.capacity as u64 {
-                        return Err(Error::value(format!("a chunk of {steps} steps logs {} spikes", told.count)));
-                    }
-                    (fired, flags) = (fired + told.count, flags | told.flags);
-                    self.events += told.events;
-                    self.laps.iter_mut().zip(told.laps).for_each(|(all, here)| *all += here);
-                    self.kernel_ns += told.ns;
-                }
-            }
-            let done = done.unwrap_or(0);
-            if done == 0 || done > steps {
-                return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
-            }
-            (self.step, self.run, rate) = (from + done, self.run + done, fired / done);
-            if let Some(resident) = self.resident.as_ref().filter(|_| flags & unit::FULL != 0) {
-                resident.settle(self.step)?;
-            }
+            let (done, fired) = self.account(from, steps)?;
+            rate = fired;
             waiting = Some((self.launches - 1, from, done));
         }
         waiting.map_or(Ok(()), |(launch, from, steps)| collect(&mut self.units, launch, from, steps, spikes))
     }
 
+    /// Takes up what a launch came to that has ended: how many steps it ran, and about how many spikes came in each.
+    fn account(&mut self, from: u64, steps: u64) -> Result<(u64, u64)> {
+        let mut done = None;
+        let (mut fired, mut flags) = (0, 0);
+        for unit in &mut self.units {
+            for told in unit.told()? {
+                if told.flags & unit::LOST != 0 || *done.get_or_insert(told.done) != told.done {
+                    return Err(Error::lost(format!(
+                        "a GPU of {} heard nothing from another for {} s in the steps from {from} on",
+                        self.config.here,
+                        unit::PATIENCE_NS / 1_000_000_000
+                    )));
+                }
+                if told.count > self.capacity as u64 {
+                    return Err(Error::value(format!("a chunk of {steps} steps logs {} spikes", told.count)));
+                }
+                (fired, flags) = (fired + told.count, flags | told.flags);
+                self.events += told.events;
+                self.laps.iter_mut().zip(told.laps).for_each(|(all, here)| *all += here);
+                self.kernel_ns += told.ns;
+            }
+        }
+        let done = done.unwrap_or(0);
+        if done == 0 || done > steps {
+            return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
+        }
+        (self.step, self.run) = (from + done, self.run + done);
+        if let Some(resident) = self.resident.as_ref().filter(|_| flags & unit::FULL != 0) {
+            if self.config.is_apart() {
+                // What fired elsewhere has not been heard of, so nothing can be brought up to date; room was made before.
+                return Err(Error::value(format!("step {}: the entries of a cell have no room", self.step)));
+            }
+            resident.settle(self.step)?;
+        }
+        Ok((done, fired / done))
+    }
+
     /// Spikes as steps and rows.
     fn rows(&self, spikes: &[Spike]) -> Vec<u64> {
         spikes.iter().map(|s| s.step << 32 | u64::from(self.row_of[s.cell as usize])).collect()
+    }
+
+    /// Refuses steps that there are not, and what [`whole`](Self::whole) refuses.
+    fn may_reach(&self, to: u64) -> Result<()> {
+        learned::steps_left(self.plan, to)?;
+        if to >= 1 << 32 {
+            return Err(Error::value(format!("step {to} is beyond the 2^32 that a run on a GPU has")));
+        }
+        self.whole()
     }
 
     /// Refuses what a step that failed has left behind.
@@ -288,6 +314,28 @@ impl<'a> CudaEngine<'a> {
 
     fn cards(&self) -> impl Iterator<Item = (&Unit, &Card)> {
         self.units.iter().flat_map(|unit| unit.cards.iter().map(move |card| (unit, card)))
+    }
+
+    /// The state, with these last entries of all cells before the recent spikes, where they are known elsewhere.
+    fn state_with(&self, old: Option<&[Vec<u32>]>) -> Result<State> {
+        self.whole()?;
+        let sizes = self.plan.network.populations.iter().map(|p| p.size as usize);
+        let mut variables: Vec<Vec<Vec<f32>>> =
+            self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
+        for (unit, card) in self.cards() {
+            for (p, all) in variables.iter_mut().enumerate() {
+                let (size, own) = (self.plan.network.populations[p].size as usize, self.layout.own(card.number, p));
+                for (v, values) in all.iter_mut().enumerate() {
+                    let first = card.cells.first_state[p] + v * size + own.low as usize;
+                    let here: Vec<f32> = unit.memory.download(&card.cells.states, 4 * first, own.len())?;
+                    own.iter().zip(here).for_each(|(cell, x)| values[cell as usize] = x);
+                }
+            }
+        }
+        let rings: Vec<_> = self.cards().map(|(_, card)| &card.synapses.ring).collect();
+        let learned = |r: &Resident<'_>| r.learned(&rings, &self.rows(&self.recent), self.step, old);
+        let learned = self.resident.as_ref().map(learned).transpose()?;
+        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 }
 
@@ -383,11 +431,7 @@ impl Engine for CudaEngine<'_> {
 
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()> {
         let to = self.step + steps;
-        learned::steps_left(self.plan, to)?;
-        if to >= 1 << 32 {
-            return Err(Error::value(format!("step {to} is beyond the 2^32 that a run on a GPU has")));
-        }
-        self.whole()?;
+        self.may_reach(to)?;
         let begun = spikes.len();
         if let Err(e) = self.run(to, spikes) {
             let e = of_several(e, self.units.len());
@@ -425,24 +469,7 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn state(&self) -> Result<State> {
-        self.whole()?;
-        let sizes = self.plan.network.populations.iter().map(|p| p.size as usize);
-        let mut variables: Vec<Vec<Vec<f32>>> =
-            self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
-        for (unit, card) in self.cards() {
-            for (p, all) in variables.iter_mut().enumerate() {
-                let (size, own) = (self.plan.network.populations[p].size as usize, self.layout.own(card.number, p));
-                for (v, values) in all.iter_mut().enumerate() {
-                    let first = card.cells.first_state[p] + v * size + own.low as usize;
-                    let here: Vec<f32> = unit.memory.download(&card.cells.states, 4 * first, own.len())?;
-                    own.iter().zip(here).for_each(|(cell, x)| values[cell as usize] = x);
-                }
-            }
-        }
-        let rings: Vec<_> = self.cards().map(|(_, card)| &card.synapses.ring).collect();
-        let learned = |r: &Resident<'_>| r.learned(&rings, &self.rows(&self.recent), self.step);
-        let learned = self.resident.as_ref().map(learned).transpose()?;
-        Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
+        self.state_with(None)
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {
@@ -539,9 +566,9 @@ impl Engine for CudaEngine<'_> {
     /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us; between cards 2 us), and the bytes of
     /// rows at the memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
-        let events = self.events as f64 / self.run.max(1) as f64 / self.config.cards as f64;
+        let events = self.events as f64 / self.run.max(1) as f64 / self.config.here as f64;
         let bytes = events * self.config.synapse() as f64;
-        let exchange = match (self.config.cards, self.config.shards) {
+        let exchange = match (self.config.here, self.config.meeting()) {
             (1, 1) => 0.0,
             (1, _) => 0.7,
             _ => 2.0,

@@ -63,7 +63,7 @@ struct Net {
     u64 seed;          // of all draws of steps
     const u64* seeds;  // [replicas] of kSeeds: of networks side by side, which draw by their own
   };
-  unsigned cells, shards, populations;
+  unsigned cells, shards, populations;  // cells: those that a card may log in a step
   unsigned rows;             // cells of the largest shard
   unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay, of narrow synapses the longest and one
   unsigned slot_bits, wide;  // how a synapse is packed

@@ -200,9 +200,12 @@ struct Block {
     }
   }
 
+  // Blocks that tell each other in each step: those of all cards, or, where some cards are elsewhere, of those here, whose shards are the
+  // first ones.
+  __device__ __forceinline__ unsigned meeting() const { return kMany ? many.meeting : net.shards; }
   // Where a card's blocks find what fired; the boxes lie behind the headers.
   __device__ __forceinline__ u64* heads(unsigned card) const { return kMany ? many.mails[card] : run.heads; }
-  __device__ __forceinline__ u64* boxes(unsigned card) const { return kMany ? heads(card) + 2 * kReplicas * net.shards : run.boxes; }
+  __device__ __forceinline__ u64* boxes(unsigned card) const { return kMany ? heads(card) + 2 * kReplicas * meeting() : run.boxes; }
 
   // A word that another block may be writing, once the bits of `mask` are its tag's; 0 where it is lost.
   __device__ __forceinline__ u64 await(const u64* at, unsigned mask, unsigned tag, unsigned* ends) const {
@@ -225,7 +228,7 @@ struct Block {
 
   // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
   __device__ __forceinline__ void meet(u64 step, unsigned* ends, const List& list) const {
-    const unsigned each = kEven ? net.shards / kWarps + 2 : (net.shards + kWarps - 1) / kWarps;
+    const unsigned each = kEven ? meeting() / kWarps + 2 : (meeting() + kWarps - 1) / kWarps;
     if constexpr (kMany || (kEven && kWarps < 32))
       for (unsigned done = 0; done < each; done += 32) meet_some(step, ends, list, each, done);
     else
@@ -234,7 +237,7 @@ struct Block {
 
   // Of each warp's headers those from `done` on, one a lane.
   __device__ __forceinline__ void meet_some(u64 step, unsigned* ends, const List& list, unsigned each, unsigned done) const {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = net.shards;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = meeting();
     const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
     // Many shards: some headers a warp, one a lane. Few: warps share a header.
     const bool plenty = shards >= kWarps;
@@ -356,7 +359,7 @@ struct Block {
       ids[at] = id;
     else
       for (unsigned card = 0; card < (kMany ? many.count : 1); ++card)
-        poke(boxes(card) + ((u64)(tag % 2) * net.shards + (kMany ? net.begin : 0) + self()) * net.rows + at, (u64)id << 32 | tag);
+        poke(boxes(card) + ((u64)(tag % 2) * meeting() + (kMany ? net.begin : 0) + self()) * net.rows + at, (u64)id << 32 | tag);
   }
 
   // One warp tells the others what fired here, and logs it; `past` remembers it. Returns whether there may be no room for what
@@ -370,10 +373,10 @@ struct Block {
       if (k < net.ids && k < count) head |= (u64)ids[k] << (kTagBits + 1 + (k + 1) * net.id_bits);
     const unsigned shard = (kMany ? net.begin : 0) + self();
     for (unsigned copy = lane; copy < (kMany ? many.count * kReplicas : kReplicas); copy += 32)
-      poke(heads(copy / kReplicas) + (tag % 2 * kReplicas + copy % kReplicas) * net.shards + shard, head);
+      poke(heads(copy / kReplicas) + (tag % 2 * kReplicas + copy % kReplicas) * meeting() + shard, head);
     // From here on nobody waits for this warp but its own block.
     if (count == 0) return ends;
-    const u64* box = boxes(kMany ? many.own : 0) + ((u64)(tag % 2) * net.shards + shard) * net.rows;
+    const u64* box = boxes(kMany ? many.own : 0) + ((u64)(tag % 2) * meeting() + shard) * net.rows;
     u64 at = lane == 0 ? atomicAdd(run.result + 1, (u64)count) : 0;
     at = __shfl_sync(~0u, at, 0);
     bool full = false;

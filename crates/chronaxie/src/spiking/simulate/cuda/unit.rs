@@ -1,8 +1,9 @@
 //! A device's share of a network on one or more of them: its cells and synapses, what it is told, and what it logs.
 
 use super::build::Synapses;
-use super::config::{self, Config, MOST_CARDS, MOST_STEPS, REPLICAS};
+use super::config::{Config, MOST_CARDS, MOST_STEPS, REPLICAS};
 use super::footprint::require_memory;
+use super::kernels;
 use super::learning::none;
 use super::lost::wait_for;
 use super::memory::Cells;
@@ -98,7 +99,7 @@ impl Mail {
 
 /// Bytes of the mail of a card, of one launch.
 pub fn mail_bytes(config: &Config) -> usize {
-    8 * 2 * config.shards * (REPLICAS + config.cells)
+    8 * 2 * config.meeting() * (REPLICAS + config.cells)
 }
 
 /// A share.
@@ -116,6 +117,14 @@ pub struct Card {
     counts: [DeviceBuffer; 2],
     result: DeviceBuffer,
     told: PinnedBuffer,
+}
+
+impl Card {
+    /// Of a launch, on the device: how many spikes each step had, the cells in order, what it came to.
+    pub fn lists(&self, launch: usize) -> [u64; 3] {
+        let turn = launch % 2;
+        [&self.counts[turn], &self.sorted[turn], &self.result].map(DeviceBuffer::address)
+    }
 }
 
 /// What a launch came to.
@@ -161,7 +170,7 @@ pub struct Unit {
     /// `Card` of launch.cuh, one after the other.
     table: DeviceBuffer,
     copied: PinnedBuffer,
-    /// Whether there are others, so that nobody is to wait for this one without a bound.
+    /// Whether there are others, here or elsewhere, so that nobody is to wait for this one without a bound.
     several: bool,
     /// The end of the last launch, where there are.
     done: Event,
@@ -214,7 +223,7 @@ impl Unit {
                 told: PinnedBuffer::alloc(device, 8 * WORDS)?,
             });
         }
-        let order = config::order();
+        let order = kernels::order();
         let unit = Self {
             cards,
             steps,
@@ -225,7 +234,7 @@ impl Unit {
             cells: plan.cells() as u32,
             table: memory.room(0)?,
             copied: PinnedBuffer::alloc(device, 4 * capacity.min(COPY).max(MOST_STEPS as usize))?,
-            several: config.cards > 1,
+            several: config.here > 1 || config.is_apart(),
             done: Event::new(device, false)?,
             copies,
             stream,
@@ -285,7 +294,7 @@ impl Unit {
         let heads = first.mails[turn].address();
         let run = Fields::default()
             .u64(heads)
-            .u64(heads + (8 * 2 * REPLICAS * config.shards) as u64)
+            .u64(heads + (8 * 2 * REPLICAS * config.meeting()) as u64)
             .u64(first.logs[turn].address())
             .u64(first.result.address())
             .u64(given.from)
@@ -298,7 +307,7 @@ impl Unit {
             .u32(given.mails.len() as u32)
             .u32(first.number as u32)
             .u32(turn as u32)
-            .u32(0);
+            .u32(config.meeting() as u32);
         let grid = config.local() * self.cards.len();
         let launch = LaunchConfig {
             cooperative: true,

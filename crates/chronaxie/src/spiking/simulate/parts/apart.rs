@@ -1,6 +1,7 @@
 //! The CPU engine of one part of a network.
 
-use super::{Every, Exchange};
+use super::{Every, Exchange, Keys, PartEngine, refusal};
+use crate::spiking::connect::list::Known;
 use crate::spiking::connect::shard;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::{MOST_APART, Plan};
@@ -38,32 +39,33 @@ impl<'a> CpuEngine<'a> {
             every.across = exchange.agree(every.across)?.clamp(1, every.across);
             every.inside = every.inside.min(every.across);
         }
+        if let Some(exchange) = &mut exchange {
+            exchange.share(&refusal("it runs on the CPU"))?;
+        }
         let mut engine = Self::of_lanes(plan, lanes, every);
         engine.exchange = exchange;
         Ok(engine)
     }
 
-    /// How many steps there may be between two times at which parts hear of each other: the shortest delay of a synapse onto this one's
-    /// cells from another's, 64 at most; with an exchange, the least of all parts.
-    pub fn most_steps(&self) -> u64 {
+    /// Meets others so often, whatever delays there are.
+    #[cfg(test)]
+    pub(in crate::spiking) fn meet_every(&mut self, steps: u64) {
+        self.every.across = steps;
+        self.every.inside = self.every.inside.min(steps);
+    }
+}
+
+impl PartEngine for CpuEngine<'_> {
+    fn most_steps(&self) -> u64 {
         self.every.across
     }
 
-    /// Refuses what must wait until [`hear`](Self::hear).
-    ///
-    /// # Errors
-    /// `Value`.
-    pub fn heard(&self) -> Result<()> {
+    fn heard(&self) -> Result<()> {
         let what = || Error::value(format!("step {}: what fired elsewhere was not heard yet", self.step));
         if self.untold.is_none() { Ok(()) } else { Err(what()) }
     }
 
-    /// Runs `steps` steps, at most [`most_steps`](Self::most_steps); what fired here, by rising step and cell. The next call is
-    /// [`hear`](Self::hear).
-    ///
-    /// # Errors
-    /// `Value`, for more steps, or where it has yet to hear.
-    pub fn fire(&mut self, steps: u64) -> Result<Vec<Spike>> {
+    fn fire(&mut self, steps: u64) -> Result<Vec<Spike>> {
         let most = self.most_steps();
         if self.untold.is_some() || self.exchange.is_some() || !(1..=most).contains(&steps) {
             return Err(Error::value(format!(
@@ -102,11 +104,7 @@ impl<'a> CpuEngine<'a> {
         Ok(all)
     }
 
-    /// What fired in all other parts in the steps of the last [`fire`](Self::fire).
-    ///
-    /// # Errors
-    /// `Value`, where nothing is to be heard, or a spike is none of those steps or of this network.
-    pub fn hear(&mut self, others: &[Spike]) -> Result<()> {
+    fn hear(&mut self, others: &[Spike]) -> Result<()> {
         let Some((since, own)) = &self.untold else {
             return Err(Error::value(format!("at step {} everything was heard already", self.step)));
         };
@@ -129,11 +127,24 @@ impl<'a> CpuEngine<'a> {
         Ok(())
     }
 
-    /// Meets others so often, whatever delays there are.
-    #[cfg(test)]
-    pub(in crate::spiking) fn meet_every(&mut self, steps: u64) {
-        self.every.across = steps;
-        self.every.inside = self.every.inside.min(steps);
+    fn offer(&self) -> Result<Vec<u8>> {
+        Ok(refusal("it runs on the CPU"))
+    }
+
+    fn connect(&mut self, _: &[Vec<u8>], _: u64) -> Result<()> {
+        Err(Error::unavailable("a part on the CPU has no GPU to be joined to those of others"))
+    }
+
+    fn keys(&self) -> Result<Keys> {
+        Ok(Self::keys(self))
+    }
+
+    fn counted(&self) -> Result<Vec<u64>> {
+        Ok(Self::counted(self))
+    }
+
+    fn known(&self, projection: usize) -> Result<Vec<Known>> {
+        Ok(Self::known(self, projection))
     }
 }
 

@@ -2,12 +2,12 @@
 //! which does it.
 
 use super::gather::Link;
-use super::{Keys, join, split, state_bytes, state_from_bytes};
+use super::{Keys, PartEngine, join, split, state_bytes, state_from_bytes};
 use crate::spiking::connect::{Synapses, list};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::simulate::learned::joined;
-use crate::spiking::simulate::{CpuEngine, Engine, Spike, State, Weights};
+use crate::spiking::simulate::{Engine, Spike, State, Weights};
 use crate::{Error, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -54,7 +54,7 @@ pub struct PartsEngine<'a> {
     plan: &'a Plan,
     layout: Layout,
     fingerprint: [u8; 32],
-    own: CpuEngine<'a>,
+    own: Box<dyn PartEngine + 'a>,
     link: Mutex<Box<dyn Link + 'a>>,
     words: String,
     synapses: u64,
@@ -91,7 +91,7 @@ impl<'a> PartsEngine<'a> {
         plan: &'a Plan,
         layout: Layout,
         fingerprint: [u8; 32],
-        own: CpuEngine<'a>,
+        own: Box<dyn PartEngine + 'a>,
         link: Box<dyn Link + 'a>,
         words: String,
     ) -> Result<Self> {
@@ -125,7 +125,7 @@ impl<'a> PartsEngine<'a> {
     }
 
     fn keys(&self) -> Result<Vec<Keys>> {
-        let mut keys = vec![self.own.keys()];
+        let mut keys = vec![self.own.keys()?];
         if self.plan.learning.is_some() {
             for (i, bytes) in self.ask_all(Ask::Keys, &[])?.into_iter().enumerate() {
                 keys.push(Keys::from_bytes(&bytes).ok_or_else(|| nonsense(i + 1))?);
@@ -216,7 +216,7 @@ impl Engine for PartsEngine<'_> {
         if self.plan.learning.is_none() {
             return Ok(Vec::new());
         }
-        let mut counts = vec![self.own.counted()];
+        let mut counts = vec![self.own.counted()?];
         for bytes in self.ask_all(Ask::Weights, &[])? {
             counts.push(bytes.chunks_exact(8).filter_map(u64_of).collect());
         }
@@ -225,7 +225,7 @@ impl Engine for PartsEngine<'_> {
 
     fn table(&self, projection: usize) -> Result<Synapses> {
         list::changed(self.plan, projection, || {
-            let mut known = self.own.known(projection);
+            let mut known = self.own.known(projection)?;
             for bytes in self.ask_all(Ask::Known, &(projection as u32).to_le_bytes())? {
                 let word = |b: &[u8], at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
                 let one = |b: &[u8]| ((word(b, 0), word(b, 4) as u16, word(b, 8)), word(b, 12));
@@ -262,7 +262,7 @@ pub fn serve(
     layout: &Layout,
     part: usize,
     fingerprint: [u8; 32],
-    mut engine: CpuEngine<'_>,
+    engine: &mut dyn PartEngine,
     link: &mut dyn Link,
 ) -> Result<()> {
     loop {
@@ -280,19 +280,19 @@ pub fn serve(
                     engine.events().to_le_bytes().to_vec()
                 }
                 Ask::State => state_bytes(layout, part, fingerprint, &engine.state()?),
-                Ask::Keys => engine.keys().to_bytes(),
+                Ask::Keys => engine.keys()?.to_bytes(),
                 Ask::Restore => {
                     engine.restore(&state_from_bytes(plan, layout, part, fingerprint, more)?)?;
                     Vec::new()
                 }
-                Ask::Weights => engine.counted().into_iter().flat_map(u64::to_le_bytes).collect(),
+                Ask::Weights => engine.counted()?.into_iter().flat_map(u64::to_le_bytes).collect(),
                 Ask::Known => {
                     let projection = word(0) as usize;
                     if projection >= plan.network.projections.len() {
                         return Err(Error::value(format!("there is no projection {projection}")));
                     }
                     let one = |((s, d, t), w): list::Known| [s, d.into(), t, w].into_iter().flat_map(u32::to_le_bytes);
-                    engine.known(projection).into_iter().flat_map(one).collect()
+                    engine.known(projection)?.into_iter().flat_map(one).collect()
                 }
                 Ask::Cell => {
                     let population = word(0) as usize;

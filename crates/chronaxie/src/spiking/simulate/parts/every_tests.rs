@@ -1,7 +1,7 @@
 //! Parts hear of each other once every shortest delay across the cut, and no oftener, and the spikes are those of the whole.
 
 use super::tests::everything;
-use super::{AllGather, Channels, Every, Exchange, Keys, join};
+use super::{AllGather, Channels, Every, Exchange, Keys, PartEngine, join};
 use crate::rng::Rng;
 use crate::spiking::connect::synapses;
 use crate::spiking::models;
@@ -101,6 +101,9 @@ impl Exchange for Counted<'_> {
     fn exchange(&mut self, step: u64, own: &[Spike]) -> Result<Vec<Spike>> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.exchange(step, own)
+    }
+    fn share(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.0.share(own)
     }
 }
 

@@ -26,6 +26,10 @@ pub trait Link: Send {
     fn fail(&mut self, error: &Error) {
         let _ = error;
     }
+    /// Why the run cannot go on, where that is known.
+    fn fate(&self) -> Option<Error> {
+        None
+    }
 }
 
 /// The parts of node `node` of `nodes`.
@@ -87,26 +91,36 @@ impl<L: Link> AllGather<L> {
 
 impl<L: Link> Exchange for AllGather<L> {
     fn agree(&mut self, steps: u64) -> Result<u64> {
-        let own = [&(self.part as u32).to_le_bytes()[..], &steps.to_le_bytes()].concat();
-        let all = self.all(&own)?;
-        let mut seen = vec![false; self.members.layout().parts()];
-        let mut least = steps;
+        let said = self.share(&steps.to_le_bytes())?;
+        let steps =
+            said.iter().map(|b| b.as_slice().try_into().map(u64::from_le_bytes).ok().filter(|steps| *steps > 0));
+        let least = steps.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min());
+        least.ok_or_else(|| Error::value("what parts say of how often they exchange makes no sense"))
+    }
+
+    fn share(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let all = self.all(&[&(self.part as u32).to_le_bytes()[..], own].concat())?;
+        let mut said: Vec<Option<Vec<u8>>> = vec![None; self.members.layout().parts()];
         for packet in packets(&all)? {
-            let said = packet.split_at_checked(4).and_then(|(part, steps)| {
-                let part = u32::from_le_bytes(part.try_into().ok()?) as usize;
-                let steps = u64::from_le_bytes(steps.try_into().ok()?);
-                (steps > 0 && seen.get(part) == Some(&false)).then_some((part, steps))
-            });
-            let Some((part, steps)) = said else {
-                return Err(Error::value("what parts say of how often they exchange makes no sense"));
-            };
-            seen[part] = true;
-            least = least.min(steps);
+            let (part, bytes) = packet.split_at_checked(4).unwrap_or_default();
+            let part = part.try_into().map_or(usize::MAX, |b| u32::from_le_bytes(b) as usize);
+            match said.get_mut(part) {
+                Some(place @ None) => *place = Some(bytes.to_vec()),
+                _ => return Err(Error::value("what parts say of themselves makes no sense")),
+            }
         }
-        match seen.iter().position(|seen| !seen) {
-            Some(part) => Err(Error::value(format!("nobody says how often part {part} exchanges"))),
-            None => Ok(least),
+        match said.iter().position(Option::is_none) {
+            Some(part) => Err(Error::value(format!("part {part} says nothing of itself"))),
+            None => Ok(said.into_iter().flatten().collect()),
         }
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    fn fate(&self) -> Option<Error> {
+        self.link.fate()
     }
 
     fn exchange(&mut self, step: u64, own: &[Spike]) -> Result<Vec<Spike>> {

@@ -5,7 +5,8 @@
 //! for every layout and any number of parts; a state of the whole is the union of those of its parts ([`join`], [`split`]).
 
 use super::learned::Learned;
-use super::{Checkpoint, Spike, State};
+use super::{Checkpoint, Engine, Spike, State};
+use crate::spiking::connect::list::Known;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
@@ -40,6 +41,100 @@ pub trait Exchange: Send {
     /// # Errors
     /// Where another part has gone, or is elsewhere.
     fn exchange(&mut self, step: u64, own: &[Spike]) -> Result<Vec<Spike>>;
+    /// What all parts say, by their numbers, once, behind [`agree`](Self::agree); nothing, where spikes are all that is carried.
+    ///
+    /// # Errors
+    /// Where another part has gone.
+    fn share(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let _ = own;
+        Ok(Vec::new())
+    }
+    /// How many nodes the parts lie on, as [`gather::node`] cuts them.
+    fn nodes(&self) -> usize {
+        1
+    }
+    /// Why the run cannot go on, where that is known.
+    fn fate(&self) -> Option<Error> {
+        None
+    }
+}
+
+/// How spikes go from one part to another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// By NCCL, where every part has a GPU of its own and NCCL; else by what connects the parts.
+    #[default]
+    Auto,
+    /// By what connects the parts.
+    Tcp,
+    /// By NCCL, or not at all.
+    Nccl,
+}
+
+impl std::str::FromStr for Transport {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "tcp" => Ok(Self::Tcp),
+            "nccl" => Ok(Self::Nccl),
+            _ => Err(Error::config(format!("transport `{s}` is not one of auto, tcp, nccl"))),
+        }
+    }
+}
+
+/// The engine of one part: [`CpuEngine::of_part`](super::CpuEngine::of_part), [`CudaPart`](super::cuda::CudaPart).
+pub trait PartEngine: Engine {
+    /// How many steps there may be between two times at which parts hear of each other: the shortest delay of a synapse onto this one's
+    /// cells from another's, 64 at most; with an exchange, the least of all parts.
+    fn most_steps(&self) -> u64;
+    /// Refuses what must wait until [`hear`](Self::hear).
+    ///
+    /// # Errors
+    /// `Value`.
+    fn heard(&self) -> Result<()>;
+    /// Runs `steps` steps, at most [`most_steps`](Self::most_steps); what fired here, by rising step and cell. The next call is
+    /// [`hear`](Self::hear).
+    ///
+    /// # Errors
+    /// `Value`, for more steps, or where it has yet to hear.
+    fn fire(&mut self, steps: u64) -> Result<Vec<Spike>>;
+    /// What fired in all other parts in the steps of the last [`fire`](Self::fire).
+    ///
+    /// # Errors
+    /// `Value`, where nothing is to be heard, or a spike is none of those steps or of this network.
+    fn hear(&mut self, others: &[Spike]) -> Result<()>;
+    /// What it says of itself to all parts, without an exchange, before [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn offer(&self) -> Result<Vec<u8>>;
+    /// Joins the GPUs of all parts, which said `offers`: from now on [`advance`](Engine::advance) goes on with all of them at the same
+    /// time, which hear of each other every `steps` steps. Parts that were joined before can be joined anew.
+    ///
+    /// # Errors
+    /// `Unavailable`, with what stands against it; `Lost`, where others do not come.
+    fn connect(&mut self, offers: &[Vec<u8>], steps: u64) -> Result<()>;
+    /// What the synapses here that change are known by.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn keys(&self) -> Result<Keys>;
+    /// What is counted of the weights here that change, as numbers that those of all parts are joined by.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn counted(&self) -> Result<Vec<u64>>;
+    /// The synapses here of a projection that changes: source, delay, target, strength.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn known(&self, projection: usize) -> Result<Vec<Known>>;
+}
+
+/// What a part shares that cannot exchange spikes from GPU to GPU, and why.
+pub(in crate::spiking::simulate) fn refusal(why: &str) -> Vec<u8> {
+    [&[0], why.as_bytes()].concat()
 }
 
 /// What the synapses of a part that change are known by.
@@ -142,6 +237,11 @@ pub fn join(plan: &Plan, layout: &Layout, mut parts: Vec<State>, keys: &[Keys]) 
         }
     }
     joined.entries = std::mem::take(&mut learned[0].entries);
+    for (part, own) in learned.iter_mut().enumerate().skip(1) {
+        layout.numbers(plan, part).for_each(|cell| {
+            joined.entries[cell as usize] = std::mem::take(&mut own.entries[cell as usize]);
+        });
+    }
     joined.levels = std::mem::take(&mut learned[0].levels);
     whole.learned = Some(joined);
     Ok(whole)

@@ -211,6 +211,9 @@ impl Link for MeshLink {
     fn fail(&mut self, error: &Error) {
         self.inner.fail(error.clone(), None);
     }
+    fn fate(&self) -> Option<Error> {
+        self.inner.fate()
+    }
 }
 
 impl Mesh {

@@ -4,7 +4,7 @@ use super::engine::serve;
 use super::gather::{AllGather, Channels, Link, neighbours};
 use super::tcp::{self, Setup};
 use super::wire::{Members, bundle, pack, packets, unpack};
-use super::{Keys, PartsEngine, join, split, state_bytes, state_from_bytes};
+use super::{Keys, PartEngine, PartsEngine, join, split, state_bytes, state_from_bytes};
 use crate::rng::Rng;
 use crate::spiking::models;
 use crate::spiking::network::place::Box4;
@@ -269,8 +269,8 @@ fn parts_over_tcp_have_the_same_bits_and_their_coordinator_all_answers() {
             let mut mesh = tcp::join(&setup(part, parts, 10.0), &place)?;
             let layout = Layout::from_bytes(&plan.network, &mesh.more).unwrap();
             let exchange = AllGather::new(mesh.spikes(), Members::new(&plan, &layout), part, mesh.nodes);
-            let engine = CpuEngine::of_part(&plan, &layout, part, Some(Box::new(exchange)), &|_, _| ())?;
-            serve(&plan, &layout, part, [5; 32], engine, &mut mesh.control())?;
+            let mut engine = CpuEngine::of_part(&plan, &layout, part, Some(Box::new(exchange)), &|_, _| ())?;
+            serve(&plan, &layout, part, [5; 32], &mut engine, &mut mesh.control())?;
             mesh.linger();
             Ok(())
         };
@@ -282,7 +282,8 @@ fn parts_over_tcp_have_the_same_bits_and_their_coordinator_all_answers() {
             let exchange = AllGather::new(mesh.spikes(), Members::new(&plan, &layout), 0, nodes);
             let own = CpuEngine::of_part(&plan, &layout, 0, Some(Box::new(exchange)), &|_, _| ()).unwrap();
             let link = Box::new(mesh.control());
-            let mut engine = PartsEngine::new(&plan, layout.clone(), [5; 32], own, link, "words".into()).unwrap();
+            let mut engine =
+                PartsEngine::new(&plan, layout.clone(), [5; 32], Box::new(own), link, "words".into()).unwrap();
             assert_eq!(engine.synapses(), plain.synapses());
             assert_eq!(engine.weights().unwrap(), plain.weights().unwrap());
             let mut spikes = Vec::new();

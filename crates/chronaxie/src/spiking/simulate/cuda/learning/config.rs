@@ -1,6 +1,6 @@
 //! How a plan whose synapses change is laid out for a device.
 
-use super::super::config::HEADERS;
+use super::super::kernels::HEADERS;
 use crate::cuda::{Constant, KernelSource, Specialisation};
 use crate::spiking::connect::Redraw;
 use crate::spiking::partition::Layout;

@@ -1,6 +1,6 @@
 //! Synapses that the streaming kernel draws again at each spike, as the CPU does: drawn.cuh.
 
-use super::super::config::HEADERS;
+use super::super::kernels::HEADERS;
 use super::card::Card;
 use super::layout::places;
 use super::{Config, Spike};

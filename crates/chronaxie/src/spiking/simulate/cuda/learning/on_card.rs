@@ -1,7 +1,7 @@
 //! Synapses that change in the resident kernel, those of one card: what its kernels are asked between launches.
 
 use super::super::Config;
-use super::super::config::rows;
+use super::super::kernels::rows;
 use super::layout::tables;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::device::{Fields, Memory};

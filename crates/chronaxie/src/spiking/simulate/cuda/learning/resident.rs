@@ -13,6 +13,7 @@ use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
 use crate::spiking::simulate::learned::{self, Learned, Summary, Weights};
+use crate::spiking::simulate::parts::Keys;
 use crate::spiking::simulate::{Spike, State};
 use crate::{Error, Result};
 use std::ops::Range;
@@ -55,13 +56,14 @@ pub struct Learns {
 }
 
 impl Learns {
-    /// For a ring of so many steps, slots and cells of the largest shard, with `room` bytes of shared memory; `None` where it does
-    /// not fit.
-    pub(in super::super) fn choose(plan: &Plan, [ring, pitch, cells]: [usize; 3], room: usize) -> Option<Self> {
+    /// For a ring of so many steps, slots and cells of the largest shard, and spikes that are heard of so many steps late, with `room`
+    /// bytes of shared memory; `None` where it does not fit.
+    pub(in super::super) fn choose(plan: &Plan, [ring, pitch, cells, late]: [usize; 4], room: usize) -> Option<Self> {
         let learning = plan.learning.as_ref()?;
         let rule_bits = usize::BITS - learning.rules.len().leading_zeros();
-        // What the longest delay holds at a spike a step, one before it, two to come, and one to spare.
-        let needed = (plan.max_delay as usize + 5).next_power_of_two();
+        // What the longest delay holds at a spike a step, those since the others were heard of, one before them, two to come, and one to
+        // spare.
+        let needed = (plan.max_delay as usize + late + 5).next_power_of_two();
         let most = 1usize << BITS.checked_sub(rule_bits)?;
         let (width, traces) = (learning.width(), learning.traces.len());
         let others = learning.rules.iter().any(|r| r.is_wide() || r.stdp.as_ref().is_some_and(|pair| pair.axonal));
@@ -188,12 +190,16 @@ impl<'a> Resident<'a> {
 
     /// Their weights before step `now`.
     pub(in super::super) fn weights(&self, now: u64) -> Result<Vec<Weights>> {
+        self.summary(now).map(|summary| summary.weights())
+    }
+
+    fn summary(&self, now: u64) -> Result<Summary<'a>> {
         let mut summary = Summary::new(self.plan);
         self.each(now, |source, key, strength| {
             let negative = self.learning.rules[(key >> 32) as usize & 511].sign < 0;
             summary.add(source, key as u32, negative, strength);
         })?;
-        Ok(summary.weights())
+        Ok(summary)
     }
 
     /// The synapses of a projection as they are before step `now`.
@@ -214,8 +220,38 @@ impl<'a> Resident<'a> {
         Ok(all)
     }
 
-    /// Their state before step `now`; `rings` are the cards' sums, `recent` the spikes under way as rows of the network.
-    pub(in super::super) fn learned(&self, rings: &[&DeviceBuffer], recent: &[u64], now: u64) -> Result<Learned> {
+    /// What those here are known by, in the order of a state.
+    pub(in super::super) fn keys(&self, now: u64) -> Result<Keys> {
+        let mut all = Keys::default();
+        let begins = self.begins()?;
+        self.list(now, &begins, |cells, listed| {
+            for source in cells.clone() {
+                let from = all.keys.len();
+                for ((keys, _), begin) in listed.iter().zip(&begins) {
+                    all.keys.extend_from_slice(&keys[row(begin, &cells, source)]);
+                }
+                all.keys[from..].sort_unstable();
+                all.rows.push((all.keys.len() - from) as u32);
+            }
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// What is counted of the weights here, as [`learned::joined`] takes it.
+    pub(in super::super) fn counted(&self, now: u64) -> Result<Vec<u64>> {
+        self.summary(now).map(|summary| summary.numbers())
+    }
+
+    /// Their state before step `now`; `rings` are the cards' sums, `recent` the spikes under way as rows of the network, `old` each
+    /// cell's last entry before these, where that is known elsewhere.
+    pub(in super::super) fn learned(
+        &self,
+        rings: &[&DeviceBuffer],
+        recent: &[u64],
+        now: u64,
+        old: Option<&[Vec<u32>]>,
+    ) -> Result<Learned> {
         let (plan, config) = (self.plan, &self.config);
         let begins = self.begins()?;
         let total: u64 = begins.iter().filter_map(|b| b.last()).sum();
@@ -233,17 +269,10 @@ impl<'a> Resident<'a> {
             }
             Ok(())
         })?;
-        let (width, depth) = (self.learns.width, self.learns.depth);
-        let past: Vec<(Vec<u32>, Vec<u32>)> = self.cards.iter().map(OnCard::past).collect::<Result<_>>()?;
-        let own = config.local() * config.cells;
-        let last = |cell: usize, step: i64| {
-            let (card, row) = (self.row_of[cell] as usize / own, self.row_of[cell] as usize % own);
-            let (history, counts) = &past[card];
-            let count = counts[row] as usize;
-            let entry = |i: usize| &history[(row * depth + i % depth) * width..][..width];
-            (count.saturating_sub(depth)..count).rev().map(entry).find(|e| i64::from(e[0]) < step)
+        let entries = match old {
+            Some(old) => old.to_vec(),
+            None => self.entries(now)?,
         };
-        let entries = learned::entries(plan, self.learning, now, last);
         // What is under way, without what follows from spikes.
         let mut under_way = Vec::new();
         for (number, (card, ring)) in self.cards.iter().zip(rings).enumerate() {
@@ -263,6 +292,21 @@ impl<'a> Resident<'a> {
         }
         under_way.sort_unstable();
         Ok(Learned { strengths: all, entries, under_way, ..Learned::default() })
+    }
+
+    /// Each cell's last entry before the recent spikes of step `now`.
+    fn entries(&self, now: u64) -> Result<Vec<Vec<u32>>> {
+        let (config, width, depth) = (&self.config, self.learns.width, self.learns.depth);
+        let past: Vec<(Vec<u32>, Vec<u32>)> = self.cards.iter().map(OnCard::past).collect::<Result<_>>()?;
+        let own = config.local() * config.cells;
+        let last = |cell: usize, step: i64| {
+            let (card, row) = (self.row_of[cell] as usize / own, self.row_of[cell] as usize % own);
+            let (history, counts) = &past[card];
+            let count = counts[row] as usize;
+            let entry = |i: usize| &history[(row * depth + i % depth) * width..][..width];
+            (count.saturating_sub(depth)..count).rev().map(entry).find(|e| i64::from(e[0]) < step)
+        };
+        Ok(learned::entries(self.plan, self.learning, now, last))
     }
 
     /// Goes to a state, but for the rings; the others as [`learned`](Self::learned) has them.
@@ -317,9 +361,10 @@ impl<'a> Resident<'a> {
         let mut heads: Vec<u32> = (0..count * width).map(|i| if i % width == 0 { NEVER } else { 0 }).collect();
         for (cell, entry) in learned.entries.iter().enumerate().filter(|(_, e)| e[0] != NEVER) {
             let row = self.row_of[cell] as usize;
-            let (history, counts) = &mut past[row / own];
-            history[row % own * depth * width..][..width].copy_from_slice(entry);
             heads[row * width..][..width].copy_from_slice(entry);
+            // Of a card elsewhere there are rows alone.
+            let Some((history, counts)) = past.get_mut(row / own) else { continue };
+            history[row % own * depth * width..][..width].copy_from_slice(entry);
             counts[row % own] = 1;
         }
         let mut out = vec![0; width];
@@ -329,7 +374,7 @@ impl<'a> Resident<'a> {
             let before = (head[0] != NEVER).then_some(&*head);
             self.learning.entry(before, *step as u32, &mut out);
             head.copy_from_slice(&out);
-            let (history, counts) = &mut past[row / own];
+            let Some((history, counts)) = past.get_mut(row / own) else { continue };
             let (row, count) = (row % own, &mut counts[row % own]);
             history[(row * depth + *count as usize % depth) * width..][..width].copy_from_slice(&out);
             *count += 1;

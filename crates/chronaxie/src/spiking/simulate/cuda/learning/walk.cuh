@@ -6,6 +6,13 @@
 #pragma once
 #include "rows.cuh"
 
+// Whether rows are walked after later steps of the block's own cells.
+#ifdef CHRONAXIE_LATE
+constexpr bool kLate = true;
+#else
+constexpr bool kLate = false;
+#endif
+
 struct Past {
   const Learn& learn;
   const Rule* rules;
@@ -82,6 +89,8 @@ struct Walk {
       unsigned until = 0, count = 0, cell = 0, effect = kOne;
       if (rule.kind & 1) {
         cell = past.cell_of[slot], count = past.counts[cell];
+        if constexpr (kLate)
+          while (count > 0 && past.step(cell, count - 1, count) >= now) --count;
         until = before(past, cell, count, now, delay);
         strength = caught_up(learn, past, rule, word, cell, count, delay, until, past.known[0], past.known[1 + rule.x]);
       }
