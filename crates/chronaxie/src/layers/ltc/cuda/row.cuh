@@ -153,6 +153,12 @@ __device__ __forceinline__ void give_state(const Others& others, const Neurons& 
   if (n.writer) *(float*)(tiles + n.place + kHalf * kTileBytes) = v;
 }
 
+// An address that stays in registers.
+__device__ __forceinline__ float* pinned(float* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began.
 template <int kN, bool kKeeps, bool kFew>
 __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes,
@@ -177,7 +183,9 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
     }
     const i64 row = b * w.total_steps + (w.t0 + step);
     const bool words = kKeeps && !w.unfold_dens;
-    i64 trace = kKeeps ? row * (w.unfolds + words) * hidden + j : 0;
+    // Both in registers: read anew from the constants each would be waited for behind every unfold.
+    float* kept = kKeeps ? pinned(w.unfold_states + (row * (w.unfolds + words) * hidden + j)) : nullptr;
+    const int pitch = kKeeps ? (int)opaque((unsigned)hidden) : 0;
     float first_den = 0.0f;  // 1 / that
     // One unfold, from the tile kHalf into the other.
     auto unfold = [&](auto which, bool first, bool last) {
@@ -196,15 +204,16 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       if (kAllSend || !(kCluster && last)) give_state<1 - kHalf>(others, n, tiles, v);
       if (kKeeps) {
         if (!words) {
-          if (n.writer) w.unfold_states[trace] = old, w.unfold_dens[trace] = den;
+          if (n.writer) kept[0] = old, kept[w.unfold_dens - w.unfold_states] = den;
+          kept += pitch;
         } else {
           // Without a branch around any of it.
           first_den = first ? inverse : first_den;
-          if (first && n.writer) w.unfold_states[trace] = first_den;
+          if (first && n.writer) *kept = first_den;
+          kept += pitch;
           const unsigned packed = pack_unfold(old, den, first_den), word = first ? __float_as_uint(old) : packed;
-          if (n.writer) ((unsigned*)w.unfold_states)[trace + hidden] = word;
+          if (n.writer) *(unsigned*)kept = word;
         }
-        trace += hidden;
       }
     };
 #pragma unroll 1
