@@ -223,7 +223,7 @@ def test_fast_is_near(device):
     assert float((out.cpu() - out64).detach().abs().max()) < 3e-4
 
 
-def test_kept_words_give_the_gradients_of_fast(device):
+def test_kept_unfolds_give_the_gradients_of_fast(device):
     # And in a graph, where what is kept must not depend on sizes.
     tensors, options = inputs(device, h0=True, output=1, precision="fast")
 
@@ -234,7 +234,6 @@ def test_kept_words_give_the_gradients_of_fast(device):
     kept, again, rebuilt = both("auto"), both("auto"), both("recompute")
     assert all(torch.equal(a, b) for a, b in zip(kept, again))
     assert all(torch.equal(a, b) for a, b in zip(kept[:2], rebuilt[:2]))
-    assert not torch.equal(kept[3], rebuilt[3])
     wide, out, state = law(tensors, options)
     want = torch.autograd.grad(out.square().sum() + state.sum(), list(wide.values()))
     for name, g, w in zip(tensors, kept[2:], want):

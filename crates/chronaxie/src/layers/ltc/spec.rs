@@ -61,8 +61,9 @@ pub enum Constraint {
 /// What the forward pass keeps for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Save {
-    /// Where `fast` is asked for, with steps of 0.125 at most and no times given, up to 128 neurons, a word of every unfold: 4 bytes
-    /// for each of B T (K + 1) H, if those are 16 MiB at most ([`Ltc::kept`]). Otherwise as `Recompute`.
+    /// Where `fast` is asked for ([`Ltc::kept`]): as `Store` if that is a MiB at most; else, with steps of 0.125 at most and no times
+    /// given, up to 128 neurons, a word of every unfold: 4 bytes for each of B T (K + 1) H, if those are 16 MiB at most. Otherwise as
+    /// `Recompute`.
     #[default]
     Auto,
     /// Nothing but the states after each step, which are the outputs themselves where no output mapping is applied; the
@@ -70,6 +71,8 @@ pub enum Save {
     Recompute,
     /// State and denominator of every unfold: 8 bytes for each of B T K H, and one evaluation of each gate less.
     Store,
+    /// Words, of up to 128 neurons with `fast`, whatever their size and the steps'; otherwise as `Recompute`.
+    Words,
 }
 
 /// What [`Save`] comes to for the sizes of a problem.
@@ -111,6 +114,8 @@ pub(super) mod word {
 /// Bytes of words that are kept without being asked for: they stay in the second-level cache of a GPU, and are less than what a layer's
 /// gradients take.
 const MOST_WORDS: usize = 16 << 20;
+/// Bytes of unfolds that are kept in full.
+const MOST_UNFOLDS: usize = 1 << 20;
 /// The most neurons of which they are kept, and the longest steps, in the unit of cm.
 const WORD_NEURONS: usize = 128;
 const SHORT_STEP: f64 = 0.125;
@@ -250,14 +255,18 @@ impl Ltc {
     }
     /// What the forward pass keeps for the backward pass.
     pub fn kept(&self) -> Kept {
-        let words = [self.batch, self.steps, self.unfolds + 1, self.hidden, 4];
-        let words = words.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MOST_WORDS);
+        let worded = plain && self.hidden <= WORD_NEURONS;
+        let bytes = |sizes: [usize; 5]| sizes.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let small = bytes([self.batch, self.steps, self.unfolds, self.hidden, 8]).is_some_and(|n| n <= MOST_UNFOLDS);
+        let words = bytes([self.batch, self.steps, self.unfolds + 1, self.hidden, 4]).is_some_and(|n| n <= MOST_WORDS);
         // In long steps states come to rest, and what is rounded counts for more than what is left of their changes.
         let short = self.dt <= SHORT_STEP && !self.elapsed;
-        let fast = self.precision == Precision::Fast && !self.mixed_memory && short;
+        let plain = self.precision == Precision::Fast && !self.mixed_memory;
         match self.save {
             Save::Store if self.backward => Kept::Unfolds,
-            Save::Auto if self.backward && words && fast && self.hidden <= WORD_NEURONS => Kept::Words,
+            Save::Auto if self.backward && small && plain => Kept::Unfolds,
+            Save::Auto if self.backward && words && short && worded => Kept::Words,
+            Save::Words if self.backward && worded => Kept::Words,
             _ => Kept::States,
         }
     }
@@ -477,7 +486,9 @@ mod tests {
             let c = Connectivity::full(4, hidden).unwrap();
             Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, Arc::new(c)) }
         };
-        assert_eq!(of(32, 64, 128).kept(), Kept::Words);
+        assert_eq!((of(32, 64, 128).kept(), of(24, 8, 64).kept()), (Kept::Words, Kept::Unfolds));
+        // Those of few unfolds are as they are, so that steps may be long.
+        assert_eq!(Ltc { dt: 1.0, elapsed: true, ..of(24, 8, 64) }.kept(), Kept::Unfolds);
         // More than 16 MiB, more neurons than that.
         for p in [of(128, 64, 128), of(4, 64, 130)] {
             assert_eq!(p.kept(), Kept::States);
@@ -494,6 +505,7 @@ mod tests {
             assert_eq!(p.kept(), Kept::States);
         }
         assert_eq!(Ltc { save: Save::Store, ..p.clone() }.kept(), Kept::Unfolds);
+        assert_eq!(Ltc { save: Save::Words, dt: 1.0, ..of(24, 8, 64) }.kept(), Kept::Words);
         let b = p.signature_of(Pass::Backward).unwrap();
         assert_eq!(b.inputs[b.input("unfolds").unwrap()].dtype, Dtype::I32);
     }

@@ -150,7 +150,7 @@ fn the_number_of_threads_changes_no_bit() {
 #[test]
 fn words_give_the_gradients_of_fast_arithmetic() {
     // Rows of all groups, and of a group in part.
-    let plain = Ltc { precision: Precision::Fast, ..Ltc::new(13, 11, connectivity(5, 13, 2)) };
+    let plain = Ltc { precision: Precision::Fast, save: Save::Words, ..Ltc::new(13, 11, connectivity(5, 13, 2)) };
     for p in [
         plain.clone(),
         Ltc { initial_state: true, output_mapping: Mapping::Affine, outputs: 7, ..plain.clone() },

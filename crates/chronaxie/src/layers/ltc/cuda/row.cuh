@@ -159,8 +159,8 @@ __device__ __forceinline__ float* pinned(float* p) {
   return p;
 }
 
-// All steps of row b, where no warp uses more than kN slots; unfolds in pairs. `round` counts pairs since the kernel began.
-template <int kN, bool kKeeps, bool kFew>
+// All steps of row b, where no warp uses more than kN slots; kKeeps: nothing of unfolds, all of them, or words; unfolds in pairs. `round` counts pairs since the kernel began.
+template <int kN, int kKeeps, bool kFew>
 __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes,
                                            char* tiles, i64 b, unsigned& round) {
   const int hidden = w.hidden, j = n.j;
@@ -182,9 +182,9 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       if (w.elapsed) time = w.elapsed[b * w.elapsed_b + (w.t0 + step + 1) * w.elapsed_t];
     }
     const i64 row = b * w.total_steps + (w.t0 + step);
-    const bool words = kKeeps && !w.unfold_dens;
+    constexpr bool kWordsKept = kKeeps == 2;
     // Both in registers: read anew from the constants each would be waited for behind every unfold.
-    float* kept = kKeeps ? pinned(w.unfold_states + (row * (w.unfolds + words) * hidden + j)) : nullptr;
+    float* kept = kKeeps ? pinned(w.unfold_states + (row * (w.unfolds + kWordsKept) * hidden + j)) : nullptr;
     const int pitch = kKeeps ? (int)opaque((unsigned)hidden) : 0;
     float first_den = 0.0f;  // 1 / that
     // One unfold, from the tile kHalf into the other.
@@ -202,18 +202,17 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
       v = quotient(num + base, den, inverse);
       // After the last one the next row's first state is given instead.
       if (kAllSend || !(kCluster && last)) give_state<1 - kHalf>(others, n, tiles, v);
-      if (kKeeps) {
-        if (!words) {
-          if (n.writer) kept[0] = old, kept[w.unfold_dens - w.unfold_states] = den;
-          kept += pitch;
-        } else {
-          // Without a branch around any of it.
-          first_den = first ? inverse : first_den;
-          if (first && n.writer) *kept = first_den;
-          kept += pitch;
-          const unsigned packed = pack_unfold(old, den, first_den), word = first ? __float_as_uint(old) : packed;
-          if (n.writer) *(unsigned*)kept = word;
-        }
+      if (kKeeps == 1) {
+        if (n.writer) kept[0] = old, kept[w.unfold_dens - w.unfold_states] = den;
+        kept += pitch;
+      }
+      if (kWordsKept) {
+        // Without a branch around any of it.
+        first_den = first ? inverse : first_den;
+        if (first && n.writer) *kept = first_den;
+        kept += pitch;
+        const unsigned packed = pack_unfold(old, den, first_den), word = first ? __float_as_uint(old) : packed;
+        if (n.writer) *(unsigned*)kept = word;
       }
     };
 #pragma unroll 1
@@ -251,14 +250,17 @@ template <int kN>
 __device__ __forceinline__ void walk_used(int used, const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes, char* tiles, i64 b, unsigned& round) {
   // Lists of more lanes than most have code of their own, for all slots alone.
   if (lanes != kLanes) {
-    if (w.unfold_states) return walk_slots<kSlots, true, false>(w, held, n, others, lanes, tiles, b, round);
-    return walk_slots<kSlots, false, false>(w, held, n, others, lanes, tiles, b, round);
+    if (!w.unfold_states) return walk_slots<kSlots, 0, false>(w, held, n, others, lanes, tiles, b, round);
+    if (w.unfold_dens) return walk_slots<kSlots, 1, false>(w, held, n, others, lanes, tiles, b, round);
+    return walk_slots<kSlots, 2, false>(w, held, n, others, lanes, tiles, b, round);
   }
   if constexpr (kN - kStepN >= kLeast) {
     if (used <= kN - kStepN) return walk_used<kN - kStepN>(used, w, held, n, others, lanes, tiles, b, round);
   }
-  if (w.unfold_states)
-    walk_slots<kN, true, true>(w, held, n, others, lanes, tiles, b, round);
+  if (!w.unfold_states)
+    walk_slots<kN, 0, true>(w, held, n, others, lanes, tiles, b, round);
+  else if (w.unfold_dens)
+    walk_slots<kN, 1, true>(w, held, n, others, lanes, tiles, b, round);
   else
-    walk_slots<kN, false, true>(w, held, n, others, lanes, tiles, b, round);
+    walk_slots<kN, 2, true>(w, held, n, others, lanes, tiles, b, round);
 }

@@ -213,7 +213,7 @@ impl BackwardCall<'_> {
                 Arg::U64(w.synapses.address()), at(x, Some(s.gleak)), at(x, Some(s.gleak + 1)), at(x, Some(s.gleak + 2)), at(x, Some(s.x)),
                 stride(x, Some(s.x), 0), stride(x, Some(s.x), 1), stride(x, Some(s.x), 2), at(x, s.input_w),
                 at(x, s.input_b), at(x, s.h0), stride(x, s.h0, 0), stride(x, s.h0, 1), e0, e1, e2, e3,
-                at(x, Some(g.states)), at(x, g.words), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
+                at(x, Some(g.states)), at(x, g.words.or(g.stored)), at(x, g.stored.map(|s| s + 1)), at(x, Some(g.grad_out)), stride(x, Some(g.grad_out), 0),
                 stride(x, Some(g.grad_out), 1), stride(x, Some(g.grad_out), 2), at(x, s.output_w),
                 at(x, Some(g.grad_final)), stride(x, Some(g.grad_final), 0), stride(x, Some(g.grad_final), 1), start,
                 out(args.outputs, g.x), changes, region(t.gate_sums), region(t.sensory_sums), region(t.cluster_sums),

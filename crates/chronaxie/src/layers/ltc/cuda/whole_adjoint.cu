@@ -1,7 +1,7 @@
 // LTC, backward, of short sequences without LayerNorm: one block, or a cluster of kBlocks, does all of one batch row (the equations:
 // backward.cu). Each block makes the sums over its share of the inputs, and unfolds its share of the steps, eight of which (of all
-// blocks together) go side by side, since the states of all steps are known; or with kWords each reads all unfolds from the words that the
-// forward pass kept (row.cuh), and no sums are made. The first block walks the adjoint from the last unfold to
+// blocks together) go side by side, since the states of all steps are known; or with kWords each reads all unfolds, which the
+// forward pass kept, and no sums are made. The first block walks the adjoint from the last unfold to
 // the first (whole_walk.cuh), and sends alpha to the others, which meanwhile go through the gates, for what is summed of each synapse
 // (whole_gather.cuh), two steps at a time. What a row sums of each parameter it leaves for whole_close.cu, which adds the rows in order.
 //
@@ -33,7 +33,7 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
                   const float* __restrict__ start, i64 start_b, i64 start_h,             // [B, H] or null: zeros
                   const float* __restrict__ elapsed, i64 elapsed_b, i64 elapsed_t, float dt,  // [B, T] or null: dt
                   const float* __restrict__ states,                                        // [B, T, H]
-                  const float* __restrict__ words,  // [B, T, K + 1, H] (row.cuh), with kWords
+                  const float* __restrict__ words, const float* __restrict__ dens,  // with kWords: [B, T, K + 1, H] (row.cuh), null; or v, den
                   const float* __restrict__ grad_out, i64 grad_b, i64 grad_t, i64 grad_m,  // [B, T, M], any strides
                   const float* __restrict__ output_w,                                      // [M] or null
                   const float* __restrict__ grad_end, i64 end_b, i64 end_h,  // [B, H]: dL/d(final state), any strides
@@ -82,7 +82,7 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
                                    room + (staged_sides & 1 ? 16 * hidden * hidden : 0), thread, kOthers);
   const Side target = stage(target_side, staged_sides & 1, hidden * hidden, hidden, room, thread, kOthers);
   if (kWords)
-    read_ahead(words + b * steps * (unfolds + 1) * hidden, steps * (unfolds + 1) * hidden, thread, kOthers);
+    read_ahead(words + b * steps * (unfolds + (dens ? 0 : 1)) * hidden, steps * unfolds * hidden, thread, kOthers);
   else
     read_ahead(target_side.at, kHeld * kOthers, thread, kOthers), read_ahead(by_target.from, kHeld / 2 * kOthers, thread, kOthers);
   read_ahead(states + b * steps * hidden, steps * hidden, thread, kOthers);
@@ -106,8 +106,17 @@ ltc_whole_adjoint(Schedule by_target, Schedule by_source, Schedule inputs_by_tar
       }
     }
     for (int step = thread / 32; step < steps; step += kOthers / 32) {
-      const float* const from = words + (b * steps + step) * (unfolds + 1) * hidden;
-      for (int j = lane; j < hidden; j += 32) {
+      const i64 first_row = (b * steps + step) * (unfolds + (dens ? 0 : 1)) * hidden;
+      const float* const from = words + first_row;
+      for (int j = lane; dens && j < hidden; j += 32) {
+        int at = step * unfolds * hidden + j;
+#pragma unroll 6
+        for (int k = 0; k < unfolds; k++, at += hidden) {
+          trace_v[at] = from[k * hidden + j];
+          if (rank == 0) trace_inverse[at] = reciprocal(dens[first_row + k * hidden + j]);
+        }
+      }
+      for (int j = lane; !dens && j < hidden; j += 32) {
         const float first = from[j];
         int at = step * unfolds * hidden + j;
 #pragma unroll 6

@@ -176,7 +176,7 @@ fn short_sequences_take_one_launch() {
     };
     assert_eq!(of(&short), (true, true));
     assert_eq!(of(&Ltc { layer_norm: true, ..short.clone() }), (true, false));
-    assert_eq!(of(&Ltc { save: Save::Store, ..short.clone() }), (true, false));
+    assert_eq!(of(&Ltc { save: Save::Store, ..short.clone() }), (true, true));
     for other in [
         Ltc { unfolds: 5, ..short.clone() },
         Ltc { steps: 100, ..short.clone() },

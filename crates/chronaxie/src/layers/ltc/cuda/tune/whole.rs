@@ -94,7 +94,7 @@ pub(super) fn forward(p: &Ltc, props: &DeviceProps, resident: &Residency, wish: 
 
 /// The backward pass alike, of a problem whose forward pass `row` is.
 pub(super) fn adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option<Held> {
-    let row = row.filter(|h| h.whole && p.backward && p.kept() != Kept::Unfolds && !p.layer_norm)?;
+    let row = row.filter(|h| h.whole && p.backward && !p.layer_norm)?;
     let (s, blocks) = (&p.connectivity, row.blocks);
     let (slots, lanes) = WHOLE_HELD;
     for (lists, width) in [(Lists::by_target(&s.recurrent), unfolded(blocks)), (Lists::by_source(&s.recurrent), 1)] {
@@ -114,7 +114,7 @@ pub(super) fn adjoint(p: &Ltc, props: &DeviceProps, row: Option<Held>) -> Option
         slots,
         threads: WHOLE_OTHERS,
         pairs: true,
-        words: p.kept() == Kept::Words,
+        words: p.kept() != Kept::States,
         shared: (all - FIXED) as u32,
         staged,
         ..row
