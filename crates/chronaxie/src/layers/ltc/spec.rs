@@ -255,13 +255,13 @@ impl Ltc {
     }
     /// What the forward pass keeps for the backward pass.
     pub fn kept(&self) -> Kept {
-        let worded = plain && self.hidden <= WORD_NEURONS;
         let bytes = |sizes: [usize; 5]| sizes.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let small = bytes([self.batch, self.steps, self.unfolds, self.hidden, 8]).is_some_and(|n| n <= MOST_UNFOLDS);
         let words = bytes([self.batch, self.steps, self.unfolds + 1, self.hidden, 4]).is_some_and(|n| n <= MOST_WORDS);
         // In long steps states come to rest, and what is rounded counts for more than what is left of their changes.
         let short = self.dt <= SHORT_STEP && !self.elapsed;
         let plain = self.precision == Precision::Fast && !self.mixed_memory;
+        let worded = plain && self.hidden <= WORD_NEURONS;
         match self.save {
             Save::Store if self.backward => Kept::Unfolds,
             Save::Auto if self.backward && small && plain => Kept::Unfolds,
