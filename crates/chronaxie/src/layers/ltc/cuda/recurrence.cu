@@ -216,14 +216,17 @@ ltc_recurrence(Schedule schedule,
           if (writer && b < batch) {
             const i64 step = kRebuild ? b : b * total_steps + (t0 + p.step);
             const i64 trace = (step * unfolds + k) * hidden + j;
-            if (kRebuild || unfold_dens) {
+            // Words are of fast ones.
+            if (kRebuild || !kFast || unfold_dens) {
               unfold_states[trace] = v;
               unfold_dens[trace] = den;
             } else {
-              // 1 / den of the step's first unfold lies ahead of the words.
-              volatile float* const at = unfold_states + (trace + (step + 1) * hidden);
-              if (k == 0) at[-hidden] = reciprocal(den);
-              *(volatile unsigned*)at = k == 0 ? __float_as_uint(v) : pack_unfold(v, den, at[-(k + 1) * hidden]);
+              // 1 / den of the step's first unfold lies ahead of the words; their place is made anew, since registers are short.
+              volatile float* const at = unfold_states + ((step * (unfolds + 1)) * opaque((unsigned)hidden) + opaque(j));
+              if (k == 0)
+                at[0] = reciprocal(den), at[hidden] = v;
+              else
+                ((volatile unsigned*)at)[(k + 1) * hidden] = pack_unfold(v, den, at[0]);
             }
           }
         }
