@@ -32,9 +32,9 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 __device__ __forceinline__ float positive(float x, int constrained) { return constrained ? softplus(x) : x; }
 __device__ __forceinline__ float positive_slope(float x, int constrained) { return constrained ? sigmoid(x) : 1.0f; }
 
-// What is kept of an unfold, other than a step's first, for the backward pass where a word is (spec.rs): the state before it, a float as it stands, whose last 12
-// bits are something else: the logarithm (of 2) of its den over that of the step's first unfold, with a sign, 5 bits of exponent and 6
-// behind them. The word is the nearest to the state that has those bits: as far off as 2^-12 of it.
+// What is kept of an unfold, other than a step's first, for the backward pass where a word is (spec.rs): the state before it, a float as
+// it stands, whose last 12 bits are something else: the logarithm (of 2) of its den over that of the step's first unfold, with a sign, 5
+// bits of exponent and 6 behind them. The word is the nearest to the state that has those bits: as far off as 2^-12 of it.
 constexpr int kWordBase = 107 << 23, kWordMost = 0x0fffffff;
 __device__ __forceinline__ unsigned pack_unfold(float v, float logarithm) {
   const unsigned bits = __float_as_uint(v);

@@ -159,7 +159,8 @@ __device__ __forceinline__ float* pinned(float* p) {
   return p;
 }
 
-// All steps of row b, where no warp uses more than kN slots; kKeeps: nothing of unfolds, all of them, or words; unfolds in pairs. `round` counts pairs since the kernel began.
+// All steps of row b, where no warp uses more than kN slots; unfolds in pairs, of which kKeeps nothing (0), all (1), or words (2). `round`
+// counts pairs since the kernel began.
 template <int kN, int kKeeps, bool kFew>
 __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, const Neurons& n, const Others& others, int lanes,
                                            char* tiles, i64 b, unsigned& round) {
