@@ -89,8 +89,7 @@ impl CudaPlan {
         let (n, tall) = (rows * p.unfolds, (32, 8, 1));
         let direct = self.traces.as_ref().is_some_and(|t| t.direct);
         let outputs = p.output_mapping != Mapping::None;
-        let words = kept && self.backward_signature.as_ref().is_some_and(|s| s.input("unfolds").is_some());
-        if words && c.adjoint.is_none_or(|h| !h.words) {
+        if p.kept() == Kept::Words && c.adjoint.is_none_or(|h| !h.words) {
             list.push(LaunchReport::new(&k.unpack, chunks, grid((rows * h).div_ceil(THREADS as usize), 1), flat, 0)?);
         }
         if let Some(held) = &self.held_backward {

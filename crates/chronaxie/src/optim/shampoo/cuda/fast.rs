@@ -2,7 +2,7 @@
 
 use super::super::spec::{Grafting, Shampoo};
 use super::Same;
-use super::hopper::{Numbers, Visit, update};
+use super::hopper::{Numbers, Visit, moments, update};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::Precision;
 use crate::optim::ongpu::Tables;
@@ -142,26 +142,9 @@ impl Fast {
     }
     /// Moments of plates and of all other blocks.
     pub(super) fn moments(&self, p: &Shampoo, s: &Same<'_>, others: &Tables, visit: Visit<'_>) -> Result<()> {
-        let n = Numbers::new(p);
         let bounds = s.address(self.bounds);
-        let m = plates::Moments {
-            tensors: [s.grad, s.decay, s.parameter, s.first, s.second],
-            partials: s.address(s.partials),
-            step: s.step,
-            grad_norm: s.grad_norm,
-            packed: [self.g, self.m].map(|id| s.address(id)),
-            scales: [bounds; 2],
-            want: s.address(self.want),
-            g: s.address(s.g),
-            runs: s.runs,
-            has_second: p.grafting.squares(),
-            common: p.common,
-            beta1: p.beta1,
-            second: p.second_weights(),
-            ln_beta1: n.ln_beta1,
-            ln_second: n.ln_second,
-            eps: p.grafting_eps,
-        };
+        let packed = [self.g, self.m].map(|id| s.address(id));
+        let m = moments(p, s, packed, [bounds; 2], s.address(self.want));
         let tiles = &self.plates.tiles;
         let (first, pull) = (Arg::U64(tiles.first), p.common.pull() as f32);
         let list = [

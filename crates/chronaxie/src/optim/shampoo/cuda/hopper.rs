@@ -94,25 +94,8 @@ impl Hopper {
     }
     /// Moments of plates and of all other blocks.
     pub(super) fn moments(&self, p: &Shampoo, s: &Same<'_>, others: &Tables, visit: Visit<'_>) -> Result<()> {
-        let n = Numbers::new(p);
-        let m = plates::Moments {
-            tensors: [s.grad, s.decay, s.parameter, s.first, s.second],
-            partials: s.address(s.partials),
-            step: s.step,
-            grad_norm: s.grad_norm,
-            packed: self.packed.map(|id| s.address(id)),
-            scales: self.scales.map(|id| s.address(id)),
-            want: s.address(self.want),
-            g: s.address(s.g),
-            runs: s.runs,
-            has_second: p.grafting.squares(),
-            common: p.common,
-            beta1: p.beta1,
-            second: p.second_weights(),
-            ln_beta1: n.ln_beta1,
-            ln_second: n.ln_second,
-            eps: p.grafting_eps,
-        };
+        let [packed, scales] = [self.packed, self.scales].map(|of| of.map(|id| s.address(id)));
+        let m = moments(p, s, packed, scales, s.address(self.want));
         let striding = plates::striding(self.multiprocessors, self.plates.tiles.jobs);
         self.put(Of::Moments, striding, &m.of_plates(&self.plates), visit)?;
         if others.chunks.jobs == 0 {
@@ -161,6 +144,29 @@ impl Hopper {
     /// The parameters of plates.
     pub(super) fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
         self.put(Of::Update, plates::each(self.plates.tiles.jobs), &update(p, s, &self.plates, s.address(s.odd)), visit)
+    }
+}
+
+/// What moments are made of, and where they go: packed, with their scales, and the sums of the grafting's step.
+pub(super) fn moments(p: &Shampoo, s: &Same<'_>, packed: [u64; 2], scales: [u64; 2], want: u64) -> plates::Moments {
+    let n = Numbers::new(p);
+    plates::Moments {
+        tensors: [s.grad, s.decay, s.parameter, s.first, s.second],
+        partials: s.address(s.partials),
+        step: s.step,
+        grad_norm: s.grad_norm,
+        packed,
+        scales,
+        want,
+        g: s.address(s.g),
+        runs: s.runs,
+        has_second: p.grafting.squares(),
+        common: p.common,
+        beta1: p.beta1,
+        second: p.second_weights(),
+        ln_beta1: n.ln_beta1,
+        ln_second: n.ln_second,
+        eps: p.grafting_eps,
     }
 }
 
