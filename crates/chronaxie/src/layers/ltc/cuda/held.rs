@@ -6,7 +6,7 @@ use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, FULL_ADJOINT, HELD_HEADERS, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT,
+    ADJOINT, CLOSE, CudaPlan, FOLD, FULL_ADJOINT, HELD_HEADERS, LONE, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT,
     SENSORY, SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
@@ -58,7 +58,7 @@ pub(super) fn specialisation(
     Specialisation {
         headers: HELD_HEADERS,
         constants,
-        archs: if h.full() { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
+        archs: if h.full() || h.lone { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
         ..Specialisation::new(source.clone(), entries)
     }
 }
@@ -99,7 +99,8 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
         one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row && !h.quad)),
         one(&QUAD, "ltc_quad", &c.recurrence.filter(|h| h.quad && h.rows == 4)),
         one(&TWO, "ltc_two", &c.recurrence.filter(|h| h.quad && h.rows == 2)),
-        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole)),
+        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole && !h.lone)),
+        one(&LONE, "ltc_lone", &c.recurrence.filter(|h| h.lone)),
         one(&WHOLE, "ltc_whole", &c.recurrence.filter(|h| h.whole)),
         one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
         one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad && h.rows == 4)),
@@ -157,6 +158,7 @@ impl HeldKernel {
             Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
             _ if h.full() => (&FULL_ADJOINT, "ltc_full_adjoint"),
             Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
+            Held { lone: true, .. } => (&LONE, "ltc_lone"),
             Held { row: true, .. } => (&ROW, "ltc_row"),
             Held { quad: true, pairs: true, groups: 2, .. } => (&TURN_ADJOINT, "ltc_turn_adjoint"),
             Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
@@ -258,7 +260,9 @@ impl HeldKernel {
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
         let mut packed = None;
-        let schedule = if held.quad {
+        let schedule = if held.lone {
+            lists.schedule_lone(held.slots, held.threads)?
+        } else if held.quad {
             lists.four(&tune::deal_four(&held))?
         } else if held.full() {
             let least = held.blocks.div_ceil(2);

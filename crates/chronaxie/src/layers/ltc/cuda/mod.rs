@@ -43,6 +43,7 @@ const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", i
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
+const LONE: KernelSource = KernelSource::embedded("layers/ltc/cuda/lone.cu", include_str!("lone.cu"));
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =
@@ -136,6 +137,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         if fast {
             let row = |s: tune::RowShape| held::specialisation(&ROW, &["ltc_row"], &Held::row(s), fast, s.cluster);
             all.extend(tune::ROW_SHAPES.map(row));
+            all.push(held::specialisation(&LONE, &["ltc_lone"], &Held::lone(), fast, false));
             for blocks in tune::WHOLE_BLOCKS {
                 all.push(held::specialisation(&WHOLE, &["ltc_whole"], &Held::whole(blocks), fast, false));
                 for adjoint in [false, true].map(|words| Held::whole_adjoint(blocks, words)) {

@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 
 mod four;
+mod lone;
 pub(super) use four::Deal;
 
 const WARP: usize = 32;

@@ -88,6 +88,8 @@ pub struct Held {
     pub rebuild: bool,
     /// Whether the kernel is the one for a block and a row at a time, with the shortest chain.
     pub row: bool,
+    /// Whether that kernel is the one whose neurons without synapses have no lanes.
+    pub lone: bool,
     /// Whether that block makes the sums over the inputs, too: the forward pass in one launch.
     pub whole: bool,
     /// Whether the kernel is the one for four rows side by side in each half of a block; `threads` are a half's.
@@ -115,7 +117,7 @@ impl Held {
     /// A shape alone, for the list of what is compiled.
     pub(super) const fn of((rows, slots, max_threads): (usize, usize, usize)) -> Self {
         let (blocks, groups, threads) = (1, 1, max_threads);
-        let (rebuild, row, whole, quad, pairs) = (false, false, false, false, false);
+        let (rebuild, row, lone, whole, quad, pairs) = (false, false, false, false, false, false);
         Self {
             blocks,
             rows,
@@ -125,6 +127,7 @@ impl Held {
             groups,
             rebuild,
             row,
+            lone,
             whole,
             quad,
             pairs,
@@ -136,6 +139,10 @@ impl Held {
     /// The shape of row.cu and whole.cu.
     pub(super) const fn row(s: RowShape) -> Self {
         Self { row: true, ..Self::of((1, s.slots, s.threads)) }
+    }
+    /// The shape of lone.cu.
+    pub(super) const fn lone() -> Self {
+        Self { lone: true, ..Self::row(LONE_SHAPE) }
     }
     /// A shape of row_adjoint.cu.
     pub(super) const fn row_adjoint(s: RowShape) -> Self {
@@ -153,7 +160,9 @@ impl Held {
     pub(super) fn least_lanes(&self) -> usize {
         let shapes = if self.pairs { &ROW_ADJOINTS[..] } else { &ROW_SHAPES };
         let of_shape = |s: &&RowShape| s.slots == self.slots && (!self.pairs || s.threads == self.max_threads);
-        if self.whole {
+        if self.lone {
+            LONE_SHAPE.lanes
+        } else if self.whole {
             WHOLE_SHAPE.lanes
         } else if self.row {
             shapes.iter().find(of_shape).map_or(1, |s| s.lanes)
@@ -244,6 +253,8 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
+/// Where neurons without synapses have no lanes.
+pub(super) const LONE_SHAPE: RowShape = RowShape { slots: 44, threads: 256, lanes: 1, cluster: false };
 /// The same of the adjoint, fast and exact.
 pub(super) const ROW_ADJOINTS: [RowShape; 3] = [
     RowShape { slots: 24, threads: 256, lanes: 8, cluster: true },

@@ -6,7 +6,13 @@ use std::fmt;
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "c{}r{}s{}g{} threads={}", self.blocks, self.rows, self.slots, self.groups, self.threads)?;
-        if self.whole { f.write_str(" whole") } else { Ok(()) }
+        f.write_str(if self.whole {
+            " whole"
+        } else if self.lone {
+            " lone"
+        } else {
+            ""
+        })
     }
 }
 

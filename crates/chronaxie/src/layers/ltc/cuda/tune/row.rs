@@ -1,7 +1,7 @@
 //! The choice of the kernel of one batch row at a time, with the shortest chain of an unfold.
 
 use super::{
-    FULL_SLOTS, HALVES, Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS,
+    FULL_SLOTS, HALVES, Held, LONE_SHAPE, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS,
 };
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
@@ -42,7 +42,22 @@ pub(super) fn hold(
         Some((clocks, Held { threads: shape.threads, blocks, ..Held::row(of) }))
     };
     let all = ROW_SHAPES.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b)));
-    all.filter_map(|(s, b)| of_blocks(s, b)).min_by_key(|&(clocks, _)| clocks)
+    let asked = wanted(LONE_SHAPE.slots, wish.slots) && wanted(1, wish.blocks);
+    // Compilers of later GPUs' code fail.
+    let lone = if props.compute_capability.0 == 9 && asked { lone(p, resident, wish, lists, batch) } else { None };
+    all.filter_map(|(s, b)| of_blocks(s, b)).chain(lone).min_by_key(|&(clocks, _)| clocks)
+}
+
+/// The same where neurons without synapses have no lanes: a quarter of them at least, unless it is asked for, and no unfold is kept.
+fn lone(p: &Ltc, resident: &Residency, wish: &Wish, lists: &Lists, batch: usize) -> Option<(usize, Held)> {
+    let shape = lists.lone_shape(LONE_SHAPE.slots).filter(|s| s.threads <= LONE_SHAPE.threads)?;
+    if p.kept() != Kept::States || wish.slots.is_none() && 4 * shape.lone < p.hidden {
+        return None;
+    }
+    // What the chain is beside its near gates, which wait for those of others.
+    let chain = 16 * shape.near + 300;
+    let clocks = (8 * shape.busiest + 100).max(chain);
+    Some((clocks * batch.max(resident[1]) / resident[1].max(1), Held { threads: shape.threads, ..Held::lone() }))
 }
 
 /// Clocks of an unfold of row.cu: the special-function unit of a scheduler, and the chain beside it, which is longer with more

@@ -353,3 +353,24 @@ fn no_shorter_chunk_has_more_slices_than_there_is_room_for() {
         }
     }
 }
+
+/// Many neurons without synapses: one block without lanes for them, where nothing is kept of unfolds, and on the GPUs for which there is code.
+#[test]
+fn lone_neurons_are_seen() {
+    let c = entry_connectivity(256);
+    let p = |batch, steps| Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, c.clone()) };
+    let of = |p: &Ltc, props: &DeviceProps, name| choose(p, props, name).unwrap().recurrence;
+    let lone = of(&p(128, 64), &DeviceProps::SM_90, None).unwrap();
+    assert!(lone.lone && (lone.blocks, lone.slots, lone.rows) == (1, 44, 1), "{lone}");
+    assert!(lone.to_string().ends_with(" lone"));
+    let unfolds = Ltc { save: Save::Store, ..p(2, 2) };
+    assert!(of(&unfolds, &DeviceProps::SM_90, None).is_none_or(|h| !h.lone));
+    assert!(of(&p(128, 64), &DeviceProps::SM_80, None).is_none_or(|h| !h.lone));
+    let exact = Ltc { precision: Precision::Exact, ..p(128, 64) };
+    assert!(of(&exact, &DeviceProps::SM_90, None).is_none_or(|h| !h.lone));
+}
+
+fn entry_connectivity(neurons: usize) -> Arc<Connectivity> {
+    let wiring = crate::layers::ltc::wirings::Rule::auto_ncp(neurons, neurons / 8).build(32).unwrap();
+    Arc::new(wiring.connectivity().unwrap())
+}
