@@ -7,14 +7,16 @@ of the inputs with the weighted g (Bu et al., "Automatic clipping", and "book-ke
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
+from ._alone import Native
 from ._base import one_of, wide, within
-from ._calls import Recorder, check_uses, units_of, uses_in_graph, uses_of
+from ._calls import Graph, Recorder, check_uses, units_of, uses_of
 from ._uses import Affine, Use, spans
 
 
@@ -68,18 +70,29 @@ def _observe(
     if not loss.requires_grad:
         raise ConfigError(f"{name}: the loss depends on no parameter that requires a gradient")
     scale = samples if reduction == "mean" and loss.numel() == 1 else 1
-    loss = loss.sum()
-    calls = recorder.calls
-    if not calls:
+    if loss.dim() > 0 or loss.is_leaf:
+        loss = loss.sum()
+    if not recorder.calls:
         raise ConfigError(f"{name}: the model has no layer with parameters that are trained")
-    counts = uses_in_graph(loss)
-    found = iter(torch.autograd.grad(loss, [e for call in calls for e in call.edges], allow_unused=True))
+    graph = Graph(loss)
+    natives, calls = graph.native(recorder.calls, samples)
+    edges = [e for call in calls for e in call.edges] + [e for use in natives for e in use.edges]
+    # The samples' own factor goes into the pass where the loss's type holds it.
+    seeded = loss.dtype in (torch.float32, torch.float64)
+    seed = torch.full_like(loss, scale) if seeded and scale != 1 else None
+    found = iter(torch.autograd.grad(loss, edges, seed, allow_unused=True))
+    by = 1 if seeded else scale
     grads = [[next(found) for _ in call.edges] for call in calls]
-    check_uses(counts, calls, grads)
+    check_uses(graph.counts, calls, grads)
     uses: list[Use] = []
     with torch.no_grad():
         for call, of in zip(calls, grads):
-            uses += uses_of(call, [None if g is None else g * scale for g in of], samples, batch_axis, recorder)
+            uses += uses_of(call, of if by == 1 else [None if g is None else g * by for g in of], samples, batch_axis, recorder)
+        for use in natives:
+            of = [next(found) for _ in use.edges]
+            if any(g is not None for g in of):
+                use.grads_of_outputs = [g if g is None or by == 1 else g * by for g in of]
+                uses.append(use)
     return _Seen(samples, uses, loss.detach(), scale)
 
 
@@ -121,7 +134,8 @@ def per_sample_gradients(
             for p, g in use.grads(0, seen.samples).items():
                 total[p] = total[p] + g if p in total else g
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    return {n: total[p] if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
+    # Of a native call they are parts of rows.
+    return {n: total[p].contiguous() if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
 
 
 def _ghost(maps: Sequence[Affine], lo: int, hi: int) -> Tensor:
@@ -139,7 +153,16 @@ def _cheaper_by_ghost(maps: Sequence[Affine]) -> bool:
     return r == 1 or r * (d + o) < d * o
 
 
-def squared_norms(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
+# Numbers of a row beyond which float32 sums of a CPU's vector_norm, eight at a time, are not near enough.
+_LONG = 1 << 16
+
+
+def _lengths(t: Tensor) -> Tensor:
+    """Norms ``[n]`` of the rows of ``[n, d]``."""
+    return torch.linalg.vector_norm(t, dim=1) if t.shape[1] <= _LONG or not t.is_cpu else t.square().sum(1).sqrt()
+
+
+def _squares(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
     """The squared norm of each sample's gradient, ``[n]`` for each parameter. What is made for it is some samples at a time,
     within a budget (or for one sample, where one has more)."""
     of: dict[nn.Parameter, list[Use]] = {}
@@ -185,6 +208,76 @@ def squared_norms(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tenso
     return norms
 
 
+class _Parts(NamedTuple):
+    """Uses by what their norms come of: maps of one position a sample, and native calls, whose parameters nobody else uses; the rest."""
+
+    maps: list[Affine]
+    natives: list[Native]
+    rest: list[Use]
+
+
+def _parts(uses: Sequence[Use]) -> _Parts:
+    counts = Counter(id(p) for use in uses for p in use.parameters)
+    parts = _Parts([], [], [])
+    for use in uses:
+        alone = all(counts[id(p)] == 1 for p in use.parameters)
+        if alone and isinstance(use, Affine) and use.sizes[:2] == (1, 1) and use.mask is None:
+            parts.maps.append(use)
+        elif alone and isinstance(use, Native):
+            parts.natives.append(use)
+        else:
+            parts.rest.append(use)
+    return parts
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _norms(seen: _Seen) -> Tensor:
+    """The norm of each sample's gradient over all parameters, ``[n]``, by few operations: they cost more than what they do."""
+    maps, natives, rest = _parts(seen.uses)
+    # Norms whose squares add up: of g for a bias, and |x| |g| for a weight.
+    found: list[Tensor] = []
+    of_x, of_g = [], []
+    for use in maps:
+        x, g = use.rows()
+        length = _lengths(g)
+        if use.weight is not None:
+            of_x.append(_lengths(x))
+            of_g.append(length)
+        if use.bias is not None:
+            found.append(length)
+    if of_x:
+        found += torch._foreach_mul(of_x, of_g)
+    found += [_joined([_lengths(part) for part in use.rows()]) for use in natives]
+    squares = list(_squares(rest, seen.samples).values())
+    if squares:
+        found.append(sum(squares[1:], squares[0]).sqrt())
+    if len(found) < 2:
+        return found[0] if found else wide(seen.loss).new_zeros(seen.samples)
+    if len({t.dtype for t in found}) > 1:
+        found = [t.double() for t in found]
+    return torch.linalg.vector_norm(torch.stack(found), dim=0)
+
+
+def _norms_of_each(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
+    """The same for each parameter."""
+    maps, natives, rest = _parts(uses)
+    norms = {p: squares.sqrt() for p, squares in _squares(rest, samples).items()}
+    for use in maps:
+        x, g = use.rows()
+        length = _lengths(g)
+        if use.weight is not None:
+            norms[use.weight] = _lengths(x) * length
+        if use.bias is not None:
+            norms[use.bias] = length
+    for native in natives:
+        each = [[_lengths(t) for t in native.split(part)] for part in native.rows()]
+        norms.update(zip(native.parameters, (_joined(of) for of in zip(*each))))
+    return norms
+
+
 def per_sample_norms(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
@@ -207,11 +300,11 @@ def per_sample_norms(
     """
     seen = _observe("per_sample_norms", model, loss_fn, inputs, targets, reduction, batch_axis)
     with torch.no_grad():
-        norms = squared_norms(seen.uses, seen.samples)
         if by_parameter:
+            norms = _norms_of_each(seen.uses, seen.samples)
             named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-            return {n: norms[p].sqrt() if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
-        return sum(norms.values(), seen.loss.new_zeros(seen.samples)).sqrt()
+            return {n: norms[p] if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
+        return _norms(seen)
 
 
 def clip_per_sample(
@@ -238,7 +331,7 @@ def clip_per_sample(
     within("clip_per_sample", "max_norm", max_norm, 0.0, float("inf"))
     seen = _observe("clip_per_sample", model, loss_fn, inputs, targets, reduction, batch_axis)
     with torch.no_grad():
-        norms = sum(squared_norms(seen.uses, seen.samples).values(), seen.loss.new_zeros(seen.samples)).sqrt()
+        norms = _norms(seen)
         c = (max_norm / norms.clamp_min(1e-38)).clamp_max(1.0)
         c = c / max(seen.samples, 1) if reduction == "mean" else c
         if seen.samples == 0:
