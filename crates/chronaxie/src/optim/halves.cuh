@@ -4,7 +4,8 @@
 //                    squares of the whole gradient, and what squares does beside (stepper.cuh)
 //   half_bounds      plate: bounds of g = scale grad (+ pull decay parameter) and of the first moment, from those
 //   half_moments     64 x 64: moments (plates.cuh), g and first as tiles of f16
-//   half_roots       16 rows of a root as tiles of f16, and their largest number
+//   half_roots       16 rows of a root as tiles of f16, and their largest number (slabs.cuh)
+//   half_due         the same of the roots that were made in this step
 //   half_gram        128 x 256 on and below the diagonal of G G^T, and then of G^T G:  factor = keep factor + weight (G G^T), packed
 //                    triangles
 //   multiply_halves  128 x 256 of a b over chunks of 64 terms; what becomes of it is the caller's
@@ -24,7 +25,7 @@
 // Floors: 2 f16 flops a multiply-add; from L2 48 KB for 128 x 256 x 64 of them, 47 bytes a clock and multiprocessor at the whole
 // rate of tensor cores, 30 at what their power leaves of it (0.62 PFLOP/s).
 #pragma once
-#include "plates.cuh"
+#include "slabs.cuh"
 
 constexpr int kHalfThreads = 384;
 constexpr int kDown = 128, kAcross = 256;        // of a tile of a product
@@ -32,15 +33,6 @@ constexpr int kPlaces = 4;                       // of the ring
 constexpr int kPlaceBytes = 6 * kTileBytes;      // two tiles of a, four of b
 constexpr int kWarpFloats = 16 * kSide;          // a warp's part of a tile on its way out: 16 rows of 64
 constexpr int kSlab = 16;                        // rows of a root, or of a product with it, under one power of two
-
-// The power of two of numbers of at most `bound`, and its inverse.
-__device__ __forceinline__ float up_of(float bound) { return scale_up(__float_as_uint(fminf(bound, 3e38f))); }
-__device__ __forceinline__ float down_of(float bound) { return scale_down(__float_as_uint(fminf(bound, 3e38f))); }
-// Numbers that are none must not take the others' bits.
-__device__ __forceinline__ unsigned finite_magnitude(float x) {
-  const unsigned m = magnitude(x);
-  return m < 0x7f800000u ? m : 0u;
-}
 
 // `runs` are of what lies in no parameter of plates alone, from an element to another; `alone` says which plates lie in such ones. A
 // block's sum of squares is of its tiles and pieces, in their order.
@@ -139,71 +131,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-// Entry 2 m + axis of `first` and `root_at`: the slabs before the root of an axis of plate m, and its tiles.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     half_roots(const Plate* plates, const i64* first, const i64* root_at, const float* roots, char* to, float* largest, int slabs,
                int entries) {
-  __shared__ unsigned most[2][kWarps];
-  int turn = 0;
-  for (int t = (int)blockIdx.x; t < slabs; t += (int)gridDim.x, turn ^= 1) {
-    const int e = plate_of(first, entries, t), axis = e % 2;
-    const Plate& p = plates[e / 2];
-    const int n = (int)(axis ? p.columns : p.rows), sides = sides_of(n), row0 = (t - (int)first[e]) * kSlab;
-    const float* root = roots + p.roots[axis] + (i64)row0 * n;
-    const bool vectors = n % 4 == 0 && (u64)root % 16 == 0;
-    // Eight numbers of a row.
-    const int pieces = 8 * sides;
-    auto read = [&](float(&x)[8], int i) {
-      const int row = i / pieces, column = i % pieces * 8, left = row0 + row < n ? n - column : 0;
-      const float* at = root + (i64)row * n + column;
-      if (vectors && left >= 8) {
-        const float4 a = *reinterpret_cast<const float4*>(at), b = *reinterpret_cast<const float4*>(at + 4);
-        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-      } else {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) x[k] = k < left ? at[k] : 0.f;
-      }
-    };
-    // A slab of up to 1024 columns stays in registers; a longer one is read again.
-    constexpr int kHeld = 8;
-    float held[kHeld][8];
-    unsigned of = 0;
-    auto see = [&](const float(&x)[8]) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) of = max(of, finite_magnitude(x[k]));
-    };
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) read(held[h], i);
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if ((int)threadIdx.x + h * kThreads < kSlab * pieces) see(held[h]);
-    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i), see(x);
-    }
-    of = __reduce_max_sync(~0u, of);
-    // Those of the turn before may still be read.
-    if (threadIdx.x % 32 == 0) most[turn][threadIdx.x / 32] = of;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) of = max(of, most[turn][w]);
-    const float bound = __uint_as_float(of), up = up_of(bound);
-    if (threadIdx.x == 0) largest[t] = bound;
-    char* line = to + (root_at[e] + row0 / kSide * (i64)sides) * kTileBytes;
-    auto write = [&](const float(&x)[8], int i) {
-      const int row = row0 % kSide + i / pieces, piece = i % pieces;
-      const uint4 v = {pack<false>(x[0] * up, x[1] * up), pack<false>(x[2] * up, x[3] * up), pack<false>(x[4] * up, x[5] * up),
-                       pack<false>(x[6] * up, x[7] * up)};
-      *reinterpret_cast<uint4*>(line + (i64)(piece / 8) * kTileBytes + swizzled(row, piece % 8)) = v;
-    };
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) write(held[h], i);
-    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i), write(x, i);
-    }
+  const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
+  RoundedSlabs rounded;
+  for (int t = (int)blockIdx.x; t < slabs; t += (int)gridDim.x) {
+    Held held;
+    const Slab s = slab_of(o, t);
+    hold(held, s), rounded.put(held, s);
+  }
+}
+
+// Of a pool's roots those that were made in this step: row `blockIdx.y` of its turn, whose member is the root of `entry_of`, or of no
+// plate (-1).
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    half_due(const Plate* plates, const i64* first, const i64* root_at, const float* roots, char* to, float* largest, int slabs,
+             int entries, const i64* entry_of, const i64* due, const int* step, int every, int start) {
+  const i64 which = member(due, step, every, start), e = which < 0 ? -1 : entry_of[which];
+  if (e < 0) return;
+  const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
+  RoundedSlabs rounded;
+  for (int t = (int)first[e] + (int)blockIdx.x; t < first[e + 1]; t += (int)gridDim.x) {
+    Held held;
+    const Slab s = slab_of(o, t);
+    hold(held, s), rounded.put(held, s);
   }
 }
 

@@ -67,10 +67,14 @@ class _Kind(NamedTuple):
     embedding: bool
 
 
+_OTHER = _Kind(False, False, False, False, False)
+
+
 @lru_cache(maxsize=1024)
 def _kind(module: type, whole_kinds: Any) -> _Kind:
     plain, whole = issubclass(module, (*MAPS, *_NORMS)), issubclass(module, whole_kinds)
-    return _Kind(plain, whole, issubclass(module, _MIXING), issubclass(module, ct.CfC), issubclass(module, nn.Embedding))
+    kind = _Kind(plain, whole, issubclass(module, _MIXING), issubclass(module, ct.CfC), issubclass(module, nn.Embedding))
+    return kind if any(kind) else _OTHER
 
 
 def _is_parametrized(module: nn.Module) -> bool:
@@ -90,16 +94,22 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
         ConfigError: a layer whose samples mix, or that drops at random where its call must be run again.
     """
     found: list[Unit] = []
-    seen: set[int] = set()
+    seen: set[nn.Module] = set()
 
     # A loop: a function that calls itself would be garbage that only Python's collector finds.
     stack = [("", model)]
     while stack:
         name, module = stack.pop()
-        if id(module) in seen:
+        if module in seen:
             continue
-        seen.add(id(module))
-        kind, of = type(module).__name__, _kind(type(module), whole_kinds)
+        seen.add(module)
+        of, below = _kind(type(module), whole_kinds), module._modules
+        if of is _OTHER and not module._parameters and "parametrizations" not in below:
+            # What most modules are that have no parameters of their own.
+            if below:
+                _push(stack, name, below)
+            continue
+        kind = type(module).__name__
         if of.mixing and (mixing or module.training or not module.track_running_stats):
             if mixing:
                 continue
@@ -130,10 +140,15 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
             found.append(Unit(name or kind, module, own, plain))
         if fc is not None:
             stack.append((f"{name}.fc" if name else "fc", fc))
-        elif not whole and module._modules:
-            children = [(f"{name}.{n}" if name else n, below) for n, below in module._modules.items() if below is not None]
-            stack += reversed(children)
+        elif not whole and below:
+            _push(stack, name, below)
     return found
+
+
+def _push(stack: list[tuple[str, nn.Module]], name: str, children: dict[str, nn.Module | None]) -> None:
+    """The children of a module, so that the first is the next."""
+    before = f"{name}." if name else ""
+    stack += [(before + n, below) for n, below in reversed(children.items()) if below is not None]
 
 
 def _steady(name: str, module: nn.Module) -> None:
@@ -179,9 +194,10 @@ class Recorder:
             if type(output) is Tensor and len(args) == 1 and type(args[0]) is Tensor and not kwargs:
                 # What most calls are.
                 if output.requires_grad:
-                    x, made = args[0].detach(), _whole(output)
+                    x, made = args[0].detach(), output if output._base is None else _whole(output)
+                    edge = GradientEdge(made.grad_fn, made.output_nr) if unit.plain else get_gradient_edge(made)
                     versions = [] if x.is_inference() else [(x, x._version)]
-                    call = Call(unit, ((x,), {}), [get_gradient_edge(made)], [0], [output.shape], versions)
+                    call = Call(unit, ((x,), {}), [edge], [0], [output.shape], versions)
                     self.calls.append(call) if self._note is None else self._note(call, [made])
                 return None
             # Of several outputs one may stand in another's graph, as a last state does: each gets a node of its own.
@@ -337,9 +353,21 @@ def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pa
 
 def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0, pause: Any = None) -> list[Use]:
     """The uses of parameters in a call, from the gradients of its outputs; ``grads`` may hold None."""
+    unit, module = call.unit, call.unit.module
+    if len(grads) == 1 and grads[0] is not None and unit.plain and isinstance(module, nn.Linear):
+        # What most calls are.
+        _check_versions(call)
+        x, g = _input(call), grads[0]
+        _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
+        if g.shape != call.shapes[0]:
+            g = g.reshape(call.shapes[0])
+        if batch_axis:
+            x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
+        weight, bias = module.weight, module.bias
+        bias = bias if bias is not None and bias.requires_grad else None
+        return [Affine.of(weight if weight.requires_grad else None, bias, x, g)]
     if all(g is None for g in grads):
         return []
-    unit, module = call.unit, call.unit.module
     grads = [g if g is None or g.shape == shape else g.reshape(shape) for g, shape in zip(grads, call.shapes)]
     _check_versions(call)
     if not unit.plain and isinstance(module, _TAPED) and not any(_is_parametrized(m) for m in module.modules()):
@@ -366,9 +394,6 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
         _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
         if batch_axis:
             x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
-    if isinstance(module, nn.Linear):
-        weight, bias = (p if p is not None and p.requires_grad else None for p in (module.weight, module.bias))
-        return [Affine.of(weight, bias, x, g)]
     if isinstance(module, nn.Embedding):
         return [Lookup(module.weight, x, g, module.padding_idx)]
     if isinstance(module, _CONVOLUTIONS):

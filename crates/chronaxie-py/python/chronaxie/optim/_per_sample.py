@@ -80,7 +80,9 @@ def _observe(
     # The samples' own factor goes into the pass where the loss's type holds it.
     seeded = loss.dtype in (torch.float32, torch.float64)
     seed = torch.full_like(loss, scale) if seeded and scale != 1 else None
-    found = iter(torch.autograd.grad(loss, edges, seed, allow_unused=True))
+    # On a GPU another thread would make the gradients, and waking it takes longer than what it does for a small model.
+    with torch.autograd.set_multithreading_enabled(False):
+        found = iter(torch.autograd.grad(loss, edges, seed, allow_unused=True))
     by = 1 if seeded else scale
     grads = [[next(found) for _ in call.edges] for call in calls]
     check_uses(graph.counts, calls, grads)
@@ -251,9 +253,9 @@ def _norms(seen: _Seen) -> Tensor:
     if of_x:
         found += torch._foreach_mul(of_x, of_g)
     found += [_joined([_lengths(part) for part in use.rows()]) for use in natives]
-    squares = list(_squares(rest, seen.samples).values())
-    if squares:
-        found.append(sum(squares[1:], squares[0]).sqrt())
+    of_rest = list(_squares(rest, seen.samples).values()) if rest else []
+    if of_rest:
+        found.append(sum(of_rest[1:], of_rest[0]).sqrt())
     if len(found) < 2:
         return found[0] if found else wide(seen.loss).new_zeros(seen.samples)
     if len({t.dtype for t in found}) > 1:

@@ -92,7 +92,8 @@ class Affine(Use):
         """Of one position a sample, ``[n, d]`` and ``[n, o]``."""
         _, _, d, o = self.sizes
         x, g = self.whole if self.whole is not None else (self.x(0, self.samples), self.g(0, self.samples))
-        return wide(x).reshape(self.samples, d), wide(g).reshape(self.samples, o)
+        x, g = wide(x), wide(g)
+        return x if x.dim() == 2 else x.reshape(self.samples, d), g if g.dim() == 2 else g.reshape(self.samples, o)
 
     def grads(self, lo: int, hi: int, wanted: Any = None) -> Grads:
         made: Grads = {}
