@@ -32,7 +32,6 @@ constexpr int kDown = 128, kAcross = 256;        // of a tile of a product
 constexpr int kPlaces = 4;                       // of the ring
 constexpr int kPlaceBytes = 6 * kTileBytes;      // two tiles of a, four of b
 constexpr int kWarpFloats = 16 * kSide;          // a warp's part of a tile on its way out: 16 rows of 64
-constexpr int kSlab = 16;                        // rows of a root, or of a product with it, under one power of two
 
 // `runs` are of what lies in no parameter of plates alone, from an element to another; `alone` says which plates lie in such ones. A
 // block's sum of squares is of its tiles and pieces, in their order.
