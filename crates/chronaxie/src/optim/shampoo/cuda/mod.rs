@@ -153,8 +153,8 @@ impl CudaPlan {
         let pools = || grid.pools.iter().zip(&tables.pools).enumerate().filter(|(_, (_, t))| t.rows > 0);
         // What all plates need is done beside the longest work of a few matrices.
         let longest = pools().max_by_key(|(_, (p, t))| t.rows as u128 * (p.size as u128).pow(3)).map(|(i, _)| i);
-        let beside = match &mut plates {
-            Some(OnPlates::Fast(fast)) if every > 1 => longest.map(|pool| Ok((pool, fast.beside(device)?))).transpose()?,
+        let beside = match (&plates, longest) {
+            (Some(OnPlates::Fast(fast)), Some(pool)) if every > 1 => Some((pool, fast.beside(device)?)),
             _ => None,
         };
         for (i, (pool, turns)) in pools() {
@@ -346,7 +346,7 @@ impl CudaPlan {
             Some(OnPlates::Fast(fast)) => fast.own(s, m.pool),
             _ => None,
         };
-        make(m, [a, made, record], s.address(self.own), beside.as_ref().map_or(&[], |list| list))?;
+        make(m, [a, made, record], s.address(self.own), beside.as_ref().map_or(&[][..], |list| &list[..]))?;
         let roots = Arg::U64(s.roots.wrapping_add(4 * pool.first as u64));
         let list = [due, Arg::U64(made), Arg::U64(record), step, roots, n, every, start];
         visit(&self.kernels[4], config, &list)
