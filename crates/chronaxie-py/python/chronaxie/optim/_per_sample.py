@@ -8,12 +8,15 @@ of the inputs with the weighted g (Bu et al., "Automatic clipping", and "book-ke
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
+from ..torch import _plan
+from ..torch._passes import planned
 from ._alone import Native
 from ._base import one_of, wide, within
 from ._calls import Graph, Recorder, check_uses, units_of, uses_of
@@ -236,22 +239,52 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _norms(seen: _Seen) -> Tensor:
-    """The norm of each sample's gradient over all parameters, ``[n]``, by few operations: they cost more than what they do."""
-    maps, natives, rest = _parts(seen.uses)
-    # Norms whose squares add up: of g for a bias, and |x| |g| for a weight.
-    found: list[Tensor] = []
-    of_x, of_g = [], []
-    for use in maps:
-        x, g = use.rows()
+@lru_cache(maxsize=256)
+def _ghosts(case: str, device: str) -> tuple[Any, Tensor]:
+    """A native plan for maps of one position, and how many each sample has."""
+    plan = planned("ghost_norms", case, device)
+    return plan, torch.ones(plan.signatures["step"][1][0][2], dtype=torch.int32, device=device)
+
+
+def _of_maps(maps: Sequence[Affine], samples: int) -> list[Tensor]:
+    """Norms whose squares add up: of g for a bias, and |x| |g| for a weight, or of all of them by one native call."""
+    rows = [use.rows() for use in maps]
+    if rows[0][1].is_cuda and (squares := _native_squares(maps, rows, samples)) is not None:
+        return [squares.sqrt_()]
+    found, of_x, of_g = [], [], []
+    for use, (x, g) in zip(maps, rows):
         length = _lengths(g)
         if use.weight is not None:
             of_x.append(_lengths(x))
             of_g.append(length)
         if use.bias is not None:
             found.append(length)
-    if of_x:
-        found += torch._foreach_mul(of_x, of_g)
+    return found + list(torch._foreach_mul(of_x, of_g)) if of_x else found
+
+
+def _native_squares(maps: Sequence[Affine], rows: Sequence[tuple[Tensor, Tensor]], samples: int) -> Tensor | None:
+    """Squared norms of the gradients of all maps together, where there is a native call: of float32 numbers on one GPU, all with a
+    bias that is trained or none."""
+    index, biased, words = rows[0][0].get_device(), maps[0].bias is not None, []
+    for use, pair in zip(maps, rows):
+        _, _, d, o = use.sizes
+        if use.weight is None or (use.bias is not None) is not biased or d * o == 0:
+            return None
+        for t in pair:
+            if t.dtype is not torch.float32 or t.get_device() != index:
+                return None
+        words.append(f"{d}x{o}")
+    if _plan.unavailable(index) is not None:
+        return None
+    plan, lengths = _ghosts(f"B{samples}_T1,maps={'+'.join(words)}{'' if biased else ',bias=false'}", f"cuda:{index}")
+    tensors = [t.view(samples, 1, 1, -1) for pair in rows for t in pair]
+    return plan.caller.run("step", (*tensors, lengths))[0]  # type: ignore[no-any-return]
+
+
+def _norms(seen: _Seen) -> Tensor:
+    """The norm of each sample's gradient over all parameters, ``[n]``, by few operations: they cost more than what they do."""
+    maps, natives, rest = _parts(seen.uses)
+    found = _of_maps(maps, seen.samples) if maps else []
     found += [_joined([_lengths(part) for part in use.rows()]) for use in natives]
     of_rest = list(_squares(rest, seen.samples).values()) if rest else []
     if of_rest:
