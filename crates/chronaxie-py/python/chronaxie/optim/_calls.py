@@ -84,7 +84,8 @@ def _is_parametrized(module: nn.Module) -> bool:
 
 
 def _trained(parameters: Any) -> list[nn.Parameter]:
-    return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
+    own = [p for p in parameters if p is not None and p.requires_grad]
+    return list(dict(zip(map(id, own), own)).values())
 
 
 def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) -> list[Unit]:
@@ -109,6 +110,15 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
             if below:
                 _push(stack, name, below)
             continue
+        own = _trained(module._parameters.values())
+        if of.plain and "weight" in module._parameters and "parametrizations" not in below and type(module).forward in _FORWARDS:
+            if not of.embedding or not (module.scale_grad_by_freq or module.sparse):
+                # And those that have.
+                if own:
+                    found.append(Unit(name or type(module).__name__, module, own, True))
+                if below:
+                    _push(stack, name, below)
+                continue
         kind = type(module).__name__
         if of.mixing and (mixing or module.training or not module.track_running_stats):
             if mixing:
@@ -132,8 +142,6 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
         if whole:
             apart = set() if fc is None else set(fc.parameters())
             own = [p for p in _trained(module.parameters()) if p not in apart]
-        else:
-            own = _trained(module._parameters.values())
         if own:
             if not plain:
                 _steady(name or kind, module)
@@ -194,8 +202,10 @@ class Recorder:
             if type(output) is Tensor and len(args) == 1 and type(args[0]) is Tensor and not kwargs:
                 # What most calls are.
                 if output.requires_grad:
-                    x, made = args[0].detach(), output if output._base is None else _whole(output)
+                    made = output if output._base is None else _whole(output)
                     edge = GradientEdge(made.grad_fn, made.output_nr) if unit.plain else get_gradient_edge(made)
+                    # What nobody runs again, and the graph holds as long as the calls, needs no tensor of its own.
+                    x = args[0] if unit.plain and self._note is None else args[0].detach()
                     versions = [] if x.is_inference() else [(x, x._version)]
                     call = Call(unit, ((x,), {}), [edge], [0], [output.shape], versions)
                     self.calls.append(call) if self._note is None else self._note(call, [made])

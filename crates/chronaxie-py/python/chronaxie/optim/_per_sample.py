@@ -7,7 +7,6 @@ of the inputs with the weighted g (Bu et al., "Automatic clipping", and "book-ke
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -98,7 +97,7 @@ def _observe(
             if any(g is not None for g in of):
                 use.grads_of_outputs = [g if g is None or by == 1 else g * by for g in of]
                 uses.append(use)
-    return _Seen(samples, uses, loss.detach(), scale)
+    return _Seen(samples, uses, loss, scale)
 
 
 def per_sample_gradients(
@@ -222,10 +221,14 @@ class _Parts(NamedTuple):
 
 
 def _parts(uses: Sequence[Use]) -> _Parts:
-    counts = Counter(id(p) for use in uses for p in use.parameters)
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for use in uses:
+        for p in use.parameters:
+            (shared if id(p) in seen else seen).add(id(p))
     parts = _Parts([], [], [])
     for use in uses:
-        alone = all(counts[id(p)] == 1 for p in use.parameters)
+        alone = not shared or not any(id(p) in shared for p in use.parameters)
         if alone and isinstance(use, Affine) and use.sizes[:2] == (1, 1) and use.mask is None:
             parts.maps.append(use)
         elif alone and isinstance(use, Native):
@@ -377,4 +380,4 @@ def clip_per_sample(
             for p, g in use.weighted(c).items():
                 g = g.to(p.dtype)
                 p.grad = g if p.grad is None else p.grad + g
-    return Clipped(norms, seen.loss)
+    return Clipped(norms, seen.loss.detach())

@@ -18,9 +18,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     newton::roots_of(a, root, record, work, sums, counters, count, n, p, blocks, groups, stages, absolute, relative);
   const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
   unsigned* next = counters + 16 * groups;
-  // A slot of tickets is written again behind two barriers, that of `put` and this one.
+  // A slot of tickets is written again behind two barriers, that of `put` and this one; one more is on its way.
+  unsigned ahead = 0;
+  if (threadIdx.x == 0) ahead = atomicAdd(next, 1u);
   auto take = [&](int slot) {
-    if (threadIdx.x == 0) tickets[slot] = (int)atomicAdd(next, 1u);
+    if (threadIdx.x == 0) {
+      tickets[slot] = (int)ahead;
+      ahead = atomicAdd(next, 1u);
+    }
     __syncthreads();
     return tickets[slot];
   };
