@@ -191,10 +191,12 @@ __device__ __forceinline__ void multiply_half(float (&d)[32][4], unsigned a, uns
 }
 
 // All tiles of a product, of which an entry of `first` has some. `find(entry, its tile)` says where one is; `begin(entry, its tile)`
-// gives a multiplying warp what `emit(acc, that, warp's floats)` needs in the end, so that it is on its way by then.
+// gives a multiplying warp what `emit(acc, that, early, warp's floats)` needs in the end, so that it is on its way by then, and
+// `ahead(that)` early, from memory, while the last products are made.
+struct Nothing {};
 enum { kOfRows, kOfTerms, kEither };
-template <int kB, class Find, class Begin, class Emit>
-__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Begin begin, Emit emit) {
+template <int kB, class Find, class Begin, class Ahead, class Emit>
+__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Begin begin, Ahead ahead, Emit emit) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kPlaces];
   // Of the first terms of a tile, by their place: entry, the entry's tile, chunks of terms, and a's first tile within the place, 8
@@ -266,9 +268,10 @@ __device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int
       before = free;
       turn.advance(kPlaces);
     }
+    const auto early = ahead(place);
     products_wait(acc);
     if (lane == 0) arrive_at(before);
-    emit(acc, place, own);
+    emit(acc, place, early, own);
   }
 }
 
@@ -327,37 +330,47 @@ extern "C" __global__ void __launch_bounds__(kHalfThreads, 1)
     return HalfFactor{factors + p.factors[e % 2], down_of(__ldg(bounds + 2 * (e / 2))), (int)(e % 2 ? p.columns : p.rows),
                       at.x * kDown + (int)threadIdx.x / 32 * 16, at.y * kAcross};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, float* own) {
-    const int lane = lane_here();
-    // Eight rows of 64 columns are a part, and the next is on its way where one is added to. A quarter above the diagonal
-    // has none.
-    float old[2][8][2];
-    auto each = [&](int part, auto use) {
-      const int row = t.row + part % 2 * 8, column = t.column + kSide * (part / 2) + lane;
-      float* line = t.factor + triangle(row) + column;
+  // Eight rows of 64 columns are a part, and two of them are on their way where they are added to, the first ones while the last
+  // products are made. A quarter above the diagonal has none.
+  constexpr int kAhead = 2;
+  auto each = [&](const HalfFactor& t, int part, auto use) {
+    const int lane = lane_here(), row = t.row + part % 2 * 8, column = t.column + kSide * (part / 2) + lane;
+    float* line = t.factor + triangle(row) + column;
 #pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int r = e / 2, further = e % 2 * 32;
-        use(e, line + r * row + triangle(r) + further, row + r < t.n && column + further <= row + r);
-      }
-    };
-    auto load = [&](int part) {
-      each(part, [&](int e, const float* at, bool there) { old[part % 2][e / 2][e % 2] = there ? *at : 0.f; });
-    };
-    load(0);
+    for (int e = 0; e < 16; ++e) {
+      const int r = e / 2, further = e % 2 * 32;
+      use(e, line + r * row + triangle(r) + further, row + r < t.n && column + further <= row + r);
+    }
+  };
+  auto load = [&](float(&old)[16], const HalfFactor& t, int part) {
+    each(t, part, [&](int e, const float* at, bool there) { old[e] = there ? *at : 0.f; });
+  };
+  struct Old {
+    float of[kAhead][16];
+  };
+  auto ahead = [&](const HalfFactor& t) {
+    Old o;
+#pragma unroll
+    for (int part = 0; part < kAhead; ++part) load(o.of[part], t, part);
+    return o;
+  };
+  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, const Old& early, float* own) {
+    const int lane = lane_here();
+    Old old = early;
 #pragma unroll
     for (int part = 0; part < 8; ++part) {
       if (t.column + kSide * (part / 2) >= t.row + kSlab) return;
-      if (part < 7) load(part + 1);
       if (part % 2 == 0) put_down(own, acc, part / 2);
-      each(part, [&](int e, float* at, bool there) {
+      float(&was)[16] = old.of[part % kAhead];
+      each(t, part, [&](int e, float* at, bool there) {
         const float made = own[put_at(part % 2 * 8 + e / 2, e % 2 * 32 + lane)] * t.down;
-        const float now = keep * old[part % 2][e / 2][e % 2] + weight * (made * t.down);
+        const float now = keep * was[e] + weight * (made * t.down);
         if (there) *at = now;
       });
+      if (part + kAhead < 8) load(was, t, part + kAhead);
     }
   };
-  multiply_halves<kEither>(first, tiles, entries, find, begin, emit);
+  multiply_halves<kEither>(first, tiles, entries, find, begin, ahead, emit);
 }
 
 // Products with the roots of plates: what they read, tables as of half_roots, and bounds.
@@ -416,11 +429,11 @@ __device__ __forceinline__ void half_left_of(const Plate* plates, const i64* fir
                     {down_of(root), up_of(o.bound(p, m, slab)), down_of(__ldg(o.bounds + 2 * m + 1))},
                     down, across, row + (int)threadIdx.x / 128, nth % wide * 4};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, float* own) {
+  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, Nothing, float* own) {
     const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
     if (t.row < t.down) put_halves(acc, t.by[0] * t.by[1] * t.by[2], t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<kOfTerms>(first, tiles, count, find, begin, emit);
+  multiply_halves<kOfTerms>(first, tiles, count, find, begin, [](const HalfLeft&) { return Nothing{}; }, emit);
 }
 
 struct HalfRight {
@@ -461,7 +474,7 @@ __device__ __forceinline__ void half_right_of(const Plate* plates, const i64* fi
                      nth % wide * 4,
                      4 * (across - nth % wide * 4)};
   };
-  auto emit = [&](float(&acc)[32][4], const HalfRight& t, float* own) {
+  auto emit = [&](float(&acc)[32][4], const HalfRight& t, Nothing, float* own) {
     const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
     double sum = 0;
     unsigned most = 0;
@@ -484,5 +497,5 @@ __device__ __forceinline__ void half_right_of(const Plate* plates, const i64* fi
     if (lane == 0) *t.downs = scale_down(most), *t.have = there ? sum : 0.;
     if (there) put_halves(acc, scale_up(most), t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<kOfRows>(first, tiles, count, find, begin, emit);
+  multiply_halves<kOfRows>(first, tiles, count, find, begin, [](const HalfRight&) { return Nothing{}; }, emit);
 }

@@ -30,8 +30,8 @@ struct Slab {
   int n, rows, pieces, row;  // rows that there are; eights of a row; its first row's within tiles
   bool vectors, whole;       // whole: sixteen rows of whole tiles, at most 16 of them, in pieces of 16 bytes
 };
-__device__ __forceinline__ Slab slab_of(const SlabsOf& o, int t) {
-  const int e = plate_of(o.first, o.entries, t), axis = e % 2;
+__device__ __forceinline__ Slab slab_of(const SlabsOf& o, int t, int e) {
+  const int axis = e % 2;
   const Plate& p = o.plates[e / 2];
   const int n = (int)(axis ? p.columns : p.rows), sides = sides_of(n), row0 = (t - (int)o.first[e]) * kSlab;
   const float* root = o.roots + p.roots[axis] + (i64)row0 * n;
@@ -39,6 +39,7 @@ __device__ __forceinline__ Slab slab_of(const SlabsOf& o, int t) {
   const bool vectors = n % 4 == 0 && (u64)root % 16 == 0;
   return {root, line, o.largest + t, n, n - row0, 8 * sides, row0 % kSide, vectors, vectors && n % kSide == 0 && n <= 16 * kSide};
 }
+__device__ __forceinline__ Slab slab_of(const SlabsOf& o, int t) { return slab_of(o, t, plate_of(o.first, o.entries, t)); }
 // Row and eight of a thread, which go on by so many of all threads: two divisions a slab.
 struct Eight {
   int row, piece, rows, pieces;

@@ -78,7 +78,7 @@ impl Groups {
     /// round of products of 1024 terms, and a multiprocessor and all of them with their memory.
     fn beside(p: &InverseRoot, props: &DeviceProps, bytes: usize) -> Option<Self> {
         const ROUND_NS: f64 = 162e3;
-        const EACH: f64 = 50.0;
+        const EACH: f64 = 30.0;
         const ALL: f64 = 2700.0;
         let plain = Self::choose(p, props)?;
         let sms = props.sm_count as usize;

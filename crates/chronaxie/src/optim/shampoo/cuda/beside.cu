@@ -29,18 +29,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     return tickets[slot];
   };
+  // A block's slabs come in their order, a few entries further at most: a search each would be what a slab waits for.
+  int entry = 0;
+  auto find = [&](int t) {
+    while (entry + 1 < entries && __ldg(first + entry + 1) <= t) ++entry;
+    return slab_of(o, t, entry);
+  };
   RoundedSlabs rounded;
   Held even, odd;
   Slab now, then;
   int t = take(0);
-  if (t < slabs) now = slab_of(o, t), hold(even, now);
+  if (t < slabs) entry = plate_of(first, entries, t), now = find(t), hold(even, now);
   while (t < slabs) {
     const int u = take(1);
-    if (u < slabs) then = slab_of(o, u), hold(odd, then);
+    if (u < slabs) then = find(u), hold(odd, then);
     rounded.put(even, now);
     if (u >= slabs) return;
     t = take(0);
-    if (t < slabs) now = slab_of(o, t), hold(even, now);
+    if (t < slabs) now = find(t), hold(even, now);
     rounded.put(odd, then);
   }
 }

@@ -1,8 +1,8 @@
 //! Launches of what fast.cu has: blocks that are matrices on Hopper's tensor cores with precision `fast`.
 
 use super::super::spec::{Grafting, Shampoo};
-use super::{PoolTurn, Same};
 use super::hopper::{Numbers, Visit, moments, update};
+use super::{PoolTurn, Same};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
 use crate::op::Precision;
 use crate::optim::blocks::Grid;
