@@ -31,8 +31,8 @@ def variables(node: Any) -> list[Any]:
 
 
 class Native(Use):
-    """One call of a native recurrence. ``tensors`` are x ``[B, T, D]``, h0, c0, elapsed and the parameters; ``needs`` says which
-    of the parameters are trained, and ``grads`` are those of the call's outputs, or None."""
+    """One call of a native recurrence. ``tensors`` are x ``[B, T, D]``, h0, c0, elapsed and the parameters; ``trained`` says which
+    of the parameters are, and ``grads_of_outputs``, given later, are those of the call's outputs, or None."""
 
     def __init__(self, node: Any) -> None:
         _, self.lists, self.layer, self.states = node.held
@@ -114,7 +114,8 @@ class _Runner:
         data = iter(t for t in use.tensors[:LEAD] if t is not None)
         parameters = iter(use.tensors[LEAD:])
         # Of each parameter's gradient where it begins in a sample's row; of others one place that nobody reads.
-        self.row, at = 0, {}
+        self.row = 0
+        at: dict[str, int | None] = {}
         listed = 0
         for spec in forward[0]:
             name, _, sizes, dtype, role, _ = spec

@@ -203,7 +203,7 @@ class Recorder:
                 # What most calls are.
                 if output.requires_grad:
                     made = output if output._base is None else _whole(output)
-                    edge = GradientEdge(made.grad_fn, made.output_nr) if unit.plain else get_gradient_edge(made)
+                    edge = GradientEdge(made.grad_fn, made.output_nr) if unit.plain and made.grad_fn is not None else get_gradient_edge(made)
                     # What nobody runs again, and the graph holds as long as the calls, needs no tensor of its own.
                     x = args[0] if unit.plain and self._note is None else args[0].detach()
                     versions = [] if x.is_inference() else [(x, x._version)]
@@ -374,8 +374,8 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
         if batch_axis:
             x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
         weight, bias = module.weight, module.bias
-        bias = bias if bias is not None and bias.requires_grad else None
-        return [Affine.of(weight if weight.requires_grad else None, bias, x, g)]
+        own = weight if weight.requires_grad else None, bias if bias is not None and bias.requires_grad else None
+        return [Affine.of(*own, x, g)]
     if all(g is None for g in grads):
         return []
     grads = [g if g is None or g.shape == shape else g.reshape(shape) for g, shape in zip(grads, call.shapes)]

@@ -296,7 +296,8 @@ def _norms(seen: _Seen) -> Tensor:
         return found[0] if found else wide(seen.loss).new_zeros(seen.samples)
     if len({t.dtype for t in found}) > 1:
         found = [t.double() for t in found]
-    return torch.linalg.vector_norm(torch.stack(found), dim=0)
+    made: Tensor = torch.linalg.vector_norm(torch.stack(found), dim=0)
+    return made
 
 
 def _norms_of_each(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
