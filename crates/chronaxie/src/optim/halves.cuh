@@ -20,7 +20,9 @@
 // A block of 384 threads a multiprocessor strides over the tiles of all plates: two warpgroups of 64 rows multiply, and of the
 // third a thread copies ahead into a ring of four places (cp.async.bulk). Tried on an H100, lm350m: L2 asked for the factors' rows
 // ahead, as in products.cuh: 1.78 ms for the Gram matrices of an axis where it is 1.42 without (4.7 GB from memory, 3.3); clusters of
-// two that share b's tiles (multicast): 1.73 ms for R_0 m where it is 1.24.
+// two that share b's tiles (multicast): 1.73 ms for R_0 m where it is 1.24. Of factors the first old numbers come while the last products
+// are made, and always those of two parts of a warp's rows: both axes 2.48 ms, with one part and none ahead 2.75; past the caches
+// (ld.cs, st.cs) 2.63.
 //
 // Floors: 2 f16 flops a multiply-add; from L2 48 KB for 128 x 256 x 64 of them, 47 bytes a clock and multiprocessor at the whole
 // rate of tensor cores, 30 at what their power leaves of it (0.62 PFLOP/s).

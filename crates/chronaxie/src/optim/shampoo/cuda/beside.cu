@@ -4,8 +4,10 @@
 //   newton_beside   the first groups x blocks blocks are newton_roots'; all others, and those when they are done, take slab after slab
 //                   by a counter. Whoever takes one, it becomes the same.
 //
-// Floor: 6 bytes of a root's element, which a multiprocessor's share of memory gives some 50 of a nanosecond: two slabs are on their
-// way a block, 64 KB each of 1024 columns.
+// Floor: 6 bytes of a root's element beside what Newton's iterations take; two slabs are on their way a block, 64 KB each of 1024
+// columns. Eight matrices of 1024 and the slabs of 675 such roots, H100: 3.19 ms, Newton's iterations alone 2.9, and 2.76 on 128
+// multiprocessors with 1.57 for the slabs behind them. What was tried: a search for each slab's root 3.29; numbers looked at one by
+// one for their place, and the counter asked when a slab is wanted: 4.4.
 #include "newton.cuh"
 #include "slabs.cuh"
 
