@@ -5,7 +5,8 @@
 
 `mlp` is two Linear layers with a ReLU between them, the same module for both. `ltc` is a TrueLiquidTimeConstant beside the same
 equations as a plain PyTorch module (peers.py) with weights of its own, since what is native has no rule for vmap. First our norms are
-held against gradients of single samples, one after the other. Contenders take turns; times are a caller's, awaited. Memory is what a call
+held against gradients of single samples, one after the other. Contenders take turns; times are a caller's, awaited: `median_ms` where each
+call comes behind one of the other's, which leaves the host's caches its own, and `row_ms` of calls behind each other. Memory is what a call
 takes above what lay there before (PyTorch's allocator), and again with half the batch: what does not grow with it is none of the batch's.
 """
 
@@ -22,6 +23,8 @@ import chronaxie
 import chronaxie.torch as ct
 from chronaxie import optim
 
+# Calls in a row for one in turn.
+ROW = 3
 CASES = ["mlp:B512_D784_H512", "ltc:B24_T8_D128_H64", "ltc:B32_T64_D128_H128"]
 
 
@@ -109,16 +112,17 @@ def main():
             raise SystemExit(f"{name}: our norms are off by {error:.2e}: nothing is timed")
         other()
         times = [(timed(mine, wait), timed(other, wait)) for _ in range(args.rounds)]
+        rows = [statistics.median(timed(call, wait) for _ in range(ROW * args.rounds)) for call in (mine, other)]
         half = len(x) // 2
         memory = [extra(c, device) for c in (mine, ours_of(ours, loss, x[:half], y[:half]), other)]
         a, b = (statistics.median(t) for t in zip(*times))
         records.append(
             dict(family="per_sample_norms", case=name, device=str(torch.cuda.get_device_name() if device.type == "cuda" else "cpu"),
                  peer="torch.func.vmap(grad)", peer_version=torch.__version__, version=chronaxie.__version__, median_ms=a,
-                 peer_median_ms=b, ratio=statistics.median(q / p for p, q in times), parity=error, peak_bytes=memory[0],
+                 peer_median_ms=b, row_ms=rows[0], peer_row_ms=rows[1], row_ratio=rows[1] / rows[0], ratio=statistics.median(q / p for p, q in times), parity=error, peak_bytes=memory[0],
                  peak_bytes_of_half=memory[1], peer_peak_bytes=memory[2])
         )  # fmt: skip
-        print(f"{name}: {a:.3f} ms, vmap(grad) {b:.3f} ms, {records[-1]['ratio']:.2f}x, off by {error:.1e}, bytes {memory}")
+        print(f"{name}: {a:.3f} ms, vmap(grad) {b:.3f} ms, {records[-1]['ratio']:.2f}x, in a row {rows[0]:.3f} and {rows[1]:.3f}, off by {error:.1e}, bytes {memory}")
     if args.json:
         with open(args.json, "w") as f:
             json.dump(records, f, indent=2)

@@ -239,6 +239,123 @@ def test_cells_that_are_stepped_and_layers_in_time_first():
     check(First(), mse, normal(6, 3, 4), batch_axis=1, bound=2 * NEAR)
 
 
+class Two(nn.Module):
+    """LTCs behind each other, the second of them twice, with a state and times that are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = LTC(4, 5, batch_first=False), TrueLiquidTimeConstant(5, 5), nn.Linear(5, 2)
+        # What stands still has no part in a norm.
+        self.first.rnn_cell.sigma.requires_grad_(False)
+        self.second.input_b.requires_grad_(False)
+
+    def forward(self, x):
+        # [B, T, D] whose samples do not lie one behind the other.
+        h0 = x[:, 0, :1].expand(-1, 5) * 0.1
+        times = 0.5 + x[..., 0].transpose(0, 1).square()
+        y, last = self.first(x.transpose(0, 1), h0, times)
+        y, (state, _) = self.second(y.transpose(0, 1), last)
+        y, _ = self.second(y, (state,))
+        return self.head(y[:, 1:])
+
+
+def test_native_recurrences_are_run_again_without_autograd(monkeypatch):
+    from chronaxie.optim import _calls
+
+    def replayed(call, *rest):
+        raise AssertionError(f"{call.unit.name} was run again as a module")
+
+    monkeypatch.setattr(_calls, "replayed", replayed)
+    x = normal(4, 3, 5).transpose(0, 2)
+    check(Two(), mse, x, bound=2 * NEAR)
+    for samples in (2, 5):
+        model = Complex(OURS["true_ltc"]())
+        check(model, mse, normal(samples, 3, 4), bound=2 * NEAR)
+    # A loss of one number for each sample, and sums.
+    check(LTC(3, 4), lambda out, _: out[0].square().sum((1, 2)), normal(5, 4, 3), bound=2 * NEAR)
+
+    class Apart(LTC):
+        """Its loss reads a parameter beside."""
+
+        def forward(self, x):
+            out, h = super().forward(x)
+            return out * self.rnn_cell.gleak.mean(), h
+
+    with pytest.raises(AssertionError, match="Apart was run again"):
+        optim.per_sample_norms(Apart(3, 4), mse, normal(5, 4, 3))
+    with pytest.raises(AssertionError, match="LTC was run again"):
+        optim.per_sample_norms(LTC(3, 4).double(), mse, normal(5, 4, 3, dtype=torch.float64))
+
+
+@pytest.mark.gpu
+def test_native_recurrences_on_a_gpu(cuda):
+    check(Two().to(cuda), mse, normal(4, 3, 5).transpose(0, 2).to(cuda), bound=2 * NEAR)
+    stream = torch.cuda.Stream()
+    model, x = LTC(4, 5).to(cuda), normal(6, 3, 4).to(cuda)
+    want = optim.per_sample_norms(model, mse, x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        got = optim.per_sample_norms(model, mse, x)
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_that_cannot_hold_the_number_of_samples(dtype):
+    """A mean's factor, here 2051, is no number of these types."""
+    model, x = nn.Linear(3, 2), normal(2051, 3)
+    norms = optim.per_sample_norms(model, lambda out: out.square().sum(1).mean().to(dtype), x)
+    want = optim.per_sample_norms(model, lambda out: out.square().sum(1).mean(), x)
+    assert distance(norms, want) <= NEAR
+
+
+def test_layers_by_their_lengths():
+    """Maps of one position a sample, with and without a bias, and what stands still; the last is shared."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c, self.d = nn.Linear(4, 6), nn.Linear(6, 5, bias=False), nn.Linear(5, 5), nn.Linear(5, 5)
+            self.a.weight.requires_grad_(False)
+            self.c.bias.requires_grad_(False)
+
+        def forward(self, x):
+            return self.d(torch.tanh(self.d(torch.relu(self.c(self.b(torch.tanh(self.a(x))))))))
+
+    check(Net(), mse, normal(7, 4), normal(7, 5, seed=2))
+    check(nn.Linear(70000, 2), mse, normal(3, 70000))
+
+
+def test_few_operations_beside_the_passes():
+    """On a GPU each is a launch, which takes longer than what it does."""
+
+    class Count(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    free = ("detach", "view", "reshape", "transpose", "::t", "unbind", "alias", "_unsafe_view", "expand", "select", "slice")
+    model, x, y = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), normal(4, 6), torch.tensor([0, 2, 1, 1])
+
+    def ops(call):
+        with Count() as count:
+            call()
+        return [n for n in count.ops if not n.endswith(free)]
+
+    def bare():
+        hidden = model[0](x)
+        out = model[2](torch.relu(hidden))
+        torch.autograd.grad(F.cross_entropy(out, y), [hidden, out])
+
+    # Norms of x and g of two maps, their products, all of them beside each other, and their norm.
+    ours, passes = ops(lambda: optim.per_sample_norms(model, F.cross_entropy, x, y)), ops(bare)
+    assert len(ours) <= len(passes) + 7, (ours, passes)
+
+
 def test_an_mlstm_block():
     class Block(nn.Module):
         def __init__(self):

@@ -4,7 +4,8 @@
 //                    squares of the whole gradient, and what squares does beside (stepper.cuh)
 //   half_bounds      plate: bounds of g = scale grad (+ pull decay parameter) and of the first moment, from those
 //   half_moments     64 x 64: moments (plates.cuh), g and first as tiles of f16
-//   half_roots       16 rows of a root as tiles of f16, and their largest number
+//   half_roots       16 rows of a root as tiles of f16, and their largest number (slabs.cuh)
+//   half_due         the same of the roots that were made in this step
 //   half_gram        128 x 256 on and below the diagonal of G G^T, and then of G^T G:  factor = keep factor + weight (G G^T), packed
 //                    triangles
 //   multiply_halves  128 x 256 of a b over chunks of 64 terms; what becomes of it is the caller's
@@ -19,28 +20,20 @@
 // A block of 384 threads a multiprocessor strides over the tiles of all plates: two warpgroups of 64 rows multiply, and of the
 // third a thread copies ahead into a ring of four places (cp.async.bulk). Tried on an H100, lm350m: L2 asked for the factors' rows
 // ahead, as in products.cuh: 1.78 ms for the Gram matrices of an axis where it is 1.42 without (4.7 GB from memory, 3.3); clusters of
-// two that share b's tiles (multicast): 1.73 ms for R_0 m where it is 1.24.
+// two that share b's tiles (multicast): 1.73 ms for R_0 m where it is 1.24. Of factors the first old numbers come while the last products
+// are made, and always those of two parts of a warp's rows: both axes 2.48 ms, with one part and none ahead 2.75; past the caches
+// (ld.cs, st.cs) 2.63.
 //
 // Floors: 2 f16 flops a multiply-add; from L2 48 KB for 128 x 256 x 64 of them, 47 bytes a clock and multiprocessor at the whole
 // rate of tensor cores, 30 at what their power leaves of it (0.62 PFLOP/s).
 #pragma once
-#include "plates.cuh"
+#include "slabs.cuh"
 
 constexpr int kHalfThreads = 384;
 constexpr int kDown = 128, kAcross = 256;        // of a tile of a product
 constexpr int kPlaces = 4;                       // of the ring
 constexpr int kPlaceBytes = 6 * kTileBytes;      // two tiles of a, four of b
 constexpr int kWarpFloats = 16 * kSide;          // a warp's part of a tile on its way out: 16 rows of 64
-constexpr int kSlab = 16;                        // rows of a root, or of a product with it, under one power of two
-
-// The power of two of numbers of at most `bound`, and its inverse.
-__device__ __forceinline__ float up_of(float bound) { return scale_up(__float_as_uint(fminf(bound, 3e38f))); }
-__device__ __forceinline__ float down_of(float bound) { return scale_down(__float_as_uint(fminf(bound, 3e38f))); }
-// Numbers that are none must not take the others' bits.
-__device__ __forceinline__ unsigned finite_magnitude(float x) {
-  const unsigned m = magnitude(x);
-  return m < 0x7f800000u ? m : 0u;
-}
 
 // `runs` are of what lies in no parameter of plates alone, from an element to another; `alone` says which plates lie in such ones. A
 // block's sum of squares is of its tiles and pieces, in their order.
@@ -139,71 +132,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-// Entry 2 m + axis of `first` and `root_at`: the slabs before the root of an axis of plate m, and its tiles.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     half_roots(const Plate* plates, const i64* first, const i64* root_at, const float* roots, char* to, float* largest, int slabs,
                int entries) {
-  __shared__ unsigned most[2][kWarps];
-  int turn = 0;
-  for (int t = (int)blockIdx.x; t < slabs; t += (int)gridDim.x, turn ^= 1) {
-    const int e = plate_of(first, entries, t), axis = e % 2;
-    const Plate& p = plates[e / 2];
-    const int n = (int)(axis ? p.columns : p.rows), sides = sides_of(n), row0 = (t - (int)first[e]) * kSlab;
-    const float* root = roots + p.roots[axis] + (i64)row0 * n;
-    const bool vectors = n % 4 == 0 && (u64)root % 16 == 0;
-    // Eight numbers of a row.
-    const int pieces = 8 * sides;
-    auto read = [&](float(&x)[8], int i) {
-      const int row = i / pieces, column = i % pieces * 8, left = row0 + row < n ? n - column : 0;
-      const float* at = root + (i64)row * n + column;
-      if (vectors && left >= 8) {
-        const float4 a = *reinterpret_cast<const float4*>(at), b = *reinterpret_cast<const float4*>(at + 4);
-        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-      } else {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) x[k] = k < left ? at[k] : 0.f;
-      }
-    };
-    // A slab of up to 1024 columns stays in registers; a longer one is read again.
-    constexpr int kHeld = 8;
-    float held[kHeld][8];
-    unsigned of = 0;
-    auto see = [&](const float(&x)[8]) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k) of = max(of, finite_magnitude(x[k]));
-    };
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) read(held[h], i);
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if ((int)threadIdx.x + h * kThreads < kSlab * pieces) see(held[h]);
-    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i), see(x);
-    }
-    of = __reduce_max_sync(~0u, of);
-    // Those of the turn before may still be read.
-    if (threadIdx.x % 32 == 0) most[turn][threadIdx.x / 32] = of;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) of = max(of, most[turn][w]);
-    const float bound = __uint_as_float(of), up = up_of(bound);
-    if (threadIdx.x == 0) largest[t] = bound;
-    char* line = to + (root_at[e] + row0 / kSide * (i64)sides) * kTileBytes;
-    auto write = [&](const float(&x)[8], int i) {
-      const int row = row0 % kSide + i / pieces, piece = i % pieces;
-      const uint4 v = {pack<false>(x[0] * up, x[1] * up), pack<false>(x[2] * up, x[3] * up), pack<false>(x[4] * up, x[5] * up),
-                       pack<false>(x[6] * up, x[7] * up)};
-      *reinterpret_cast<uint4*>(line + (i64)(piece / 8) * kTileBytes + swizzled(row, piece % 8)) = v;
-    };
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h)
-      if (const int i = (int)threadIdx.x + h * kThreads; i < kSlab * pieces) write(held[h], i);
-    for (int i = (int)threadIdx.x + kHeld * kThreads; i < kSlab * pieces; i += kThreads) {
-      float x[8];
-      read(x, i), write(x, i);
-    }
+  const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
+  RoundedSlabs rounded;
+  for (int t = (int)blockIdx.x; t < slabs; t += (int)gridDim.x) {
+    Held held;
+    const Slab s = slab_of(o, t);
+    hold(held, s), rounded.put(held, s);
+  }
+}
+
+// Of a pool's roots those that were made in this step: row `blockIdx.y` of its turn, whose member is the root of `entry_of`, or of no
+// plate (-1).
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    half_due(const Plate* plates, const i64* first, const i64* root_at, const float* roots, char* to, float* largest, int slabs,
+             int entries, const i64* entry_of, const i64* due, const int* step, int every, int start) {
+  const i64 which = member(due, step, every, start), e = which < 0 ? -1 : entry_of[which];
+  if (e < 0) return;
+  const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
+  RoundedSlabs rounded;
+  for (int t = (int)first[e] + (int)blockIdx.x; t < first[e + 1]; t += (int)gridDim.x) {
+    Held held;
+    const Slab s = slab_of(o, t);
+    hold(held, s), rounded.put(held, s);
   }
 }
 
@@ -240,10 +193,12 @@ __device__ __forceinline__ void multiply_half(float (&d)[32][4], unsigned a, uns
 }
 
 // All tiles of a product, of which an entry of `first` has some. `find(entry, its tile)` says where one is; `begin(entry, its tile)`
-// gives a multiplying warp what `emit(acc, that, warp's floats)` needs in the end, so that it is on its way by then.
+// gives a multiplying warp what `emit(acc, that, early, warp's floats)` needs in the end, so that it is on its way by then, and
+// `ahead(that)` early, from memory, while the last products are made.
+struct Nothing {};
 enum { kOfRows, kOfTerms, kEither };
-template <int kB, class Find, class Begin, class Emit>
-__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Begin begin, Emit emit) {
+template <int kB, class Find, class Begin, class Ahead, class Emit>
+__device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int count, Find find, Begin begin, Ahead ahead, Emit emit) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kPlaces];
   // Of the first terms of a tile, by their place: entry, the entry's tile, chunks of terms, and a's first tile within the place, 8
@@ -315,9 +270,10 @@ __device__ __forceinline__ void multiply_halves(const i64* first, int tiles, int
       before = free;
       turn.advance(kPlaces);
     }
+    const auto early = ahead(place);
     products_wait(acc);
     if (lane == 0) arrive_at(before);
-    emit(acc, place, own);
+    emit(acc, place, early, own);
   }
 }
 
@@ -376,37 +332,47 @@ extern "C" __global__ void __launch_bounds__(kHalfThreads, 1)
     return HalfFactor{factors + p.factors[e % 2], down_of(__ldg(bounds + 2 * (e / 2))), (int)(e % 2 ? p.columns : p.rows),
                       at.x * kDown + (int)threadIdx.x / 32 * 16, at.y * kAcross};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, float* own) {
-    const int lane = lane_here();
-    // Eight rows of 64 columns are a part, and the next is on its way where one is added to. A quarter above the diagonal
-    // has none.
-    float old[2][8][2];
-    auto each = [&](int part, auto use) {
-      const int row = t.row + part % 2 * 8, column = t.column + kSide * (part / 2) + lane;
-      float* line = t.factor + triangle(row) + column;
+  // Eight rows of 64 columns are a part, and two of them are on their way where they are added to, the first ones while the last
+  // products are made. A quarter above the diagonal has none.
+  constexpr int kAhead = 2;
+  auto each = [&](const HalfFactor& t, int part, auto use) {
+    const int lane = lane_here(), row = t.row + part % 2 * 8, column = t.column + kSide * (part / 2) + lane;
+    float* line = t.factor + triangle(row) + column;
 #pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int r = e / 2, further = e % 2 * 32;
-        use(e, line + r * row + triangle(r) + further, row + r < t.n && column + further <= row + r);
-      }
-    };
-    auto load = [&](int part) {
-      each(part, [&](int e, const float* at, bool there) { old[part % 2][e / 2][e % 2] = there ? *at : 0.f; });
-    };
-    load(0);
+    for (int e = 0; e < 16; ++e) {
+      const int r = e / 2, further = e % 2 * 32;
+      use(e, line + r * row + triangle(r) + further, row + r < t.n && column + further <= row + r);
+    }
+  };
+  auto load = [&](float(&old)[16], const HalfFactor& t, int part) {
+    each(t, part, [&](int e, const float* at, bool there) { old[e] = there ? *at : 0.f; });
+  };
+  struct Old {
+    float of[kAhead][16];
+  };
+  auto ahead = [&](const HalfFactor& t) {
+    Old o;
+#pragma unroll
+    for (int part = 0; part < kAhead; ++part) load(o.of[part], t, part);
+    return o;
+  };
+  auto emit = [&](const float(&acc)[32][4], const HalfFactor& t, const Old& early, float* own) {
+    const int lane = lane_here();
+    Old old = early;
 #pragma unroll
     for (int part = 0; part < 8; ++part) {
       if (t.column + kSide * (part / 2) >= t.row + kSlab) return;
-      if (part < 7) load(part + 1);
       if (part % 2 == 0) put_down(own, acc, part / 2);
-      each(part, [&](int e, float* at, bool there) {
+      float(&was)[16] = old.of[part % kAhead];
+      each(t, part, [&](int e, float* at, bool there) {
         const float made = own[put_at(part % 2 * 8 + e / 2, e % 2 * 32 + lane)] * t.down;
-        const float now = keep * old[part % 2][e / 2][e % 2] + weight * (made * t.down);
+        const float now = keep * was[e] + weight * (made * t.down);
         if (there) *at = now;
       });
+      if (part + kAhead < 8) load(was, t, part + kAhead);
     }
   };
-  multiply_halves<kEither>(first, tiles, entries, find, begin, emit);
+  multiply_halves<kEither>(first, tiles, entries, find, begin, ahead, emit);
 }
 
 // Products with the roots of plates: what they read, tables as of half_roots, and bounds.
@@ -465,11 +431,11 @@ __device__ __forceinline__ void half_left_of(const Plate* plates, const i64* fir
                     {down_of(root), up_of(o.bound(p, m, slab)), down_of(__ldg(o.bounds + 2 * m + 1))},
                     down, across, row + (int)threadIdx.x / 128, nth % wide * 4};
   };
-  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, float* own) {
+  auto emit = [&](const float(&acc)[32][4], const HalfLeft& t, Nothing, float* own) {
     const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
     if (t.row < t.down) put_halves(acc, t.by[0] * t.by[1] * t.by[2], t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<kOfTerms>(first, tiles, count, find, begin, emit);
+  multiply_halves<kOfTerms>(first, tiles, count, find, begin, [](const HalfLeft&) { return Nothing{}; }, emit);
 }
 
 struct HalfRight {
@@ -510,7 +476,7 @@ __device__ __forceinline__ void half_right_of(const Plate* plates, const i64* fi
                      nth % wide * 4,
                      4 * (across - nth % wide * 4)};
   };
-  auto emit = [&](float(&acc)[32][4], const HalfRight& t, float* own) {
+  auto emit = [&](float(&acc)[32][4], const HalfRight& t, Nothing, float* own) {
     const int lane = lane_here(), warp = threadIdx.x / 32 % 4;
     double sum = 0;
     unsigned most = 0;
@@ -533,5 +499,5 @@ __device__ __forceinline__ void half_right_of(const Plate* plates, const i64* fi
     if (lane == 0) *t.downs = scale_down(most), *t.have = there ? sum : 0.;
     if (there) put_halves(acc, scale_up(most), t.to, t.row, t.column, t.across, warp, lane, own);
   };
-  multiply_halves<kOfRows>(first, tiles, count, find, begin, emit);
+  multiply_halves<kOfRows>(first, tiles, count, find, begin, [](const HalfRight&) { return Nothing{}; }, emit);
 }

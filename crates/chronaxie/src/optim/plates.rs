@@ -23,11 +23,11 @@ pub(super) const HEADERS: &[Header] = &[
 ];
 /// As in products.cuh.
 pub(super) const THREADS: u32 = 384;
-const SIDE: usize = 64;
+pub(super) const SIDE: usize = 64;
 const EDGE: usize = 128;
-/// Columns of a tile of a product with precision `fast`, and rows of a root under one power of two (halves.cuh).
+/// Columns of a tile of a product with precision `fast`, and rows of a root under one power of two (slabs.cuh).
 const WIDE: usize = 256;
-const SLAB: usize = 16;
+pub(super) const SLAB: usize = 16;
 const PAIR: usize = 2 * 4 * SIDE * SIDE;
 /// Bytes of a block of numbers.
 pub(super) const BLOCK_BYTES: usize = PAIR / 2;
@@ -40,13 +40,27 @@ const RINGS: usize = 6;
 /// What eight warps put down of their tiles.
 const WAY_OUT: usize = 8 * 16 * SIDE * 4;
 
+const SLABS: Header = ("slabs.cuh", include_str!("slabs.cuh"));
 /// The same with precision `fast`.
 pub(super) const HALF_HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
     ("plate_ends.cuh", include_str!("plate_ends.cuh")),
+    SLABS,
     ("halves.cuh", include_str!("halves.cuh")),
+    F16X3,
+    BARRIERS,
+    MMA,
+    WGMMA,
+];
+/// What rounds roots beside Newton's iterations includes.
+pub(super) const BESIDE_HEADERS: &[Header] = &[
+    super::ongpu::STEPPER,
+    super::ongpu::ONBLOCK,
+    ("plates.cuh", include_str!("plates.cuh")),
+    SLABS,
+    super::inverse_root::NEWTON,
     F16X3,
     BARRIERS,
     MMA,

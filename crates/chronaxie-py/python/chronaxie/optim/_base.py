@@ -116,9 +116,12 @@ def counter(group: dict[str, Any], p: Tensor) -> Any:
     return torch.zeros((), dtype=torch.float64, device=p.device) if group.get("capturable") else 0
 
 
+_WIDE = (torch.float32, torch.float64)
+
+
 def wide(t: Tensor) -> Tensor:
     """float64 as it is, and everything else in float32."""
-    return t if t.dtype is torch.float64 else t.to(torch.float32)
+    return t if t.dtype in _WIDE else t.to(torch.float32)
 
 
 def one_device(name: str, groups: Sequence[dict[str, Any]]) -> None:

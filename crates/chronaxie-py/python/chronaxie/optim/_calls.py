@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
-from torch.nn.utils import parametrize
+from torch.autograd.graph import GradientEdge, get_gradient_edge, register_multi_grad_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import torch as ct
 from .._errors import ConfigError, ShapeError
 from ..torch._sequence import SequenceModule
+from ._alone import Native, is_native, variables
 from ._tape import cfc_tape, rnn_tape
 from ._uses import Affine, Lookup, Replayed, Use, convolution, normalisation
 
@@ -29,6 +31,9 @@ _WHOLE = (*_OURS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 RECURRENT = (*_CELLS, ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant, nn.RNNBase, nn.RNNCellBase)
 MAPS = (nn.Linear, nn.Embedding, *_CONVOLUTIONS)
+# Those whose forward pass is one native call.
+_NATIVE = (ct.LTC, ct.LTCCell, ct.TrueLiquidTimeConstant)
+_TAPED = (nn.RNNBase, nn.RNNCellBase, *_CELLS)
 _FORWARDS = {kind.forward for kind in (*MAPS, *_NORMS)}
 
 
@@ -52,8 +57,35 @@ class Call(NamedTuple):
     versions: list[tuple[Tensor, int]]
 
 
+class _Kind(NamedTuple):
+    """What a class of modules is."""
+
+    plain: bool
+    whole: bool
+    mixing: bool
+    cfc: bool
+    embedding: bool
+
+
+_OTHER = _Kind(False, False, False, False, False)
+
+
+@lru_cache(maxsize=1024)
+def _kind(module: type, whole_kinds: Any) -> _Kind:
+    plain, whole = issubclass(module, (*MAPS, *_NORMS)), issubclass(module, whole_kinds)
+    kind = _Kind(plain, whole, issubclass(module, _MIXING), issubclass(module, ct.CfC), issubclass(module, nn.Embedding))
+    return kind if any(kind) else _OTHER
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    # As torch.nn.utils.parametrize has it, which asks a module for an attribute that most have not.
+    found = module._modules.get("parametrizations")
+    return isinstance(found, nn.ModuleDict) and len(found) > 0
+
+
 def _trained(parameters: Any) -> list[nn.Parameter]:
-    return [p for p in parameters if p.requires_grad]
+    own = [p for p in parameters if p is not None and p.requires_grad]
+    return list(dict(zip(map(id, own), own)).values())
 
 
 def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) -> list[Unit]:
@@ -63,44 +95,68 @@ def units_of(model: nn.Module, whole_kinds: Any = _WHOLE, mixing: bool = False) 
         ConfigError: a layer whose samples mix, or that drops at random where its call must be run again.
     """
     found: list[Unit] = []
-    seen: set[int] = set()
+    seen: set[nn.Module] = set()
 
-    def walk(name: str, module: nn.Module) -> None:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
+    # A loop: a function that calls itself would be garbage that only Python's collector finds.
+    stack = [("", model)]
+    while stack:
+        name, module = stack.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        of, below = _kind(type(module), whole_kinds), module._modules
+        if of is _OTHER and not module._parameters and "parametrizations" not in below:
+            # What most modules are that have no parameters of their own.
+            if below:
+                _push(stack, name, below)
+            continue
+        own = _trained(module._parameters.values())
+        if of.plain and "weight" in module._parameters and "parametrizations" not in below and type(module).forward in _FORWARDS:
+            if not of.embedding or not (module.scale_grad_by_freq or module.sparse):
+                # And those that have.
+                if own:
+                    found.append(Unit(name or type(module).__name__, module, own, True))
+                if below:
+                    _push(stack, name, below)
+                continue
         kind = type(module).__name__
-        if isinstance(module, _MIXING) and (mixing or module.training or not module.track_running_stats):
+        if of.mixing and (mixing or module.training or not module.track_running_stats):
             if mixing:
-                return
+                continue
             raise ConfigError(f"{name or kind}: {kind} mixes samples: none has a gradient of its own; use GroupNorm, or eval()")
-        plain = isinstance(module, (*MAPS, *_NORMS)) and not parametrize.is_parametrized(module)
-        if plain and not isinstance(module.weight, (nn.Parameter, type(None))):
-            raise ConfigError(
-                f"{name or kind}: its weight is made by a hook (torch.nn.utils.weight_norm or spectral_norm), which hides what "
-                "its gradient is; use torch.nn.utils.parametrizations"
-            )
+        parametrized = _is_parametrized(module)
+        plain = of.plain and not parametrized
         # A class of one's own that computes something else is run again like any other module.
-        plain = plain and type(module).forward in _FORWARDS
-        whole = isinstance(module, whole_kinds) or parametrize.is_parametrized(module)
-        if isinstance(module, nn.Embedding) and (module.scale_grad_by_freq or module.sparse):
+        if plain:
+            weight = module.weight
+            if weight is not None and not isinstance(weight, nn.Parameter):
+                raise ConfigError(
+                    f"{name or kind}: its weight is made by a hook (torch.nn.utils.weight_norm or spectral_norm), which hides what "
+                    "its gradient is; use torch.nn.utils.parametrizations"
+                )
+            plain = type(module).forward in _FORWARDS
+        whole = of.whole or parametrized
+        if of.embedding and (module.scale_grad_by_freq or module.sparse):
             raise ConfigError(f"{name or kind}: an Embedding with sparse or scale_grad_by_freq has no gradients of single samples")
-        fc = getattr(module, "fc", None) if isinstance(module, ct.CfC) else None
+        fc = getattr(module, "fc", None) if of.cfc else None
         if whole:
             apart = set() if fc is None else set(fc.parameters())
             own = [p for p in _trained(module.parameters()) if p not in apart]
-        else:
-            own = _trained(module.parameters(recurse=False))
         if own:
             if not plain:
                 _steady(name or kind, module)
             found.append(Unit(name or kind, module, own, plain))
-        children = [("fc", fc)] if fc is not None else [] if whole else module.named_children()
-        for child, below in children:
-            walk(f"{name}.{child}" if name else child, below)
-
-    walk("", model)
+        if fc is not None:
+            stack.append((f"{name}.fc" if name else "fc", fc))
+        elif not whole and below:
+            _push(stack, name, below)
     return found
+
+
+def _push(stack: list[tuple[str, nn.Module]], name: str, children: dict[str, nn.Module | None]) -> None:
+    """The children of a module, so that the first is the next."""
+    before = f"{name}." if name else ""
+    stack += [(before + n, below) for n, below in reversed(children.items()) if below is not None]
 
 
 def _steady(name: str, module: nn.Module) -> None:
@@ -142,6 +198,17 @@ class Recorder:
     def _hook(self, unit: Unit) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if self.paused or not torch.is_grad_enabled():
+                return None
+            if type(output) is Tensor and len(args) == 1 and type(args[0]) is Tensor and not kwargs:
+                # What most calls are.
+                if output.requires_grad:
+                    made = output if output._base is None else _whole(output)
+                    edge = GradientEdge(made.grad_fn, made.output_nr) if unit.plain and made.grad_fn is not None else get_gradient_edge(made)
+                    # What nobody runs again, and the graph holds as long as the calls, needs no tensor of its own.
+                    x = args[0] if unit.plain and self._note is None else args[0].detach()
+                    versions = [] if x.is_inference() else [(x, x._version)]
+                    call = Call(unit, ((x,), {}), [edge], [0], [output.shape], versions)
+                    self.calls.append(call) if self._note is None else self._note(call, [made])
                 return None
             # Of several outputs one may stand in another's graph, as a last state does: each gets a node of its own.
             several = len(tree_flatten(output)[0]) > 1
@@ -234,6 +301,14 @@ def positions_of(call: Call, use: Use) -> int:
     return x.numel() if isinstance(use, Lookup) else x.numel() // max(x.shape[-1], 1)
 
 
+def _check_versions(call: Call) -> None:
+    for t, version in call.versions:
+        if t._version != version:
+            raise ConfigError(
+                f"{call.unit.name}: an input of shape {tuple(t.shape)} was changed in place behind the call; it is needed as it was"
+            )
+
+
 def _check_batch(call: Call, found: int, samples: int) -> None:
     if found != samples:
         raise ShapeError(
@@ -288,17 +363,24 @@ def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pa
 
 def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0, pause: Any = None) -> list[Use]:
     """The uses of parameters in a call, from the gradients of its outputs; ``grads`` may hold None."""
+    unit, module = call.unit, call.unit.module
+    if len(grads) == 1 and grads[0] is not None and unit.plain and isinstance(module, nn.Linear):
+        # What most calls are.
+        _check_versions(call)
+        x, g = _input(call), grads[0]
+        _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
+        if g.shape != call.shapes[0]:
+            g = g.reshape(call.shapes[0])
+        if batch_axis:
+            x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
+        weight, bias = module.weight, module.bias
+        own = weight if weight.requires_grad else None, bias if bias is not None and bias.requires_grad else None
+        return [Affine.of(*own, x, g)]
     if all(g is None for g in grads):
         return []
-    unit, module = call.unit, call.unit.module
-    grads = [None if g is None else g.reshape(shape) for g, shape in zip(grads, call.shapes)]
-    for t, version in call.versions:
-        if t._version != version:
-            raise ConfigError(
-                f"{unit.name}: an input of shape {tuple(t.shape)} was changed in place behind the call; it is needed as it was"
-            )
-    taped = isinstance(module, (nn.RNNBase, nn.RNNCellBase, *_CELLS))
-    if taped and not any(parametrize.is_parametrized(m) for m in module.modules()):
+    grads = [g if g is None or g.shape == shape else g.reshape(shape) for g, shape in zip(grads, call.shapes)]
+    _check_versions(call)
+    if not unit.plain and isinstance(module, _TAPED) and not any(_is_parametrized(m) for m in module.modules()):
         axis = _axis(module, "data", batch_axis)
         x = _input(call)
         if not isinstance(x, Tensor) or x.dim() != (2 if isinstance(module, (nn.RNNCellBase, ct.CfCCell, ct.WiredCfCCell)) else 3):
@@ -320,10 +402,8 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
         _check_batch(call, x.shape[0] if x.dim() == g.dim() and x.dim() > len(getattr(module, "kernel_size", ())) + 1 else 1, samples)
     else:
         _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
-        x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
-    if isinstance(module, nn.Linear):
-        weight, bias = (p if p is not None and p.requires_grad else None for p in (module.weight, module.bias))
-        return [Affine.of(weight, bias, x, g)]
+        if batch_axis:
+            x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
     if isinstance(module, nn.Embedding):
         return [Lookup(module.weight, x, g, module.padding_idx)]
     if isinstance(module, _CONVOLUTIONS):
@@ -331,22 +411,57 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
     return [normalisation(module, x, g)]
 
 
-def uses_in_graph(loss: Tensor) -> dict[Any, int]:
-    """How often the graph of a loss takes each parameter."""
-    counts: dict[Any, int] = {}
-    stack: list[Any] = [loss.grad_fn]
-    seen = set(stack)
-    while stack:
-        for node, _ in stack.pop().next_functions:
-            if node is None:
-                continue
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                counts[variable] = counts.get(variable, 0) + 1
-            elif node not in seen:
-                seen.add(node)
-                stack.append(node)
-    return counts
+class Graph:
+    """What the graph of a loss uses.
+
+    Attributes:
+        counts: how often each parameter.
+        natives: calls of native recurrences.
+    """
+
+    def __init__(self, loss: Tensor) -> None:
+        self.counts: dict[Any, int] = {}
+        self.natives: list[Any] = []
+        stack: list[Any] = [loss.grad_fn]
+        seen = set(stack)
+        while stack:
+            for node, _ in stack.pop().next_functions:
+                if node is None:
+                    continue
+                variable = getattr(node, "variable", None)
+                if variable is not None:
+                    self.counts[variable] = self.counts.get(variable, 0) + 1
+                elif node not in seen:
+                    seen.add(node)
+                    stack.append(node)
+                    if is_native(node):
+                        self.natives.append(node)
+
+    def native(self, calls: Sequence[Call], samples: int) -> tuple[list[Native], list[Call]]:
+        """What native recurrences use, where layers' parameters are read by nothing else, and the calls of other layers."""
+        if not self.natives:
+            return [], list(calls)
+        of_nodes = [[p for p in variables(node) if p is not None] for node in self.natives]
+        used = Counter(p for of in of_nodes for p in of)
+        ours = {
+            call.unit.module
+            for call in calls
+            if isinstance(call.unit.module, _NATIVE) and all(used[p] == self.counts.get(p, 0) for p in call.unit.parameters)
+        }
+        inside = [call for call in calls if call.unit.module in ours]
+        rest = [call for call in calls if call.unit.module not in ours]
+        mine = {p for call in inside for p in call.unit.parameters}
+        taken = [(node, of) for node, of in zip(self.natives, of_nodes) if any(p in mine for p in of)]
+        shared = any(p in mine for call in rest for p in call.unit.parameters)
+        if not taken or shared or any(p not in mine for _, of in taken for p in of):
+            return [], list(calls)
+        for call in inside:
+            _check_versions(call)
+            _check_batch(call, _input(call).shape[_axis(call.unit.module, "data", 0)], samples)
+        made = [Native(node) for node, _ in taken]
+        if any(use.samples != samples or use.tensors[0].numel() == 0 for use in made):
+            return [], list(calls)
+        return made, rest
 
 
 def check_uses(counts: dict[Any, int], calls: Sequence[Call], grads: Sequence[Sequence[Any]]) -> None:

@@ -7,14 +7,18 @@ of the inputs with the weighted g (Bu et al., "Automatic clipping", and "book-ke
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
+from ..torch import _plan
+from ..torch._passes import planned
+from ._alone import Native
 from ._base import one_of, wide, within
-from ._calls import Recorder, check_uses, units_of, uses_in_graph, uses_of
+from ._calls import Graph, Recorder, check_uses, units_of, uses_of
 from ._uses import Affine, Use, spans
 
 
@@ -68,19 +72,32 @@ def _observe(
     if not loss.requires_grad:
         raise ConfigError(f"{name}: the loss depends on no parameter that requires a gradient")
     scale = samples if reduction == "mean" and loss.numel() == 1 else 1
-    loss = loss.sum()
-    calls = recorder.calls
-    if not calls:
+    if loss.dim() > 0 or loss.is_leaf:
+        loss = loss.sum()
+    if not recorder.calls:
         raise ConfigError(f"{name}: the model has no layer with parameters that are trained")
-    counts = uses_in_graph(loss)
-    found = iter(torch.autograd.grad(loss, [e for call in calls for e in call.edges], allow_unused=True))
+    graph = Graph(loss)
+    natives, calls = graph.native(recorder.calls, samples)
+    edges = [e for call in calls for e in call.edges] + [e for use in natives for e in use.edges]
+    # The samples' own factor goes into the pass where the loss's type holds it.
+    seeded = loss.dtype in (torch.float32, torch.float64)
+    seed = torch.full_like(loss, scale) if seeded and scale != 1 else None
+    # On a GPU another thread would make the gradients, and waking it takes longer than what it does for a small model.
+    with torch.autograd.set_multithreading_enabled(False):
+        found = iter(torch.autograd.grad(loss, edges, seed, allow_unused=True))
+    by = 1 if seeded else scale
     grads = [[next(found) for _ in call.edges] for call in calls]
-    check_uses(counts, calls, grads)
+    check_uses(graph.counts, calls, grads)
     uses: list[Use] = []
     with torch.no_grad():
         for call, of in zip(calls, grads):
-            uses += uses_of(call, [None if g is None else g * scale for g in of], samples, batch_axis, recorder)
-    return _Seen(samples, uses, loss.detach(), scale)
+            uses += uses_of(call, of if by == 1 else [None if g is None else g * by for g in of], samples, batch_axis, recorder)
+        for use in natives:
+            of = [next(found) for _ in use.edges]
+            if any(g is not None for g in of):
+                use.grads_of_outputs = [g if g is None or by == 1 else g * by for g in of]
+                uses.append(use)
+    return _Seen(samples, uses, loss, scale)
 
 
 def per_sample_gradients(
@@ -121,7 +138,8 @@ def per_sample_gradients(
             for p, g in use.grads(0, seen.samples).items():
                 total[p] = total[p] + g if p in total else g
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    return {n: total[p] if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
+    # Of a native call they are parts of rows.
+    return {n: total[p].contiguous() if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
 
 
 def _ghost(maps: Sequence[Affine], lo: int, hi: int) -> Tensor:
@@ -139,7 +157,16 @@ def _cheaper_by_ghost(maps: Sequence[Affine]) -> bool:
     return r == 1 or r * (d + o) < d * o
 
 
-def squared_norms(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
+# Numbers of a row beyond which float32 sums of a CPU's vector_norm, eight at a time, are not near enough.
+_LONG = 1 << 16
+
+
+def _lengths(t: Tensor) -> Tensor:
+    """Norms ``[n]`` of the rows of ``[n, d]``."""
+    return torch.linalg.vector_norm(t, dim=1) if t.shape[1] <= _LONG or not t.is_cpu else t.square().sum(1).sqrt()
+
+
+def _squares(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
     """The squared norm of each sample's gradient, ``[n]`` for each parameter. What is made for it is some samples at a time,
     within a budget (or for one sample, where one has more)."""
     of: dict[nn.Parameter, list[Use]] = {}
@@ -185,6 +212,111 @@ def squared_norms(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tenso
     return norms
 
 
+class _Parts(NamedTuple):
+    """Uses by what their norms come of: maps of one position a sample, and native calls, whose parameters nobody else uses; the rest."""
+
+    maps: list[Affine]
+    natives: list[Native]
+    rest: list[Use]
+
+
+def _parts(uses: Sequence[Use]) -> _Parts:
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for use in uses:
+        for p in use.parameters:
+            (shared if id(p) in seen else seen).add(id(p))
+    parts = _Parts([], [], [])
+    for use in uses:
+        alone = not shared or not any(id(p) in shared for p in use.parameters)
+        if alone and isinstance(use, Affine) and use.sizes[:2] == (1, 1) and use.mask is None:
+            parts.maps.append(use)
+        elif alone and isinstance(use, Native):
+            parts.natives.append(use)
+        else:
+            parts.rest.append(use)
+    return parts
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+@lru_cache(maxsize=256)
+def _ghosts(case: str, device: str) -> tuple[Any, Tensor]:
+    """A native plan for maps of one position, and how many each sample has."""
+    plan = planned("ghost_norms", case, device)
+    return plan, torch.ones(plan.signatures["step"][1][0][2], dtype=torch.int32, device=device)
+
+
+def _of_maps(maps: Sequence[Affine], samples: int) -> list[Tensor]:
+    """Norms whose squares add up: of g for a bias, and |x| |g| for a weight, or of all of them by one native call."""
+    rows = [use.rows() for use in maps]
+    if rows[0][1].is_cuda and (squares := _native_squares(maps, rows, samples)) is not None:
+        return [squares.sqrt_()]
+    found, of_x, of_g = [], [], []
+    for use, (x, g) in zip(maps, rows):
+        length = _lengths(g)
+        if use.weight is not None:
+            of_x.append(_lengths(x))
+            of_g.append(length)
+        if use.bias is not None:
+            found.append(length)
+    return found + list(torch._foreach_mul(of_x, of_g)) if of_x else found
+
+
+def _native_squares(maps: Sequence[Affine], rows: Sequence[tuple[Tensor, Tensor]], samples: int) -> Tensor | None:
+    """Squared norms of the gradients of all maps together, where there is a native call: of float32 numbers on one GPU, all with a
+    bias that is trained or none."""
+    index, biased, words = rows[0][0].get_device(), maps[0].bias is not None, []
+    for use, pair in zip(maps, rows):
+        _, _, d, o = use.sizes
+        if use.weight is None or (use.bias is not None) is not biased or d * o == 0:
+            return None
+        for t in pair:
+            if t.dtype is not torch.float32 or t.get_device() != index:
+                return None
+        words.append(f"{d}x{o}")
+    if _plan.unavailable(index) is not None:
+        return None
+    plan, lengths = _ghosts(f"B{samples}_T1,maps={'+'.join(words)}{'' if biased else ',bias=false'}", f"cuda:{index}")
+    tensors = [t.view(samples, 1, 1, -1) for pair in rows for t in pair]
+    return plan.caller.run("step", (*tensors, lengths))[0]  # type: ignore[no-any-return]
+
+
+def _norms(seen: _Seen) -> Tensor:
+    """The norm of each sample's gradient over all parameters, ``[n]``, by few operations: they cost more than what they do."""
+    maps, natives, rest = _parts(seen.uses)
+    found = _of_maps(maps, seen.samples) if maps else []
+    found += [_joined([_lengths(part) for part in use.rows()]) for use in natives]
+    of_rest = list(_squares(rest, seen.samples).values()) if rest else []
+    if of_rest:
+        found.append(sum(of_rest[1:], of_rest[0]).sqrt())
+    if len(found) < 2:
+        return found[0] if found else wide(seen.loss).new_zeros(seen.samples)
+    if len({t.dtype for t in found}) > 1:
+        found = [t.double() for t in found]
+    made: Tensor = torch.linalg.vector_norm(torch.stack(found), dim=0)
+    return made
+
+
+def _norms_of_each(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
+    """The same for each parameter."""
+    maps, natives, rest = _parts(uses)
+    norms = {p: squares.sqrt() for p, squares in _squares(rest, samples).items()}
+    for use in maps:
+        x, g = use.rows()
+        length = _lengths(g)
+        if use.weight is not None:
+            norms[use.weight] = _lengths(x) * length
+        if use.bias is not None:
+            norms[use.bias] = length
+    for native in natives:
+        each = [[_lengths(t) for t in native.split(part)] for part in native.rows()]
+        norms.update(zip(native.parameters, (_joined(of) for of in zip(*each))))
+    return norms
+
+
 def per_sample_norms(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
@@ -207,11 +339,11 @@ def per_sample_norms(
     """
     seen = _observe("per_sample_norms", model, loss_fn, inputs, targets, reduction, batch_axis)
     with torch.no_grad():
-        norms = squared_norms(seen.uses, seen.samples)
         if by_parameter:
+            norms = _norms_of_each(seen.uses, seen.samples)
             named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-            return {n: norms[p].sqrt() if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
-        return sum(norms.values(), seen.loss.new_zeros(seen.samples)).sqrt()
+            return {n: norms[p] if p in norms else wide(p).new_zeros(seen.samples) for n, p in named.items()}
+        return _norms(seen)
 
 
 def clip_per_sample(
@@ -238,7 +370,7 @@ def clip_per_sample(
     within("clip_per_sample", "max_norm", max_norm, 0.0, float("inf"))
     seen = _observe("clip_per_sample", model, loss_fn, inputs, targets, reduction, batch_axis)
     with torch.no_grad():
-        norms = sum(squared_norms(seen.uses, seen.samples).values(), seen.loss.new_zeros(seen.samples)).sqrt()
+        norms = _norms(seen)
         c = (max_norm / norms.clamp_min(1e-38)).clamp_max(1.0)
         c = c / max(seen.samples, 1) if reduction == "mean" else c
         if seen.samples == 0:
@@ -249,4 +381,4 @@ def clip_per_sample(
             for p, g in use.weighted(c).items():
                 g = g.to(p.dtype)
                 p.grad = g if p.grad is None else p.grad + g
-    return Clipped(norms, seen.loss)
+    return Clipped(norms, seen.loss.detach())

@@ -70,6 +70,8 @@ class Affine(Use):
         self.weight, self.bias, self.samples, self.mask, self.x, self.g = weight, bias, samples, mask, x, g
         # groups, positions, inputs and outputs of a group.
         self.sizes = sizes
+        # What x and g are parts of.
+        self.whole: tuple[Tensor, Tensor] | None = None
         self.parameters = [p for p in (weight, bias) if p is not None]
 
     @classmethod
@@ -77,9 +79,21 @@ class Affine(Use):
         """From ``x`` ``[n, ..., d]`` and ``g`` ``[n, ..., o]``."""
         n, d, o = x.shape[0], x.shape[-1], g.shape[-1]
         # Of a map without inputs its outputs tell.
-        r = x[0].numel() // d if n and d else g[0].numel() // o if n and o else 1
-        x, g = wide(x).reshape(n, 1, r, d), wide(g).reshape(n, 1, r, o)
-        return cls(weight, bias, n, (1, r, d, o), lambda lo, hi: x[lo:hi], lambda lo, hi: g[lo:hi], mask)
+        r = x.numel() // (n * d) if n and d else g.numel() // (n * o) if n and o else 1
+
+        def part(t: Tensor, size: int) -> Callable[[int, int], Tensor]:
+            return lambda lo, hi: wide(t if hi - lo == n else t[lo:hi]).reshape(hi - lo, 1, r, size)
+
+        made = cls(weight, bias, n, (1, r, d, o), part(x, d), part(g, o), mask)
+        made.whole = x, g
+        return made
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Of one position a sample, ``[n, d]`` and ``[n, o]``."""
+        _, _, d, o = self.sizes
+        x, g = self.whole if self.whole is not None else (self.x(0, self.samples), self.g(0, self.samples))
+        x, g = wide(x), wide(g)
+        return x if x.dim() == 2 else x.reshape(self.samples, d), g if g.dim() == 2 else g.reshape(self.samples, o)
 
     def grads(self, lo: int, hi: int, wanted: Any = None) -> Grads:
         made: Grads = {}

@@ -166,7 +166,7 @@ class Recurrence(torch.autograd.Function):
             # Under this key too, which costs no slice of it.
             p = layer.plans[key] = layer.plan((*key[:-1], key[-1][NOT_TENSORS:]))
         made = p.forward(tensors, lists)
-        ctx.held = p.backward, lists, layer.entry
+        ctx.held = p.backward, lists, layer, p.states
         ctx.set_materialize_grads(False)
         if p.whole:
             # Every output is the caller's, and the backward pass needs the first of them or none.
@@ -178,9 +178,9 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        backward, lists, entry = ctx.held
+        backward, lists, layer, _ = ctx.held
         if torch.is_grad_enabled():
-            raise ChronaxieError(f"{entry}: there is no double backward; call backward without create_graph=True")
+            raise ChronaxieError(f"{layer.entry}: there is no double backward; call backward without create_graph=True")
         return backward(ctx.saved_tensors, lists, grads)
 
 

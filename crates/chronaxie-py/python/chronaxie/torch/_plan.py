@@ -20,13 +20,13 @@ LEAD = 4
 # What x and the outputs of an entry may be stored in beside float32, as the registry spells it.
 STORED = {"ltc": {torch.float16: "f16", torch.bfloat16: "bf16"}}
 _MAX_PLANS = 256
-_LEAD_NAMES = ("x", "h0", "c0", "elapsed")
+LEAD_NAMES = ("x", "h0", "c0", "elapsed")
 
 
 class Plan:
     """A native plan and its caller, which looks at every tensor of every call: nothing of them is remembered."""
 
-    __slots__ = ("forward", "backward", "run", "states", "saves_out", "whole")
+    __slots__ = ("forward", "backward", "run", "states", "saves_out", "whole", "native", "problem")
 
     def __init__(self, layer: Layer, key: Any) -> None:
         batch, steps, index, no_h0, no_c0, no_elapsed, dtype, wants = key
@@ -35,13 +35,14 @@ class Plan:
         if wants is not None:
             # What autograd.Function's backward returns: one for each argument, the first of which are no tensors.
             written = {t[0]: at for at, t in enumerate(problem.signature("backward")[1])}
-            given = [n for n, no in zip(_LEAD_NAMES[1:], (no_h0, no_c0, no_elapsed)) if no]
+            given = [n for n, no in zip(LEAD_NAMES[1:], (no_h0, no_c0, no_elapsed)) if no]
             inputs = iter(t[0] for t in problem.signature("forward")[0])
-            names = [None if n in given else next(inputs) for n in _LEAD_NAMES] + list(inputs)
+            names = [None if n in given else next(inputs) for n in LEAD_NAMES] + list(inputs)
             layout = [None] * NOT_TENSORS
             layout += [written.get(f"grad_{n}") if wanted else None for n, wanted in zip(names, wants)]
         device = "cpu" if index < 0 else f"cuda:{index}"
-        caller = _native.Caller(problem.plan(device), FRAMEWORK, torch.zeros((), device=device), layout)
+        self.problem, self.native = problem, problem.plan(device)
+        caller = _native.Caller(self.native, FRAMEWORK, torch.zeros((), device=device), layout)
         self.forward, self.backward, self.run = caller.forward, caller.backward, caller.run
         outputs = problem.signature("forward")[1]
         # How many of the outputs are the caller's: the last of them are what the backward pass needs.

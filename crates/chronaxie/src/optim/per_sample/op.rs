@@ -9,7 +9,7 @@ use crate::op::{
 };
 use crate::real::Real;
 use crate::rng::Rng;
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 use std::sync::Arc;
 
 impl Problem for GhostNorms {
@@ -81,6 +81,12 @@ fn run<R: Real>(p: &GhostNorms, inputs: &Tensors) -> Result<Tensors> {
     Ok([("squares".to_owned(), Values::new([p.batch], squares)?)].into_iter().collect())
 }
 
+/// `784x512` as inputs and outputs.
+fn sides(text: &str) -> Result<(usize, usize)> {
+    let parts = text.split_once('x').and_then(|(d, h)| Some((d.trim().parse().ok()?, h.trim().parse().ok()?)));
+    parts.ok_or_else(|| Error::config(format!("{NAME}: maps: `{text}` is not a map such as 784x512")))
+}
+
 /// The entry `ghost_norms`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GhostNormsOp;
@@ -115,13 +121,34 @@ impl Op for GhostNormsOp {
                 "B4_T130_D70_H65,layers=2",
                 "B3_T500_D5_H130,from=5",
                 "B2_T200_D9_H70,bias=false",
+                "B7_T1,maps=33x5+5x40+40x1",
+                "B4_T20,maps=6x3+33x40,bias=false",
             ],
         })
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
+        let bias = case.get("bias", true)?.then_some("bias");
+        if let Some(maps) = case.option("maps") {
+            case.allow(&["B", "T"], &["bias", "maps"])?;
+            let (batch, steps) = (case.size("B")?, case.size("T")?);
+            let map = |text| {
+                let (from, to) = sides(text)?;
+                Ok(LinearMap {
+                    batch,
+                    steps,
+                    x: "x",
+                    grad: "grad_y",
+                    weight: "weight",
+                    bias,
+                    from: Channels::beside(from),
+                    to: Channels::beside(to),
+                })
+            };
+            let maps = maps.split('+').map(map).collect::<Result<_>>()?;
+            return Ok(Arc::new(GhostNorms::new(batch, maps).build()?));
+        }
         case.allow(&["B", "T", "D", "H"], &["from", "to", "bias", "layers"])?;
         let (batch, steps, h) = (case.size("B")?, case.size("T")?, case.size("H")?);
-        let bias = case.get("bias", true)?.then_some("bias");
         let to = Channels::grouped(h, case.get("to", 1)?);
         let map = |from| LinearMap { batch, steps, x: "x", grad: "grad_y", weight: "weight", bias, from, to };
         let first = Channels::grouped(case.size("D")?, case.get("from", 1)?);

@@ -9,14 +9,16 @@ use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
+/// What kernels that work beside Newton's iterations include too.
+pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
 /// Threads a block, as `kThreads` in both kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
 const MATRICES: usize = 5;
-/// `kTile`, `kStage` and `kBuffers` of newton.cu.
+/// `kTile`, `kStage` and `kBuffers` of newton.cuh.
 const TILE: usize = 128;
 const STAGE: u32 = 4 * 2 * 128 * 32;
-/// Static shared memory of newton.cu, at most.
+/// Static shared memory of newton.cuh and of what works beside it, at most.
 const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
 /// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
@@ -34,7 +36,7 @@ fn portable() -> Specialisation {
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[kernels::MMA];
+    spec.headers = &[kernels::MMA, NEWTON];
     spec.archs = Archs::AtLeast(80);
     spec
 }
@@ -53,6 +55,10 @@ struct Groups {
 }
 
 impl Groups {
+    /// Of an iteration, for a group of `blocks`: four of the six products at p = 4 are alone between barriers, two go together.
+    fn rounds(tiles: usize, blocks: usize) -> usize {
+        4 * tiles.div_ceil(blocks) + (2 * tiles).div_ceil(blocks)
+    }
     /// As many blocks a group as make an iteration of all matrices shortest, and of such numbers the largest; one block a
     /// multiprocessor. None where two stages do not fit.
     fn choose(p: &InverseRoot, props: &DeviceProps) -> Option<Self> {
@@ -61,15 +67,43 @@ impl Groups {
         let room = props.shared_per_block_optin.saturating_sub(STATIC);
         let stages = (room / STAGE).min(4);
         let sms = props.sm_count as usize;
-        // Four of the six products at p = 4 are alone between barriers, two go together.
-        let rounds = |c: usize| 4 * tiles.div_ceil(c) + (2 * tiles).div_ceil(c);
-        let time = |c: usize| p.count.div_ceil(sms / c) * rounds(c);
+        let time = |c: usize| p.count.div_ceil(sms / c) * Self::rounds(tiles, c);
         let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), Reverse(c)))?;
         (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, tiles })
     }
     const fn shared(&self) -> u32 {
         self.stages * STAGE
     }
+    /// The same where what is left of the device moves `bytes` meanwhile: what takes least time together, by what an H100 does in a
+    /// round of products of 1024 terms, and a multiprocessor and all of them with their memory.
+    fn beside(p: &InverseRoot, props: &DeviceProps, bytes: usize) -> Option<Self> {
+        const ROUND_NS: f64 = 162e3;
+        const EACH: f64 = 30.0;
+        const ALL: f64 = 2700.0;
+        let plain = Self::choose(p, props)?;
+        let sms = props.sm_count as usize;
+        let side = p.order.div_ceil(TILE);
+        let tiles = side * (side + 1) / 2;
+        let cut = |c: usize| {
+            let rounds = p.count.div_ceil((sms / c).max(1));
+            let groups = p.count.div_ceil(rounds.max(1));
+            let ns = (rounds * Self::rounds(tiles, c)) as f64 * ROUND_NS * p.order as f64 / 1024.0;
+            let left = bytes as f64 - (sms - groups * c) as f64 * EACH * ns;
+            (groups, ns + left.max(0.0) / ALL)
+        };
+        let blocks = (1..=sms.min(2 * tiles)).min_by(|&a, &b| cut(a).1.total_cmp(&cut(b).1).then(b.cmp(&a)))?;
+        Some(Self { groups: cut(blocks).0, blocks, ..plain })
+    }
+}
+
+/// What is done on the multiprocessors that Newton's iterations leave, by the same launch: a kernel over newton.cuh, one of whose
+/// blocks fits a multiprocessor. It takes what newton_roots does, the number of groups, behind whose counters there is one more that is
+/// 0, and arguments of its own.
+#[derive(Clone)]
+pub(crate) struct Beside {
+    pub kernel: Kernel,
+    /// What it moves.
+    pub bytes: usize,
 }
 
 /// The kernels of newton.cu, and its memory.
@@ -77,6 +111,9 @@ struct Tensor {
     groups: Groups,
     clear: Kernel,
     kernel: Kernel,
+    /// Whether it is a [`Beside`]'s, and blocks of a launch behind those of the groups: as many as fill the device.
+    beside: bool,
+    more: usize,
     sums: RegionId,
     counters: RegionId,
 }
@@ -120,6 +157,15 @@ fn by_newton(p: &InverseRoot) -> bool {
 
 impl CudaPlan {
     pub(crate) fn new(problem: InverseRoot, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
+        Self::with(problem, device, options, None)
+    }
+    /// With `beside`, where this goes to tensor cores: [`CudaPlan::leaves_room`] says whether.
+    pub(crate) fn with(
+        problem: InverseRoot,
+        device: &Arc<CudaDevice>,
+        options: &PlanOptions,
+        beside: Option<&Beside>,
+    ) -> Result<Self> {
         let props = device.props();
         let groups = match options.variant.as_deref() {
             None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
@@ -131,6 +177,10 @@ impl CudaPlan {
                 let entry = problem.entry;
                 return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, mma, on CUDA")));
             }
+        };
+        let groups = match beside {
+            Some(b) => groups.and_then(|_| Groups::beside(&problem, props, b.bytes)),
+            None => groups,
         };
         let n = problem.order;
         let kernel = device.kernel(&portable(), "inverse_root")?;
@@ -144,14 +194,20 @@ impl CudaPlan {
         let tensor = match groups {
             None => None,
             Some(g) => {
-                let kernel = device.kernel(&tensor(), "newton_roots")?;
+                let kernel = match beside {
+                    Some(b) => b.kernel.clone(),
+                    None => device.kernel(&tensor(), "newton_roots")?,
+                };
                 kernel.set_max_dynamic_shared(g.shared())?;
+                let more = if beside.is_some() { props.sm_count as usize - g.groups * g.blocks } else { 0 };
                 Some(Tensor {
                     groups: g,
+                    more,
+                    beside: beside.is_some(),
                     clear: device.kernel(&tensor(), "clear")?,
                     kernel,
                     sums: layout.push("sums", Dtype::F64, g.groups * 2 * g.tiles)?,
-                    counters: layout.push("counters", Dtype::I32, 16 * g.groups)?,
+                    counters: layout.push("counters", Dtype::I32, 16 * (g.groups + 1))?,
                 })
             }
         };
@@ -179,10 +235,14 @@ impl Plan for CudaPlan {
         (pass == Pass::Forward).then_some(&self.signature)
     }
     fn config(&self) -> String {
-        if let Some(Tensor { groups: g, .. }) = &self.tensor {
+        if let Some(Tensor { groups: g, more, .. }) = &self.tensor {
             return format!(
-                "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages",
-                g.groups, g.blocks, g.tiles, g.stages
+                "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
+                g.groups,
+                g.blocks,
+                g.tiles,
+                g.stages,
+                if *more > 0 { format!(", {more} blocks beside") } else { String::new() }
             );
         }
         let method = if by_newton(&self.problem) { "newton" } else { "eigen" };
@@ -218,18 +278,32 @@ impl Plan for CudaPlan {
 impl Tensor {
     fn config(&self) -> LaunchConfig {
         let g = self.groups;
-        let grid = ((g.groups * g.blocks) as u32, 1, 1);
+        let grid = ((g.groups * g.blocks + self.more) as u32, 1, 1);
         // Blocks of a group wait for each other.
         LaunchConfig { cooperative: g.blocks > 1, ..LaunchConfig::new(grid, (THREADS, 1, 1)).shared(g.shared()) }
     }
     fn clear_grid(&self) -> (u32, u32, u32) {
-        ((self.groups.groups as u32).div_ceil(THREADS), 1, 1)
+        ((self.groups.groups as u32 + 1).div_ceil(THREADS), 1, 1)
     }
 }
 
 impl CudaPlan {
+    /// Whether the plan has a [`Beside`].
+    pub(crate) fn leaves_room(&self) -> bool {
+        self.tensor.as_ref().is_some_and(|t| t.beside)
+    }
     /// Puts the roots of `a [N, n, n]` on `stream`: the addresses of a, the roots, their records, and scratch.
     pub(crate) fn launch(&self, tensors: [u64; 3], scratch: u64, stream: StreamRef) -> Result<()> {
+        self.launch_beside(tensors, scratch, stream, &[])
+    }
+    /// The same with the arguments of a [`Beside`]'s own.
+    pub(crate) fn launch_beside(
+        &self,
+        tensors: [u64; 3],
+        scratch: u64,
+        stream: StreamRef,
+        own: &[Arg<'_>],
+    ) -> Result<()> {
         let p = self.problem;
         if self.blocks == 0 {
             return Ok(());
@@ -239,7 +313,7 @@ impl CudaPlan {
         if let Some(t) = &self.tensor {
             let g = t.groups;
             let clear = LaunchConfig::new(t.clear_grid(), (THREADS, 1, 1));
-            let list = [
+            let mut list = vec![
                 a,
                 root,
                 record,
@@ -254,10 +328,14 @@ impl CudaPlan {
                 Arg::F64(p.absolute),
                 Arg::F64(p.relative),
             ];
-            // SAFETY: the arguments are those of the kernels' signatures in newton.cu; the views were checked against the
-            // signature and the scratch holds the layout.
+            if t.beside {
+                list.push(Arg::I32(g.groups as i32));
+                list.extend_from_slice(own);
+            }
+            // SAFETY: the arguments are those of the kernels' signatures in newton.cu, and its caller's own; the views were checked
+            // against the signature and the scratch holds the layout.
             unsafe {
-                t.clear.launch(stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32)])?;
+                t.clear.launch(stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32 + 1)])?;
                 t.kernel.launch(stream, &t.config(), &list)?;
             }
         }
@@ -307,6 +385,24 @@ mod tests {
                     g.blocks <= 2 * g.tiles && g.shared() + STATIC <= props.shared_per_block_optin,
                     "{count} x {n}: {g:?}"
                 );
+            }
+        }
+    }
+
+    /// Beside Newton's iterations there is room for what memory gives meanwhile: 4.2 GB beside 8 and 34 matrices of 1024, and beside
+    /// many small ones as much.
+    #[test]
+    fn what_is_done_beside_finds_room() {
+        let of = |count, n, bytes| {
+            let g = Groups::beside(&InverseRoot::new(count, n, 4), &DeviceProps::SM_90, bytes).unwrap();
+            (g.groups, g.blocks)
+        };
+        assert_eq!(of(8, 1024, 4 << 30), (8, 12));
+        assert_eq!(of(34, 1024, 4 << 30), (7, 18));
+        for (count, n) in [(1, 33), (1, 200), (3, 150), (1000, 128), (1, 4096)] {
+            for bytes in [0, 1 << 20, 1 << 34] {
+                let (groups, blocks) = of(count, n, bytes);
+                assert!(groups >= 1 && blocks >= 1 && groups * blocks <= 132 && groups <= count, "{count} x {n}");
             }
         }
     }

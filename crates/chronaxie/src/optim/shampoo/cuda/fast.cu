@@ -1,7 +1,8 @@
 // shampoo with precision `fast` on Hopper's tensor cores (sm_90a): what hopper.cu does, of numbers rounded to f16 (halves.cuh).
 //
 //   half_largest, half_bounds, half_moments, other_moments   powers of two, moments
-//   half_roots, half_gram                                    roots as f16; factors
+//   half_roots, half_due, half_gram                          roots as f16, of all plates or of those made in this step, where beside.cu
+//                                                            has rounded all beside them; factors
 //   half_left         128 x 256 of R_0 m as tiles of f16, which overwrite g's
 //   half_right        128 x 256 of (R_0 m) R_1^T as tiles of f16, which overwrite m's; a warp's part of its squared norm
 //   plate_scales, half_update                                norms (plate_ends.cuh); 64 x 64 of a plate: the parameter

@@ -1,12 +1,14 @@
 //! Launches of what fast.cu has: blocks that are matrices on Hopper's tensor cores with precision `fast`.
 
 use super::super::spec::{Grafting, Shampoo};
-use super::Same;
 use super::hopper::{Numbers, Visit, moments, update};
-use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use super::{PoolTurn, Same};
+use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
 use crate::op::Precision;
-use crate::optim::ongpu::Tables;
-use crate::optim::plates::{self, HALF_BYTES, PARTS, Plates, Rest};
+use crate::optim::blocks::Grid;
+use crate::optim::inverse_root::Beside;
+use crate::optim::ongpu::{THREADS as STRIDER_THREADS, Tables};
+use crate::optim::plates::{self, BESIDE_HEADERS, HALF_BYTES, PARTS, Plates, Rest, SIDE, SLAB, is_plate};
 use crate::{Dtype, Layout, RegionId, Result};
 use std::sync::Arc;
 
@@ -18,18 +20,20 @@ enum Of {
     Moments,
     Others,
     Roots,
+    Due,
     Gram,
     Left,
     Right,
     Scales,
     Update,
 }
-const ENTRIES: [&str; 10] = [
+const ENTRIES: [&str; 11] = [
     "half_largest",
     "half_bounds",
     "half_moments",
     "other_moments",
     "half_roots",
+    "half_due",
     "half_gram",
     "half_left",
     "half_right",
@@ -43,6 +47,23 @@ pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/shampoo/cuda/fast.cu", include_str!("fast.cu"));
     plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Fast)
 }
+/// What rounds roots beside Newton's iterations.
+pub(super) fn beside() -> Specialisation {
+    let source = KernelSource::embedded("optim/shampoo/cuda/beside.cu", include_str!("beside.cu"));
+    let mut spec = plates::specialisation(Specialisation::new(source, &["newton_beside"]), Precision::Fast);
+    spec.headers = BESIDE_HEADERS;
+    spec
+}
+
+/// The pools whose roots are made a few a step, where those of all plates are rounded beside one of them.
+struct Turn {
+    /// Holds the table.
+    _buffer: DeviceBuffer,
+    /// By pool, `[members]`: which root of a plate a member is, or -1.
+    entries: Vec<u64>,
+    /// The pool beside whose roots it is done.
+    pool: usize,
+}
 
 /// Plates, their kernels and their scratch.
 pub(super) struct Fast {
@@ -52,6 +73,7 @@ pub(super) struct Fast {
     pub least: usize,
     kernels: Vec<Kernel>,
     multiprocessors: usize,
+    turn: Option<Turn>,
     /// g as tiles, later R_0 m; m, later the step; the roots.
     g: RegionId,
     m: RegionId,
@@ -83,6 +105,7 @@ impl Fast {
             rest,
             least,
             kernels,
+            turn: None,
             multiprocessors: device.props().sm_count as usize,
             g: layout.push("g in tiles", Dtype::U8, bytes(tiles))?,
             m: layout.push("m in tiles", Dtype::U8, bytes(tiles))?,
@@ -95,6 +118,56 @@ impl Fast {
             downs: layout.push("scales of the step", Dtype::F32, PARTS * products)?,
             plates,
         })
+    }
+    /// What is to be done beside the roots of a pool, of which few have their turn in a step.
+    pub(super) fn beside(&self, device: &Arc<CudaDevice>) -> Result<Beside> {
+        let kernel = device.kernel(&beside(), "newton_beside")?;
+        // A root's element and its half.
+        Ok(Beside { kernel, bytes: 6 * SIDE * SIDE * self.plates.root_tiles })
+    }
+    /// From now on roots are rounded beside those of that pool, but for those that are made in a step.
+    pub(super) fn round_beside(&mut self, device: &Arc<CudaDevice>, grid: &Grid, pool: usize) -> Result<()> {
+        let mut nth = vec![None; grid.blocks.len()];
+        let plates = grid.blocks.iter().enumerate().filter(|(_, b)| is_plate(b, self.least));
+        plates.enumerate().for_each(|(m, (i, _))| nth[i] = Some(m));
+        let entry = |&(block, axis): &(usize, usize)| nth[block].map_or(-1, |m: usize| (2 * m + axis) as i64);
+        let words: Vec<i64> = grid.pools.iter().flat_map(|p| p.members.iter().map(entry)).collect();
+        let buffer = upload(device, &words, [words.len()])?;
+        let mut at = buffer.address();
+        let mut entries = Vec::new();
+        for p in &grid.pools {
+            entries.push(at);
+            at += 8 * p.members.len() as u64;
+        }
+        self.turn = Some(Turn { _buffer: buffer, entries, pool });
+        Ok(())
+    }
+    /// The arguments of what is done beside the roots of that pool, if it is.
+    pub(super) fn own(&self, s: &Same<'_>, pool: usize) -> Option<[Arg<'static>; 8]> {
+        self.turn.as_ref().filter(|t| t.pool == pool).map(|_| self.rounding(s))
+    }
+    /// What half_roots takes.
+    fn rounding(&self, s: &Same<'_>) -> [Arg<'static>; 8] {
+        let slabs = &self.plates.slabs;
+        let [count, entries] = [slabs.jobs, slabs.count].map(|n| Arg::I32(n as i32));
+        let [plates, first, root_at, roots] =
+            [self.plates.plates, slabs.first, self.plates.root_at, s.roots].map(Arg::U64);
+        [plates, first, root_at, roots, s.region(self.roots), s.region(self.of_roots), count, entries]
+    }
+    /// Roots as f16: all of them, or those of a pool that were made in this step.
+    fn round(&self, s: &Same<'_>, turns: &[PoolTurn], visit: Visit<'_>) -> Result<()> {
+        let Some(turn) = &self.turn else {
+            return self.put(Of::Roots, self.striding(self.plates.slabs.jobs), &self.rounding(s), visit);
+        };
+        for t in turns {
+            let mut list = self.rounding(s).to_vec();
+            list.extend([turn.entries[t.pool], t.due, s.step].map(Arg::U64));
+            list.extend([t.every, t.start].map(|n| Arg::I32(n as i32)));
+            let slabs = t.size.div_ceil(SIDE) * (SIDE / SLAB);
+            let grid = (slabs as u32, t.rows as u32, 1);
+            self.put(Of::Due, LaunchConfig::new(grid, (STRIDER_THREADS, 1, 1)), &list, visit)?;
+        }
+        Ok(())
     }
     fn put(&self, of: Of, config: LaunchConfig, list: &[Arg<'_>], visit: Visit<'_>) -> Result<()> {
         visit(&self.kernels[of as usize], config, list)
@@ -186,15 +259,13 @@ impl Fast {
         Ok(())
     }
     /// Products with the roots, and the factors that give steps the grafting's norms.
-    pub(super) fn products(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
+    pub(super) fn products(&self, p: &Shampoo, s: &Same<'_>, turns: &[PoolTurn], visit: Visit<'_>) -> Result<()> {
+        self.round(s, turns, visit)?;
         let (jobs, slabs) = (&self.plates.products, &self.plates.slabs);
         let (at, first) = (Arg::U64(self.plates.plates), Arg::U64(jobs.first));
         let (of_slabs, root_at) = (Arg::U64(slabs.first), Arg::U64(self.plates.root_at));
         let [g, m, roots, of_roots, bounds] =
             [self.g, self.m, self.roots, self.of_roots, self.bounds].map(|id| s.region(id));
-        let [slab_count, entries] = [slabs.jobs, slabs.count].map(|n| Arg::I32(n as i32));
-        let list = [at, of_slabs, root_at, Arg::U64(s.roots), roots, of_roots, slab_count, entries];
-        self.put(Of::Roots, self.striding(slabs.jobs), &list, visit)?;
         let (tiles, count) = (Arg::I32(jobs.jobs as i32), Arg::I32(jobs.count as i32));
         let config = plates::config(self.multiprocessors, jobs.jobs);
         let list = [at, first, of_slabs, root_at, m, roots, of_roots, bounds, g, tiles, count];

@@ -26,7 +26,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/shampoo/cuda/shampoo.cu", include_str!("shampoo.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
     spec.headers = BLOCK_HEADERS;
-    vec![spec, hopper::specialisation(), fast::specialisation()]
+    vec![spec, hopper::specialisation(), fast::specialisation(), fast::beside()]
 }
 
 /// What goes to Hopper's tensor cores, by the precision of its products.
@@ -77,10 +77,10 @@ impl OnPlates {
             Self::Fast(f) => f.gram(p, s, visit),
         }
     }
-    fn multiply(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
+    fn multiply(&self, p: &Shampoo, s: &Same<'_>, turns: &[PoolTurn], visit: Visit<'_>) -> Result<()> {
         match self {
             Self::Exact(h) => h.products(p, s, visit),
-            Self::Fast(f) => f.products(p, s, visit),
+            Self::Fast(f) => f.products(p, s, turns, visit),
         }
     }
     fn update(&self, p: &Shampoo, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
@@ -95,6 +95,18 @@ impl OnPlates {
 struct Made {
     pool: usize,
     roots: Roots,
+}
+
+/// The turns of a pool, for what comes behind its roots.
+pub(super) struct PoolTurn {
+    pool: usize,
+    /// n of its matrices, and the most of a step.
+    size: usize,
+    rows: usize,
+    /// Which they are, `[every, rows]`.
+    due: u64,
+    every: usize,
+    start: usize,
 }
 
 pub(super) struct CudaPlan {
@@ -134,18 +146,29 @@ impl CudaPlan {
         let rest = |b: &Block| least.is_none_or(|least| !is_plate(b, least));
         let tables = Tables::new(device, &grid, every, TILE, &rest)?;
         let runs = Runs::new(problem.elements);
+        let mut layout = Layout::new(options.scratch_gap);
+        let mut plates = least.map(|least| OnPlates::new(&problem, device, least, &mut layout)).transpose()?;
         let mut made = Vec::new();
         let (mut batch, mut record, mut own) = (0, 0, 0);
-        for (i, (pool, turns)) in grid.pools.iter().zip(&tables.pools).enumerate().filter(|(_, (_, t))| t.rows > 0) {
+        let pools = || grid.pools.iter().zip(&tables.pools).enumerate().filter(|(_, (_, t))| t.rows > 0);
+        // What all plates need is done beside the longest work of a few matrices.
+        let longest = pools().max_by_key(|(_, (p, t))| t.rows as u128 * (p.size as u128).pow(3)).map(|(i, _)| i);
+        let beside = match (&plates, longest) {
+            (Some(OnPlates::Fast(fast)), Some(pool)) if every > 1 => Some((pool, fast.beside(device)?)),
+            _ => None,
+        };
+        for (i, (pool, turns)) in pools() {
             let roots = problem.roots(turns.rows, pool.order, pool.size).build()?;
-            let roots = Roots::new(roots, device, &PlanOptions::default())?;
+            let by = beside.as_ref().filter(|(pool, _)| *pool == i).map(|(_, by)| by);
+            let roots = Roots::with(roots, device, &PlanOptions::default(), by)?;
+            if let (Some(OnPlates::Fast(fast)), true) = (&mut plates, roots.leaves_room()) {
+                fast.round_beside(device, &grid, i)?;
+            }
             batch = batch.max(turns.rows * pool.size * pool.size);
             record = record.max(turns.rows * RECORD);
             own = own.max(roots.scratch(Pass::Forward).bytes());
             made.push(Made { pool: i, roots });
         }
-        let mut layout = Layout::new(options.scratch_gap);
-        let plates = least.map(|least| OnPlates::new(&problem, device, least, &mut layout)).transpose()?;
         let sums = plates.as_ref().and_then(OnPlates::sums).unwrap_or(runs.count);
         // What lies in blocks needs no gradient beside them, and one product.
         let beside = if plates.is_none() || tables.gram.jobs > 0 { problem.elements } else { 0 };
@@ -261,7 +284,7 @@ impl CudaPlan {
             (from, to, other) = (to, other, to);
         }
         if let Some(plates) = &self.plates {
-            plates.multiply(p, s, visit)?;
+            plates.multiply(p, s, &self.turns(), visit)?;
         }
         let (of, at, count) = listed(&t.chunks);
         let grafts = Arg::I32(i32::from(p.grafting != Grafting::None));
@@ -294,6 +317,14 @@ impl CudaPlan {
         self.put(7, t.chunks.jobs, &list, visit)?;
         self.plates.as_ref().map_or(Ok(()), |plates| plates.update(p, s, visit))
     }
+    fn turns(&self) -> Vec<PoolTurn> {
+        let (grid, start) = (&self.problem.grid, self.problem.start_preconditioning_step);
+        let turn = |m: &Made| {
+            let t = &self.tables.pools[m.pool];
+            PoolTurn { pool: m.pool, size: grid.pools[m.pool].size, rows: t.rows, due: t.due, every: self.every, start }
+        };
+        self.made.iter().map(turn).collect()
+    }
     /// The roots of a pool's factors whose turn it is.
     fn roots(
         &self,
@@ -311,7 +342,11 @@ impl CudaPlan {
         let (due, step) = (Arg::U64(turns.due), Arg::U64(s.step));
         let list = [Arg::U64(turns.factors), due, Arg::U64(s.factors), step, Arg::U64(a), n, every, start, ln_beta2];
         visit(&self.kernels[3], config, &list)?;
-        make(m, [a, made, record], s.address(self.own))?;
+        let beside = match &self.plates {
+            Some(OnPlates::Fast(fast)) => fast.own(s, m.pool),
+            _ => None,
+        };
+        make(m, [a, made, record], s.address(self.own), beside.as_ref().map_or(&[][..], |list| &list[..]))?;
         let roots = Arg::U64(s.roots.wrapping_add(4 * pool.first as u64));
         let list = [due, Arg::U64(made), Arg::U64(record), step, roots, n, every, start];
         visit(&self.kernels[4], config, &list)
@@ -342,8 +377,8 @@ impl CudaPlan {
     }
 }
 
-/// Makes the roots of a pool: the addresses of matrices, roots and records, and of what they need.
-type MakeRoots<'a> = &'a mut dyn FnMut(&Made, [u64; 3], u64) -> Result<()>;
+/// Makes the roots of a pool: the addresses of matrices, roots and records, of what they need, and arguments of what is done beside.
+type MakeRoots<'a> = &'a mut dyn FnMut(&Made, [u64; 3], u64, &[Arg<'_>]) -> Result<()>;
 
 /// Addresses of one call; zeros where launches are only counted.
 struct Same<'a> {
@@ -443,7 +478,9 @@ impl Plan for CudaPlan {
         let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
             kernel.launch(stream, &config, list)
         };
-        let make = &mut |m: &Made, tensors, own| m.roots.launch(tensors, own, stream);
+        let make = &mut |m: &Made, tensors, scratch, beside: &[Arg<'_>]| {
+            m.roots.launch_beside(tensors, scratch, stream, beside)
+        };
         self.each(&self.same(inputs, outputs, args.scratch.address()), visit, make)
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
@@ -452,7 +489,7 @@ impl Plan for CudaPlan {
             list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
             Ok(())
         };
-        self.each(&self.same([0; 3], [0; 8], 0), visit, &mut |_, _, _| Ok(()))?;
+        self.each(&self.same([0; 3], [0; 8], 0), visit, &mut |_, _, _, _| Ok(()))?;
         for m in &self.made {
             list.extend(m.roots.launches(Pass::Forward)?);
         }

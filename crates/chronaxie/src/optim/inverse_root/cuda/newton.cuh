@@ -1,0 +1,593 @@
+// Inverse p-th roots X = (A + eps I)^(-1/p) of symmetric matrices [n, n] by a coupled iteration on tensor cores (compute
+// capability 8.0 and later). c blocks make a group, a group takes a matrix at a time, groups stride over the batch.
+//
+//   E = I - M, M = zeta (A + eps I), ||M|| <= 1.75:  T = sum_{i<=4} c_i E^i, (1 - e)^(-1/p) = sum_i c_i e^i
+//   Y <- Y T,   M <- T^p M,   X = zeta^(1/p) Y         (Lakic, "On the computation of the matrix k-th root", 1998)
+//
+// With d = 1 that is the coupled Newton iteration: 4 products at p = 4 for an order of 2 and a growth of small eigenvalues by 2.44.
+// d = 4 takes 6 products (E2 = E E, T = I + F with F = E / p + E2 (c2 + c3 E + c4 E2), T^4 - 1 by two squarings of F + F + F F,
+// M, Y) for an order of 5 and a growth by 6.86: half the products. Of T and its powers the distance from I is kept, so that products
+// get smaller as it converges, and their roundings with them; M itself is kept beside E, since what is small of it is lost in E (at
+// a condition number of 1e4 the root is off by 1.0e-5 with it and 1.1e-4 without; the Newton iteration in f32: 3.8e-5). The first iteration has no product of Y, and its
+// E E is that of A, whose norm gives zeta: ||A||_2 <= ||A A||_F^(1/2). The last one needs no E: it is the one before whose end
+// ||E||_F^5 is below f32; a small E takes two products less. At a condition number of 34 that is 5 + 6 + 6 + 2 products.
+//
+// All matrices are polynomials in A: they commute and are symmetric, so only tiles on and below the diagonal are made. An element x
+// is kept as two halves: hi = f16(s x), lo = f16(s x - hi), s a power of 2 (23 bits: an f32 has one more), and a product is
+// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units.
+//
+// Floors, H200: mma.sync does about 620 TFLOP/s of f16, a third of that here (f32 units: 51). A product of 64 x 128^2, on 64 of 132
+// multiprocessors, is 4.2 MFLOP each on 1.5 TFLOP/s: 2.7 us, 19 of them 51 us. 16 x 512^2: 160 tiles of 33.6 MFLOP on 132
+// multiprocessors, two rounds: 44 us, 19 of them 0.8 ms, 0.5 ms if tiles fitted. 1 x 2048^2: 136 tiles, 1.9 ms; 1 x 4096^2: 528 tiles,
+// 1.5 TFLOP in all, 7 ms. Operands of a tile are 1 KB a term for 16384 x 3 multiply-adds, from the second cache: 23 bytes a clock and
+// multiprocessor at that rate, about what it gives. Device memory: 28 n^2 bytes of workspace a group.
+//
+// H200, CUDA events, second cache flushed, before the portable kernel's launch: 64 x 128^2 0.287 ms, 16 x 512^2 1.17, 4 x 1024^2 2.01,
+// 1 x 2048^2 3.25, 1 x 4096^2 12.5. What was tried: rows of operands 80 bytes apart in device memory too, so that each thread finds its
+// pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
+// 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
+// registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
+#pragma once
+#include "mma.cuh"
+
+typedef long long i64;
+typedef unsigned short u16;
+
+namespace newton {
+
+constexpr int kThreads = 256, kTile = 128, kTerms = 32;
+constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
+constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
+constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
+constexpr int kMostPhases = 16;              // between barriers, of an iteration: p is at most 64
+constexpr int kBuffers = 7, kMostIterations = 24;
+constexpr int kDeep = 1024;                  // beyond, another squaring of A pays: it saves an iteration
+constexpr float kScale = 2048.f, kFirstScale = 32768.f;  // s of all but Y, entries of at most 31; of A / ||A||_F
+constexpr float kLargest = 60000.f;
+constexpr float kEnough = 2e-8f;                      // of the root, relative: a third of an f32's rounding
+enum { kNewton = 0, kFailed = 3 };
+
+// One product c = a b and what becomes of it: out = beta c + first x + second y; also = beta2 c + first2 x + delta I.
+struct Task {
+  const u16 *a, *b, *x, *y;
+  u16 *out, *also;
+  float* flat;  // gamma out, [n, flat_pitch], instead of out's halves
+  double* sums; // [tiles] of out^2, or of also^2 where there is one
+  float beta, first, second, out_scale, beta2, first2, delta, also_scale, gamma;
+  int flat_pitch;
+};
+
+// Buffers lie in blocks as shared memory has them: [n / 128][n / 32][hi, lo][128][32], and of each row the four pieces of 16 bytes
+// are exchanged so that the eight rows of an ldmatrix lie in eight different banks.
+struct Shape {
+  int n, pitch, tiles, rank, blocks, stages;
+  int chunks;  // of terms: n / 32, rounded up
+  i64 buffer;  // halves
+};
+__device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
+  return ((i64)(row / kTile) * s.chunks + column / kTerms) * (2 * kPlane) + row % kTile * kTerms +
+         ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
+}
+
+// d (16 x 8) = a (16 x 16) b (16 x 8), added to d or not.
+template <bool kAdd>
+__device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if (kAdd)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+}
+
+__device__ double block_sum(double x, double* slots) {
+  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = slots[0];
+  for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
+  return x;
+}
+
+// Between the blocks of a group: all that was written before is seen after.
+__device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, int blocks) {
+  __syncthreads();
+  if (blocks == 1) return;
+  round += blocks;
+  if (threadIdx.x == 0) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1u) : "memory");
+    unsigned seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    } while ((int)(seen - round) < 0);
+  }
+  __syncthreads();
+}
+
+// Row and column of the nth tile on and below the diagonal.
+__device__ __forceinline__ int2 tile_of(int nth) {
+  int row = (int)((sqrtf(8.f * nth + 1.f) - 1.f) * 0.5f);
+  while ((row + 1) * (row + 2) / 2 <= nth) ++row;
+  while (row * (row + 1) / 2 > nth) --row;
+  return make_int2(row, nth - row * (row + 1) / 2);
+}
+
+// Where an element of a tile of f32 lies: fragments, rows and columns are read and written without conflicts of banks.
+__device__ __forceinline__ int at(int row, int column) {
+  return row * kTile + (column ^ (row & 31) ^ (row & 3) << 3);
+}
+
+// Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
+__device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
+#pragma unroll
+  for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) {
+    copy_ahead(to + q, a + q / 2, true);
+    copy_ahead(to + 4 * kPlane + q, b + q / 2, true);
+  }
+}
+
+// sum[i][j] of this warp's elements of a tile.
+__device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
+                                              float (&sum)[kRows / 16][4][4]) {
+  const int chunks = s.chunks, stages = s.stages, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u16* a = task.a + (i64)tile.x * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const u16* b = task.b + (i64)tile.y * chunks * (2 * kPlane) + 8 * threadIdx.x;
+  const unsigned to = shared + 16 * threadIdx.x;
+  const unsigned fa = shared + (warp / 4 * kRows + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
+  const unsigned fb = shared + 4 * kPlane + (warp % 4 * 32 + lane % 8 + lane / 16 * 8) * 64 + (lane / 8 % 2 ^ lane / 2 % 4) * 16;
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
+  // Half of the stages are worked on while the others come.
+  const int half = stages / 2;
+  auto ahead = [&](int from, int side) {
+    for (int u = 0; u < half && from + u < chunks; ++u) copy_blocks(to + (side * half + u) * kStage, a + (i64)(from + u) * (2 * kPlane), b + (i64)(from + u) * (2 * kPlane));
+    copy_commit();
+  };
+  ahead(0, 0);
+  int side = 0;
+  for (int c = 0; c < chunks; c += half) {
+    copy_wait(0);
+    __syncthreads();
+    ahead(c + half, side ^ 1);
+    if (works)
+#pragma unroll 1
+      for (int u = 0; u < half && c + u < chunks; ++u) {
+        const unsigned stage = (side * half + u) * kStage;
+        float part[kRows / 16][4][4];
+#pragma unroll
+        for (int k = 0; k < kTerms / 16; ++k) {
+          const unsigned xa = (fa + stage) ^ 32 * k, yb = (fb + stage) ^ 32 * k;
+          unsigned y[2][2][4];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            load_matrices<false>(y[0][j], yb + j * 1024);
+            load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
+          }
+#pragma unroll
+          for (int i0 = 0; i0 < kRows / 16; i0 += 2) {
+            unsigned x[2][2][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
+              load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
+            }
+            // lo hi, hi lo, hi hi: the large one last.
+#pragma unroll
+            for (int term = 0; term < 3; ++term)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  float(&d)[4] = part[i0 + i][j];
+                  const unsigned b0 = y[term == 1][j / 2][j % 2 * 2], b1 = y[term == 1][j / 2][j % 2 * 2 + 1];
+                  if (k == 0 && term == 0)
+                    product16<false>(d, x[1][i], b0, b1);
+                  else
+                    product16<true>(d, x[term == 0][i], b0, b1);
+                }
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
+      }
+    side ^= 1;
+  }
+  __syncthreads();
+}
+
+// Four elements of a buffer.
+struct Four {
+  uint2 hi, lo;
+};
+__device__ __forceinline__ void load4(Four& x, const u16* from, i64 place) {
+  x.hi = __ldcg((const uint2*)(from + place)), x.lo = __ldcg((const uint2*)(from + kPlane + place));
+}
+__device__ __forceinline__ float4 value4(const Four& x) {
+  const float2 h0 = unpack<false>(x.hi.x), h1 = unpack<false>(x.hi.y), l0 = unpack<false>(x.lo.x), l1 = unpack<false>(x.lo.y);
+  return make_float4(h0.x + l0.x, h0.y + l0.y, h1.x + l1.x, h1.y + l1.y);
+}
+__device__ __forceinline__ void store4(u16* to, i64 place, float scale, const float (&v)[4]) {
+  const float x = v[0] * scale, y = v[1] * scale, z = v[2] * scale, w = v[3] * scale;
+  const uint2 hi = make_uint2(pack<false>(x, y), pack<false>(z, w));
+  const float2 h0 = unpack<false>(hi.x), h1 = unpack<false>(hi.y);
+  const uint2 lo = make_uint2(pack<false>(x - h0.x, y - h0.y), pack<false>(z - h1.x, w - h1.y));
+  *(uint2*)(to + place) = hi;
+  *(uint2*)(to + kPlane + place) = lo;
+}
+
+// What becomes of a tile of a product, or of its mirror image, eight times four elements a thread at a time so that their loads
+// are under way together; gives the sum of the squares that are asked for.
+template <bool kMirror>
+__device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 tile, const float* c) {
+  constexpr int kBatch = 8;
+  // Copies: what is stored below could lie in shared memory for all that the compiler knows.
+  const Shape s = shape;
+  const Task t = task;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool diagonal = tile.x == tile.y;
+  const int row0 = (kMirror ? tile.y : tile.x) * kTile, column0 = (kMirror ? tile.x : tile.y) * kTile;
+  float squares = 0.f;
+#pragma unroll 1
+  for (int batch = 0; batch < kTile / kWarps; batch += kBatch) {
+    Four xs[kBatch], ys[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int q = batch + u, row = row0 + q / 4 * 4 * kWarps + warp * 4 + lane / 8, column = column0 + q % 4 * 32 + lane % 8 * 4;
+      const bool there = row < s.n && column < s.pitch;
+      const i64 place = place_of(s, row, column);
+      xs[u].hi = xs[u].lo = ys[u].hi = ys[u].lo = make_uint2(0, 0);
+      if (t.x && there) load4(xs[u], t.x, place);
+      if (t.y && there) load4(ys[u], t.y, place);
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int q = batch + u, r = q / 4 * 4 * kWarps + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
+      const int row = row0 + r, column = column0 + k;
+      if (row >= s.n || column >= s.pitch) continue;
+      const i64 place = place_of(s, row, column);
+      const float4 x4 = value4(xs[u]), y4 = value4(ys[u]);
+      const float x[4] = {x4.x, x4.y, x4.z, x4.w}, y[4] = {y4.x, y4.y, y4.z, y4.w};
+      float v[4], w[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool there = column + e < s.n, other = kMirror || (diagonal && k + e > r);
+        const float sum = c[other ? at(k + e, r) : at(r, k + e)];
+        v[e] = there ? fmaf(t.beta, sum, fmaf(t.first, x[e], t.second * y[e])) : 0.f;
+        w[e] = there ? fmaf(t.beta2, sum, fmaf(t.first2, x[e], row == column + e ? t.delta : 0.f)) : 0.f;
+        squares += t.also ? w[e] * w[e] : v[e] * v[e];
+      }
+      if (t.flat) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e < s.n) t.flat[(i64)row * t.flat_pitch + column + e] = t.gamma * v[e];
+      } else {
+        store4(t.out, place, t.out_scale, v);
+      }
+      if (t.also) store4(t.also, place, t.also_scale, w);
+    }
+  }
+  return squares;
+}
+
+// The tiles of `count` products that belong to this block.
+__device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots) {
+  const unsigned shared = shared_at(tile_f32);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
+    const Task& t = tasks[nth / s.tiles];
+    const int2 tile = tile_of(nth % s.tiles);
+    const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
+    const bool diagonal = tile.x == tile.y;
+    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
+    {
+      float sum[kRows / 16][4][4];
+      multiply_tile(s, t, tile, shared, works, sum);
+      // Odd rows have the two of a pair the other way round.
+      const int g = lane / 4, c = lane % 4 * 2;
+#pragma unroll
+      for (int e = 0; e < kRows / 2; ++e) {
+        const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
+        const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
+        *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
+      }
+    }
+    __syncthreads();
+    float squares = emit<false>(s, t, tile, tile_f32);
+    if (!diagonal) emit<true>(s, t, tile, tile_f32);
+    if (t.sums) {
+      const double all = block_sum(squares, slots);
+      if (threadIdx.x == 0) t.sums[nth % s.tiles] = diagonal ? all : 2 * all;
+    }
+    __syncthreads();
+  }
+}
+
+// The sum of a product's squares, in an order that no number of blocks changes.
+__device__ double total(const double* sums, int tiles, double* slots) {
+  double x = 0;
+  for (int k = threadIdx.x; k < tiles; k += kThreads) x += __ldcg(sums + k);
+  return block_sum(x, slots);
+}
+
+// (A + A^T) / 2 to `mean` [n, pitch] and its sum of squares, tile by tile; columns beyond n are 0.
+__device__ __noinline__ void symmetric_part(const Shape& s, const float* a, float* mean, double* sums, float* tile_f32,
+                                            double* slots) {
+  const int column = threadIdx.x % 128, first = threadIdx.x / 128;
+  for (int nth = s.rank; nth < s.tiles; nth += s.blocks) {
+    const int2 tile = tile_of(nth);
+    const bool diagonal = tile.x == tile.y;
+    const int i0 = tile.x * kTile, j0 = tile.y * kTile;
+    for (int r = first; r < kTile; r += kThreads / 128)
+      tile_f32[at(r, column)] = i0 + r < s.n && j0 + column < s.n ? a[(i64)(i0 + r) * s.n + j0 + column] : 0.f;
+    __syncthreads();
+    double squares = 0;
+    // Rows of the tile across; of a diagonal one those are its own.
+    for (int r = first; r < kTile; r += kThreads / 128) {
+      const bool there = j0 + r < s.n && i0 + column < s.n;
+      const float other = diagonal ? tile_f32[at(r, column)] : there ? a[(i64)(j0 + r) * s.n + i0 + column] : 0.f;
+      const float x = 0.5f * (tile_f32[at(column, r)] + other);
+      squares += (diagonal ? 1. : 2.) * x * x;
+      if (j0 + r < s.n && i0 + column < s.pitch) mean[(i64)(j0 + r) * s.pitch + i0 + column] = x;
+      if (!diagonal) tile_f32[at(column, r)] = x;
+    }
+    __syncthreads();
+    if (!diagonal)
+      for (int r = first; r < kTile; r += kThreads / 128)
+        if (i0 + r < s.n && j0 + column < s.pitch) mean[(i64)(i0 + r) * s.pitch + j0 + column] = tile_f32[at(r, column)];
+    const double all = block_sum(squares, slots);
+    if (threadIdx.x == 0) sums[nth] = all;
+    __syncthreads();
+  }
+}
+
+// What the blocks of a group do; every one of them comes to the same by itself.
+struct Control {
+  u16 *buffers, *e, *m, *one, *two, *f, *y, *next_y;
+  float *root, *squared;
+  double *sums_e, *sums_y;
+  double zeta, size;  // of A / size
+  float c[6], within[3], growth;  // (1 - e)^(-1/p) = sum c_i e^i; norms of E below which 1, 2 and 4 of its terms are enough
+  float norm_e, y_scale, residual;
+  int n, p, status, iterations;
+  int phases, count[kMostPhases];
+};
+
+__device__ void begin(Control& k, int p) {
+  k.p = p, k.c[0] = 1.f;
+  for (int i = 0; i < 5; ++i) k.c[i + 1] = k.c[i] * (1.f / p + i) / (i + 1);
+  k.within[0] = sqrtf(kEnough / k.c[2]), k.within[1] = cbrtf(kEnough / k.c[3]), k.within[2] = powf(kEnough / k.c[5], 0.2f);
+  k.growth = 1.f + k.c[1] + k.c[2] + k.c[3] + k.c[4];
+}
+
+// The phases of the next iteration, by one thread, from the sums of squares of E and Y; none if there is none.
+__device__ __noinline__ void plan(Control& k, const Shape& s, Task (*tasks)[2], double total_e, double total_y) {
+  constexpr float unit = 1.f / (kScale * kScale);
+  const float* c = k.c;
+  const bool begins = k.iterations == 0;
+  k.phases = 0;
+  if (!begins) {
+    const float now = (float)sqrt(total_e);
+    // Only an eigenvalue below 0, or roundings of one that is as good as 0, takes E further from 0; NaN ends it too.
+    if (k.status == kNewton || !(now <= min(1.001f * k.norm_e, 1e4f)) || k.iterations == kMostIterations) return;
+    k.norm_e = now;
+  }
+  const int terms = k.norm_e <= k.within[0] ? 1 : k.norm_e <= k.within[1] ? 2 : 4;
+  const bool last = k.norm_e <= k.within[2];
+  ++k.iterations;
+  int phase = 0;
+  auto add = [&](const Task& t, bool ends) {
+    const int nth = k.count[phase]++;
+    tasks[phase][nth] = t;
+    if (ends) k.count[++phase] = 0;
+  };
+  k.count[0] = 0;
+  if (!begins && terms > 1) {
+    Task t = {};
+    t.a = t.b = t.x = k.e;
+    if (terms == 2)
+      t.out = k.f, t.beta = c[2] * unit, t.first = c[1] / kScale, t.out_scale = kScale;
+    else
+      t.out = k.one, t.beta = unit, t.out_scale = kScale, t.also = k.two, t.beta2 = c[4] * unit,
+      t.first2 = c[3] / kScale, t.delta = c[2], t.also_scale = kScale;
+    add(t, true);
+  }
+  if (terms == 4) {
+    Task t = {};
+    t.a = k.one, t.b = k.two, t.x = k.e, t.beta = unit, t.first = c[1] / kScale, t.out = k.f, t.out_scale = kScale;
+    if (begins)
+      t.also = k.y, t.beta2 = unit, t.first2 = c[1] / kScale, t.delta = 1.f, t.also_scale = kScale, t.sums = k.sums_y;
+    add(t, true);
+  }
+  // Y + Y F, together with the first product of the next power or of M.
+  if (!begins) {
+    float next_scale = kScale;
+    for (const float most = (float)sqrt(total_y) * k.growth; next_scale * most > kLargest;) next_scale *= 0.5f;
+    Task t = {};
+    t.a = t.x = k.y, t.b = terms == 1 ? k.e : k.f;
+    t.beta = (terms == 1 ? c[1] : 1.f) / (kScale * k.y_scale), t.first = 1.f / k.y_scale;
+    if (last) {
+      t.flat = k.root, t.flat_pitch = k.n, t.gamma = (float)pow(k.zeta / k.size, 1. / k.p);
+      add(t, true);
+      const float d = k.norm_e, d2 = d * d;
+      k.residual = k.p * (terms == 1 ? c[2] * d2 : terms == 2 ? c[3] * d2 * d : c[5] * d2 * d2 * d);
+      k.status = kNewton, k.phases = phase;
+      return;
+    }
+    t.out = k.next_y, t.out_scale = next_scale, t.sums = k.sums_y;
+    add(t, false);
+    u16* other = k.y;
+    k.y = k.next_y, k.next_y = other, k.y_scale = next_scale;
+  }
+  // T^p - I = r, by the bits of p: 2 r + r r, and r + f + r f.
+  u16* r = k.f;
+  for (int bit = 30 - __clz(k.p); bit >= 0; --bit) {
+    for (int times = 0; times <= (k.p >> bit & 1); ++times) {
+      Task t = {};
+      t.a = t.x = r, t.beta = unit, t.out = r == k.one ? k.two : k.one, t.out_scale = kScale;
+      if (times)
+        t.b = t.y = k.f, t.first = t.second = 1.f / kScale;
+      else
+        t.b = r, t.first = 2.f / kScale;
+      add(t, true);
+      r = t.out;
+    }
+  }
+  // M <- M + r M and E = I - M. M's own buffer takes the place of the one that it is in then.
+  u16* out = r == k.one ? k.two : k.one;
+  Task t = {};
+  t.a = r, t.b = t.x = k.m, t.beta = unit, t.first = 1.f / kScale, t.out = out, t.out_scale = kScale, t.sums = k.sums_e;
+  t.also = k.e, t.beta2 = -unit, t.first2 = -1.f / kScale, t.delta = 1.f, t.also_scale = kScale;
+  add(t, true);
+  if (out == k.one) k.one = k.m; else k.two = k.m;
+  k.m = out, k.phases = phase;
+}
+
+// Four elements of by (A + eps I), by in f64, and where they are; gives the row less the column of the first.
+__device__ __forceinline__ int damped(const Shape& s, const float* mean, unsigned quad, double by, double eps, float (&v)[4],
+                                      i64& place, int& column) {
+  const float4 x = __ldcg((const float4*)mean + quad);
+  const int row = (int)(quad / (s.pitch / 4));
+  column = (int)(quad % (s.pitch / 4)) * 4;
+  place = place_of(s, row, column);
+  const float xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) v[e] = (float)(by * (row == column + e ? xs[e] + eps : (double)xs[e]));
+  return row - column;
+}
+
+__device__ __noinline__ void scale(const Shape& s, const float* mean, double by, double eps, u16* to) {
+  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
+#pragma unroll 4
+  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
+    float v[4];
+    i64 place;
+    int column;
+    damped(s, mean, q, by, eps, v, place, column);
+    store4(to, place, kFirstScale, v);
+  }
+}
+
+// M, E, E E and c2 I + c3 E + c4 E E, from A and A A.
+__device__ __noinline__ void start(const Shape& s, const Control& k, const float* mean, double eps) {
+  const float by = (float)(k.zeta * k.zeta), c2 = k.c[2], c3 = k.c[3], c4 = k.c[4];
+  const double z = k.zeta / k.size;
+  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
+#pragma unroll 2
+  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
+    float v[4], e1[4], e2[4], w[4];
+    i64 place;
+    int column;
+    const float4 x = __ldcg((const float4*)k.squared + q);
+    const int below = damped(s, mean, q, z, eps, v, place, column);
+    const float xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float one = below == e ? 1.f : 0.f;
+      const bool there = column + e < s.n;
+      e1[e] = there ? one - v[e] : 0.f;
+      e2[e] = there ? fmaf(by, xs[e], one - 2.f * v[e]) : 0.f;
+      w[e] = there ? fmaf(c2, one, fmaf(c3, e1[e], c4 * e2[e])) : 0.f;
+    }
+    store4(k.m, place, kScale, v);
+    store4(k.e, place, kScale, e1);
+    store4(k.one, place, kScale, e2);
+    store4(k.two, place, kScale, w);
+  }
+}
+
+// The greatest of n numbers of that sum and sum of squares can be no greater (Samuelson, 1968).
+__device__ __forceinline__ double greatest(double sum, double squares, int n) {
+  const double mean = sum / n;
+  return mean + sqrt((n - 1) * max(0., squares / n - mean * mean));
+}
+
+// What blocks of groups do, the first ones of a launch: roots of a [N, n, n], by so many blocks a matrix.
+__device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n, n]
+                                         float* root,                  // [N, n, n]
+                                         float* record,                // [N, 4]
+                                         u16* work,                    // [groups, 7, buffer]
+                                         double* sums,                 // [groups, 2, tiles]
+                                         unsigned* counters,           // [groups, 16]
+                                         i64 count, int n, int p, int blocks, int groups, int stages, double absolute,
+                                         double relative) {
+  extern __shared__ __align__(128) float tile_f32[];
+  __shared__ double slots[kThreads / 32];
+  __shared__ Task tasks[kMostPhases][2];
+  __shared__ Control k;
+  __shared__ Shape s;
+  const int group = blockIdx.x / blocks;
+  unsigned* counter = counters + 16 * group;
+  unsigned round = 0;
+  const bool first = threadIdx.x == 0, deep = n > kDeep;
+  if (first) {
+    const int side = (n + kTile - 1) / kTile;
+    s.n = n, s.chunks = (n + kTerms - 1) / kTerms, s.pitch = s.chunks * kTerms, s.blocks = blocks, s.stages = stages;
+    s.tiles = side * (side + 1) / 2, s.rank = blockIdx.x % blocks, s.buffer = (i64)side * s.chunks * (2 * kPlane);
+    begin(k, p);
+    k.n = n, k.buffers = work + group * kBuffers * s.buffer;
+    k.sums_e = sums + (i64)group * 2 * s.tiles, k.sums_y = k.sums_e + s.tiles;
+    k.squared = (float*)(k.buffers + 5 * s.buffer);
+  }
+  __syncthreads();
+  float* mean = (float*)(k.buffers + 4 * s.buffer);
+  for (i64 nth = group; nth < count; nth += groups) {
+    symmetric_part(s, a + nth * n * n, mean, k.sums_e, tile_f32, slots);
+    group_sync(counter, round, blocks);
+    const double norm = sqrt(total(k.sums_e, s.tiles, slots)), eps = max(absolute, relative * norm), size = norm + eps;
+    // Beyond, squares of f32 are no numbers.
+    const bool there = norm < 1e300 && size > 0;
+    if (first) {
+      k.status = kFailed, k.iterations = 0, k.residual = __int_as_float(0x7fffffff), k.phases = 0;
+      k.size = size, k.root = root + nth * n * n, k.y_scale = kScale, k.norm_e = __int_as_float(0x7f800000);
+      auto buffer = [&](int i) { return k.buffers + i * s.buffer; };
+      k.e = buffer(0), k.one = buffer(1), k.two = buffer(2), k.f = buffer(3);
+      k.y = buffer(4), k.next_y = buffer(5), k.m = buffer(6);
+      Task t = {};
+      t.a = t.b = buffer(0), t.beta = 1.f / (kFirstScale * kFirstScale), t.gamma = 1.f;
+      t.flat = k.squared, t.flat_pitch = s.pitch, t.sums = k.sums_y;
+      if (deep) t.also = k.one, t.beta2 = t.beta, t.also_scale = kFirstScale;
+      tasks[0][0] = t, k.count[0] = 1, k.phases = there ? 1 + deep : 0;
+      t = {};
+      t.a = t.b = k.one, t.beta = 1.f / (kFirstScale * kFirstScale), t.out = k.two, t.out_scale = 1.f, t.sums = k.sums_e;
+      tasks[1][0] = t, k.count[1] = 1;
+    }
+    if (there) scale(s, mean, 1 / size, eps, k.buffers);
+    group_sync(counter, round, blocks);
+    // The first round makes A A, each of the others is an iteration.
+    for (bool squares = true; k.phases > 0; squares = false) {
+      const int phases = k.phases;
+      for (int phase = 0; phase < phases; ++phase) {
+        make(s, tasks[phase], k.count[phase], tile_f32, slots);
+        group_sync(counter, round, blocks);
+      }
+      const double total_y = total(k.sums_y, s.tiles, slots);
+      double total_e = 0;
+      if (squares) {
+        double x = 0;
+        for (int i = threadIdx.x; i < n; i += kThreads) x += __ldcg(k.squared + (i64)i * (s.pitch + 1));
+        const double trace = block_sum(x, slots), fourth = deep ? total(k.sums_e, s.tiles, slots) : 0;
+        if (first) {
+          const double most = deep ? sqrt(greatest(total_y, fourth, n)) : greatest(trace, total_y, n);
+          k.zeta = 1.75 / (1.0001 * sqrt(most));
+        }
+        __syncthreads();
+        start(s, k, mean, eps);
+        group_sync(counter, round, blocks);
+      } else {
+        total_e = total(k.sums_e, s.tiles, slots);
+      }
+      __syncthreads();
+      if (first) plan(k, s, tasks, total_e, total_y);
+      __syncthreads();
+    }
+    if (first && s.rank == 0) {
+      float* at = record + nth * 4;
+      at[0] = (float)k.status, at[1] = (float)k.iterations, at[2] = k.residual, at[3] = (float)eps;
+    }
+    group_sync(counter, round, blocks);
+  }
+}
+}  // namespace newton
