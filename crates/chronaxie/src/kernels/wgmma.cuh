@@ -49,7 +49,7 @@ __device__ __forceinline__ void products_wait_but_one() { asm volatile("wgmma.wa
 // What this thread wrote to shared memory, by copies that it has waited for too, is seen by products behind the next barrier.
 __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The operands of d, 64, 128 or 256 columns: their numbers in the instruction, and what they are.
+// The operands of d, 32, 64, 128 or 256 columns: their numbers in the instruction, and what they are.
 #define SUMS_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS_64 \
   SUMS_32 ", " \

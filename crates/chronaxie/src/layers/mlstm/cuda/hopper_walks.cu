@@ -207,10 +207,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
         const bool through = x.normalize && x.through;
         float dot[4] = {};
         uint4 of_h[4];
-        if (through) {
-          load_h(x, chain, chunk, own, 0, of_h);
-          ask_h(x, chain, chunk.first + kRows, (int)min((i64)kRows, chain.len - (now + 1) * (i64)kRows), own);
-        }
+        if (through) load_h(x, chain, chunk, own, 0, of_h);
         barrier_wait_at(shared_at(begin) + kBarriersAt + p % kRing * 8, p / kRing & 1);
         if (through) {
 #pragma unroll
@@ -342,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
 #pragma unroll 1
   for (int i = 0; i < chunks; ++i) {
     // What follows from these is made each time, and not kept.
-    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(base), "+l"(to), "+l"(rates));
+    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(base), "+l"(to), "+l"(rates), "+f"(n[0]), "+f"(n[1]));
     const int c = kBack ? chunks - 1 - i : i, p = 2 * i;
     const int place_r = p % kRing, place_w = (p + 1) % kRing;
     const unsigned reads = base + place_of(p), into = base + place_of(p + 1);
@@ -511,9 +508,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
       of.y = __shfl_xor_sync(~0u, of.y, 4);
       of.z = __shfl_xor_sync(~0u, of.z, 4);
       of.w = __shfl_xor_sync(~0u, of.w, 4);
-      const int left = length - c * kRows - 32 * b - stored;
+      const int left = length - c * kRows - 32 * b - (lane % 4 * 8 + lane / 8 * 2);
       char* at = to + b * 64 * y.t;
-      if (!y.data || d >= rows_all) return;
+      if (!y.data || r0 + 64 * group + 16 * warp >= rows_all) return;
       if (left > 0) put(at, odd ? of : piece[0]);
       if (left > 1) put(at + 2 * y.t, odd ? piece[1] : of);
     };

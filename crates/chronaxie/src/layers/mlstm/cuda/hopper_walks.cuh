@@ -54,14 +54,6 @@ __device__ __forceinline__ void load_h(const Call& x, const Chain& chain, const 
     }
   }
 }
-// Of the chunk behind, to L2.
-__device__ __forceinline__ void ask_h(const Call& x, const Chain& chain, i64 first, int count, int thread) {
-#pragma unroll 1
-  for (int at = thread; at < kRows * 8; at += 128) {
-    const int t = at / 8, d = at % 8 * 64;
-    if (t < count && d < x.dv) asm volatile("prefetch.global.L2 [%0];" ::"l"(x.h.data + 2 * place(x.h, chain, first + t, d)));
-  }
-}
 // And its products with the slice `of` of dh.
 __device__ __forceinline__ void dot_slice(const char* of, int thread, const uint4 (&h)[4], float (&dot)[4]) {
 #pragma unroll
