@@ -203,6 +203,25 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& r0, u32& r1, u32
   load_matrices<true>("ldmatrix.x4.trans", r0, r1, r2, r3, from);
 }
 
+// To rows whose addresses lanes have.
+inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 r0, u32 r1, u32 r2, u32 r3) {
+  struct Part {
+    u32 to, r[4];
+  } mine = {to, {r0, r1, r2, r3}};
+  machine->warp(~0u, "stmatrix", &mine, [](void** lanes, unsigned) {
+    for (int m = 0; m < 4; m++) {
+      u16 x[8][8];
+      for (int lane = 0; lane < 32; lane++)
+        for (int e = 0; e < 2; e++) x[lane % 4 * 2 + e][lane / 4] = (u16)(((Part*)lanes[lane])->r[m] >> 16 * e);
+      for (int row = 0; row < 8; row++) {
+        const u32 at = ((Part*)lanes[8 * m + row])->to;
+        if (at % 16) machine->fail("stmatrix of a row that is not aligned to 16 bytes");
+        __builtin_memcpy(machine->shared_pointer(at, 16, "stmatrix"), x[row], 16);
+      }
+    }
+  });
+}
+
 // A matrix of 8 x 8 whose row i is in lanes 4 i to 4 i + 3, two numbers each, turned.
 inline void movmatrix_sync_aligned_m8n8_trans_b16(u32& d, u32 a) {
   struct Part {
@@ -376,7 +395,7 @@ inline void wgmma(WgmmaOperands& mine) {
     (o.take(x), ...);                                                                               \
     wgmma<columns, value>(o);                                                                       \
   }
-EMU_WGMMA(8, bf16, of_bf16) EMU_WGMMA(8, f16, of_half) EMU_WGMMA(64, bf16, of_bf16) EMU_WGMMA(64, f16, of_half)
+EMU_WGMMA(8, bf16, of_bf16) EMU_WGMMA(8, f16, of_half) EMU_WGMMA(32, bf16, of_bf16) EMU_WGMMA(32, f16, of_half) EMU_WGMMA(64, bf16, of_bf16) EMU_WGMMA(64, f16, of_half)
 EMU_WGMMA(128, bf16, of_bf16) EMU_WGMMA(256, bf16, of_bf16) EMU_WGMMA(128, f16, of_half) EMU_WGMMA(256, f16, of_half)
 
 // --- fences order what is in order here already
@@ -489,6 +508,26 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete
       for (int i = 1; i < 4; i++) from += place[i] * (long long)m[4 + i];
       bulk(to + (u32)r * 128 + (u32)((p ^ r % 8) * 16), inside ? (u64)from : (u64)zeros, 16, barrier);
     }
+}
+// The same to each block of the cluster that the mask has, at the same place and barrier.
+template <class F>
+inline void each_block(u32 mask, F f) {
+  for (u32 rank = 0; rank < 16; rank++) {
+    if (!(mask >> rank & 1)) continue;
+    if (rank >= emu::self->cluster_blocks) machine->fail("a copy to a block that the cluster does not have");
+    f((rank + 1) << 24);
+  }
+}
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes_multicast_cluster(
+    u32 to, u64 map, int x, int y, int z, int w, u32 barrier, u32 mask) {
+  each_block(mask, [&](u32 block) {
+    cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes((to & 0xffffffu) | block, map, x, y, z, w,
+                                                                                  (barrier & 0xffffffu) | block);
+  });
+}
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(u32 to, u64 from, u32 bytes,
+                                                                                             u32 barrier, u32 mask) {
+  each_block(mask, [&](u32 block) { bulk((to & 0xffffffu) | block, from, bytes, (barrier & 0xffffffu) | block); });
 }
 inline void cp_async_bulk_global_shared_cta_bulk_group(u64 to, u32 from, u32 bytes) {
   machine->copy_to_global((void*)to, from, bytes);

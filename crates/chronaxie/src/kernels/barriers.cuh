@@ -60,6 +60,39 @@ __device__ __forceinline__ void bulk_copy_at(unsigned to, const void* from, unsi
                : "memory");
 }
 
+// The same to each block of the cluster whose bit is set in `blocks`: to the same place, and its bytes count at the same barrier.
+__device__ __forceinline__ void box_copy_to(unsigned to, const void* map, int column, int row, int z, int w, unsigned barrier,
+                                            unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4, "
+      "%5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(z), "r"(w), "r"(barrier), "h"((unsigned short)blocks)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_copy_to(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"((unsigned short)blocks)
+      : "memory");
+}
+
+// Arrives at a barrier of another block of the cluster, by its address there; and waits for such arrivals at one of this block.
+__device__ __forceinline__ void barrier_arrive_in(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait_cluster(unsigned long long* barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
 // The cache policy under which lines stay in L2 longer than others.
 __device__ __forceinline__ unsigned long long evict_last() {
   unsigned long long policy;

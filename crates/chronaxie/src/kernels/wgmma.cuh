@@ -49,9 +49,10 @@ __device__ __forceinline__ void products_wait_but_one() { asm volatile("wgmma.wa
 // What this thread wrote to shared memory, by copies that it has waited for too, is seen by products behind the next barrier.
 __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The operands of d, 64, 128 or 256 columns: their numbers in the instruction, and what they are.
+// The operands of d, 32, 64, 128 or 256 columns: their numbers in the instruction, and what they are.
+#define SUMS_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  SUMS_32 ", " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SUMS_128 \
   SUMS_64 ", " \
@@ -63,9 +64,11 @@ __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define D_64 \
+#define D_32 \
   "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
-  "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
+  "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+#define D_64 \
+  D_32, \
   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
 #define D_128 \
@@ -85,7 +88,7 @@ __device__ __forceinline__ void products_see() { asm volatile("fence.proxy.async
   "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), \
   "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
 
-// d (64 x 8 NT) += a (64 x 16) b (16 x 8 NT), NT of 1, 8, 16 or 32. Warp w, g = lane / 4 and c = lane % 4 have rows 16 w + g and 16 w + g + 8 and
+// d (64 x 8 NT) += a (64 x 16) b (16 x 8 NT), NT of 1, 4, 8, 16 or 32. Warp w, g = lane / 4 and c = lane % 4 have rows 16 w + g and 16 w + g + 8 and
 // columns 8 n + 2 c and the next in d[n]: d[n][0], d[n][1] of the first row, d[n][2], d[n][3] of the second.
 template <bool kBf16, bool kAByTerms, bool kBByTerms>
 __device__ __forceinline__ void wgmma(float (&d)[1][4], u64 a, u64 b) {
@@ -96,6 +99,17 @@ __device__ __forceinline__ void wgmma(float (&d)[1][4], u64 a, u64 b) {
   else
     asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, %6, %7;"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+}
+template <bool kBf16, bool kAByTerms, bool kBByTerms>
+__device__ __forceinline__ void wgmma(float (&d)[4][4], u64 a, u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" SUMS_32 "}, %16, %17, 1, 1, 1, %18, %19;"
+                 : D_32
+                 : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" SUMS_32 "}, %16, %17, 1, 1, 1, %18, %19;"
+                 : D_32
                  : "l"(a), "l"(b), "n"(kAByTerms ? 1 : 0), "n"(kBByTerms ? 1 : 0));
 }
 template <bool kBf16, bool kAByTerms, bool kBByTerms>

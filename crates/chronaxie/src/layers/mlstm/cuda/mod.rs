@@ -15,7 +15,7 @@ pub(super) use sources::specialisations;
 use sources::{HEADERS, dtype_code, kernels_of};
 use std::sync::Arc;
 pub(super) use step::{StepPlan, step_specialisations};
-use tune::{CHAIN_THREADS, Config, Tiles, Wish, chains};
+use tune::{CHAIN_THREADS, Config, Tiles, Walk, Wish, chains, walk_paired};
 
 /// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
@@ -157,7 +157,7 @@ impl PassPlan {
         } else if by_chains && backward {
             kernels[2].set_max_dynamic_shared(Config::pairs_shared() as u32)?;
             for role in 0..3 {
-                kernels[3 + role].set_max_dynamic_shared(Config::walk_shape(p, role).1 as u32)?;
+                kernels[3 + role].set_max_dynamic_shared(Config::walk_shape(p, role).shared as u32)?;
             }
         } else if let Some((_, shared)) = config.chain_shape(p) {
             kernels[2].set_max_dynamic_shared(shared as u32)?;
@@ -305,7 +305,7 @@ impl PassPlan {
         let flat = |n: usize| (n.div_ceil(THREADS as usize) as u32, 1);
         let mut go = |kernel, grid, window: Option<usize>, numbers: &'static [i32]| {
             let numbers = Numbers::new(numbers);
-            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, mapped: false, numbers })
+            launch(Launch { kernel, grid, threads: THREADS, shared: 0, window, mapped: false, cluster: 1, numbers })
         };
         let (all, by_chain) = (chains as usize * chunks, (self.config.state_tiles(p) as u32, chains));
         let many = |window: usize| (kept.min(chunks - window * kept) as u32, chains);
@@ -342,7 +342,7 @@ impl PassPlan {
         let mut go = |kernel, grid, threads, squares, base| {
             let (shared, mut numbers) = (squares * SQUARE, Numbers::new(&[]));
             Option::into_iter(base).for_each(|base: usize| numbers.push(base as i32));
-            launch(Launch { kernel, grid, threads, shared, window: None, mapped: false, numbers })
+            launch(Launch { kernel, grid, threads, shared, window: None, mapped: false, cluster: 1, numbers })
         };
         let [(sums, at_sums), (outputs, at_outputs)] = if backward { SMALL_BACK_SQUARES } else { [(0, 0), (2, 0)] };
         // Four elements a thread, of C and n.
@@ -378,6 +378,7 @@ impl PassPlan {
             shared: 0,
             window: None,
             mapped: false,
+            cluster: 1,
             numbers: Numbers::new(&[]),
         };
         let by_state = |kernel, window: usize, mode: Option<i32>| {
@@ -385,14 +386,14 @@ impl PassPlan {
             mode.into_iter().chain([t.state_stages as i32]).for_each(|n| numbers.push(n));
             let (grid, threads) = ((self.config.state_tiles(p) as u32, chains as u32), t.state_threads());
             let shared = t.state_shared().0 as u32;
-            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, cluster: 1, numbers }
         };
         let by_chunk = |kernel, window: usize| {
             let grid = (kept.min(chunks - window * kept) as u32, chains as u32);
             let mut numbers = Numbers::new(&[]);
             numbers.push(t.stages as i32);
             let (threads, shared) = (2 * t.edge as u32, t.shared(backward).0 as u32);
-            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, numbers }
+            Launch { kernel, grid, threads, shared, window: Some(window), mapped: false, cluster: 1, numbers }
         };
         launch(gates(0, warps(chains * chunks)))?;
         if p.has_gauge() {
@@ -401,11 +402,13 @@ impl PassPlan {
         if backward && self.config.chains.is_some() {
             let each = (chunks as u32, chains as u32);
             let one = |kernel| Launch { threads: 128, ..gates(kernel, each) };
-            launch(Launch { shared: Config::pairs_shared() as u32, ..one(2) })?;
+            if !walk_paired(p, 0) {
+                launch(Launch { shared: Config::pairs_shared() as u32, ..one(2) })?;
+            }
             for role in (0..3).filter(|role| *role < 2 || p.wants.inputs) {
-                let (blocks, shared) = Config::walk_shape(p, role);
-                let (grid, shared) = ((blocks as u32, chains as u32), shared as u32);
-                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, ..gates(3 + role, grid) })?;
+                let Walk { blocks, cluster, shared } = Config::walk_shape(p, role);
+                let (grid, shared, cluster) = ((blocks as u32, chains as u32), shared as u32, cluster as u32);
+                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(3 + role, grid) })?;
             }
             if p.wants.gates || p.has_gauge() {
                 launch(one(6))?;
@@ -481,6 +484,8 @@ struct Launch {
     window: Option<usize>,
     /// Whether the kernel takes [`Maps`].
     mapped: bool,
+    /// Blocks of a cluster, along the first axis of the grid.
+    cluster: u32,
     numbers: Numbers,
 }
 
@@ -551,7 +556,8 @@ impl Plan for CudaPlan {
         let call = plan.call(&self.problem, args.inputs, args.outputs, args.scratch.address());
         let maps = plan.maps(&self.problem, &self.device, &call);
         plan.visit(&self.problem, pass, |launch| {
-            let config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
+            let mut config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
+            config.cluster = (launch.cluster > 1).then_some((launch.cluster, 1, 1));
             // SAFETY: every field of the struct is eight bytes, or made of such.
             let (call, maps) = unsafe { (Arg::Bytes(bytes(&call)), Arg::Bytes(bytes(&maps))) };
             let [one, two] = launch.numbers.list.map(Arg::I32);

@@ -1,6 +1,6 @@
 //! The sources of the kernels, what they are compiled for, and those of a pass.
 
-use super::tune::{Config, Tiles, walk_columns};
+use super::tune::{Config, Tiles, walk_columns, walk_paired};
 use crate::layers::mlstm::spec::Mlstm;
 use crate::{Dtype, Result, kernels};
 use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, Specialisation};
@@ -49,8 +49,10 @@ const CHAIN_HEADERS: &[Header] = &[
     TENSOR,
     kernels::WGMMA,
     kernels::BARRIERS,
+    kernels::CLUSTER,
     ("hopper_chains.cuh", include_str!("hopper_chains.cuh")),
     ("hopper_walks.cuh", include_str!("hopper_walks.cuh")),
+    ("hopper_places.cuh", include_str!("hopper_places.cuh")),
 ];
 const FORWARD_ENTRIES: [&str; 5] = ["gate_sums", "gate_gauge", "gate_tokens", "states", "outputs"];
 const BACKWARD_ENTRIES: [&str; 4] = ["tokens", "grad_states", "gradients", "ends"];
@@ -126,10 +128,11 @@ fn by_chains(dtype: Dtype, columns: usize) -> Specialisation {
     of_chains(HOPPER_CHAINS, &CHAIN_ENTRIES, dtype, columns)
 }
 
-/// That of the gradient of q, k or v: `role` 0 to 2.
-fn walk(dtype: Dtype, columns: usize, role: usize) -> Specialisation {
+/// That of the gradient of q, k or v: `role` 0 to 2; that of q may make pairs, too.
+fn walk(dtype: Dtype, columns: usize, role: usize, paired: bool) -> Specialisation {
     let mut spec = of_chains(HOPPER_WALKS, &WALK_ENTRIES, dtype, columns);
     spec.constants.push(("kRole", (role as i32).into()));
+    spec.constants.push(("kPaired", i32::from(paired).into()));
     spec
 }
 
@@ -157,8 +160,9 @@ pub(in super::super) fn specialisations() -> Vec<Specialisation> {
     }
     list.push(around_walks(bf16));
     for (columns, role) in [(512, 0), (512, 1), (256, 2), (256, 0), (256, 1), (128, 2)] {
-        list.push(walk(bf16, columns, role));
+        list.push(walk(bf16, columns, role, false));
     }
+    list.push(walk(bf16, 256, 0, true));
     list
 }
 
@@ -201,7 +205,8 @@ pub(super) fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Ar
         let around = around_walks(p.dtype);
         list.push(device.kernel(&around, PAIR_ENTRIES[0])?);
         for role in 0..3 {
-            list.push(device.kernel(&walk(p.dtype, walk_columns(p, role), role), WALK_ENTRIES[0])?);
+            let spec = walk(p.dtype, walk_columns(p, role), role, walk_paired(p, role));
+            list.push(device.kernel(&spec, WALK_ENTRIES[0])?);
         }
         for entry in &PAIR_ENTRIES[1..] {
             list.push(device.kernel(&around, entry)?);

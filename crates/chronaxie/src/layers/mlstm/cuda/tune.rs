@@ -267,9 +267,26 @@ pub(super) fn walk_columns(p: &Mlstm, role: usize) -> usize {
     let width = if role < 2 { p.dv } else { p.dqk };
     width.next_power_of_two().clamp(128, 512)
 }
-/// Rows of the state of one of its blocks.
-fn walk_rows(p: &Mlstm, role: usize) -> usize {
-    if walk_columns(p, role) > 256 { 64 } else { 128 }
+/// Rows of the state of one of its blocks, and columns at most: two blocks have halves of more of them.
+const WALK_ROWS: usize = 128;
+const WALK_WIDE: usize = 256;
+
+/// Blocks of a chain.
+fn walk_blocks(p: &Mlstm, role: usize) -> usize {
+    let rows = if role < 2 { p.dqk } else { p.dv };
+    rows.div_ceil(WALK_ROWS) * walk_columns(p, role).div_ceil(WALK_WIDE)
+}
+
+/// Whether a block of the gradient of q has a whole chain, and makes its pairs, too.
+pub(super) fn walk_paired(p: &Mlstm, role: usize) -> bool {
+    role == 0 && walk_blocks(p, role) == 1
+}
+
+/// A launch of the backward kernel by chains: the blocks of a chain, of a cluster, and their dynamic shared memory.
+pub(super) struct Walk {
+    pub blocks: usize,
+    pub cluster: usize,
+    pub shared: usize,
 }
 
 /// The columns of the kernels that go through whole chains, as [`Config::chains`] has them, if they are to run.
@@ -287,7 +304,7 @@ fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, ab
         )));
     }
     // A block has a multiprocessor to itself, and goes through a chain alone: there must be blocks for most of them.
-    let across = if backward { p.dqk.div_ceil(walk_rows(p, 0)) } else { p.dv.div_ceil(CHAIN_COLUMNS) };
+    let across = if backward { walk_blocks(p, 0) } else { p.dv.div_ceil(CHAIN_COLUMNS) };
     let blocks = chains(p) * across;
     let pays = props.compute_capability == (9, 0) && p.dqk.max(p.dv) > 64 && 4 * blocks >= 3 * props.sm_count as usize;
     let chosen = fits && (wish.path == Some(Path::Chains) || (wish.path.is_none() && pays));
@@ -394,21 +411,30 @@ impl Config {
         };
         self.chains.map(|columns| (p.dv.div_ceil(CHAIN_COLUMNS), shared(columns)))
     }
-    /// Backward by chains: the blocks of a chain of `role` as in [`walk_columns`], and their dynamic shared memory.
-    pub(super) fn walk_shape(p: &Mlstm, role: usize) -> (usize, usize) {
-        let (columns, rows) = (walk_columns(p, role), walk_rows(p, role));
-        // Slices of 64 tokens and 64 columns: three places, what q.dq and k.dk are made of, and two chunks' weights.
-        let own = if role < 2 { rows / 64 } else { 0 };
-        let shared = 1024 + 8192 * (3 * (columns + rows) / 64 + own) + 2 * 784 + 48;
-        (if role < 2 { p.dqk } else { p.dv }.div_ceil(rows), shared)
+    /// Backward by chains: the kernel of `role` as in [`walk_columns`].
+    pub(super) fn walk_shape(p: &Mlstm, role: usize) -> Walk {
+        let (columns, blocks, paired) = (walk_columns(p, role), walk_blocks(p, role), walk_paired(p, role));
+        // Slices of 64 tokens and 64 columns, as in hopper_walks.cu: those of what reads the state, its pairs and, for the gates,
+        // its rows, and those of what goes into it, in a ring of places; gradients of two chunks on their way out; sums for another
+        // block; vectors; or, instead of gradients, pairs that are made.
+        let halved = columns > WALK_WIDE;
+        let (wide, ring) = (columns.min(WALK_WIDE) / 64, if paired || (role == 2 && !halved) { 4 } else { 3 });
+        let (reads, into) = (wide + usize::from(!paired) + if role < 2 { 2 } else { 0 }, wide + 2);
+        let places = if ring == 3 { ring * reads.max(into) } else { ring / 2 * (reads + into) };
+        let out = if halved { 2 + 4 } else { 4 };
+        let more = if paired { 1024 + 3 * 8192 + 2560 } else { 8192 * out };
+        let shared = 1024 + 8192 * places + 784 * (ring - 1) + more + 8 * (3 * ring + 8);
+        // Two blocks of a chain bring what both read once. Clusters of four do not all fit at once.
+        let cluster = if blocks.is_multiple_of(2) { 2 } else { 1 };
+        Walk { blocks, cluster, shared }
     }
-    /// Dynamic shared memory of the kernel that makes a chunk's pairs before them: four places of two slices.
+    /// Dynamic shared memory of the kernel that makes a chunk's pairs before them: three places of two slices.
     pub(super) const fn pairs_shared() -> usize {
-        1024 + 4 * 2 * 8192
+        1024 + 3 * 2 * 8192
     }
     /// Warps of a chain that have parts of q.dq each, as `parts_of` in hopper_walks.cuh.
     pub(super) fn walk_parts(p: &Mlstm) -> usize {
-        8 * Self::walk_shape(p, 0).0
+        8 * walk_blocks(p, 0)
     }
     /// Chunks of the longest sequence that there may be.
     pub(super) fn chunks(&self, p: &Mlstm) -> usize {
@@ -476,7 +502,7 @@ mod tests {
         for (k, v) in [(16, 16), (128, 256), (256, 512), (512, 512), (512, 16)] {
             let p = Mlstm::new(Gate::Sigmoid, [1, 1, 64, k, v]);
             let most = DeviceProps::SM_90.shared_per_block_optin as usize;
-            assert!((0..3).all(|role| Config::walk_shape(&p, role).1 <= most), "{k} {v}");
+            assert!((0..3).all(|role| Config::walk_shape(&p, role).shared <= most), "{k} {v}");
         }
         let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
         assert!(few.contains("s64"), "few chains have small tiles: {few}");
