@@ -90,33 +90,39 @@ pub(super) fn residency(device: &Arc<CudaDevice>) -> Result<Residency> {
     Ok(resident)
 }
 
+/// The kernel of a recurrence, of one that rebuilds, or of an adjoint other than the whole one.
+fn kernel_of(h: &Held) -> (KernelSource, &'static str) {
+    match *h {
+        Held { whole: true, .. } => (WHOLE, "ltc_whole"),
+        _ if h.full() => (FULL_ADJOINT, "ltc_full_adjoint"),
+        Held { row: true, pairs: true, .. } => (ROW_ADJOINT, "ltc_row_adjoint"),
+        Held { lone: true, .. } => (LONE, "ltc_lone"),
+        Held { row: true, .. } => (ROW, "ltc_row"),
+        Held { quad: true, pairs: true, groups: 2, .. } => (TURN_ADJOINT, "ltc_turn_adjoint"),
+        Held { quad: true, pairs: true, .. } => (QUAD_ADJOINT, "ltc_quad_adjoint"),
+        Held { quad: true, rows: 2, .. } => (TWO, "ltc_two"),
+        Held { quad: true, .. } => (QUAD, "ltc_quad"),
+        Held { pairs: true, .. } => (ADJOINT, "ltc_adjoint_held"),
+        _ => (RECURRENCE, "ltc_recurrence"),
+    }
+}
+
 /// Every specialisation that a configuration launches.
 pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     let one = |source: &KernelSource, entry: &'static str, h: &Option<Held>| {
         h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
+    let walks = |h: Option<Held>| h.and_then(|h| one(&kernel_of(&h).0, kernel_of(&h).1, &Some(h)));
+    let whole = c.adjoint.filter(|h| h.whole);
     [
-        one(&RECURRENCE, "ltc_recurrence", &c.recurrence.filter(|h| !h.row && !h.quad)),
-        one(&QUAD, "ltc_quad", &c.recurrence.filter(|h| h.quad && h.rows == 4)),
-        one(&TWO, "ltc_two", &c.recurrence.filter(|h| h.quad && h.rows == 2)),
-        one(&ROW, "ltc_row", &c.recurrence.filter(|h| h.row && !h.whole && !h.lone)),
-        one(&LONE, "ltc_lone", &c.recurrence.filter(|h| h.lone)),
-        one(&WHOLE, "ltc_whole", &c.recurrence.filter(|h| h.whole)),
-        one(&RECURRENCE, "ltc_recurrence", &c.rebuild.filter(|h| !h.quad)),
-        one(&QUAD, "ltc_quad", &c.rebuild.filter(|h| h.quad && h.rows == 4)),
-        one(&TWO, "ltc_two", &c.rebuild.filter(|h| h.quad && h.rows == 2)),
+        walks(c.recurrence),
+        walks(c.rebuild),
         one(&SENSORY, "ltc_sensory_sums", &c.sensory),
-        one(&ADJOINT, "ltc_adjoint_held", &c.adjoint.filter(|h| !h.row && !h.quad)),
-        one(&ROW_ADJOINT, "ltc_row_adjoint", &c.adjoint.filter(|h| h.chain() && !h.full())),
-        one(&FULL_ADJOINT, "ltc_full_adjoint", &c.adjoint.filter(Held::full)),
+        walks(c.adjoint.filter(|h| !h.whole)),
         c.sums.map(|_| trace_specialisation(c.fast)),
         one(&SENSORY_ADJOINT, "ltc_sensory_adjoint", &c.sensory_adjoint.filter(|h| !h.whole)),
-        one(
-            &WHOLE_ADJOINT,
-            "ltc_whole_adjoint",
-            &c.adjoint.filter(|h| h.whole).map(|h| Held::whole_adjoint(h.blocks, h.words)),
-        ),
-        c.adjoint.filter(|h| h.whole).map(|_| super::whole::close_specialisation()),
+        one(&WHOLE_ADJOINT, "ltc_whole_adjoint", &whole.map(|h| Held::whole_adjoint(h.blocks, h.words))),
+        whole.map(|_| super::whole::close_specialisation()),
     ]
     .into_iter()
     .flatten()
@@ -154,20 +160,8 @@ impl HeldKernel {
         fast: bool,
     ) -> Result<Self> {
         let cluster = h.blocks > 1;
-        let (source, entry) = match h {
-            Held { whole: true, .. } => (&WHOLE, "ltc_whole"),
-            _ if h.full() => (&FULL_ADJOINT, "ltc_full_adjoint"),
-            Held { row: true, pairs: true, .. } => (&ROW_ADJOINT, "ltc_row_adjoint"),
-            Held { lone: true, .. } => (&LONE, "ltc_lone"),
-            Held { row: true, .. } => (&ROW, "ltc_row"),
-            Held { quad: true, pairs: true, groups: 2, .. } => (&TURN_ADJOINT, "ltc_turn_adjoint"),
-            Held { quad: true, pairs: true, .. } => (&QUAD_ADJOINT, "ltc_quad_adjoint"),
-            Held { quad: true, rows: 2, .. } => (&TWO, "ltc_two"),
-            Held { quad: true, .. } => (&QUAD, "ltc_quad"),
-            Held { pairs: true, .. } => (&ADJOINT, "ltc_adjoint_held"),
-            _ => (&RECURRENCE, "ltc_recurrence"),
-        };
-        let kernel = device.kernel(&specialisation(source, &[entry], &h, fast, cluster), entry)?;
+        let (source, entry) = kernel_of(&h);
+        let kernel = device.kernel(&specialisation(&source, &[entry], &h, fast, cluster), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let threads = (if h.whole { h.max_threads } else { h.launched() }) as u32;
         let mut launch = LaunchConfig::new((1, 1, 1), (threads, 1, 1)).shared(h.shared);

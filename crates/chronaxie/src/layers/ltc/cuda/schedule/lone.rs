@@ -51,7 +51,8 @@ impl Lists {
             return None;
         }
         let apart = self.apart();
-        let need = |j: usize, lanes: usize| apart.each_ref().map(|l| l.of[j].len().div_ceil(lanes).next_multiple_of(TURN));
+        let need =
+            |j: usize, lanes: usize| apart.each_ref().map(|l| l.of[j].len().div_ceil(lanes).next_multiple_of(TURN));
         let fit = |n: [usize; 2]| n[0] + n[1] <= slots;
         let mut dealt: Vec<Dealt> = Vec::new();
         for j in self.deal(1).concat().into_iter().filter(|&j| !self.of[j].is_empty()) {
@@ -87,9 +88,12 @@ impl Lists {
     /// Behind the owners are the lone ones, one a thread; those of either kind have places of their own.
     pub(in super::super) fn schedule_lone(&self, slots: usize, threads: usize) -> Result<Schedule> {
         let lone = self.lone();
-        let dealt = self.lone_dealt(slots).filter(|d| lone.len() <= threads && d.len() * WARP <= threads).ok_or_else(|| {
-            Error::shape(format!("ltc: {slots} slots of {LANES} lanes a neuron in {threads} threads hold too few synapses"))
-        })?;
+        let dealt =
+            self.lone_dealt(slots).filter(|d| lone.len() <= threads && d.len() * WARP <= threads).ok_or_else(|| {
+                Error::shape(format!(
+                    "ltc: {slots} slots of {LANES} lanes a neuron in {threads} threads hold too few synapses"
+                ))
+            })?;
         let mut place: Vec<u32> = vec![0; self.others];
         for (n, &j) in dealt.iter().flat_map(|d| &d.owners).enumerate() {
             place[j] = n as u32;

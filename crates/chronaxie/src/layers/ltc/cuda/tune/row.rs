@@ -1,7 +1,8 @@
 //! The choice of the kernel of one batch row at a time, with the shortest chain of an unfold.
 
 use super::{
-    FULL_SLOTS, HALVES, Held, LONE_SHAPE, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS,
+    FULL_SLOTS, HALVES, Held, LONE_SHAPE, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape,
+    TRACE_GROUP, TRACE_SUMS,
 };
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
