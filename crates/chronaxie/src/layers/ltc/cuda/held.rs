@@ -26,7 +26,7 @@ pub(super) fn specialisation(
 ) -> Specialisation {
     // What those that share a row exchange is another matter.
     let cluster = cluster && !h.whole;
-    let oldest = if cluster || h.whole && h.blocks > 1 {
+    let oldest = if cluster || h.lone || h.whole && h.blocks > 1 {
         90
     } else if h.whole {
         // Where a thread's registers suffice.
@@ -58,7 +58,7 @@ pub(super) fn specialisation(
     Specialisation {
         headers: HELD_HEADERS,
         constants,
-        archs: if h.full() || h.lone { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
+        archs: if h.full() { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
         ..Specialisation::new(source.clone(), entries)
     }
 }

@@ -8,14 +8,17 @@
 // of its own, at which warps arrive when they have written and wait before they read.
 //
 // A target has as many lanes of a warp, side by side, as its list fills; what they sum ends in the first. Slots are filled with far synapses
-// (from lone neurons) from the first on, with near ones from the last back. Warps that run code of their own, for their numbers of slots, wait
-// for instructions (3600 clocks an unfold): all make as many far gates as the warp that has the most, unless near ones are in the way.
+// (from lone neurons) from the first on, with near ones from the last back, and used in turns of four, so that all warps run the same code.
 //
 // Floor (1.98 GHz) of B128 T64 H256 by AutoNCP, 7,437 synapses: 128 rows on 132 multiprocessors, 16 gates a clock: 465 clocks an unfold,
-// 384 unfolds: 0.090 ms; the slots of the busiest scheduler of four take 576. Near gates of a motor neuron, 22 slots, are 176 clocks, and the
-// chain about them some 250. Bytes: as recurrence.cu.
-// Tried (H100): clusters of two smaller blocks, two on a multiprocessor, in which all gates were in the chain: 2200 clocks an unfold where
-// lone states went by stores that a barrier counts, of which a multiprocessor takes one lane's in 1.3 clocks; 3000 where every lane sent.
+// 384 unfolds: 0.090 ms. Measured on an H100 0.271 ms, of which sensory sums and folding are some 0.02: 1290 clocks an unfold, and 1120 of
+// 128 neurons, which have a quarter of the gates: what binds is one warp's own chain, some 300 instructions of 3.7 to 4.5 clocks each with two
+// warps a scheduler. Bytes: as recurrence.cu.
+// Tried (H100, forward ms): turns of two slots 0.304; code of its own for the far slots of each warp 0.72, since warps wait for instructions;
+// the same code without branches for all warps, as many slots as the most have, 0.310, and 0.309 with more ahead; lone states two unfolds ahead
+// in three tiles, one barrier an unfold and tiles by address 0.347 (396 instructions); no wait for lone states, which is wrong, 0.311 for
+// that 0.310; all gates in the chain, in clusters of two smaller blocks, two on a multiprocessor: 0.450 where lone states went by stores that a barrier
+// counts, of which a multiprocessor takes one lane's in 1.3 clocks, and 0.56 where every lane sent. Others take 0.434 (recurrence.cu).
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -57,7 +60,6 @@ struct Part {
   bool adds[3];                // whether the lane 1, 2, 4 further is of the same target
   int most;                    // the most lanes of a target of this warp
   int far, near;               // slots of this warp, multiples of kTurn
-  bool straight;               // whether it makes as many far gates as the warp that has the most, which are `far`
   unsigned place, lone_place;  // bytes from the beginning of a tile
   unsigned states, lones;      // barriers of both tiles
 };
@@ -89,48 +91,6 @@ __device__ __forceinline__ void add_turns(const Held& held, const char* tile, in
     for (int e = i; e < i + kTurn; e++)
       num = fmaf(held.q[slot_of<kNear>(e)], x[e], num), den = fmaf(held.p[slot_of<kNear>(e)], x[e], den);
   }
-}
-
-// The same of kN far slots, with no branch between them: up to 10 loads ahead, and products kDelay gates later.
-template <int kN>
-__device__ __forceinline__ void add_straight(const Held& held, const char* tile, float& num, float& den) {
-  constexpr int kAhead = kN < 10 ? kN : 10, kBehind = kN < kDelay ? kN : kDelay;
-  auto load = [&](int i) { return *(const volatile float*)(tile + source_of(held, i)); };
-  float x[kN], nums[2] = {num, 0.0f}, dens[2] = {den, 0.0f};
-#pragma unroll
-  for (int i = 0; i < kAhead; i++) x[i] = load(i);
-#pragma unroll
-  for (int i = 0; i < kN + kBehind; i++) {
-    if (i + kAhead < kN) x[i + kAhead] = load(i + kAhead);
-    if (i < kN) x[i] = gate_of(held.a[i], held.b[i], x[i]);
-    if (i < kBehind) continue;
-    const int e = i - kBehind;
-    nums[e % 2] = fmaf(held.q[e], x[e], nums[e % 2]);
-    dens[e % 2] = fmaf(held.p[e], x[e], dens[e % 2]);
-  }
-  num = nums[0] + nums[1], den = dens[0] + dens[1];
-}
-
-// The same of `count` slots, from kFirst to kLast turns.
-template <int kFirst = 1, int kLast = kSlots / kTurn>
-__device__ __forceinline__ void add_straight(const Held& held, const char* tile, int count, float& num, float& den) {
-  if constexpr (kFirst < kLast) {
-    constexpr int kMiddle = (kFirst + kLast + 1) / 2;
-    if (count >= kTurn * kMiddle)
-      add_straight<kMiddle, kLast>(held, tile, count, num, den);
-    else
-      add_straight<kFirst, kMiddle - 1>(held, tile, count, num, den);
-  } else {
-    add_straight<kTurn * kFirst>(held, tile, num, den);
-  }
-}
-
-__device__ __forceinline__ void add_far(const Held& held, const Part& p, const char* tile, float& num, float& den) {
-  num = den = 0.0f;
-  if (p.straight)
-    add_straight(held, tile, p.far, num, den);
-  else
-    add_turns<false>(held, tile, p.far, num, den);
 }
 
 // Both sums over the lanes of a target, in its first; the order is fixed.
@@ -189,7 +149,7 @@ __device__ __forceinline__ void walk_row(const Walk& w, const Held& held, const 
     __syncthreads();
     give(0), give_lone(0);
     __syncthreads();
-    add_far(held, p, lones, num, den);
+    add_turns<false>(held, lones, p.far, num, den);
   }
 #pragma unroll 1
   for (int step = 0; step < w.steps; step++) {
@@ -211,7 +171,8 @@ __device__ __forceinline__ void walk_row(const Walk& w, const Held& held, const 
       give(kThen);
       arrive(p.states + kThen * 8);
       barrier_wait_at(p.lones + kThen * 8, round & 1);
-      add_far(held, p, lones + kThen * kTileBytes, num, den);
+      num = den = 0.0f;
+      add_turns<false>(held, lones + kThen * kTileBytes, p.far, num, den);
     };
 #pragma unroll 1
     for (int k = 0; k < w.unfolds; k += 2) {
@@ -258,10 +219,6 @@ ltc_lone(Schedule schedule,                                                // be
 #pragma unroll
   for (int i = 0; i < 3; i++) p.adds[i] = sub + (1 << i) < (unsigned)__popc(same);
   p.most = uniform(shape.x), p.far = uniform(shape.y & 0xffff), p.near = uniform(shape.y >> 16);
-  int most_far = 0;
-  for (unsigned i = 0; i < blockDim.x / 32; i++) most_far = max(most_far, schedule.warps[i].y & 0xffff);
-  p.straight = uniform(p.far > 0 && most_far + p.near <= kSlots);
-  if (p.straight) p.far = uniform(most_far);
   sum_up(p, q0, p0);
   auto keep = [&](bool lone, int owner, bool there, float p0, float q0) {
     const Neurons n = neuron_of(there ? owner : -1, 1, gleak, vleak, cm, unfolds, elapsed ? 1.0f : dt, constrained, epsilon, p0, q0);

@@ -15,9 +15,8 @@ pub(in super::super) struct LoneShape {
     pub(in super::super) threads: usize,
     /// Slots of the busiest scheduler of four.
     pub(in super::super) busiest: usize,
-    /// Owners without synapses, and the most slots of a warp whose synapses come from others.
+    /// Owners without synapses.
     pub(in super::super) lone: usize,
-    pub(in super::super) near: usize,
 }
 
 /// A warp's owners, and how many of its slots are far and near.
@@ -76,12 +75,7 @@ impl Lists {
         let lone = self.lone().len();
         let warps = dealt.len().max(lone.div_ceil(WARP)).max(1);
         let of_scheduler = |s: usize| dealt.iter().skip(s).step_by(4).map(|d| d.slots[0] + d.slots[1]).sum();
-        Some(LoneShape {
-            threads: warps * WARP,
-            busiest: (0..4).map(of_scheduler).max().unwrap_or(0),
-            lone,
-            near: dealt.iter().map(|d| d.slots[1]).max().unwrap_or(0),
-        })
+        Some(LoneShape { threads: warps * WARP, busiest: (0..4).map(of_scheduler).max().unwrap_or(0), lone })
     }
 
     /// The schedule. Its `warps` say how many lanes an owner has at most, and how many slots are far, with 65536 times how many are near.
@@ -203,7 +197,7 @@ mod tests {
         }
         let wiring = Rule::auto_ncp(256, 32).build(32).unwrap().connectivity().unwrap();
         let shape = held_once(&wiring.recurrent, 44);
-        assert!(shape.threads <= 256 && shape.lone > 128 && shape.near < 30, "{shape:?}");
+        assert!(shape.threads <= 256 && shape.lone > 128, "{shape:?}");
         let dense = Lists::by_target(&Synapses::full(512, 512).unwrap()).unwrap();
         assert!(dense.lone_shape(44).is_none() && dense.schedule_lone(44, 256).is_err());
     }
