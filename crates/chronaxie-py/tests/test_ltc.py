@@ -238,6 +238,8 @@ def test_kept_unfolds_give_the_gradients_of_fast(device):
     want = torch.autograd.grad(out.square().sum() + state.sum(), list(wide.values()))
     for name, g, w in zip(tensors, kept[2:], want):
         assert_near(name, g, w, 3e-3)
+    for name, g, w in zip(tensors, both("words")[2:], want):
+        assert_near(name, g, w, 3e-3)
     graphed = both("auto", torch.compile(ct.ltc, backend="aot_eager"))
     assert all(torch.equal(a, b) for a, b in zip(graphed, rebuilt))
 

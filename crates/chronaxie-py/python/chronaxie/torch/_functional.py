@@ -183,7 +183,8 @@ def ltc(
             denominators of every unfold, 8 bytes for each of B T K H, so that no gate is evaluated twice. ``auto``: with
             ``fast`` as ``store`` if that is a MiB at most; else with ``dt`` of 0.125 at most, no ``elapsed``, and up to
             128 neurons, a word of 4 bytes for each of B T (K + 1) H, 16 MiB at most, rounded within the bounds of
-            ``fast``; otherwise, and under ``torch.compile``, as ``recompute``.
+            ``fast``; otherwise, and under ``torch.compile``, as ``recompute``. ``words``: those words, whatever their number
+            and ``dt`` (at a ``dt`` of 1 gradients are 1e-3 off), with ``fast`` and up to 128 neurons; else as ``recompute``.
 
     Returns:
         ``(out, final_state)``: ``[B, T, M]`` in x's type, which its gradient has too, and ``[B, H]`` in float32, in which all

@@ -9,7 +9,7 @@ from .._errors import ConfigError
 
 _WEIGHTS = {"affine": ("w", "b"), "linear": ("w",), "none": ()}
 # What the forward pass keeps for the backward pass; where it is not said the library decides by sizes.
-_SAVES = {"auto": "", "recompute": ",store=false", "store": ",store=true"}
+_SAVES = {"auto": "", "recompute": ",store=false", "store": ",store=true", "words": ",store=words"}
 
 
 class Options(NamedTuple):

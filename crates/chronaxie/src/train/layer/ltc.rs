@@ -39,9 +39,10 @@ impl LtcLayer {
         if elapsed && !context.timed {
             return Err(model.refuse("elapsed", "is true, but the data has no times"));
         }
-        let save = match model.choice("save", &["auto", "recompute", "store"], "auto")? {
+        let save = match model.choice("save", &["auto", "recompute", "store", "words"], "auto")? {
             "auto" => Save::Auto,
             "store" => Save::Store,
+            "words" => Save::Words,
             _ => Save::Recompute,
         };
         let (connectivity, polarity) = match context.prepared {

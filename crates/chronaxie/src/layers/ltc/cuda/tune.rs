@@ -10,7 +10,7 @@ mod whole;
 
 use super::schedule::Lists;
 use super::wish::Wish;
-use crate::layers::ltc::spec::{Kept, Ltc};
+use crate::layers::ltc::spec::{Kept, Ltc, Save};
 use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
@@ -523,7 +523,16 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let grid = if held.is_some() || p.kept() == Kept::Words { None } else { divide(Role::Recurrence, p.batch) };
     if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only, variant) {
         let n = p.connectivity.recurrent.len();
-        return Err(Error::config(format!("ltc: variant `{name}` cannot hold {n} synapses of {} neurons", p.hidden)));
+        let rebuilt = Ltc { save: Save::Recompute, ..p.clone() };
+        let why = if p.kept() != Kept::States && choose_for(&rebuilt, props, resident, variant).is_ok() {
+            ", of which unfolds are kept: it keeps none; it runs with store=false or Save::Recompute"
+        } else {
+            ""
+        };
+        return Err(Error::config(format!(
+            "ltc: variant `{name}` cannot hold {n} synapses of {} neurons{why}",
+            p.hidden
+        )));
     }
     let adjoint = if p.backward { hold(Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
