@@ -112,7 +112,7 @@ pub(super) fn of_config(c: &Config) -> Vec<Specialisation> {
     let one = |source: &KernelSource, entry: &'static str, h: &Option<Held>| {
         h.map(|h| specialisation(source, &[entry], &h, c.fast, h.blocks > 1 && !entry.contains("sensory")))
     };
-    let walks = |h: Option<Held>| h.and_then(|h| one(&kernel_of(&h).0, kernel_of(&h).1, &Some(h)));
+    let walks = |h: Option<Held>| h.as_ref().map(kernel_of).and_then(|(source, entry)| one(&source, entry, &h));
     let whole = c.adjoint.filter(|h| h.whole);
     [
         walks(c.recurrence),

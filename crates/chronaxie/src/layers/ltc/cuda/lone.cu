@@ -11,14 +11,14 @@
 // (from lone neurons) from the first on, with near ones from the last back, and used in turns of four, so that all warps run the same code.
 //
 // Floor (1.98 GHz) of B128 T64 H256 by AutoNCP, 7,437 synapses: 128 rows on 132 multiprocessors, 16 gates a clock: 465 clocks an unfold,
-// 384 unfolds: 0.090 ms. Measured on an H100 0.271 ms, of which sensory sums and folding are some 0.02: 1290 clocks an unfold, and 1120 of
-// 128 neurons, which have a quarter of the gates: what binds is one warp's own chain, some 300 instructions of 3.7 to 4.5 clocks each with two
-// warps a scheduler. Bytes: as recurrence.cu.
+// 384 unfolds: 0.090 ms. Measured on an H100 0.271 ms, of which sensory sums and folding are some 0.02 (reckoned): 1290 clocks an unfold, and 1120
+// of 128 neurons, which have a quarter of the gates: what binds is one warp's own chain (by ncu, with turns of two slots, 320 instructions of 4.5
+// clocks, two warps a scheduler). Bytes: as recurrence.cu.
 // Tried (H100, forward ms): turns of two slots 0.304; code of its own for the far slots of each warp 0.72, since warps wait for instructions;
 // the same code without branches for all warps, as many slots as the most have, 0.310, and 0.309 with more ahead; lone states two unfolds ahead
 // in three tiles, one barrier an unfold and tiles by address 0.347 (396 instructions); no wait for lone states, which is wrong, 0.311 for
 // that 0.310; all gates in the chain, in clusters of two smaller blocks, two on a multiprocessor: 0.450 where lone states went by stores that a barrier
-// counts, of which a multiprocessor takes one lane's in 1.3 clocks, and 0.56 where every lane sent. Others take 0.434 (recurrence.cu).
+// counts, of which a multiprocessor takes one lane's in 1.3 clocks, and 0.56 where every lane sent. recurrence.cu takes 0.442.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -101,15 +101,6 @@ __device__ __forceinline__ void sum_up(const Part& p, float& num, float& den) {
     const float more = __shfl_down_sync(~0u, num, 1 << i), too = __shfl_down_sync(~0u, den, 1 << i);
     if (p.adds[i]) num += more, den += too;
   }
-}
-
-__device__ __forceinline__ void write(const Walk& w, i64 row, int j, float v) {
-  if (w.states) w.states[row * w.hidden + j] = v;
-  if (j >= w.outputs) return;
-  float y = v;
-  if (w.output_w) y *= w.output_w[j];
-  if (w.output_b) y += w.output_b[j];
-  w.out[row * w.outputs + j] = y;
 }
 
 #if __CUDA_ARCH__ >= 900

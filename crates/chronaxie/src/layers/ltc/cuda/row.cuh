@@ -153,6 +153,16 @@ __device__ __forceinline__ void give_state(const Others& others, const Neurons& 
   if (n.writer) *(float*)(tiles + n.place + kHalf * kTileBytes) = v;
 }
 
+// The state of neuron j behind a step, and what is put out of it.
+__device__ __forceinline__ void write(const Walk& w, i64 row, int j, float v) {
+  if (w.states) w.states[row * w.hidden + j] = v;
+  if (j >= w.outputs) return;
+  float y = v;
+  if (w.output_w) y *= w.output_w[j];
+  if (w.output_b) y += w.output_b[j];
+  w.out[row * w.outputs + j] = y;
+}
+
 // An address that stays in registers.
 __device__ __forceinline__ float* pinned(float* p) {
   asm volatile("" : "+l"(p));
@@ -225,13 +235,7 @@ __device__ __forceinline__ void walk_slots(const Walk& w, const Held& held, cons
     if (n.writer) {
       // Beside other warps registers are short: addresses are made anew.
       const int of = kWalkers ? opaque(j) : j;
-      if (w.states) w.states[row * hidden + of] = v;
-      if (of < w.outputs) {
-        float y = v;
-        if (w.output_w) y *= w.output_w[of];
-        if (w.output_b) y += w.output_b[of];
-        w.out[row * w.outputs + of] = y;
-      }
+      write(w, row, of, v);
     }
   }
   if (kAllSend && w.steps > 0) {

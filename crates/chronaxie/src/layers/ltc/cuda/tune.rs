@@ -160,9 +160,7 @@ impl Held {
     pub(super) fn least_lanes(&self) -> usize {
         let shapes = if self.pairs { &ROW_ADJOINTS[..] } else { &ROW_SHAPES };
         let of_shape = |s: &&RowShape| s.slots == self.slots && (!self.pairs || s.threads == self.max_threads);
-        if self.lone {
-            LONE_SHAPE.lanes
-        } else if self.whole {
+        if self.whole {
             WHOLE_SHAPE.lanes
         } else if self.row {
             shapes.iter().find(of_shape).map_or(1, |s| s.lanes)
