@@ -15,7 +15,7 @@ from test_scan import WIDE, law_linear, law_selective
 
 import chronaxie
 from chronaxie.torch import parallel
-from chronaxie.torch.parallel import _ranks, choose
+from chronaxie.torch.parallel import _pieces, _ranks, choose
 
 DESIGNS = [("summary", None), ("wavefront", 1), ("wavefront", 3)]
 
@@ -54,19 +54,30 @@ class Threads(_ranks.Ranks):
     def from_last(self, tensors):
         return [t.clone() for t in self.room.everyone(self.place, list(tensors))[-1]]
 
-    def relay(self, ahead, sent, like):
-        step = 1 if ahead else -1
-        with self.room.news:
-            if sent is not None and 0 <= self.place + step < self.count:
-                self.room.ways[self.place, self.place + step].append([t.clone() for t in sent])
+    def send(self, ahead, tensors):
+        to = self.place + (1 if ahead else -1)
+        if 0 <= to < self.count:
+            with self.room.news:
+                self.room.ways[self.place, to].append([t.clone() for t in tensors])
                 self.room.news.notify_all()
-            if like is not None and 0 <= self.place - step < self.count:
-                way = self.room.ways[self.place - step, self.place]
+
+    def receive(self, ahead, like):
+        of = self.place - (1 if ahead else -1)
+        if not 0 <= of < self.count:
+            return None
+
+        def wait():
+            with self.room.news:
+                way = self.room.ways[of, self.place]
                 assert self.room.news.wait_for(lambda: way, timeout=180)
                 found = way.pop(0)
-                assert [t.shape for t in found] == [t.shape for t in like]
-                return found
-        return None
+            assert [t.shape for t in found] == [t.shape for t in like]
+            return found
+
+        return wait
+
+    def finish(self, sent):
+        pass
 
 
 def randn(*shape, dtype=torch.float32):
@@ -251,6 +262,34 @@ def test_any_number_of_ranks_is_one(threads, name, design, parts):
                 assert all(not real(g).any() for rank, g in enumerate(every) if rank != first), k
             whole = torch.cat(every, time[k]) if k in time else sum(every)
             near(f"{name} grad {k}", whole, law, bound)
+
+
+@pytest.mark.parametrize("kind", ["real", "reverse"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_few_rows_are_cut_into_segments(threads, monkeypatch, kind, batch):
+    """As a GPU has it that would rest otherwise: pieces of 4, 2, 1 and, too short, of 1 segment again."""
+    monkeypatch.setattr(_pieces, "SEGMENTS", {"cpu": (100, 40)})
+    monkeypatch.setattr(_pieces, "SHORTEST", 8)
+    x, time, *rest = scan_case(kind, 32 + 24 + 9 + 8)
+    # Gates near 1, so that states go through all pieces.
+    x["a"] = 1 - 0.02 * x["a"].abs()
+    case = ({k: t[:batch] for k, t in x.items()}, time, *rest)
+    found_in = []
+    cut = _pieces.Linear._cut
+    monkeypatch.setattr(_pieces.Linear, "_cut", lambda self, x: found_in.append(cut(self, x)) or found_in[-1])
+    cuts = cuts_of(32, 56, 65, 73)
+    _, _, grads, outputs = law_of(case, 4)
+    runs = [in_threads(case, cuts, {"design": "summary"}) for _ in range(2)]
+    assert set(found_in) == {1, 2, 4}, found_in
+    for found, other in zip(*runs):
+        assert all(torch.equal(s, t) for s, t in zip(found[0], other[0])) and all(torch.equal(found[1][k], other[1][k]) for k in grads)
+    found = runs[0]
+    near("out", torch.cat([o[0] for o, _ in found], 2), outputs[0], 1e-5)
+    for k, law in grads.items():
+        every = [g[k] for _, g in found]
+        near(f"grad {k}", torch.cat(every, time[k]) if k in time else sum(every), law, 1e-5)
+    for made, _ in found:
+        near("last", made[1], outputs[1], 1e-5)
 
 
 def test_the_same_bits_every_run(threads):

@@ -64,9 +64,13 @@ class Planned(_Signed):
         return self.caller.run(name, whole)  # type: ignore[no-any-return]
 
     def step(self, given: dict[str, Any], why: str) -> None:
-        """A step over tensors by name, outputs among them: they are written where they lie. ``why`` says which options want
+        """A step over tensors by name, as :meth:`write` has it."""
+        self.write("step", given, why)
+
+    def write(self, pass_name: str, given: dict[str, Any], why: str = "") -> None:
+        """A pass over tensors by name, outputs among them: they are written where they lie. ``why`` says which options want
         a tensor that is not given."""
-        takes, gives = self.signatures["step"]
+        takes, gives = self.signatures[pass_name]
         addresses, strides, held = [], [], []
         for at, (name, axes, shape, dtype, _, strided) in enumerate((*takes, *gives)):
             t = given.get(name)
@@ -81,18 +85,18 @@ class Planned(_Signed):
             t = t.resolve_conj().resolve_neg() if t.is_complex() else t
             if not t.is_contiguous():
                 if at >= len(takes):
-                    raise ShapeError(f"{self.entry}: {name} is changed in place and must be contiguous")
+                    raise ShapeError(f"{self.entry}: {name} is written in place and must be contiguous")
                 if strided:
                     strides.append((at, list(t.stride())))
                 else:
                     t = t.contiguous()
             held.append(t)
             addresses.append(t.data_ptr())
-        bytes_ = self.plan.scratch_bytes("step")
+        bytes_ = self.plan.scratch_bytes(pass_name)
         scratch = torch.empty(bytes_ + _ALIGNMENT if bytes_ else 0, dtype=torch.uint8, device=self.device)
         base = -(-scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-        self.plan.run("step", addresses, strides, base, stream)
+        self.plan.run(pass_name, addresses, strides, base, stream)
 
 
 @lru_cache(maxsize=256)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._errors import ChronaxieError, ConfigError
+from .._framework import _TYPES
 from ._pieces import Named, Piece
 from ._ranks import Ranks
 
@@ -140,12 +141,11 @@ class _Summary(torch.autograd.Function):
     def forward(ctx: Any, piece: Piece, ranks: Ranks, _: None, wants_last: bool, *tensors: Tensor) -> Any:
         x = dict(zip(piece.takes, tensors))
         # The first place has its true state from the start.
-        made = piece.forward(x) if ranks.place == 0 else None
-        gathered = ranks.gather(piece.summary(x) if made is None else piece.of_first(made))
-        ahead, last, kept = piece.fold(gathered, ranks.place)
-        if made is None:
+        made, own = piece.first(x) if ranks.place == 0 else (None, piece.summary(x))
+        ahead, last, kept = piece.fold(ranks.gather(own), ranks.place)
+        if ranks.place > 0:
             x |= dict(zip(piece.starts, ahead))
-            made = piece.forward(x)
+        made = piece.forward(x) if made is None else made
         ctx.piece, ctx.ranks, ctx.wants_last, ctx.count = piece, ranks, wants_last, len(kept)
         _save(ctx, {**x, **made}, [*kept, *(last if wants_last else [])])
         return (made[piece.out], *last) if wants_last else (made[piece.out],)
@@ -159,7 +159,7 @@ class _Summary(torch.autograd.Function):
         of_last = _of_last(ctx, grads)
         # Nobody asks for the first place's, which has them from the true gradients below.
         states = [known[n] for n in piece.starts if n != "m_initial"]
-        local = piece.local_gradients(known) if ranks.place > 0 else [torch.zeros_like(t) for t in states]
+        local = piece.local_gradients(known) if ranks.place > 0 or piece.all_local else [torch.zeros_like(t) for t in states]
         gathered = ranks.gather([*local, *(of_last if ctx.wants_last else [])])
         if ctx.wants_last:
             of_last = _total(gathered[len(local) :])
@@ -176,17 +176,15 @@ class _Wavefront(torch.autograd.Function):
         x = dict(zip(piece.takes, tensors))
         whole = {n: piece.empty(n) for n in (piece.out, *piece.lasts)}
         kept: list[Tensor] = []
-        sent = None
+        line = _Line(piece, ranks, True, cuts, lambda cut: _part_of(piece, {n: x[n] for n in piece.starts}, cut))
         for cut in cuts:
             own = _part_of(piece, x, cut)
-            ahead = ranks.relay(True, sent, [own[n] for n in piece.starts])
-            own |= {} if ahead is None else dict(zip(piece.starts, ahead))
-            made = piece.part(*cut).forward(own)
-            for name, t in whole.items():
-                t[piece.cut(piece.axes(name), *cut)[0]] = made[name]
-            sent = [made[n] for n in piece.lasts]
+            own |= dict(zip(piece.starts, line.next() or []))
+            part = line.part(cut)
+            made = part.write("forward", own, {n: t[piece.cut(piece.axes(n), *cut)[0]] for n, t in whole.items()})
+            line.send([made[n] for n in piece.lasts])
             kept += [*(own[n] for n in piece.starts), *(made[n] for n in piece.saved)]
-        ranks.relay(True, sent, None)
+        line.finish()
         ends = ranks.from_last([whole[n] for n in piece.lasts]) if wants_last else []
         ctx.piece, ctx.ranks, ctx.wants_last, ctx.cuts = piece, ranks, wants_last, cuts
         _save(ctx, {**x, piece.out: whole[piece.out]}, kept)
@@ -203,22 +201,63 @@ class _Wavefront(torch.autograd.Function):
         known |= {f"grad_{n}": g for n, g in zip(piece.lasts, of_last)}
         names = [*piece.starts, *piece.saved]
         found: Named = {}
-        sent = None
+        lasts = [f"grad_{n}" for n in piece.lasts]
+        line = _Line(piece, ranks, False, ctx.cuts, lambda cut: _part_of(piece, {n: known[n] for n in lasts}, cut))
         for at, cut in enumerate(ctx.cuts):
             own = _part_of(piece, known, cut) | dict(zip(names, kept[at * len(names) : (at + 1) * len(names)]))
-            behind = ranks.relay(False, sent, [own[f"grad_{n}"] for n in piece.lasts])
-            own |= {} if behind is None else {f"grad_{n}": g for n, g in zip(piece.lasts, behind)}
-            made = piece.part(*cut).backward(own)
-            sent = [made[n] for n in piece.starts]
-            for name, t in made.items():
+            own |= dict(zip(lasts, line.next() or []))
+            part, into = line.part(cut), {}
+            for spec in part.plan.signatures["backward"][1]:
+                name = spec[0].removeprefix("grad_")
                 where, alone = piece.cut(piece.axes(name), *cut)
                 if name not in found:
-                    shape = list(piece.takes[name][2])
-                    found[name] = t.new_empty(shape) if alone else t.new_zeros(shape)
-                # What parts share is added up in their order.
-                found[name][where] = t if alone else found[name][where] + t
-        ranks.relay(False, sent, None)
+                    found[name] = (torch.empty if alone else torch.zeros)(
+                        list(piece.takes[name][2]), dtype=_TYPES[spec[3]], device=piece.device
+                    )
+                if alone:
+                    into[spec[0]] = found[name][where]
+            made = part.write("backward", own, into)
+            line.send([made[f"grad_{n}"] for n in piece.starts])
+            # What parts share is added up in their order.
+            for name, t in made.items():
+                if name not in into:
+                    found[name.removeprefix("grad_")][piece.cut(piece.axes(name), *cut)[0]] += t
+        line.finish()
         return _returned(ctx, found)
+
+
+class _Line:
+    """A rank's place in the wavefront. The state of the next part is asked for before this one's work is queued, and this one's goes
+    out on its own, so that neither waits for the other."""
+
+    def __init__(self, piece: Piece, ranks: Ranks, ahead: bool, cuts: Any, like: Callable[[Any], Named]) -> None:
+        self.piece, self.ranks, self.ahead, self.cuts, self.like = piece, ranks, ahead, iter(cuts), like
+        self.parts: dict[Any, Piece] = {}
+        self.sent: list[Any] = []
+        self.coming = self._ask()
+
+    def _ask(self) -> Any:
+        cut = next(self.cuts, None)
+        return None if cut is None else self.ranks.receive(self.ahead, list(self.like(cut).values()))
+
+    def next(self) -> list[Tensor] | None:
+        """The state of the next part; None where nobody sends it."""
+        coming, self.coming = self.coming, self._ask()
+        return None if coming is None else coming()
+
+    def part(self, cut: tuple[slice, slice]) -> Piece:
+        """The piece of a part; parts of one size are one."""
+        rows, channels = cut
+        size = rows.stop - rows.start, channels.stop - channels.start
+        if size not in self.parts:
+            self.parts[size] = self.piece.part(*cut)
+        return self.parts[size]
+
+    def send(self, state: list[Tensor]) -> None:
+        self.sent.append(self.ranks.send(self.ahead, state))
+
+    def finish(self) -> None:
+        self.ranks.finish(self.sent)
 
 
 def _part_of(piece: Piece, tensors: Named, cut: tuple[slice, slice]) -> Named:

@@ -20,6 +20,10 @@ from .._scan import linear_scan
 Named = dict[str, Tensor]
 # The gauge of a state that is nothing.
 _NOTHING = -1e30
+# Where a linear scan has fewer rows than the first, its piece is cut into segments until these are as many rows as the second;
+# none is shorter than SHORTEST.
+SEGMENTS = {"cuda": (1024, 4096), "cpu": (0, 0)}
+SHORTEST = 4096
 
 
 def _axes(text: str) -> list[str]:
@@ -72,12 +76,31 @@ class Piece:
         given = [known[t[0]] if t[0] in known else self._zeros(t) for t in takes]
         return dict(zip((t[0].removeprefix("grad_") for t in gives), plan.run("backward", given)))
 
+    def write(self, pass_name: str, known: Named, into: Named) -> Named:
+        """A pass whose outputs are written where ``into`` has them, by their names in the signature; those that it does not
+        have are new. Inputs that are not known are zeros."""
+        takes, gives = self.plan.signatures[pass_name]
+        made = {t[0]: into.get(t[0]) for t in gives}
+        # What has gaps, or nothing in it, goes the long way.
+        if any(t is not None and (not t.is_contiguous() or t.numel() == 0) for t in made.values()):
+            found = (self.forward if pass_name == "forward" else self.backward)(known)
+            for (name, t), new in zip(made.items(), found.values()):
+                made[name] = new if t is None else t.copy_(new)
+            return made  # type: ignore[return-value]
+        made = {t[0]: self._empty(t) if made[t[0]] is None else made[t[0]] for t in gives}
+        given = {t[0]: known[t[0]] if t[0] in known else self._zeros(t) for t in takes}
+        self.plan.write(pass_name, {**given, **made})
+        return made  # type: ignore[return-value]
+
+    def _empty(self, spec: Any) -> Tensor:
+        return torch.empty(list(spec[2]), dtype=_TYPES[spec[3]], device=self.device)
+
     def _zeros(self, spec: Any) -> Tensor:
         return torch.zeros(list(spec[2]), dtype=_TYPES[spec[3]], device=self.device)
 
     def empty(self, name: str) -> Tensor:
         """An output to be written."""
-        return torch.empty(list(self.gives[name][2]), dtype=_TYPES[self.gives[name][3]], device=self.device)
+        return self._empty(self.gives[name])
 
     def zero_lasts(self) -> list[Tensor]:
         return [self._zeros(self.gives[n]) for n in self.lasts]
@@ -99,6 +122,14 @@ class Piece:
     def fold(self, gathered: list[Tensor], place: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """From all summaries: the states ahead of a place, those behind the last one, and what the way back needs."""
         raise NotImplementedError
+
+    def first(self, x: Named) -> tuple[Named | None, list[Tensor]]:
+        """Of the first piece the outputs, or None where these, too, are better had behind the summaries; and its summary."""
+        made = self.forward(x)
+        return made, self.of_first(made)
+
+    # Whether the way back needs local gradients of the first piece, too.
+    all_local = False
 
     def local_gradients(self, known: Named) -> list[Tensor]:
         """Gradients of the states ahead of the piece, if those of the states behind it are 0."""
@@ -193,7 +224,81 @@ def _over_ranks(t: Tensor) -> Tensor:
 
 
 class Linear(Scan):
-    """``linear_scan``, real or complex."""
+    """``linear_scan``, real or complex. A row is one block's on a GPU, so few rows are cut into segments in time: these have
+    summaries, states and gradients among themselves as pieces have among ranks."""
+
+    # Segments of a row, their decays and the states behind them if there is none ahead, both [rows, segments].
+    segments = 1
+    decays: Tensor
+    ends: Tensor
+    # The states ahead of each, and their local gradients.
+    heads: Tensor
+    local: Tensor
+
+    def _cut(self, x: Named) -> int:
+        few, many = SEGMENTS["cpu" if self.device == "cpu" else "cuda"]
+        batch, channels, steps = x["a"].shape
+        # A row may lie anywhere, but rows of a batch must follow each other.
+        whole = batch == 1 or all(x[n].stride(0) == channels * x[n].stride(1) for n in ("a", "x"))
+        if self.entry != "linear_scan" or "reset" in x or not whole or not 0 < batch * channels < few:
+            return 1
+        vector, segments = 16 // x["a"].element_size(), 1
+        while batch * channels * segments < many and steps % (2 * segments * vector) == 0 and steps // (2 * segments) >= SHORTEST:
+            segments *= 2
+        return segments
+
+    def _in_segments(self, t: Tensor) -> Tensor:
+        batch, channels, steps = t.shape
+        return t.reshape(batch * channels, self.segments, steps // self.segments)
+
+    def _planned(self) -> Any:
+        rows, steps = self.sizes["B"] * self.sizes["D"], self.sizes["T"] // self.segments
+        return planned(self.entry, spell({"B": rows, "D": self.segments, "T": steps}, self.options), self.device)
+
+    def _fold(self, inputs: Tensor, edge: Tensor | None, forward: bool) -> tuple[Tensor, Tensor]:
+        """The states beside each segment on the side that they come from, by the decays, and those behind all."""
+        reverse = bool(self.options["reverse"]) is forward
+        edge = torch.zeros_like(inputs[:, 0]) if edge is None else edge.reshape(-1)
+        states, last = linear_scan(self.decays[None], inputs[None], edge[None], reverse)
+        parts = (states[0, :, 1:], edge[:, None]) if reverse else (edge[:, None], states[0, :, :-1])
+        return torch.cat(parts, 1), last[0]
+
+    def first(self, x: Named) -> tuple[Named | None, list[Tensor]]:
+        if self._cut(x) == 1:
+            return super().first(x)
+        decay, end = self.summary(x)
+        return None, [torch.zeros_like(decay), torch.addcmul(end, decay, x["h0"])]
+
+    def summary(self, x: Named) -> list[Tensor]:
+        self.segments = self._cut(x)
+        if self.segments == 1:
+            return super().summary(x)
+        self.all_local = True
+        a, given = self._in_segments(x["a"]), self._in_segments(x["x"])
+        self.decays = torch.prod(a, -1, dtype=torch.float32)
+        self.ends = self._planned().run("forward", [a, given, torch.zeros_like(self.decays)])[1]
+        last = self._fold(self.ends, None, True)[1]
+        return [t.reshape(x["h0"].shape) for t in (torch.prod(self.decays, -1), last)]
+
+    def forward(self, x: Named) -> Named:
+        if self.segments == 1:
+            return super().forward(x)
+        self.heads, last = self._fold(self.ends, x["h0"], True)
+        h = self._planned().run("forward", [self._in_segments(x["a"]), self._in_segments(x["x"]), self.heads])[0]
+        return {"h": h.view(x["a"].shape), "h_last": last.reshape(x["h0"].shape)}
+
+    def backward(self, known: Named, plan: Any = None) -> Named:
+        if self.segments == 1:
+            return super().backward(known, plan)
+        behind = self._fold(self.local, known["grad_h_last"], False)[0]
+        found = self._back(known, known["h"], self.heads, behind)
+        lead = -1 if self.options["reverse"] else 0
+        return {"a": found[0].view(known["a"].shape), "x": found[1].view(known["a"].shape), "h0": found[2][:, lead].reshape(known["h0"].shape)}
+
+    def _back(self, known: Named, h: Tensor, heads: Tensor, behind: Tensor) -> list[Tensor]:
+        grad = known["grad_h"] if "grad_h" in known else torch.zeros_like(known["h"])
+        a, h, grad = (self._in_segments(t) for t in (known["a"], h, grad))
+        return self._planned().run("backward", [a, heads, h, grad, behind])  # type: ignore[no-any-return]
 
     def decay(self, x: Named) -> Tensor:
         a = x["a"].resolve_conj()
@@ -204,6 +309,10 @@ class Linear(Scan):
 
     def local_gradients(self, known: Named) -> list[Tensor]:
         grad, a = known.get("grad_h"), known["a"]
+        if self.segments > 1:
+            # Of the pass back in time only the gradients of the states count, which need no h: a lies in the cache already.
+            self.local = self._back(known, a, self.heads, torch.zeros_like(self.heads))[2]
+            return [self._fold(self.local, None, False)[1].reshape(known["h0"].shape)]
         if grad is None or a.shape[2] == 0:
             return self.no_states(known)
         # The scan back in time over the gradients: each step has the gate of the next one, the first has its own left.

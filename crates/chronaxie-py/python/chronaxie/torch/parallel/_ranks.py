@@ -83,21 +83,35 @@ class Ranks:
             dist.broadcast(flat, self._rank(self.count - 1), group=self.group)
         return _split(flat, tensors)
 
-    def relay(self, ahead: bool, sent: Sequence[Tensor] | None, like: Sequence[Tensor] | None) -> list[Tensor] | None:
-        """Sends to the neighbour ahead in time (or behind), and receives from the other side what is ``like`` these. At either
-        end, and where nothing is to be sent or received, only what there is."""
-        step = 1 if ahead else -1
-        ops, into = [], None
-        if sent is not None and 0 <= self.place + step < self.count:
-            flat = _flat(sent)
-            ops += [dist.P2POp(dist.isend, flat, self._rank(self.place + step), group=self.group)] if flat.numel() else []
-        if like is not None and 0 <= self.place - step < self.count:
-            into = _flat(like)
-            ops += [dist.P2POp(dist.irecv, into, self._rank(self.place - step), group=self.group)] if into.numel() else []
-        if ops:
-            for work in dist.batch_isend_irecv(ops):
+    def send(self, ahead: bool, tensors: Sequence[Tensor]) -> Any:
+        """Sends to the neighbour ahead in time (or behind), if there is one; what is given is to be waited for in the end. Nothing
+        else waits for it: with NCCL each pair of neighbours has a communicator and a stream of its own."""
+        to = self.place + (1 if ahead else -1)
+        flat = _flat(tensors)
+        if not (0 <= to < self.count and flat.numel()):
+            return None
+        return dist.isend(flat, self._rank(to), group=self.group), flat
+
+    def receive(self, ahead: bool, like: Sequence[Tensor]) -> Callable[[], list[Tensor]] | None:
+        """Asks for what is ``like`` these from the neighbour behind (or ahead), if there is one. What is given waits for it: on a
+        GPU the current stream does, and not the host."""
+        of = self.place - (1 if ahead else -1)
+        if not 0 <= of < self.count:
+            return None
+        into = _flat(like)
+        work = dist.irecv(into, self._rank(of), group=self.group) if into.numel() else None
+
+        def wait() -> list[Tensor]:
+            if work is not None:
                 work.wait()
-        return None if into is None or like is None else _split(into, like)
+            return _split(into, like)
+
+        return wait
+
+    def finish(self, sent: Sequence[Any]) -> None:
+        """Waits for what was sent, so that its memory may be used again."""
+        for work, _ in filter(None, sent):
+            work.wait()
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
