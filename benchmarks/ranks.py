@@ -332,7 +332,9 @@ def main():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    context = mp.spawn(work, (args, port), nprocs=max(args.ranks), join=False)
+    # Without a GPU nothing was started that a copy of this process would miss, and PyTorch takes seconds to import.
+    way = "spawn" if args.device == "cuda" else "fork"
+    context = mp.start_processes(work, (args, port), nprocs=max(args.ranks), join=False, start_method=way)
     try:
         while not context.join():
             pass
