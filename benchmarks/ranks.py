@@ -40,9 +40,9 @@ CASES = {
         "linear_scan:B1_D64_T16777216:summary",
         "linear_scan:B1_D4096:wavefront",
         "selective_scan:B1_D1024_T262144_N16:summary",
-        "selective_scan:B1_D1024_T262144_N16:wavefront",
+        "selective_scan:B1_D1024_T262144_N16,parts=4:wavefront",
         "mlstm:B1_NH8_T131072_K256_V512:summary",
-        "mlstm:B1_NH8_T131072_K256_V512:wavefront",
+        "mlstm:B1_NH8_T131072_K256_V512,parts=8:wavefront",
     ],
     "cpu": [
         "linear_scan:B1_D8_T8192:summary",
