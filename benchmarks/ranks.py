@@ -296,19 +296,27 @@ def process(own, args, port):
     at = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(backend, init_method=at, rank=own.rank, world_size=max(args.ranks), timeout=WAIT)
     groups = {count: dist.new_group(list(range(count)), timeout=WAIT) for count in args.ranks}
-    records = []
+    records, wrong = [], 0
     for text in args.cases:
         for count, group in groups.items():
-            if own.rank < count:
-                for record in own.case(text, count, group, math.lcm(*args.ranks)):
+            try:
+                made = own.case(text, count, group, math.lcm(*args.ranks)) if own.rank < count else []
+                for record in made:
                     records.append(record)
                     show(record)
+            except ArithmeticError as error:
+                # Every rank of the group has it.
+                wrong += 1
+                if own.rank == 0:
+                    print(error, flush=True)
             own.barrier(dist.group.WORLD)
         if own.rank == 0 and args.json:
             with open(args.json, "w") as file:
                 json.dump(records, file, indent=1)
                 file.write("\n")
     dist.destroy_process_group()
+    if wrong:
+        raise ArithmeticError(f"{wrong} were not timed")
 
 
 def main():
