@@ -9,8 +9,8 @@ and a backward pass take: inputs, output, their gradients. Where a given length 
 that does, and its time is scaled by the steps; `one_steps` says so.
 
 Outputs and gradients of every rank are held against those of one rank before anything is timed. Times are by CUDA events on each rank (by
-the host's clock on the CPU), behind a barrier before each call, and the largest over ranks counts; medians of several calls. `bytes` are what
-the operation reads and writes at the least: inputs and output forward, and inputs, output's gradient, inputs' gradients backward (of
+the host's clock on the CPU), behind a barrier before each call, and the largest over ranks counts; medians of several calls. `bytes` are
+what the operation reads and writes at the least: inputs and output forward, and inputs, output's gradient, inputs' gradients backward (of
 linear_scan states instead of x).
 """
 
@@ -241,7 +241,8 @@ class Rank:
         law = None
         worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else math.inf)
         if not errors[worst] < BOUND[case.dtype]:
-            raise ArithmeticError(f"{text} on {count} ranks: {worst} is off by {errors[worst]:.1e}, at most {BOUND[case.dtype]:.0e}; it is not timed")
+            off = f"{worst} is off by {errors[worst]:.1e}, at most {BOUND[case.dtype]:.0e}"
+            raise ArithmeticError(f"{text} on {count} ranks: {off}; it is not timed")
         if steps != one_steps:
             del t, seed
             t, seed = case.inputs(self.device, steps, chunks, mine)
@@ -278,7 +279,8 @@ def show(r):
     by = r["design"] + (f" of {r['parts']}" if r["design"] == "wavefront" else "")
     print(
         f"{r['family']} {r['case']} {r['dtype']} {r['pass']}, {r['ranks']} ranks by {by}: {r['median_ms']:.3f} ms, one rank "
-        f"{r['one_median_ms']:.3f}: {r['speedup']:.2f}x; {r['gb_per_s']:.0f} and {r['one_gb_per_s']:.0f} GB/s, off by {r['max_error']:.1e}{longer}",
+        f"{r['one_median_ms']:.3f}: {r['speedup']:.2f}x; {r['gb_per_s']:.0f} and {r['one_gb_per_s']:.0f} GB/s, "
+        f"off by {r['max_error']:.1e}{longer}",
         flush=True,
     )
 

@@ -10,8 +10,8 @@ There are two designs. ``summary``: each rank passes over its piece once for its
 ahead of them, and pass over their piece from the true state; ``wavefront``: the channels go through the ranks in parts, each
 as soon as its state comes. :func:`choose` is the rule between them.
 
-Communication is ``all_gather_into_tensor``, ``broadcast``, ``isend`` and ``irecv``, of Gloo on the CPU and of NCCL on GPUs, where neighbours
-get a communicator of their own at the first wavefront (not where the group was bound to its device when it was made). In compiled
+Communication is ``all_gather_into_tensor``, ``broadcast``, ``isend`` and ``irecv``, of Gloo on the CPU and of NCCL on GPUs, where
+neighbours get a communicator of their own at the first wavefront (not where the group was bound to its device when it was made). In compiled
 functions these are left to eager mode.
 """
 

@@ -293,7 +293,8 @@ class Linear(Scan):
         behind = self._fold(self.local, known["grad_h_last"], False)[0]
         found = self._back(known, known["h"], self.heads, behind)
         lead = -1 if self.options["reverse"] else 0
-        return {"a": found[0].view(known["a"].shape), "x": found[1].view(known["a"].shape), "h0": found[2][:, lead].reshape(known["h0"].shape)}
+        whole, state = known["a"].shape, known["h0"].shape
+        return {"a": found[0].view(whole), "x": found[1].view(whole), "h0": found[2][:, lead].reshape(state)}
 
     def _back(self, known: Named, h: Tensor, heads: Tensor, behind: Tensor) -> list[Tensor]:
         grad = known["grad_h"] if "grad_h" in known else torch.zeros_like(known["h"])
