@@ -15,7 +15,7 @@ from ._ranks import Ranks
 DESIGNS = ("summary", "wavefront")
 # Sequences times channels (heads) that keep a device busy: a part of the wavefront has at least as many.
 ROWS = {
-    "cuda": {"linear_scan": 256, "linear_scan_complex": 512, "selective_scan": 512, "mlstm_exp": 32, "mlstm_sig": 32},
+    "cuda": {"linear_scan": 512, "linear_scan_complex": 512, "selective_scan": 512, "mlstm_exp": 32, "mlstm_sig": 32},
     "cpu": {"linear_scan": 64, "linear_scan_complex": 64, "selective_scan": 32, "mlstm_exp": 4, "mlstm_sig": 4},
 }
 # Parts a rank; more of them shorten the wait for the first one, and each costs its launches.
