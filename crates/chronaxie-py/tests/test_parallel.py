@@ -330,7 +330,7 @@ def test_the_rule_can_be_printed():
     assert str(few) == "summary: 1024 rows (B = 1 times 1024) over 8 ranks are 2 parts of 512, fewer than the ranks"
     many = choose("selective_scan", batch=8, channels=2048, ranks=8)
     assert str(many) == "wavefront of 32 parts: 16384 rows (B = 8 times 2048) over 8 ranks are 32 parts of 512, at least the ranks"
-    assert choose("linear_scan", batch=1, channels=4096, ranks=4)[:2] == ("wavefront", 16)
+    assert choose("linear_scan", batch=1, channels=4096, ranks=4)[:2] == ("wavefront", 8)
     assert choose("mlstm_exp", batch=8, channels=8, ranks=2, device="cuda").design == "wavefront"
     assert choose("linear_scan", batch=1, channels=4, ranks=2, design="wavefront").parts == 1
     for wrong, message in [({"design": "ring"}, "design `ring` is not one of auto, summary, wavefront"), ({"parts": 0}, "parts = 0 is not")]:
@@ -487,7 +487,8 @@ def two_processes(backend):
         for r in range(2)
     ]
     said = [r.communicate(timeout=240)[0] for r in ranks]
-    assert all(s.splitlines()[-1:] == ["done"] for s in said), said
+    # What PyTorch says while a process ends may follow.
+    assert all("done" in s.splitlines() for s in said), said
 
 
 def test_two_processes_over_gloo():
