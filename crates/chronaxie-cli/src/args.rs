@@ -149,6 +149,9 @@ pub(crate) struct Profile {
     /// Override a value of the configuration, as in simulation.scale=0.1; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// GPUs that share the network of a configuration, from the backend's on; cases of networks have `gpus=N`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub gpus: Option<u32>,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,

@@ -50,6 +50,11 @@ pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
     let json = args.json.json.as_deref();
     json_can_be_written(json)?;
     let target = target(&args.target, &args.set)?;
+    if let (Some(gpus), false) = (args.gpus, matches!(target, Target::Network(_))) {
+        return Err(
+            Error::config(format!("--gpus {gpus}: GPUs share networks of a configuration; a case has gpus=N")).into()
+        );
+    }
     let device = select::device(&args.backend, common.quiet)?;
     match target {
         Target::Family(op) => {
@@ -68,7 +73,7 @@ pub(crate) fn run(args: &Profile, common: &Common, out: &mut Out) -> Outcome {
         }
         Target::Network(config) => {
             args.case.as_ref().map_or(Ok(()), refuse_case)?;
-            network(&profile_network(&config, &device)?, json, out)
+            network(&profile_network(&config, &device, args.gpus.unwrap_or(1) as usize)?, json, out)
         }
         Target::Spiking(family) => {
             let case = args.case.clone().or_else(|| first_case(family.cases(set(&device))));

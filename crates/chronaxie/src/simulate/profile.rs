@@ -8,7 +8,7 @@ use super::run::fingerprint;
 use crate::bench::{self, Whole};
 use crate::config::Config;
 use crate::op::Case;
-use crate::spiking::bench::Spiking;
+use crate::spiking::bench::{Spiking, others};
 use crate::spiking::network::read::read;
 use crate::spiking::record::{SpikeHash, SpikeLog};
 use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Parts, Runner, addition_ns};
@@ -135,13 +135,13 @@ struct Windows {
     steps: u64,
 }
 
-/// Profiles a step of the network of `config` on `device`, after the time that the configuration discards.
+/// Profiles a step of the network of `config` on `device`, or on `gpus` GPUs from it on, after the time that the configuration discards.
 ///
 /// # Errors
 /// What [`run`](super::run()) refuses of the configuration; `Io`, where spikes cannot be written to the folder of temporary files.
-pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
+pub fn profile(config: &Config, device: &Device, gpus: usize) -> Result<NetworkReport> {
     let settings = read(config)?;
-    profile_of(config.path().display().to_string(), settings.network, settings.discard_ms, device)
+    profile_of(config.path().display().to_string(), settings.network, settings.discard_ms, (device, gpus))
 }
 
 /// Likewise, of a case of a family of `bench`.
@@ -149,17 +149,22 @@ pub fn profile(config: &Config, device: &Device) -> Result<NetworkReport> {
 /// # Errors
 /// What the family refuses of the case; of the network and the device as [`profile`].
 pub fn profile_case(family: &Spiking, case: &Case, device: &Device) -> Result<NetworkReport> {
-    let (network, discard_ms) = family.network(case)?;
-    profile_of(format!("{} {case}", family.name()), network, discard_ms, device)
+    let (network, discard_ms, gpus) = family.network(case)?;
+    profile_of(format!("{} {case}", family.name()), network, discard_ms, (device, gpus))
 }
 
-fn profile_of(config: String, network: Network, discard_ms: f64, device: &Device) -> Result<NetworkReport> {
+fn profile_of(
+    config: String,
+    network: Network,
+    discard_ms: f64,
+    (device, gpus): (&Device, usize),
+) -> Result<NetworkReport> {
     if let Device::Cuda(d) = device {
         d.require_compiler()?;
     }
     let plan = Plan::new(network)?;
     let since = Instant::now();
-    let mut runner = Runner::new(&plan, device, &[])?;
+    let mut runner = Runner::new(&plan, device, &others(&config, device, gpus)?)?;
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
     let dt = plan.network.dt_ms;
     let discard = (discard_ms / dt).round().clamp(0.0, 1e9) as u64;

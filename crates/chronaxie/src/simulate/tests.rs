@@ -241,7 +241,7 @@ fn a_step_is_profiled() {
         is_network(&config) && !is_network(&Config::parse("schema = 1\n[data]\ntrain = \"a.ts\"", "t.toml").unwrap())
     );
     pool::set_num_threads(2);
-    let r = profile(&config, &crate::Device::Cpu).unwrap();
+    let r = profile(&config, &crate::Device::Cpu, 1).unwrap();
     let sum: f64 = r.parts.iter().map(|p| p.us).sum();
     let shares: f64 = r.parts.iter().filter_map(|p| p.share).sum();
     assert!(sum == r.parts_us && (shares - 1.0).abs() < 1e-9 && sum > 0.0, "{r:?}");
@@ -263,7 +263,7 @@ fn a_step_is_profiled() {
     let emulated = gpu.device.name().starts_with("emulated");
     let scale = if emulated { "simulation.scale=0.003" } else { set[0] };
     let config = microcircuit(&[scale, "simulation.discard=0"]);
-    let r = profile(&config, &crate::Device::Cuda(gpu.device.clone())).unwrap();
+    let r = profile(&config, &crate::Device::Cuda(gpu.device.clone()), 1).unwrap();
     assert!(r.parts.is_empty() && r.threads.is_none() && r.step_us > 0.0 && r.recorded_us > 0.0, "{r:?}");
     assert!(r.floor_us.is_some() && r.verdict.contains("two trips"), "{r:?}");
     assert_eq!(r.beside.len(), 3);

@@ -39,6 +39,7 @@ impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for [u32; 2] {}
 impl Plain for [u32; 4] {}
+impl Plain for [f32; 4] {}
 
 fn bytes<T: Plain>(data: &[T]) -> &[u8] {
     // SAFETY: numbers without padding, seen as their bytes for as long as they are borrowed.

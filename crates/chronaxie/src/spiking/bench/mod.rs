@@ -16,6 +16,7 @@
 mod compare;
 mod networks;
 mod time;
+pub(crate) use time::others;
 
 #[cfg(test)]
 mod tests;
@@ -87,12 +88,12 @@ pub fn find(name: &str) -> Option<&'static Spiking> {
 }
 
 impl Spiking {
-    /// The network of a case, and what is discarded of its run, ms.
+    /// The network of a case, what is discarded of its run, ms, and the GPUs that share it.
     ///
     /// # Errors
     /// `Config`, for a case that is none of this family.
-    pub fn network(&self, case: &Case) -> Result<(Network, f64)> {
-        (self.workload)(case).map(|w| (w.network, w.discard_ms)).map_err(|e| e.context(self.name))
+    pub fn network(&self, case: &Case) -> Result<(Network, f64, usize)> {
+        (self.workload)(case).map(|w| (w.network, w.discard_ms, w.gpus)).map_err(|e| e.context(self.name))
     }
 }
 

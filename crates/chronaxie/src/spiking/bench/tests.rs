@@ -32,15 +32,15 @@ fn timed(family: &str, text: &str, device: &Device) -> Measured {
 fn networks_are_those_of_the_examples() {
     assert_eq!(MICROCIRCUIT, example("microcircuit.toml"));
     let settings = read(&Config::parse(&example("network.toml"), "network.toml").unwrap()).unwrap();
-    let (network, discard) = find("network").unwrap().network(&case("1000000x1000_dt0.1")).unwrap();
+    let (network, discard, _) = find("network").unwrap().network(&case("1000000x1000_dt0.1")).unwrap();
     assert_eq!((format!("{network:?}"), discard), (format!("{:?}", settings.network), settings.discard_ms));
     let mut other = Config::parse(MICROCIRCUIT, "m.toml").unwrap();
     for set in ["simulation.variant=\"dc\"", "simulation.scale=0.2", "simulation.seed=9"] {
         other.set(set).unwrap();
     }
-    let (network, _) = find("microcircuit").unwrap().network(&case("full_dc,scale=0.2,seed=9")).unwrap();
+    let (network, ..) = find("microcircuit").unwrap().network(&case("full_dc,scale=0.2,seed=9")).unwrap();
     assert_eq!(format!("{network:?}"), format!("{:?}", read(&other).unwrap().network));
-    let (network, _) = find("microcircuit").unwrap().network(&case("full_poisson_stdp")).unwrap();
+    let (network, ..) = find("microcircuit").unwrap().network(&case("full_poisson_stdp")).unwrap();
     assert!(network.projections.iter().any(|p| p.plasticity.is_some()) && network.cells() == 77_169);
 }
 

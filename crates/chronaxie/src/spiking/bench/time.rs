@@ -89,11 +89,11 @@ impl Measured {
     }
 }
 
-/// The GPUs beside `device` that a case asks for.
-fn others(case: &Case, device: &Device, gpus: usize) -> Result<Vec<Arc<CudaDevice>>> {
+/// The GPUs beside `device`, of `gpus` in all.
+pub(crate) fn others(what: impl std::fmt::Display, device: &Device, gpus: usize) -> Result<Vec<Arc<CudaDevice>>> {
     match device {
-        _ if gpus == 1 => Ok(Vec::new()),
-        Device::Cpu => Err(Error::config(format!("case `{case}`: gpus={gpus} is of GPUs, not of the CPU"))),
+        _ if gpus <= 1 => Ok(Vec::new()),
+        Device::Cpu => Err(Error::config(format!("{what}: gpus={gpus} is of GPUs, not of the CPU"))),
         Device::Cuda(d) => (1..gpus).map(|k| CudaDevice::open(d.index() + k)).collect(),
     }
 }
@@ -114,7 +114,7 @@ pub(super) fn measure(
     progress: &dyn Progress,
 ) -> Result<Outcome> {
     let work = (family.workload)(case)?;
-    let others = others(case, device, work.gpus)?;
+    let others = others(format_args!("case `{case}`"), device, work.gpus)?;
     let plan = Plan::new(work.network.clone())?;
     if let Device::Cuda(d) = device {
         // Before minutes are spent on a check.

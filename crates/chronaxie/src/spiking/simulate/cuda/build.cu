@@ -30,6 +30,8 @@ struct Source {
   Codes weight, delay;
   u64 begin, count;  // the first that may lie here, and one after the last
   u64 seed;
+  const float4 *from, *to;        // places of the sources and targets, where delays follow from distances, or null
+  double offset, velocity, step;  // ms; a distance a ms; ms
   unsigned rule, degree, owner;
   unsigned n_source, n_target, no_self;
   unsigned home, population;  // of the sources, of the targets
@@ -51,6 +53,14 @@ struct Build {
   u64 fills;         // whether this is the second pass
 };
 
+// Steps from one cell to another, as the host has them (rows.rs): in f64, with no product and sum in one.
+__device__ __forceinline__ unsigned delay_between(const Source& s, unsigned source, unsigned target) {
+  const float4 a = s.from[source], b = s.to[target];
+  const double x = (double)a.x - b.x, y = (double)a.y - b.y, z = (double)a.z - b.z, w = (double)a.w - b.w;
+  const double ms = s.offset + sqrt(x * x + y * y + (z * z + w * w)) / s.velocity;
+  return (unsigned)fmax(round(ms / s.step), 1.0);
+}
+
 // Another cell than `own` where a cell is not joined to itself.
 __device__ __forceinline__ unsigned other(const Source& s, unsigned bits, unsigned count, unsigned own) {
   if (!s.no_self) return below(bits, count);
@@ -65,7 +75,7 @@ __device__ __forceinline__ u64 shard_of(const Net& net, unsigned cell, unsigned 
 // The narrow synapse that is number k of a row. Where the row goes on, whoever is the first there says so.
 __device__ __forceinline__ void put_narrow(const Net& net, u64 shard, u64 row, unsigned k, unsigned word) {
   const u64 rows = (u64)net.shards * net.rows;
-  unsigned* segment = (unsigned*)net.segments + (shard * rows + row) * net.segment;
+  unsigned* segment = (unsigned*)net.segments + segment_of(net, shard, row);
   const unsigned* first = net.first + shard * (rows + 1) + row;
   const unsigned begin = first[0], count = first[1] - begin, most = most_following(net);
   const unsigned held = count == 0 ? net.segment : net.segment - 2;
@@ -87,7 +97,7 @@ __device__ __forceinline__ void put_narrow(const Net& net, u64 shard, u64 row, u
 template <class Word>
 __device__ __forceinline__ void put(const Net& net, u64 shard, u64 row, unsigned k, Word word) {
   const u64 rows = (u64)net.shards * net.rows;
-  Word* segment = (Word*)net.segments + (shard * rows + row) * net.segment + net.head;
+  Word* segment = (Word*)net.segments + segment_of(net, shard, row) + net.head;
   const unsigned* first = net.first + shard * (rows + 1) + row;
   const unsigned room = net.segment - net.head, held = first[1] == first[0] ? room : room == 0 ? 0 : room - 1;
   if (k < held) {
@@ -122,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256)
         target = other(s, d.w[0], s.n_target, source);
       }
       weight = pick(s.weight, d.w[2]);
-      delay = (unsigned)pick(s.delay, d.w[3]);
+      delay = s.from == nullptr ? (unsigned)pick(s.delay, d.w[3]) : build.fills ? delay_between(s, source, target) : 1;
     }
     // The shard whose part of the population has the target: floor(size k / shards) <= target.
     const unsigned at = kMany ? places.row_of[places.target + target] : 0;
@@ -230,7 +240,7 @@ __device__ __forceinline__ void put_back(const Net& net, int* ring, const Word* 
 
 // Likewise all of a narrow row.
 __device__ __forceinline__ void put_back_narrow(const Net& net, int* ring, u64 shard, u64 row, u64 step, u64 now) {
-  const unsigned* segment = (const unsigned*)net.segments + (shard * net.shards * net.rows + row) * net.segment;
+  const unsigned* segment = (const unsigned*)net.segments + segment_of(net, shard, row);
   const unsigned mark = segment[net.segment - 1];
   const bool more = is_narrow_marker(net, mark);
   put_back(net, ring, segment, more ? net.segment - 2 : net.segment, step, now);
@@ -253,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(256)
       put_back_narrow(net, ring, shard, row, step, now);
       continue;
     }
-    const u64 segment = (shard * rows + row) * net.segment, from = net.base[shard] + first[row];
+    const u64 segment = segment_of(net, shard, row), from = net.base[shard] + first[row];
     const unsigned beyond = first[row + 1] - first[row];
     if (net.wide) {
       put_back(net, ring, (const u64*)net.segments + segment, net.segment, step, now);

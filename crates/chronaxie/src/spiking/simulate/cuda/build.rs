@@ -7,7 +7,7 @@ use super::narrow::Narrow;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::connect::{Subset, rows};
 use crate::spiking::device::{Fields, Memory};
-use crate::spiking::network::Rule;
+use crate::spiking::network::{Delay, Rule};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::ONE;
@@ -38,6 +38,9 @@ pub(super) struct Synapses {
 /// `Net` of `network.cuh` on card number `card`, with the addresses of base, first, segments, rest, ring, calendar, noted and weights.
 fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -> Vec<u8> {
     let (id_bits, ids) = config.header();
+    // Of rows that are spread, segments of all shards side by side.
+    let (row, shard) = if config.spread > 0 { (config.local(), 1) } else { (1, config.shards * config.cells) };
+    let (by_row, by_shard) = (row * config.segment, shard * config.segment);
     let lead = [&cells.parts, &cells.drives, &cells.tasks, &cells.first_task].map(DeviceBuffer::address);
     let all = lead
         .into_iter()
@@ -63,11 +66,16 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .u32(config.near as u32)
         .u32(config.learns.map_or(0, |l| l.head) as u32)
         .u32(config.near_arrivals as u32)
+        .u32(if config.guides { (config::GUIDE_WORDS * plan.poisson.len()) as u32 } else { 0 })
         .u32(plan.poisson.len() as u32)
         .u32(plan.poisson.iter().map(|d| d.thresholds.len() as u32).sum())
         .u32(config.codes as u32)
         .u32(config.code_shift())
-        .u32(config.weights_at() as u32);
+        .u32(config.weights_at() as u32)
+        .u32(config.spread as u32)
+        .u32(config.spread_at() as u32)
+        .u32(by_row as u32)
+        .u64(by_shard as u64);
     Narrow::fields(config.narrow.as_ref(), config.ring, all).padded().0
 }
 
@@ -75,7 +83,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
 fn drawn(plan: &Plan, projection: usize) -> Option<(u32, u32, u64)> {
     let p = &plan.network.projections[projection];
     let e = &plan.efficacies[projection];
-    if e.weight.is_none() || e.delay.is_none() {
+    if e.weight.is_none() || (e.delay.is_none() && distances(plan, projection).is_none()) {
         return None;
     }
     let size = |i: usize| u64::from(plan.network.populations[i].size);
@@ -83,6 +91,16 @@ fn drawn(plan: &Plan, projection: usize) -> Option<(u32, u32, u64)> {
         Rule::Total { count, multapses: true } => Some((1, 1, count)),
         Rule::InDegree { count, multapses: true } => Some((2, count, u64::from(count) * size(p.target))),
         Rule::OutDegree { count, multapses: true } => Some((3, count, u64::from(count) * size(p.source))),
+        _ => None,
+    }
+}
+
+/// Of a projection whose delays follow from the distances of its cells: the offset, what is passed in a ms, and a step, ms.
+fn distances(plan: &Plan, projection: usize) -> Option<[f64; 3]> {
+    let p = &plan.network.projections[projection];
+    let placed = [p.source, p.target].iter().all(|i| plan.network.populations[*i].positions.is_some());
+    match p.delay {
+        Delay::Distance { velocity, offset_ms } if placed => Some([offset_ms, velocity, plan.network.dt_ms]),
         _ => None,
     }
 }
@@ -95,6 +113,18 @@ pub(super) fn is_listed(plan: &Plan, projection: usize) -> bool {
 /// Bytes of counts from which on they are given back to the device, not to the allocator, when a network is made.
 const GIVEN_BACK: usize = 1 << 27;
 
+/// The places of the populations whose distances make the delays of synapses that the device draws.
+fn positions(plan: &Plan, memory: &Memory) -> Result<Vec<Option<DeviceBuffer>>> {
+    let n = &plan.network;
+    let asks = |i: usize| distances(plan, i).is_some() && drawn(plan, i).is_some();
+    let asked: Vec<_> = n.projections.iter().enumerate().filter(|(i, _)| asks(*i)).map(|(_, p)| p).collect();
+    let own = |(k, p): (usize, &crate::spiking::network::Population)| {
+        let at = p.positions.as_ref().filter(|_| asked.iter().any(|a| a.source == k || a.target == k));
+        at.map(|at| memory.upload(at.as_slice())).transpose()
+    };
+    n.populations.iter().enumerate().map(own).collect()
+}
+
 struct Builder<'a> {
     plan: &'a Plan,
     layout: &'a Layout,
@@ -102,6 +132,8 @@ struct Builder<'a> {
     memory: &'a Memory,
     /// The row of each cell of the network, where several cards share it.
     row_of: Option<&'a DeviceBuffer>,
+    /// Of populations whose distances make delays here.
+    positions: Vec<Option<DeviceBuffer>>,
     kernel: Kernel,
     blocks: u32,
     done: f64,
@@ -125,13 +157,14 @@ impl Builder<'_> {
 
     fn draw(&self, index: usize, rule: u32, degree: u32, count: u64, net: &[u8], build: &[u8]) -> Result<()> {
         let e = &self.plan.efficacies[index];
-        let (Some(weight), Some(delay)) = (&e.weight, &e.delay) else { return Ok(()) };
-        let tables = [weight, delay].map(|codes| (self.memory.upload(codes.thresholds()), codes));
         let mut codes = Fields::default();
         let mut held = Vec::new();
-        for (table, of) in tables {
-            let table = table?;
-            codes = codes.u64(table.address()).u32(of.thresholds().len() as u32).u32(of.least() as u32);
+        for of in [&e.weight, &e.delay] {
+            // Delays by distance have none.
+            let thresholds = of.as_ref().map_or(&[][..], |codes| codes.thresholds());
+            let table = self.memory.upload(thresholds)?;
+            let least = of.as_ref().map_or(1, |codes| codes.least());
+            codes = codes.u64(table.address()).u32(thresholds.len() as u32).u32(least as u32);
             held.push(table);
         }
         self.launch(index, 0, &codes, count, [rule, degree], net, build)
@@ -189,10 +222,18 @@ impl Builder<'_> {
         let first = [p.source, p.target].map(|population| self.plan.first[population] as u32);
         let places = Fields::default().u64(address(self.row_of)).u64(address(order.as_ref()));
         let places = first.into_iter().fold(places, Fields::u32).0;
+        let by_distance = distances(self.plan, index).filter(|_| rule != 0);
+        let place = |population: usize| by_distance.map_or(0, |_| address(self.positions[population].as_ref()));
+        let ([from, to], ms) = ([place(p.source), place(p.target)], by_distance.unwrap_or_default().map(f64::to_bits));
         let source = source
             .u64(begin)
             .u64(count)
             .u64(key.seed)
+            .u64(from)
+            .u64(to)
+            .u64(ms[0])
+            .u64(ms[1])
+            .u64(ms[2])
             .u32(rule)
             .u32(degree)
             .u32(key.owner)
@@ -251,7 +292,9 @@ impl Synapses {
         let blocks = device.props().sm_count * 16;
         let row_of = (config.cards > 1).then(|| memory.upload(row_of)).transpose()?;
         let (builds, row_of) = (kernel("spiking_build")?, row_of.as_ref());
-        let mut builder = Builder { plan, layout, card, memory, row_of, kernel: builds, blocks, done: 0.0, built };
+        let positions = positions(plan, memory)?;
+        let mut builder =
+            Builder { plan, layout, card, memory, row_of, positions, kernel: builds, blocks, done: 0.0, built };
         let degrees = memory.zeros(4 * rows)?;
         let build = |fills: u64| {
             [counts.address(), load.address(), degrees.address(), fills]

@@ -3,10 +3,18 @@
 #include "launch.cuh"
 #include "models.cuh"
 
-// Of kNear, on one card, which has the registers: drives, their thresholds and tasks lie in shared memory too.
-constexpr bool kTables = kNear && !kMany;
+// Of kNear, where there are the registers: drives, their thresholds and tasks lie in shared memory too.
+constexpr bool kTables = kNear && (!kMany || kSpread), kGuided = kTables && (!kSeeds || kSpread);
 // Counts of arrivals that fit in a byte, and those that are compared with one after the other.
 constexpr unsigned kMostArrivals = 255, kFewArrivals = 32;
+
+// How many thresholds a draw reaches whose first bits are these and all others 0, and kGuideMany where more than one, or none, lies above
+// it that a draw with these first bits may reach.
+__device__ __forceinline__ unsigned char guide_of(const Drive& drive, unsigned bits) {
+  const unsigned low = bits << (32 - kGuideBits), high = low | ((1u << (32 - kGuideBits)) - 1);
+  const unsigned from = (unsigned)reached(low, drive.thresholds, drive.count), to = (unsigned)reached(high, drive.thresholds, drive.count);
+  return (unsigned char)(from == drive.count || to > from + 1 ? kGuideMany : from);
+}
 
 struct Cells {
   const Net& net;
@@ -14,6 +22,7 @@ struct Cells {
   unsigned* near_arrivals;  // [2, drives, count] of each part
   const Drive* drives;      // of kTables in shared memory, as their thresholds: rows of synapses push them out of the first cache
   const unsigned* thresholds;
+  const unsigned char* guides;
   const unsigned* const* numbers;  // of kMany: in shared memory, where those of the cells of the shard are, or null
 
   // By which number a cell is drawn.
@@ -51,6 +60,8 @@ struct Cells {
   __device__ __forceinline__ unsigned arrivals(const Part& part, const Drive& drive, unsigned cell, u64 quad) const {
     const Words words = draw(seed(part), kDrive, drive.owner, quad << 32 | cell);
     unsigned all = 0;
+    if constexpr (kGuided)
+      if (drive.guide != kUnguided && guided(drive, words, all)) return within(drive, quad, all);
     if (drive.count <= kFewArrivals) {
       // Most draws reach few thresholds: four of them at a time, as long as a draw reaches them.
       const unsigned a = max(words.w[0], words.w[1]), b = max(words.w[2], words.w[3]), most = max(a, b);
@@ -83,10 +94,30 @@ struct Cells {
         for (int k = 0; k < 4; ++k) all |= (unsigned)reached(words.w[k], drive.thresholds, drive.count) << (8 * k);
       }
     }
+    return within(drive, quad, all);
+  }
+
+  // Of arrivals in the four steps from 4 quad on those while the drive lasts.
+  __device__ __forceinline__ unsigned within(const Drive& drive, u64 quad, unsigned all) const {
     if (4 * quad < drive.start || 4 * quad + 4 > drive.stop)
       for (int k = 0; k < 4; ++k)
         if (4 * quad + k < drive.start || 4 * quad + k >= drive.stop) all &= ~(0xFFu << (8 * k));
     return all;
+  }
+
+  // Arrivals by the first bits of a draw, after which at most one threshold is left to compare with; but not where there are several.
+  __device__ __forceinline__ bool guided(const Drive& drive, const Words& words, unsigned& all) const {
+    unsigned found = 0, sum = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const unsigned from = guides[drive.guide + (words.w[k] >> (32 - kGuideBits))];
+      found |= from;
+      const unsigned at = from & (kGuideMany - 1);
+      sum += (at + (words.w[k] >= thresholds[drive.before + at])) << (8 * k);
+    }
+    if (found & kGuideMany) return false;
+    all = sum;
+    return true;
   }
 
   // Draws the arrivals of four steps, at the cells of a part from `i` on.

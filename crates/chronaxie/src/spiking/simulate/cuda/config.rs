@@ -1,8 +1,8 @@
 //! How a plan is cut for a device: a pure, printable function of the plan and the device's properties.
 
-use super::kernels;
 use super::learning::Learns;
 use super::narrow::Narrow;
+use super::{footprint, kernels};
 use crate::cuda::Specialisation;
 use crate::spiking::connect::Part;
 use crate::spiking::partition::Layout;
@@ -28,6 +28,10 @@ const CALENDAR_STEPS: usize = 1 << 12;
 const MOST_CODES: usize = 2048;
 /// Words of a drive in network.cuh.
 const DRIVE_WORDS: usize = 12;
+/// Words of a drive's guide, and the most thresholds of drives that have one, as `kFewArrivals`; and the most drives.
+pub(super) const GUIDE_WORDS: usize = 256;
+const MOST_GUIDED: usize = 32;
+const MOST_GUIDES: usize = 8;
 /// Each cell's mean rate, in Hz, up to which a calendar holds all that is under way.
 const CALENDAR_HZ: f64 = 12.0;
 /// Bytes of a card's memory for a synapse that narrow ones are to stay within, with what the driver takes beside.
@@ -35,8 +39,15 @@ const BYTES_A_SYNAPSE: f64 = 8.0 * 0.98;
 /// Spikes of a step for each thread of a block, of cells of so many Hz, from which on the bytes of segments bind and not the trip to
 /// them: below that synapses are not narrow, as long as none of such was timed.
 const ROUNDS: f64 = 4.0;
-/// The shortest and the longest segments.
+/// The shortest and the longest segments; of rows that are spread over a block the shortest.
 const SEGMENTS: [usize; 2] = [8, 64];
+const SHORTEST_SPREAD: usize = 4;
+/// Bytes that a row costs which goes on beyond its segment: a piece of memory of its own, as many as two sectors.
+const GOING_ON: f64 = 128.0;
+/// The fewest and the most rows that are listed in shared memory, and for how many times those that fire in a step at so many Hz there is room.
+const SPREAD: [usize; 2] = [256, 8192];
+const SPREAD_HZ: f64 = 6.0;
+const SPREAD_TIMES: f64 = 2.0;
 /// The most arrivals of a drive in a step that the kernel keeps in a byte, as `kMostArrivals`.
 const MOST_ARRIVALS: usize = 255;
 /// Bits of a header before its ids, and the most ids in it, as `kTagBits + 1` and `kMostIds`.
@@ -126,8 +137,13 @@ pub struct Config {
     pub near_arrivals: usize,
     /// Likewise of drives, their thresholds and tasks.
     pub near_tables: usize,
+    /// Whether draws of drives are looked up there by their first bits.
+    pub guides: bool,
     /// How synapses that change lie there; `None` where there are none, or where they do not fit.
     pub learns: Option<Learns>,
+    /// Rows that fired of which a block has a list in shared memory, to spread them over its threads; 0 where a warp takes what it
+    /// hears of.
+    pub spread: usize,
     /// Whether networks side by side draw by seeds of their own.
     pub seeds: bool,
 }
@@ -253,9 +269,10 @@ impl Config {
         let slot_bits = usize::BITS - pitch.leading_zeros();
         let room = (device.shared_per_block_optin as usize).saturating_sub(STATIC_SHARED);
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
+        let listed = if cards > 1 { words_of(SPREAD[0]) } else { 0 };
         let place = if 4 * ring * pitch <= room {
             Place::Shared
-        } else if pitch <= CALENDAR_SLOTS && ring <= CALENDAR_STEPS && 4 * (pitch + ring) <= room {
+        } else if pitch <= CALENDAR_SLOTS && ring <= CALENDAR_STEPS && 4 * (pitch + ring + listed) <= room {
             Place::Calendar
         } else {
             Place::Global
@@ -266,13 +283,23 @@ impl Config {
             _ if low <= 16 || low >= 32 => 0,
             _ => distinct(plan, MOST_CODES.min((1 << (32 - low)) - 1)).map_or(0, |w| w.len()),
         };
-        let codes = if place == Place::Calendar && 4 * (pitch + ring + codes) > room { 0 } else { codes };
+        let codes = if place == Place::Calendar && 4 * (pitch + ring + codes + listed) > room { 0 } else { codes };
         let thresholds: usize = plan.poisson.iter().map(|d| d.thresholds.len()).sum();
         let mut near_tables = DRIVE_WORDS * plan.poisson.len() + thresholds + 2 * tasks + 2;
-        if place != Place::Calendar || heavy || 4 * (pitch + ring + near + near_arrivals + near_tables + codes) > room {
+        let sums = if place == Place::Calendar { pitch + ring } else { 0 } + codes + 4;
+        let beside = sums + near + near_arrivals + listed;
+        if place != Place::Calendar || heavy || 4 * (beside + near_tables) > room {
             (near, near_arrivals, near_tables) = (0, 0, 0);
         }
-        let threads = threads(place, heavy, cards > 1, near > 0);
+        let more = GUIDE_WORDS * plan.poisson.len();
+        let guides = near > 0
+            && (1..=MOST_GUIDES).contains(&plan.poisson.len())
+            && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_GUIDED)
+            && 4 * (beside + near_tables + more) <= room;
+        near_tables += if guides { more } else { 0 };
+        let left = (room / 4).saturating_sub(sums + near + near_arrivals + near_tables);
+        let spread = if cards > 1 && place != Place::Shared { spread(plan, left) } else { 0 };
+        let threads = threads(place, heavy, cards > 1);
         let few =
             drives.iter().all(|count| *count <= 1) && plan.poisson.iter().all(|d| d.thresholds.len() <= MOST_ARRIVALS);
         let late = if here < cards { MOST_APART as usize } else { 0 };
@@ -290,6 +317,7 @@ impl Config {
         let least = if learns.is_some() { 16 } else { SEGMENTS[0] };
         let segment = match narrow {
             Some(_) => (words as usize).next_multiple_of(2).clamp(least, SEGMENTS[1]),
+            None if spread > 0 => cheapest(row),
             None => [8, 16, 32].into_iter().find(|n| words <= *n as f64 && *n >= least).unwrap_or(SEGMENTS[1]),
         };
         let hz = synapses / shards as f64 * plan.network.dt_ms * 1e-3;
@@ -315,7 +343,9 @@ impl Config {
             near,
             near_arrivals,
             near_tables,
+            guides,
             learns,
+            spread,
             seeds: !plan.network.has_one_seed(),
         };
         let most = 0.9 * device.memory_bytes as f64;
@@ -336,24 +366,34 @@ impl Config {
         // Segments half as long, of which more go on elsewhere, or none, where memory is short.
         let chosen = asked.segment.is_none() && narrow.is_none();
         while chosen && learns.is_none() && config.segment > 0 && config.footprint(plan).most() > most {
-            config.segment = if config.segment > 8 { config.segment / 2 } else { 0 };
+            config.segment = if config.segment > config.shortest() { config.segment / 2 } else { 0 };
         }
         Ok(config)
     }
 
     /// Words of a segment that somebody asks for: of narrow synapses any even number of them, of others a power of two.
     fn may_have(&self, words: usize) -> Result<usize> {
-        let within = (SEGMENTS[0]..=SEGMENTS[1]).contains(&words) && self.learns.is_none();
+        let within = (self.shortest()..=SEGMENTS[1]).contains(&words) && self.learns.is_none();
         let is_one = if self.narrow.is_some() { words.is_multiple_of(2) } else { words.is_power_of_two() };
         if within && is_one {
             return Ok(words);
         }
         Err(Error::config(format!(
             "network: segments of {words} words were asked for; there are such of {} to {}, by {}, where no synapse changes",
-            SEGMENTS[0],
+            self.shortest(),
             SEGMENTS[1],
             if self.narrow.is_some() { "twos" } else { "powers of two" }
         )))
+    }
+
+    /// Words of the shortest segment.
+    fn shortest(&self) -> usize {
+        if self.spread > 0 { SHORTEST_SPREAD } else { SEGMENTS[0] }
+    }
+
+    /// Words of what is listed in shared memory.
+    fn listed(&self) -> usize {
+        words_of(self.spread)
     }
 
     /// Lanes that take a segment, two words each or, of some, one.
@@ -406,9 +446,10 @@ impl Config {
             }
             Place::Calendar => {
                 let near = self.near + self.near_arrivals + self.near_tables;
-                (4 * (self.ring + self.pitch + near + self.codes)) as u32
+                // The list begins at a whole piece of 16 bytes.
+                (4 * ((self.ring + self.pitch + near + self.codes).next_multiple_of(4) + self.listed())) as u32
             }
-            Place::Global => (4 * self.codes) as u32,
+            Place::Global => (4 * (self.codes.next_multiple_of(4) + self.listed())) as u32,
         }
     }
 
@@ -419,7 +460,12 @@ impl Config {
 
     /// Where a block's shared memory has the weights that synapses name, in words.
     pub(super) fn weights_at(&self) -> usize {
-        self.shared_bytes() as usize / 4 - self.codes
+        self.spread_at() - self.codes
+    }
+
+    /// Where it has the list of rows that fired, in words.
+    pub(super) fn spread_at(&self) -> usize {
+        self.shared_bytes() as usize / 4 - self.listed()
     }
 
     /// Bits of a synapse of four bytes below its weight, or the number of its weight.
@@ -441,15 +487,16 @@ impl Config {
         self.timed().is_some()
     }
 
-    /// Likewise with clocks between the parts of a step; of light models and one seed alone, on one card.
+    /// Likewise with clocks between the parts of a step; of light models and one seed alone, on several cards with states in shared
+    /// memory.
     pub(super) fn timed(&self) -> Option<Specialisation> {
         let has = !self.heavy
             && !self.seeds
-            && self.cards == 1
             && self.learns.is_none()
+            && (self.cards == 1 || self.near > 0)
             && (self.held || self.place == Place::Calendar);
-        let (near, narrow) = (self.near > 0, self.narrow.is_some());
-        has.then(|| kernels::steps(self.place, false, [self.held, false, false, true, near, narrow, false]))
+        let (near, narrow, many) = (self.near > 0, self.narrow.is_some(), self.cards > 1);
+        has.then(|| kernels::steps(self.place, false, [self.held, false, many, true, near, narrow, false]))
     }
 }
 
@@ -493,6 +540,24 @@ fn blocks_for(device: &DeviceProps, cells: u64) -> usize {
     (cells.div_ceil(CELLS_A_BLOCK) as usize).clamp(1, most)
 }
 
+/// Words of a list of rows, and of one of the places where a quarter of them go on.
+fn words_of(rows: usize) -> usize {
+    rows + 2 * (rows / 4)
+}
+
+/// Room for the rows that fire in a step, of the whole network, of so many words if they are enough for the fewest.
+fn spread(plan: &Plan, most: usize) -> usize {
+    let expected = SPREAD_TIMES * SPREAD_HZ * 1e-3 * plan.network.dt_ms * plan.cells() as f64;
+    let most = most / words_of(SPREAD[0]) * SPREAD[0];
+    (expected as usize).next_multiple_of(SPREAD[0]).min(most).clamp(SPREAD[0], SPREAD[1])
+}
+
+/// Words of the segments that cost the fewest bytes, of rows with so many synapses on the average whose sources are drawn at random.
+fn cheapest(mean: f64) -> usize {
+    let cost = |words: usize| 8.0 * words as f64 + GOING_ON * footprint::longer(mean, words);
+    [4, 8, 16, 32].into_iter().find(|words| cost(*words) <= cost(2 * words)).unwrap_or(SEGMENTS[1])
+}
+
 /// Refuses more cards than a launch knows.
 pub(super) fn few(cards: usize) -> Result<()> {
     if (1..=MOST_CARDS).contains(&cards) {
@@ -519,6 +584,11 @@ pub(super) fn distinct(plan: &Plan, most: usize) -> Option<Vec<i32>> {
 }
 
 /// Threads of a block: fewer where a kernel needs more registers.
-pub(super) fn threads(place: Place, heavy: bool, many: bool, near: bool) -> u32 {
-    if heavy || place == Place::Global || (many && !near) { 512 } else { 1024 }
+pub(super) fn threads(place: Place, heavy: bool, many: bool) -> u32 {
+    let few = match place {
+        Place::Shared => many,
+        Place::Calendar => false,
+        Place::Global => !many,
+    };
+    if heavy || few { 512 } else { 1024 }
 }

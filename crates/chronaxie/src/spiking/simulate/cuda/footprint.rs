@@ -106,6 +106,20 @@ fn beyond(mean: f64, room: usize, marks: usize) -> f64 {
     all
 }
 
+/// The share of rows that have more than `words` synapses, likewise.
+pub(super) fn longer(mean: f64, words: usize) -> f64 {
+    if mean > 500.0 {
+        return if mean > words as f64 { 1.0 } else { 0.0 };
+    }
+    let mut chance = (-mean).exp();
+    let mut within = chance;
+    for n in 1..=words {
+        chance *= mean / n as f64;
+        within += chance;
+    }
+    (1.0 - within).max(0.0)
+}
+
 /// Refuses what needs more memory than the device has free, before anything is allocated.
 pub(super) fn require_memory(plan: &Plan, device: &CudaDevice, config: &Config) -> Result<()> {
     let asked = config.footprint(plan).most() as u64;

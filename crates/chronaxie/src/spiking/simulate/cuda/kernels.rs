@@ -16,6 +16,7 @@ pub(super) const HEADERS: &[Header] = &[
     ("events.cuh", include_str!("learning/events.cuh")),
     ("rows.cuh", include_str!("learning/rows.cuh")),
     ("walk.cuh", include_str!("learning/walk.cuh")),
+    ("block.cuh", include_str!("block.cuh")),
     ("models.cuh", include_str!("models.cuh")),
     ("adex.cuh", include_str!("../../models/adex.cuh")),
     ("hodgkin_huxley.cuh", include_str!("../../models/hodgkin_huxley.cuh")),
@@ -43,7 +44,7 @@ pub(super) fn steps(
         ("kNear", Constant::Bool(near)),
         ("kNarrow", Constant::Bool(narrow)),
         ("kSeeds", Constant::Bool(seeds)),
-        ("kThreads", Constant::Int(threads(place, heavy, many, near) as i32)),
+        ("kThreads", Constant::Int(threads(place, heavy, many) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }
@@ -89,14 +90,15 @@ pub fn specialisations() -> Vec<Specialisation> {
     let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false, false]));
     let near = [(false, false), (true, false), (false, true)];
     let near = near.map(|(many, narrow)| (Place::Calendar, false, [false, false, many, false, true, narrow]));
+    // Held, learns, many, timed, near, narrow.
     let timed = [
-        (Place::Shared, true, false, false),
-        (Place::Calendar, false, true, false),
-        (Place::Calendar, false, true, true),
+        (Place::Shared, [true, false, false, true, false, false]),
+        (Place::Calendar, [false, false, false, true, true, false]),
+        (Place::Calendar, [false, false, false, true, true, true]),
+        (Place::Calendar, [false, false, true, true, true, false]),
     ];
-    let timed = timed.map(|(place, held, near, narrow)| (place, false, [held, false, false, true, near, narrow]));
     let kinds = kinds.chain(shared).chain(near).flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
-    let kinds = kinds.chain(timed.map(|kind| (kind, false)));
+    let kinds = kinds.chain(timed.map(|(place, flags)| ((place, false, flags), false)));
     let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
         steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
     };

@@ -3,25 +3,37 @@
 #include "rows.cuh"
 
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
+// Whether rows that fired are listed in shared memory and spread over the block: of several cards, where cells are many.
+constexpr bool kSpread = kMany && !kShared;
 constexpr unsigned kMostCards = 8;
 // Whether 1024 threads with 64 registers each have too few to look ahead or for more segments at once; of older ones, for what a warp
 // remembers from step to step (Put).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define CHRONAXIE_FEW
-constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false, kFew = kThreads == 1024 && !kMany && !kHeld;
+constexpr bool kTight = kThreads == 1024 && !kShared, kLoose = false, kFew = kThreads == 1024 && (!kMany || kSpread) && !kHeld;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool kTight = false, kLoose = false, kFew = false;
+#define CHRONAXIE_FEW
+constexpr bool kTight = false, kLoose = false, kFew = kSpread && !kNear && !kHeavy;
 #else
 constexpr bool kTight = false, kLoose = kNear, kFew = false;
 #endif
 constexpr int kWarps = kThreads / 32;
 // Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
 constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kNarrow && (kLoose || kThreads < 1024);
-constexpr int kBatch = kTight                                             ? 1
+constexpr int kBatch = kTight                                              ? 1
                        : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
-                       : kShared || kHeavy                                ? 4
-                       : kLoose || kThreads < 1024                        ? 3
-                                                                          : 2;
+                       : kShared || kHeavy                               ? 4
+                       : kLoose && kSeeds                                ? 2
+                       : kLoose || kThreads < 1024                       ? 3
+                                                                         : 2;
+// Likewise of kSpread, two words each; and of how many the words are added side by side.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kSpreadBatch = kNear ? 2 : 1, kSideBySide = kNear ? 2 : 1;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kSpreadBatch = kNear ? 3 : 1, kSideBySide = kNear ? 2 : 1;
+#else
+constexpr int kSpreadBatch = 5, kSideBySide = 2;
+#endif
 
 // Likewise of narrow ones: with four NVRTC 12 spills, and with seeds of replicas NVRTC 13. Whether steps are counted anew, for want of
 // registers for the last.
@@ -29,7 +41,7 @@ constexpr int kBatch = kTight                                             ? 1
 constexpr int kNarrowBatch = 2;
 constexpr bool kCounted = (kSeeds && !kLearns) || kFew;
 #else
-constexpr bool kCounted = kFew;
+constexpr bool kCounted = kFew || (kSpread && !kNear);
 constexpr int kNarrowBatch = kTight || kTimed || kSeeds ? 2 : kLoose ? 4 : 3;
 #endif
 

@@ -9,6 +9,9 @@ use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 
+/// Bytes of a drive's guide, as many as `kGuideBits` bits have numbers.
+const GUIDE: u32 = 1 << 10;
+
 /// The cells: parts, drives, states.
 pub(super) struct Cells {
     pub parts: DeviceBuffer,
@@ -75,7 +78,7 @@ impl Cells {
                     .u32(table.port as u32)
                     .u32(table.code as u32)
                     .u32(before)
-                    .u32(0);
+                    .u32(if config.guides { GUIDE * count } else { u32::MAX });
                 held.push(thresholds);
                 before += table.thresholds.len() as u32;
                 count += 1;

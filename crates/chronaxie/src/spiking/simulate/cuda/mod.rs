@@ -10,6 +10,8 @@ mod apart;
 mod build;
 mod choose;
 mod config;
+#[cfg(test)]
+mod distance_tests;
 mod footprint;
 mod kernels;
 #[cfg(test)]
@@ -451,8 +453,10 @@ impl Engine for CudaEngine<'_> {
 
     fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
         self.whole()?;
-        if !self.units[0].can_time(&self.config)? {
-            return Ok(None);
+        for unit in &mut self.units {
+            if !unit.can_time(&self.config)? {
+                return Ok(None);
+            }
         }
         (self.timed, self.laps, self.kernel_ns) = (true, Default::default(), 0);
         let since = Instant::now();
@@ -461,7 +465,7 @@ impl Engine for CudaEngine<'_> {
         self.timed = false;
         ran?;
         // What the kernel's clocks do not see: launches, and spikes that the host takes up while nothing runs.
-        let kernel = (self.kernel_ns as f64 / all_ns.max(1.0)).min(1.0);
+        let kernel = (self.kernel_ns as f64 / self.units.len() as f64 / all_ns.max(1.0)).min(1.0);
         let all = self.laps.iter().sum::<u64>().max(1) as f64;
         let parts = unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, kernel * lap as f64 / all));
         let has = |name: &str| name != unit::CALENDAR || self.config.place == config::Place::Calendar;

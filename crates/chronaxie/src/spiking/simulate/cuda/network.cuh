@@ -27,12 +27,13 @@ struct Part {
   unsigned variables, replica;
 };
 
+constexpr unsigned kUnguided = ~0u, kGuideBits = 10, kGuideMany = 0x80;
 struct Drive {
   const unsigned* thresholds;  // [count] 2^32 P(arrivals <= k)
   u64 start, stop;             // steps
   unsigned count, owner, port;
   int code;
-  unsigned before, pad;        // thresholds of the drives before this one
+  unsigned before, guide;      // thresholds of the drives before this one; of guides, of kTables, bytes before its own, or kUnguided
 };
 
 // Of narrow synapses (narrow.rs): which delays there are and which weight a number is.
@@ -53,7 +54,7 @@ struct Net {
   const unsigned* first_task;  // [shards + 1]
   const u64* base;             // [local]
   const unsigned* first;       // [local, shards * rows + 1]
-  void* segments;              // [local, shards * rows, segment]
+  void* segments;              // [local, shards * rows, segment] or [shards * rows, local, segment]
   void* rest;
   int* ring;           // [local, steps, pitch]
   unsigned* calendar;  // [local, steps, room]
@@ -74,12 +75,20 @@ struct Net {
   unsigned near;                // of kNear: words of the states of the largest shard
   unsigned head;                // words before a row's synapses in its segment, where they change (rows.cuh); or 0
   unsigned near_arrivals;       // of kNear: words of the arrivals of the largest shard
+  unsigned guides;              // of kTables: words of the guides of drives
   unsigned drive_count;         // of all populations
   unsigned thresholds;          // of all drives
   unsigned codes, code_shift;   // how many weights there are that synapses of four bytes name, or 0; bits below a weight or its code
   unsigned weights_at;          // where the block's shared memory has them, words
+  unsigned spread, spread_at;   // of kSpread: rows that fired which the block's shared memory has room for, and where, words
+  unsigned by_row;              // words from a row's segment to the next row's, and from a shard's to the next shard's
+  u64 by_shard;
   Narrow narrow;
 };
+
+// Where a row's segment lies, in words. Short ones of kSpread lie side by side by shards, since all of them ask for a spike's at about
+// the same time, and memory is read in pieces that have several; others by rows.
+__device__ __forceinline__ u64 segment_of(const Net& net, u64 shard, u64 row) { return shard * net.by_shard + row * net.by_row; }
 
 // A step's place in the ring holds something: what its place in the calendar had no room for.
 constexpr unsigned kSpilt = 1u << 31;

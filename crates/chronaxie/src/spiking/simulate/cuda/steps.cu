@@ -23,6 +23,8 @@
 // card, which its own blocks poll. A word of 64 bits is whole over NVLink too. Every wait ends after `patience`, since the other
 // kernel may be gone.
 //
+// There, unless sums lie in shared memory (kSpread), what fired is listed in shared memory first, and rows are spread over all threads: block.cuh.
+//
 // Synapses that change (kLearns; sums in shared memory), walk.cuh: a row is listed with its spike, walked when all are known. All
 // that is known of a row lies with it in each shard, so cards tell each other nothing but spikes here, too.
 //
@@ -54,349 +56,13 @@
 #include "draws.cuh"
 #include "network.cuh"
 #include "models.cuh"
-#include "walk.cuh"
-#include "launch.cuh"
 #include "cells.cuh"
+#include "block.cuh"
 
 static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shared memory");
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || !kHeld, "on one card");
 static_assert(!kNarrow || (kNear && !kMany), "beside a calendar, on one card");
-
-struct Block {
-  const Net& net;
-  const Run& run;
-  const Many& many;
-  Laps<kTimed>& laps;
-  unsigned number;  // of this block's shard on its card, of kMany
-  int* ring;
-  int* sums;             // [pitch] of kCalendar: what arrives in the step to come; from net.weights_at on, of !kShared, weights
-  unsigned* noted;       // [steps] of kCalendar
-  unsigned* calendar;    // [steps, room]
-  const unsigned* first;
-
-  __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
-  __device__ __forceinline__ unsigned place(u64 step) const {
-    if constexpr (kNarrow) {  // the rest of a step, of which there are less than 2^32, by the length of the ring
-      const unsigned rest = (unsigned)step - __umulhi((unsigned)step, net.narrow.turns) * net.steps;
-      return rest < net.steps ? rest : rest - net.steps;
-    }
-    return (unsigned)step & (net.steps - 1);
-  }
-  __device__ __forceinline__ int* slots(u64 step) const { return kCalendar ? sums : ring + (u64)place(step) * net.pitch; }
-
-  // A synapse of a spike of a step, of kNarrow of its place.
-  template <class Word>
-  __device__ __forceinline__ void add(u64 step, Word word) const {
-    Synapse s;
-    if constexpr (kNarrow)
-      s = unpack_narrow(net, word);
-    else
-      s = unpack<!kShared>(net, word, sums + net.weights_at);
-    if (s.weight == 0) return;
-    const unsigned late = (unsigned)step + s.delay, when = kNarrow ? late - (late < net.steps ? 0 : net.steps) : place(step + s.delay);
-    if constexpr (kCalendar) {
-      if (s.delay == 1) {
-        atomicAdd(sums + s.slot, s.weight);
-        return;
-      }
-      const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
-      if (at < net.room) {
-        __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
-        return;
-      }
-    }
-    if constexpr (kShared)
-      atomicAdd(ring + when * net.pitch + s.slot, s.weight);
-    else
-      atomicAdd(ring + (u64)when * net.pitch + s.slot, s.weight);
-  }
-
-  // Adds the first n lanes' rows. Segments are read once, and are not to push anything out of the second cache.
-  template <class Word>
-  __device__ __forceinline__ void deliver(u64 step, unsigned n, unsigned row) const {
-    const unsigned lane = threadIdx.x % 32, bits = net.lane_bits, per = 1u << bits, groups = 32u >> bits;
-    const u64 rows = (u64)net.shards * net.rows;
-    const u64 now = kNarrow ? place(step) : step;
-    unsigned over = n == 32 ? ~0u : (1u << n) - 1;  // rows that are not all in their segments
-    // Where a row goes on, if it does. Where marks cannot say so, of kNear, on its way beside the segments, since some row of many
-    // does, and all wait for it; but not where there are so many that the bytes count.
-    constexpr bool kSaid = sizeof(Word) == 8 && !(kMany && kThreads == 1024);  // which has no registers for it
-    const bool early = sizeof(Word) == 4 && kNear && !kMany && !kNarrow && n < 32;
-    bool unsaid = !early;  // whether `first` is asked
-    unsigned begin = 0, end = 0;
-    const auto look = [&] {
-      const bool own = over >> lane & 1;
-      if constexpr (kNarrow) {  // which has none, either, but its last two words again
-        const u64 past = (self() * rows + row + 1) * net.segment;
-        const uint2 mark = own ? *(const uint2*)((const unsigned*)net.segments + past - 2) : uint2{0, 0};
-        begin = mark.x, end = begin + (mark.y >> net.slot_bits);
-        if (end - begin == most_following(net)) end = begin + 1 + ((const unsigned*)net.rest + net.base[self()])[begin], ++begin;
-        return;
-      }
-      begin = own ? __ldg(first + row) : 0, end = own ? __ldg(first + row + 1) : 0;
-    };
-    if (early) look();
-    if (kNarrow || net.segment > 0) {
-      over = 0, unsaid = !kSaid && !early;
-      // As many bytes on their way with either word.
-      constexpr bool kTwice = (kThreads < 1024 || (kLoose && !kMany)) && !kShared && sizeof(Word) == 4;
-      constexpr int kAtOnce = kNarrow ? kNarrowBatch : kTwice ? 2 * kBatch : kBatch;
-      const u64 before = kNarrow ? self() * rows * net.segment : self() * rows << (bits + 1);
-      const Word* segments = (const Word*)net.segments + before + (lane & (per - 1));
-      // Of kNarrow some lanes have one word, and one the last.
-      const unsigned second = (lane & (per - 1)) + per;
-      for (unsigned j = lane >> bits; __any_sync(~0u, j < n); j += groups * kAtOnce) {
-        Word held[kAtOnce][2];
-#pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          const unsigned k = j + u * groups, here = __shfl_sync(~0u, row, k % 32);
-          const Word* at = segments + (kNarrow ? here * net.segment : (u64)here << (bits + 1));
-          held[u][0] = k < n ? __ldcs(at) : 0;
-          held[u][1] = k < n && (!kNarrow || second < net.segment) ? __ldcs(at + per) : 0;
-        }
-#pragma unroll
-        for (int u = 0; u < kAtOnce; ++u) {
-          unsigned marks = 0;
-          if constexpr (kNarrow) marks = __ballot_sync(~0u, second + 1 == net.segment && is_narrow_marker(net, held[u][1]));
-          add(now, held[u][0]);
-          add(now, kNarrow && (marks | marks >> 1) >> lane & 1 ? 0 : held[u][1]);  // neither a mark nor what is before it
-          if constexpr (!kNarrow) marks = __ballot_sync(~0u, is_marker(net, held[u][1]));
-          for (; marks != 0; marks &= marks - 1) {
-            const int from = __ffs((int)marks) - 1;
-            const unsigned k = __shfl_sync(~0u, j, from) + u * groups;
-            over |= 1u << k;
-            if constexpr (kSaid) {
-              const unsigned said = __shfl_sync(~0u, (unsigned)(held[u][1] >> 32), from);
-              if (said == kUnsaid) unsaid = true;
-              if (lane == k) begin = said >> kRestBits, end = begin + (said & ((1u << kRestBits) - 1));
-            }
-          }
-        }
-      }
-    }
-    if (over == 0) return;
-    if (unsaid) look();
-    const Word* rest = (const Word*)net.rest + net.base[self()];
-    if constexpr (kNarrow) {
-      // One row in some twenty goes on, by few synapses: eight lanes take a row, so that four of them take one trip.
-      while (over != 0) {
-        unsigned own = over;
-#pragma unroll
-        for (unsigned k = 0; k < 4; ++k) own &= k < lane / 8 ? own - 1 : ~0u, over &= over - 1;
-        const int from = __ffs((int)own) - 1;
-        unsigned i = __shfl_sync(~0u, begin, from) + lane % 8;
-        const unsigned last = __shfl_sync(~0u, end, from);
-        for (; own != 0 && i < last; i += 8) add(now, __ldcs(rest + i));
-        __syncwarp();
-      }
-      return;
-    }
-    for (; over != 0; over &= over - 1) {
-      const int from = __ffs((int)over) - 1;
-      const unsigned last = __shfl_sync(~0u, end, from);
-#pragma unroll 2
-      for (unsigned i = __shfl_sync(~0u, begin, from) + lane; i < last; i += 32) add(now, __ldcs(rest + i));
-    }
-  }
-
-  // Blocks that tell each other in each step: those of all cards, or, where some cards are elsewhere, of those here, whose shards are the
-  // first ones.
-  __device__ __forceinline__ unsigned meeting() const { return kMany ? many.meeting : net.shards; }
-  // Where a card's blocks find what fired; the boxes lie behind the headers.
-  __device__ __forceinline__ u64* heads(unsigned card) const { return kMany ? many.mails[card] : run.heads; }
-  __device__ __forceinline__ u64* boxes(unsigned card) const { return kMany ? heads(card) + 2 * kReplicas * meeting() : run.boxes; }
-
-  // A word that another block may be writing, once the bits of `mask` are its tag's; 0 where it is lost.
-  __device__ __forceinline__ u64 await(const u64* at, unsigned mask, unsigned tag, unsigned* ends) const {
-    u64 word, since = 0;
-    unsigned looks = 0;
-    do {
-      word = peek(at);
-      if constexpr (kMany)
-        if (++looks % 1024 == 0) {
-          const u64 now = nanoseconds();
-          if (since == 0) since = now;
-          if (now - since > many.patience) {
-            atomicOr(ends, 2u);
-            return 0;
-          }
-        }
-    } while (((unsigned)word & mask) != tag);
-    return word;
-  }
-
-  // Waits for what fired in `step` and delivers it here; `ends` where some block says that the chunk does.
-  __device__ __forceinline__ void meet(u64 step, unsigned* ends, const List& list) const {
-    const unsigned each = kEven ? meeting() / kWarps + 2 : (meeting() + kWarps - 1) / kWarps;
-    if constexpr (kMany || (kEven && kWarps < 32))
-      for (unsigned done = 0; done < each; done += 32) meet_some(step, ends, list, each, done);
-    else
-      meet_some(step, ends, list, each, 0);
-  }
-
-  // Of each warp's headers those from `done` on, one a lane.
-  __device__ __forceinline__ void meet_some(u64 step, unsigned* ends, const List& list, unsigned each, unsigned done) const {
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, shards = meeting();
-    const unsigned tag = (unsigned)(step - run.from) + 1, parity = tag % 2;
-    // Many shards: some headers a warp, one a lane. Few: warps share a header.
-    const bool plenty = shards >= kWarps;
-    const unsigned share = plenty ? 1 : kWarps / shards, own = done + lane;
-    // A warp's first and last header may be another's too, and their spikes are divided: warps have as many, where there are many.
-    const unsigned low = kEven ? shards * warp : 0, high = kEven ? low + shards : 0;
-    const unsigned shard = !plenty ? warp % shards : kEven ? low / kWarps + own : warp * each + own;
-    const bool reads = plenty ? own < each && (kEven ? shard * kWarps < high : shard < shards) : lane == 0 && warp < share * shards;
-    const unsigned card = kMany ? many.own : 0;
-    u64 head = 0;
-    if (reads) {
-      const u64* at = heads(card) + (parity * kReplicas + self() % kReplicas) * shards + shard;
-      head = await(at, (1u << kTagBits) - 1, tag, ends);
-      if ((unsigned)head >> kTagBits & 1) atomicOr(ends, 1u);
-    }
-    __syncwarp();
-    laps.lap(0);
-    unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1), others = 0;
-    if (kEven && plenty && count > 0) {
-      const unsigned before = shard * kWarps;
-      others = before < low ? count * (low - before) / kWarps : 0;
-      count = (high - before < kWarps ? count * (high - before) / kWarps : count) - others;
-    }
-    const unsigned fired = __ballot_sync(~0u, count > 0);
-    if (fired == 0) return;
-    unsigned end = count;  // of this header's spikes among the warp's
-    if (fired & (fired - 1))
-      for (unsigned reach = 1; reach < 32; reach *= 2) {
-        const unsigned x = __shfl_up_sync(~0u, end, reach);
-        if (lane >= reach) end += x;
-      }
-    const unsigned all = __shfl_sync(~0u, end, 31 - __clz((int)fired));
-    const u64* box = boxes(card) + (u64)parity * shards * net.rows;
-    const auto find = [&](unsigned i) {
-      unsigned row = 0;
-      const u64* at = nullptr;
-      for (unsigned left = fired; left != 0; left &= left - 1) {
-        const int from = __ffs((int)left) - 1;
-        const unsigned many_there = __shfl_sync(~0u, count, from), k = __shfl_sync(~0u, shard, from) * net.rows;
-        const unsigned there = i - (__shfl_sync(~0u, end, from) - many_there);
-        const unsigned spike = there + (kEven ? __shfl_sync(~0u, others, from) : 0);
-        const u64 head_there = __shfl_sync(~0u, head, from);
-        if (there < many_there) {
-          row = k;
-          if (spike < net.ids)
-            row += (unsigned)(head_there >> (kTagBits + 1 + (spike + 1) * net.id_bits)) & ((1u << net.id_bits) - 1);
-          else
-            at = box + k + spike;
-        }
-      }
-      if (at != nullptr) row += (unsigned)(await(at, ~0u, tag, ends) >> 32);
-      return row;
-    };
-    unsigned i = plenty ? lane : warp / shards + lane * share, next = kAhead ? find(i) : 0;
-    for (; __any_sync(~0u, i < all); i += 32 * share) {
-      const unsigned row = kAhead ? next : find(i);
-      // Segments come to the second cache, of kAhead while it is found out what comes behind them.
-      if constexpr (kEven)
-        if (i < all) prefetch(row);
-      if constexpr (kAhead) {
-        if (__any_sync(~0u, i + 32 * share < all)) next = find(i + 32 * share);
-      }
-      if constexpr (kLearns) {
-        if (i < all) list.push(row);
-        continue;
-      }
-      const unsigned n = __popc(__ballot_sync(~0u, i < all));
-      if constexpr (!kNarrow) {
-        if (!kShared && net.wide) {
-          deliver<u64>(step, n, row);
-          continue;
-        }
-      }
-      deliver<unsigned>(step, n, row);
-    }
-  }
-
-  // A row's segment to the second cache.
-  __device__ __forceinline__ void prefetch(unsigned row) const {
-    const unsigned bytes = net.segment * (net.wide ? 8 : 4);
-    const char* at = (const char*)net.segments + (self() * ((u64)net.shards * net.rows) + row) * bytes;
-    for (unsigned k = 0; k < bytes; k += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + k));
-    if constexpr (kNarrow) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + bytes - 4));  // which begins anywhere
-  }
-
-  // Adds what the calendar has for `step`, which nobody adds to any more.
-  __device__ __forceinline__ void gather(u64 step) const {
-    const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
-    const unsigned* from = calendar + (u64)place(step) * net.room;
-    const auto take = [&](unsigned entry) { atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16); };
-    if constexpr (kMany) {  // which has no registers for whole pieces of 16 bytes
-#pragma unroll 4
-      for (unsigned i = threadIdx.x; i < count; i += kThreads) take(__ldcg(from + i));
-    } else {
-#pragma unroll 2
-      for (unsigned i = 4 * threadIdx.x; i < count; i += 4 * kThreads) {
-        const uint4 some = __ldcg((const uint4*)(from + i));
-        const unsigned entries[4] = {some.x, some.y, some.z, some.w};
-#pragma unroll
-        for (unsigned k = 0; k < 4; ++k)
-          if (i + k < count) take(entries[k]);
-      }
-    }
-    if (here > net.room) {
-      int* spilt = ring + (u64)place(step) * net.pitch;
-      for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads) {
-        const int sum = __ldcg(spilt + i);
-        if (sum == 0) continue;
-        atomicAdd(sums + i, sum);
-        __stcg(spilt + i, 0);
-      }
-    }
-  }
-
-  // A cell fired: the first spikes go to `ids`, others to this block's box.
-  __device__ __forceinline__ void spike(const Part& part, unsigned i, u64 step, unsigned* spikes, unsigned* ids) const {
-    const unsigned at = atomicAdd(spikes, 1u), id = part.local + i, tag = (unsigned)(step - run.from) + 1;
-    if (at < net.ids)
-      ids[at] = id;
-    else
-      for (unsigned card = 0; card < (kMany ? many.count : 1); ++card)
-        poke(boxes(card) + ((u64)(tag % 2) * meeting() + (kMany ? net.begin : 0) + self()) * net.rows + at, (u64)id << 32 | tag);
-  }
-
-  // One warp tells the others what fired here, and logs it; `past` remembers it. Returns whether there may be no room for what
-  // comes.
-  __device__ __forceinline__ bool tell(
-      u64 step, unsigned count, const unsigned* ids, bool ends, const Past& past) const {
-    const unsigned lane = threadIdx.x % 32, since = (unsigned)(step - run.from), tag = since + 1;
-    u64 head = (u64)count << (kTagBits + 1) | (unsigned)ends << kTagBits | tag;
-#pragma unroll
-    for (unsigned k = 0; k < kMostIds; ++k)
-      if (k < net.ids && k < count) head |= (u64)ids[k] << (kTagBits + 1 + (k + 1) * net.id_bits);
-    const unsigned shard = (kMany ? net.begin : 0) + self();
-    for (unsigned copy = lane; copy < (kMany ? many.count * kReplicas : kReplicas); copy += 32)
-      poke(heads(copy / kReplicas) + (tag % 2 * kReplicas + copy % kReplicas) * meeting() + shard, head);
-    // From here on nobody waits for this warp but its own block.
-    if (count == 0) return ends;
-    const u64* box = boxes(kMany ? many.own : 0) + ((u64)(tag % 2) * meeting() + shard) * net.rows;
-    u64 at = lane == 0 ? atomicAdd(run.result + 1, (u64)count) : 0;
-    at = __shfl_sync(~0u, at, 0);
-    bool full = false;
-    for (unsigned i = lane; i < count; i += 32) {
-      const unsigned id = i < net.ids ? ids[i] : (unsigned)(peek(box + i) >> 32), row = shard * net.rows + id;
-      run.log[at + i] = (u64)since << 32 | row;
-      if constexpr (kLearns) full |= past.remember(id, (unsigned)step, past.learn.kept[kMany ? self() * net.rows + id : row]);
-    }
-    if constexpr (kLearns) {
-      full = __any_sync(~0u, full);
-      if constexpr (kMany) {
-        if (full && lane == 0) atomicOr(run.result + 2, kFull);
-      } else {
-        if (full && lane == 0) run.result[2] = kFull;
-      }
-    }
-    // The others of this step, and two more steps, may still be logged.
-    return ends || full || at + count + 3 * (u64)net.cells > run.capacity;
-  }
-};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) 
     spiking_steps(const Net only, const Run given, const Learn known, const Many cards) {
@@ -423,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned* const near_arrivals = (unsigned*)near + net.near;
   Drive* const near_drives = (Drive*)(held + (net.pitch + net.steps + net.near + net.near_arrivals + 1) / 2 * 2);
   unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
-  uint2* const near_tasks = (uint2*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
+  unsigned char* const near_guides = (unsigned char*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
+  uint2* const near_tasks = (uint2*)near_guides + net.guides / 2;
   const Block block = {net, run, many, laps, self, kShared ? held : kept, held, noted, net.calendar + (u64)self * net.steps * net.room,
                        net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
@@ -435,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Past past = {learn, rules, traces, entries, entries + net.rows, entries + net.rows * (1 + learn.deep),
                      list + kListed + 16 * warp, cell_of, net.rows, self};
   const Walk walk = {net, past, held};
+  if (threadIdx.x < 2) listed[threadIdx.x] = 0;
   if constexpr (kLearns) {
-    if (threadIdx.x < 2) listed[threadIdx.x] = 0;
     if (threadIdx.x < learn.rule_count) rules[threadIdx.x] = learn.rules[threadIdx.x];
     unsigned begin = 0;
     for (unsigned k = 0; k < learn.trace_count; ++k) {
@@ -474,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned from = begin + tasks * warp / kWarps, to = begin + tasks * (warp + 1) / kWarps;
   bool full = false;
 #endif
-  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds, &numbers};
+  const Cells cells = {net, near, near_arrivals, kTables ? near_drives : net.drives, near_thresholds, near_guides, &numbers};
   if constexpr (kMany) {
     if (threadIdx.x == 0) numbers = share.numbers(shard);
     __syncthreads();
@@ -485,6 +152,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const Drive drive = net.drives[d];
       if (threadIdx.x == 0) near_drives[d] = drive;
       for (unsigned i = threadIdx.x; i < drive.count; i += kThreads) near_thresholds[drive.before + i] = drive.thresholds[i];
+      if (kGuided && drive.guide != kUnguided)
+        for (unsigned i = threadIdx.x; i < 1u << kGuideBits; i += kThreads) near_guides[drive.guide + i] = guide_of(drive, i);
     }
     __syncthreads();
   }
@@ -516,13 +185,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   laps.begin();
   u64 step = run.from;
   const u64 last = run.from + run.steps;
+  // Of kMany read again each time, for want of registers.
+  const auto steps_here = [&] { return kMany ? *(const volatile u64*)&run.steps : run.steps; };
   for (;; ++step) {
     const unsigned parity = (unsigned)step % 2;
     const unsigned before = (unsigned)(step - 1) % 2;
-    if (step > run.from) block.meet(step - 1, &ends, {listed + before, list, learn.more + self * ((u64)net.shards * net.rows)});
+    if (step > run.from) block.meet(step - 1, &ends, {kSpread ? listed : listed + before, list, learn.more + self * ((u64)net.shards * net.rows)});
     laps.lap(1);
     __syncthreads();
     laps.lap(2);
+    if constexpr (kSpread)
+      if (threadIdx.x < 2) listed[threadIdx.x] = 0;
     if constexpr (kLearns) {
       const unsigned* more = learn.more + self * ((u64)net.shards * net.rows);
       for (unsigned i = warp, count = listed[before]; i < count; i += kWarps)
@@ -531,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (threadIdx.x == 0) listed[before] = 0;
     }
     if constexpr (kCounted)
-      if (step - run.from >= run.steps || ends != 0) break;
+      if (step - run.from >= steps_here() || ends != 0) break;
     if constexpr (!kCounted)
       if (step >= last || ends != 0) break;
     if constexpr (kCalendar)
@@ -559,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     laps.lap(5);
     if constexpr (kCounted)
-      if (step + 1 - run.from >= run.steps) continue;
+      if (step + 1 - run.from >= steps_here()) continue;
     if constexpr (!kCounted)
       if (step + 1 == last) continue;
     // A quarter of the tasks a step, alike on all four schedulers.
@@ -584,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kCalendar) {
     // A chunk that ended early has gathered what is for its next step.
     const unsigned at = block.place(step);
-    if (threadIdx.x == 0 && step < last) noted[at] = 0;
+    if (threadIdx.x == 0 && (kCounted ? step - run.from < steps_here() : step < last)) noted[at] = 0;
     __syncthreads();
     for (unsigned i = threadIdx.x; i < net.pitch; i += kThreads)
       if (held[i] != 0) {

@@ -160,8 +160,10 @@ pub(super) fn engine<'a>(plan: &'a Plan, gpu: &Gpu, how: How, log: usize) -> Cud
         Place::Shared => props.shared_per_block_optin,
         Place::Calendar => {
             let tables = plan.poisson.iter().map(|d| 12 + d.thresholds.len()).sum::<usize>();
-            let near = 10 * chosen.cells + tables + 64;
-            (5120 + 4 * (chosen.pitch + chosen.ring + FEW_WEIGHTS + if how.near { near } else { 0 })) as u32
+            // On several cards a list of the fewest rows.
+            let listed = if how.cards > 1 { 384 } else { 0 };
+            let near = listed + 10 * chosen.cells + tables + 64;
+            (5120 + 4 * (chosen.pitch + chosen.ring + FEW_WEIGHTS + if how.near { near } else { listed })) as u32
         }
         Place::Global => 0,
     };

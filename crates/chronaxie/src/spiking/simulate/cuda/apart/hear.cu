@@ -56,14 +56,13 @@ struct Ear {
     const u64 rows = (u64)net.shards * net.rows;
     const unsigned* first = net.first + self * (rows + 1) + row;
     const unsigned begin = lane < n ? first[0] : 0, end = lane < n ? first[1] : 0;
-    const Word* segments = (const Word*)net.segments + self * rows * net.segment;
     if (per > 0)
       for (unsigned j = lane / per; __any_sync(~0u, j < n); j += groups * kAtOnce) {
         Word words[kAtOnce][2];
 #pragma unroll
         for (unsigned u = 0; u < kAtOnce; ++u) {
           const unsigned k = j + u * groups, here = __shfl_sync(~0u, row, k % 32);
-          const Word* at = segments + (u64)here * net.segment + lane % per;
+          const Word* at = (const Word*)net.segments + segment_of(net, self, here) + lane % per;
           words[u][0] = k < n ? __ldcs(at) : 0;
           words[u][1] = k < n && net.segment > 32 ? __ldcs(at + 32) : 0;
         }
@@ -170,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256) spiking_shortest(const Net net
   for (u64 i = (blockIdx.x * 256ull + threadIdx.x) / 32; i < net.local * (rows - first); i += threads / 32) {
     const u64 k = i / (rows - first), row = first + i % (rows - first);
     const unsigned* more = net.first + k * (rows + 1) + row;
-    const u64 segment = (k * rows + row) * net.segment, rest = net.base[k] + more[0];
+    const u64 segment = segment_of(net, k, row), rest = net.base[k] + more[0];
     const unsigned in_segment = net.segment - net.head, all = in_segment + (more[1] - more[0]);
     for (unsigned j = lane; j < all; j += 32) {
       const u64 at = j < in_segment ? segment + net.head + j : rest + (j - in_segment);

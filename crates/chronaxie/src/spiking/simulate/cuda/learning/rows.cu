@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) spiking_visit(const Net net
     const u64 row = ask.row_of[cell];
     u64 at = ask.begin != nullptr ? ask.begin[cell] - ask.begin[ask.from] : 0;
     for (unsigned k = 0; k < net.local; ++k) {
-      u64* segment = (u64*)net.segments + (k * rows + row) * net.segment;
+      u64* segment = (u64*)net.segments + segment_of(net, k, row);
       const unsigned* first = net.first + k * (rows + 1) + row;
       u64* rest = (u64*)net.rest + net.base[k] + first[0];
       const unsigned* known = (const unsigned*)segment;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) spiking_visit(const Net net
 extern "C" __global__ void __launch_bounds__(256) spiking_heads(const Net net, const Learn learn, const unsigned* entries) {
   const u64 rows = (u64)net.shards * net.rows;
   for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < net.local * rows; i += gridDim.x * 256ull) {
-    unsigned* head = (unsigned*)((u64*)net.segments + i * net.segment);
+    unsigned* head = (unsigned*)((u64*)net.segments + segment_of(net, i / rows, i % rows));
     const unsigned* entry = entries + i % rows * learn.width;
     for (unsigned k = 0; k < learn.width; ++k) head[k] = entries != nullptr ? entry[k] : k == 0 ? kNone : 0;
   }
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
   ring += shard * net.steps * net.pitch;
   for (u64 i = threadIdx.x / 32; i < count; i += 8) {
     const u64 step = recent[i] >> 32, row = (unsigned)recent[i];
-    const u64* segment = (const u64*)net.segments + (shard * rows + row) * net.segment + net.head;
+    const u64* segment = (const u64*)net.segments + segment_of(net, shard, row) + net.head;
     const u64* rest = (const u64*)net.rest + net.base[shard] + first[row];
     const unsigned in_segment = net.segment - net.head, all = in_segment + (first[row + 1] - first[row]);
     for (unsigned j = threadIdx.x % 32; j < all; j += 32) {

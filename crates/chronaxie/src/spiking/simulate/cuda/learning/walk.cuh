@@ -114,7 +114,7 @@ struct Walk {
     const Learn& learn = past.learn;
     const unsigned lane = threadIdx.x % 32, marker_here = (1u << net.slot_bits) - 1;
     const u64 rows = (u64)net.shards * net.rows;
-    u64* const segment = (u64*)net.segments + (past.self() * rows + row) * net.segment;
+    u64* const segment = (u64*)net.segments + segment_of(net, past.self(), row);
     u64 word = lane < net.segment ? __ldcs(segment + lane) : 0;
     const u64 more = lane + 32 < net.segment ? __ldcs(segment + lane + 32) : 0;
     if (lane < net.head) past.known[2 * lane] = (unsigned)word, past.known[2 * lane + 1] = (unsigned)(word >> 32), word = 0;
