@@ -25,14 +25,12 @@ const EARLIER: &[&str] = &[
     "2026-11-22-h200/gpus/gpus1-weak",
     "2026-11-22-h200/gpus/gpus2-same",
     "2026-11-22-h200/gpus/gpus4-same",
-    // With a calendar on several cards: a warp took what it heard of, and segments were longer.
-    "2026-11-22-h200/gpus/gpus2-weak",
-    "2026-11-22-h200/gpus/gpus4-strong",
-    "2026-11-22-h200/gpus/gpus4-weak",
-    "2026-11-23-h200/gpus/bench-gpus2.json: 1000000",
-    "2026-11-23-h200/gpus/bench-gpus2.json: 2000000",
+    // With half as many threads.
     "2026-11-23-h200/gpus/bench-gpus2.json: 4000000",
 ];
+
+/// Runs with a calendar on several cards, whose segments were longer then; of the second file of 16 words.
+const LONGER: [&str; 2] = ["2026-11-22-h200/gpus/gpus", "2026-11-23-h200/gpus/bench-gpus2.json: "];
 
 /// The run whose synapses had eight bytes then and have four now.
 const WITH_EIGHT_BYTES: &str = "2026-11-23-h200/bench-network.json: 1000000x1000_dt1";
@@ -257,15 +255,20 @@ fn every_committed_run_is_predicted_within_a_fifth() {
     let wrong: Vec<String> =
         of_runs().filter(off).map(|r| format!("{}: {} not {}", r.name, r.predicted(&card), r.measured)).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(of_runs().count() >= 33 && of_runs().filter(|r| r.gpus > 1).count() >= 5);
+    assert!(of_runs().count() >= 33 && of_runs().filter(|r| r.gpus > 1).count() >= 8);
     // The network was cut then as it is now.
     for r in &runs {
         let cut = r.estimate(&card).engine;
-        assert!(r.engine.as_ref().is_none_or(|engine| *engine == cut), "{}: {:?} is not {cut}", r.name, r.engine);
+        let then = |text: &str| {
+            let longer = r.gpus > 1 && r.name.starts_with(LONGER[0]) && text.contains("calendar");
+            if longer { text.split(", segments").next().unwrap_or_default().to_owned() } else { text.to_owned() }
+        };
+        let alike = r.engine.as_ref().is_none_or(|engine| then(engine) == then(&cut));
+        assert!(alike, "{}: {:?} is not {cut}", r.name, r.engine);
     }
-    // What was run before is predicted as what runs now, which is faster, or as fast where the host was waited for.
+    // What was run before is predicted as what runs now, which is faster.
     for r in earlier.iter().filter(|r| !is_part_of_a_profile(r)) {
-        assert!(r.predicted(&card) < 1.05 * r.measured, "{}", r.name);
+        assert!(r.predicted(&card) < r.measured, "{}", r.name);
     }
 }
 
@@ -342,6 +345,11 @@ fn memory_is_what_runs_took() {
             let then = CudaConfig::asked(&r.plan, &card.device(), 132, &layout, then).unwrap();
             assert!(then.wide && asked < 8e9, "{then}: {asked}");
             asked = then.footprint(&r.plan).most();
+        }
+        if r.name.starts_with(LONGER[1]) && r.name.contains("x1000") {
+            let layout = partition::Layout::even(&r.plan.network, r.gpus);
+            let then = Asked { segment: Some(16), ..Asked::default() };
+            asked = CudaConfig::asked(&r.plan, &card.device(), 132, &layout, then).unwrap().footprint(&r.plan).most();
         }
         // The driver gives whole blocks of 32 MiB.
         let off = (asked - peak).abs() - 2.0 * 33_554_432.0;

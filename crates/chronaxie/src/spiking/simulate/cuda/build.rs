@@ -45,7 +45,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
     let all = lead
         .into_iter()
         .chain(at)
-        .chain([cells.seeds(plan)])
+        .chain([cells.seeds(plan), by_shard as u64])
         .fold(Fields::default(), Fields::u64)
         .u32(config.logged(plan) as u32)
         .u32(config.shards as u32)
@@ -74,8 +74,7 @@ fn net(plan: &Plan, config: &Config, card: usize, cells: &Cells, at: [u64; 8]) -
         .u32(config.weights_at() as u32)
         .u32(config.spread as u32)
         .u32(config.spread_at() as u32)
-        .u32(by_row as u32)
-        .u64(by_shard as u64);
+        .u32(by_row as u32);
     Narrow::fields(config.narrow.as_ref(), config.ring, all).padded().0
 }
 

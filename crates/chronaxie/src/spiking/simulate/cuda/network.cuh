@@ -64,6 +64,7 @@ struct Net {
     u64 seed;          // of all draws of steps
     const u64* seeds;  // [replicas] of kSeeds: of networks side by side, which draw by their own
   };
+  u64 by_shard;              // words from a shard's segments to the next shard's
   unsigned cells, shards, populations;  // cells: those that a card may log in a step
   unsigned rows;             // cells of the largest shard
   unsigned pitch, steps;     // slots of the largest shard; a power of two above every delay, of narrow synapses the longest and one
@@ -81,8 +82,7 @@ struct Net {
   unsigned codes, code_shift;   // how many weights there are that synapses of four bytes name, or 0; bits below a weight or its code
   unsigned weights_at;          // where the block's shared memory has them, words
   unsigned spread, spread_at;   // of kSpread: rows that fired which the block's shared memory has room for, and where, words
-  unsigned by_row;              // words from a row's segment to the next row's, and from a shard's to the next shard's
-  u64 by_shard;
+  unsigned by_row;              // words from a row's segment to the next row's
   Narrow narrow;
 };
 

@@ -63,7 +63,7 @@ fn on_cards<'a>(
     let chosen = choose(&props);
     match place {
         Lies::Shared => {}
-        Lies::Calendar => props.shared_per_block_optin = (5120 + 4 * (chosen.pitch + chosen.ring + 32)) as u32,
+        Lies::Calendar => props.shared_per_block_optin = (5120 + 4 * (chosen.pitch + chosen.ring + 384 + 32)) as u32,
         Lies::Global => props.shared_per_block_optin = 0,
     }
     let mut config = choose(&props);
