@@ -1,60 +1,17 @@
 //! Products and eigenvalues of symmetric matrices on the CPU.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
+use super::tile::{Kernel, NARROW, Tile, WIDE, narrow, wide};
 use crate::pool::for_each;
 use crate::shared::Shared;
 use crate::simd::{SimdLevel, level};
 
 /// Terms of a product that are packed at a time: a panel of each matrix stays in the first cache, all of them in the second.
 const DEPTH: usize = 256;
-/// Rows and columns of a tile: what the registers of AVX-512 hold, and of AVX2 (and of less).
-const WIDE: (usize, usize) = (8, 32);
-const NARROW: (usize, usize) = (6, 16);
-
-/// acc += a^T b of packed panels: `a [k, M]`, `b [k, N]`.
-#[inline(always)]
-fn tile_body<const FMA: bool, const M: usize, const N: usize>(a: &[f32], b: &[f32], acc: &mut [[f32; N]; M]) {
-    let mut s = *acc;
-    for (x, y) in a.chunks_exact(M).zip(b.chunks_exact(N)) {
-        for i in 0..M {
-            for j in 0..N {
-                s[i][j] = if FMA { x[i].mul_add(y[j], s[i][j]) } else { s[i][j] + x[i] * y[j] };
-            }
-        }
-    }
-    *acc = s;
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,fma")]
-fn tile_avx512(a: &[f32], b: &[f32], acc: &mut [[f32; WIDE.1]; WIDE.0]) {
-    tile_body::<true, { WIDE.0 }, { WIDE.1 }>(a, b, acc);
-}
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn tile_avx2(a: &[f32], b: &[f32], acc: &mut [[f32; NARROW.1]; NARROW.0]) {
-    tile_body::<true, { NARROW.0 }, { NARROW.1 }>(a, b, acc);
-}
-
-fn wide(a: &[f32], b: &[f32], acc: &mut [[f32; WIDE.1]; WIDE.0]) {
-    // SAFETY: wide tiles are made only where the level says that this CPU has the features.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        tile_avx512(a, b, acc);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    tile_body::<false, { WIDE.0 }, { WIDE.1 }>(a, b, acc);
-}
-fn narrow(a: &[f32], b: &[f32], acc: &mut [[f32; NARROW.1]; NARROW.0]) {
-    #[cfg(target_arch = "x86_64")]
-    if level() == SimdLevel::Avx2 {
-        // SAFETY: the level says that this CPU has the features.
-        unsafe { tile_avx2(a, b, acc) };
-        return;
-    }
-    // Where the base target has fused multiply-adds they cost nothing, and otherwise too much.
-    tile_body::<{ cfg!(target_arch = "aarch64") }, { NARROW.0 }, { NARROW.1 }>(a, b, acc);
-}
+/// Panels of rows that go over a panel of columns while that is in the first cache.
+const TALL: usize = 8;
 
 /// Floats that [`product`] packs into.
 pub(crate) fn packing(n: usize) -> usize {
@@ -106,13 +63,26 @@ pub(crate) fn product(c: &mut [f32], a: &[f32], b: &[f32], n: usize, pack: &mut 
     mirror(c, n);
 }
 
-/// The triangle above the diagonal from the one below.
-pub(crate) fn mirror(c: &mut [f32], n: usize) {
-    for r in 0..n {
-        for k in 0..r {
-            c[k * n + r] = c[r * n + k];
+/// Calls `f` of squares of indices `(rows, columns)` on and below the diagonal of a matrix, so small that lines of both sides stay in
+/// the cache.
+pub(crate) fn by_squares(n: usize, mut f: impl FnMut(Range<usize>, Range<usize>)) {
+    const SIDE: usize = 8;
+    for r in (0..n).step_by(SIDE) {
+        for k in (0..=r).step_by(SIDE) {
+            f(r..n.min(r + SIDE), k..n.min(k + SIDE));
         }
     }
+}
+
+/// The triangle above the diagonal from the one below.
+pub(crate) fn mirror(c: &mut [f32], n: usize) {
+    by_squares(n, |rows, columns| {
+        for k in columns {
+            for r in rows.start.max(k + 1)..rows.end {
+                c[k * n + r] = c[r * n + k];
+            }
+        }
+    });
 }
 
 /// `c[i][j] = sum_k a(k, i) b(k, j)`, c `[m, n]`, or with `add` that on top of c; `pack` holds [`packing_of`] them.
@@ -145,9 +115,9 @@ fn any(c: &mut [f32], e: Extent, a: Operand<'_>, b: Operand<'_>, pack: &mut [f32
     if e.depth == 0 && !e.add {
         c.fill(0.0);
     } else if level() == SimdLevel::Avx512 {
-        tiles(c, e, a, b, pack, threads, wide);
+        tiles::<{ WIDE.0 }, { WIDE.1 }>(c, e, a, b, pack, threads, wide());
     } else {
-        tiles(c, e, a, b, pack, threads, narrow);
+        tiles::<{ NARROW.0 }, { NARROW.1 }>(c, e, a, b, pack, threads, narrow());
     }
 }
 
@@ -158,57 +128,86 @@ fn tiles<const M: usize, const N: usize>(
     b: Operand<'_>,
     pack: &mut [f32],
     threads: bool,
-    tile: impl Fn(&[f32], &[f32], &mut [[f32; N]; M]) + Sync,
+    kernel: Kernel,
 ) {
     let Extent { m, n, .. } = e;
     let (rows, columns) = (m.div_ceil(M), n.div_ceil(N));
     if rows == 0 || columns == 0 {
         return;
     }
+    let each =
+        |tasks: usize, f: &(dyn Fn(usize) + Sync)| if threads { for_each(tasks, f) } else { (0..tasks).for_each(f) };
     for k0 in (0..e.depth).step_by(DEPTH) {
         let depth = DEPTH.min(e.depth - k0);
         let (pa, pb) = pack.split_at_mut(depth * rows * M);
-        pack_panels::<M>(a, m, k0, depth, pa);
-        pack_panels::<N>(b, n, k0, depth, &mut pb[..depth * columns * N]);
-        let (pa, pb, to) = (&*pa, &*pb, Shared::new(c));
-        let row = |i: usize| {
-            let last = (i * M + M).min(m);
-            // SAFETY: the rows of panel i belong to this task.
-            let to = unsafe { to.part(i * M * n, (last - i * M) * n) };
+        let (pa, pb) = (Shared::new(pa), Shared::new(&mut pb[..depth * columns * N]));
+        each(rows + columns, &|p| {
+            // SAFETY: panel p belongs to this task.
+            unsafe {
+                match p.checked_sub(rows) {
+                    None => pack_panel::<M>(a, m, k0, p, pa.part(p * depth * M, depth * M)),
+                    Some(p) => pack_panel::<N>(b, n, k0, p, pb.part(p * depth * N, depth * N)),
+                }
+            }
+        });
+        // SAFETY: nobody writes panels any more.
+        let (pa, pb) = unsafe { (&*pa.part(0, depth * rows * M), &*pb.part(0, depth * columns * N)) };
+        let (to, add) = (Shared::new(c), k0 > 0 || e.add);
+        let some_rows = |i0: usize| {
+            let (first, last) = (i0 * M, ((i0 + TALL) * M).min(m));
+            // SAFETY: the rows of these panels belong to this task.
+            let to = unsafe { to.part(first * n, (last - first) * n) };
             let columns = if e.lower { columns.min((last - 1) / N + 1) } else { columns };
             for j in 0..columns {
-                let mut acc = [[0f32; N]; M];
-                let width = N.min(n - j * N);
-                for (acc, row) in acc.iter_mut().zip(to.chunks_exact(n)).filter(|_| k0 > 0 || e.add) {
-                    acc[..width].copy_from_slice(&row[j * N..j * N + width]);
-                }
-                tile(&pa[i * depth * M..(i + 1) * depth * M], &pb[j * depth * N..(j + 1) * depth * N], &mut acc);
-                for (acc, row) in acc.iter().zip(to.chunks_exact_mut(n)) {
-                    row[j * N..j * N + width].copy_from_slice(&acc[..width]);
+                let (b, width) = (&pb[j * depth * N..(j + 1) * depth * N], N.min(n - j * N));
+                for (i, to) in (i0..).zip(to.chunks_mut(M * n)) {
+                    let height = to.len() / n;
+                    if e.lower && j * N >= i * M + height {
+                        continue;
+                    }
+                    let a = &pa[i * depth * M..(i + 1) * depth * M];
+                    if height == M && width == N {
+                        let c = to[j * N..].as_mut_ptr();
+                        // SAFETY: M rows of N elements of this task, and `any` takes what the CPU has.
+                        unsafe { kernel(&Tile { a, b, c, stride: n, add }) };
+                        continue;
+                    }
+                    let mut part = [[0f32; N]; M];
+                    for (part, row) in part.iter_mut().zip(to.chunks_exact(n)) {
+                        part[..width].copy_from_slice(&row[j * N..j * N + width]);
+                    }
+                    // SAFETY: as above.
+                    unsafe { kernel(&Tile { a, b, c: part.as_mut_ptr().cast(), stride: N, add }) };
+                    for (part, row) in part.iter().zip(to.chunks_exact_mut(n)) {
+                        row[j * N..j * N + width].copy_from_slice(&part[..width]);
+                    }
                 }
             }
         };
-        if threads {
-            // The last rows have the most columns.
-            for_each(rows, |i| row(rows - 1 - i));
-        } else {
-            (0..rows).for_each(row);
-        }
+        // The last rows have the most columns.
+        let blocks = rows.div_ceil(TALL);
+        each(blocks, &|i| some_rows((blocks - 1 - i) * TALL));
     }
 }
 
-/// Columns of rows k0 .. k0 + depth, W at a time, side by side; zeros beyond the last of n.
-fn pack_panels<const W: usize>(m: Operand<'_>, n: usize, k0: usize, depth: usize, to: &mut [f32]) {
-    for (p, panel) in to.chunks_exact_mut(depth * W).enumerate() {
-        let width = W.min(n - p * W);
-        for (k, to) in panel.chunks_exact_mut(W).enumerate() {
-            let from = (k0 + k) * m.along + p * W * m.across;
-            if m.across == 1 {
-                to[..width].copy_from_slice(&m.data[from..from + width]);
-            } else {
-                to[..width].iter_mut().enumerate().for_each(|(i, to)| *to = m.data[from + i * m.across]);
+/// Columns of panel p of W, of the rows from k0 on, side by side; zeros beyond the last of n.
+fn pack_panel<const W: usize>(m: Operand<'_>, n: usize, k0: usize, p: usize, to: &mut [f32]) {
+    let (width, from) = (W.min(n - p * W), k0 * m.along + p * W * m.across);
+    if width < W {
+        to.fill(0.0);
+    }
+    if m.across == 1 {
+        for (k, to) in to.chunks_exact_mut(W).enumerate() {
+            let row = &m.data[from + k * m.along..][..width];
+            match (<&[f32; W]>::try_from(row), <&mut [f32; W]>::try_from(&mut *to)) {
+                (Ok(row), Ok(to)) => *to = *row,
+                _ => to[..width].copy_from_slice(row),
             }
-            to[width..].fill(0.0);
+        }
+    } else {
+        for i in 0..width {
+            let column = m.data[from + i * m.across..].iter().step_by(m.along);
+            to[i..].iter_mut().step_by(W).zip(column).for_each(|(to, &x)| *to = x);
         }
     }
 }

@@ -15,3 +15,4 @@ pub mod soap;
 pub mod stepper;
 #[cfg(test)]
 mod testing;
+mod tile;

@@ -11,10 +11,21 @@ use std::collections::BTreeMap;
 pub(super) const LANGUAGE_MODEL: &str = "lm350m";
 
 /// L times parameters `[M, N]` and `[N]`, and with the option K one of `[K, M, N]`, each from a multiple of 64 elements on, and
-/// how long the vector is. With the option `words` instead the matrices of a language model of L layers of width M: those of
+/// how long the vector is. With `P` and the option `shapes` P parameters of these shapes instead. With the option `words` instead the matrices of a language model of L layers of width M: those of
 /// attention and of two maps of 4 M, and one of so many words; N is M there.
 pub(super) fn parameters(case: &Case) -> Result<(usize, Vec<Parameter>)> {
     let of_model = case.words() == LANGUAGE_MODEL;
+    if let Some(text) = case.option("shapes") {
+        let shapes: Vec<Shape> = text.split('+').map(|s| shape_of(case, s)).collect::<Result<_>>()?;
+        if shapes.len() != case.size("P")? {
+            return Err(Error::config(format!(
+                "case `{case}`: P = {} where there are {} shapes",
+                case.size("P")?,
+                shapes.len()
+            )));
+        }
+        return placed(shapes);
+    }
     let [layers, m, n] = if of_model { [24, 1024, 1024] } else { [case.size("L")?, case.size("M")?, case.size("N")?] };
     let (k, words) = (case.get("K", 0usize)?, case.get("words", if of_model { 50304usize } else { 0 })?);
     if words > 0 && m != n {
@@ -39,12 +50,36 @@ pub(super) fn parameters(case: &Case) -> Result<(usize, Vec<Parameter>)> {
     if k > 0 {
         shapes.push(Shape::from([k, m, n]));
     }
+    placed(shapes)
+}
+
+/// Parameters one behind the other, and how long the vector is.
+fn placed(shapes: Vec<Shape>) -> Result<(usize, Vec<Parameter>)> {
     let (mut end, mut list) = (0usize, Vec::new());
     for shape in shapes {
         list.push(Parameter::new(end, shape));
         end = end.saturating_add(shape.checked_elements()?).next_multiple_of(64);
     }
     Ok((end, list))
+}
+
+/// `3072x1024`.
+fn shape_of(case: &Case, text: &str) -> Result<Shape> {
+    let axes: Option<Vec<usize>> = text.split('x').map(|n| n.parse().ok()).collect();
+    let axes =
+        axes.ok_or_else(|| Error::config(format!("case `{case}`: `{text}` is not a shape such as 3072x1024")))?;
+    Ok(Shape::from(axes.as_slice()))
+}
+
+/// Which sizes a case must have.
+pub(super) fn allow(case: &Case, options: &[&str]) -> Result<()> {
+    if case.words() == LANGUAGE_MODEL {
+        case.allow_sizes(&[], options)
+    } else if case.option("shapes").is_some() {
+        case.allow(&["P"], options)
+    } else {
+        case.allow(&["L", "M", "N"], options)
+    }
 }
 
 /// Clipping and weight decay.

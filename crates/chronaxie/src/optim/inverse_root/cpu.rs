@@ -2,12 +2,13 @@
 //! products of one. The bits do not depend on how many there are.
 //!
 //! An iteration of Newton is 2 + log2 p products of half of n^3 multiply-adds: 64 x 128^2 at p = 4 and a condition number of 34 (6
-//! iterations) are 3.2 GFLOP, 4 x 1024^2 103 GFLOP; two AVX2 cores do about 150 GFLOP a second.
+//! iterations) are 3.2 GFLOP, 4 x 1024^2 103 GFLOP; `tile.rs` says what a core does.
 #![allow(unsafe_code)]
 
 use super::spec::{InverseRoot, MOST_ITERATIONS, Method, RECORD, Status, WORST_RESIDUAL};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::matrix::{self, packing, product};
+use crate::optim::stepper;
 use crate::pool::{for_each, num_threads};
 use crate::rng::Rng;
 use crate::shared::Shared;
@@ -113,11 +114,14 @@ fn by_newton(p: &InverseRoot) -> bool {
 pub(crate) fn one(p: &InverseRoot, a: &[f32], root: &mut [f32], record: &mut [f32], floats: &mut [f32], threads: bool) {
     let n = p.order;
     let (mean, rest) = floats.split_at_mut(n * n);
-    for r in 0..n {
-        for c in 0..n {
-            mean[r * n + c] = 0.5 * (a[r * n + c] + a[c * n + r]);
+    matrix::by_squares(n, |rows, columns| {
+        for c in columns {
+            for r in rows.clone() {
+                let x = 0.5 * (a[r * n + c] + a[c * n + r]);
+                (mean[r * n + c], mean[c * n + r]) = (x, x);
+            }
         }
-    }
+    });
     let norm = mean.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
     let eps = p.damping_of(norm);
     let found = if !norm.is_finite() {
@@ -206,23 +210,26 @@ fn newton(
         return None;
     }
     let z = (root_of + 1.0) / (2.0 * scale);
-    let diagonal = |e: usize| e / n == e % n;
     x.fill(0.0);
     x.iter_mut().step_by(n + 1).for_each(|x| *x = z.powf(1.0 / root_of) as f32);
-    for (e, (m, &a)) in m.iter_mut().zip(a).enumerate() {
-        *m = (z * (f64::from(a) + if diagonal(e) { eps } else { 0.0 })) as f32;
-    }
+    m.iter_mut().zip(a).for_each(|(m, &a)| *m = (z * f64::from(a)) as f32);
+    m.iter_mut().zip(a).step_by(n + 1).for_each(|(m, &a)| *m = (z * (f64::from(a) + eps)) as f32);
     root.copy_from_slice(x);
+    // ||M - I||_F. It is at least 1 while an eigenvalue of M is near 0, where the largest element may be small, and stand still.
     let distance = |m: &[f32]| {
-        let one = |e: usize, x: f32| (x - if diagonal(e) { 1.0 } else { 0.0 }).abs();
-        m.iter().enumerate().map(|(e, &x)| one(e, x)).fold(0.0, |a: f32, b| if b.is_nan() { b } else { a.max(b) })
+        let of_row = |(r, row): (usize, &[f32])| {
+            let (mut before, mut behind, here) = (0.0, 0.0, f64::from(row[r]) - 1.0);
+            stepper::squares(&row[..r], &mut before);
+            stepper::squares(&row[r + 1..], &mut behind);
+            before + behind + here * here
+        };
+        m.chunks_exact(n).enumerate().map(of_row).sum::<f64>().sqrt()
     };
     let (mut error, mut iterations) = (distance(m), 0);
     let (on_diagonal, slope) = ((1.0 + 1.0 / root_of) as f32, (-1.0 / root_of) as f32);
     while iterations < MOST_ITERATIONS {
-        for (e, (t, &m)) in t.iter_mut().zip(&*m).enumerate() {
-            *t = slope * m + if diagonal(e) { on_diagonal } else { 0.0 };
-        }
+        t.iter_mut().zip(&*m).for_each(|(t, &m)| *t = slope * m);
+        t.iter_mut().step_by(n + 1).for_each(|t| *t += on_diagonal);
         product(spare, x, t, n, pack, threads);
         std::mem::swap(&mut x, &mut spare);
         let mut power = p.denominator;
@@ -250,6 +257,6 @@ fn newton(
             break;
         }
     }
-    let good = f64::from(error) <= WORST_RESIDUAL && root.iter().all(|x| x.is_finite());
-    good.then_some(Record { status: Status::Newton, iterations, residual: f64::from(error) })
+    let good = error <= WORST_RESIDUAL && root.iter().all(|x| x.is_finite());
+    good.then_some(Record { status: Status::Newton, iterations, residual: error })
 }

@@ -102,7 +102,7 @@ impl Op for InverseRootOp {
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match (set, self.fourth) {
             (CaseSet::Compared, true) => &["64x128", "16x512", "4x1024", "1x2048", "1x4096"],
-            (CaseSet::Cpu, true) => &["16x128", "2x512"],
+            (CaseSet::Cpu, true) => &["16x128", "2x512", "64x128", "4x1024"],
             (CaseSet::Check, true) => &["3x64", "2x130,kappa=1e4"],
             (CaseSet::Check, false) => &[
                 "0x5",
@@ -116,6 +116,9 @@ impl Op for InverseRootOp {
                 "2x40,p=4,method=newton,kappa=1e6,absolute=0,relative=0",
                 "2x40,p=4,method=eigen,kappa=1e6,absolute=0,relative=0",
                 "1x48,p=4,kappa=1e8,absolute=0,relative=0",
+                "2x128,p=4,kappa=1e6,absolute=0,relative=0",
+                "1x160,p=4,kappa=1e8,absolute=0,relative=0",
+                "1x257,p=2",
                 "2x20,q=2,p=3,kappa=1e2",
                 "2x24,q=3,p=2,kappa=1e2",
                 "3x16,defect=zero,absolute=1e-4",

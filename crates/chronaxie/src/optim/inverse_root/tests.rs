@@ -93,6 +93,38 @@ fn one_bad_matrix_harms_no_other() {
     }
 }
 
+/// Newton goes on while an eigenvalue near 0 is left, however small its vector's elements: Gram matrices of square normal ones, whose
+/// condition numbers go far, against eigenvalues. f32 knows the least eigenvalue to a fraction of 6e-8 of the largest, so bounds go by it.
+#[test]
+fn newton_does_not_end_before_the_least_eigenvalue() {
+    for (n, count) in [(24, 40), (64, 40), (128, 6)] {
+        let mut rng = Rng::new(n as u64, 3);
+        let mut data = Vec::new();
+        for _ in 0..count {
+            let g: Vec<f64> = (0..n * n).map(|_| rng.normal()).collect();
+            let gram = |e: usize| (0..n).map(|k| g[e / n * n + k] * g[e % n * n + k]).sum::<f64>() / n as f64;
+            data.extend((0..n * n).map(|e| gram(e.max(e % n * n + e / n))));
+        }
+        let a = matrices(count, n, data);
+        let (x, record) = run(InverseRoot::new(count, n, 4).method(Method::Newton), &a);
+        let (want, _) = run(InverseRoot::new(count, n, 4).method(Method::Eigen), &a);
+        for i in 0..count {
+            let part = i * n * n..(i + 1) * n * n;
+            let (mut off, mut all) = (0.0, 0.0);
+            for (x, y) in x[part.clone()].iter().zip(&want[part]) {
+                (off, all) = (off + (x - y) * (x - y), all + y * y);
+            }
+            // Damping of 1e-6 of the norm bounds the condition number.
+            assert!(
+                (off / all).sqrt() < 3e-3,
+                "{i} of {n}: {:e}, record {:?}",
+                (off / all).sqrt(),
+                &record[i * RECORD..][..RECORD]
+            );
+        }
+    }
+}
+
 /// Indefinite matrices are shifted, by eigenvalues, whatever was asked; the record says so and holds the damping.
 #[test]
 fn indefinite_matrices_are_shifted() {

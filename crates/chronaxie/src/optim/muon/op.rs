@@ -112,7 +112,7 @@ impl Op for MuonOp {
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
-        case.allow(&["L", "M", "N"], &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps"])?;
+        sample::allow(case, &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps", "shapes"])?;
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Muon::new(elements, parameters);
         p.common = sample::common(case)?;

@@ -141,6 +141,7 @@ impl Op for ShampooOp {
                 "L1_M40_N33,block=64,relative=1e-4,beta2=1,grafting=adagrad,vectors=false,all=true",
                 "L2_M9_N6,block=7,relative=1e-2,grafting=sgd,decay=0.1,mode=corrected,start=40",
                 "L2_M8_N8,words=20,block=8,relative=1e-2",
+                "P3,shapes=9x6+5+2x3x7,block=7,relative=1e-2",
                 "L2_M9_N6,block=7,relative=1e-2,grafting=none,exponent=1/3,decay=0.1,mode=l2,all=true",
                 "L1_M10_N70,block=70,relative=1e-2,grafting=rmsprop,decay=0.1,mode=independent,exponent=2/5,all=true",
                 "L1_M200_N130,block=200,relative=1e-2,clip=1,decay=0.1,precision=fast",
@@ -170,13 +171,10 @@ impl Op for ShampooOp {
             "exponent",
             "all",
             "words",
+            "shapes",
             "precision",
         ];
-        if case.words() == sample::LANGUAGE_MODEL {
-            case.allow_sizes(&[], &options)?;
-        } else {
-            case.allow(&["L", "M", "N"], &options)?;
-        }
+        sample::allow(case, &options)?;
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Shampoo::new(elements, parameters);
         p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;

@@ -165,6 +165,7 @@ impl Op for SoapOp {
         let options = [
             "K",
             "words",
+            "shapes",
             "block",
             "every",
             "clip",
@@ -179,11 +180,7 @@ impl Op for SoapOp {
             "opens",
             "rank",
         ];
-        if case.words() == sample::LANGUAGE_MODEL {
-            case.allow_sizes(&[], &options)?;
-        } else {
-            case.allow(&["L", "M", "N"], &options)?;
-        }
+        sample::allow(case, &options)?;
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Soap::new(elements, parameters);
         p.max_preconditioner_dim = case.get("block", p.max_preconditioner_dim)?;

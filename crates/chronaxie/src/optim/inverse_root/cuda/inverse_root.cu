@@ -89,14 +89,14 @@ __device__ __noinline__ void copy(float* to, const float* from, i64 size) {
   for (i64 e = threadIdx.x; e < size; e += kThreads) to[e] = from[e];
 }
 
-// max |m - I|.
+// ||m - I||_F. It is at least 1 while an eigenvalue of m is near 0, where the largest element may be small, and stand still.
 __device__ float distance(const float* m, int n, double* slots) {
-  float most = 0.f;
+  double squares = 0;
   for (i64 e = threadIdx.x; e < (i64)n * n; e += kThreads) {
-    const float d = fabsf(m[e] - (e / n == e % n ? 1.f : 0.f));
-    most = d != d || most != most ? __int_as_float(0x7fffffff) : max(most, d);
+    const float d = m[e] - (e / n == e % n ? 1.f : 0.f);
+    squares = fma((double)d, (double)d, squares);
   }
-  return block_max(most, slots);
+  return (float)sqrt(block_sum(squares, slots));
 }
 
 // The two rows that pair k of round r turns, of an even number of them: everybody meets everybody in players - 1 rounds.
