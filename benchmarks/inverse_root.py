@@ -11,9 +11,10 @@ iteration, `newton_blind` as many iterations without a look; on the CPU `numpy` 
 it is given, and `scipy` scipy.linalg.eigh, which does not, matrix by matrix.
 
 An error is relative, in the Frobenius norm, to the root by eigenvalues in float64: `error` the largest of the batch, `mean_error` their
-mean. First ours is held to it; what is off is not timed. Contenders take turns; times are a caller's, awaited: `median_ms`, and `row_ms` of calls behind each
-other, whose caches and threads are their own, on a GPU by its events. --limit is the time of all turns of a contender: a slow one has
-fewer, and its `runs` say how many. `target_ms`, of an H200 and of calls behind each other, and `target_error` are the project's own.
+mean. First all are held to it; what is off is not timed. Contenders take turns; times are a caller's, awaited: `median_ms`, and `row_ms`
+of calls behind each other, whose caches and threads are their own, on a GPU by its events. --limit is the time of all turns of a
+contender: a slow one has fewer, and its `runs` say how many. `target_ms`, of an H200 and of calls behind each other, and `target_error`,
+of the largest error, are the project's own.
 """
 
 import argparse
@@ -212,7 +213,8 @@ class Bench:
             family="inverse_root", case=text, device=torch.cuda.get_device_name() if self.on_gpu else "cpu",
             threads=None if self.on_gpu else chronaxie.get_num_threads(), version=chronaxie.__version__, torch_version=torch.__version__,
             numpy_version=None if self.on_gpu else np.__version__, median_ms=ours, min_ms=min(times["ours"]), row_ms=rows["ours"],
-            runs=turns["ours"], error=errors["ours"], mean_error=means["ours"], iterations=int(record.iterations.max()), statuses=sorted(set(record.status.tolist())),
+            runs=turns["ours"], error=errors["ours"], mean_error=means["ours"], iterations=int(record.iterations.max()),
+            statuses=sorted(set(record.status.tolist())),
             target_ms=target, target_met=None if target is None else rows["ours"] <= target,
             target_error=most, target_error_met=None if most is None else errors["ours"] <= most, newton_iterations=iterations,
         )  # fmt: skip

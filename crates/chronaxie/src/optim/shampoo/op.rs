@@ -167,6 +167,7 @@ impl Op for ShampooOp {
             "beta1",
             "beta2",
             "grafting",
+            "eps",
             "vectors",
             "exponent",
             "all",
@@ -184,6 +185,7 @@ impl Op for ShampooOp {
         (p.beta1, p.beta2) = (case.get("beta1", p.beta1)?, case.get("beta2", p.beta2)?);
         p.common = sample::common(case)?;
         p.grafting = case.option("grafting").map_or(Ok(Grafting::default()), str::parse)?;
+        p.grafting_eps = case.get("eps", p.grafting_eps)?;
         p.precondition_vectors = case.get("vectors", true)?;
         p.exponent = case.option("exponent").map(fraction).transpose()?;
         p.every_block = case.get("all", false)?;
