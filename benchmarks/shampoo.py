@@ -2,13 +2,14 @@
 """A step of chronaxie.optim.Shampoo, and of the same algorithm written plainly in PyTorch, block by block with roots in every step.
 
     PYTHONPATH=... python benchmarks/shampoo.py --device cuda --json FILE [--binary CHRONAXIE] [--rounds N] [--limit SECONDS]
-        [--case lm350m ...] [--every N ...] [--precision exact ...]
+        [--case lm350m ...] [--every N ...] [--precision exact ...] [--plain]
 
 `lm350m` has the matrices of a language model of 24 layers of width 1024 and 50304 words; `L2_D256_V1000,block=128` is the general form.
 A peer takes each block's roots by the coupled Newton iteration (Anil et al., "Scalable second order optimization for deep learning",
 arXiv:2002.09018), looked at every fourth iteration, or (`peer_eigh`) by torch.linalg.eigh, all in float32 without TF32. First all
 are held against the peer in float64, on two small matrices. With roots in every step contenders take turns on the same gradients, and
-what they made of the parameters is compared once more; the first turn, which makes state and kernels, is not counted. --limit is the
+what they made of the parameters is compared once more; the first turn, which makes state and kernels, is not counted. Ours are steps with
+fused=True, and with --plain without it, and of a CUDA graph of such a step too. --limit is the
 time of a peer's turns together: one that takes longer is timed on the blocks of one layer, times the model's blocks over those, and
 its record says `layer`. Elsewhere steps follow each other, whole periods of roots. Times are a caller's, awaited; `graph_*` are of a
 CUDA graph of a step. `native_ms` is what `chronaxie bench shampoo` of --binary says, the fastest variant, by the device's clock.
@@ -121,11 +122,15 @@ class Peer:
 class Ours:
     """chronaxie.optim.Shampoo on parameters of its own."""
 
+    # Whether one native step takes all parameters.
+    fused = True
+
     def __init__(self, parameters, block, precision, every=1, decay=0.0, capturable=False):
         self.parameters = parameters
         self.optimizer = optim.Shampoo(
             parameters, RATE, BETAS, absolute=ABSOLUTE, relative=RELATIVE, grafting_eps=EPS, weight_decay=decay, precision=precision,
             max_preconditioner_dim=block, precondition_frequency=every, capturable=capturable,
+            fused=self.fused and not capturable,
         )  # fmt: skip
 
     def step(self, grads):
@@ -285,6 +290,7 @@ def main():
     parser.add_argument("--every", action="append", type=int, help="steps between two roots; 1, 20 and 100")
     parser.add_argument("--precision", action="append", choices=["exact", "fast"], help="both, on a GPU")
     parser.add_argument("--peer", action="append", choices=list(ROOTS), help="both")
+    parser.add_argument("--plain", action="store_true", help="without fused=True, and in a CUDA graph too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peer-rounds", type=int, default=2, help="of the rounds those that a peer is timed in")
     parser.add_argument("--limit", type=float, default=60.0)
@@ -294,6 +300,7 @@ def main():
     if args.rounds < 2:
         parser.error("--rounds: the first is not counted, so that there must be two")
     args.peer = args.peer or list(ROOTS)
+    Ours.fused = not args.plain
     on_gpu = torch.device(args.device).type == "cuda"
     precisions = args.precision or (["exact", "fast"] if on_gpu else ["exact"])
     torch.set_float32_matmul_precision("highest")
@@ -314,9 +321,9 @@ def main():
                 bench.free()
                 times = turns.get(p) or bench.row(p, every)
                 bench.free()
-                graph = bench.graph(p, every) if on_gpu else {}
+                graph = bench.graph(p, every) if on_gpu and args.plain else {}
                 records.append(dict(
-                    family="shampoo", case=case, every=every, precision=p, block=model.block,
+                    family="shampoo", case=case, every=every, precision=p, fused=Ours.fused, block=model.block,
                     device=torch.cuda.get_device_name() if on_gpu else "cpu", version=chronaxie.__version__,
                     torch_version=torch.__version__, parity=errors[p], peer_parity={n: errors[n] for n in ROOTS},
                     **times, **graph, **native[p],

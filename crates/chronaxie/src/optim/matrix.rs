@@ -56,7 +56,7 @@ struct Extent {
 }
 
 /// `c[i][j] = sum_k a[k][i] b[k][j]`, all `[n, n]`, where that is symmetric: a Gram matrix, or the product of symmetric
-/// matrices that commute. Half of it is made. Every element is summed in the order of k, whatever the tiles and threads.
+/// matrices that commute. Half of it is made. Every element is summed in the same order, whatever the tiles and threads.
 pub(crate) fn product(c: &mut [f32], a: &[f32], b: &[f32], n: usize, pack: &mut [f32], threads: bool) {
     let of = |data| Operand { data, along: n, across: 1 };
     any(c, Extent { m: n, n, depth: n, lower: true, add: false }, of(a), of(b), pack, threads);

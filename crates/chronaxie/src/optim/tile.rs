@@ -1,5 +1,6 @@
-//! Tiles of sums of products by name of instruction: of arrays of lanes the compiler does not always make registers. A tile's sums stay in
-//! registers over all its terms, and every one is summed in the order of the terms, by multiply-adds where the CPU has them.
+//! Tiles of sums of products by name of instruction: of arrays of lanes the compiler does not always make registers. Sums of [`TERMS`] terms
+//! stay in registers, in the order of the terms, by multiply-adds where the CPU has them, and then those are added up: of n terms the
+//! roundings are those of n / TERMS + TERMS additions.
 //!
 //! Floor: of AVX-512 16 multiply-adds of 16 lanes take two loads and eight broadcasts, so two units at 4.3 GHz do 276 GFLOP a second.
 #![allow(unsafe_code)]
@@ -9,6 +10,9 @@ use crate::simd::{SimdLevel, level};
 /// Rows and columns of a tile: what the registers of AVX-512 hold, and of AVX2 (and of less).
 pub(super) const WIDE: (usize, usize) = (8, 32);
 pub(super) const NARROW: (usize, usize) = (6, 16);
+
+/// Terms of a sum before it is added to the others.
+const TERMS: usize = 64;
 
 /// `c[i][j] = sum_k a[k][i] b[k][j]` of packed panels `a [depth, M]` and `b [depth, N]`, or with `add` that on top of c.
 #[derive(Clone, Copy)]
@@ -31,21 +35,23 @@ pub(super) type Kernel = unsafe fn(&Tile<'_>);
 /// As [`Kernel`].
 #[inline(always)]
 unsafe fn plain<const FMA: bool, const M: usize, const N: usize>(t: &Tile<'_>) {
-    let mut s = [[0f32; N]; M];
-    for (i, s) in s.iter_mut().enumerate().filter(|_| t.add) {
-        // SAFETY: row i of c.
-        *s = unsafe { t.c.add(i * t.stride).cast::<[f32; N]>().read() };
-    }
-    for (x, y) in t.a.chunks_exact(M).zip(t.b.chunks_exact(N)) {
-        for i in 0..M {
-            for j in 0..N {
-                s[i][j] = if FMA { x[i].mul_add(y[j], s[i][j]) } else { s[i][j] + x[i] * y[j] };
+    for (some, (a, b)) in t.a.chunks(TERMS * M).zip(t.b.chunks(TERMS * N)).enumerate() {
+        let mut s = [[0f32; N]; M];
+        for (x, y) in a.chunks_exact(M).zip(b.chunks_exact(N)) {
+            for i in 0..M {
+                for j in 0..N {
+                    s[i][j] = if FMA { x[i].mul_add(y[j], s[i][j]) } else { s[i][j] + x[i] * y[j] };
+                }
             }
         }
-    }
-    for (i, s) in s.iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { t.c.add(i * t.stride).cast::<[f32; N]>().write(*s) }
+        for (i, s) in s.iter_mut().enumerate() {
+            // SAFETY: row i of c.
+            let row = unsafe { &mut *t.c.add(i * t.stride).cast::<[f32; N]>() };
+            if t.add || some > 0 {
+                s.iter_mut().zip(&*row).for_each(|(s, c)| *s += c);
+            }
+            *row = *s;
+        }
     }
 }
 
@@ -82,14 +88,14 @@ pub(super) fn narrow() -> Kernel {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{NARROW, Tile, WIDE};
+    use super::{NARROW, TERMS, Tile, WIDE};
     use std::arch::x86_64::*;
 
     // Rows by number, and addresses that are not checked: what a loop counts the compiler may keep in memory.
     macro_rules! kernel {
         (
             $(#[$meta:meta])* $name:ident, $size:ident, [$($i:literal)*], $lanes:literal, $zero:ident, $splat:ident, $load:ident, $store:ident,
-            $mul_add:ident
+            $add:ident, $mul_add:ident
         ) => {
             /// # Safety
             /// As [`Kernel`](super::Kernel).
@@ -103,24 +109,32 @@ mod x86 {
                 // SAFETY: the CPU has the instructions and the elements of c are this call's, as the caller promises; a and b have
                 // `depth` times so many floats.
                 unsafe {
-                    let mut s = [[$zero(); 2]; M];
-                    if t.add {
-                        $(s[$i] = [$load(row($i)), $load(row($i).wrapping_add($lanes))];)*
-                    }
                     let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-                    for _ in 0..depth {
-                        let y = [$load(b), $load(b.wrapping_add($lanes))];
+                    let mut left = depth;
+                    while left > 0 {
+                        let mut s = [[$zero(); 2]; M];
+                        let some = left.min(TERMS);
+                        for _ in 0..some {
+                            let y = [$load(b), $load(b.wrapping_add($lanes))];
+                            $(
+                                let x = $splat(*a.wrapping_add($i));
+                                s[$i][0] = $mul_add(x, y[0], s[$i][0]);
+                                s[$i][1] = $mul_add(x, y[1], s[$i][1]);
+                            )*
+                            (a, b) = (a.wrapping_add(M), b.wrapping_add($size.1));
+                        }
+                        if t.add || left < depth {
+                            $(
+                                s[$i][0] = $add(s[$i][0], $load(row($i)));
+                                s[$i][1] = $add(s[$i][1], $load(row($i).wrapping_add($lanes)));
+                            )*
+                        }
                         $(
-                            let x = $splat(*a.wrapping_add($i));
-                            s[$i][0] = $mul_add(x, y[0], s[$i][0]);
-                            s[$i][1] = $mul_add(x, y[1], s[$i][1]);
+                            $store(row($i), s[$i][0]);
+                            $store(row($i).wrapping_add($lanes), s[$i][1]);
                         )*
-                        (a, b) = (a.wrapping_add(M), b.wrapping_add($size.1));
+                        left -= some;
                     }
-                    $(
-                        $store(row($i), s[$i][0]);
-                        $store(row($i).wrapping_add($lanes), s[$i][1]);
-                    )*
                 }
             }
         };
@@ -135,6 +149,7 @@ mod x86 {
         _mm512_set1_ps,
         _mm512_loadu_ps,
         _mm512_storeu_ps,
+        _mm512_add_ps,
         _mm512_fmadd_ps
     );
     kernel!(
@@ -147,6 +162,7 @@ mod x86 {
         _mm256_set1_ps,
         _mm256_loadu_ps,
         _mm256_storeu_ps,
+        _mm256_add_ps,
         _mm256_fmadd_ps
     );
 }

@@ -39,6 +39,10 @@ class Base(Optimizer):
         """One step of a group: position in it, parameter and gradient of every parameter that has one."""
         raise NotImplementedError
 
+    def _places(self) -> dict[Tensor, Tensor]:
+        """Tensors that gradients are to lie in where they are changed, by parameter."""
+        return {}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, whose options are checked."""
         super().add_param_group(param_group)
@@ -67,7 +71,7 @@ class Base(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._given = gradients(type(self).__name__, self.param_groups)
+        self._given = gradients(type(self).__name__, self.param_groups, self._places())
         for group, given in zip(self.param_groups, self._given):
             self._update(group, given)
         self._given = []
@@ -131,9 +135,11 @@ def one_device(name: str, groups: Sequence[dict[str, Any]]) -> None:
         raise DeviceError(f"{name}: parameters are on {' and '.join(devices)}; make an optimizer for each device")
 
 
-def gradients(name: str, groups: Sequence[dict[str, Any]]) -> list[list[tuple[int, Tensor, Tensor]]]:
+def gradients(
+    name: str, groups: Sequence[dict[str, Any]], places: dict[Tensor, Tensor] | None = None
+) -> list[list[tuple[int, Tensor, Tensor]]]:
     """For each group the position, parameter and gradient (float32, or float64 as it is) of every parameter that has one;
-    checked before any of them is used."""
+    checked before any of them is used. What the device may have to make zeros of lies in ``places``, where there is one."""
     one_device(name, groups)
     found: list[list[tuple[int, Tensor, Tensor]]] = []
     for group in groups:
@@ -149,12 +155,15 @@ def gradients(name: str, groups: Sequence[dict[str, Any]]) -> list[list[tuple[in
             found[-1].append((at, p, wide(g)))
     flags = iter(_finite(name, [(p, g) for given in found for _, p, g in given]))
 
-    def used(g: Tensor, climbs: bool) -> Tensor:
-        flag = next(flags)
+    def used(p: Tensor, g: Tensor, climbs: bool) -> Tensor:
+        flag, place = next(flags), places.get(p) if places else None
+        if flag is not None and place is not None:
+            torch.where(flag, g, g.new_zeros(()), out=place)
+            return place.neg_() if climbs else place
         g = g if flag is None else torch.where(flag, g, 0.0)
         return -g if climbs else g
 
-    return [[(at, p, used(g, bool(o.get("maximize")))) for at, p, g in given] for o, given in zip(groups, found)]
+    return [[(at, p, used(p, g, bool(o.get("maximize")))) for at, p, g in given] for o, given in zip(groups, found)]
 
 
 def _finite(name: str, given: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:

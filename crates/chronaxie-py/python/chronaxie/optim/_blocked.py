@@ -99,7 +99,7 @@ class Blocked(Base):
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        for cached in ("_pools", "_spreads"):
+        for cached in ("_pools", "_spreads", "_flats"):
             self.__dict__.pop(cached, None)
         name = type(self).__name__
         for group in self.param_groups:
