@@ -28,7 +28,6 @@ OWN = {
     "shampoo": (None, ["train.shampoo.max_preconditioner_dim=64"]),
     "soap": (0.01, ["train.soap.max_preconditioner_dim=64"]),
     "muon": (0.02, []),
-    # On the CPU alone, so it is asked for by name.
     "kfac": (
         0.03,
         ["train.kfac.damping=0.1", "train.kfac.kl_clip=1e-3", "train.kfac.sharing=reduce", "train.kfac.adamw_learning_rate=0.03"],
@@ -164,7 +163,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--config", type=Path, nargs="+", default=[Path("examples/japanese-vowels.toml")])
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--optimizers", default="adamw,shampoo,soap,muon")
+    parser.add_argument("--optimizers", default="adamw,shampoo,soap,muon,kfac")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--tune", default="0.3,1,3")

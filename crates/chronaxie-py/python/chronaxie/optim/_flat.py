@@ -11,7 +11,7 @@ from .._errors import ConfigError, DtypeError
 from ..torch._framework import _TYPES
 from ..torch._passes import device_of, planned
 from ._blocks import count
-from ._packed import packed_size
+from ._packed import packed_size, triangle
 
 # A parameter begins at a multiple of so many elements.
 _ALIGNED = 64
@@ -37,7 +37,8 @@ def check_group(name: str, group: dict[str, Any], given: Sequence[tuple[int, Ten
 
 
 class Flat:
-    """The vectors, and views of them by parameter: ``parameters`` and ``grads``, and in ``states`` what :class:`Blocked` keeps.
+    """The vectors, and views of them by parameter: ``parameters`` and ``grads``, and in ``states`` what :class:`Blocked` keeps, but for
+    ``triangles`` in the place of ``factors``: the same as lower triangles, row after row.
 
     What there is of ``states`` already is copied into the vectors, and its views take its place.
     """
@@ -61,10 +62,14 @@ class Flat:
         second = view("second") if self.vectors["second"].numel() else None
         torch._foreach_add_(view("decay"), 1.0)
         self.entry = entry
-        factors, roots = self._matrices([grids[at] for at, _, _ in given])
+        cut = [grids[at] for at, _, _ in given]
+        factors, roots = self._matrices(cut)
         for k, state in enumerate(states):
-            now = dict(exp_avg=first[k], **({} if second is None else dict(exp_avg_sq=second[k])), factors=factors[k], roots=roots[k])
+            now = dict(exp_avg=first[k], **({} if second is None else dict(exp_avg_sq=second[k])), triangles=factors[k], roots=roots[k])
             if state:
+                if "factors" in state:
+                    sizes = [sizes for _, _, sizes in cut[k][1]]
+                    state["triangles"] = [[triangle(t, n) for t, n in zip(*of)] for of in zip(state.pop("factors"), sizes)]
                 _fill(now, state)
             else:
                 for region in roots[k]:
@@ -109,7 +114,8 @@ class Flat:
 
     def holds(self, states: Sequence[dict[str, Any]]) -> bool:
         """Whether these are the states whose views are of these vectors."""
-        return len(self.firsts) == len(states) and all(state.get("exp_avg") is seen for seen, state in zip(self.firsts, states))
+        same = lambda seen, state: state.get("exp_avg") is seen and "triangles" in state
+        return len(self.firsts) == len(states) and all(map(same, self.firsts, states))
 
     def step(self, case: str, given: Sequence[tuple[int, Tensor, Tensor]], rate: Any, largest: Any, steps: int) -> None:
         """A step, the `steps`-th from 0 on, over what the parameters and gradients are now."""

@@ -72,3 +72,18 @@ def unpack(t: Tensor, n: int) -> Tensor:
     m[:, high:, :high] = below
     m[:, :high, high:] = below.mT
     return m
+
+
+def triangle(t: Tensor, n: int) -> Tensor:
+    """What a packed ``t`` is as lower triangles, row after row, ``[count, n (n + 1) / 2]``, as native steps keep it."""
+    rows, columns = torch.tril_indices(n, n, device=t.device)
+    return unpack(t, n)[:, rows, columns]
+
+
+def from_triangle(t: Tensor, n: int) -> Tensor:
+    """The reverse of :func:`triangle`."""
+    rows, columns = torch.tril_indices(n, n, device=t.device)
+    m = t.new_empty(t.shape[0], n, n)
+    m[:, rows, columns] = t
+    m[:, columns, rows] = t
+    return pack(m)

@@ -16,7 +16,7 @@ from ._blocks import along, count, from_blocks, to_blocks, unfolded
 from ._flat import Flat, check_group, shapes_of
 from ._matrix import FAILED, inverse_root, roots_of
 from ._owners import Ranks
-from ._packed import add_gram, packed_size, unpack
+from ._packed import add_gram, from_triangle, packed_size, unpack
 from ._rounded import PRECISIONS
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
@@ -54,8 +54,8 @@ class Shampoo(Blocked):
             as many; lr, where it changes, must be a tensor.
         fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. On a GPU it is several
             times faster (from compute capability 9.0 on with ``precision="fast"`` on tensor cores). Gradients and parameters are
-            copied to vectors that it works in, and back, so it takes three times the parameters' memory more. State, and what is
-            saved, is the same. Not with ``capturable`` or a ``process_group``.
+            copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
+            with what the other saved. Not with ``capturable`` or a ``process_group``.
         process_group: spreads blocks over the processes of that group of torch.distributed (True: of all). Each keeps factors and
             roots of its own blocks alone, and gets the steps of the others' by one all-gather a step. All must have the same
             parameters and gradients, as under DistributedDataParallel. :meth:`consolidated_state_dict` is what to save.
@@ -148,6 +148,10 @@ class Shampoo(Blocked):
             if not state:
                 self._begin(group, p, g, grid, spread.owners[at])
                 fresh = True
+            if "triangles" in state:
+                # Of a fused step.
+                sizes = [sizes for _, _, sizes in grid]
+                state["factors"] = [[from_triangle(t, n) for t, n in zip(*of)] for of in zip(state.pop("triangles"), sizes)]
             state["step"] += 1
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
