@@ -117,6 +117,10 @@ def stdp_update(n, degree, spikes, key):
     return step, (cells(n, states), jnp.zeros((RING, n)), jnp.zeros(n), jnp.zeros(n), jnp.int32(0), target, weight, delay)
 
 
+# And where in what a step carries the count of those that fired is.
+FAMILIES = {"neuron_update": (neuron_update, 2), "synaptic_delivery": (synaptic_delivery, 1), "stdp_update": (stdp_update, 4)}
+
+
 def sizes(case):
     first, *more = case.split("_")
     n, degree = (first[1:], 0) if first.startswith("N") else first.split("x")
@@ -125,8 +129,8 @@ def sizes(case):
 
 def peer(family, case, steps, rounds):
     """Milliseconds a step, the median over rounds, and how many cells (or sources) fired a step."""
-    step, carry = globals()[family](*sizes(case), jax.random.key(1))
-    at = {"neuron_update": 2, "synaptic_delivery": 1, "stdp_update": 4}[family]
+    made, at = FAMILIES[family]
+    step, carry = made(*sizes(case), jax.random.key(1))
     run = jax.jit(lambda t0, carry: jax.lax.fori_loop(t0, t0 + steps, step, carry), donate_argnums=1)
     times, fired = [], []
     for turn in range(rounds + 1):

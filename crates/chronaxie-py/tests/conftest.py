@@ -1,8 +1,10 @@
 """Devices, and how errors are measured."""
 
+import importlib.util
 import io
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,22 @@ import chronaxie.torch  # noqa: F401
 
 # As layers/ltc/spec.rs declares them: relative to the norm of the float64 result.
 OUTPUT, GRADIENT, CANCELLING = 5e-6, 1e-5, 1e-4
+
+
+def script(name):
+    """The path of a script of benchmarks/, which a package alone has not."""
+    path = Path(__file__).resolve().parents[3] / "benchmarks" / f"{name}.py"
+    if not path.exists():
+        pytest.skip(f"there is no benchmarks/{name}.py here", allow_module_level=True)
+    return path
+
+
+def module_of(path):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _cuda() -> bool:

@@ -1,27 +1,21 @@
 """benchmarks/inverse_root.py: its law and its peers, and what it refuses."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "inverse_root.py"
-if not SCRIPT.exists():
-    pytest.skip("there is no benchmarks/inverse_root.py here", allow_module_level=True)
+from conftest import module_of, script
 
+SCRIPT = script("inverse_root")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("inverse_root", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 @pytest.mark.parametrize("text", ["3x20", "2x33,p=2,kappa=1e2,relative=1e-3", "2x17,p=3,kappa=50,absolute=1e-2"])

@@ -12,7 +12,7 @@ import chronaxie
 from chronaxie import optim
 from chronaxie.optim import _base
 from chronaxie.optim._blocks import grid_of
-from chronaxie.optim._packed import from_triangle
+from chronaxie.optim._packed import by_regions, from_triangle
 
 from conftest import goes_on_with_the_same_bits
 
@@ -218,8 +218,8 @@ def test_a_fused_step_is_what_others_are(device, options):
     for p, q in zip(plain, made):
         torch.testing.assert_close(q, p, rtol=2e-5, atol=2e-6)
         a, b = plains.state[p], fused.state[q]
-        sizes = [sizes for _, _, sizes in grid_of(p, 8, options.get("precondition_vectors", True))[1]]
-        b["factors"] = [[from_triangle(t, n) for t, n in zip(*of)] for of in zip(b.pop("triangles"), sizes)]
+        grid = grid_of(p, 8, options.get("precondition_vectors", True))[1]
+        b["factors"] = by_regions(from_triangle, b.pop("triangles"), grid)
         assert a["step"] == b["step"] == 8 and set(a) == set(b)
         for name in set(a) - {"step"}:
             torch.testing.assert_close(b[name], a[name], rtol=2e-4, atol=1e-5)
@@ -259,6 +259,12 @@ def test_what_a_fused_step_cannot_do():
     before = p.detach().clone()
     with pytest.raises(chronaxie.ConfigError, match=r"one of shape \(4, 3\) has no gradient"):
         optimizer.step()
+    # Nor has another group then taken its step.
+    other = torch.nn.Parameter(normal(4, 3, seed=2))
+    other.grad, before_it = torch.ones_like(other), other.detach().clone()
+    with pytest.raises(chronaxie.ConfigError, match="has no gradient"):
+        optim.Shampoo([dict(params=[other]), dict(params=[p, q])], fused=True).step()
+    assert torch.equal(other, before_it)
     half = torch.nn.Parameter(normal(4).half())
     half.grad = torch.ones_like(half)
     with pytest.raises(chronaxie.DtypeError, match=r"one of shape \(4,\) holds torch.float16"):

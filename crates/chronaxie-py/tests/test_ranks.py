@@ -1,28 +1,22 @@
 """benchmarks/ranks.py: what it counts and compares, and that a rank which fails ends all of them with its sentence."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "ranks.py"
-if not SCRIPT.exists():
-    pytest.skip("there is no benchmarks/ranks.py here", allow_module_level=True)
+from conftest import module_of, script
 
+SCRIPT = script("ranks")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    spec = importlib.util.spec_from_file_location("ranks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 def test_pieces_are_those_of_the_whole_and_bytes_are_the_least(ranks):

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 pub(super) const LANGUAGE_MODEL: &str = "lm350m";
 
 /// L times parameters `[M, N]` and `[N]`, and with the option K one of `[K, M, N]`, each from a multiple of 64 elements on, and
-/// how long the vector is. With `P` and the option `shapes` P parameters of these shapes instead. With the option `words` instead the matrices of a language model of L layers of width M: those of
-/// attention and of two maps of 4 M, and one of so many words; N is M there.
+/// how long the vector is. With `P` and the option `shapes` P parameters of these shapes; with the option `words` the matrices of a
+/// language model of L layers of width M: those of attention and of two maps of 4 M, and one of so many words; N is M there.
 pub(super) fn parameters(case: &Case) -> Result<(usize, Vec<Parameter>)> {
     let of_model = case.words() == LANGUAGE_MODEL;
     if let Some(text) = case.option("shapes") {

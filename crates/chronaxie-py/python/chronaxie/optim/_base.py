@@ -39,6 +39,9 @@ class Base(Optimizer):
         """One step of a group: position in it, parameter and gradient of every parameter that has one."""
         raise NotImplementedError
 
+    def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        """Refuses a step of a group, before any group's is taken."""
+
     def _places(self) -> dict[Tensor, Tensor]:
         """Tensors that gradients are to lie in where they are changed, by parameter."""
         return {}
@@ -72,6 +75,8 @@ class Base(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._given = gradients(type(self).__name__, self.param_groups, self._places())
+        for group, given in zip(self.param_groups, self._given):
+            self._accepts(group, given)
         for group, given in zip(self.param_groups, self._given):
             self._update(group, given)
         self._given = []

@@ -11,7 +11,7 @@ from .._errors import ConfigError, DtypeError
 from ..torch._framework import _TYPES
 from ..torch._passes import device_of, planned
 from ._blocks import count
-from ._packed import packed_size, triangle
+from ._packed import by_regions, packed_size, triangle
 
 # A parameter begins at a multiple of so many elements.
 _ALIGNED = 64
@@ -22,7 +22,9 @@ def shapes_of(parameters: Sequence[Tensor]) -> str:
     return "+".join("x".join(map(str, p.shape)) or "1" for p in parameters)
 
 
-def check_group(name: str, group: dict[str, Any], given: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+def check_group(
+    name: str, group: dict[str, Any], given: Sequence[tuple[int, Tensor, Tensor]], states: Sequence[dict[str, Any]]
+) -> None:
     """Refuses what a native step of a whole group cannot be."""
     if len(given) < len(group["params"]):
         have = {at for at, _, _ in given}
@@ -34,6 +36,9 @@ def check_group(name: str, group: dict[str, Any], given: Sequence[tuple[int, Ten
     for _, p, _ in given:
         if p.dtype is not torch.float32:
             raise DtypeError(f"{name}: fused=True is for parameters of float32, and one of shape {tuple(p.shape)} holds {p.dtype}")
+    steps = {state.get("step", 0) for state in states}
+    if len(steps) > 1:
+        raise ConfigError(f"{name}: fused=True is for parameters that have taken as many steps, not {min(steps)} to {max(steps)}")
 
 
 class Flat:
@@ -68,8 +73,7 @@ class Flat:
             now = dict(exp_avg=first[k], **({} if second is None else dict(exp_avg_sq=second[k])), triangles=factors[k], roots=roots[k])
             if state:
                 if "factors" in state:
-                    sizes = [sizes for _, _, sizes in cut[k][1]]
-                    state["triangles"] = [[triangle(t, n) for t, n in zip(*of)] for of in zip(state.pop("factors"), sizes)]
+                    state["triangles"] = by_regions(triangle, state.pop("factors"), cut[k][1])
                 _fill(now, state)
             else:
                 for region in roots[k]:

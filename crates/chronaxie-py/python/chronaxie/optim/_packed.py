@@ -8,6 +8,8 @@ Wasniewski, Dongarra and Langou, ACM TOMS 37, 2010.)
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import torch
 from torch import Tensor
 
@@ -87,3 +89,8 @@ def from_triangle(t: Tensor, n: int) -> Tensor:
     m[:, rows, columns] = t
     m[:, columns, rows] = t
     return pack(m)
+
+
+def by_regions(function: Callable[[Tensor, int], Tensor], regions: Any, grid: Any) -> list[list[Tensor]]:
+    """The function of all matrices of a parameter, lists by regions of lists by axes, and their sizes."""
+    return [[function(t, n) for t, n in zip(of, sizes)] for of, (_, _, sizes) in zip(regions, grid)]

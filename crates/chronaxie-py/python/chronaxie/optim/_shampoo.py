@@ -16,7 +16,7 @@ from ._blocks import along, count, from_blocks, to_blocks, unfolded
 from ._flat import Flat, check_group, shapes_of
 from ._matrix import FAILED, inverse_root, roots_of
 from ._owners import Ranks
-from ._packed import add_gram, from_triangle, packed_size, unpack
+from ._packed import add_gram, by_regions, from_triangle, packed_size, unpack
 from ._rounded import PRECISIONS
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
@@ -150,8 +150,7 @@ class Shampoo(Blocked):
                 fresh = True
             if "triangles" in state:
                 # Of a fused step.
-                sizes = [sizes for _, _, sizes in grid]
-                state["factors"] = [[from_triangle(t, n) for t, n in zip(*of)] for of in zip(state.pop("triangles"), sizes)]
+                state["factors"] = by_regions(from_triangle, state.pop("triangles"), grid)
             state["step"] += 1
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
@@ -195,17 +194,17 @@ class Shampoo(Blocked):
                 found.update(zip(group["params"], flat.grads))
         return found
 
+    def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        if group.get("fused") and given:
+            check_group("Shampoo", group, given, [self.state[p] for _, p, _ in given])
+
     def _fused(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        check_group("Shampoo", group, given)
         case, states = self._case(group, given), [self.state[p] for _, p, _ in given]
-        steps = {state.get("step", 0) for state in states}
-        if len(steps) > 1:
-            raise ConfigError(f"Shampoo: fused=True is for parameters that have taken as many steps, not {min(steps)} to {max(steps)}")
         flats = self.__dict__.setdefault("_flats", {})
         flat = flats.get(id(group))
         if flat is None or not flat.holds(states):
             flat = flats[id(group)] = Flat("shampoo", case, given, self._spread(group).grids, states)
-        (done,) = {state["step"] for state in states}
+        done = states[0]["step"]
         shrink(group)
         opening = done + 1 == group["start_preconditioning_step"]
         flat.step(case + ",all=true" * opening, given, group["lr"], group.get("most_lr", 0.0), done)
