@@ -27,6 +27,7 @@ constexpr bool kRebuild = false;
 constexpr bool kPairs = false;
 constexpr bool kMixed = true;
 constexpr bool kWords = true;
+constexpr bool kPerSample = false;
 constexpr int kRowLanes = 2;  // with kRows 8
 
 // CfC (layers/cfc/cuda), beside kFast, kRows and kThreads.

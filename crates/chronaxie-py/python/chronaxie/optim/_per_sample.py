@@ -138,8 +138,7 @@ def per_sample_gradients(
             for p, g in use.grads(0, seen.samples).items():
                 total[p] = total[p] + g if p in total else g
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    # Of a native call they are parts of rows.
-    return {n: total[p].contiguous() if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
+    return {n: total[p] if p in total else wide(p).new_zeros(seen.samples, *p.shape) for n, p in named.items()}
 
 
 def _ghost(maps: Sequence[Affine], lo: int, hi: int) -> Tensor:
@@ -238,10 +237,6 @@ def _parts(uses: Sequence[Use]) -> _Parts:
     return parts
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
 @lru_cache(maxsize=256)
 def _ghosts(case: str, device: str) -> tuple[Any, Tensor]:
     """A native plan for maps of one position, and how many each sample has."""
@@ -288,7 +283,7 @@ def _norms(seen: _Seen) -> Tensor:
     """The norm of each sample's gradient over all parameters, ``[n]``, by few operations: they cost more than what they do."""
     maps, natives, rest = _parts(seen.uses)
     found = _of_maps(maps, seen.samples) if maps else []
-    found += [_joined([_lengths(part) for part in use.rows()]) for use in natives]
+    found += [torch.stack(list(use.squares().values())).sum(0).sqrt() for use in natives]
     of_rest = list(_squares(rest, seen.samples).values()) if rest else []
     if of_rest:
         found.append(sum(of_rest[1:], of_rest[0]).sqrt())
@@ -312,8 +307,7 @@ def _norms_of_each(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tens
         if use.bias is not None:
             norms[use.bias] = length
     for native in natives:
-        each = [[_lengths(t) for t in native.split(part)] for part in native.rows()]
-        norms.update(zip(native.parameters, (_joined(of) for of in zip(*each))))
+        norms.update((p, squares.sqrt()) for p, squares in native.squares().items())
     return norms
 
 

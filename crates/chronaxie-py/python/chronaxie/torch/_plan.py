@@ -69,9 +69,10 @@ class Layer:
         return self
 
     def problem(
-        self, batch: int, steps: int, h0: bool, elapsed: bool, dtype: torch.dtype, wants: Any
+        self, batch: int, steps: int, h0: bool, elapsed: bool, dtype: torch.dtype, wants: Any, more: str = ""
     ) -> _native.Problem:
-        """The problem of these sizes, with x of ``dtype``; ``wants`` says of each tensor whether it needs a gradient, None that none does."""
+        """The problem of these sizes, with x of ``dtype``; ``wants`` says of each tensor whether it needs a gradient, None that none does.
+        ``more`` are further options."""
         case = f"B{batch}_T{steps}{self.text},h0={str(h0).lower()},elapsed={str(elapsed).lower()}"
         if dtype in STORED.get(self.entry, ()):
             case += f",dtype={STORED[self.entry][dtype]}"
@@ -80,6 +81,7 @@ class Layer:
         else:
             groups = {"x": wants[0], "h0": wants[1] or wants[2], "elapsed": wants[3], "parameters": True in wants[LEAD:]}
             case += f",wants={'+'.join(n for n, wanted in groups.items() if wanted) or 'none'}"
+        case += more
         return _native.problem(self.entry, case, self.native)
 
     def plan(self, key: Any) -> Plan:

@@ -2,7 +2,7 @@
 
 use super::spec::{Constraint, Kept, Ltc, Mapping, Save};
 use super::wirings::Rule;
-use super::{Connectivity, Synapses, cpu, cuda, half, init, reference};
+use super::{Connectivity, Synapses, cpu, cuda, half, init, per_sample, reference};
 use crate::cuda::Specialisation;
 use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Signature, Tensors, Tolerance};
 use crate::rng::Rng;
@@ -20,6 +20,9 @@ impl Problem for Ltc {
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         if self.dtype != Dtype::F32 {
             return Ok(Box::new(half::HalfPlan::new(self, device, options)?));
+        }
+        if self.backward && self.asks_per_sample() {
+            return per_sample::plan(self, device, options);
         }
         Ok(match device {
             Device::Cpu => Box::new(cpu::CpuPlan::new(self, options)?),
@@ -94,6 +97,7 @@ const OPTIONS: &[&str] = &[
     "backward",
     "seed",
     "wants",
+    "per_sample",
 ];
 
 impl Op for LtcEntry {
@@ -166,6 +170,23 @@ impl Op for LtcEntry {
                 "B2_T3_D0_H5,dtype=f16,density=1,h0=true",
                 "B0_T3_D3_H5,dtype=bf16",
                 "B2_T3_D2_H0,dtype=f16,density=1",
+                // What is known of single samples: in one pass over the rows (a row a cluster, or in one launch), a row at a time.
+                "B5_T9_D24_H64,per_sample=squares,precision=fast,output=affine,outputs=9",
+                "B7_T9_D6_H100,per_sample=squares,h0=true,elapsed=true,output=affine",
+                "B9_T70_D40_H100,per_sample=squares,precision=fast",
+                "B3_T2_D6_H200,per_sample=squares,density=0.3,input=linear",
+                "B3_T5_D7_H11,per_sample=squares,norm=true,output=affine,outputs=4,dtype=bf16",
+                "B3_T3_D4_H13,per_sample=squares,mixed=true,h0=true",
+                "B5_T9_D24_H64,per_sample=gradients,precision=fast,output=affine,outputs=9",
+                "B9_T20_D6_H100,per_sample=gradients,elapsed=true,input=linear",
+                "B3_T5_D7_H11,per_sample=gradients,norm=true,output=affine,outputs=4,dtype=f16",
+                "B3_T3_D4_H13,per_sample=gradients,mixed=true,h0=true",
+                "B2_T3_D2_H0,per_sample=gradients,density=1",
+                "B0_T3_D3_H5,per_sample=gradients",
+                "B0_T3_D3_H5,per_sample=squares",
+                "B2_T0_D3_H5,per_sample=squares,h0=true",
+                "B2_T3_D0_H5,per_sample=squares,density=1",
+                "B2_T3_D3_H5,per_sample=squares,wants=x",
                 // Both sides of where one block, a cluster of 2 to 8, and lists read from memory take turns.
                 "B5_T3_D4_H63,h0=true",
                 "B140_T3_D4_H64,unfolds=2,precision=fast",
@@ -243,6 +264,7 @@ fn spelled(case: &Case, connectivity: Arc<Connectivity>) -> Result<Arc<dyn Probl
         precision: case.get("precision", Precision::Exact)?,
         backward: case.get("backward", true)?,
         wants: case.get("wants", base.wants)?,
+        per_sample: case.get("per_sample", base.per_sample)?,
         ..base
     };
     Ok(Arc::new(problem.build()?))

@@ -6,6 +6,7 @@ pub mod cuda;
 pub mod entry;
 mod half;
 pub mod init;
+mod per_sample;
 pub mod reference;
 pub mod spec;
 pub mod wirings;
@@ -14,4 +15,4 @@ pub mod wirings;
 mod tests;
 
 pub use connectivity::{Connectivity, Synapses, prepare};
-pub use spec::{Constraint, Kept, Ltc, Mapping, Save, Wants};
+pub use spec::{Constraint, Kept, Ltc, Mapping, PerSample, Save, Wants};

@@ -15,6 +15,7 @@
 //! connectivity lists. Batch rows are independent, and every sum over them is taken in their order.
 
 mod lstm;
+mod per_sample;
 
 use super::connectivity::Synapses;
 use super::spec::{Constraint, Ltc, NORM_EPSILON};
@@ -558,6 +559,14 @@ pub fn forward<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
 /// # Errors
 /// If a tensor is missing or has the wrong shape, or the problem was built without the backward pass.
 pub fn backward<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
+    let mut results = gradients::<R>(p, inputs)?;
+    if p.asks_per_sample() {
+        per_sample::add::<R>(p, inputs, &mut results)?;
+    }
+    Ok(results)
+}
+
+fn gradients<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
     let signature = p.signature_of(Pass::Backward)?;
     let f = Fields::<R>::lift(p, inputs)?;
     let arriving = |name: &str| -> Result<Vec<R>> {
@@ -568,7 +577,7 @@ pub fn backward<R: Real>(p: &Ltc, inputs: &Tensors) -> Result<Tensors> {
     let cell = if p.mixed_memory { arriving("grad_final_cell")? } else { Vec::new() };
     let grad = backward_fields(p, &f, &arriving("grad_out")?, &arriving("grad_final_state")?, &cell);
     let mut results = Tensors::new();
-    for spec in signature.outputs {
+    for spec in signature.outputs.into_iter().filter(|s| s.role == Role::Gradient) {
         let name = spec.name.trim_start_matches("grad_");
         let data = grad.get(name).ok_or_else(|| Error::shape(format!("ltc: there is no gradient of {name}")))?;
         results.insert(spec.name.clone(), lower(spec.shape, data)?);

@@ -120,6 +120,31 @@ const MOST_UNFOLDS: usize = 1 << 20;
 const WORD_NEURONS: usize = 128;
 const SHORT_STEP: f64 = 0.125;
 
+/// What the backward pass leaves of the gradients of single samples (batch rows), of each parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PerSample {
+    /// Nothing.
+    #[default]
+    No,
+    /// Beside the batch's gradients `squares_NAME` `[B]`, the sum of the squares of a sample's gradient, and `moments_NAME`, of the
+    /// parameter's shape, the sum over samples of the squares of each element. Memory for it does not grow with B.
+    Squares,
+    /// In place of the batch's gradients `each_NAME` `[B, ...]`, those of each sample.
+    Gradients,
+}
+
+impl std::str::FromStr for PerSample {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "no" => Ok(Self::No),
+            "squares" => Ok(Self::Squares),
+            "gradients" => Ok(Self::Gradients),
+            _ => Err(Error::config(format!("per_sample `{s}` is not one of no, squares, gradients"))),
+        }
+    }
+}
+
 /// Sizes and options of an LTC layer over a batch of sequences.
 ///
 /// Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons), K unfolds, S synapses. Built with [`Ltc::new`] and the methods that set options, checked by [`Ltc::build`].
@@ -166,10 +191,18 @@ pub struct Ltc {
     pub backward: bool,
     /// Whether the gradients of `x`, of `h0` and `elapsed`, and of the parameters are wanted.
     pub wants: Wants,
+    /// What the backward pass leaves of single samples' gradients, where those of parameters are wanted.
+    pub per_sample: PerSample,
     /// The synapses.
     pub connectivity: Arc<Connectivity>,
 }
 
+/// What the names of outputs of single samples begin with: sums of squares of a sample's gradient, and of an element's.
+pub(super) const SQUARES: &str = "squares_";
+/// As above.
+pub(super) const MOMENTS: &str = "moments_";
+/// And of those that are the gradients of each.
+pub(super) const EACH: &str = "each_";
 /// LayerNorm's epsilon.
 pub const NORM_EPSILON: f64 = 1e-5;
 /// The largest number of unfolds: beyond it the recomputed states of one step are no longer small.
@@ -200,6 +233,7 @@ impl Ltc {
             precision: Precision::Exact,
             backward: true,
             wants: Wants::default(),
+            per_sample: PerSample::default(),
             connectivity,
         }
     }
@@ -363,11 +397,43 @@ impl Ltc {
                     (Parameter, _) => self.wants.parameters,
                     _ => false,
                 };
-                let gradients = inputs.iter().filter(wanted).map(TensorSpec::gradient).collect();
+                let mut gradients: Vec<_> = inputs.iter().filter(wanted).map(TensorSpec::gradient).collect();
+                if self.asks_per_sample() {
+                    let parameters: Vec<_> = inputs.iter().filter(|t| t.role == Parameter).collect();
+                    if self.per_sample == PerSample::Gradients {
+                        gradients
+                            .retain(|g| !parameters.iter().any(|t| g.name.strip_prefix("grad_") == Some(&*t.name)));
+                    }
+                    for t in parameters {
+                        gradients.extend(self.extra(t));
+                    }
+                }
                 Ok(Signature { inputs: all, outputs: gradients })
             }
             Pass::Backward => Err(Error::config("ltc: the problem was built without the backward pass")),
             _ => Err(Error::config(format!("ltc: there is no {} pass", pass.name()))),
+        }
+    }
+    /// Whether anything is asked for of single samples.
+    pub(super) fn asks_per_sample(&self) -> bool {
+        self.per_sample != PerSample::No && self.wants.parameters
+    }
+    /// What is asked for of a parameter beside its gradient, or in place of it.
+    fn extra(&self, t: &TensorSpec) -> Vec<TensorSpec> {
+        let named = |prefix: &str| TensorSpec {
+            name: format!("{prefix}{}", t.name).into(),
+            role: crate::op::Role::Extra,
+            ..t.clone()
+        };
+        match self.per_sample {
+            PerSample::No => Vec::new(),
+            PerSample::Squares => {
+                vec![TensorSpec { axes: "[B]", shape: [self.batch].into(), ..named(SQUARES) }, named(MOMENTS)]
+            }
+            PerSample::Gradients => {
+                let shape = [&[self.batch], &t.shape[..]].concat();
+                vec![TensorSpec { axes: "[B, ...]", shape: crate::Shape::new(&shape), ..named(EACH) }]
+            }
         }
     }
     /// The bound on the error of one output.
@@ -375,6 +441,14 @@ impl Ltc {
         let saved = ["states", "unfolds", "unfold_states", "unfold_dens", "lstm_gates", "lstm_cells", "lstm_states"];
         if saved.contains(&output) {
             return None;
+        }
+        if let Some(name) = output.strip_prefix(EACH) {
+            return self.tolerance_of(&format!("grad_{name}"));
+        }
+        if let Some(name) = [SQUARES, MOMENTS].iter().find_map(|prefix| output.strip_prefix(prefix)) {
+            let of = self.tolerance_of(&format!("grad_{name}"))?;
+            let reason = "3 x that of the gradient: a square has twice its error, and a sample's is not smaller than the batch's";
+            return Some(Tolerance { value: 3.0 * of.value, reason, ..of });
         }
         let gradient = output.starts_with("grad_");
         let cancels = matches!(output, "grad_cm" | "grad_elapsed");

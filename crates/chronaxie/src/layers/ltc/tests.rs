@@ -2,7 +2,7 @@
 //! unfolds, the bounds of the state, and the noise floor behind the declared tolerances.
 
 use super::reference::{self, Fields, forward_fields};
-use super::spec::{Constraint, Ltc, Mapping};
+use super::spec::{Constraint, Ltc, Mapping, PerSample};
 use super::{Connectivity, Synapses, init};
 use crate::op::{Metric, Pass, Tensors, Values};
 use crate::real::{Dual, Real};
@@ -318,6 +318,33 @@ fn split(mixed_memory: bool) {
             let sum: Vec<f64> = early.iter().zip(late).map(|(a, b)| a + b).collect();
             let error = relative(&sum, whole);
             assert!(error < 1e-13, "split at {at}: {name} is off by {error:e}");
+        }
+    }
+}
+
+#[test]
+fn what_is_known_of_samples_adds_up() {
+    for (case, p) in problems().into_iter().filter(|(_, p)| p.batch > 0) {
+        let p = Ltc { per_sample: PerSample::Squares, ..p };
+        let inputs = init::sample(&p, Pass::Backward, 5).unwrap();
+        let law = reference::backward::<f64>(&p, &inputs).unwrap();
+        let one = Ltc { batch: 1, ..p.clone() };
+        let first = reference::backward::<f64>(&one, &init::sample(&one, Pass::Backward, 5).unwrap()).unwrap();
+        for name in trainable(&Ltc { per_sample: PerSample::No, ..p.clone() }) {
+            let Some(squares) = law.find(&format!("squares_{name}")) else {
+                assert!(["x", "h0", "c0", "elapsed"].contains(&name.as_str()), "{case}: {name}");
+                continue;
+            };
+            let moments = law.get(&format!("moments_{name}")).unwrap();
+            let [by_sample, by_element] = [squares, moments].map(|v| v.data.iter().sum::<f64>());
+            assert_eq!(squares.data.len(), p.batch);
+            assert!(
+                (by_sample - by_element).abs() <= 1e-12 * by_element,
+                "{case}: {name}: {by_sample} and {by_element}"
+            );
+            // One sample is its batch.
+            let grad = first.get(&format!("grad_{name}")).unwrap().data.iter().map(|g| g * g);
+            assert_eq!(grad.collect::<Vec<_>>(), first.get(&format!("moments_{name}")).unwrap().data, "{case}: {name}");
         }
     }
 }

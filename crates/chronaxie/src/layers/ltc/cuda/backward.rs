@@ -92,7 +92,10 @@ impl BackwardCall<'_> {
             }
             self.sums(args, base, 0, p.steps)?;
         }
-        self.close(args, base)
+        match (&self.plan.samples, &self.plan.held_backward) {
+            (Some(k), Some(held)) => self.close_samples(k, held, args, base),
+            _ => self.close(args, base),
+        }
     }
 
     fn zero(&self, base: u64, id: RegionId, stream: StreamRef) -> Result<()> {
@@ -457,7 +460,12 @@ impl BackwardCall<'_> {
         // These sums first: dL/dx may take the place of dL/du.
         if parameters {
             let blocks = p.inputs.div_ceil(32);
-            let slice = tune::slice(rows as usize, blocks);
+            // Where each batch row's are asked for, all its steps are here.
+            let (slice, to) = if p.asks_per_sample() {
+                (steps, region(t.inputs))
+            } else {
+                (tune::slice(rows as usize, blocks), region(t.partial))
+            };
             let slices = (rows as usize).div_ceil(slice);
             launch(
                 &self.k.input_sums,
@@ -467,11 +475,13 @@ impl BackwardCall<'_> {
                 0,
                 args! {
                     x0, x1, x2, x3, at(x, s.norm), at(x, s.norm.map(|n| n + 1)), at(x, s.input_w),
-                    region(t.common.stats), du, region(t.partial), Arg::I64(rows as i64),
+                    region(t.common.stats), du, to, Arg::I64(rows as i64),
                     Arg::I64(slice as i64), Arg::I64(steps as i64), Arg::I64(t0 as i64), Arg::I32(p.inputs as i32)
                 },
             )?;
-            self.add(base, stream, t.inputs, p.inputs, slices)?;
+            if !p.asks_per_sample() {
+                self.add(base, stream, t.inputs, p.inputs, slices)?;
+            }
         }
         if g.x.is_some() {
             launch(

@@ -55,6 +55,9 @@ pub(super) fn specialisation(
     if h.full() || h.whole {
         constants.push(("kWords", Constant::Bool(h.words)));
     }
+    if source.name == SENSORY_ADJOINT.name {
+        constants.push(("kPerSample", Constant::Bool(h.per_sample)));
+    }
     Specialisation {
         headers: HELD_HEADERS,
         constants,
@@ -178,7 +181,8 @@ impl HeldKernel {
             )));
         }
         let groups = batch.div_ceil(h.rows).max(1).div_ceil(h.halves());
-        launch.grid.0 = if h.whole { (h.blocks * batch) as u32 } else { (h.blocks * resident.min(groups)) as u32 };
+        let clusters = if h.whole || h.per_sample { batch } else { resident.min(groups) };
+        launch.grid.0 = (h.blocks * clusters) as u32;
         Self::new(device, s, kernel, h, launch, h.least_lanes(), true, h.blocks * resident)
     }
 
@@ -377,7 +381,13 @@ impl HeldBackward {
         let (batch, chunk, fast) = (p.batch, c.backward_chunk, c.fast);
         let rows = batch * if c.together(p) { p.steps } else { chunk };
         let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
-        let sensory = |h| HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, rows, h, budget, fast);
+        let sensory = |h: Held| {
+            let mut k = HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, rows, h, budget, fast)?;
+            if h.per_sample {
+                k.launch.grid.0 = (h.blocks * batch) as u32;
+            }
+            Ok(k)
+        };
         let close = |entry| close_kernel(device, entry, fast);
         if adjoint.whole {
             return Ok(Some(Self {

@@ -71,6 +71,8 @@ pub struct CudaPlan {
     pub(super) sensory: Option<HeldKernel>,
     pub(super) mixed: Option<MixedMemory>,
     pub(super) backward: Option<Backward>,
+    /// Where single rows' gradients are asked about, what closes with them.
+    pub(super) samples: Option<super::per_sample::Closing>,
     pub(super) forward_scratch: Common,
     pub(super) traces: Option<Traces>,
 }
@@ -126,7 +128,12 @@ impl CudaPlan {
     /// If a kernel does not compile or load, or the states of a row do not fit shared memory.
     pub fn new(p: &Ltc, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let residency = super::held::residency(device)?;
-        let config = tune::choose_for(p, device.props(), &residency, options.variant.as_deref())?;
+        let variant = options.variant.as_deref();
+        let config = if p.asks_per_sample() {
+            tune::choose_per_sample(p, device.props(), &residency, variant)?.ok_or_else(super::per_sample::none)?
+        } else {
+            tune::choose_for(p, device.props(), &residency, variant)?
+        };
         let mut k = Kernels::load(device, true, config.lanes, &config)?;
         let forward = Forward {
             fold: k.take("ltc_fold"),
@@ -204,6 +211,11 @@ impl CudaPlan {
         )?;
         Ok(Self {
             fold: super::held::fold_kernel(device, config.fast)?,
+            samples: if p.asks_per_sample() {
+                Some(super::per_sample::Closing::new(device, config.fast)?)
+            } else {
+                None
+            },
             device: device.clone(),
             slots: Slots::of(&forward_signature.inputs),
             grads: backward_signature.as_ref().map(|s| GradSlots::of(p, s)),

@@ -10,6 +10,7 @@ mod kept;
 mod launch;
 mod mixed;
 mod on_device;
+mod per_sample;
 mod report;
 mod schedule;
 mod scratch;
@@ -19,13 +20,15 @@ mod wish;
 
 pub(super) use convert::Conversions;
 pub use launch::CudaPlan;
+pub(super) use per_sample::{Added, Adding, leaves_rows};
+pub(super) use tune::rows_at_once;
 pub use tune::{Config, Grid, Held, choose};
 
 use crate::DeviceProps;
 use crate::cuda::{Archs, COMPARED_ARCHS, Constant, KernelSource, Specialisation};
 use crate::kernels;
 use crate::layers::ltc::entry;
-use crate::layers::ltc::spec::Ltc;
+use crate::layers::ltc::spec::{EACH, Ltc};
 use crate::op::{Precision, Signature, TensorSpec};
 use std::sync::Arc;
 
@@ -40,6 +43,7 @@ const ADJOINT: KernelSource = KernelSource::embedded("layers/ltc/cuda/adjoint.cu
 const SENSORY_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/sensory_adjoint.cu", include_str!("sensory_adjoint.cu"));
 const CLOSE: KernelSource = KernelSource::embedded("layers/ltc/cuda/close.cu", include_str!("close.cu"));
+const PER_SAMPLE: KernelSource = KernelSource::embedded("layers/ltc/cuda/per_sample.cu", include_str!("per_sample.cu"));
 const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu", include_str!("sensory.cu"));
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
@@ -130,6 +134,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         all.push(held::fold_specialisation(fast));
         all.push(held::close_specialisation(fast));
+        all.push(per_sample::specialisation(fast));
         for (slots, threads) in tune::SENSORY_SHAPES {
             let h = Held::of((tune::SENSORY_ROWS, slots, threads));
             all.push(held::specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false));
@@ -186,7 +191,11 @@ pub fn specialisations() -> Vec<Specialisation> {
             }
         }
         all.push(held::trace_specialisation(fast));
-        all.extend(tune::SENSORY_ADJOINTS.map(|s| adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", s, false)));
+        for shape in tune::SENSORY_ADJOINTS {
+            all.push(adjoint(SENSORY_ADJOINT, "ltc_sensory_adjoint", shape, false));
+            let h = Held { pairs: true, per_sample: true, ..Held::of(shape) };
+            all.push(held::specialisation(&SENSORY_ADJOINT, &["ltc_sensory_adjoint"], &h, fast, false));
+        }
     }
     // What else the compared cases launch, each for the architectures on which they do.
     static ARCHS: [&str; 6] = COMPARED_ARCHS;
@@ -286,6 +295,8 @@ struct GradSlots {
 impl GradSlots {
     fn of(p: &Ltc, s: &Signature) -> Self {
         let must = |name: &str| s.input(name).expect("every LTC backward signature has states and gradients");
+        // Of parameters the batch's, or each row's.
+        let grad = |name: &str| s.output(&format!("grad_{name}")).or_else(|| s.output(&format!("{EACH}{name}")));
         Self {
             states: must(if p.outputs_are_states() { "out" } else { "states" }),
             stored: s.input("unfold_states"),
@@ -295,14 +306,14 @@ impl GradSlots {
             x: s.output("grad_x"),
             h0: s.output("grad_h0"),
             elapsed: s.output("grad_elapsed"),
-            w: s.output("grad_w"),
-            sensory_w: s.output("grad_sensory_w"),
-            gleak: s.output("grad_gleak"),
-            input_w: s.output("grad_input_w"),
-            input_b: s.output("grad_input_b"),
-            norm: s.output("grad_norm_weight"),
-            output_w: s.output("grad_output_w"),
-            output_b: s.output("grad_output_b"),
+            w: grad("w"),
+            sensory_w: grad("sensory_w"),
+            gleak: grad("gleak"),
+            input_w: grad("input_w"),
+            input_b: grad("input_b"),
+            norm: grad("norm_weight"),
+            output_w: grad("output_w"),
+            output_b: grad("output_b"),
         }
     }
 }

@@ -50,7 +50,12 @@ impl CudaPlan {
         }
         let held = self.held_backward.as_ref().filter(|_| backward);
         if let Some((held, whole)) = held.and_then(|h| Some((h, h.whole.as_ref()?))) {
-            return Ok(vec![held.adjoint.report(1)?, whole.report(p)?]);
+            let mut list = vec![held.adjoint.report(1)?];
+            match &self.samples {
+                Some(k) => list.extend(k.report(p, held)?),
+                None => list.push(whole.report(p)?),
+            }
+            return Ok(list);
         }
         if let (Some(k), false) = (&self.grid, backward) {
             let slots = k.folded() / 4 + self.sensory.as_ref().map_or(0, |k| k.folded() / 4);
@@ -168,7 +173,16 @@ impl CudaPlan {
         }
         let closing = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
         let closes = 1 + usize::from(self.traces.as_ref().is_some_and(|t| t.closes_early));
-        list.push(LaunchReport::new(&k.close, closes, grid((closing * SHARERS as usize).div_ceil(256), 1), flat, 0)?);
+        match (&self.samples, &self.held_backward) {
+            (Some(k), Some(held)) => list.extend(k.report(p, held)?),
+            _ => list.push(LaunchReport::new(
+                &k.close,
+                closes,
+                grid((closing * SHARERS as usize).div_ceil(256), 1),
+                flat,
+                0,
+            )?),
+        }
         list.retain(|r| r.launches > 0);
         Ok(list)
     }

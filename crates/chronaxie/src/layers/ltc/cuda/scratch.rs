@@ -2,6 +2,7 @@
 
 use super::grid::{GridBackward, GridKernel, GridSums, Room};
 use super::held::{HeldBackward, HeldKernel};
+use super::per_sample::Blocks;
 use super::tune::{self, Config};
 use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::{Dtype, Layout, RegionId, Result};
@@ -112,6 +113,8 @@ pub(super) struct Traces {
     pub(super) neurons: RegionId,
     pub(super) inputs: RegionId,
     pub(super) outputs: RegionId,
+    /// Of the squares of single rows' gradients what blocks leave.
+    pub(super) squares: RegionId,
     /// Whether the adjoint of the sensory gates reads x, and makes dL/dx and the sums of the input parameters.
     pub(super) direct: bool,
     /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
@@ -166,11 +169,19 @@ impl Traces {
             (ss, tune::most_slices(rows, ss.div_ceil(256))),
             (if held.is_some() { 0 } else { h }, tune::most_slices(rows * p.unfolds, h.div_ceil(32))),
             (if direct { 0 } else { p.inputs }, tune::most_slices(rows, p.inputs.div_ceil(32))),
-            (p.outputs, tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32))),
+            (
+                p.outputs,
+                tune::most_slices(p.batch * p.steps, p.outputs.div_ceil(32)).max(if p.asks_per_sample() {
+                    p.batch
+                } else {
+                    0
+                }),
+            ),
         ];
         let partial = partial.iter().map(|(n, k)| 4 * n * k).max().unwrap_or(0);
         // Those of the adjoint of the sensory gates come from each of its workers.
         let workers = gates.filter(|_| direct).map_or(1, HeldKernel::clusters);
+        let workers = if p.asks_per_sample() { p.batch } else { workers };
         let [inputs, outputs] = if whole {
             [2 * clusters * p.inputs, 2 * clusters * h]
         } else {
@@ -192,7 +203,13 @@ impl Traces {
         // Of all steps together they are made when the trace has been read.
         let gates_here = l.push("cluster_gate_sums", Dtype::F32, gate_sums)?;
         let in_alpha = together && sensory_sums <= alphas;
-        let closes_early = together && !in_alpha && gates.is_some() && sums.is_none() && sensory_sums <= gate_sums;
+        let in_alpha = in_alpha && !p.asks_per_sample();
+        let closes_early = together
+            && !in_alpha
+            && gates.is_some()
+            && sums.is_none()
+            && sensory_sums <= gate_sums
+            && !p.asks_per_sample();
         let after = if in_alpha { Some(alpha) } else { closes_early.then_some(gates_here) };
         Ok(Self {
             direct,
@@ -226,6 +243,11 @@ impl Traces {
             neurons: l.push("neuron_sums", Dtype::F32, 4 * h)?,
             inputs: l.push("input_sums", Dtype::F32, inputs)?,
             outputs: l.push("output_sums", Dtype::F32, outputs)?,
+            squares: l.push(
+                "sample_squares",
+                Dtype::F32,
+                if p.asks_per_sample() { Blocks::of(p, held).floats(p) } else { 0 },
+            )?,
             common,
         })
     }

@@ -19,6 +19,7 @@ constexpr bool kShared = false;
 #include "gate_sums.cuh"
 
 constexpr int kTile = 8;  // rows of a tile
+// kPerSample: each worker has the steps of one batch row, so that its sums are that row's.
 static_assert(kRows == 2, "one plane of pairs");
 
 // The sum over the lanes of a source of one row: row lane % 2. The order of additions is fixed.
@@ -75,10 +76,12 @@ ltc_sensory_adjoint(Schedule schedule,
   const int pairs = kTile * hidden * 8, plane = threads / kRows * (kTile * 4), size = pairs + 2 * plane;
   char* const mine = shared + group * tiles * size;
   const int inputs_at = pairs + (thread / 32 * (32 / kRows) + lane / shape.x) * (kTile * 4);
-  const int stride = (int)workers * groups * kTile;
+  const int stride = (kPerSample ? 1 : (int)workers) * groups * kTile;
+  // Where the rows of this worker end.
+  const int end = kPerSample ? ((int)worker + 1) * steps : rows;
   // A tile is on its way; zeros where there is no row. A lane without an input reads the first; of a row that is not there the last.
   auto copy_tile = [&](char* to, int first) {
-    const int there = min(rows - first, kTile), d = max(source(), 0);
+    const int there = min(end - first, kTile), d = max(source(), 0);
     for (int r = sub; r < kTile; r += shape.x) {
       const int row = first + min(r, there - 1), b = row / steps;
       copy_ahead<4>(to + inputs_at + r * 4, x + (b * stride_b + (row - b * steps) * stride_t + d * stride_d));
@@ -95,8 +98,8 @@ ltc_sensory_adjoint(Schedule schedule,
       }
     }
   };
-  int first = ((int)worker * groups + group) * kTile;
-  if (first < rows) copy_tile(mine, first);
+  int first = kPerSample ? (int)worker * steps + group * kTile : ((int)worker * groups + group) * kTile;
+  if (first < end) copy_tile(mine, first);
   float p0, q0;
   const Held held = hold(schedule, part, p0, q0, nullptr, threads, thread);
   Sums sums;
@@ -106,13 +109,13 @@ ltc_sensory_adjoint(Schedule schedule,
     sums.of[i] = first_chunk || group > 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : saved()[(i64)i * threads];
   int tile = 0;
 #pragma unroll 1
-  for (; first < rows; first += stride) {
+  for (; first < end; first += stride) {
     copies_here();
     meet();
     char* const now = mine + tile;
     if (tiles == 2) {
       tile = size - tile;
-      if (rows - first > stride) copy_tile(mine + tile, first + stride);
+      if (end - first > stride) copy_tile(mine + tile, first + stride);
     }
     const float* const of_source = (const float*)(now + inputs_at);
     float* const du = (float*)(now + inputs_at + plane);
@@ -130,7 +133,7 @@ ltc_sensory_adjoint(Schedule schedule,
     const float scale = maps[threadIdx.x].x;
     float2 own = dus[threadIdx.x];
 #pragma unroll 1
-    for (int r = sub; r < kTile && first + r < rows; r += shape.x) {
+    for (int r = sub; r < kTile && first + r < end; r += shape.x) {
       const float y = du[r];
       own.x = fmaf(y, of_source[r], own.x), own.y += y;
       if (d < 0 || !grad_x) continue;
@@ -138,7 +141,7 @@ ltc_sensory_adjoint(Schedule schedule,
       grad_x[(b * total_steps + (first + r - b * steps)) * inputs + d] = y * scale;
     }
     dus[threadIdx.x] = own;
-    if (tiles == 1 && rows - first > stride) {
+    if (tiles == 1 && end - first > stride) {
       meet();
       copy_tile(mine, first + stride);
     }

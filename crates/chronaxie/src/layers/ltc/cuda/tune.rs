@@ -3,6 +3,7 @@
 mod display;
 mod grid;
 mod inputs;
+mod per_sample;
 mod quad;
 mod row;
 mod slices;
@@ -16,6 +17,8 @@ use crate::{DeviceProps, Error, Result};
 pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile, sums_tiles, two_tiles};
+pub(super) use per_sample::choose_per_sample;
+pub(in crate::layers::ltc) use per_sample::rows_at_once;
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
 use slices::io_bytes;
 pub(super) use slices::{backward_budget, most_slices, slice};
@@ -98,6 +101,8 @@ pub struct Held {
     pub pairs: bool,
     /// Whether the adjoint reads words that the forward pass kept of unfolds.
     pub words: bool,
+    /// Whether an adjoint's clusters, or the sensory one's workers, have a batch row each, so that sums are those of a row.
+    pub per_sample: bool,
     /// Dynamic shared memory of a block.
     pub shared: u32,
     /// Which matrices that block has in shared memory: 1 the recurrent ones, 2 the inputs'.
@@ -132,6 +137,7 @@ impl Held {
             quad,
             pairs,
             words: false,
+            per_sample: false,
             shared: 0,
             staged: 0,
         }

@@ -124,6 +124,14 @@ impl WholeBackward {
     pub(super) fn input_sums(&self) -> usize {
         4 * 32 * self.inputs_by_source.rows
     }
+    /// How many synapses' sums a row leaves of each side.
+    pub(super) fn slots(&self) -> [usize; 2] {
+        [self.count, 32 * self.inputs_by_source.rows]
+    }
+    /// Of each element of the recurrent matrices, and then of the inputs', the slot that left its sums.
+    pub(super) fn slot_of(&self) -> u64 {
+        self.slot_of.address()
+    }
     /// The last launch, of a problem where all is asked for.
     pub(super) fn report(&self, p: &Ltc) -> Result<LaunchReport> {
         let threads = (p.hidden + p.inputs) * (p.hidden + 1) + p.outputs;
@@ -227,7 +235,10 @@ impl BackwardCall<'_> {
         if p.steps > 0 {
             self.close_elapsed(k, args, changes, 0, p.steps)?;
         }
-        self.whole_close(w, [w.count, 32 * w.inputs_by_source.rows], args, base)
+        if let Some(closing) = &plan.samples {
+            return self.close_samples(closing, k, args, base);
+        }
+        self.whole_close(w, w.slots(), args, base)
     }
 
     /// The sums over rows, of all parameters whose gradients are asked for.

@@ -7,7 +7,7 @@ use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::Ltc;
 
 /// Rows of a tile, as in sensory_adjoint.cu, and the most groups that a block has barriers for.
-const SUMS_TILE: usize = 8;
+pub(super) const SUMS_TILE: usize = 8;
 const MOST_GROUPS: usize = 8;
 
 /// How the sensory sums are held: as the busiest scheduler of a multiprocessor has the least to do for a row.
