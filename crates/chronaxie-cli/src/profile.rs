@@ -141,6 +141,7 @@ fn print_network(r: &NetworkReport, out: &mut Out) -> Outcome {
     let kernel = if r.parts.is_empty() { " (one kernel, and spikes to the host)" } else { "" };
     rows.push(whole(&format!("a step by the wall clock, not recorded{kernel}"), r.step_us));
     rows.push(whole("a step by the wall clock, recorded", r.recorded_us));
+    rows.extend(r.replayed_us.map(|us| whole("a step as a launch of its own, of a graph's replay", us)));
     rows.extend(r.beside.iter().map(row));
     let headings = ["  part", "bound", "us", "of the parts", "moves", "at the ceiling us", "a step has"];
     for line in table(&headings, &rows, 2) {

@@ -1,7 +1,7 @@
 //! The devices of a simulation, and how GPUs share its network.
 
 use super::parts::RATE_HZ;
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, nvml};
 use crate::spiking::partition::Layout;
 use crate::spiking::simulate::parts::{Exchange, PartEngine, Transport};
 use crate::spiking::simulate::{CpuEngine, CudaPart, Engine, cuda};
@@ -47,6 +47,12 @@ pub(super) fn part_devices(
     let (device, why) = Device::open(backend)?;
     let cards = from(&device, gpus)?;
     Ok((device, cards, why))
+}
+
+/// What these have taken so far by the driver's counters, J; none of none, and where one has no counter.
+pub(super) fn energy_j(cards: &[Arc<CudaDevice>]) -> Option<f64> {
+    let each = cards.iter().map(|card| nvml::read(card)?.energy_j);
+    each.reduce(|a, b| Some(a? + b?)).flatten()
 }
 
 fn from(device: &Device, gpus: Option<usize>) -> Result<Vec<Arc<CudaDevice>>> {

@@ -86,6 +86,9 @@ pub struct NetworkReport {
     pub step_us: f64,
     /// Likewise while the spikes of the window before are hashed and written to a file on a thread beside.
     pub recorded_us: f64,
+    /// On one GPU a step of a graph of launches of one step each, without the spikes' way to the host; none elsewhere, and where synapses
+    /// change.
+    pub replayed_us: Option<f64>,
     /// Wall time over model time, of `step_us`.
     pub real_time_factor: f64,
     /// The parts of a step, which follow each other; on a GPU those of a warp of each block of the resident kernel, as shares
@@ -179,6 +182,7 @@ fn profile_of(
     let state_bytes: usize = state.variables.iter().flatten().map(|v| 4 * v.len()).sum();
     let steps = found.steps as f64;
     let (spikes, events) = (found.spikes as f64 / steps, events as f64 / steps);
+    let replayed_us = replayed(&mut runner, window)?;
     let step_us = 1e6 * bench::spread(found.alone.clone()).0;
     let floor_us = runner.engine().floor_us();
     let mut beside = vec![
@@ -227,6 +231,7 @@ fn profile_of(
         state_bytes: state_bytes as u64,
         step_us,
         recorded_us: 1e6 * bench::spread(found.recorded.clone()).0,
+        replayed_us,
         real_time_factor: step_us * 1e-3 / dt,
         parts,
         parts_us,
@@ -334,6 +339,20 @@ fn timed(runner: &mut Runner<'_>, window: u64, file: &Scratch) -> Result<(u64, W
     let events = runner.engine().events() - events;
     found.moved.changing = events.saturating_sub(found.moved.fixed);
     Ok((events, found))
+}
+
+/// The most steps of a graph.
+const GRAPH_STEPS: u64 = 512;
+
+/// Microseconds a step as a graph of launches: the median of some windows.
+fn replayed(runner: &mut Runner<'_>, window: u64) -> Result<Option<f64>> {
+    let steps = window.min(GRAPH_STEPS);
+    let mut took = Vec::new();
+    for _ in 0..WINDOWS {
+        let Some(seconds) = runner.engine().replay(steps)? else { return Ok(None) };
+        took.push(1e6 * seconds / steps as f64);
+    }
+    Ok(Some(bench::spread(took).0))
 }
 
 fn of_spikes(what: &str, seconds: &[f64], spikes: f64, bytes: f64, bound: &str) -> StepPart {

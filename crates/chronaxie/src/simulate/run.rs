@@ -1,11 +1,12 @@
 //! One simulation, from a configuration to a folder.
 
-use super::gpus::{check_method, devices, on_gpus, part_devices, words};
+use super::gpus::{check_method, devices, energy_j, on_gpus, part_devices, words};
 use super::kept::{Kept, book_each, go_on_hashing, require_logged};
 use super::parts::{PartsOptions, Team};
 use super::replicas::{Described, One};
 use crate::bench::Provenance;
 use crate::config::Config;
+use crate::cuda::CudaDevice;
 use crate::data::sha256_hex;
 use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
@@ -19,6 +20,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 /// The checkpoint in a run's folder.
@@ -89,6 +91,9 @@ pub struct Report {
     pub spikes: u64,
     /// SHA-256 over u64 step and u64 cell of all spikes, sorted; nothing with `simulation.hash = "none"`.
     pub spikes_sha256: Option<String>,
+    /// What its GPUs took for the steps of this process by the driver's counter, J, which goes on by tens of milliseconds; nothing on
+    /// the CPU, and where there is no such counter.
+    pub energy_j: Option<f64>,
     /// Wall time of making the network, ms.
     pub build_ms: f64,
     /// `cpu` or `cuda:N`.
@@ -300,11 +305,12 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         hash: checkpoint.as_ref().map_or_else(none, |c| c.hash.clone()),
         lists: vec![Vec::new(); kept.len()],
         kept,
-        gpus: cards.len(),
+        cards: &cards,
         method,
         begun,
         reached: 0,
         wall: 0.0,
+        energy_j: None,
     };
     folder.write("config.toml", &described.text)?;
     let mut record = RunRecord::new("simulate", options.arguments.clone(), &options.provenance, &device);
@@ -342,7 +348,7 @@ struct Run<'a> {
     /// Of the network, or of each of several, and the spikes of each that are not booked yet.
     kept: Vec<Kept<'a>>,
     lists: Vec<Vec<Spike>>,
-    gpus: usize,
+    cards: &'a [Arc<CudaDevice>],
     /// How they share the network, where there are several.
     method: Option<&'static str>,
     /// The weights that change, at the start.
@@ -350,6 +356,7 @@ struct Run<'a> {
     /// The engine's next step.
     reached: u64,
     wall: f64,
+    energy_j: Option<f64>,
 }
 
 /// SHA-256 of all that spikes follow from.
@@ -408,6 +415,7 @@ impl Run<'_> {
         self.reached = begun;
         progress.start("simulate", self.settings.duration_ms.round() as u64);
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
+        let before = energy_j(self.cards);
         while engine.step() < end {
             if progress.interrupted() {
                 self.book(&mut waiting)?;
@@ -457,6 +465,7 @@ impl Run<'_> {
                 self.save(engine)?;
             }
         }
+        self.energy_j = before.and_then(|before| Some(energy_j(self.cards)? - before));
         progress.finish();
         self.save(engine)
     }
@@ -464,7 +473,7 @@ impl Run<'_> {
     /// Hashes, counts and records spikes, in order, and forgets them.
     fn book(&mut self, spikes: &mut Vec<Spike>) -> Result<()> {
         // Beside a GPU's steps the cores are free.
-        let beside = self.gpus > 0;
+        let beside = !self.cards.is_empty();
         let logged = if self.replicas.is_empty() {
             self.kept[0].books.add(spikes, beside)
         } else {
@@ -566,9 +575,10 @@ impl Run<'_> {
             real_time_factor: wall_ms / (steps * n.dt_ms),
             spikes: self.all_hash().spikes(),
             spikes_sha256: self.all_hash().hex(),
+            energy_j: self.energy_j,
             build_ms,
             backend: device.place().to_string(),
-            gpus: self.gpus,
+            gpus: self.cards.len(),
             engine: words(engine, self.method),
             floor_real_time_factor: engine.floor_us().map(|us| us * 1e-3 / n.dt_ms),
             rates_hz: populations.iter().map(|p| (p.name.clone(), p.rate_hz)).collect(),

@@ -181,6 +181,7 @@ fn on_a_gpu_networks_leave_the_files_that_the_cpu_leaves() {
     if !emulated {
         assert_eq!((got.spikes, got.spikes_sha256.as_deref().unwrap()), PINNED);
     }
+    assert!(want.energy_j.is_none() && got.energy_j.is_none_or(|j| j >= 0.0), "{got:?}");
     assert!(got.backend == "cuda:0" && got.engine.starts_with("resident") && got.floor_real_time_factor.unwrap() > 0.0);
     let mut left = RunOptions::new(&parts);
     for (backend, stop) in [(Backend::Cpu, 2), (Backend::Cuda(0), 2), (Backend::Cpu, 100)] {
@@ -257,7 +258,7 @@ fn a_step_is_profiled() {
     let known = ["memory", "additions", "compute", "latency", "threads"];
     assert!(r.parts.iter().all(|p| known.contains(&p.bound.as_str())), "{r:?}");
     assert!(r.verdict.contains("the longest part is ") && r.windows >= 3 && r.state_bytes == 12 * r.cells, "{r:?}");
-    assert!(r.beside.iter().all(|p| p.share.is_none() && p.us > 0.0), "{r:?}");
+    assert!(r.beside.iter().all(|p| p.share.is_none() && p.us > 0.0) && r.replayed_us.is_none(), "{r:?}");
 
     let Some(gpu) = crate::check::gpu::gpu() else { return };
     let emulated = gpu.device.name().starts_with("emulated");
@@ -266,5 +267,6 @@ fn a_step_is_profiled() {
     let r = profile(&config, &crate::Device::Cuda(gpu.device.clone()), 1).unwrap();
     assert!(r.parts.is_empty() && r.threads.is_none() && r.step_us > 0.0 && r.recorded_us > 0.0, "{r:?}");
     assert!(r.floor_us.is_some() && r.verdict.contains("two trips"), "{r:?}");
+    assert!(r.replayed_us.is_some_and(|us| us > 0.0), "{r:?}");
     assert_eq!(r.beside.len(), 3);
 }

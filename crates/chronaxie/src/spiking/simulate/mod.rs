@@ -110,6 +110,16 @@ pub trait Engine: Send {
         let _ = (steps, spikes);
         Ok(None)
     }
+    /// Runs `steps` steps as a graph of as many launches of one step each: the seconds from the launch of the graph, which is made before,
+    /// to its end. Nobody gets their spikes, so that there is no [`state`](Self::state) any more. `None` where this engine has no such
+    /// graph; then nothing has run.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn replay(&mut self, steps: u64) -> Result<Option<f64>> {
+        let _ = steps;
+        Ok(None)
+    }
     /// The state between two steps.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod memory;
 mod narrow;
 #[cfg(test)]
 mod narrow_tests;
+mod replay;
 #[cfg(test)]
 mod replica_tests;
 #[cfg(test)]
@@ -92,6 +93,8 @@ pub struct CudaEngine<'a> {
     recent: Vec<Spike>,
     /// Why the state is not that of `step`.
     failed: Option<String>,
+    /// Whether steps have run whose spikes nobody got.
+    unheard: bool,
     /// Of the steps that this engine ran: deliveries, and how many steps.
     events: u64,
     run: u64,
@@ -203,6 +206,7 @@ impl<'a> CudaEngine<'a> {
             step: 0,
             recent,
             failed: None,
+            unheard: false,
             events: 0,
             run: 0,
             timed: false,
@@ -321,6 +325,12 @@ impl<'a> CudaEngine<'a> {
     /// The state, with these last entries of all cells before the recent spikes, where they are known elsewhere.
     fn state_with(&self, old: Option<&[Vec<u32>]>) -> Result<State> {
         self.whole()?;
+        if self.unheard {
+            return Err(Error::value(format!(
+                "the network on {} has no state: nobody got the spikes of a replay",
+                self.name
+            )));
+        }
         let sizes = self.plan.network.populations.iter().map(|p| p.size as usize);
         let mut variables: Vec<Vec<Vec<f32>>> =
             self.plan.models.iter().zip(sizes).map(|(m, size)| vec![vec![0.0; size]; m.variables().len()]).collect();
@@ -472,6 +482,10 @@ impl Engine for CudaEngine<'_> {
         Ok(Some(parts.filter(|(name, _)| has(name)).chain([(unit::BESIDE, 1.0 - kernel)]).collect()))
     }
 
+    fn replay(&mut self, steps: u64) -> Result<Option<f64>> {
+        self.replayed(steps)
+    }
+
     fn state(&self) -> Result<State> {
         self.state_with(None)
     }
@@ -509,7 +523,7 @@ impl Engine for CudaEngine<'_> {
         }
         self.step = state.step;
         self.recent.clone_from(&state.recent);
-        self.failed = None;
+        (self.failed, self.unheard) = (None, false);
         Ok(())
     }
 

@@ -374,6 +374,32 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     }
 }
 
+/// Steps that were launches of a graph go on like any others; nobody has their spikes, nor the state behind them.
+#[test]
+fn on_a_gpu_networks_go_on_from_a_replay() {
+    let Some(gpu) = gpu() else { return };
+    let plan = Plan::new(zoo(&[0, 1, 5], 0.1, 7.0, 6)).unwrap();
+    let (before, replayed, after) = (21, steps(&gpu, 12, 500), steps(&gpu, 40, 500));
+    let mut want = Vec::new();
+    let mut law = CpuEngine::with_shards(&plan, 2, &|_, _| ()).unwrap();
+    let start = law.state().unwrap();
+    run(&mut law, &[before + replayed]);
+    law.advance(after, &mut want).unwrap();
+    for place in [Place::Shared, Place::Global, Place::Calendar] {
+        let how = How { blocks: 3, cards: 1, place, segment: None, room: 400, near: false };
+        let mut engine = engine(&plan, &gpu, how, 0);
+        run(&mut engine, &[before]);
+        assert!(engine.replay(replayed).unwrap().is_some_and(|seconds| seconds > 0.0));
+        assert_eq!(engine.step(), before + replayed);
+        assert!(run(&mut engine, &[after]) == want, "{engine:?}");
+        assert!(engine.state().unwrap_err().to_string().contains("nobody got the spikes of a replay"));
+        engine.restore(&start).unwrap();
+        assert_eq!(engine.state().unwrap(), start);
+    }
+    let several = How { blocks: 2, cards: 2, place: Place::Global, segment: None, room: 0, near: false };
+    assert_eq!(self::engine(&plan, &gpu, several, 0).replay(4).unwrap(), None);
+}
+
 /// What the CPU refuses is refused here in the same words, and what the device's memory does not hold.
 #[test]
 fn on_a_gpu_networks_that_do_not_fit_are_refused() {

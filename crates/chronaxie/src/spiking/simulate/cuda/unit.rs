@@ -7,13 +7,14 @@ use super::kernels;
 use super::learning::none;
 use super::lost::wait_for;
 use super::memory::Cells;
-use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Kernel, LaunchConfig, PinnedBuffer, Stream};
+use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Graph, Kernel, LaunchConfig, PinnedBuffer, Stream};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::{Dtype, Error, Place, Result, Shape, View};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// As `kFull` and `kLost` of launch.cuh.
 pub const FULL: u64 = 1;
@@ -175,7 +176,7 @@ pub struct Unit {
     /// The end of the last launch, where there are.
     done: Event,
     copies: Stream,
-    stream: Stream,
+    stream: Arc<Stream>,
 }
 
 impl Unit {
@@ -237,7 +238,7 @@ impl Unit {
             several: config.here > 1 || config.is_apart(),
             done: Event::new(device, false)?,
             copies,
-            stream,
+            stream: Arc::new(stream),
             memory,
         };
         unit.stream.synchronize()?;
@@ -319,7 +320,26 @@ impl Unit {
         // SAFETY: the structs are those of network.cuh, rows.cuh and launch.cuh, whose sizes the launch checks; all that they point to
         // belongs to this engine and is used on this stream alone, but for the other turn's log and the mail of other cards, which they
         // do not touch before all of this turn's launches have ended.
-        unsafe { kernel.launch(&self.stream, &launch, &args) }
+        unsafe { kernel.launch(&*self.stream, &launch, &args) }
+    }
+
+    /// Puts `steps` launches of one step each on the stream as one graph: the seconds from its launch to its end.
+    pub fn replay(&mut self, config: &Config, given: &Given<'_>) -> Result<f64> {
+        let stream = self.stream.clone();
+        let mut launches = || {
+            for k in 0..given.steps {
+                let one = Given { from: given.from + k, steps: 1, launches: given.launches + k as usize, ..*given };
+                self.launch(config, &one)?;
+            }
+            Ok(())
+        };
+        // SAFETY: all memory belongs to this engine, which waits for the only replay.
+        let graph = unsafe { Graph::capture(&stream, &mut launches) }?;
+        stream.synchronize()?;
+        let begun = Instant::now();
+        graph.launch(&*stream)?;
+        stream.synchronize()?;
+        Ok(begun.elapsed().as_secs_f64())
     }
 
     /// Puts what orders its spikes and tells the host on the stream.
@@ -341,12 +361,12 @@ impl Unit {
             // SAFETY: the struct is that of order.cu; the buffers belong to this engine, and the host reads the sorted spikes of
             // this turn when the stream has passed the launches.
             unsafe {
-                self.count.launch(&self.stream, &grid(blocks), &[Arg::Bytes(&order.0)])?;
-                self.order.launch(&self.stream, &grid(given.steps as u32), &[Arg::Bytes(&order.0)])?;
+                self.count.launch(&*self.stream, &grid(blocks), &[Arg::Bytes(&order.0)])?;
+                self.order.launch(&*self.stream, &grid(given.steps as u32), &[Arg::Bytes(&order.0)])?;
             }
-            card.told.receive(&card.result.view(Dtype::I64, [WORDS])?, &self.stream)?;
+            card.told.receive(&card.result.view(Dtype::I64, [WORDS])?, &*self.stream)?;
         }
-        if self.several { self.done.record(self.stream.as_ref()) } else { Ok(()) }
+        if self.several { self.done.record(Stream::as_ref(&self.stream)) } else { Ok(()) }
     }
 
     /// Whether the last launch has ended, of one of several.
