@@ -24,7 +24,8 @@ class KFAC(Base):
 
     Layers: Linear, Conv1d to Conv3d (a pair of factors for each group), Embedding (A is how often rows are read), LSTM, GRU and
     RNN and their cells (with factors for each gate), CfC and its cells, by hooks on their calls; LTC, whose synapses are no maps, by
-    second moments of its samples' gradients. The other parameters take AdamW's step. Hooks stay until :meth:`close`.
+    second moments of its samples' gradients. An mLSTM has no parameters: the maps around it are such layers. The other parameters
+    take AdamW's step. Hooks stay until :meth:`close`.
 
     Args:
         model: whose layers are watched, in training mode.
