@@ -104,7 +104,7 @@ class Reference:
         for n in self.w.shape:
             if n == 1:
                 continue
-            if shape and shape[-1] * n <= most:
+            if shape and shape[-1] * n <= most and self.o.get("merge", True):
                 shape[-1] *= n
             else:
                 shape.append(n)
@@ -134,7 +134,7 @@ class Reference:
                 factor = self.blocks[key] / (1 - b2**self.t)
                 values, vectors = np.linalg.eigh(factor)
                 eps = max(o["absolute"], o["relative"] * np.linalg.norm(factor))
-                root = (vectors * (values + eps) ** (-1 / (2 * x.ndim))) @ vectors.T
+                root = (vectors * (values + eps) ** -o.get("powers", {}).get(x.ndim, 1 / (2 * x.ndim))) @ vectors.T
                 x = np.moveaxis(np.tensordot(root, x, axes=(1, k)), 0, k)
             update[place] = x * np.linalg.norm(d) / (np.linalg.norm(x) + 1e-16)
         self.w = self.w - o["lr"] * (update.reshape(self.w.shape) + o["decay"] * self.w)

@@ -4,7 +4,7 @@ and staggered roots."""
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,29 @@ from ._packed import add_gram, by_regions, from_triangle, packed_size, unpack
 from ._rounded import PRECISIONS
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
+# Numerators and denominators of exponents, as inverse_root takes them.
+_MOST = 64
+
+
+def _exponents(given: Any) -> Any:
+    """The option ``exponent`` as ``torch.load`` takes it back: numerator and denominator, or those by order."""
+
+    def pair(of: str, value: Any) -> tuple[int, int]:
+        numbers = value.as_integer_ratio() if isinstance(value, Fraction) else value
+        if not (isinstance(numbers, tuple) and len(numbers) == 2 and all(type(n) is int and n > 0 for n in numbers)):
+            raise ConfigError(f"Shampoo: {of} = {value!r} is not a positive fractions.Fraction, such as Fraction(1, 4)")
+        if max(numbers) > _MOST:
+            raise ConfigError(f"Shampoo: {of} = {numbers[0]}/{numbers[1]} is not a fraction of numbers from 1 to {_MOST}")
+        return numbers
+
+    whole = isinstance(given, tuple) and len(given) == 2 and all(type(n) is int for n in given)
+    if given is None or whole or not isinstance(given, (Mapping, list, tuple)):
+        return given if given is None else pair("exponent", given)
+    by_order = given if isinstance(given, Mapping) else {k + 1: value for k, value in enumerate(given)}
+    for order in by_order:
+        if type(order) is not int or order < 1:
+            raise ConfigError(f"Shampoo: exponent has a value of order {order!r}, which is not a number of axes from 1 on")
+    return {order: pair(f"exponent[{order}]", value) for order, value in by_order.items() if value is not None}
 
 
 class Shampoo(Blocked):
@@ -38,13 +61,17 @@ class Shampoo(Blocked):
         weight_decay: how much parameters shrink.
         weight_decay_mode: ``decoupled`` (W shrinks by lr times it), ``l2`` (added to the gradient), ``corrected`` (decoupled,
             times lr over the largest lr there was) or ``independent`` (W shrinks by it times lr over the largest).
-        max_preconditioner_dim: blocks are at most so long; neighbouring axes that fit it are merged.
+        max_preconditioner_dim: blocks are at most so long.
+        merge_dims: whether neighbouring axes that fit it together are one, so that a small convolution is a matrix or a vector;
+            otherwise every axis longer than one has its own matrix.
         precondition_frequency: steps between two roots of a block.
         start_preconditioning_step: earlier steps are the grafting's own.
         grafting: ``adam``, ``rmsprop``, ``adagrad``, ``sgd`` or ``none``.
         grafting_eps: added to the root of the grafting's second moment.
         precondition_vectors: whether parameters of one axis have a matrix too; otherwise they take the grafting's step.
-        exponent: instead of 1/2o, for every order.
+        exponent: instead of 1/2o: a ``fractions.Fraction`` for every order, or some by the order o of a block (how many axes it has
+            behind merging), as a dict ``{2: Fraction(1, 3)}`` or as a list that begins with order 1; an order that it has not, or
+            whose value is None, has 1/2o.
         precision: ``exact``, or ``fast``: factors and products with the roots are of numbers rounded to half precision, under a power
             of two a block so that 11 bits are left, with sums in float32; roots are made exactly. On a GPU with PyTorch 2.8 or later;
             elsewhere it is ``exact``. A factor is that of a gradient perturbed by 2^-11, positive semidefinite whatever it is.
@@ -55,7 +82,7 @@ class Shampoo(Blocked):
         fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. On a GPU it is several
             times faster (from compute capability 9.0 on with ``precision="fast"`` on tensor cores). Gradients and parameters are
             copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
-            with what the other saved. Not with ``capturable`` or a ``process_group``.
+            with what the other saved. Not with ``capturable`` or a ``process_group``, ``merge_dims=False`` or exponents by order.
         process_group: spreads blocks over the processes of that group of torch.distributed (True: of all). Each keeps factors and
             roots of its own blocks alone, and gets the steps of the others' by one all-gather a step. All must have the same
             parameters and gradients, as under DistributedDataParallel. :meth:`consolidated_state_dict` is what to save.
@@ -78,12 +105,13 @@ class Shampoo(Blocked):
         weight_decay: float = 0.0,
         weight_decay_mode: str = "decoupled",
         max_preconditioner_dim: int = 1024,
+        merge_dims: bool = True,
         precondition_frequency: int = 10,
         start_preconditioning_step: int = 1,
         grafting: str = "adam",
         grafting_eps: float = 1e-8,
         precondition_vectors: bool = True,
-        exponent: Optional[Fraction] = None,
+        exponent: Fraction | Mapping[int, Optional[Fraction]] | Sequence[Optional[Fraction]] | None = None,
         precision: str = "exact",
         maximize: bool = False,
         capturable: bool = False,
@@ -98,6 +126,7 @@ class Shampoo(Blocked):
             weight_decay=weight_decay,
             weight_decay_mode=weight_decay_mode,
             max_preconditioner_dim=max_preconditioner_dim,
+            merge_dims=merge_dims,
             precondition_frequency=precondition_frequency,
             start_preconditioning_step=start_preconditioning_step,
             grafting=grafting,
@@ -129,11 +158,14 @@ class Shampoo(Blocked):
         if g.setdefault("fused", False) and (g["capturable"] or self._ranks.count > 1):
             other = "capturable=True" if g["capturable"] else f"blocks spread over {self._ranks.count} processes"
             raise ConfigError(f"Shampoo: fused=True and {other} exclude each other")
-        if isinstance(g["exponent"], Fraction):
-            # What torch.load takes back.
-            g["exponent"] = g["exponent"].as_integer_ratio()
-        if g["exponent"] is not None and not (isinstance(g["exponent"], tuple) and g["exponent"][0] > 0):
-            raise ConfigError(f"Shampoo: exponent = {g['exponent']!r} is not a positive fractions.Fraction, such as 1/4")
+        g["exponent"] = _exponents(g["exponent"])
+        if g["fused"] and isinstance(g["exponent"], dict):
+            raise ConfigError("Shampoo: fused=True and exponents by order exclude each other; it takes one for every order")
+        if not g.setdefault("merge_dims", True) and g["fused"]:
+            raise ConfigError("Shampoo: fused=True and merge_dims=False exclude each other")
+
+    def _how(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._how(group), bool(group.get("merge_dims", True)))
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         if group.get("fused") and given:
@@ -224,7 +256,10 @@ class Shampoo(Blocked):
             state["roots"].append([torch.eye(n, device=g.device).repeat(count(counts), 1, 1) for n in own])
 
     def _power(self, group: dict[str, Any], order: int) -> Fraction:
-        return Fraction(*(group["exponent"] or (1, 2 * order)))
+        found = group["exponent"]
+        if isinstance(found, dict):
+            found = found.get(order)
+        return Fraction(*(found or (1, 2 * order)))
 
     def _make_roots(self, group: dict[str, Any], work: list[Any]) -> None:
         """Roots of the blocks whose turn it is, those of one exponent and size together."""
