@@ -31,6 +31,13 @@ class Base(Optimizer):
 
     # What gradients() found, while a step is made.
     _given: list[list[tuple[int, Tensor, Tensor]]]
+    # The options by which AdamW steps, of its lr, betas and eps.
+    _adamw = "adamw_lr", "adamw_betas", "adamw_eps"
+    # Whether state is float64 beside float64.
+    _double = False
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().__init__(params, {**defaults, "adamw": False})
 
     def _check(self, group: dict[str, Any]) -> None:
         """Refuses the options of a group."""
@@ -49,9 +56,14 @@ class Base(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, whose options are checked."""
         super().add_param_group(param_group)
+        group, name = self.param_groups[-1], type(self).__name__
         try:
-            self._check(self.param_groups[-1])
-            one_device(type(self).__name__, self.param_groups)
+            self._check(group)
+            if not isinstance(group["adamw"], bool):
+                raise ConfigError(f"{name}: adamw = {group['adamw']!r} is not True or False")
+            if group["adamw"]:
+                check_pair(name, self._adamw[1], group[self._adamw[1]])
+            one_device(name, self.param_groups)
         except Exception:
             self.param_groups.pop()
             raise
@@ -76,11 +88,47 @@ class Base(Optimizer):
                 loss = closure()
         self._given = gradients(type(self).__name__, self.param_groups, self._places())
         for group, given in zip(self.param_groups, self._given):
-            self._accepts(group, given)
-        for group, given in zip(self.param_groups, self._given):
-            self._update(group, given)
+            (self._accepts_plain if group["adamw"] else self._accepts)(group, given)
+        # AdamW's last: a step by samples may run layers again with the parameters that they had.
+        for group, given in sorted(zip(self.param_groups, self._given), key=lambda pair: pair[0]["adamw"]):
+            (self._plain if group["adamw"] else self._update)(group, given)
         self._given = []
         return loss
+
+    def _accepts_plain(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        """Refuses AdamW's step of parameters that have taken others."""
+        for _, p, _ in given:
+            state = self.state.get(p)
+            if state and ("exp_avg_sq" not in state or state.get("factors") or "triangles" in state):
+                raise ConfigError(
+                    f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has state of other steps than AdamW's; adamw = True is "
+                    "for parameters from their first step on"
+                )
+
+    def _plain(self, group: dict[str, Any], given: Sequence[tuple[int, Tensor, Tensor]], decay: Any = None) -> None:
+        """AdamW's step (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019), of parameters that have no matrix, or
+        of a whole group. ``decay`` is what of them shrinks, where that is known."""
+        rate, (b1, b2), eps = (group[of] for of in self._adamw)
+        # Without a learning rate of its own the step has the group's weight decay, too.
+        l2 = group["weight_decay"] if self._adamw[0] == "lr" and group["weight_decay_mode"] == "l2" else 0.0
+        if decay is None:
+            decay = shrink(group) if self._adamw[0] == "lr" else rate * group["weight_decay"]
+        for _, p, g in given:
+            g = g if self._double else g.to(torch.float32)
+            g = g + l2 * p.to(g.dtype) if l2 else g
+            state = self.state[p]
+            if "exp_avg_sq" not in state:
+                state["step"] = counter(group, p)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+            state["step"] += 1
+            m = state["exp_avg"].lerp_(g, 1 - b1) / (1 - b1 ** state["step"])
+            v = state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2) / (1 - b2 ** state["step"])
+            self._move(group, p, m / (v.sqrt() + eps), rate, decay)
+
+    def _move(self, group: dict[str, Any], p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
+        """``p <- p (1 - decay) - lr update`` in the update's type, rounded once."""
+        w = p.to(update.dtype)
+        p.copy_(w - (update.reshape(p.shape) * lr + w * decay))
 
     def _check_capture(self) -> None:
         """Refuses to be captured in a CUDA graph where that cannot be right."""
@@ -255,24 +303,3 @@ def check_curved(name: str, group: dict[str, Any]) -> None:
         raise ConfigError(f"{name}: damping = {group['damping']} is not positive")
     if group["kl_clip"] is not None:
         within(name, "kl_clip", group["kl_clip"], 0.0, float("inf"))
-
-
-def apply(p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
-    """``p <- p (1 - decay) - lr update`` in the update's type, rounded once."""
-    w = p.to(update.dtype)
-    p.copy_(w - (update.reshape(p.shape) * lr + w * decay))
-
-
-def adamw(
-    p: Tensor, g: Tensor, state: dict[str, Any], *, lr: Any, betas: tuple[float, float], eps: float, decay: Any, start: Any = 0
-) -> None:
-    """AdamW's step (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019), for parameters that have no
-    matrix; ``start`` is what counts their steps."""
-    if "exp_avg_sq" not in state:
-        state["step"] = start
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
-    b1, b2 = betas
-    state["step"] += 1
-    m = state["exp_avg"].lerp_(g, 1 - b1) / (1 - b1 ** state["step"])
-    v = state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2) / (1 - b2 ** state["step"])
-    apply(p, m / (v.sqrt() + eps), lr, decay)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .._errors import CheckpointError
+from .._errors import CheckpointError, ConfigError
 from ._base import Base
 from ._blocks import count, from_blocks, grid_of, to_blocks
 from ._owners import Ranks
@@ -43,11 +43,11 @@ class Blocked(Base):
         return int(group["max_preconditioner_dim"]), bool(group["precondition_vectors"])
 
     def _spread(self, group: dict[str, Any]) -> Spread:
-        how = self._how(group)
-        key = (len(group["params"]), *how)
+        how, plain = self._how(group), group["adamw"]
+        key = (len(group["params"]), plain, *how)
         known = self.__dict__.setdefault("_spreads", {}).get(id(group))
         if known is None or known.key != key:
-            grids = [grid_of(p, *how) for p in group["params"]]
+            grids: list[Any] = [(list(p.shape), []) if plain else grid_of(p, *how) for p in group["params"]]
             turns: list[list[int]] = []
             costs, turn = [], 0
             for _, grid in grids:
@@ -62,6 +62,15 @@ class Blocked(Base):
             known = Spread(key, grids, turns, [[next(owners) for _ in grid] for _, grid in grids])
             self._spreads[id(group)] = known
         return known
+
+    def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        for at, p, _ in given:
+            state = self.state.get(p)
+            if state and self._spread(group).grids[at][1] and "factors" not in state and "triangles" not in state:
+                raise ConfigError(
+                    f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has state of AdamW's steps; adamw is for parameters "
+                    "from their first step on"
+                )
 
     def _own(self, sizes: list[int], owner: int) -> list[int]:
         return sizes if owner == self._ranks.own else []

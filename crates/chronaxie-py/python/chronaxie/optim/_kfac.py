@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
-from ._base import Base, adamw, apply, check_curved, one_of, shrink, wide, within
+from ._base import Base, check_curved, one_of, shrink, wide, within
 from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 
@@ -30,7 +30,9 @@ class KFAC(Base):
     Args:
         model: whose layers are watched, in training mode.
         lr: the learning rate, a number or a tensor.
-        params: tensors or groups (lr to the options of AdamW can be set by group; how often factors and inverses are made is the first group's); all of the model's by default.
+        params: tensors or groups (lr to the options of AdamW can be set by group; how often factors and inverses are made is the first
+            group's); all of the model's by default. A group with ``adamw=True`` (embeddings, a head of words) takes AdamW's step as the
+            other parameters do, and has no factors.
         momentum: decay of the sum of steps.
         damping: l, added to the curvature.
         damping_mode: ``exact`` (to the products of eigenvalues) or ``factored`` (``A + pi sqrt(l) I``, ``G + sqrt(l)/pi I``).
@@ -58,6 +60,8 @@ class KFAC(Base):
     :meth:`step` says what becomes of gradients that are not finite; factors that are not are left out. In a process group
     (DistributedDataParallel) factors are averaged over its processes, whose batches must go through the same layers.
     """
+
+    _double = True
 
     def __init__(
         self,
@@ -156,8 +160,11 @@ class KFAC(Base):
         samples = batch_of(call, self.batch_axis)
         if samples == 0:
             return
+        apart = {p for group in self.param_groups if group["adamw"] for p in group["params"]}
         for use in uses_of(call, grads, samples, self.batch_axis, self._recorder):
-            wanted = [p for p in use.parameters if p not in self._taken_along]
+            wanted = [p for p in use.parameters if p not in self._taken_along and p not in apart]
+            if not wanted:
+                continue
             bases = {p: self._bases(p) for p in wanted}
             for p, s in sums_of(use, wanted, self.sharing == "reduce", self._gates, bases).items():
                 w = weight
@@ -228,6 +235,8 @@ class KFAC(Base):
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
+        for group in self.param_groups:
+            group["steps"] += 1
         self._forget()
         return loss
 
@@ -294,7 +303,6 @@ class KFAC(Base):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         steps, every = group["steps"], int(group["inverse_frequency"])
-        group["steps"] = steps + 1
         decay, grads = shrink(group), {p: g for _, p, g in given}
         places = {p: at for at, p, _ in given}
         l2 = group["weight_decay"] if group["weight_decay_mode"] == "l2" else 0.0
@@ -337,15 +345,14 @@ class KFAC(Base):
         for p, g in grads.items():
             state = self.state[p]
             if p not in updates:
-                rate, betas, eps = group["adamw_lr"], group["adamw_betas"], group["adamw_eps"]
-                adamw(p, g, state, lr=rate, betas=betas, eps=eps, decay=rate * group["weight_decay"])
                 continue
             u = updates[p] * shorter
             if group["momentum"]:
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(u)
                 u = state["momentum"].mul_(group["momentum"]).add_(u)
-            apply(p, u, group["lr"], decay)
+            self._move(group, p, u, group["lr"], decay)
+        self._plain(group, [item for item in given if item[1] not in updates])
 
 
 def _over_ranks(tensors: list[Tensor]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import Base, adamw, apply, check_adamw, check_common, counter, one_of, shrink, within
+from .._errors import ConfigError
+from ._base import Base, check_adamw, check_common, one_of, shrink, within
 from ._matrix import orthogonalize
 from ._owners import Ranks
 from ._rounded import PRECISIONS
@@ -20,7 +21,8 @@ class Muon(Base):
     ``lr sqrt(max(1, rows / columns))`` times the orthogonal matrix.
 
     Args:
-        params: tensors or groups; every option can be set by group.
+        params: tensors or groups; every option can be set by group. A group with ``adamw=True`` (embeddings, a head of words) takes
+            AdamW's step, of any shape, as the other parameters do, by ``adamw_lr`` and what follows it.
         lr: of matrices.
         momentum: decay of the sum of gradients.
         nesterov: whether the gradient is counted once more.
@@ -86,23 +88,30 @@ class Muon(Base):
         check_adamw("Muon", g)
         within("Muon", "momentum", g["momentum"], 0.0, 1.0, True)
         within("Muon", "steps", g["steps"], 1, 100)
+        if "use_muon" in g:
+            raise ConfigError(
+                f"Muon: use_muon = {g['use_muon']!r} is adamw = {not g['use_muon']} here, and AdamW's options are a group's adamw_lr, "
+                "adamw_betas and adamw_eps"
+            )
         # A state that was saved before there was one has none.
         one_of("Muon", "precision", g.setdefault("precision", "exact"), PRECISIONS)
+
+    def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        for _, p, _ in given:
+            if p.dim() > 1 and self.state.get(p) and "momentum" not in self.state[p]:
+                raise ConfigError(
+                    f"Muon: a parameter of shape {tuple(p.shape)} has state of AdamW's steps; adamw is for parameters from their first step on"
+                )
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         matrices: list[tuple[Tensor, Tensor]] = []
         lr, decay = group["lr"], shrink(group)
+        self._plain(group, [item for item in given if item[1].dim() < 2 and item[1].numel()])
         for _, p, g in given:
+            if p.numel() == 0 or p.dim() < 2:
+                continue
             g = g.to(torch.float32)
-            if p.numel() == 0:
-                continue
             state = self.state[p]
-            if p.dim() < 2:
-                rate = group["adamw_lr"]
-                betas, eps = group["adamw_betas"], group["adamw_eps"]
-                start = 0 if state else counter(group, p)
-                adamw(p, g, state, lr=rate, betas=betas, eps=eps, decay=rate * group["weight_decay"], start=start)
-                continue
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
             if not state:
@@ -128,4 +137,4 @@ class Muon(Base):
                 made[i] = x
         made = self._ranks.exchange(made, [m.shape for _, m in matrices], owners, matrices[0][1])
         for (p, m), x in zip(matrices, made):
-            apply(p, x, lr * max(1.0, m.shape[0] / m.shape[1]) ** 0.5, decay)
+            self._move(group, p, x, lr * max(1.0, m.shape[0] / m.shape[1]) ** 0.5, decay)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._errors import ConfigError
-from ._base import Base, adamw, apply, check_curved, one_of, shrink, within
+from ._base import Base, check_curved, one_of, shrink, within
 from ._calls import Call, Recorder, units_of, uses_of, when_known
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
@@ -108,7 +108,8 @@ class NaturalGradient(Base):
     Args:
         model: whose layers are watched, in training mode; called once a batch.
         lr: the learning rate, a number or a tensor.
-        params: tensors or groups; all of the model's by default. Damping is the first group's.
+        params: tensors or groups; all of the model's by default. Damping is the first group's. A group with ``adamw=True`` takes AdamW's
+            step, and is no part of the Fisher matrix.
         damping: l, positive.
         momentum: decay of the sum of steps.
         kl_clip: the most of ``lr^2 step grad`` over a group, or None.
@@ -125,6 +126,8 @@ class NaturalGradient(Base):
 
     :meth:`step` says what becomes of gradients that are not finite.
     """
+
+    _double = True
 
     def __init__(
         self,
@@ -217,7 +220,7 @@ class NaturalGradient(Base):
 
     def _solve(self) -> dict[Tensor, Tensor]:
         """Natural gradients of all parameters that have uses, from their ``.grad``, over all groups."""
-        every = [p for g in self.param_groups for p in g["params"]]
+        every = [p for g in self.param_groups if not g["adamw"] for p in g["params"]]
         batches = [b for b in self._batches if b.uses]
         parameters = [p for p in every if p.grad is not None and any(p in b.uses for b in batches)]
         if not parameters:
@@ -271,8 +274,5 @@ class NaturalGradient(Base):
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(u)
                 u = state["momentum"].mul_(group["momentum"]).add_(u)
-            apply(p, u, group["lr"], decay)
-        for _, p, g in given:
-            if p not in self._solved:
-                rate, betas, eps = group["adamw_lr"], group["adamw_betas"], group["adamw_eps"]
-                adamw(p, g, self.state[p], lr=rate, betas=betas, eps=eps, decay=rate * group["weight_decay"])
+            self._move(group, p, u, group["lr"], decay)
+        self._plain(group, [item for item in given if item[1] not in self._solved])

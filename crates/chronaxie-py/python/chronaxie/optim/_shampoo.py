@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import apply, check_common, check_pair, counter, one_of, shrink, within
+from ._base import check_common, check_pair, counter, one_of, shrink, within
 from ._blocked import Blocked
 from ._blocks import along, count, from_blocks, to_blocks, unfolded
 from ._flat import Flat, check_group, shapes_of
@@ -54,7 +54,8 @@ class Shampoo(Blocked):
     anew comes every ``precondition_frequency`` steps, another share of them at each step.
 
     Args:
-        params: tensors or groups; every option can be set by group.
+        params: tensors or groups; every option can be set by group. A group with ``adamw=True`` (embeddings, a head of words) takes
+            AdamW's step, of any shape, by its lr, ``betas``, ``grafting_eps`` and weight decay.
         lr: the learning rate, a number or a tensor.
         betas: decay of the first moment, and of the factors and the grafting's second moment; 1 sums the factors.
         absolute, relative: damping, ``max(absolute, relative ||L||_F)``.
@@ -142,6 +143,7 @@ class Shampoo(Blocked):
         super().__init__(params, defaults)
 
     _made = "roots"
+    _adamw = "lr", "betas", "grafting_eps"
     # Twenty iterations of Newton.
     _work = 80
 
@@ -221,12 +223,13 @@ class Shampoo(Blocked):
         flats = self.__dict__.get("_flats", {})
         found: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
-            flat = flats.get(id(group)) if group.get("fused") else None
+            flat = flats.get(id(group)) if group.get("fused") and not group["adamw"] else None
             if flat is not None and flat.holds([self.state.get(p, {}) for p in group["params"]]):
                 found.update(zip(group["params"], flat.grads))
         return found
 
     def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        super()._accepts(group, given)
         if group.get("fused") and given:
             check_group("Shampoo", group, given, [self.state[p] for _, p, _ in given])
 
@@ -331,7 +334,7 @@ class Shampoo(Blocked):
         # Before the first root, and without blocks, a step is the grafting's.
         plain = [item for item in work if not item[2]["factors"] or not (counted or item[2]["step"] >= start)]
         for _, p, state in plain:
-            apply(p, self._moments(group, state)[1], group["lr"], decay)
+            self._move(group, p, self._moments(group, state)[1], group["lr"], decay)
         known = {id(item[2]) for item in plain}
         blocked = [item for item in work if id(item[2]) not in known]
         # One parameter after the other, where none waits for what another process made.
@@ -347,4 +350,4 @@ class Shampoo(Blocked):
                     update[where] = from_blocks(x, counts, sizes)
                 if counted and start > 1:
                     update = torch.where(state["step"] >= start, update, graft.reshape(shape))
-                apply(p, update, group["lr"], decay)
+                self._move(group, p, update, group["lr"], decay)

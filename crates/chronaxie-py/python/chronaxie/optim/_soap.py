@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import adamw, apply, check_common, check_pair, counter, shrink, within
+from ._base import check_common, check_pair, counter, shrink, within
 from ._blocked import Blocked
 from ._blocks import along, count, from_blocks, to_blocks, together, unfolded
 from ._owners import Ranks
@@ -55,7 +55,8 @@ class SOAP(Blocked):
     most directions of a basis that it made itself.
 
     Args:
-        params: tensors or groups; every option can be set by group.
+        params: tensors or groups; every option can be set by group. A group with ``adamw=True`` (embeddings, a head of words) takes
+            AdamW's step, of any shape, by its lr, ``betas``, ``eps`` and weight decay.
         lr: the learning rate, a number or a tensor.
         betas: decay of the first and second moments.
         shampoo_beta: decay s of the factors; the second of ``betas`` by default.
@@ -114,6 +115,7 @@ class SOAP(Blocked):
         super().__init__(params, defaults)
 
     _made = "bases"
+    _adamw = "lr", "betas", "eps"
     # Three passes of Cholesky's QR, and two products.
     _work = 12
 
@@ -135,15 +137,14 @@ class SOAP(Blocked):
         work: list[Any] = []
         fresh: set[Tensor] = set()
         blocks: dict[Tensor, list[Any]] = {}
+        self._plain(group, [item for item in given if not spread.grids[item[0]][1]], decay)
         for at, p, g in given:
+            state, (shape, grid) = self.state[p], spread.grids[at]
+            if not grid:
+                continue
             g = g.to(torch.float32)
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
-            state, (shape, grid) = self.state[p], spread.grids[at]
-            if not grid:
-                start = 0 if state else counter(group, p)
-                adamw(p, g, state, lr=group["lr"], betas=(b1, b2), eps=group["eps"], decay=decay, start=start)
-                continue
             if not state:
                 self._begin(group, p, g, shape, grid, spread.owners[at])
                 fresh.add(p)
@@ -166,7 +167,7 @@ class SOAP(Blocked):
                 update = torch.empty(shape, device=p.device)
                 for (where, counts, sizes), x in zip(grid, made):
                     update[where] = from_blocks(x, counts, sizes)
-                apply(p, update, group["lr"], decay)
+                self._move(group, p, update, group["lr"], decay)
         if group["capturable"]:
             for _, pool in self._pooled(group, work, bool(fresh), lambda order: None):
                 due, _, counts = pool.due()
