@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Base(Optimizer):
     _adamw = "adamw_lr", "adamw_betas", "adamw_eps"
     # Whether state is float64 beside float64.
     _double = False
+    # While a step of a scaled loss is made: whether all is to stay as it is, on the device, which nobody waits for.
+    _skip: Optional[Tensor] = None
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, {**defaults, "adamw": False})
@@ -76,24 +79,77 @@ class Base(Optimizer):
         its sum of squares is infinite, is refused. On a GPU nothing waits for an answer: there such a gradient counts as
         zeros, for the whole of its parameter, which the device decides by itself.
 
+        Of a ``torch.amp.GradScaler`` whose ``step`` calls it, where every group has ``capturable=True``, it takes the scale and whether
+        a gradient has overflowed as they are on the device: nothing waits, and after an overflow the device leaves parameters and
+        state as they are (at a parameter's first step the answer is awaited). Otherwise the scaler waits and leaves the step out.
+
         Raises:
+            ConfigError: a closure beside such a scaler.
             DataError: a gradient that is not finite, on the CPU; no state has changed.
             DtypeError: sparse and complex gradients.
             DeviceError: parameters on several devices.
         """
         loss = None
         self._check_capture()
+        scale, skip = self._scaled(closure)
+        if skip is not None and not self._may_skip() and bool(skip):
+            return None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._given = gradients(type(self).__name__, self.param_groups, self._places())
-        for group, given in zip(self.param_groups, self._given):
-            (self._accepts_plain if group["adamw"] else self._accepts)(group, given)
-        # AdamW's last: a step by samples may run layers again with the parameters that they had.
-        for group, given in sorted(zip(self.param_groups, self._given), key=lambda pair: pair[0]["adamw"]):
-            (self._plain if group["adamw"] else self._update)(group, given)
-        self._given = []
+        self._skip = skip if skip is not None and self._may_skip() else None
+        try:
+            self._given = gradients(type(self).__name__, self.param_groups, self._places(), scale, self._skip)
+            for group, given in zip(self.param_groups, self._given):
+                (self._accepts_plain if group["adamw"] else self._accepts)(group, given)
+            # AdamW's last: a step by samples may run layers again with the parameters that they had.
+            for group, given in sorted(zip(self.param_groups, self._given), key=lambda pair: pair[0]["adamw"]):
+                (self._plain if group["adamw"] else self._update)(group, given)
+        finally:
+            self._given, self._skip = [], None
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch.amp.GradScaler leaves ``grad_scale`` and ``found_inf`` here and lets the step do what they ask for; steps that are
+        counted in Python it leaves out by itself, for which it waits for the device."""
+        return all(group.get("capturable") for group in self.param_groups)
+
+    def _scaled(self, closure: Any) -> tuple[Any, Any]:
+        """What GradScaler left for this step: what gradients are multiplied by, and whether they overflowed; each may be None."""
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if closure is not None and (scale is not None or found is not None):
+            raise ConfigError(f"{type(self).__name__}: a closure's gradients are not those that the GradScaler looked at; call it before the step")
+        device = next((p.device for group in self.param_groups for p in group["params"]), None)
+        if isinstance(scale, Tensor):
+            # As GradScaler.unscale_ has it.
+            scale = scale.to(device).double().reciprocal().float()
+        # Without gradients it has nothing to tell.
+        return scale, found.to(device) != 0 if isinstance(found, Tensor) else None
+
+    def _may_skip(self) -> bool:
+        """Whether the device can leave a step out: it counts steps, and parameters have the state that it leaves as it is."""
+        fresh = any(p.grad is not None and p.numel() and not self.state.get(p) for group in self.param_groups for p in group["params"])
+        return self._step_supports_amp_scaling and not fresh
+
+    @contextmanager
+    def _kept(self, *tensors: Tensor) -> Iterator[None]:
+        """Tensors that are changed inside, and stay as they were where the step is left out."""
+        before = [] if self._skip is None else [t.clone() for t in tensors]
+        yield
+        for t, old in zip(tensors, before):
+            torch.where(self._skip, old, t, out=t)  # type: ignore[call-overload]
+
+    def _counted(self, state: dict[str, Any], of: str = "step") -> Any:
+        """Counts a step that is not left out, and gives how many there were."""
+        state[of] += 1 if self._skip is None else self._skip.logical_not()
+        return state[of]
+
+    def _shrink(self, group: dict[str, Any]) -> Any:
+        """What :func:`shrink` gives."""
+        most = group.get("most_lr")
+        with self._kept(*[most] if isinstance(most, Tensor) else []):
+            return shrink(group)
 
     def _accepts_plain(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         """Refuses AdamW's step of parameters that have taken others."""
@@ -112,7 +168,7 @@ class Base(Optimizer):
         # Without a learning rate of its own the step has the group's weight decay, too.
         l2 = group["weight_decay"] if self._adamw[0] == "lr" and group["weight_decay_mode"] == "l2" else 0.0
         if decay is None:
-            decay = shrink(group) if self._adamw[0] == "lr" else rate * group["weight_decay"]
+            decay = self._shrink(group) if self._adamw[0] == "lr" else rate * group["weight_decay"]
         for _, p, g in given:
             g = g if self._double else g.to(torch.float32)
             g = g + l2 * p.to(g.dtype) if l2 else g
@@ -120,15 +176,17 @@ class Base(Optimizer):
             if "exp_avg_sq" not in state:
                 state["step"] = counter(group, p)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
-            state["step"] += 1
-            m = state["exp_avg"].lerp_(g, 1 - b1) / (1 - b1 ** state["step"])
-            v = state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2) / (1 - b2 ** state["step"])
+            step = self._counted(state)
+            with self._kept(state["exp_avg"], state["exp_avg_sq"]):
+                m = state["exp_avg"].lerp_(g, 1 - b1) / (1 - b1**step)
+                v = state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2) / (1 - b2**step)
             self._move(group, p, m / (v.sqrt() + eps), rate, decay)
 
     def _move(self, group: dict[str, Any], p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
         """``p <- p (1 - decay) - lr update`` in the update's type, rounded once."""
         w = p.to(update.dtype)
-        p.copy_(w - (update.reshape(p.shape) * lr + w * decay))
+        made = w - (update.reshape(p.shape) * lr + w * decay)
+        p.copy_(made if self._skip is None else torch.where(self._skip, w, made))
 
     def _check_capture(self) -> None:
         """Refuses to be captured in a CUDA graph where that cannot be right."""
@@ -173,6 +231,13 @@ def counter(group: dict[str, Any], p: Tensor) -> Any:
     return torch.zeros((), dtype=torch.float64, device=p.device) if group.get("capturable") else 0
 
 
+def over_scale(scaler: Any) -> Any:
+    """What a ``torch.amp.GradScaler``'s gradients are multiplied by to be those of the loss; from its device, where it lies there."""
+    scale = getattr(scaler, "_scale", None)
+    # Asked for by its name, it would be waited for.
+    return scale.double().reciprocal().float() if isinstance(scale, Tensor) else 1.0 / scaler.get_scale()
+
+
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -189,10 +254,11 @@ def one_device(name: str, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def gradients(
-    name: str, groups: Sequence[dict[str, Any]], places: dict[Tensor, Tensor] | None = None
+    name: str, groups: Sequence[dict[str, Any]], places: dict[Tensor, Tensor] | None = None, scale: Any = None, skip: Any = None
 ) -> list[list[tuple[int, Tensor, Tensor]]]:
     """For each group the position, parameter and gradient (float32, or float64 as it is) of every parameter that has one;
-    checked before any of them is used. What the device may have to make zeros of lies in ``places``, where there is one."""
+    checked before any of them is used. What the device may have to make zeros of lies in ``places``, where there is one. Before that they
+    are multiplied by ``scale``, and zeros where the device has ``skip``."""
     one_device(name, groups)
     found: list[list[tuple[int, Tensor, Tensor]]] = []
     for group in groups:
@@ -205,7 +271,9 @@ def gradients(
                 raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} has a sparse gradient; make it dense")
             if g.is_complex():
                 raise DtypeError(f"{name}: a parameter of shape {tuple(p.shape)} is complex; its real view is not")
-            found[-1].append((at, p, wide(g)))
+            g = wide(g)
+            g = g if scale is None else g * scale
+            found[-1].append((at, p, g if skip is None else torch.where(skip, g.new_zeros(()), g)))
     flags = iter(_finite(name, [(p, g) for given in found for _, p, g in given]))
 
     def used(p: Tensor, g: Tensor, climbs: bool) -> Tensor:

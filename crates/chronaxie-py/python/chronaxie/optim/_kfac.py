@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
-from ._base import Base, check_curved, one_of, shrink, wide, within
+from ._base import Base, check_curved, one_of, over_scale, wide, within
 from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 
@@ -50,7 +50,7 @@ class KFAC(Base):
             ``positions`` (samples times the layer's positions, as a language model's) or a number.
         accumulation: backward passes a step, whose losses were divided by it.
         per_gate: whether each gate of a recurrent layer has a G of its own, 1/16 of an LSTM's work.
-        grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; asking it for its scale waits for the GPU.
+        grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; it is taken from its device, and nothing waits.
         batch_axis: where samples lie in what layers get that do not say so themselves.
 
     Raises:
@@ -149,9 +149,12 @@ class KFAC(Base):
             return
 
         def seen(grads: Any) -> None:
-            scale = 1.0 if self.grad_scaler is None else 1.0 / self.grad_scaler.get_scale()
             with torch.no_grad():
-                self._add(call, [None if g is None else g * scale for g in grads], None)
+                if self.grad_scaler is not None:
+                    scale = over_scale(self.grad_scaler)
+                    # What is small without its scale is none in half precision.
+                    grads = [None if g is None else (wide(g) if call.unit.plain else g) * scale for g in grads]
+                self._add(call, list(grads), None)
 
         when_known(tensors, seen)
 
@@ -303,7 +306,7 @@ class KFAC(Base):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         steps, every = group["steps"], int(group["inverse_frequency"])
-        decay, grads = shrink(group), {p: g for _, p, g in given}
+        decay, grads = self._shrink(group), {p: g for _, p, g in given}
         places = {p: at for at, p, _ in given}
         l2 = group["weight_decay"] if group["weight_decay_mode"] == "l2" else 0.0
         due = []

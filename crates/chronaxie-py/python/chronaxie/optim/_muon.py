@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import Base, check_adamw, check_common, one_of, shrink, within
+from ._base import Base, check_adamw, check_common, one_of, within
 from ._matrix import orthogonalize
 from ._owners import Ranks
 from ._rounded import PRECISIONS
@@ -33,7 +33,7 @@ class Muon(Base):
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         maximize: climbs.
         capturable: counts AdamW's steps on the device, so that a step can be captured in a CUDA graph once one was taken; lr, where
-            it changes, must be a tensor.
+            it changes, must be a tensor. ``torch.amp.GradScaler`` does not wait then.
         process_group: spreads the matrices over the processes of that group of torch.distributed (True: of all), each of which makes
             its own orthogonal and gets the others' by one all-gather a step; momentum is everywhere. All must have the same
             parameters and gradients, as under DistributedDataParallel.
@@ -105,7 +105,7 @@ class Muon(Base):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         matrices: list[tuple[Tensor, Tensor]] = []
-        lr, decay = group["lr"], shrink(group)
+        lr, decay = group["lr"], self._shrink(group)
         self._plain(group, [item for item in given if item[1].dim() < 2 and item[1].numel()])
         for _, p, g in given:
             if p.numel() == 0 or p.dim() < 2:
@@ -116,8 +116,9 @@ class Muon(Base):
                 g = g + group["weight_decay"] * p.to(torch.float32)
             if not state:
                 state["momentum"] = torch.zeros_like(g)
-            m = state["momentum"].mul_(group["momentum"]).add_(g)
-            along = g + group["momentum"] * m if group["nesterov"] else m
+            with self._kept(state["momentum"]):
+                m = state["momentum"].mul_(group["momentum"]).add_(g)
+                along = g + group["momentum"] * m if group["nesterov"] else m
             matrices.append((p, along.reshape(p.shape[0], -1)))
         if not matrices:
             return

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._errors import ConfigError
-from ._base import Base, check_curved, one_of, shrink, within
+from ._base import Base, check_curved, one_of, over_scale, wide, within
 from ._calls import Call, Recorder, units_of, uses_of, when_known
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
@@ -117,7 +117,7 @@ class NaturalGradient(Base):
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         reduction: what the loss is of the samples' losses, ``mean`` or ``sum``.
         accumulation: backward passes a step, whose losses were divided by it.
-        grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; asking it for its scale waits for the GPU.
+        grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; it is taken from its device, and nothing waits.
         batch_axis: where samples lie, in all layers.
 
     Raises:
@@ -188,9 +188,10 @@ class NaturalGradient(Base):
                 for p in call.unit.parameters:
                     batch.uses.setdefault(p, [])
                 return
-            by = scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
+            by = scale if self.grad_scaler is None else scale * over_scale(self.grad_scaler)
             with torch.no_grad():
-                scaled = [None if g is None else g * by for g in grads]
+                # What is small without its scale is none in half precision.
+                scaled = [None if g is None else (wide(g) if call.unit.plain else g) * by for g in grads]
                 for use in uses_of(call, scaled, batch.samples, self.batch_axis, self._recorder):
                     for p in use.parameters:
                         batch.uses.setdefault(p, []).append(use)
@@ -260,7 +261,7 @@ class NaturalGradient(Base):
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         if self._solved is None:
             self._solved = self._solve()
-        decay = shrink(group)
+        decay = self._shrink(group)
         mine = [(p, g, self._solved[p]) for _, p, g in given if p in self._solved]
         shorter: Any = 1.0
         if group["kl_clip"] is not None and mine:

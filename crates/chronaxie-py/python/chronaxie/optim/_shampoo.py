@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import check_common, check_pair, counter, one_of, shrink, within
+from ._base import check_common, check_pair, counter, one_of, within
 from ._blocked import Blocked
 from ._blocks import along, count, from_blocks, to_blocks, unfolded
 from ._flat import Flat, check_group, shapes_of
@@ -79,7 +79,7 @@ class Shampoo(Blocked):
         maximize: climbs.
         capturable: counts steps on the device, so that a step can be captured in a CUDA graph once one was taken. Then there are
             roots of each block from the first step on, at its turns also before ``start_preconditioning_step``, and every step makes
-            as many; lr, where it changes, must be a tensor.
+            as many; lr, where it changes, must be a tensor. ``torch.amp.GradScaler`` does not wait then.
         fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. On a GPU it is several
             times faster (from compute capability 9.0 on with ``precision="fast"`` on tensor cores). Gradients and parameters are
             copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
@@ -185,20 +185,22 @@ class Shampoo(Blocked):
             if "triangles" in state:
                 # Of a fused step.
                 state["factors"] = by_regions(from_triangle, state.pop("triangles"), grid)
-            state["step"] += 1
+            self._counted(state)
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
-            state["exp_avg"].lerp_(g, 1 - b1)
-            if "exp_avg_sq" in state:
-                if group["grafting"] == "adagrad" or b2 == 1:
-                    state["exp_avg_sq"].addcmul_(g, g)
-                else:
-                    state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2)
-            blocks = g.reshape(shape)
-            for (where, counts, sizes), factors in zip(grid, state["factors"]):
-                x = to_blocks(blocks[where], counts, sizes) if factors else None
-                for axis, factor in enumerate(factors):
-                    add_gram(factor, unfolded(x, axis), b2, new, precision)  # type: ignore[arg-type]
+            moments = [state[name] for name in ("exp_avg", "exp_avg_sq") if name in state]
+            with self._kept(*moments, *(factor for factors in state["factors"] for factor in factors)):
+                moments[0].lerp_(g, 1 - b1)
+                if len(moments) > 1:
+                    if group["grafting"] == "adagrad" or b2 == 1:
+                        moments[1].addcmul_(g, g)
+                    else:
+                        moments[1].mul_(b2).addcmul_(g, g, value=1 - b2)
+                blocks = g.reshape(shape)
+                for (where, counts, sizes), factors in zip(grid, state["factors"]):
+                    x = to_blocks(blocks[where], counts, sizes) if factors else None
+                    for axis, factor in enumerate(factors):
+                        add_gram(factor, unfolded(x, axis), b2, new, precision)  # type: ignore[arg-type]
             work.append((at, p, state))
         if group["capturable"]:
             self._take_turns(group, work, fresh)
@@ -240,7 +242,7 @@ class Shampoo(Blocked):
         if flat is None or not flat.holds(states):
             flat = flats[id(group)] = Flat("shampoo", case, given, self._spread(group).grids, states)
         done = states[0]["step"]
-        shrink(group)
+        self._shrink(group)
         opening = done + 1 == group["start_preconditioning_step"]
         flat.step(case + ",all=true" * opening, given, group["lr"], group.get("most_lr", 0.0), done)
         for state in states:
@@ -296,7 +298,8 @@ class Shampoo(Blocked):
                 if b2 != 1:
                     factors = factors * (1 / (1 - b2**steps)).to(factors.dtype)[:, None, None]
                 made, record = inverse_root(factors, 1 / power, **options)  # type: ignore[arg-type]
-                pool.take(at, made, (record.status != FAILED)[:, None, None] & counts)  # type: ignore[arg-type, attr-defined]
+                good = (record.status != FAILED)[:, None, None] & counts  # type: ignore[attr-defined]
+                pool.take(at, made, good if self._skip is None else good & ~self._skip)  # type: ignore[arg-type]
 
     def _moments(self, group: dict[str, Any], state: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The first moment, and the grafting's step."""
@@ -329,7 +332,7 @@ class Shampoo(Blocked):
         return made
 
     def _apply(self, group: dict[str, Any], work: list[Any]) -> None:
-        start, decay, counted = group["start_preconditioning_step"], shrink(group), group["capturable"]
+        start, decay, counted = group["start_preconditioning_step"], self._shrink(group), group["capturable"]
         spread = self._spread(group)
         # Before the first root, and without blocks, a step is the grafting's.
         plain = [item for item in work if not item[2]["factors"] or not (counted or item[2]["step"] >= start)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import check_common, check_pair, counter, shrink, within
+from ._base import check_common, check_pair, counter, within
 from ._blocked import Blocked
 from ._blocks import along, count, from_blocks, to_blocks, together, unfolded
 from ._owners import Ranks
@@ -132,7 +132,7 @@ class SOAP(Blocked):
         return int(group["max_preconditioner_dim"]), bool(group["precondition_vectors"]), bool(group["merge_dims"])
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        (b1, b2), decay, spread = group["betas"], shrink(group), self._spread(group)
+        (b1, b2), decay, spread = group["betas"], self._shrink(group), self._spread(group)
         keep = b2 if group["shampoo_beta"] is None else group["shampoo_beta"]
         work: list[Any] = []
         fresh: set[Tensor] = set()
@@ -148,14 +148,15 @@ class SOAP(Blocked):
             if not state:
                 self._begin(group, p, g, shape, grid, spread.owners[at])
                 fresh.add(p)
-            state["step"] += 1
-            state["exp_avg"].lerp_(g, 1 - b1)
+            self._counted(state)
             blocks[p] = []
-            for (where, counts, sizes), factors in zip(grid, state["factors"]):
-                x = to_blocks(g.reshape(shape)[where], counts, sizes) if factors else None
-                blocks[p].append(x)
-                for axis, factor in enumerate(factors):
-                    add_gram(factor, unfolded(x, axis), keep, 1 - keep)  # type: ignore[arg-type]
+            with self._kept(state["exp_avg"], *(factor for factors in state["factors"] for factor in factors)):
+                state["exp_avg"].lerp_(g, 1 - b1)
+                for (where, counts, sizes), factors in zip(grid, state["factors"]):
+                    x = to_blocks(g.reshape(shape)[where], counts, sizes) if factors else None
+                    blocks[p].append(x)
+                    for axis, factor in enumerate(factors):
+                        add_gram(factor, unfolded(x, axis), keep, 1 - keep)  # type: ignore[arg-type]
             work.append((at, p, state))
         self._first(work, fresh)
         # One parameter after the other, where none waits for what another process made.
@@ -175,7 +176,7 @@ class SOAP(Blocked):
                 made = next_basis(unpack(pool.factors.index_select(0, due), bases.shape[-1]), bases)
                 # Behind the first step no basis turns; what it calls is then loaded, which a graph could not do.
                 if not fresh:
-                    pool.take(due, made, counts)
+                    pool.take(due, made, counts if self._skip is None else counts & ~self._skip)
         else:
             self._turn(group, [item for item in work if item[1] not in fresh])
 
@@ -231,7 +232,8 @@ class SOAP(Blocked):
                 x, m = along(x, q.mT, axis), along(m, q.mT, axis)
             v = to_blocks(second[where], counts, sizes)
             v = v.mul(b2).addcmul_(x, x, value=1 - b2)
-            second[where] = from_blocks(v, counts, sizes)
+            with self._kept(second[where]):
+                second[where] = from_blocks(v, counts, sizes)
             root = (v / c2).sqrt()
             m = m / (root + (eps + _NOISE * root.flatten(1).amax(1)).view(-1, *[1] * len(sizes)))
             for axis, q in enumerate(bases):
