@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._errors import ConfigError, DataError, DeviceError, DtypeError
+from ._stochastic import rounded
 
 WEIGHT_DECAY = ("decoupled", "l2", "corrected", "independent")
 
@@ -64,6 +65,7 @@ class Base(Optimizer):
             self._check(group)
             if not isinstance(group["adamw"], bool):
                 raise ConfigError(f"{name}: adamw = {group['adamw']!r} is not True or False")
+            _check_rounding(name, group)
             if group["adamw"]:
                 check_pair(name, self._adamw[1], group[self._adamw[1]])
             one_device(name, self.param_groups)
@@ -109,6 +111,14 @@ class Base(Optimizer):
             self._given, self._skip = [], None
         return loss
 
+    def _places_of_all(self) -> dict[Tensor, int]:
+        """The place of each parameter among those of all groups."""
+        known = self.__dict__.get("_numbered", {})
+        if len(known) != sum(len(group["params"]) for group in self.param_groups):
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            known = self.__dict__["_numbered"] = {p: at for at, p in enumerate(parameters)}
+        return known
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether torch.amp.GradScaler leaves ``grad_scale`` and ``found_inf`` here and lets the step do what they ask for; steps that are
@@ -119,7 +129,9 @@ class Base(Optimizer):
         """What GradScaler left for this step: what gradients are multiplied by, and whether they overflowed; each may be None."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if closure is not None and (scale is not None or found is not None):
-            raise ConfigError(f"{type(self).__name__}: a closure's gradients are not those that the GradScaler looked at; call it before the step")
+            raise ConfigError(
+                f"{type(self).__name__}: a closure's gradients are not those that the GradScaler looked at; call it before the step"
+            )
         device = next((p.device for group in self.param_groups for p in group["params"]), None)
         if isinstance(scale, Tensor):
             # As GradScaler.unscale_ has it.
@@ -183,9 +195,14 @@ class Base(Optimizer):
             self._move(group, p, m / (v.sqrt() + eps), rate, decay)
 
     def _move(self, group: dict[str, Any], p: Tensor, update: Tensor, lr: Any, decay: Any) -> None:
-        """``p <- p (1 - decay) - lr update`` in the update's type, rounded once."""
+        """``p <- p (1 - decay) - lr update`` in the update's type, rounded once, to the nearest or as draws have it."""
         w = p.to(update.dtype)
         made = w - (update.reshape(p.shape) * lr + w * decay)
+        if group["stochastic_rounding"] and p.dtype is torch.bfloat16:
+            state = self.state[p]
+            if "rounded" not in state:
+                state["rounded"] = counter(group, p)
+            made = rounded(made, group["seed"], self._places_of_all()[p], self._counted(state, "rounded"))
         p.copy_(made if self._skip is None else torch.where(self._skip, w, made))
 
     def _check_capture(self) -> None:
@@ -213,6 +230,7 @@ class Base(Optimizer):
         ids = [i for g in groups for i in g["params"]]
         parameters = [p for g in self.param_groups for p in g["params"]]
         counted = {p: counter(g, p) for g in self.param_groups for p in g["params"]}
+        self.__dict__.pop("_numbered", None)
 
         def placed(value: Any, device: Any) -> Any:
             if isinstance(value, Tensor):
@@ -223,7 +241,7 @@ class Base(Optimizer):
 
         for i, p in zip(ids, parameters):
             for key, value in state_dict["state"].get(i, {}).items():
-                self.state[p][key] = counted[p] + int(value) if key == "step" else placed(value, p.device)
+                self.state[p][key] = counted[p] + int(value) if key in ("step", "rounded") else placed(value, p.device)
 
 
 def counter(group: dict[str, Any], p: Tensor) -> Any:
@@ -329,6 +347,19 @@ def shrink(group: dict[str, Any]) -> Any:
     if isinstance(most, Tensor):
         most = most.clamp_min(torch.finfo(most.dtype).tiny)
     return lr / most * decay * (lr if mode == "corrected" else 1.0)
+
+
+def _check_rounding(name: str, group: dict[str, Any]) -> None:
+    """Refuses draws for parameters that are not bfloat16's, nor rounded to float32 or more."""
+    if not isinstance(group["stochastic_rounding"], bool):
+        raise ConfigError(f"{name}: stochastic_rounding = {group['stochastic_rounding']!r} is not True or False")
+    if type(group["seed"]) is not int or not 0 <= group["seed"] < 1 << 63:
+        raise ConfigError(f"{name}: seed = {group['seed']!r} is not a whole number of 0 .. 2^63 - 1")
+    for p in group["params"]:
+        if group["stochastic_rounding"] and p.dtype is torch.float16:
+            raise DtypeError(
+                f"{name}: stochastic_rounding = True is for parameters of bfloat16, and one of shape {tuple(p.shape)} holds float16"
+            )
 
 
 def _check_rate(name: str, of: str, rate: Any) -> None:

@@ -44,6 +44,8 @@ class KFAC(Base):
             Recurrent layers need one: factors know nothing of what steps in time have to do with each other.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
+        maximize: climbs.
+        stochastic_rounding, seed: as for :class:`Shampoo`.
         sharing: where positions share a weight, ``expand`` (each is a sample) or ``reduce`` (inputs averaged, gradients summed).
         fisher: ``empirical`` (from the loss that is trained), or ``sampled`` or ``exact``: from :meth:`observe`.
         reduction, terms: how the trained loss came about, ``mean`` or ``sum``, over how many terms: ``batch`` (samples),
@@ -83,6 +85,8 @@ class KFAC(Base):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         maximize: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
         sharing: str = "expand",
         fisher: str = "empirical",
         reduction: str = "mean",
@@ -96,6 +100,7 @@ class KFAC(Base):
             lr=lr, momentum=momentum, damping=damping, damping_mode=damping_mode, ekfac=ekfac, decay=decay,
             factor_frequency=factor_frequency, inverse_frequency=inverse_frequency, kl_clip=kl_clip, weight_decay=weight_decay,
             weight_decay_mode=weight_decay_mode, adamw_lr=adamw_lr, adamw_betas=adamw_betas, adamw_eps=adamw_eps, maximize=maximize,
+            stochastic_rounding=stochastic_rounding, seed=seed,
             steps=0,
         )  # fmt: skip
         one_of("KFAC", "sharing", sharing, ("expand", "reduce"))

@@ -34,6 +34,7 @@ class Muon(Base):
         maximize: climbs.
         capturable: counts AdamW's steps on the device, so that a step can be captured in a CUDA graph once one was taken; lr, where
             it changes, must be a tensor. ``torch.amp.GradScaler`` does not wait then.
+        stochastic_rounding, seed: as for :class:`Shampoo`.
         process_group: spreads the matrices over the processes of that group of torch.distributed (True: of all), each of which makes
             its own orthogonal and gets the others' by one all-gather a step; momentum is everywhere. All must have the same
             parameters and gradients, as under DistributedDataParallel.
@@ -59,6 +60,8 @@ class Muon(Base):
         adamw_eps: float = 1e-8,
         maximize: bool = False,
         capturable: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
         process_group: Any = None,
     ) -> None:
         defaults = dict(
@@ -74,6 +77,8 @@ class Muon(Base):
             adamw_eps=adamw_eps,
             maximize=maximize,
             capturable=capturable,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
         )
         self._ranks = Ranks("Muon", process_group)
         super().__init__(params, defaults)

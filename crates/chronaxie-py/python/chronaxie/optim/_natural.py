@@ -115,6 +115,8 @@ class NaturalGradient(Base):
         kl_clip: the most of ``lr^2 step grad`` over a group, or None.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
+        maximize: climbs.
+        stochastic_rounding, seed: as for :class:`Shampoo`.
         reduction: what the loss is of the samples' losses, ``mean`` or ``sum``.
         accumulation: backward passes a step, whose losses were divided by it.
         grad_scaler: ``torch.amp.GradScaler``, whose scale the hooks' gradients have; it is taken from its device, and nothing waits.
@@ -144,6 +146,8 @@ class NaturalGradient(Base):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         maximize: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
         reduction: str = "mean",
         accumulation: int = 1,
         grad_scaler: Any = None,
@@ -152,6 +156,7 @@ class NaturalGradient(Base):
         defaults = dict(
             lr=lr, damping=damping, momentum=momentum, kl_clip=kl_clip, weight_decay=weight_decay,
             weight_decay_mode=weight_decay_mode, adamw_lr=adamw_lr, adamw_betas=adamw_betas, adamw_eps=adamw_eps, maximize=maximize,
+            stochastic_rounding=stochastic_rounding, seed=seed,
         )  # fmt: skip
         one_of("NaturalGradient", "reduction", reduction, ("mean", "sum"))
         within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)

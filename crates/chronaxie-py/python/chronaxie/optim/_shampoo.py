@@ -84,6 +84,10 @@ class Shampoo(Blocked):
             times faster (from compute capability 9.0 on with ``precision="fast"`` on tensor cores). Gradients and parameters are
             copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
             with what the other saved. Not with ``capturable`` or a ``process_group``, ``merge_dims=False`` or exponents by order.
+        stochastic_rounding: bfloat16 parameters are rounded up or down at random, in proportion to what lies between, so that steps of less
+            than half a unit in their last place add up without a float32 copy of them; others are rounded to the nearest. The draws
+            are a hash of ``seed``, the parameter's place and how often it was drawn for: a run's bits are the next one's.
+        seed: of those draws, 0 .. 2^63 - 1.
         process_group: spreads blocks over the processes of that group of torch.distributed (True: of all). Each keeps factors and
             roots of its own blocks alone, and gets the steps of the others' by one all-gather a step. All must have the same
             parameters and gradients, as under DistributedDataParallel. :meth:`consolidated_state_dict` is what to save.
@@ -117,6 +121,8 @@ class Shampoo(Blocked):
         maximize: bool = False,
         capturable: bool = False,
         fused: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
         process_group: Any = None,
     ) -> None:
         defaults = dict(
@@ -138,6 +144,8 @@ class Shampoo(Blocked):
             maximize=maximize,
             capturable=capturable,
             fused=fused,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
         )
         self._ranks = Ranks("Shampoo", process_group)
         super().__init__(params, defaults)

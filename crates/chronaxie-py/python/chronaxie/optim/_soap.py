@@ -68,7 +68,7 @@ class SOAP(Blocked):
         precondition_vectors: whether parameters of one axis have a basis too; otherwise they take Adam's step.
         correct_bias: divides the moments by what they lack at first.
         maximize: climbs.
-        capturable, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in the graph.
+        capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in the graph.
 
     Raises:
         ConfigError: an option out of range, with its value.
@@ -94,6 +94,8 @@ class SOAP(Blocked):
         correct_bias: bool = True,
         maximize: bool = False,
         capturable: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
         process_group: Any = None,
     ) -> None:
         defaults = dict(
@@ -110,6 +112,8 @@ class SOAP(Blocked):
             correct_bias=correct_bias,
             maximize=maximize,
             capturable=capturable,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
         )
         self._ranks = Ranks("SOAP", process_group)
         super().__init__(params, defaults)
