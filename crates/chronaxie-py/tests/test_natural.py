@@ -109,6 +109,75 @@ def test_a_scaled_loss_takes_the_same_steps():
         assert torch.equal(a, b), "powers of two scale without rounding"
 
 
+def net_with_a_batch_norm(seed=0):
+    """A batch norm has AdamW's step; its samples mix, but in those of others it is a function like any."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("options", [{}, dict(momentum=0.9, kl_clip=1e-2, weight_decay=0.1, weight_decay_mode="corrected")], ids=["plain", "all"])
+def test_the_device_may_count_and_leave_steps_out(options):
+    """The same steps where the device counts AdamW's, and the same bits under a scaler that it does not wait for."""
+    finals, naturals = [], []
+    for kind in ("python", "device", "scaled"):
+        net = net_with_a_batch_norm()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, enabled=kind == "scaled")
+        natural = optim.NaturalGradient(net, lr=torch.tensor(0.05), damping=1e-1, capturable=kind != "python", grad_scaler=scaler, **options)
+        for k in range(5):
+            for over in (True, False) if kind == "scaled" and k in (0, 2, 3) else (False,):
+                statistics = copy.deepcopy([b for b in net.buffers()])
+                natural.zero_grad()
+                scaler.scale(mse(net(normal(8, 4, seed=k))) * (float("inf") if over else 1.0)).backward()
+                scaler.step(natural)
+                scaler.update()
+                if over:
+                    # What the forward pass moved is not the step's.
+                    for b, old in zip(net.buffers(), statistics):
+                        b.copy_(old)
+        finals.append([p.detach() for p in net.parameters()])
+        naturals.append(natural)
+    assert not naturals[0]._step_supports_amp_scaling and naturals[1]._step_supports_amp_scaling
+    for a, b, c in zip(*finals):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+        assert torch.equal(b, c)
+    for natural, net_state in zip(naturals[1:], (5.0, 5.0)):
+        counts = [s["step"] for s in natural.state.values() if "step" in s]
+        assert len(counts) == 2 and all(isinstance(c, torch.Tensor) and float(c) == net_state for c in counts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_whole_training_step_in_a_graph(cuda, momentum):
+    """Forward, backward and the step, captured once: the bits of steps that are not."""
+
+    def start():
+        net = mlp().to(cuda)
+        natural = optim.NaturalGradient(net, lr=0.05, damping=1e-1, momentum=momentum, capturable=True)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            once(net, natural, normal(8, 4).to(cuda))
+        torch.cuda.current_stream().wait_stream(stream)
+        return net, natural
+
+    def once(net, natural, x):
+        natural.zero_grad()
+        mse(net(x)).backward()
+        natural.step()
+
+    (eager, one), (captured, two) = start(), start()
+    x = torch.zeros(8, 4, device=cuda)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once(captured, two, x)
+    for k in range(1, 5):
+        x.copy_(normal(8, 4, seed=k))
+        graph.replay()
+        once(eager, one, x)
+    for p, q in zip(eager.parameters(), captured.parameters()):
+        assert torch.equal(p, q)
+
+
 @pytest.mark.gpu
 def test_natural_gradients_on_a_gpu(cuda):
     torch.manual_seed(0)

@@ -141,8 +141,17 @@ class Base(Optimizer):
 
     def _may_skip(self) -> bool:
         """Whether the device can leave a step out: it counts steps, and parameters have the state that it leaves as it is."""
-        fresh = any(p.grad is not None and p.numel() and not self.state.get(p) for group in self.param_groups for p in group["params"])
-        return self._step_supports_amp_scaling and not fresh
+        every = ((group, p) for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel())
+        return self._step_supports_amp_scaling and all(self._begun(group, p) for group, p in every)
+
+    def _begun(self, group: dict[str, Any], p: Tensor) -> bool:
+        """Whether a parameter has all the state that steps change."""
+        state = self.state.get(p)
+        return bool(state) and ("rounded" in state or not self._draws(group, p))  # type: ignore[operator]
+
+    def _draws(self, group: dict[str, Any], p: Tensor) -> bool:
+        """Whether a parameter is rounded at random."""
+        return bool(group["stochastic_rounding"]) and p.dtype is torch.bfloat16
 
     @contextmanager
     def _kept(self, *tensors: Tensor) -> Iterator[None]:
@@ -198,7 +207,7 @@ class Base(Optimizer):
         """``p <- p (1 - decay) - lr update`` in the update's type, rounded once, to the nearest or as draws have it."""
         w = p.to(update.dtype)
         made = w - (update.reshape(p.shape) * lr + w * decay)
-        if group["stochastic_rounding"] and p.dtype is torch.bfloat16:
+        if self._draws(group, p):
             state = self.state[p]
             if "rounded" not in state:
                 state["rounded"] = counter(group, p)
@@ -215,7 +224,7 @@ class Base(Optimizer):
                 how = "needs capturable=True" if "capturable" in self.defaults else "waits for the GPU, and is not there"
                 raise ConfigError(f"{name}: a step in a CUDA graph {how}")
             for p in group["params"]:
-                if p.grad is not None and p.numel() and not self.state.get(p):
+                if p.grad is not None and p.numel() and not self._begun(group, p):
                     raise ConfigError(f"{name}: a parameter of shape {tuple(p.shape)} has no state; take a step before the graph")
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -116,6 +116,8 @@ class NaturalGradient(Base):
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         maximize: climbs.
+        capturable: counts AdamW's steps on the device, so that a forward pass, a backward pass and the step can be captured in one CUDA
+            graph once a step was taken; batches have its size then, and lr, where it changes, must be a tensor.
         stochastic_rounding, seed: as for :class:`Shampoo`.
         reduction: what the loss is of the samples' losses, ``mean`` or ``sum``.
         accumulation: backward passes a step, whose losses were divided by it.
@@ -146,6 +148,7 @@ class NaturalGradient(Base):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         maximize: bool = False,
+        capturable: bool = False,
         stochastic_rounding: bool = False,
         seed: int = 0,
         reduction: str = "mean",
@@ -156,7 +159,7 @@ class NaturalGradient(Base):
         defaults = dict(
             lr=lr, damping=damping, momentum=momentum, kl_clip=kl_clip, weight_decay=weight_decay,
             weight_decay_mode=weight_decay_mode, adamw_lr=adamw_lr, adamw_betas=adamw_betas, adamw_eps=adamw_eps, maximize=maximize,
-            stochastic_rounding=stochastic_rounding, seed=seed,
+            capturable=capturable, stochastic_rounding=stochastic_rounding, seed=seed,
         )  # fmt: skip
         one_of("NaturalGradient", "reduction", reduction, ("mean", "sum"))
         within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)
@@ -224,6 +227,12 @@ class NaturalGradient(Base):
 
     step.__doc__ = Base.step.__doc__
 
+    def _begun(self, group: dict[str, Any], p: Tensor) -> bool:
+        if group["adamw"] or group["momentum"] or self._draws(group, p) or not any(p in b.uses for b in self._batches):
+            return super()._begun(group, p)
+        # A step that is solved for needs nothing of those before it.
+        return True
+
     def _solve(self) -> dict[Tensor, Tensor]:
         """Natural gradients of all parameters that have uses, from their ``.grad``, over all groups."""
         every = [p for g in self.param_groups if not g["adamw"] for p in g["params"]]
@@ -279,6 +288,7 @@ class NaturalGradient(Base):
                 state = self.state[p]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(u)
-                u = state["momentum"].mul_(group["momentum"]).add_(u)
+                with self._kept(state["momentum"]):
+                    u = state["momentum"].mul_(group["momentum"]).add_(u)
             self._move(group, p, u, group["lr"], decay)
         self._plain(group, [item for item in given if item[1] not in self._solved])
