@@ -189,6 +189,9 @@ def run(net, optimizer, first, count):
         x = normal(4, 2, 6, 6, seed=k)
         optimizer.zero_grad()
         net(x).square().mean().backward()
+        for i, p in enumerate(net.parameters()):
+            # Of directions without any gradient rounding chooses SOAP's basis.
+            p.grad += 0.1 * normal(*p.shape, seed=100 * k + i)
         optimizer.step()
 
 for make in (optim.Shampoo, optim.SOAP, optim.Muon):
@@ -230,6 +233,38 @@ for make in (optim.Shampoo, optim.SOAP, optim.Muon):
             raise SystemExit("half a state was taken for a whole one")
         except Exception as error:
             assert "save what consolidated_state_dict() gives" in str(error), error
+
+def stepped(p, optimizer, first, count):
+    for k in range(first, first + count):
+        p.grad = normal(48, 40, seed=k)
+        optimizer.step()
+
+# One matrix of nine blocks, six of which have one shape: five blocks and four.
+for make in (optim.Shampoo, optim.SOAP):
+    options = dict(max_preconditioner_dim=16, precondition_frequency=2, lr=0.01)
+    alone, p, q = (torch.nn.Parameter(normal(48, 40, seed=9)) for _ in range(3))
+    one, two, other = make([alone], **options), make([p], process_group=True, **options), make([q], process_group=True, **options)
+    stepped(alone, one, 0, 5)
+    stepped(p, two, 0, 5)
+    torch.testing.assert_close(alone, p, rtol=1e-4, atol=1e-5)
+    held = [sum(t.numel() for some in o.state[w]["factors"] for t in some) for o, w in ((one, alone), (two, p))]
+    both = [None, None]
+    dist.all_gather_object(both, held[1])
+    assert sum(both) == held[0] and max(both) < 0.6 * held[0], (both, held)
+    # A process takes back its own part of a state, and not another's.
+    saved = [None, None]
+    dist.all_gather_object(saved, two.state_dict())
+    q.data.copy_(p.detach())
+    other.load_state_dict(saved[rank])
+    assert all("blocks" in s["state"][0] for s in saved) and "blocks" not in two.consolidated_state_dict()["state"][0]
+    stepped(p, two, 5, 3)
+    stepped(q, other, 5, 3)
+    assert torch.equal(p, q)
+    try:
+        other.load_state_dict(saved[1 - rank])
+        raise SystemExit("another's part was taken for one's own")
+    except Exception as error:
+        assert "which were another process's" in str(error), error
 dist.destroy_process_group()
 print("done")
 """
@@ -249,6 +284,27 @@ def test_two_processes_own_half_each_and_take_the_steps_of_one():
     ]
     said = [r.communicate(timeout=240)[0] for r in ranks]
     assert all(s.splitlines()[-1:] == ["done"] for s in said), said
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 64])
+def test_nobody_has_much_more_than_others(count):
+    """Of a few large matrices, each of which is one region of equal blocks, and many small ones."""
+    ranks = Ranks("test", None)
+    ranks.count = count
+    regions = [(256, 3.0), (64, 5.0), (16, 1.0), *[(1, 0.5)] * 100]
+    spans = ranks.spans(regions)
+    loads = [0.0] * count
+    for (blocks, each), some in zip(regions, spans):
+        assert some[0][1] == 0 and some[-1][2] == blocks and all(a[2] == b[1] for a, b in zip(some, some[1:]))
+        assert len({rank for rank, _, _ in some}) == len(some) and all(lo < hi for _, lo, hi in some)
+        for rank, lo, hi in some:
+            loads[rank] += (hi - lo) * each
+    whole = sum(blocks * each for blocks, each in regions)
+    # An eighth of a share, or a block.
+    assert sum(loads) == whole and max(loads) <= whole / count + max(whole / count / 8, 5.0)
+    assert sum(map(len, spans)) <= len(regions) + 8 * count
+    ranks.count = 1
+    assert ranks.spans(regions) == [[(0, 0, blocks)] for blocks, _ in regions] and ranks.spans([]) == []
 
 
 def test_the_longest_goes_to_whom_has_least():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._errors import CheckpointError, ConfigError
@@ -16,18 +17,19 @@ from ._turns import Place, Pool
 
 
 class Spread(NamedTuple):
-    """Of the parameters of a group, by their places: shapes with their grids of blocks, and of each region the turn of its first
-    block and the process that owns it."""
+    """Of the parameters of a group, by their places: shapes with their grids of blocks, and of each region the blocks that are this
+    process's own, the turn of the first of those, and the blocks of every process that has some."""
 
     key: Any
     grids: list[tuple[list[int], list[Any]]]
+    own: list[list[slice]]
     turns: list[list[int]]
-    owners: list[list[int]]
+    owners: list[list[list[tuple[int, int, int]]]]
 
 
 class Blocked(Base):
-    """State of a parameter with blocks: ``step``, ``factors`` (packed) and what is made of them, lists by regions of lists by axes,
-    empty where another process owns the region."""
+    """State of a parameter with blocks: ``step``, ``factors`` (packed) and what is made of them, lists by regions of lists by axes, of
+    this process's blocks alone (``blocks`` says which, where there are several processes), and empty where it has none of a region."""
 
     # The name in the state of what is made of factors.
     _made: str
@@ -48,20 +50,34 @@ class Blocked(Base):
         known = self.__dict__.setdefault("_spreads", {}).get(id(group))
         if known is None or known.key != key:
             grids: list[Any] = [(list(p.shape), []) if plain else grid_of(p, *how) for p in group["params"]]
-            turns: list[list[int]] = []
-            costs, turn = [], 0
+            regions = []
             for _, grid in grids:
-                turns.append([])
                 for _, counts, sizes in grid:
-                    turns[-1].append(turn)
-                    turn += count(counts)
                     # Products with factors and with what is made of them, every step, and making it at some.
                     each = sum(4 * n * count(sizes) + self._work * n**3 / int(group["precondition_frequency"]) for n in sizes)
-                    costs.append(count(counts) * each)
-            owners = iter(self._ranks.shares(costs))
-            known = Spread(key, grids, turns, [[next(owners) for _ in grid] for _, grid in grids])
+                    regions.append((count(counts), each))
+            found, turn = iter(self._ranks.spans(regions)), 0
+            known = Spread(key, grids, [], [], [])
+            for _, grid in grids:
+                known.owners.append([next(found) for _ in grid])
+                known.own.append([self._mine(spans) for spans in known.owners[-1]])
+                known.turns.append([])
+                for (_, counts, _), mine in zip(grid, known.own[-1]):
+                    known.turns[-1].append(turn + mine.start)
+                    turn += count(counts)
             self._spreads[id(group)] = known
         return known
+
+    def _mine(self, spans: list[tuple[int, int, int]]) -> slice:
+        return next((slice(lo, hi) for rank, lo, hi in spans if rank == self._ranks.own), slice(0, 0))
+
+    def _blocks_of(self, spread: Spread, at: int) -> list[tuple[list[int], int]]:
+        """Of each region the sizes of a block (none where this process has none) and how many it has."""
+        return [(sizes if mine.stop else [], mine.stop - mine.start) for (_, _, sizes), mine in zip(spread.grids[at][1], spread.own[at])]
+
+    def _note_blocks(self, state: dict[str, Any], spread: Spread, at: int) -> None:
+        if self._ranks.count > 1:
+            state["blocks"] = [[mine.start, mine.stop] for mine in spread.own[at]]
 
     def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         for at, p, _ in given:
@@ -71,9 +87,6 @@ class Blocked(Base):
                     f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has state of AdamW's steps; adamw is for parameters "
                     "from their first step on"
                 )
-
-    def _own(self, sizes: list[int], owner: int) -> list[int]:
-        return sizes if owner == self._ranks.own else []
 
     def _pooled(self, group: dict[str, Any], work: list[Any], fresh: bool, kind: Any) -> list[tuple[Any, Pool]]:
         """The pools of all parameters of ``work`` (their places, themselves and their states), by kind (a function of the order of a
@@ -97,14 +110,23 @@ class Blocked(Base):
         if self._ranks.count == 1:
             return parts
         spread = self._spread(group)
-        flat, shapes, owners = [], [], []
-        for (at, _, _), own in zip(work, parts):
-            for (_, counts, sizes), owner, x in zip(spread.grids[at][1], spread.owners[at], own):
-                flat.append(x)
-                shapes.append([count(counts), *sizes])
-                owners.append(owner)
-        found = iter(self._ranks.exchange(flat, shapes, owners, like) if flat else [])
+        regions = [
+            (x, spans, sizes)
+            for (at, _, _), own in zip(work, parts)
+            for (_, _, sizes), spans, x in zip(spread.grids[at][1], spread.owners[at], own)
+        ]
+        found = iter(self._gathered(regions, like))
         return [[next(found) for _ in own] for own in parts]
+
+    def _gathered(self, regions: list[tuple[Any, list[tuple[int, int, int]], list[int]]], like: Tensor) -> list[Tensor]:
+        """All blocks of some regions, given as what this process has of them, who has which, and the shape of one."""
+        pieces = [(x, rank, [hi - lo, *shape]) for x, spans, shape in regions for rank, lo, hi in spans]
+        if not pieces:
+            return []
+        mine = [x if rank == self._ranks.own else None for x, rank, _ in pieces]
+        found = iter(self._ranks.exchange(mine, [shape for _, _, shape in pieces], [rank for _, rank, _ in pieces], like))
+        parts = [[next(found) for _ in spans] for _, spans, _ in regions]
+        return [some[0] if len(some) == 1 else torch.cat(some) for some in parts]
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
@@ -113,7 +135,7 @@ class Blocked(Base):
         name = type(self).__name__
         for group in self.param_groups:
             spread = self._spread(group)
-            for (_, grid), owners, p in zip(spread.grids, spread.owners, group["params"]):
+            for at, ((_, grid), p) in enumerate(zip(spread.grids, group["params"])):
                 state = self.state.get(p)
                 if not state or "factors" not in state:
                     continue
@@ -122,17 +144,22 @@ class Blocked(Base):
                         f"{name}: of a parameter of shape {tuple(p.shape)} {len(state['factors'])} regions of blocks were saved, where "
                         f"max_preconditioner_dim = {group['max_preconditioner_dim']} makes {len(grid)}"
                     )
-                for k, ((_, _, sizes), owner) in enumerate(zip(grid, owners)):
-                    own = self._own(sizes, owner)
+                saved = state.pop("blocks", None)
+                for k, ((_, counts, sizes), mine) in enumerate(zip(grid, spread.own[at])):
+                    # What was not consolidated is a part, and this process's own or of no use to it.
+                    had = slice(0, count(counts)) if saved is None else slice(*saved[k])
                     found = state["factors"][k], state[self._made][k]
-                    if len(found[0]) < len(own):
+                    if mine.stop and (not found[0] or mine.start < had.start or mine.stop > had.stop):
                         raise CheckpointError(
                             f"{name}: of a parameter of shape {tuple(p.shape)} blocks {sizes} were saved without their factors, which "
                             "were another process's; save what consolidated_state_dict() gives"
                         )
-                    # Earlier versions kept whole matrices.
-                    state["factors"][k] = [pack(f) if f.dim() == 3 else f for f in found[0][: len(own)]]
-                    state[self._made][k] = list(found[1][: len(own)])
+                    lo, blocks = mine.start - had.start, mine.stop - mine.start
+                    # In memory of their own, which a part of all would keep. Earlier versions kept whole matrices.
+                    own = [[t if len(t) == blocks else t[lo : lo + blocks].clone() for t in of] if blocks else [] for of in found]
+                    state["factors"][k] = [pack(f) if f.dim() == 3 else f for f in own[0]]
+                    state[self._made][k] = own[1]
+                self._note_blocks(state, spread, at)
 
     load_state_dict.__doc__ = Base.load_state_dict.__doc__
 
@@ -152,19 +179,18 @@ class Blocked(Base):
     def _consolidated(self, state: dict[str, Any], spread: Spread, at: int) -> dict[str, Any]:
         shape, grid = spread.grids[at]
         like = state["exp_avg"]
+        state.pop("blocks", None)
         for name in ("factors", self._made):
             regions = []
-            for (_, counts, sizes), owner, own in zip(grid, spread.owners[at], state[name]):
+            for (_, _, sizes), spans, own in zip(grid, spread.owners[at], state[name]):
                 tails = [[packed_size(n)] if name == "factors" else [n, n] for n in sizes]
-                shapes = [[count(counts), *tail] for tail in tails]
-                regions.append(self._ranks.exchange(own or [None] * len(sizes), shapes, [owner] * len(sizes), like))
+                regions.append(self._gathered([(x, spans, tail) for x, tail in zip(own or [None] * len(sizes), tails)], like))
             state[name] = regions
         if self._made == "bases":
             # Second moments in a basis are its owner's.
             second = state["exp_avg_sq"].clone()
-            for (where, counts, sizes), owner in zip(grid, spread.owners[at]):
-                part = to_blocks(second[where], counts, sizes) if owner == self._ranks.own else None
-                (found,) = self._ranks.exchange([part], [[count(counts), *sizes]], [owner], like)
+            for (where, counts, sizes), spans, mine in zip(grid, spread.owners[at], spread.own[at]):
+                (found,) = self._gathered([(to_blocks(second[where], counts, sizes)[mine], spans, sizes)], like)
                 second[where] = from_blocks(found, counts, sizes)
             state["exp_avg_sq"] = second
         return state

@@ -37,6 +37,29 @@ class Ranks:
             loads[owners[at]] += costs[at]
         return owners
 
+    def spans(self, regions: Sequence[tuple[int, float]]) -> list[list[tuple[int, int, int]]]:
+        """Who owns which blocks, of regions of so many blocks that cost so much each: for each region some ``(process, from, to)``.
+
+        A region is cut into pieces of an eighth of a process's share at most, if its blocks allow it, and whoever has several pieces of one
+        has them side by side: few parts are exchanged, and nobody has much more than others.
+        """
+        if self.count == 1:
+            return [[(0, 0, blocks)] for blocks, _ in regions]
+        most = sum(blocks * each for blocks, each in regions) / (8 * self.count)
+        cut = []
+        for blocks, each in regions:
+            pieces = -(-blocks // max(1, int(most / each)))
+            cut.append([(k + 1) * blocks // pieces - k * blocks // pieces for k in range(pieces)])
+        owners = iter(self.shares([n * each for pieces, (_, each) in zip(cut, regions) for n in pieces]))
+        found = []
+        for pieces in cut:
+            counts = [0] * self.count
+            for n in pieces:
+                counts[next(owners)] += n
+            ends = [sum(counts[: rank + 1]) for rank in range(self.count)]
+            found.append([(rank, end - n, end) for rank, (n, end) in enumerate(zip(counts, ends)) if n])
+        return found
+
     def exchange(self, parts: Sequence[Any], shapes: Sequence[Sequence[int]], owners: Sequence[int], like: Tensor) -> list[Tensor]:
         """All parts, of which this process has its own and None for the others: one all-gather, padded to the longest share. The
         bits are the owner's everywhere."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .._errors import ConfigError
 from ._base import check_common, check_pair, counter, one_of, within
-from ._blocked import Blocked
-from ._blocks import along, count, from_blocks, to_blocks, unfolded
+from ._blocked import Blocked, Spread
+from ._blocks import along, from_blocks, to_blocks, unfolded
 from ._flat import Flat, check_group, shapes_of
 from ._matrix import FAILED, inverse_root, roots_of
 from ._owners import Ranks
@@ -188,7 +188,7 @@ class Shampoo(Blocked):
             g = g.to(torch.float32)
             state, (shape, grid) = self.state[p], spread.grids[at]
             if not state:
-                self._begin(group, p, g, grid, spread.owners[at])
+                self._begin(group, p, g, spread, at)
                 fresh = True
             if "triangles" in state:
                 # Of a fused step.
@@ -205,8 +205,8 @@ class Shampoo(Blocked):
                     else:
                         moments[1].mul_(b2).addcmul_(g, g, value=1 - b2)
                 blocks = g.reshape(shape)
-                for (where, counts, sizes), factors in zip(grid, state["factors"]):
-                    x = to_blocks(blocks[where], counts, sizes) if factors else None
+                for (where, counts, sizes), mine, factors in zip(grid, spread.own[at], state["factors"]):
+                    x = to_blocks(blocks[where], counts, sizes)[mine] if factors else None
                     for axis, factor in enumerate(factors):
                         add_gram(factor, unfolded(x, axis), b2, new, precision)  # type: ignore[arg-type]
             work.append((at, p, state))
@@ -256,17 +256,17 @@ class Shampoo(Blocked):
         for state in states:
             state["step"] += 1
 
-    def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, grid: list[Any], owners: list[int]) -> None:
+    def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, spread: Spread, at: int) -> None:
         state = self.state[p]
         state["step"] = counter(group, p)
         state["exp_avg"] = torch.zeros_like(g)
         if group["grafting"] in ("adam", "rmsprop", "adagrad"):
             state["exp_avg_sq"] = torch.zeros_like(g)
         state["factors"], state["roots"] = [], []
-        for (_, counts, sizes), owner in zip(grid, owners):
-            own = self._own(sizes, owner)
-            state["factors"].append([g.new_zeros(count(counts), packed_size(n)) for n in own])
-            state["roots"].append([torch.eye(n, device=g.device).repeat(count(counts), 1, 1) for n in own])
+        self._note_blocks(state, spread, at)
+        for own, blocks in self._blocks_of(spread, at):
+            state["factors"].append([g.new_zeros(blocks, packed_size(n)) for n in own])
+            state["roots"].append([torch.eye(n, device=g.device).repeat(blocks, 1, 1) for n in own])
 
     def _power(self, group: dict[str, Any], order: int) -> Fraction:
         found = group["exponent"]
@@ -323,17 +323,18 @@ class Shampoo(Blocked):
     def _directions(self, group: dict[str, Any], item: Any, first: Tensor, graft: Tensor) -> list[Any]:
         """The steps of the blocks that this process owns, region by region, and None of others."""
         at, _, state = item
-        shape, grid = self._spread(group).grids[at]
+        spread = self._spread(group)
+        shape, grid = spread.grids[at]
         made: list[Any] = []
-        for (where, counts, sizes), roots in zip(grid, state["roots"]):
+        for (where, counts, sizes), mine, roots in zip(grid, spread.own[at], state["roots"]):
             if not roots:
                 made.append(None)
                 continue
-            x = to_blocks(first.reshape(shape)[where], counts, sizes)
+            x = to_blocks(first.reshape(shape)[where], counts, sizes)[mine]
             for axis, root in enumerate(roots):
                 x = along(x, root, axis, group.get("precision", "exact"))
             if group["grafting"] != "none":
-                want = to_blocks(graft.reshape(shape)[where], counts, sizes).flatten(1).norm(dim=1)
+                want = to_blocks(graft.reshape(shape)[where], counts, sizes)[mine].flatten(1).norm(dim=1)
                 have = x.flatten(1).norm(dim=1)
                 x = x * (want / (have + 1e-16)).view(-1, *[1] * len(sizes))
             made.append(x)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ._base import check_common, check_pair, counter, within
-from ._blocked import Blocked
-from ._blocks import along, count, from_blocks, to_blocks, together, unfolded
+from ._blocked import Blocked, Spread
+from ._blocks import along, from_blocks, to_blocks, together, unfolded
 from ._owners import Ranks
 from ._packed import add_gram, packed_size, unpack
 from ._qr import batched_qr, cholesky_qr
@@ -68,7 +68,8 @@ class SOAP(Blocked):
         precondition_vectors: whether parameters of one axis have a basis too; otherwise they take Adam's step.
         correct_bias: divides the moments by what they lack at first.
         maximize: climbs.
-        capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in the graph.
+        capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
+            the graph.
 
     Raises:
         ConfigError: an option out of range, with its value.
@@ -150,14 +151,14 @@ class SOAP(Blocked):
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
             if not state:
-                self._begin(group, p, g, shape, grid, spread.owners[at])
+                self._begin(group, p, g, spread, at)
                 fresh.add(p)
             self._counted(state)
             blocks[p] = []
             with self._kept(state["exp_avg"], *(factor for factors in state["factors"] for factor in factors)):
                 state["exp_avg"].lerp_(g, 1 - b1)
-                for (where, counts, sizes), factors in zip(grid, state["factors"]):
-                    x = to_blocks(g.reshape(shape)[where], counts, sizes) if factors else None
+                for (where, counts, sizes), mine, factors in zip(grid, spread.own[at], state["factors"]):
+                    x = to_blocks(g.reshape(shape)[where], counts, sizes)[mine] if factors else None
                     blocks[p].append(x)
                     for axis, factor in enumerate(factors):
                         add_gram(factor, unfolded(x, axis), keep, 1 - keep)  # type: ignore[arg-type]
@@ -184,17 +185,15 @@ class SOAP(Blocked):
         else:
             self._turn(group, [item for item in work if item[1] not in fresh])
 
-    def _begin(
-        self, group: dict[str, Any], p: Tensor, g: Tensor, shape: list[int], grid: list[Any], owners: list[int]
-    ) -> None:
-        state = self.state[p]
+    def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, spread: Spread, at: int) -> None:
+        state, shape = self.state[p], spread.grids[at][0]
         state["step"] = counter(group, p)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros(shape, device=g.device)
         state["factors"], state["bases"] = [], []
-        for (_, counts, sizes), owner in zip(grid, owners):
-            own = self._own(sizes, owner)
-            state["factors"].append([g.new_zeros(count(counts), packed_size(n)) for n in own])
-            state["bases"].append([g.new_zeros(count(counts), n, n) for n in own])
+        self._note_blocks(state, spread, at)
+        for own, blocks in self._blocks_of(spread, at):
+            state["factors"].append([g.new_zeros(blocks, packed_size(n)) for n in own])
+            state["bases"].append([g.new_zeros(blocks, n, n) for n in own])
 
     def _first(self, work: list[Any], fresh: set[Tensor]) -> None:
         """The bases of parameters that had none."""
@@ -214,7 +213,8 @@ class SOAP(Blocked):
         at, _, state = item
         b1, b2 = group["betas"]
         step, eps = state["step"], group["eps"]
-        shape, grid = self._spread(group).grids[at]
+        spread = self._spread(group)
+        shape, grid = spread.grids[at]
         c1 = c2 = one = 1.0
         if group["correct_bias"]:
             # Second moments begin at the second step.
@@ -224,20 +224,23 @@ class SOAP(Blocked):
             one = (1 - b2) ** 0.5
         mean, second = state["exp_avg"].reshape(shape), state["exp_avg_sq"]
         made: list[Any] = []
-        for (where, counts, sizes), x, bases in zip(grid, blocks, state["bases"]):
+        for (where, counts, sizes), mine, x, bases in zip(grid, spread.own[at], blocks, state["bases"]):
             if not bases:
                 made.append(None)
                 continue
-            m = to_blocks(mean[where], counts, sizes) / c1
+            m = to_blocks(mean[where], counts, sizes)[mine] / c1
             if begins:
                 made.append(m / (x.abs() * one + eps))
                 continue
             for axis, q in enumerate(bases):
                 x, m = along(x, q.mT, axis), along(m, q.mT, axis)
-            v = to_blocks(second[where], counts, sizes)
-            v = v.mul(b2).addcmul_(x, x, value=1 - b2)
+            known = to_blocks(second[where], counts, sizes)
+            v = known[mine].mul(b2).addcmul_(x, x, value=1 - b2)
+            if len(v) < len(known):
+                # Those of other processes stay as they are.
+                known = torch.cat([known[: mine.start], v, known[mine.stop :]])
             with self._kept(second[where]):
-                second[where] = from_blocks(v, counts, sizes)
+                second[where] = from_blocks(v if len(v) == len(known) else known, counts, sizes)
             root = (v / c2).sqrt()
             m = m / (root + (eps + _NOISE * root.flatten(1).amax(1)).view(-1, *[1] * len(sizes)))
             for axis, q in enumerate(bases):
