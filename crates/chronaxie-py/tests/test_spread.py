@@ -161,7 +161,7 @@ def test_what_a_graph_refuses(cuda):
     for optimizer, want in [
         (optim.Shampoo([p]), "Shampoo: a step in a CUDA graph needs capturable=True"),
         (optim.Shampoo([p], capturable=True), r"Shampoo: a parameter of shape \(4, 3\) has no state; take a step before the graph"),
-        (optim.KFAC(layer), "KFAC: a step in a CUDA graph waits for the GPU"),
+        (optim.KFAC(layer), "KFAC: a step in a CUDA graph needs capturable=True"),
     ]:
         with pytest.raises(chronaxie.ConfigError, match=want):
             with torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -221,8 +221,7 @@ class Base(Optimizer):
         name = type(self).__name__
         for group in self.param_groups:
             if not group.get("capturable"):
-                how = "needs capturable=True" if "capturable" in self.defaults else "waits for the GPU, and is not there"
-                raise ConfigError(f"{name}: a step in a CUDA graph {how}")
+                raise ConfigError(f"{name}: a step in a CUDA graph needs capturable=True")
             for p in group["params"]:
                 if p.grad is not None and p.numel() and not self._begun(group, p):
                     raise ConfigError(f"{name}: a parameter of shape {tuple(p.shape)} has no state; take a step before the graph")

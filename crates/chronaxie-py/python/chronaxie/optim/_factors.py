@@ -131,12 +131,19 @@ def eigenbases(factors: list[Tensor]) -> list[tuple[Tensor, Any]]:
     return [next(made) if f.dim() == 3 else (f, None) for f in factors]
 
 
-def damped_inverses(factors: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def damped_inverses(factors: list[tuple[Tensor, Tensor]], waits_for_nothing: bool = False) -> list[Tensor]:
     """``(F + e I)^-1`` of each factor and e ``[blocks]`` by Cholesky, those of one size in one call; NaN where it is not positive."""
 
     def solve(batch: Tensor, e: Tensor) -> Tensor:
-        low, info = torch.linalg.cholesky_ex(batch + e * torch.eye(batch.shape[-1], dtype=batch.dtype, device=batch.device))
-        return torch.where((info == 0)[:, None, None], torch.cholesky_inverse(low), float("nan"))
+        eye = torch.eye(batch.shape[-1], dtype=batch.dtype, device=batch.device)
+        low, info = torch.linalg.cholesky_ex(batch + e * eye)
+        if waits_for_nothing:
+            # The inverse of PyTorch asks the GPU whether it has gone well.
+            half = torch.linalg.solve_triangular(low, eye.expand_as(low), upper=False)
+            made = half.mT @ half
+        else:
+            made = torch.cholesky_inverse(low)
+        return torch.where((info == 0)[:, None, None], made, float("nan"))
 
     dense = [(f, e[:, None, None]) for f, e in factors if f.dim() == 3]
     made = iter(together(solve, dense))

@@ -45,6 +45,9 @@ class KFAC(Base):
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
         adamw_lr, adamw_betas, adamw_eps: of the other parameters.
         maximize: climbs.
+        capturable: counts on the device and changes state in place, so that a forward pass, a backward pass and the step can be captured
+            in one CUDA graph once a step was taken. With ``damping_mode="factored"``, whose inverses wait for nothing, and frequencies
+            of 1, as every step of a graph does the same; batches have one size, and lr, where it changes, must be a tensor.
         stochastic_rounding, seed: as for :class:`Shampoo`.
         sharing: where positions share a weight, ``expand`` (each is a sample) or ``reduce`` (inputs averaged, gradients summed).
         fisher: ``empirical`` (from the loss that is trained), or ``sampled`` or ``exact``: from :meth:`observe`.
@@ -85,6 +88,7 @@ class KFAC(Base):
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         maximize: bool = False,
+        capturable: bool = False,
         stochastic_rounding: bool = False,
         seed: int = 0,
         sharing: str = "expand",
@@ -100,7 +104,7 @@ class KFAC(Base):
             lr=lr, momentum=momentum, damping=damping, damping_mode=damping_mode, ekfac=ekfac, decay=decay,
             factor_frequency=factor_frequency, inverse_frequency=inverse_frequency, kl_clip=kl_clip, weight_decay=weight_decay,
             weight_decay_mode=weight_decay_mode, adamw_lr=adamw_lr, adamw_betas=adamw_betas, adamw_eps=adamw_eps, maximize=maximize,
-            stochastic_rounding=stochastic_rounding, seed=seed,
+            capturable=capturable, stochastic_rounding=stochastic_rounding, seed=seed,
             steps=0,
         )  # fmt: skip
         one_of("KFAC", "sharing", sharing, ("expand", "reduce"))
@@ -139,6 +143,16 @@ class KFAC(Base):
             raise ConfigError("KFAC: ekfac = True needs damping_mode = 'exact', which has eigenbases")
         for of in ("factor_frequency", "inverse_frequency"):
             within("KFAC", of, g[of], 1, 1 << 15)
+        if g["capturable"]:
+            if g["damping_mode"] != "factored":
+                raise ConfigError(
+                    f"KFAC: capturable = True needs damping_mode = 'factored', not {g['damping_mode']!r}, whose eigenvectors are waited for"
+                )
+            if (g["factor_frequency"], g["inverse_frequency"]) != (1, 1):
+                raise ConfigError(
+                    f"KFAC: capturable = True needs frequencies of 1, as all steps of a graph do the same, not factor_frequency = "
+                    f"{g['factor_frequency']} and inverse_frequency = {g['inverse_frequency']}"
+                )
 
     # What the hooks see.
 
@@ -230,6 +244,18 @@ class KFAC(Base):
 
     # What a step makes of it.
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """As for others; but what was observed stays for the next step where one is left out, of which Python has to know."""
+        return self.fisher == "empirical" and all(group["capturable"] for group in self.param_groups)
+
+    def _keep(self, group: dict[str, Any], state: dict[str, Any], name: str, value: Tensor) -> None:
+        """Keeps a value, where a graph's next run looks for it."""
+        if group["capturable"] and name in state:
+            state[name].copy_(value)
+        else:
+            state[name] = value
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets gradients, and what backward passes said since the last step; what was observed stays until the step."""
         super().zero_grad(set_to_none)
@@ -270,10 +296,13 @@ class KFAC(Base):
         k = torch.as_tensor(state.get("averaged", 0), dtype=a.dtype, device=a.device)
         keep = (k / (k + 1)).clamp_max(group["decay"])
         fine = a.isfinite().all() & g.isfinite().all()
-        state["a"], state["g"] = moved(state.get("a"), a, keep, fine), moved(state.get("g"), g, keep, fine)
+        if self._skip is not None:
+            fine = fine & ~self._skip
+        for name, value in (("a", a), ("g", g)):
+            self._keep(group, state, name, moved(state.get(name), value, keep, fine))
         if squares is not None and "squares" in state:
             state["squares"] = moved(state["squares"], squares, group["decay"], squares.isfinite().all())
-        state["averaged"] = k + fine
+        self._keep(group, state, "averaged", k + fine)
 
     def _solvers(self, group: dict[str, Any], due: list[Tensor]) -> None:
         """Eigenbases or inverses of the parameters whose turn it is."""
@@ -290,12 +319,12 @@ class KFAC(Base):
                     s["squares"] = s["values_g"][..., :, None] * s["values_a"][..., None, :]
             return
         added = [e for s in states for e in balance(s["a"], s["g"], group["damping"])]
-        inverses = iter(damped_inverses(list(zip(factors, added))))
+        inverses = iter(damped_inverses(list(zip(factors, added)), group["capturable"]))
         for s in states:
             for n in ("a", "g"):
                 x, old = next(inverses), s.get(f"inverse_{n}")
                 # What has no inverse keeps the one before.
-                s[f"inverse_{n}"] = torch.where(x.isfinite().all(), x, torch.zeros_like(x) if old is None else old)
+                self._keep(group, s, f"inverse_{n}", torch.where(x.isfinite().all(), x, torch.zeros_like(x) if old is None else old))
 
     def _solve(self, group: dict[str, Any], state: dict[str, Any], m: Tensor) -> Tensor:
         if group["damping_mode"] == "factored":
@@ -358,7 +387,8 @@ class KFAC(Base):
             if group["momentum"]:
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(u)
-                u = state["momentum"].mul_(group["momentum"]).add_(u)
+                with self._kept(state["momentum"]):
+                    u = state["momentum"].mul_(group["momentum"]).add_(u)
             self._move(group, p, u, group["lr"], decay)
         self._plain(group, [item for item in given if item[1] not in updates])
 
