@@ -156,10 +156,12 @@ class Base(Optimizer):
     @contextmanager
     def _kept(self, *tensors: Tensor) -> Iterator[None]:
         """Tensors that are changed inside, and stay as they were where the step is left out."""
-        before = [] if self._skip is None else [t.clone() for t in tensors]
+        skip = self._skip
+        before = [] if skip is None else [t.clone() for t in tensors]
         yield
-        for t, old in zip(tensors, before):
-            torch.where(self._skip, old, t, out=t)  # type: ignore[call-overload]
+        if skip is not None:
+            for t, old in zip(tensors, before):
+                torch.where(skip, old, t, out=t)
 
     def _counted(self, state: dict[str, Any], of: str = "step") -> Any:
         """Counts a step that is not left out, and gives how many there were."""

@@ -48,8 +48,8 @@ class Ranks:
         most = sum(blocks * each for blocks, each in regions) / (8 * self.count)
         cut = []
         for blocks, each in regions:
-            pieces = -(-blocks // max(1, int(most / each)))
-            cut.append([(k + 1) * blocks // pieces - k * blocks // pieces for k in range(pieces)])
+            parts = -(-blocks // max(1, int(most / each)))
+            cut.append([(k + 1) * blocks // parts - k * blocks // parts for k in range(parts)])
         owners = iter(self.shares([n * each for pieces, (_, each) in zip(cut, regions) for n in pieces]))
         found = []
         for pieces in cut:
