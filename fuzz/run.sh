@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds="${1:-60}"
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- uea csv config parquet
+[ $# -gt 0 ] || set -- uea csv config parquet npz checkpoint
 
 coverage="--cfg fuzzing -Cpasses=sancov-module"
 for option in level=4 inline-8bit-counters pc-table trace-compares; do

@@ -39,3 +39,15 @@ fn parquet() {
 fn config() {
     replay("config", readers::config);
 }
+
+#[cfg(feature = "spiking")]
+#[test]
+fn npz() {
+    replay("npz", readers::npz);
+}
+
+#[cfg(feature = "spiking")]
+#[test]
+fn checkpoint() {
+    replay("checkpoint", readers::checkpoint);
+}

@@ -46,6 +46,60 @@ pub fn parquet(bytes: &[u8]) {
     }
 }
 
+/// An `.npz` file: every array of it, some by name, and text.
+#[cfg(feature = "spiking")]
+pub fn npz(bytes: &[u8]) {
+    use chronaxie::data::npz::{parse, parse_some, parse_text};
+    let path = Path::new("corpus.npz");
+    let names = match parse(bytes, path) {
+        Ok(arrays) => {
+            let elements = |shape: &[usize]| shape.iter().product::<usize>();
+            assert!(arrays.iter().all(|(_, array)| array.values.len() == elements(&array.shape)), "{arrays:?}");
+            arrays.into_iter().map(|(name, _)| name).collect()
+        }
+        Err(error) => {
+            check_message(&error);
+            vec!["a".to_owned(), "population_names".to_owned()]
+        }
+    };
+    let some: Vec<&str> = names.iter().map(String::as_str).collect();
+    if let Err(error) = parse_some(bytes, path, &some) {
+        check_message(&error);
+    }
+    for name in some {
+        if let Err(error) = parse_text(bytes, path, name) {
+            check_message(&error);
+        }
+    }
+}
+
+/// A checkpoint as it is, and what would lie between its head and its checksum.
+#[cfg(feature = "spiking")]
+pub fn checkpoint(bytes: &[u8]) {
+    use chronaxie::data::sha256_hex;
+    use chronaxie::spiking::simulate::Checkpoint;
+    let read = |bytes: &[u8]| match Checkpoint::from_bytes(bytes, Path::new("corpus.checkpoint")) {
+        Ok(read) => {
+            let written = read.to_bytes();
+            let again =
+                Checkpoint::from_bytes(&written, Path::new("again.checkpoint")).expect("what was written is read");
+            assert!(again.to_bytes() == written, "{read:?}");
+        }
+        Err(error) => {
+            let message = error.to_string();
+            assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+            assert!(matches!(error.kind(), ErrorKind::Checkpoint), "{error:?}");
+        }
+    };
+    read(bytes);
+    let mut sealed = Checkpoint::MAGIC.to_vec();
+    sealed.extend((bytes.len() as u64).to_le_bytes());
+    sealed.extend(bytes);
+    let sum = sha256_hex(&sealed);
+    sealed.extend((0..32).map(|i| u8::from_str_radix(&sum[2 * i..2 * i + 2], 16).unwrap()));
+    read(&sealed);
+}
+
 /// A configuration: the first line is an override, the rest is the file.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

@@ -1,9 +1,13 @@
 //! What an LTC call is: sizes, options, names and shapes of every tensor, and how exact the results must be.
 
+mod per_sample;
+
 use super::connectivity::Connectivity;
 pub use crate::layers::wants::Wants;
 use crate::op::{Metric, Pass, Precision, Signature, TensorSpec, Tolerance};
 use crate::{Dtype, Error, Result};
+pub use per_sample::PerSample;
+pub(super) use per_sample::{EACH, MOMENTS, SQUARES};
 use std::sync::Arc;
 
 /// How values are mapped on their way in or out.
@@ -120,31 +124,6 @@ const MOST_UNFOLDS: usize = 1 << 20;
 const WORD_NEURONS: usize = 128;
 const SHORT_STEP: f64 = 0.125;
 
-/// What the backward pass leaves of the gradients of single samples (batch rows), of each parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum PerSample {
-    /// Nothing.
-    #[default]
-    No,
-    /// Beside the batch's gradients `squares_NAME` `[B]`, the sum of the squares of a sample's gradient, and `moments_NAME`, of the
-    /// parameter's shape, the sum over samples of the squares of each element. Memory for it does not grow with B.
-    Squares,
-    /// In place of the batch's gradients `each_NAME` `[B, ...]`, those of each sample.
-    Gradients,
-}
-
-impl std::str::FromStr for PerSample {
-    type Err = Error;
-    fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "no" => Ok(Self::No),
-            "squares" => Ok(Self::Squares),
-            "gradients" => Ok(Self::Gradients),
-            _ => Err(Error::config(format!("per_sample `{s}` is not one of no, squares, gradients"))),
-        }
-    }
-}
-
 /// Sizes and options of an LTC layer over a batch of sequences.
 ///
 /// Axes: B batch, T time, D inputs, H neurons, M outputs (the first M neurons), K unfolds, S synapses. Built with [`Ltc::new`] and the methods that set options, checked by [`Ltc::build`].
@@ -197,12 +176,6 @@ pub struct Ltc {
     pub connectivity: Arc<Connectivity>,
 }
 
-/// What the names of outputs of single samples begin with: sums of squares of a sample's gradient, and of an element's.
-pub(super) const SQUARES: &str = "squares_";
-/// As above.
-pub(super) const MOMENTS: &str = "moments_";
-/// And of those that are the gradients of each.
-pub(super) const EACH: &str = "each_";
 /// LayerNorm's epsilon.
 pub const NORM_EPSILON: f64 = 1e-5;
 /// The largest number of unfolds: beyond it the recomputed states of one step are no longer small.
@@ -412,28 +385,6 @@ impl Ltc {
             }
             Pass::Backward => Err(Error::config("ltc: the problem was built without the backward pass")),
             _ => Err(Error::config(format!("ltc: there is no {} pass", pass.name()))),
-        }
-    }
-    /// Whether anything is asked for of single samples.
-    pub(super) fn asks_per_sample(&self) -> bool {
-        self.per_sample != PerSample::No && self.wants.parameters
-    }
-    /// What is asked for of a parameter beside its gradient, or in place of it.
-    fn extra(&self, t: &TensorSpec) -> Vec<TensorSpec> {
-        let named = |prefix: &str| TensorSpec {
-            name: format!("{prefix}{}", t.name).into(),
-            role: crate::op::Role::Extra,
-            ..t.clone()
-        };
-        match self.per_sample {
-            PerSample::No => Vec::new(),
-            PerSample::Squares => {
-                vec![TensorSpec { axes: "[B]", shape: [self.batch].into(), ..named(SQUARES) }, named(MOMENTS)]
-            }
-            PerSample::Gradients => {
-                let shape = [&[self.batch], &t.shape[..]].concat();
-                vec![TensorSpec { axes: "[B, ...]", shape: crate::Shape::new(&shape), ..named(EACH) }]
-            }
         }
     }
     /// The bound on the error of one output.

@@ -9,7 +9,7 @@ use super::tune::{self, THREADS};
 use crate::cuda::{Arg, StreamRef, fill_bytes};
 use crate::layers::ltc::spec::NORM_EPSILON;
 use crate::op::Args;
-use crate::{Dtype, Place, RegionId, Result, Shape, View, ViewMut};
+use crate::{RegionId, Result, View, ViewMut};
 
 /// Lanes for each sum of ltc_close (kSharers there).
 pub(super) const SHARERS: u64 = 4;
@@ -96,19 +96,6 @@ impl BackwardCall<'_> {
             (Some(k), Some(held)) => self.close_samples(k, held, args, base),
             _ => self.close(args, base),
         }
-    }
-
-    fn zero(&self, base: u64, id: RegionId, stream: StreamRef) -> Result<()> {
-        let r = self.traces.common.layout.region(id);
-        if r.len == 0 {
-            return Ok(());
-        }
-        let place = Place::Cuda(self.plan.device.index());
-        // SAFETY: the region lies in the scratch block that Args holds, and no other view of it is alive.
-        let mut view = unsafe {
-            ViewMut::from_raw((base + r.offset as u64) as *mut u8, Dtype::U8, Shape::from([r.len]), &[1], place)
-        };
-        fill_bytes(&mut view, 0, stream)
     }
 
     /// v of the trace: where it starts, and how far a batch row's part lies from the next.

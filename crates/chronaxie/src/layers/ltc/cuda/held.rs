@@ -6,8 +6,8 @@ use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
 use super::whole::WholeBackward;
 use super::{
-    ADJOINT, CLOSE, CudaPlan, FOLD, FULL_ADJOINT, HELD_HEADERS, LONE, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT,
-    SENSORY, SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
+    ADJOINT, CudaPlan, FULL_ADJOINT, HELD_HEADERS, LONE, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
+    SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
@@ -324,34 +324,6 @@ impl HeldKernel {
     }
 }
 
-/// The kernel that folds for all of them.
-pub(super) fn fold_kernel(device: &Arc<CudaDevice>, fast: bool) -> Result<Kernel> {
-    device.kernel(&fold_specialisation(fast), "ltc_fold_held")
-}
-
-/// A kernel of close.cu.
-pub(super) fn close_kernel(device: &Arc<CudaDevice>, entry: &str, fast: bool) -> Result<Kernel> {
-    device.kernel(&close_specialisation(fast), entry)
-}
-
-pub(super) fn fold_specialisation(fast: bool) -> Specialisation {
-    Specialisation {
-        headers: HELD_HEADERS,
-        constants: vec![("kFast", Constant::Bool(fast))],
-        ..Specialisation::new(FOLD.clone(), &["ltc_fold_held"])
-    }
-}
-
-pub(super) const CLOSE_ENTRIES: &[&str] = &["ltc_add_neurons", "ltc_close", "ltc_close_elapsed", "ltc_unpack"];
-
-pub(super) fn close_specialisation(fast: bool) -> Specialisation {
-    Specialisation {
-        headers: HELD_HEADERS,
-        constants: vec![("kFast", Constant::Bool(fast))],
-        ..Specialisation::new(CLOSE.clone(), CLOSE_ENTRIES)
-    }
-}
-
 /// The adjoint's kernels, where synapses are held.
 pub(super) struct HeldBackward {
     pub(super) adjoint: HeldKernel,
@@ -388,7 +360,7 @@ impl HeldBackward {
             }
             Ok(k)
         };
-        let close = |entry| close_kernel(device, entry, fast);
+        let close = |entry| super::ends::close_kernel(device, entry, fast);
         if adjoint.whole {
             return Ok(Some(Self {
                 adjoint: HeldKernel::whole_adjoint(device, s, batch, adjoint, fast)?,

@@ -157,8 +157,8 @@ impl CudaPlan {
                 input_sums: k.take("ltc_input_sums"),
                 output_sums: k.take("ltc_output_sums"),
                 close_synapses: k.take("ltc_close_synapses"),
-                close: super::held::close_kernel(device, "ltc_close", config.fast)?,
-                unpack: super::held::close_kernel(device, "ltc_unpack", config.fast)?,
+                close: super::ends::close_kernel(device, "ltc_close", config.fast)?,
+                unpack: super::ends::close_kernel(device, "ltc_unpack", config.fast)?,
             };
             b.adjoint.set_max_dynamic_shared(config.adjoint_shared)?;
             Some(b)
@@ -210,7 +210,7 @@ impl CudaPlan {
             backward_signature.as_ref().zip(traces.as_mut().map(|t| &mut t.common.layout)),
         )?;
         Ok(Self {
-            fold: super::held::fold_kernel(device, config.fast)?,
+            fold: super::ends::fold_kernel(device, config.fast)?,
             samples: if p.asks_per_sample() {
                 Some(super::per_sample::Closing::new(device, config.fast)?)
             } else {

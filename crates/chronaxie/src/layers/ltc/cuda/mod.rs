@@ -4,6 +4,7 @@
 mod backward;
 mod chain;
 mod convert;
+mod ends;
 mod grid;
 mod held;
 mod kept;
@@ -132,8 +133,8 @@ pub fn specialisations() -> Vec<Specialisation> {
             all.push(specialisation(&FORWARD, FORWARD_ENTRIES, lanes, fast, mixed));
             all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast, mixed));
         }
-        all.push(held::fold_specialisation(fast));
-        all.push(held::close_specialisation(fast));
+        all.push(ends::fold_specialisation(fast));
+        all.push(ends::close_specialisation(fast));
         all.push(per_sample::specialisation(fast));
         for (slots, threads) in tune::SENSORY_SHAPES {
             let h = Held::of((tune::SENSORY_ROWS, slots, threads));
