@@ -408,6 +408,7 @@ RULES = {
     "stdp": {"A_plus": 0.02, "A_minus": 0.021},
     "hebb": {"A": 0.01, "A_pre": 0.002},
     "bcm": {"A": 0.01, "target_rate": 10.0, "tau_threshold": 100.0},
+    "coincidence": {"A": 0.05, "A_pre": 0.01, "weight_decay": 0.001},
     "homeostatic": {"window": 20.0, "scaling_rate": 0.002},
     "modulated_stdp": {"modulator": "DA", "tau_eligibility": 50.0, "tau_modulator": 20.0, "A_plus": 0.02},
 }
@@ -462,8 +463,8 @@ def test_weights_of_plastic_synapses_are_read_as_they_change(rule, tmp_path):
 def test_weights_of_plastic_synapses_on_a_gpu(rule, delay, backend):
     if backend == "cpu":
         pytest.skip("of the CPU they are tested elsewhere")
-    # Scaling has no spike that could be early or late.
-    placed = {} if rule == "homeostatic" else {"delay": delay}
+    # Scaling has no spike that could be early or late, and spikes of the same step are neither.
+    placed = {} if rule in ("homeostatic", "coincidence") else {"delay": delay}
     tables = []
     for place in ("cpu", backend):
         sim = learning(rule, **placed).build(place)

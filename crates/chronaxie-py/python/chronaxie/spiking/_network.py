@@ -242,8 +242,9 @@ class Network:
                 ``tau_minus``, ``w_min``, ``w_max``, ``dependence``, ``pairs``, ``delay``), ``modulated_stdp`` (besides ``modulator``,
                 ``tau_eligibility``, ``tau_modulator``, ``baseline``, ``modulator_delay``), ``hebb`` (``A``, ``A_pre``, ``A_post``,
                 ``tau``), ``bcm`` (``A``, ``target_rate``, ``tau``, ``tau_threshold``), ``homeostatic`` (``target_rate``, ``window``,
-                ``scaling_rate``), ``tsodyks_markram`` (``U``, ``tau_rec``, ``tau_fac``). Mappings ``homeostatic`` and
-                ``short_term`` in it add those two to another rule.
+                ``scaling_rate``), ``coincidence`` (``A``, ``A_pre``: spikes of the same step), ``tsodyks_markram`` (``U``, ``tau_rec``,
+                ``tau_fac``). Mappings ``homeostatic``, ``coincidence`` and ``short_term`` in it add those to another rule, and
+                ``weight_decay`` takes so much a ms.
             synapses: ``stored`` (what they are if nothing is said), ``procedural``: drawn again whenever their source fires, by
                 ``fixed_outdegree`` with multapses, ``all_to_all`` or ``one_to_one``, without plasticity; or ``auto``: likewise
                 where stored ones would not fit in free memory. Spikes do not depend on it.

@@ -8,20 +8,22 @@
 //!                dependence = "additive", delay = "dendritic" }
 //! plasticity = { rule = "bcm", A = 0.001, target_rate = 5.0, tau = 100.0, tau_threshold = 1000.0, w_max = 80.0,
 //!                w_min = 0.0, delay = "dendritic" }
+//! plasticity = { rule = "coincidence", A = 0.001, A_pre = 0.0005, w_max = 80.0, w_min = 0.0, weight_decay = 1e-5 }
 //! plasticity = { rule = "homeostatic", target_rate = 5.0, window = 1000.0, scaling_rate = 0.01, w_max = 80.0, w_min = 0.0 }
 //! plasticity = { rule = "modulated_stdp", modulator = "DA", tau_eligibility = 1000.0, tau_modulator = 200.0,
 //!                baseline = 0.0, modulator_delay = 1.0, A_plus = 0.01, ... as of stdp, but additive alone }
 //! ```
-//! A table `short_term` with the fields of the second beside those of another has both; so has `homeostatic`, without bounds.
+//! A table `short_term` with the fields of the second beside those of another has both; so have `homeostatic` and `coincidence`,
+//! without bounds; `weight_decay`, in the weight's unit a ms, goes with any rule but a modulated one.
 
 use super::Network;
 use crate::Result;
 use crate::config::{Milliseconds, Section, nearest, quote};
 use crate::spiking::plasticity::{
-    Bcm, Dependence, Hebb, Homeostasis, Modulation, Pairs, Placement, Plasticity, ShortTerm, Stdp,
+    Bcm, Coincidence, Dependence, Hebb, Homeostasis, Modulation, Pairs, Placement, Plasticity, ShortTerm, Stdp,
 };
 
-const RULES: [&str; 6] = ["stdp", "tsodyks_markram", "hebb", "bcm", "homeostatic", "modulated_stdp"];
+const RULES: [&str; 7] = ["stdp", "tsodyks_markram", "hebb", "bcm", "coincidence", "homeostatic", "modulated_stdp"];
 
 /// What `section` says of plasticity, if it says something.
 pub(super) fn plasticity(section: &Section<'_>, network: &Network) -> Result<Option<Plasticity>> {
@@ -35,13 +37,23 @@ pub(super) fn plasticity(section: &Section<'_>, network: &Network) -> Result<Opt
         "modulated_stdp" => Plasticity::modulated(stdp(&t)?, modulation(&t, network)?),
         "hebb" => Plasticity::hebb(hebb(&t)?),
         "bcm" => Plasticity::bcm(bcm(&t)?),
+        "coincidence" => {
+            let bounds = (t.get("w_min", 0.0)?, t.require("w_max")?);
+            Plasticity::coincidence(Coincidence { bounds: Some(bounds), ..coincidence(&t)? })
+        }
         "homeostatic" => {
             let bounds = (t.get("w_min", 0.0)?, t.require("w_max")?);
             Plasticity::homeostasis(Homeostasis { bounds: Some(bounds), ..homeostasis(&t)? })
         }
         _ => Plasticity::short_term(short_term(&t)?),
     };
+    what.decay_per_ms = t.get("weight_decay", 0.0)?;
     refuse(&t, &what, dt_ms)?;
+    if what.bounds().is_some() && what.coincidence.is_none() && t.contains("coincidence") {
+        let own = t.table("coincidence")?;
+        what = what.and_coincidence(coincidence(&own)?);
+        refuse(&own, &what, dt_ms)?;
+    }
     if what.short_term.is_none() && t.contains("short_term") {
         let own = t.table("short_term")?;
         what = what.and_short_term(short_term(&own)?);
@@ -118,6 +130,11 @@ fn bcm(t: &Section<'_>) -> Result<Bcm> {
         w_max: t.require("w_max")?,
         placement: placement(t)?,
     })
+}
+
+fn coincidence(t: &Section<'_>) -> Result<Coincidence> {
+    let a = t.get("A", 0.001)?;
+    Ok(Coincidence { a, a_pre: t.get("A_pre", a / 2.0)?, bounds: None })
 }
 
 fn homeostasis(t: &Section<'_>) -> Result<Homeostasis> {

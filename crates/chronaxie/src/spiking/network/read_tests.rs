@@ -306,7 +306,13 @@ plasticity = {{ {plasticity} }}
     assert_eq!((alone.bounds(), alone.short_term.map(|s| s.u)), (Some((0.0, 3.0)), Some(0.2)));
     let modulated = read(r#"rule = "modulated_stdp", modulator = "A", w_max = 3.0, baseline = 2.0"#).unwrap();
     assert_eq!(modulated.modulation.map(|m| (m.population, m.baseline_hz, m.delay_ms)), Some((0, 2.0, 1.0)));
-    for good in [hebb, bcm, alone, modulated] {
+    let same = read(r#"rule = "coincidence", w_max = 3.0, weight_decay = 1e-4, short_term = { U = 0.2 }"#).unwrap();
+    let c = same.coincidence.unwrap();
+    assert_eq!((c.a, c.a_pre, same.bounds(), same.decay_per_ms), (0.001, 0.0005, Some((0.0, 3.0)), 1e-4));
+    let beside = read(r#"rule = "bcm", w_max = 3.0, coincidence = { A = 0.02 }, homeostatic = { }"#).unwrap();
+    assert_eq!(beside.coincidence.map(|c| (c.a, c.a_pre, c.bounds)), Some((0.02, 0.01, None)));
+    assert!(beside.bcm.is_some() && beside.homeostasis.is_some());
+    for good in [hebb, bcm, alone, modulated, same, beside] {
         let mut s = settings(&text("w_max = 3.0")).unwrap().network;
         s.projections[0].plasticity = Some(good);
         Plan::new(s).unwrap();
@@ -320,6 +326,19 @@ plasticity = {{ {plasticity} }}
         (r#"rule = "bcm", w_max = 3.0, tau = 0.1, target_rate = 0.1"#, "in 0.1 ms a spike comes to 100000 times that"),
         (r#"rule = "homeostatic", w_max = 3.0, window = 0"#, "plasticity.window is 0 ms, which must be from 1"),
         (r#"rule = "homeostatic", w_max = 3.0, scaling_rate = 1.5"#, "plasticity.scaling_rate is 1.5, not from 0 to 1"),
+        (r#"rule = "coincidence", A = 0.1"#, "lacks the required key w_max"),
+        (r#"rule = "coincidence", w_max = 3.0, A = 1.5"#, "plasticity.A is 1.5, not from 0 to 1"),
+        (r#"rule = "coincidence", w_max = 3.0, delay = "axonal""#, "unknown key projection[0].plasticity.delay"),
+        (
+            r#"rule = "bcm", w_max = 3.0, delay = "axonal", coincidence = { }"#,
+            "plasticity.coincidence.delay is axonal, but pairs of the same step know no delay",
+        ),
+        (r#"rule = "stdp", w_max = 3.0, weight_decay = -1.0"#, "plasticity.weight_decay is -1, which must be finite"),
+        (r#"rule = "tsodyks_markram", weight_decay = 1.0"#, "plasticity.weight_decay is of weights that have bounds"),
+        (
+            r#"rule = "modulated_stdp", modulator = "A", w_max = 3.0, weight_decay = 0.1"#,
+            "without homeostatic scaling, coincidence and decay",
+        ),
         (r#"rule = "modulated_stdp", w_max = 3.0"#, "lacks the required key modulator"),
         (
             r#"rule = "modulated_stdp", modulator = "B", w_max = 3.0"#,

@@ -9,7 +9,7 @@
 //! then of each short-term rule u and x in units of `2^-31`. Both sides of a synapse read entries: a trace at any later
 //! time follows from the last entry before it.
 
-use super::rules::{Modulator, Scaling, Threshold};
+use super::rules::{Modulator, Scaling, Threshold, Together};
 use super::{Dependence, Pairs, Placement, ShortTerm};
 use crate::spiking::math;
 
@@ -51,10 +51,14 @@ pub struct Rule {
     pub low: u32,
     /// The greatest.
     pub high: u32,
-    /// What spikes do to the strength; where only scaling does something, nothing.
+    /// What spikes do to the strength; where only scaling, decay or spikes of the same step do something, nothing.
     pub stdp: Option<Pair>,
     /// Index of its scaling.
     pub scaling: Option<usize>,
+    /// What spikes on both sides in the same step do.
+    pub together: Option<Together>,
+    /// What a step takes from the strength, times 2^32.
+    pub decay: u64,
     /// Index of its short-term plasticity.
     pub short: Option<usize>,
     /// How many projections between the same two populations do the same before this one, so that their synapses can be told
@@ -192,6 +196,15 @@ impl Short {
 }
 
 impl Pair {
+    /// Whether a spike of the cell after the synapse does something to it.
+    #[inline(always)]
+    pub fn grows(&self) -> bool {
+        match self.kind {
+            Kind::Timing => self.plus > 0,
+            Kind::Bcm(_) => false,
+            Kind::Hebb { .. } | Kind::Modulated(_) => true,
+        }
+    }
     /// The share of the range that a trace moves a weight by.
     #[inline(always)]
     pub(super) fn part(amplitude: u32, trace: u32, bits: u32) -> u64 {
@@ -282,8 +295,9 @@ impl Learning {
             let threshold = Threshold::new(&b, self.same_trace(squares));
             return Some(Pair { kind: Kind::Bcm(threshold), plus: share(b.a), x: y, y, ..none });
         }
-        // Scaling alone: there is a trace of one step that nobody looks at.
-        let x = what.homeostasis.map(|_| self.trace(dt_ms, Pairs::Nearest, dt_ms))?;
+        // Others alone: there is a trace of one step that nobody looks at.
+        let some = what.homeostasis.is_some() || what.coincidence.is_some();
+        let x = some.then(|| self.trace(dt_ms, Pairs::Nearest, dt_ms))?;
         Some(Pair { x, y: x, ..none })
     }
 
@@ -312,7 +326,9 @@ impl Learning {
             })
         });
         self.early |= !stdp.as_ref().is_some_and(|p| p.axonal);
-        let rule = Rule { sign, port, low, high, stdp, scaling, short, copy: 0 };
+        let together = what.coincidence.map(|c| Together::new(&c));
+        let decay = Rule::decay_of(what.decay_per_ms * dt_ms / unit);
+        let rule = Rule { sign, port, low, high, stdp, scaling, together, decay, short, copy: 0 };
         self.index(rule)
     }
 

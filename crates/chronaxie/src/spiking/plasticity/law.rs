@@ -1,6 +1,6 @@
 //! Plasticity in f64, with the library's functions.
 
-use super::{Bcm, Dependence, Hebb, Homeostasis, Modulation, Pairs, ShortTerm, Stdp};
+use super::{Bcm, Coincidence, Dependence, Hebb, Homeostasis, Modulation, Pairs, ShortTerm, Stdp};
 
 /// The trace just after a spike, from that just before it.
 pub fn after(pairs: Pairs, before: f64) -> f64 {
@@ -53,6 +53,17 @@ pub fn bcm(b: &Bcm, w: f64, y: f64, z: f64) -> f64 {
     let r = y / (b.tau_ms * per_ms);
     let theta = z / (b.tau_ms * b.tau_threshold_ms * per_ms * per_ms);
     (w + b.a * r * (r - theta) * (b.w_max - b.w_min)).clamp(b.w_min, b.w_max)
+}
+
+/// The weight's size after a step in which the cell before the synapse has fired, and the cell after it too or not.
+pub fn coincided(c: &Coincidence, w: f64, together: bool, (low, high): (f64, f64)) -> f64 {
+    let step = if together { c.a } else { -c.a_pre };
+    (w + step * (high - low)).clamp(low, high)
+}
+
+/// The weight's size so many ms later, of which each takes `per_ms`, down to `low`.
+pub fn weakened(per_ms: f64, w: f64, ms: f64, low: f64) -> f64 {
+    (w - per_ms * ms).max(low)
 }
 
 /// The weight's size after a window of `spikes` spikes of the cell after the synapse, within `bounds`.

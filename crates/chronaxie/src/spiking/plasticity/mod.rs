@@ -11,7 +11,7 @@ mod planned;
 pub mod rules;
 
 /// How the synapses of a projection change: at most one of `stdp`, `hebb` and `bcm`, and any of the others with it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Plasticity {
     /// By the timing of spikes before and after them.
@@ -26,6 +26,26 @@ pub struct Plasticity {
     pub homeostasis: Option<Homeostasis>,
     /// By the spikes before them alone, for a short time.
     pub short_term: Option<ShortTerm>,
+    /// By spikes before and after them in the same step.
+    pub coincidence: Option<Coincidence>,
+    /// What the size of a weight loses in a ms whatever happens, down to its least; in the weight's unit.
+    pub decay_per_ms: f64,
+}
+
+impl std::fmt::Debug for Plasticity {
+    /// Checkpoints know a network by this: what came later is named only where there is some.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut all = f.debug_struct("Plasticity");
+        all.field("stdp", &self.stdp).field("modulation", &self.modulation).field("hebb", &self.hebb);
+        all.field("bcm", &self.bcm).field("homeostasis", &self.homeostasis).field("short_term", &self.short_term);
+        if let Some(coincidence) = &self.coincidence {
+            all.field("coincidence", coincidence);
+        }
+        if self.decay_per_ms != 0.0 {
+            all.field("decay_per_ms", &self.decay_per_ms);
+        }
+        all.finish()
+    }
 }
 
 impl Plasticity {
@@ -49,6 +69,10 @@ impl Plasticity {
     pub fn homeostasis(homeostasis: Homeostasis) -> Self {
         Self { homeostasis: Some(homeostasis), ..Self::default() }
     }
+    /// Coincidence alone; it needs `bounds`.
+    pub fn coincidence(coincidence: Coincidence) -> Self {
+        Self { coincidence: Some(coincidence), ..Self::default() }
+    }
     /// Short-term plasticity alone.
     pub fn short_term(short_term: ShortTerm) -> Self {
         Self { short_term: Some(short_term), ..Self::default() }
@@ -65,12 +89,25 @@ impl Plasticity {
         self.homeostasis = Some(homeostasis);
         self
     }
+    /// With coincidence too.
+    #[must_use]
+    pub fn and_coincidence(mut self, coincidence: Coincidence) -> Self {
+        self.coincidence = Some(coincidence);
+        self
+    }
+    /// With so much decay in a ms too.
+    #[must_use]
+    pub fn and_decay(mut self, per_ms: f64) -> Self {
+        self.decay_per_ms = per_ms;
+        self
+    }
     /// The least and the greatest size of a weight, where weights themselves change.
     pub fn bounds(&self) -> Option<(f64, f64)> {
         let stdp = self.stdp.map(|s| (s.w_min, s.w_max));
         let hebb = self.hebb.map(|h| (h.w_min, h.w_max));
         let bcm = self.bcm.map(|b| (b.w_min, b.w_max));
-        stdp.or(hebb).or(bcm).or(self.homeostasis.and_then(|h| h.bounds))
+        let coincidence = self.coincidence.and_then(|c| c.bounds);
+        stdp.or(hebb).or(bcm).or(coincidence).or(self.homeostasis.and_then(|h| h.bounds))
     }
     /// Where the delay lies; behind the synapse where nothing says so.
     pub fn placement(&self) -> Placement {
@@ -88,6 +125,7 @@ impl Plasticity {
             Self { stdp: Some(_), .. } => "stdp",
             Self { hebb: Some(_), .. } => "hebb",
             Self { bcm: Some(_), .. } => "bcm",
+            Self { coincidence: Some(_), .. } => "coincidence",
             Self { homeostasis: Some(_), .. } => "homeostatic",
             _ => "tsodyks_markram",
         }
@@ -193,6 +231,19 @@ pub struct Bcm {
     pub placement: Placement,
 }
 
+/// Hebb's rule for spikes in the same step, that of the original 4D-Neural-Cognition: in each step in which the cell before
+/// the synapse fires, w grows by `a R` where the cell after it fires in that step too, and shrinks by `a_pre R` where it does
+/// not. The delay counts on neither side; the strength that a spike meets is that of the step in which it fires, before this.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Coincidence {
+    /// Growth where both fire, as a share of R.
+    pub a: f64,
+    /// Loss where the cell before the synapse fires alone, as a share of R.
+    pub a_pre: f64,
+    /// The least and the greatest size of a weight, where no other rule has them.
+    pub bounds: Option<(f64, f64)>,
+}
+
 /// Synaptic scaling (Turrigiano et al., Nature 391:892, 1998; the first term of van Rossum, Bi and Turrigiano, J. Neurosci.
 /// 20:8812, 2000): at the end of every window each weight into a cell is multiplied by `1 + rate (1 - r / target)`, r the
 /// cell's mean rate in the window; within the bounds of the projection.
@@ -254,7 +305,7 @@ pub struct ShortTerm {
 pub const MAX_TAU: f64 = 1e6;
 
 impl Plasticity {
-    /// Every bound of a weight times `factor`.
+    /// Every weight in it times `factor`.
     #[must_use]
     pub fn scaled(&self, factor: f64) -> Self {
         let f = factor;
@@ -263,6 +314,8 @@ impl Plasticity {
             hebb: self.hebb.map(|s| Hebb { w_min: s.w_min * f, w_max: s.w_max * f, ..s }),
             bcm: self.bcm.map(|s| Bcm { w_min: s.w_min * f, w_max: s.w_max * f, ..s }),
             homeostasis: self.homeostasis.map(|h| Homeostasis { bounds: h.bounds.map(|(a, b)| (a * f, b * f)), ..h }),
+            coincidence: self.coincidence.map(|c| Coincidence { bounds: c.bounds.map(|(a, b)| (a * f, b * f)), ..c }),
+            decay_per_ms: self.decay_per_ms * f,
             ..*self
         }
     }
@@ -294,8 +347,10 @@ impl Plasticity {
         let of_modulation = || {
             let m = self.modulation?;
             let additive = self.stdp.is_some_and(|s| s.dependence == Dependence::Additive);
-            let others = (self.homeostasis.is_some() || !additive).then(|| {
-                let what = "goes with the additive dependence alone, and without homeostatic scaling";
+            let beside = self.homeostasis.is_some() || self.coincidence.is_some() || self.decay_per_ms != 0.0;
+            let others = (beside || !additive).then(|| {
+                let what =
+                    "goes with the additive dependence alone, and without homeostatic scaling, coincidence and decay";
                 ("modulator", what.to_owned())
             });
             tau("tau_eligibility", m.tau_c_ms, f64::MIN_POSITIVE)
@@ -345,6 +400,26 @@ impl Plasticity {
                 self.bounds().is_none().then(|| ("w_max", "is missing: scaled weights need bounds".to_owned()))
             })
         };
+        let of_coincidence = || {
+            let c = self.coincidence?;
+            share("A", c.a).or_else(|| share("A_pre", c.a_pre)).or_else(|| {
+                let axonal = self.placement() == Placement::Axonal;
+                axonal.then(|| ("delay", "is axonal, but pairs of the same step know no delay".to_owned())).or_else(
+                    || self.bounds().is_none().then(|| ("w_max", "is missing: weights need bounds".to_owned())),
+                )
+            })
+        };
+        let of_decay = || {
+            let decay = self.decay_per_ms;
+            let what = if !(decay >= 0.0 && decay.is_finite()) {
+                format!("is {decay}, which must be finite and not negative")
+            } else if decay > 0.0 && self.bounds().is_none() {
+                "is of weights that have bounds".to_owned()
+            } else {
+                return None;
+            };
+            Some(("weight_decay", what))
+        };
         let of_short = || {
             let s = self.short_term?;
             tau("tau_rec", s.tau_rec_ms, f64::MIN_POSITIVE)
@@ -352,7 +427,8 @@ impl Plasticity {
                 .or_else(|| share("U", s.u))
                 .or_else(|| (s.u == 0.0).then(|| ("U", "is 0, so that nothing would pass".into())))
         };
-        of_stdp.or_else(of_modulation).or_else(of_hebb).or_else(of_bcm).or(bounds).or_else(of_scaling).or_else(of_short)
+        let first = of_stdp.or_else(of_modulation).or_else(of_hebb).or_else(of_bcm).or_else(of_coincidence);
+        first.or(bounds).or_else(of_scaling).or_else(of_decay).or_else(of_short)
     }
 }
 

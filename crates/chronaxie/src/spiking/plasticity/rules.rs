@@ -1,7 +1,7 @@
 //! The rules beyond pairs of spikes, in whole numbers: see [`super::fixed`], and README.md for the equations.
 
 use super::fixed::{Learning, ONE, Pair, Rule, decayed, table};
-use super::{Bcm, Homeostasis, Modulation};
+use super::{Bcm, Coincidence, Homeostasis, Modulation};
 
 /// The threshold of the rule of Bienenstock, Cooper and Munro, and the rate that it is held against.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +34,22 @@ impl Threshold {
         let product = ((r * (r - theta)) >> 8).clamp(-(1 << 31), 1 << 31);
         let share = (i64::from(amplitude) * product + (1 << 23)) >> 24;
         share.clamp(-i64::from(ONE), i64::from(ONE))
+    }
+}
+
+/// What a spike before a synapse does by whether the cell after it fires in the same step, as shares of [`ONE`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Together {
+    /// Growth where it does.
+    pub plus: u32,
+    /// Loss where it does not.
+    pub minus: u32,
+}
+
+impl Together {
+    pub(super) fn new(c: &Coincidence) -> Self {
+        let share = |x: f64| (x * f64::from(ONE)).round() as u32;
+        Self { plus: share(c.a), minus: share(c.a_pre) }
     }
 }
 
@@ -148,7 +164,31 @@ pub type Changed = (u32, i32);
 impl Rule {
     /// Whether more than the timing of pairs changes its synapses.
     pub fn is_wide(&self) -> bool {
-        self.scaling.is_some() || self.stdp.as_ref().is_some_and(|p| p.kind != super::fixed::Kind::Timing)
+        let others = self.scaling.is_some() || self.together.is_some() || self.decay > 0;
+        others || self.stdp.as_ref().is_some_and(|p| p.kind != super::fixed::Kind::Timing)
+    }
+
+    /// The cell before the synapse has fired in a step, and the cell after it too or not.
+    pub fn coincided(&self, strength: u32, what: Together, both: bool) -> u32 {
+        let share = if both { what.plus } else { what.minus };
+        let step = ((u64::from(share) * u64::from(self.high - self.low) + (1 << 30)) >> 31) as u32;
+        if both { (strength + step).min(self.high) } else { strength - step.min(strength - self.low) }
+    }
+
+    /// `Rule::decay` of so many units a step.
+    pub(super) fn decay_of(units: f64) -> u64 {
+        // 2^16 of a strength, 2^32 behind the point; what takes all in a step is the end.
+        (units * 281_474_976_710_656.0).round().min(9.2e18) as u64
+    }
+
+    /// The strength once the decay of the steps after `from`, up to `to`, has been taken: the same in one go and in several, since
+    /// what is gone by a step follows from its number.
+    pub fn weakened(&self, strength: u32, from: i64, to: i64) -> u32 {
+        if self.decay == 0 || to <= from {
+            return strength;
+        }
+        let gone = |step: i64| ((u128::from(self.decay) * step as u128) >> 32) as u64;
+        strength - (gone(to) - gone(from)).min((strength - self.low).into()) as u32
     }
 
     /// A window of the cell after the synapse has ended, with this factor.

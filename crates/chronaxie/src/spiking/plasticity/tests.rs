@@ -182,6 +182,47 @@ fn short_term_plasticity_follows_its_law() {
     }
 }
 
+/// Checkpoints know a network by its description: of what there was before there was coincidence it says the same.
+#[test]
+fn a_description_says_nothing_of_what_is_not_there() {
+    let what = Plasticity::short_term(ShortTerm { u: 0.5, tau_rec_ms: 1.0, tau_fac_ms: 0.0 });
+    let text = "Plasticity { stdp: None, modulation: None, hebb: None, bcm: None, homeostasis: None, short_term: \
+                Some(ShortTerm { u: 0.5, tau_rec_ms: 1.0, tau_fac_ms: 0.0 }) }";
+    assert_eq!(format!("{what:?}"), text);
+    let c = Coincidence { a: 0.5, a_pre: 0.25, bounds: None };
+    let more = format!("{:?}", what.and_coincidence(c).and_decay(0.5));
+    let end = ", coincidence: Coincidence { a: 0.5, a_pre: 0.25, bounds: None }, decay_per_ms: 0.5 }";
+    assert!(more.ends_with(end), "{more}");
+}
+
+/// Decay in whole numbers: the same in one go and in any pieces, that of the law, and no further than the least.
+#[test]
+fn decay_is_the_same_in_one_go_and_in_pieces() {
+    let mut rng = Rng::new(5, 0);
+    for (per_ms, unit) in [(1e-5, 1e-3), (0.013, 0.25), (1e-9, 0.25), (40.0, 0.25)] {
+        let what = Plasticity::coincidence(Coincidence { a: 0.0, a_pre: 0.0, bounds: Some((2.0, 90.0)) });
+        let mut learning = Learning::default();
+        let index = learning.add(&what.and_decay(per_ms), 1, (0, unit), DT).unwrap();
+        let rule = &learning.rules[usize::from(index)];
+        for _ in 0..200 {
+            let from = rng.below(1 << 20) as i64;
+            let cuts: Vec<i64> = [0, 100, 10_000].iter().map(|most| from + rng.below(most + 1) as i64).collect();
+            let (begun, end) = ((40.0 / unit * 65_536.0).round() as u32, from + 20_000);
+            let whole = rule.weakened(begun, from, end);
+            let (mut now, mut at) = (begun, from);
+            for cut in cuts.into_iter().chain([end]) {
+                now = rule.weakened(now, at, cut);
+                at = at.max(cut);
+            }
+            assert_eq!(now, whole);
+            let want = law::weakened(per_ms, 40.0, 20_000.0 * DT, 2.0);
+            let got = f64::from(whole) / 65_536.0 * unit;
+            assert!((got - want).abs() < 1e-6 * 88.0, "{per_ms}: {got}, not {want}");
+        }
+        assert_eq!(rule.weakened(rule.low, 5, 1_000_000), rule.low);
+    }
+}
+
 #[test]
 fn wrong_numbers_are_named() {
     let good = stdp(Dependence::Additive, Pairs::All, Placement::Dendritic);

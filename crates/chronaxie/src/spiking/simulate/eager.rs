@@ -194,8 +194,22 @@ impl<'a> Eager<'a> {
         (s.strength, s.eligible, s.last) = (strength, eligible, step);
     }
 
-    /// Before anything else in `step`: windows end, and modulators get to synapses.
+    /// Before anything else in `step`: weights decay, windows end, and modulators get to synapses.
     fn begin(&mut self, step: u64) {
+        for i in 0..self.synapses.len() {
+            let s = &self.synapses[i];
+            let rule = self.rule(s);
+            if rule.decay == 0 || step == 0 {
+                continue;
+            }
+            self.synapses[i].strength = if self.in_fixed {
+                rule.weakened(s.strength as u32, step as i64 - 1, step as i64).into()
+            } else {
+                let described = self.law(s);
+                let low = described.bounds().map_or(0.0, |(low, _)| low);
+                law::weakened(described.decay_per_ms, s.strength, self.ms(1), low)
+            };
+        }
         for k in 0..self.learning.scalings.len() {
             let scaling = &self.learning.scalings[k];
             if step == 0 || !step.is_multiple_of(scaling.window.into()) {
@@ -274,6 +288,14 @@ impl<'a> Eager<'a> {
                 }
                 _ => (s.strength, 0.0),
             }
+        };
+        // All that fired in this step have left their entries.
+        let both = || self.entries[s.target as usize].last().is_some_and(|e| e.step == step);
+        let described = self.law(s);
+        let strength = match (rule.together, described.coincidence, described.bounds()) {
+            (Some(together), ..) if self.in_fixed => rule.coincided(strength as u32, together, both()).into(),
+            (_, Some(c), Some(bounds)) => law::coincided(&c, strength, both(), bounds),
+            _ => strength,
         };
         let s = &mut self.synapses[i as usize];
         (s.strength, s.eligible) = (strength, eligible);

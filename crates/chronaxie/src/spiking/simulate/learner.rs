@@ -190,7 +190,7 @@ impl<'a> Learner<'a> {
         // Spikes of the cell behind: the first that was not applied, and the first that is yet to come.
         let until = self.targets.before(cell, end);
         let mut from = until;
-        while from > 0 && i64::from(self.targets.entry(cell, from - 1)[0]) + back >= last.max(grown) {
+        while pair.grows() && from > 0 && i64::from(self.targets.entry(cell, from - 1)[0]) + back >= last.max(grown) {
             from -= 1;
         }
         let scales = rule.scaling.map_or(&[][..], |k| &self.common.scales[k][cell]);
@@ -218,6 +218,12 @@ impl<'a> Learner<'a> {
         }
         let mut level = modulator.map_or(0, |k| self.common.level(self.learning, k, now));
         let mut state = changed;
+        if let (Some(together), true) = (rule.together, known && last >= grown) {
+            // What fired in the step of the last spike has been known since then.
+            let both = self.targets.last(cell, last + 1).is_some_and(|e| i64::from(e[0]) == last);
+            state.0 = rule.coincided(state.0, together, both);
+        }
+        let mut weakened = last.max(grown - 1).max(0);
         let trace = &self.learning.traces[pair.x];
         let after = trace.after(passing.before);
         let offset = Learning::offset(pair, delay);
@@ -227,6 +233,8 @@ impl<'a> Learner<'a> {
             let post = (from < until).then(|| i64::from(self.targets.entry(cell, from)[0]) + back);
             let Some(next) = [scale, jump, post].into_iter().flatten().min() else { break };
             state = self.learning.move_on(rule, state, level, (next - now) as u32);
+            state.0 = rule.weakened(state.0, weakened, next);
+            weakened = weakened.max(next);
             if scale == Some(next) {
                 state.0 = rule.scale(state.0, scales[0].1);
                 scales = &scales[1..];
@@ -250,6 +258,7 @@ impl<'a> Learner<'a> {
             now = next;
             level = modulator.map_or(0, |k| self.common.level(self.learning, k, now));
         }
+        state.0 = rule.weakened(state.0, weakened, upto);
         // A spike that passes is an event, a look is none.
         if passing.step != NEVER { self.learning.move_on(rule, state, level, (upto - now) as u32) } else { state }
     }

@@ -9,7 +9,7 @@ use crate::spiking::models;
 use crate::spiking::network::{Delay, DriveKind, Edge, Network, Population, Projection, Rule};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::{
-    Bcm, Dependence, Hebb, Homeostasis, Modulation, Pairs, Placement, Plasticity, ShortTerm, Stdp,
+    Bcm, Coincidence, Dependence, Hebb, Homeostasis, Modulation, Pairs, Placement, Plasticity, ShortTerm, Stdp,
 };
 use std::sync::Arc;
 
@@ -49,6 +49,10 @@ pub(super) fn scaling(rate: f64, bounds: Option<(f64, f64)>) -> Homeostasis {
     Homeostasis { target_hz: 35.0, window_ms: 25.0, rate, bounds }
 }
 
+pub(super) fn coincidence(bounds: Option<(f64, f64)>) -> Coincidence {
+    Coincidence { a: 0.05, a_pre: 0.004, bounds }
+}
+
 /// Spikes at random, some in bursts.
 fn train(rng: &mut Rng, cells: u32, count: usize, gap: u64) -> Arc<Vec<(u64, u32)>> {
     let mut all = Vec::new();
@@ -70,9 +74,20 @@ fn taught(what: Plasticity, seed: u64) -> Network {
     let mut rng = Rng::new(seed, 0);
     let mut n = Network::new(DT, seed).unwrap();
     let replay = models::find("spikes").unwrap();
+    let mut trains: Vec<Arc<Vec<(u64, u32)>>> = Vec::new();
     for (name, cells, count, gap) in [("pre", CELLS, 100, 400), ("teacher", CELLS, 100, 400)] {
         let mut p = Population::new(name, replay, cells);
-        p.replay = Some(train(&mut rng, cells, count, gap));
+        let mut all = train(&mut rng, cells, count, gap);
+        if let Some(pre) = trains.first() {
+            // The taught fire a step later: some at once with a cell before them.
+            let taken = pre.iter().filter(|(step, _)| *step > 0).step_by(4).map(|(step, cell)| (step - 1, *cell));
+            let mut more: Vec<_> = all.iter().copied().chain(taken).collect();
+            more.sort_unstable();
+            more.dedup();
+            all = Arc::new(more);
+        }
+        trains.push(all.clone());
+        p.replay = Some(all);
         n.add(p);
     }
     let lif = models::find("lif_delta").unwrap();
@@ -125,7 +140,14 @@ fn summed(what: &Plasticity, w: f64, [before, after, modulator]: &[Vec<u64>; 3],
     // What timing has added to the eligibility, and when.
     let mut added: Vec<(u64, f64)> = Vec::new();
     let mut w = w.clamp(low, high);
+    // Decay takes its share at the beginning of each step but the first, before anything else.
+    let mut weakened = 0;
+    let mut weaken = |w: f64, now: u64| {
+        let from = std::mem::replace(&mut weakened, now);
+        (w - what.decay_per_ms * ms(from, now)).max(low)
+    };
     for (now, kind) in events {
+        w = weaken(w, now);
         match (kind, what) {
             (0, Plasticity { homeostasis: Some(h), .. }) => {
                 let window = (h.window_ms / DT).round() as u64;
@@ -165,7 +187,12 @@ fn summed(what: &Plasticity, w: f64, [before, after, modulator]: &[Vec<u64>; 3],
             }
             _ => {}
         }
+        if let (1, Some(c)) = (kind, what.coincidence) {
+            let step = if counted.contains(&now) { c.a } else { -c.a_pre };
+            w = (w + step * range).clamp(low, high);
+        }
     }
+    w = weaken(w, end - 1);
     let Some(m) = what.modulation else { return w };
     // The integral of each product of an addition and a spike of the modulator, until the last event.
     let all = [before, after, modulator].into_iter().flatten().filter(|t| **t < end);
@@ -200,6 +227,16 @@ fn weights_are_sums_over_all_spikes() {
         all.push(modulated(1.0, placement));
     }
     all.push(Plasticity::homeostasis(scaling(0.03, Some((0.1, 1.0)))));
+    // From here on spikes of the same step count.
+    let same_step = all.len();
+    let (alone, d) = (Plasticity::coincidence(coincidence(Some((0.1, 1.0)))), Placement::Dendritic);
+    all.push(alone);
+    all.push(alone.and_decay(1e-4));
+    all.push(alone.and_homeostasis(scaling(0.03, None)).and_decay(3e-5));
+    all.push(bcm(1.0, d).and_homeostasis(scaling(0.01, None)).and_coincidence(coincidence(None)).and_decay(2e-5));
+    all.push(Plasticity { modulation: None, ..modulated(1.0, d) }.and_coincidence(coincidence(None)));
+    all.push(hebb(1.0, Dependence::Mixed, Placement::Axonal).and_decay(1e-4));
+    all.push(bcm(1.0, Placement::Axonal).and_decay(1e-5));
     for (k, what) in all.into_iter().enumerate() {
         let network = taught(what, k as u64);
         let plan = Plan::new(network).unwrap();
@@ -216,7 +253,7 @@ fn weights_are_sums_over_all_spikes() {
         let Rule::Edges(edges) = &plan.network.projections[1].rule else { panic!() };
         let range = what.bounds().map(|(low, high)| high - low).unwrap();
         let jump = what.modulation.map_or(0, |m| (m.delay_ms / DT).round() as u64);
-        let (mut moved, mut laws) = (0.0f64, law.weights());
+        let (mut moved, mut together, mut laws) = (0.0f64, 0, law.weights());
         laws.sort_by_key(|w| (w.0, w.1));
         for (i, e) in edges.iter().enumerate() {
             let steps_of = (f64::from(e.delay_ms) / DT).round() as u64;
@@ -238,7 +275,9 @@ fn weights_are_sums_over_all_spikes() {
             let got = f64::from(table.weight[i]);
             assert!((got - want).abs() < 1e-4 * range, "{what:?}, {e:?}: {got}, not {want}");
             moved = moved.max((want - w0).abs());
+            together += times[0].iter().filter(|t| post.contains(t)).count();
         }
+        assert!(k < same_step || together > 100, "{together} spikes of a source and a target in the same step");
         assert!(moved > 0.02 * range, "{what:?} moved weights by at most {moved}");
     }
 }
@@ -255,10 +294,15 @@ pub(super) fn mixed(seed: u64, placement: [Placement; 4]) -> Network {
     }
     let depressing = ShortTerm { u: 0.5, tau_rec_ms: 30.0, tau_fac_ms: 0.0 };
     n.projections[0].plasticity = Some(modulated(160.0, placement[0]));
-    n.projections[1].plasticity = Some(bcm(160.0, placement[1]).and_homeostasis(scaling(0.05, None)));
+    let sliding = bcm(160.0, placement[1]).and_homeostasis(scaling(0.05, None)).and_decay(0.004);
+    n.projections[1].plasticity = Some(match placement[1] {
+        Placement::Dendritic => sliding.and_coincidence(coincidence(None)),
+        Placement::Axonal => sliding,
+    });
     n.projections[2].plasticity =
         Some(hebb(800.0, Dependence::Multiplicative, placement[2]).and_short_term(depressing));
-    n.projections[3].plasticity = Some(Plasticity::homeostasis(scaling(0.02, Some((0.0, 900.0)))));
+    let scaled = Plasticity::homeostasis(scaling(0.02, Some((0.0, 900.0))));
+    n.projections[3].plasticity = Some(scaled.and_coincidence(coincidence(None)).and_decay(0.02));
     // Two alike between the same populations: their synapses are told apart.
     for weight in [20.0, 40.0] {
         n.projections.push(Projection {

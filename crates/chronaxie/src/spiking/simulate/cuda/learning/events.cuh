@@ -183,24 +183,42 @@ __device__ __forceinline__ Changed gone_through(const Net& net, const Wide& wide
     w_end = event.upto > 0 ? (unsigned)event.upto / window : 0;
     factors = wide.factors + (u64)kind.scaling * wide.windows * net.cells + target;
   }
-  if (kind.what == kBcm || (kind.what == kTiming && !known)) from = until;
-  if (w > w_end && from == until) return now;
+  // Spikes of the cell behind that do nothing.
+  if (kind.what == kBcm || (kind.what == kTiming && (!known || rule.plus == 0))) from = until;
+  if (kind.together != 0 && known && last >= grown_to) {
+    // What fired in the step of the last spike has been known since then.
+    const unsigned all = __ldcg(net.counts + target), at = first_since(net, target, net.kept[target], all, last);
+    now.strength = coincided(rule, kind, now.strength, at < all && (long long)__ldcg(entry(net, target, at)) == last);
+  }
+  long long time = last > grown_to - 1 ? last : grown_to - 1;
+  time = time > 0 ? time : 0;
+  if (w > w_end && from == until) {
+    now.strength = weakened(rule, kind, now.strength, time, event.upto);
+    return now;
+  }
   const Trace& trace = net.traces[rule.x];
   const unsigned before = known ? __ldcg(event.before + 1 + rule.x) : 0;
   long long next = from < until ? (long long)__ldcg(entry(net, target, from)) + event.back : 0;
 #pragma unroll 1
   for (;;) {
     if (w <= w_end && (from == until || (long long)((u64)w * window) <= next)) {
+      const long long ends = (long long)((u64)w * window);
+      now.strength = weakened(rule, kind, now.strength, time, ends);
+      time = ends > time ? ends : time;
       now.strength = scaled(rule, now.strength, __ldcg(factors + (u64)(w & (wide.windows - 1)) * net.cells));
       ++w;
       continue;
     }
-    if (from == until) return now;
+    if (from == until) break;
     const long long steps = next - last;
-    if (kind.what == kTiming && w > w_end && steps >= trace.length) return now;
+    if (kind.what == kTiming && w > w_end && steps >= trace.length) break;
+    now.strength = weakened(rule, kind, now.strength, time, next);
+    time = next > time ? next : time;
     now.strength = grown(rule, now.strength, known ? met(trace, before, steps) : 0, trace.bits);
     if (kind.what == kHebb) now.strength = less(rule, now.strength, kind.post);
     ++from;
     next = from < until ? (long long)__ldcg(entry(net, target, from)) + event.back : 0;
   }
+  now.strength = weakened(rule, kind, now.strength, time, event.upto);
+  return now;
 }

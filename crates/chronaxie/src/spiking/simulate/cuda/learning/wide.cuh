@@ -10,8 +10,11 @@ struct Kind {
   unsigned pre, post;           // of kHebb: what each spike costs
   unsigned scaling, modulator;  // indices, or kNone
   unsigned z;                   // of kBcm: the trace of squares
-  unsigned axonal, unused;      // whether the delay lies before the synapse
+  unsigned axonal;              // whether the delay lies before the synapse
+  unsigned together;            // whether spikes of the same step count
   u64 rate, square;             // of kBcm
+  u64 decay;                    // what a step takes from the strength, times 2^32
+  unsigned plus, minus;         // of `together`: growth where both fire, loss where the one before the synapse does alone
 };
 
 struct Scaling {
@@ -44,6 +47,23 @@ __device__ __forceinline__ unsigned less(const Rule& r, unsigned strength, unsig
   const unsigned room = (r.kind & 4 ? strength : r.high) - r.low, most = strength - r.low;
   const unsigned step = (unsigned)(((u64)part * room + (1ull << 30)) >> 31);
   return strength - (step < most ? step : most);
+}
+
+// The cell before the synapse has fired in a step, and the cell after it too or not.
+__device__ __forceinline__ unsigned coincided(const Rule& r, const Kind& k, unsigned strength, bool both) {
+  const unsigned step = (unsigned)(((u64)(both ? k.plus : k.minus) * (r.high - r.low) + (1ull << 30)) >> 31);
+  const unsigned to = strength + step, most = strength - r.low;
+  return both ? (to < r.high ? to : r.high) : strength - (step < most ? step : most);
+}
+
+// What decay has taken by a step, and the strength once that of the steps after `from`, up to `to`, is gone.
+__device__ __forceinline__ u64 gone_by(const Kind& k, long long step) {
+  return __umul64hi(k.decay, (u64)step) << 32 | (k.decay * (u64)step) >> 32;
+}
+__device__ __forceinline__ unsigned weakened(const Rule& r, const Kind& k, unsigned strength, long long from, long long to) {
+  if (k.decay == 0 || to <= from) return strength;
+  const u64 gone = gone_by(k, to) - gone_by(k, from), most = strength - r.low;
+  return strength - (unsigned)(gone < most ? gone : most);
 }
 
 // The factor of a window with so many spikes, times 2^30.

@@ -66,8 +66,10 @@ impl Wide {
             kinds = kinds.u32(what).u32(pre).u32(post);
             kinds = kinds.u32(rule.scaling.map_or(none, |k| k as u32)).u32(modulator);
             kinds = kinds.u32(threshold.map_or(none, |t| t.z as u32));
-            kinds = kinds.u32(u32::from(pair.is_some_and(|p| p.axonal))).u32(0);
+            kinds = kinds.u32(u32::from(pair.is_some_and(|p| p.axonal))).u32(u32::from(rule.together.is_some()));
             kinds = kinds.u64(threshold.map_or(0, |t| t.rate)).u64(threshold.map_or(0, |t| t.square));
+            kinds = kinds.u64(rule.decay).u32(rule.together.map_or(0, |t| t.plus));
+            kinds = kinds.u32(rule.together.map_or(0, |t| t.minus));
         }
         let scales =
             learning.scalings.iter().fold(Fields::default(), |f, s| f.u64(s.spike).u32(s.window).u32(s.silent));

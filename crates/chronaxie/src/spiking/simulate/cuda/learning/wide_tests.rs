@@ -7,7 +7,7 @@ use crate::spiking::models;
 use crate::spiking::network::{Delay, Distribution, Network, Population, Projection, Rule};
 use crate::spiking::plasticity::{Dependence, Modulation, Placement, Plasticity, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
-use crate::spiking::simulate::rules_tests::{self, bcm, hebb, modulated, scaling};
+use crate::spiking::simulate::rules_tests::{self, bcm, coincidence, hebb, modulated, scaling};
 use crate::spiking::simulate::{Checkpoint, CpuEngine};
 
 const A: Placement = Placement::Axonal;
@@ -192,7 +192,14 @@ fn on_a_gpu_each_rule_has_the_cpus_weights() {
             ],
             [Some(modulator(modulated(160.0, placement), 1, 0.1).and_short_term(depressing)), None],
         ];
-        for (i, rules) in rules.into_iter().enumerate() {
+        // Spikes of the same step know no delay.
+        let alone = Plasticity::coincidence(coincidence(Some((0.0, 160.0))));
+        let beside = bcm(160.0, D).and_homeostasis(scaling(0.04, None)).and_coincidence(coincidence(None));
+        let together = [
+            [Some(alone), Some(alone.and_decay(0.05))],
+            [Some(beside.and_decay(0.01).and_short_term(depressing)), Some(stdp.and_decay(0.02))],
+        ];
+        for (i, rules) in rules.into_iter().chain(together).enumerate() {
             let mut n = rules_tests::mixed(60 + 20 * k + i as u64, [placement; 4]);
             n.projections.iter_mut().for_each(|p| p.plasticity = None);
             n.projections.truncate(5);
