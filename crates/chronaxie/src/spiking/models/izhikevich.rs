@@ -5,6 +5,9 @@
 //! v >= 30: spike, v = c, u = u + d
 //! ```
 //! Steps are those of Runge and Kutta, of order four between spikes; the original's are Euler's, of 1 ms.
+//!
+//! Presets are Izhikevich's, and the named cells of the original by its names, but for its two medium spiny neurons: their
+//! a = 0.01, b = -20 are of the form with `v - v_r` of Izhikevich's book (2007), and in this one leave no state of rest.
 
 use super::{Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, rk4};
 use crate::simd_math::Lanes;
@@ -36,6 +39,20 @@ const PRESETS: &[Preset] = &[
     ("basket", &[("a", 0.1), ("d", 2.0)]),
     ("bipolar_vip", &[("c", -55.0), ("d", 4.0)]),
     ("double_bouquet", &[("d", 6.0)]),
+    ("cajal_retzius", &[]),
+    ("spiny_stellate", &[]),
+    ("betz_pyramidal", &[("c", -50.0), ("d", 2.0)]),
+    ("meynert", &[("c", -55.0), ("d", 4.0)]),
+    ("thalamocortical_relay", &[("b", 0.25), ("d", 0.05)]),
+    ("reticular", &[("a", 0.1), ("b", 0.25), ("d", 2.0)]),
+    ("stn", &[("a", 0.005), ("b", 0.265), ("d", 2.0)]),
+    ("snc_dopamine", &[("a", 0.001)]),
+    ("purkinje", &[("d", 4.0)]),
+    ("granule", &[]),
+    ("golgi", &[("a", 0.1), ("d", 2.0)]),
+    ("ca1_pyramidal", &[]),
+    ("ca3_pyramidal", &[("c", -50.0), ("d", 2.0)]),
+    ("dentate_granule", &[]),
 ];
 
 /// The model.

@@ -3,6 +3,9 @@
 use super::*;
 use crate::rng::Rng;
 
+#[path = "accuracy_tests.rs"]
+mod accuracy;
+
 fn dynamic() -> impl Iterator<Item = &'static dyn Model> {
     all().iter().copied().filter(|m| m.kind() == Kind::Dynamics)
 }
@@ -192,6 +195,9 @@ fn presets_are_what_they_are_called() {
         let mut state = initial(model, &p);
         (0..10_000).filter(|_| model.law(&p, 0.1, &mut state, &[0.0])).count()
     };
+    // Izhikevich's eight and what the original has names for.
+    assert_eq!(model.presets().len(), 27);
+    assert!(model.presets().iter().all(|(name, _)| count(name) > 0));
     let (regular, fast, bursting) = (count("regular_spiking"), count("fast_spiking"), count("bursting"));
     assert!((15..40).contains(&regular) && fast > 3 * regular && bursting > regular, "{regular} {fast} {bursting}");
 }
