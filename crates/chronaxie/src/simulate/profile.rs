@@ -1,8 +1,8 @@
-//! What a step of a network costs: on the CPU part by part, on a GPU as a whole.
+//! What a step of a network costs, part by part where the engine has clocks between them, on a GPU else as a whole.
 //!
 //! Windows of steps run in turn in three ways, so that what else a machine does falls on all alike: alone, with the spikes of
-//! the window before being hashed and written by a thread beside, as `simulate` does it, and (on the CPU) with a clock
-//! between the parts of a step.
+//! the window before being hashed and written by a thread beside, as `simulate` does it, and with clocks between the parts of a
+//! step.
 
 use super::run::fingerprint;
 use crate::bench::{self, Whole};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 pub mod distribution;
 pub mod files;
 pub mod original;
+pub mod original_plasticity;
 pub mod place;
 pub mod read;
 mod read_plasticity;

@@ -2,19 +2,21 @@
 //!
 //! An area is a box of the lattice with a cell at each site, or at some (`simulation.density`). What the original promised is
 //! done: cells are of the model that `neuron_model.type` names and step exactly, a share of them inhibits by its sign
-//! (Dale), delays are those of synapses, a run resumes to the bit. A cell's equation is that of its main loop,
+//! (Dale), delays are those of synapses, weights change as `plasticity` and `neuromodulation` say
+//! ([`original_plasticity`](super::original_plasticity)), a run resumes to the bit. A cell's equation is that of its main loop,
 //! `dV/dt = (-(V - v_rest) + I) / tau_m` with I the weights that arrive in a step, of which a step's exact solution is
 //! taken: `V' = v_rest + (V - v_rest) d + I (1 - d)`, `d = e^(-dt / tau_m)`. After a spike it is held for
 //! `refractory_period - dt`, since the original counts the step of the spike.
 //!
 //! What the file does not say has the defaults of the original's functions, in an optional table `simulation`: `density` 1,
 //! `connection_probability` 0.01, `weight_mean` 0.1, `weight_std` 0.05, `delay` one step, `dt` 1 ms (0.05 ms for
-//! Hodgkin-Huxley). Besides: `inhibitory_fraction` 0.2, and `input`, a current in the original's unit (mV; 20) into the first
-//! z-layer of every area with a sense, where `feed_sense_input` puts its matrix.
+//! Hodgkin-Huxley). Besides: `inhibitory_fraction` 0.2, `plasticity` true (false keeps all weights), and `input`, a current in the
+//! original's unit (mV; 20) into the first z-layer of every area with a sense, where `feed_sense_input` puts its matrix.
 
+use super::original_plasticity::Learned;
 use super::place::Box4;
 use super::read::Settings;
-use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule, Storage};
+use super::{Delay, Network, Population, Projection, Rule, Storage};
 use crate::config::{Config, Milliseconds, Section, quote};
 use crate::spiking::draws::{Purpose, Stream};
 use crate::spiking::models::{self, Model};
@@ -76,9 +78,8 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
     let dt = s.get("dt", Milliseconds(usual))?.0;
     let mut network = Network::new(dt, s.get("seed", 1u64)?)?;
     let cell = Cell::read(&neuron.table("params_default")?, model, dt)?;
-    let (low, high) = plasticity(config, &mut notes)?;
+    let learned = Learned::read(config, dt, &mut notes)?;
     lifecycle(&config.table("cell_lifecycle")?, &mut notes)?;
-    neuromodulation(config, &mut notes)?;
     let areas = areas(config, [x, y, z, w], &mut notes)?;
 
     let share = |key: &str, default: f64| {
@@ -106,29 +107,23 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
     if network.populations.is_empty() {
         return Err(root.refuse("areas", &format!("hold no cell at density {density}")));
     }
-    let draw = |sign: f64| {
-        let d = Distribution::normal(sign * mean, sd);
-        let d = if sign > 0.0 {
-            d.within(0.0, high.max(0.0), Outside::Redraw)
-        } else {
-            d.within(low.min(0.0), 0.0, Outside::Redraw)
-        };
-        d.scaled(cell.weight)
-    };
     for source in 0..network.populations.len() {
-        let sign = if network.populations[source].name.ends_with(INHIBITORY) { -1.0 } else { 1.0 };
+        let inhibits = network.populations[source].name.ends_with(INHIBITORY);
+        let unit = cell.weight * learned.gain(inhibits);
+        let weight = learned.weights(inhibits, mean, sd, unit);
         for target in 0..network.populations.len() {
-            let (rule, weight) = (Rule::Probability(probability), draw(sign));
-            let delay = Delay::Drawn(delay.into());
-            if probability > 0.0 {
+            for (share, plasticity) in learned.kinds(inhibits, unit) {
+                if probability == 0.0 {
+                    continue;
+                }
                 network.projections.push(Projection {
                     source,
                     target,
-                    rule,
+                    rule: Rule::Probability(share * probability),
                     weight,
-                    delay,
+                    delay: Delay::Drawn(delay.into()),
                     autapses: false,
-                    plasticity: None,
+                    plasticity,
                     storage: Storage::Stored,
                 });
             }
@@ -195,45 +190,6 @@ impl Cell {
     }
 }
 
-/// The bounds of weights; the rest is checked, and said not to be done.
-fn plasticity(config: &Config, notes: &mut Vec<String>) -> Result<(f64, f64)> {
-    let p = config.table("plasticity")?;
-    let rule: String = p.get("rule", "hebb_like".into())?;
-    let (rate, decay) = (p.get("learning_rate", 0.001)?, p.get("weight_decay", 0.00001)?);
-    let (low, high) = (p.get("weight_min", -1.0)?, p.get("weight_max", 1.0)?);
-    if low > high {
-        return Err(p.refuse("weight_min", &format!("= {low} is above weight_max = {high}")));
-    }
-    let mut asked = Vec::new();
-    if rate != 0.0 || decay != 0.0 {
-        asked.push(format!("the rule {} at a rate of {rate} with a decay of {decay}", quote(&rule)));
-    }
-    let h = p.table("homeostatic")?;
-    let enabled = |t: &Section<'_>| t.get("enabled", false);
-    h.get("target_rate", 5.0)?;
-    h.get("time_window", 1000.0)?;
-    h.get("scaling_rate", 0.01)?;
-    if enabled(&h)? {
-        asked.push("homeostatic scaling".into());
-    }
-    let m = p.table("metaplasticity")?;
-    m.get("bcm_tau", 1000.0)?;
-    m.get("bcm_target_rate", 5.0)?;
-    if enabled(&m)? {
-        asked.push("metaplasticity".into());
-    }
-    let t = p.table("short_term")?;
-    t.choice("default_type", &["mixed", "facilitating", "depressing", "none"], "mixed")?;
-    t.get("facilitation_fraction", 0.3)?;
-    if enabled(&t)? {
-        asked.push("short-term plasticity".into());
-    }
-    if !asked.is_empty() {
-        notes.push(format!("plasticity is not simulated yet: {}; weights stay as they were drawn", asked.join(", ")));
-    }
-    Ok((low, high))
-}
-
 fn lifecycle(t: &Section<'_>, notes: &mut Vec<String>) -> Result<()> {
     let (death, birth) = (t.get("enable_death", true)?, t.get("enable_reproduction", true)?);
     let age = t.get("max_age", 100_000u64)?;
@@ -250,25 +206,6 @@ fn lifecycle(t: &Section<'_>, notes: &mut Vec<String>) -> Result<()> {
             "the life cycle is not simulated yet: no cell dies{}, which in the original all do by step {then:.0}",
             if birth { " and has a child" } else { "" }
         ));
-    }
-    Ok(())
-}
-
-fn neuromodulation(config: &Config, notes: &mut Vec<String>) -> Result<()> {
-    let n = config.table("neuromodulation")?;
-    let own = [
-        ("dopamine", "learning_rate_modulation", 2.0),
-        ("serotonin", "inhibition_strength", 0.5),
-        ("norepinephrine", "gain_modulation", 2.0),
-    ];
-    for (name, key, default) in own {
-        let t = n.table(name)?;
-        t.get("baseline", 0.5)?;
-        t.get("decay_rate", 0.1)?;
-        t.get(key, default)?;
-    }
-    if n.get("enabled", false)? {
-        notes.push("neuromodulation is not simulated yet: it modulates plasticity".into());
     }
     Ok(())
 }
@@ -385,3 +322,5 @@ fn populate(network: &mut Network, area: &Area, cell: &Cell, density: f64, inhib
 #[cfg(test)]
 #[path = "original_tests.rs"]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::brain;

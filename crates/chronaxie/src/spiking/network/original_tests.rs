@@ -2,8 +2,9 @@
 
 use crate::config::Config;
 use crate::spiking::network::read::read;
-use crate::spiking::network::{DriveKind, Shape};
-use crate::spiking::simulate::{CpuEngine, Engine, Spike};
+use crate::spiking::network::{DriveKind, Rule, Shape};
+use crate::spiking::plasticity::ShortTerm;
+use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Reference, Spike};
 use crate::spiking::{Plan, connect};
 use crate::{Error, ErrorKind};
 
@@ -111,6 +112,25 @@ const BRAIN: &str = r#"{
 }
 "#;
 
+/// Nothing changes.
+const STILL: [&str; 6] = [
+    "plasticity.learning_rate=0",
+    "plasticity.weight_decay=0",
+    "plasticity.homeostatic.enabled=false",
+    "plasticity.metaplasticity.enabled=false",
+    "plasticity.short_term.enabled=false",
+    "neuromodulation.enabled=false",
+];
+
+/// Input and synapses that make all cells fire now and then, and weights move.
+const LIVELY: [&str; 4] =
+    ["simulation.input=40", "simulation.weight_mean=20", "plasticity.weight_max=100", "plasticity.weight_min=-100"];
+
+/// The test's configuration, changed so.
+pub(crate) fn brain(set: &[&str]) -> crate::spiking::network::Network {
+    read(&config(BRAIN, &[&LIVELY[..], set].concat())).unwrap().network
+}
+
 fn config(text: &str, set: &[&str]) -> Config {
     let mut config = Config::parse(text, "brain.json").unwrap();
     set.iter().for_each(|s| config.set(s).unwrap());
@@ -153,16 +173,29 @@ fn every_field_is_read() {
     let own: Vec<f64> = n.populations[0].parameters[..6].iter().map(|p| p.constant().unwrap()).collect();
     assert_eq!(own, [20.0, 20.0, -65.0, -50.0, -70.0, 4.0]);
     assert!(n.drives.iter().all(|d| matches!(d.kind, DriveKind::Dc { .. })));
-    // Four populations, all pairs, no cell onto itself, signs by the source.
-    assert_eq!(n.projections.len(), 16);
-    for p in &n.projections {
+    // Four populations, all pairs, no cell onto itself, signs by the source; three tenths of the synapses facilitate, the others
+    // tire. Norepinephrine doubles what arrives, serotonin takes inhibition up by a quarter.
+    assert_eq!(n.projections.len(), 32);
+    for (i, p) in n.projections.iter().enumerate() {
         assert!(!p.autapses);
         let sign = if p.source % 2 == 1 { -1.0 } else { 1.0 };
         let Shape::Normal { mean, .. } = p.weight.shape else { panic!("normal") };
-        assert!((mean * sign - 0.1 * (1.0 - (-0.05f64).exp())).abs() < 1e-12);
+        let unit = (1.0 - (-0.05f64).exp()) * if sign < 0.0 { 2.5 } else { 2.0 };
+        assert!((mean * sign - 0.1 * unit).abs() < 1e-12);
+        let (share, u) = if i % 2 == 0 { (0.3, 0.15) } else { (0.7, 0.6) };
+        let Rule::Probability(probability) = p.rule else { panic!("probability") };
+        let what = p.plasticity.unwrap();
+        assert!((probability - share * 0.3).abs() < 1e-12);
+        assert_eq!(what.short_term.map(|s| s.u), Some(u));
+        let (c, b, h) = (what.coincidence.unwrap(), what.bcm.unwrap(), what.homeostasis.unwrap());
+        assert_eq!((c.a, c.a_pre, b.a), (0.001, 0.0005, 0.001));
+        assert_eq!((b.target_hz, b.tau_threshold_ms), (5.0, 1000.0));
+        assert_eq!((h.target_hz, h.window_ms, h.rate), (5.0, 1000.0, 0.01));
+        let (low, high) = what.bounds().unwrap();
+        assert!(low == 0.0 && (high - unit).abs() < 1e-12 && (what.decay_per_ms - 1e-5 * unit).abs() < 1e-18);
     }
     let plan = Plan::new(s.network.clone()).unwrap();
-    for i in 0..16 {
+    for i in 0..32 {
         let t = connect::synapses(&plan, i).unwrap();
         assert!(t.weight.iter().all(|w| if plan.network.projections[i].source % 2 == 1 {
             *w <= 0.0
@@ -171,9 +204,11 @@ fn every_field_is_read() {
         }));
         assert!(t.delay_ms.iter().all(|d| *d == 1.0));
     }
-    for word in ["hebb_like", "homeostatic", "metaplasticity", "short-term", "life cycle", "neuromodulation"] {
-        assert!(s.notes.iter().any(|n| n.contains(word) && n.contains("not simulated yet")), "{word}: {:?}", s.notes);
+    for word in ["homeostatic", "metaplasticity", "short-term", "neuromodulation", "synapses that inhibit"] {
+        assert!(s.notes.iter().any(|n| n.contains(word)), "{word}: {:?}", s.notes);
     }
+    let left: Vec<_> = s.notes.iter().filter(|n| n.contains("not simulated yet")).collect();
+    assert!(left.len() == 1 && left[0].contains("life cycle"), "{left:?}");
     // As resolved it is the same configuration, also as TOML.
     let again = Config::parse(&c.resolved(), "brain.toml").unwrap();
     assert_eq!(format!("{:?}", read(&again).unwrap().network), format!("{n:?}"));
@@ -218,6 +253,19 @@ fn every_field_is_refused_where_it_is_wrong() {
         ("neuron_model.type=Izhikevic", "there are LIF"),
         ("neuron_model.params_default.tau_m=0", "above 0 ms"),
         ("plasticity.weight_min=2", "above weight_max"),
+        ("plasticity.rule=oja", "is \"oja\", but there are hebb_like, stdp, bcm, none"),
+        ("plasticity.rule=stdp", "a threshold slides under the rules hebb_like and bcm"),
+        ("plasticity.learning_rate=-1", "plasticity.learning_rate must be finite and not negative"),
+        ("plasticity.learning_rate=3", "more than from weight_min = -1 to weight_max = 1"),
+        ("plasticity.weight_decay=-1", "plasticity.weight_decay must be finite and not negative"),
+        ("plasticity.homeostatic.target_rate=0", "plasticity.homeostatic.target_rate is 0 Hz"),
+        ("plasticity.homeostatic.time_window=0", "plasticity.homeostatic.time_window is 0 ms"),
+        ("plasticity.homeostatic.scaling_rate=2", "plasticity.homeostatic.scaling_rate is 2, not from 0 to 1"),
+        ("plasticity.metaplasticity.bcm_tau=0", "plasticity.metaplasticity.bcm_tau is 0 ms"),
+        ("plasticity.metaplasticity.bcm_target_rate=2000", "plasticity.metaplasticity.bcm_target_rate is 2000 Hz"),
+        ("plasticity.short_term.facilitation_fraction=2", "must be from 0 to 1, but it is 2"),
+        ("neuromodulation.dopamine.baseline=2", "must be from 0 to 1, but it is 2"),
+        ("neuromodulation.serotonin.inhibition_strength=-1", "finite and not negative, but it is -1"),
         ("areas.0.coord_ranges.x=[0,6]", "within 0 and 5"),
         ("areas.0.coord_ranges.x=[3,2]", "the first and the last site"),
         ("areas.1.name=V1_like", "which another area has"),
@@ -264,7 +312,9 @@ fn cells_are_those_of_the_main_loop() {
 /// Inhibition and excitation arrive, after the delay, with their signs; other models run.
 #[test]
 fn what_the_original_promised_runs() {
-    let strong = ["simulation.weight_mean=400", "plasticity.weight_max=1000", "plasticity.weight_min=-1000"];
+    let strong =
+        [&STILL[..], &["simulation.weight_mean=400", "plasticity.weight_max=1000", "plasticity.weight_min=-1000"]]
+            .concat();
     let alone = |inhibitory: &str| {
         let set = format!("simulation.inhibitory_fraction={inhibitory}");
         spikes(&[&strong[..], &[set.as_str(), "simulation.delay=3"]].concat(), 60).1
@@ -310,4 +360,158 @@ fn no_text_makes_it_panic() {
         }
     }
     assert!(planned > 8, "only {planned} were whole");
+}
+
+/// The original's main loop: in each step, of every synapse, Hebb's rule by what fired in it, the bounds, then decay towards 0.
+#[test]
+fn weights_are_those_of_the_main_loop() {
+    let of = |rate: &str, decay: &str| {
+        let (rate, decay) = (format!("plasticity.learning_rate={rate}"), format!("plasticity.weight_decay={decay}"));
+        let network = brain(&[&STILL[2..], &[rate.as_str(), decay.as_str(), "simulation.delay=3"]].concat());
+        let (rate, decay) = (rate.split_once('=').unwrap().1, decay.split_once('=').unwrap().1);
+        (Plan::new(network).unwrap(), rate.parse::<f64>().unwrap(), decay.parse::<f64>().unwrap())
+    };
+    for (plan, rate, decay) in [of("0.5", "0.002"), of("3", "0"), of("0", "0.05")] {
+        let steps = 1500;
+        let mut engine = CpuEngine::with_shards(&plan, 3, &|_, _| {}).unwrap();
+        let before: Vec<_> = (0..16).map(|i| engine.table(i).unwrap()).collect();
+        let mut spikes = Vec::new();
+        engine.advance(steps, &mut spikes).unwrap();
+        let mut fired = vec![vec![false; plan.cells() as usize]; steps as usize];
+        spikes.iter().for_each(|s| fired[s.step as usize][s.cell as usize] = true);
+        let unit = 1.0 - (-0.05f64).exp();
+        let (mut moved, mut ends, mut together) = (0f64, 0, 0);
+        for (i, before) in before.iter().enumerate() {
+            let p = &plan.network.projections[i];
+            let after = engine.table(i).unwrap();
+            for k in 0..before.weight.len() {
+                let pre = plan.first[p.source] as usize + before.source[k] as usize;
+                let post = plan.first[p.target] as usize + before.target[k] as usize;
+                let begun = f64::from(before.weight[k].abs()) / unit;
+                let mut w = begun;
+                for (n, fired) in fired.iter().enumerate() {
+                    w += match (fired[pre], fired[post]) {
+                        (true, true) => rate,
+                        (true, false) => -0.5 * rate,
+                        _ => 0.0,
+                    };
+                    together += usize::from(fired[pre] && fired[post]);
+                    w = w.clamp(0.0, 100.0);
+                    // What the last step's end takes is at the beginning of the one to come.
+                    if n + 1 < steps as usize {
+                        w = (w - decay).max(0.0);
+                    }
+                }
+                let got = f64::from(after.weight[k].abs()) / unit;
+                assert!((got - w).abs() < 2e-4, "synapse {k} of {i}: {got}, not {w}");
+                (moved, ends) = (moved.max((w - begun).abs()), ends + usize::from(w == 0.0));
+            }
+        }
+        assert!(spikes.len() > 3000 && moved > 5.0, "{} spikes, {moved}", spikes.len());
+        assert!(together > 500 && (rate < 1.0 || ends > 20), "{together} in the same step, {ends} at an end");
+    }
+}
+
+/// All of the file at once, and each rule: the law's bits on any number of threads and shards, and from a checkpoint.
+#[test]
+fn all_that_changes_has_the_same_bits_however_it_is_cut_and_resumed() {
+    let rules: [&[&str]; 4] = [
+        &[],
+        &["plasticity.rule=bcm", "neuromodulation.dopamine.baseline=1"],
+        &["plasticity.rule=stdp", "plasticity.metaplasticity.enabled=false"],
+        &["plasticity.rule=none", "plasticity.metaplasticity.enabled=false", "plasticity.homeostatic.enabled=false"],
+    ];
+    for set in rules {
+        let rate =
+            ["plasticity.learning_rate=0.2", "plasticity.weight_decay=0.001", "plasticity.homeostatic.time_window=100"];
+        let plan = Plan::new(brain(&[&rate[..], set].concat())).unwrap();
+        let (half, steps) = (777, 2000);
+        let mut want = Vec::new();
+        let mut law = Reference::in_f32(&plan).unwrap();
+        law.advance(steps, &mut want).unwrap();
+        assert!(want.len() > 2000, "{set:?}: {}", want.len());
+        let mut last = None;
+        for (threads, shards) in [(1, 1), (2, 3), (1, 4)] {
+            crate::pool::set_num_threads(threads);
+            let mut engine = CpuEngine::with_shards(&plan, shards, &|_, _| {}).unwrap();
+            let begun = engine.state().unwrap();
+            let mut got = Vec::new();
+            engine.advance(half, &mut got).unwrap();
+            let checkpoint = Checkpoint {
+                fingerprint: [0; 32],
+                state: engine.state().unwrap(),
+                hash: Default::default(),
+                replicas: vec![],
+                logged: 0,
+                counts: vec![],
+            };
+            let read = Checkpoint::from_bytes(&checkpoint.to_bytes(), std::path::Path::new("c")).unwrap();
+            let mut other = CpuEngine::with_shards(&plan, 5 - shards, &|_, _| {}).unwrap();
+            other.restore(&read.state).unwrap();
+            other.advance(steps - half, &mut got).unwrap();
+            assert!(got == want, "{set:?}: {} spikes, not {}", got.len(), want.len());
+            let own = other.state().unwrap();
+            let strengths = |s: &crate::spiking::simulate::State| s.learned.as_ref().unwrap().strengths.clone();
+            assert_ne!(strengths(&own), strengths(&begun));
+            assert!(last.as_ref().is_none_or(|l| *l == own), "{set:?}: the state at the end");
+            last = Some(own);
+        }
+    }
+}
+
+/// What the tables beside the rule are, one by one.
+#[test]
+fn each_table_says_what_synapses_do() {
+    let first = |set: &[&str]| brain(set).projections[0].plasticity;
+    assert_eq!(first(&STILL), None);
+    assert_eq!(
+        (first(&["simulation.plasticity=false"]), brain(&["simulation.plasticity=false"]).projections.len()),
+        (None, 16)
+    );
+    let kept = read(&config(BRAIN, &["simulation.plasticity=false"])).unwrap().notes;
+    assert!(kept.len() == 2 && kept[0].starts_with("neuromodulation"), "{kept:?}");
+    let still = |set: &[&str]| first(&[&STILL[..], set].concat());
+    let decay = still(&["plasticity.weight_decay=0.5"]).unwrap();
+    let unit = 1.0 - (-0.05f64).exp();
+    assert!((decay.decay_per_ms - 0.5 * unit).abs() < 1e-12 && decay.coincidence.is_some_and(|c| c.a == 0.0));
+    // The bounds of both signs, from 0 or from what is beyond it.
+    let bounded = |low: &str, high: &str, at: usize| {
+        let ends = [format!("plasticity.weight_min={low}"), format!("plasticity.weight_max={high}")];
+        let set = [&STILL[1..], &ends.each_ref().map(String::as_str)].concat();
+        let (low, high) = brain(&set).projections[at].plasticity?.bounds().unwrap();
+        Some(((low / unit).round(), (high / unit).round()))
+    };
+    assert_eq!(bounded("-30", "50", 0), Some((0.0, 50.0)));
+    assert_eq!(bounded("-30", "50", 5), Some((0.0, 30.0)));
+    assert_eq!(bounded("10", "50", 0), Some((10.0, 50.0)));
+    let short = |kind: &str| {
+        let kind = format!("plasticity.short_term.default_type={kind}");
+        let n = brain(&[&STILL[..4], &["plasticity.short_term.enabled=true", &kind]].concat());
+        (n.projections.len(), n.projections[0].plasticity.and_then(|p| p.short_term))
+    };
+    let facilitating = ShortTerm { u: 0.15, tau_rec_ms: 50.0, tau_fac_ms: 750.0 };
+    let depressing = ShortTerm { u: 0.6, tau_rec_ms: 800.0, tau_fac_ms: 20.0 };
+    assert_eq!(short("facilitating"), (16, Some(facilitating)));
+    assert_eq!(short("depressing"), (16, Some(depressing)));
+    assert_eq!(short("mixed"), (32, Some(facilitating)));
+    assert_eq!(short("none"), (16, None));
+    // How many facilitate is what the fraction says.
+    let plan = Plan::new(brain(&["plasticity.short_term.facilitation_fraction=0.8"])).unwrap();
+    let count =
+        |odd: usize| -> usize { (0..16).map(|i| connect::synapses(&plan, 2 * i + odd).unwrap().weight.len()).sum() };
+    let share = count(0) as f64 / (count(0) + count(1)) as f64;
+    assert!((share - 0.8).abs() < 0.02, "{share}");
+    // Dopamine is the rate of learning.
+    let rates = |level: &str| {
+        let what =
+            first(&["plasticity.learning_rate=1", &format!("neuromodulation.dopamine.baseline={level}")]).unwrap();
+        (what.coincidence.unwrap().a, what.bcm.unwrap().a)
+    };
+    assert_eq!((rates("0.5"), rates("1")), ((0.01, 0.01), (0.02, 0.02)));
+    assert!(
+        first(&["neuromodulation.dopamine.baseline=0"]).is_some_and(|p| p.bcm.is_none() && p.homeostasis.is_some())
+    );
+    let stdp =
+        first(&["plasticity.rule=stdp", "plasticity.metaplasticity.enabled=false", "plasticity.learning_rate=1"]);
+    assert_eq!(stdp.unwrap().stdp.map(|s| (s.a_plus, s.a_minus)), Some((0.01, 0.012)));
 }

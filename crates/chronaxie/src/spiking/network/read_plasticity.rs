@@ -171,3 +171,61 @@ fn short_term(t: &Section<'_>) -> Result<ShortTerm> {
         tau_fac_ms: t.get("tau_fac", Milliseconds(0.0))?.0,
     })
 }
+
+/// `what` as it is read: a mapping in JSON. Not what goes by a modulator, which has its population's name.
+pub fn written(what: &Plasticity) -> String {
+    let mut all = vec![format!("\"rule\": \"{}\"", what.name())];
+    let number = |key: &str, x: f64| format!("\"{key}\": {x:?}");
+    let word = |key: &str, x: &str| format!("\"{key}\": \"{x}\"");
+    let table = |key: &str, fields: Vec<String>| format!("\"{key}\": {{{}}}", fields.join(", "));
+    let dependence = |d| match d {
+        Dependence::Additive => "additive",
+        Dependence::Multiplicative => "multiplicative",
+        Dependence::Mixed => "mixed",
+    };
+    let placement = |p| if p == Placement::Axonal { "axonal" } else { "dendritic" };
+    let short =
+        |s: &ShortTerm| vec![number("U", s.u), number("tau_rec", s.tau_rec_ms), number("tau_fac", s.tau_fac_ms)];
+    let scaling = |h: &Homeostasis| {
+        vec![number("target_rate", h.target_hz), number("window", h.window_ms), number("scaling_rate", h.rate)]
+    };
+    let same_step = |c: &Coincidence| vec![number("A", c.a), number("A_pre", c.a_pre)];
+    match what {
+        Plasticity { stdp: Some(s), .. } => all.extend([
+            number("A_plus", s.a_plus),
+            number("A_minus", s.a_minus),
+            number("tau_plus", s.tau_plus_ms),
+            number("tau_minus", s.tau_minus_ms),
+            word("dependence", dependence(s.dependence)),
+            word("pairs", if s.pairs == Pairs::Nearest { "nearest_neighbour" } else { "all_to_all" }),
+            word("delay", placement(s.placement)),
+        ]),
+        Plasticity { hebb: Some(h), .. } => all.extend([
+            number("A", h.a),
+            number("A_pre", h.a_pre),
+            number("A_post", h.a_post),
+            number("tau", h.tau_ms),
+            word("dependence", dependence(h.dependence)),
+            word("delay", placement(h.placement)),
+        ]),
+        Plasticity { bcm: Some(b), .. } => all.extend([
+            number("A", b.a),
+            number("target_rate", b.target_hz),
+            number("tau", b.tau_ms),
+            number("tau_threshold", b.tau_threshold_ms),
+            word("delay", placement(b.placement)),
+        ]),
+        Plasticity { coincidence: Some(c), .. } => all.extend(same_step(c)),
+        Plasticity { homeostasis: Some(h), .. } => all.extend(scaling(h)),
+        Plasticity { short_term: Some(s), .. } => all.extend(short(s)),
+        _ => {}
+    }
+    if let Some((low, high)) = what.bounds() {
+        all.extend([number("w_min", low), number("w_max", high), number("weight_decay", what.decay_per_ms)]);
+    }
+    let own = what.name();
+    all.extend(what.coincidence.iter().filter(|_| own != "coincidence").map(|c| table("coincidence", same_step(c))));
+    all.extend(what.homeostasis.iter().filter(|_| own != "homeostatic").map(|h| table("homeostatic", scaling(h))));
+    all.extend(what.short_term.iter().filter(|_| own != "tsodyks_markram").map(|s| table("short_term", short(s))));
+    format!("{{{}}}", all.join(", "))
+}

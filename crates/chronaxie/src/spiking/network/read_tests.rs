@@ -312,6 +312,18 @@ plasticity = {{ {plasticity} }}
     let beside = read(r#"rule = "bcm", w_max = 3.0, coincidence = { A = 0.02 }, homeostatic = { }"#).unwrap();
     assert_eq!(beside.coincidence.map(|c| (c.a, c.a_pre, c.bounds)), Some((0.02, 0.01, None)));
     assert!(beside.bcm.is_some() && beside.homeostasis.is_some());
+    // What is written is read as it was.
+    let nearest = r#"A_minus = 0.3, pairs = "nearest_neighbour", dependence = "mixed", w_min = 1.0, w_max = 3.0"#;
+    let (stdp, short) = (read(nearest).unwrap(), read(r#"rule = "tsodyks_markram", tau_fac = 5.5"#).unwrap());
+    for what in [hebb, bcm, alone, same, beside, stdp, short] {
+        let plasticity = super::super::read_plasticity::written(&what);
+        let json = format!(
+            r#"{{"schema": 1, "population": [{{"name": "A", "model": "lif_exp", "size": 5}}], "projection":
+               [{{"source": "A", "target": "A", "weight": 1.0, "delay": 1.0, "plasticity": {plasticity}}}]}}"#
+        );
+        let again = super::read(&Config::parse(&json, "n.json").unwrap()).unwrap();
+        assert_eq!(again.network.projections[0].plasticity, Some(what), "{plasticity}");
+    }
     for good in [hebb, bcm, alone, modulated, same, beside] {
         let mut s = settings(&text("w_max = 3.0")).unwrap().network;
         s.projections[0].plasticity = Some(good);

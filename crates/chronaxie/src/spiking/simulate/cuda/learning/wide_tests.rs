@@ -4,6 +4,7 @@ use super::tests::{cpu, on_devices, steps};
 use super::*;
 use crate::check::gpu::{Gpu, gpu};
 use crate::spiking::models;
+use crate::spiking::network::original::brain;
 use crate::spiking::network::{Delay, Distribution, Network, Population, Projection, Rule};
 use crate::spiking::plasticity::{Dependence, Modulation, Placement, Plasticity, ShortTerm};
 use crate::spiking::simulate::learning_tests::{learning, run};
@@ -99,6 +100,19 @@ fn same_as_the_cpus(network: Network, gpu: &Gpu, steps: u64, least: usize, hows:
             device.restore(&want.1).unwrap();
             device.weights().unwrap()
         });
+    }
+}
+
+/// All that the original's configuration has, together, and its other rules.
+#[test]
+fn on_a_gpu_the_original_has_the_cpus_weights() {
+    let Some(gpu) = gpu() else { return };
+    let set =
+        ["plasticity.learning_rate=0.2", "plasticity.weight_decay=0.001", "plasticity.homeostatic.time_window=100"];
+    let steps = steps(&gpu, 400, 4000);
+    for (more, how) in [("plasticity.rule=hebb_like", FEW), ("plasticity.rule=bcm", TWO)] {
+        let network = brain(&[&set[..], &[more]].concat());
+        same_as_the_cpus(network, &gpu, steps, 300, &[how]);
     }
 }
 
