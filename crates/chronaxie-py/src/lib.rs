@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use super::plan::{Plan, Problem, cases, families, problem};
     #[pymodule_export]
-    use super::session::{Session, analyze_spikes, checkpoint, description_notes, models};
+    use super::session::{Session, analyze_spikes, checkpoint, description_notes, models, original_plasticity};
     #[pymodule_export]
     use super::tools::{
         devices, memory_info, num_threads, require_device, run, run_bench, run_check, set_num_threads,

@@ -8,6 +8,7 @@ use chronaxie::spiking::analysis;
 use chronaxie::spiking::models as library;
 use chronaxie::spiking::network::DriveKind;
 use chronaxie::spiking::network::files::Files;
+use chronaxie::spiking::network::original_plasticity::described;
 use chronaxie::spiking::network::read::{Settings, read_with};
 use chronaxie::spiking::simulate::Spike;
 use chronaxie::{Backend, Device, Error, Result};
@@ -202,6 +203,16 @@ pub fn description_notes(py: Python<'_>, text: Option<String>, path: Option<Path
         let config = parsed(text, path)?;
         read_with(&config, &Files::beside(&config)).map(|settings| settings.notes)
     });
+    py_result(py, found)
+}
+
+/// Of those that excite and those that inhibit: what a weight of 1 is, and shares with their plasticity as JSON.
+type Kinds = Vec<(f64, Vec<(f64, Option<String>)>)>;
+
+/// What an original configuration says of synapses at steps of `dt_ms`.
+#[pyfunction]
+pub fn original_plasticity(py: Python<'_>, text: String, dt_ms: f64) -> PyResult<Kinds> {
+    let found = py.detach(|| described(&parsed(Some(text), None)?, dt_ms).map(Vec::from));
     py_result(py, found)
 }
 

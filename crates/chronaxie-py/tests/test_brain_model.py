@@ -59,7 +59,21 @@ CONFIG = {
 }
 
 
-def model(config=CONFIG, **options):
+OFF = {"enabled": False}
+STILL = {
+    **CONFIG,
+    "plasticity": {
+        "learning_rate": 0.0,
+        "weight_decay": 0.0,
+        "homeostatic": OFF,
+        "metaplasticity": OFF,
+        "short_term": OFF,
+    },
+    "neuromodulation": OFF,
+}
+
+
+def model(config=STILL, **options):
     with pytest.warns(UserWarning, match="not simulated yet"):
         return compat.BrainModel(config, "cpu", **options)
 
@@ -213,6 +227,80 @@ def test_a_saved_model_goes_on_to_the_bit(tmp_path):
         compat.BrainModel.load(tmp_path / "nothing")
 
 
+def lively(config, **options):
+    """A model whose cells fire often, and its pictures."""
+    m = model(config, **options)
+    m.initialize_neurons()
+    m.initialize_random_synapses(0.2, 20.0, 10.0)
+    return m, np.random.default_rng(7).uniform(0.0, 200.0, (400, 6, 5))
+
+
+def test_weights_are_those_of_the_main_loop():
+    bounds = {"weight_min": -60.0, "weight_max": 50.0}
+    config = {**STILL, "plasticity": {**STILL["plasticity"], **bounds, "learning_rate": 2.0, "weight_decay": 0.01}}
+    m, pictures = lively(config, seed=3)
+    pre, post, begun, _ = m.weights()
+    want, together = begun.copy(), 0
+    sign = np.where(begun < 0.0, -1.0, 1.0)
+    assert (sign < 0).sum() > 100 and (sign > 0).sum() > 1000 and begun.max() == pytest.approx(50.0, abs=0.01)
+    for n, picture in enumerate(pictures):
+        # What a step's end takes is taken at the beginning of the next.
+        want = sign * np.maximum(np.abs(want) - (0.01 if n else 0.0), 0.0)
+        m.feed_sense_input("vision", picture)
+        fired = np.zeros(len(m.neurons), bool)
+        fired[m.step()["spikes"]] = True
+        together += (fired[pre] & fired[post]).sum()
+        # Of a weight's size: an inhibitory synapse that grows inhibits more.
+        size = np.abs(want) + np.where(fired[pre], np.where(fired[post], 2.0, -1.0), 0.0)
+        want = sign * np.clip(size, 0.0, np.where(sign < 0.0, 60.0, 50.0))
+    _, _, weight, delay = m.weights()
+    assert together > 1000 and (delay == 1.0).all()
+    assert np.abs(weight - want).max() < 1e-3 and np.abs(weight - begun).max() > 10.0
+
+
+def test_what_changes_is_saved_too(tmp_path):
+    bounds = {"weight_min": -60.0, "weight_max": 50.0, "learning_rate": 0.5, "weight_decay": 0.001}
+    config = {**CONFIG, "plasticity": {**CONFIG["plasticity"], **bounds}}
+    config["plasticity"]["homeostatic"] = {"enabled": True, "time_window": 50}
+    m, pictures = lively(config, seed=4)
+    begun = m.weights()
+
+    def run(of, span):
+        found = []
+        for picture in pictures[span]:
+            of.feed_sense_input("vision", picture)
+            found.append(of.step()["spikes"])
+        return found
+
+    run(m, slice(0, 120))
+    m.save(tmp_path / "brain")
+    again = compat.BrainModel.load(tmp_path / "brain", "cpu")
+    for ours, theirs in zip(m.weights(), again.weights()):
+        assert np.array_equal(ours, theirs)
+    rest = run(m, slice(120, 300))
+    assert run(again, slice(120, 300)) == rest and sum(map(len, rest)) > 300
+    assert np.array_equal(m.weights()[2], again.weights()[2])
+    assert np.abs(m.weights()[2] - begun[2]).mean() > 0.1
+
+
+def test_neuromodulation_scales_what_arrives():
+    def potential(config, **options):
+        m = model(config)
+        m.add_neuron(0, 0, 0, 0, **options)
+        m.add_neuron(1, 0, 0, 0)
+        m.add_synapse(0, 1, 1.0)
+        m.add_input(0, 1e4)
+        assert m.step()["spikes"] == [0]
+        m.step()
+        return float(m.potentials()[1]) + 65.0
+
+    one = 1.0 - np.exp(-0.05)
+    on = {**STILL, "neuromodulation": CONFIG["neuromodulation"]}
+    assert potential(STILL) == pytest.approx(one, abs=1e-3)
+    assert potential(on) == pytest.approx(2.0 * one, abs=1e-3)
+    assert potential(on, neuron_type="inhibitory") == pytest.approx(-2.5 * one, abs=1e-3)
+
+
 def test_the_command_line_reads_the_configuration(tmp_path):
     path = tmp_path / "brain_base_model.json"
     path.write_text(json.dumps({**CONFIG, "simulation": {"connection_probability": 0.1}}, indent=1))
@@ -221,7 +309,8 @@ def test_the_command_line_reads_the_configuration(tmp_path):
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["cells"] == 138 and report["spikes"] > 100 and report["rates_hz"]["V1_like"] > 1.0
-    assert "plasticity is not simulated yet" in ran.stderr and "life cycle" in ran.stderr
+    assert "the life cycle is not simulated yet" in ran.stderr and "plasticity is not" not in ran.stderr
+    assert "metaplasticity: the rule of Bienenstock" in ran.stderr and "levels stay at their baselines" in ran.stderr
     # The spikes have a network, which the analysis finds beside them.
     argv = [sys.executable, "-m", "chronaxie", "analyze", "run", "--json", "-", "--quiet"]
     ran = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)

@@ -2,7 +2,8 @@
 
 Its configuration, its cells on lattice sites, its senses and its steps of 1 ms, run by the engines of
 :mod:`chronaxie.spiking`: cells are of the model they say they are (``lif``, ``izhikevich``, ``hodgkin_huxley``) and step
-exactly, inhibitory cells and synapses inhibit, delays of any length arrive, and a saved model goes on to the bit.
+exactly, inhibitory cells and synapses inhibit, delays of any length arrive, weights change as ``plasticity`` and
+``neuromodulation`` of the configuration say, and a saved model goes on to the bit.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class BrainModel:
 
     Attributes:
         config: as a mapping.
-        notes: what the configuration asks for that is not simulated yet, a sentence each.
+        notes: what of the configuration is not simulated yet or is done in another way than the original's, a sentence each.
 
     Raises:
         ConfigError: a field is missing, unknown or wrong; the sentence names it.
@@ -184,7 +185,7 @@ class BrainModel:
         self, pre_id: int, post_id: int, weight: float = 0.1, delay: float = 1, synapse_type: str = "excitatory"
     ) -> None:
         """Adds a synapse: its weight, and its delay in ms. It inhibits where it or the neuron before it is inhibitory; a
-        negative weight inhibits in any case."""
+        negative weight inhibits in any case. Where weights change, one beyond ``weight_min`` or ``weight_max`` begins there."""
         if synapse_type not in ("excitatory", "inhibitory"):
             raise ConfigError(f"synapse_type = {synapse_type!r} is neither excitatory nor inhibitory")
         sign = -1.0 if synapse_type == "inhibitory" else 1.0
@@ -264,6 +265,15 @@ class BrainModel:
             place[members] = np.arange(len(members))
         return groups, place
 
+    def _arrival(self) -> np.ndarray:
+        """What a weight of 1 is in the unit of each neuron's model, before what ``neuromodulation`` makes of it."""
+        dt = 1.0 / self._substeps
+        models = np.array([n.model_type for n in self._neurons])
+        tau = np.array([float(n.params.get("tau_m", _LIF["tau_m"])) for n in self._neurons])
+        # The engine refuses a tau_m of 0 by its name.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            return np.where(models == "lif", -np.expm1(-dt / tau), np.where(models == "izhikevich", dt, 1.0))
+
     @property
     def _substeps(self) -> int:
         # Hodgkin and Huxley's equations bear no steps of 1 ms.
@@ -273,7 +283,6 @@ class BrainModel:
         dt = 1.0 / self._substeps
         net = Network(dt=dt, seed=self.seed)
         groups, place = self._grouped()
-        arrival = np.ones(len(self._neurons))
         for model, members in groups.items():
             own = [self._neurons[i] for i in members]
 
@@ -286,7 +295,6 @@ class BrainModel:
                 # spike counts as refractory there.
                 parameters = {"C_m": tau, "tau_m": tau, "E_L": rest, "V_reset": reset, "V_th": threshold}
                 parameters["t_ref"] = np.maximum(refractory - dt, 0.0)
-                arrival[members] = -np.expm1(-dt / tau)
             elif model == "izhikevich":
                 parameters = {k[-1]: column(k, v) for k, v in _IZHIKEVICH.items()}
                 for i, n in enumerate(own):
@@ -294,7 +302,6 @@ class BrainModel:
                     for key, value in {"a": a, "c": c, "d": d}.items():
                         if value is not None and f"izh_{key}" not in n.params:
                             parameters[key][i] = value
-                arrival[members] = dt
             else:
                 parameters = {}
             places = np.array([n.position() for n in own], dtype=float)
@@ -303,17 +310,52 @@ class BrainModel:
             return net
         pre, post, weight, delay = (np.concatenate(c) for c in zip(*self._synapses))
         inhibits = np.array([n.is_inhibitory() for n in self._neurons])
-        weight = np.where(inhibits[pre], -np.abs(weight), weight) * arrival[post]
+        weight = np.where(inhibits[pre], -np.abs(weight), weight)
+        kinds = self._kinds(weight, self._arrival()[post], dt)
         group = np.empty(len(self._neurons), np.int64)
         for g, members in enumerate(groups.values()):
             group[members] = g
         for s, source in enumerate(groups):
             for t, target in enumerate(groups):
-                among = (group[pre] == s) & (group[post] == t)
-                if among.any():
-                    edges = {"source": place[pre[among]], "target": place[post[among]]}
-                    net.projection(source, target, edges={**edges, "weight": weight[among], "delay": delay[among]})
+                for of_kind, weights, plasticity in kinds:
+                    among = (group[pre] == s) & (group[post] == t) & of_kind
+                    if among.any():
+                        edges = {"source": place[pre[among]], "target": place[post[among]], "delay": delay[among]}
+                        net.projection(source, target, edges={**edges, "weight": weights[among]}, plasticity=plasticity)
         return net
+
+    def _kinds(
+        self, weight: np.ndarray, unit: np.ndarray, dt: float
+    ) -> list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None]]:
+        """Which synapses do the same, all weights in the unit of the model behind them, and what those synapses do."""
+        both = _native.original_plasticity(json.dumps(self.config), dt)
+        inhibits = weight < 0.0
+        scaled = weight * unit * np.where(inhibits, both[1][0], both[0][0])
+        if all(plasticity is None for _, shares in both for _, plasticity in shares):
+            return [(np.ones(len(weight), bool), scaled, None)]
+        # Which facilitate, of those that are mixed: the same whenever the model is made.
+        drawn = np.random.default_rng([self.seed, 1]).random(len(weight))
+        found = []
+        for sign, (_, shares) in enumerate(both):
+            begin = 0.0
+            for k, (share, text) in enumerate(shares):
+                end = begin + share if k + 1 < len(shares) else 2.0
+                own = (inhibits == bool(sign)) & (begin <= drawn) & (drawn < end)
+                begin = end
+                if text is None:
+                    found.append((own, scaled, None))
+                    continue
+                for size in np.unique(unit[own]):
+                    plasticity: dict[str, Any] = json.loads(text)
+                    of_size, weights = own & (unit == size), scaled
+                    for key in ("w_min", "w_max", "weight_decay"):
+                        if key in plasticity:
+                            plasticity[key] *= float(size)
+                    if "w_max" in plasticity:
+                        sizes = np.clip(np.abs(scaled), plasticity["w_min"], plasticity["w_max"])
+                        weights = -sizes if sign else sizes
+                    found.append((of_size, weights, plasticity))
+        return found
 
     def feed_sense_input(self, sense_name: str, input_matrix: np.ndarray, z_layer: int = 0) -> None:
         """Adds a matrix ``[x, y]`` to the input of the neurons in a z-layer of the sense's area, for the next step.
@@ -378,6 +420,26 @@ class BrainModel:
         if self._cached is None:
             self._cached = self._grouped()
         return self._cached
+
+    def weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All synapses as they are: the neurons before and after them, weights in the configuration's unit, without what
+        ``neuromodulation`` makes of them, and delays in ms; sorted by the first two."""
+        simulation = self._ready()
+        columns: list[list[np.ndarray]] = [[], [], [], []]
+        gains = [gain for gain, _ in _native.original_plasticity(json.dumps(self.config), 1.0 / self._substeps)]
+        members = list(self._groups()[0].values())
+        arrival = self._arrival()
+        for s, before in enumerate(members):
+            for t, behind in enumerate(members):
+                found = simulation.synapses(s, t)
+                pre, post, weight = before[found.source], behind[found.target], found.weight.astype(np.float64)
+                weight = weight / arrival[post] / np.where(weight < 0.0, gains[1], gains[0])
+                for column, values in zip(columns, (pre, post, weight, found.delay)):
+                    column.append(values)
+        all_of = [np.concatenate(c) for c in columns]
+        order = np.lexsort((all_of[1], all_of[0]))
+        pre, post, weight, delay = (c[order] for c in all_of)
+        return (pre, post, weight, delay)
 
     def potentials(self) -> np.ndarray:
         """The membrane potential of every neuron, mV, f32."""
