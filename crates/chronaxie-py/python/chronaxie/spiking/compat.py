@@ -335,7 +335,7 @@ class BrainModel:
             return [(np.ones(len(weight), bool), scaled, None)]
         # Which facilitate, of those that are mixed: the same whenever the model is made.
         drawn = np.random.default_rng([self.seed, 1]).random(len(weight))
-        found = []
+        found: list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None]] = []
         for sign, (_, shares) in enumerate(both):
             begin = 0.0
             for k, (share, text) in enumerate(shares):
