@@ -12,6 +12,8 @@
 //
 // Instructions a synapse, by reading: 60 to find where its lists begin, 35 a spike behind it, 20 a window, 90 a jump; bytes 8 read
 // and 4 written, and 4 and 4 of eligibility. What is not eligible skips jumps by halves.
+// Spikes of the same step are met when the next one passes: the step of the last one is looked for among the target's entries, by
+// halves. Decay takes 15 instructions an event, since what is gone by a step follows from its number.
 #pragma once
 #include "learn.cuh"
 #include "wide.cuh"
