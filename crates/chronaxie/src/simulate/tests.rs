@@ -265,8 +265,10 @@ fn a_step_is_profiled() {
     let scale = if emulated { "simulation.scale=0.003" } else { set[0] };
     let config = microcircuit(&[scale, "simulation.discard=0"]);
     let r = profile(&config, &crate::Device::Cuda(gpu.device.clone()), 1).unwrap();
-    assert!(r.parts.is_empty() && r.threads.is_none() && r.step_us > 0.0 && r.recorded_us > 0.0, "{r:?}");
-    assert!(r.floor_us.is_some() && r.verdict.contains("two trips"), "{r:?}");
+    assert!(r.threads.is_none() && r.step_us > 0.0 && r.recorded_us > 0.0 && r.floor_us.is_some(), "{r:?}");
+    // By the kernel's clocks, where it has some.
+    let shares: f64 = r.parts.iter().filter_map(|p| p.share).sum();
+    assert!(r.parts.is_empty() && r.verdict.contains("two trips") || (shares - 1.0).abs() < 0.05, "{shares}: {r:?}");
     assert!(r.replayed_us.is_some_and(|us| us > 0.0), "{r:?}");
     assert_eq!(r.beside.len(), 3);
 }

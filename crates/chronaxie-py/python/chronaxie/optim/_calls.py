@@ -411,6 +411,39 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
     return [normalisation(module, x, g)]
 
 
+# Nodes between a layer's outputs and its native call.
+_BETWEEN = 64
+
+
+def natives_of(call: Call, tensors: Sequence[Tensor], samples: int) -> list[Any]:
+    """The nodes of native calls behind the outputs of a layer, where they alone read its parameters, each once, and have
+    ``samples``; else none."""
+    if not isinstance(call.unit.module, _NATIVE):
+        return []
+    own, read = set(call.unit.parameters), Counter[Any]()
+    found: list[Any] = []
+    stack: list[Any] = [t.grad_fn for t in tensors]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node is None or len(seen) > _BETWEEN:
+            return []
+        if is_native(node):
+            found.append(node)
+            read.update(p for p in variables(node) if p is not None and p in own)
+            continue
+        for after, _ in node.next_functions:
+            if getattr(after, "variable", None) in own:
+                return []
+            if after is not None and after not in seen and getattr(after, "variable", None) is None:
+                seen.add(after)
+                stack.append(after)
+    if not found or read != Counter(own):
+        return []
+    inputs = [node.saved_tensors[0] for node in found]
+    return found if all(x.shape[0] == samples and x.numel() > 0 for x in inputs) else []
+
+
 class Graph:
     """What the graph of a loss uses.
 

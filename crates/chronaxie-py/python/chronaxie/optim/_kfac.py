@@ -3,7 +3,8 @@ weight sharing (Eschenhagen et al., arXiv:2311.00636) and EKFAC (George et al., 
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
+from ._alone import Native
 from ._base import Base, check_curved, one_of, over_scale, wide, within
-from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known
+from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, natives_of, positions_of, units_of, uses_of, when_known
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
+from ._uses import Use
 
 _SYNAPSES = ("w", "mu", "sigma", "erev")
 
@@ -167,6 +170,13 @@ class KFAC(Base):
             self._calls.append(call)
             return
 
+        if natives := natives_of(call, tensors, batch_of(call, self.batch_axis)):
+            # What they leave of samples is made of what reaches them. A hook that held its own node would keep a loss that is dropped.
+            known = call._replace(edges=[])
+            for node in natives:
+                node.register_prehook(lambda grads, node=weakref.ref(node): self._reached(known, node(), grads))
+            return
+
         def seen(grads: Any) -> None:
             with torch.no_grad():
                 if self.grad_scaler is not None:
@@ -177,13 +187,29 @@ class KFAC(Base):
 
         when_known(tensors, seen)
 
+    def _reached(self, call: Call, node: Any, grads: Sequence[Any]) -> None:
+        """Adds what a native call says, whose outputs have these gradients."""
+        samples = batch_of(call, self.batch_axis)
+        if samples == 0 or all(g is None for g in grads):
+            return
+        with torch.no_grad():
+            use = Native(node)
+            use.grads_of_outputs = list(grads)
+            by = 1.0 if self.grad_scaler is None else over_scale(self.grad_scaler) ** 2
+            self._add_uses(call, [use], samples, None, by=by)
+
     def _add(self, call: Call, grads: list[Any], weight: float | None, count: bool = True) -> None:
         """Adds what a call says; ``weight`` multiplies G, ``count`` is whether A counts."""
         samples = batch_of(call, self.batch_axis)
-        if samples == 0:
-            return
+        if samples > 0:
+            uses = uses_of(call, grads, samples, self.batch_axis, self._recorder)
+            self._add_uses(call, uses, samples, weight, count)
+
+    def _add_uses(
+        self, call: Call, uses: Sequence[Use], samples: int, weight: float | None, count: bool = True, by: Any = 1.0
+    ) -> None:
         apart = {p for group in self.param_groups if group["adamw"] for p in group["params"]}
-        for use in uses_of(call, grads, samples, self.batch_axis, self._recorder):
+        for use in uses:
             wanted = [p for p in use.parameters if p not in self._taken_along and p not in apart]
             if not wanted:
                 continue
@@ -194,7 +220,7 @@ class KFAC(Base):
                     terms = self.terms
                     if isinstance(terms, str):
                         terms = samples if terms == "batch" else positions_of(call, use)
-                    w = self.accumulation * terms if self.reduction == "mean" else 1.0
+                    w = (self.accumulation * terms if self.reduction == "mean" else 1.0) * by
                 known = self._sums.setdefault(p, [0, 0, 0, None])
                 a = s.a * w if s.positions == 0 else s.a
                 if count or s.positions == 0:

@@ -38,6 +38,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// What a file begins with.
+    pub const MAGIC: &[u8; 8] = MAGIC;
     /// The file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut b = MAGIC.to_vec();
