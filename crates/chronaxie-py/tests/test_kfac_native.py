@@ -107,3 +107,18 @@ def test_a_loss_that_is_dropped_leaves_nothing(not_again):
 def test_factors_on_a_gpu(cuda, not_again):
     check(Two().to(cuda), normal(7, 3, 5).to(cuda))
     check(TrueLiquidTimeConstant(20, 64).to(cuda), normal(24, 8, 20).to(cuda))
+
+
+def test_natural_gradients_are_of_samples(not_again):
+    for model, x in ((Two(), normal(7, 3, 5)), (LTC(3, 4), normal(5, 4, 3))):
+        params = [p for p in model.parameters() if p.requires_grad]
+        rows = [torch.autograd.grad(mse(model(x[i : i + 1])), params) for i in range(len(x))]
+        flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).double()
+        before = torch.cat([p.detach().flatten() for p in params]).double()
+        n = optim.NaturalGradient(model, lr=0.1, damping=1e-2)
+        mse(model(x)).backward()
+        n.step()
+        moved = before - torch.cat([p.detach().flatten() for p in params]).double()
+        fisher = flat.T @ flat / len(x) + 1e-2 * torch.eye(flat.shape[1], dtype=torch.float64)
+        assert distance(moved, 0.1 * torch.linalg.solve(fisher, flat.mean(0))) <= 1e-4
+        n.close()

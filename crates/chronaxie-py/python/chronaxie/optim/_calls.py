@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Sequence
@@ -442,6 +443,23 @@ def natives_of(call: Call, tensors: Sequence[Tensor], samples: int) -> list[Any]
         return []
     inputs = [node.saved_tensors[0] for node in found]
     return found if all(x.shape[0] == samples and x.numel() > 0 for x in inputs) else []
+
+
+def when_reached(call: Call, tensors: Sequence[Tensor], samples: int, seen: Callable[[Native], None]) -> bool:
+    """Calls ``seen`` with each native call behind the outputs of a layer, and the gradients of its outputs, in every backward pass; whether
+    they alone read its parameters, so that they say all of it."""
+    natives = natives_of(call, tensors, samples)
+
+    def reached(node: Any, grads: Sequence[Any]) -> None:
+        if any(g is not None for g in grads):
+            use = Native(node)
+            use.edges, use.grads_of_outputs = [], list(grads)
+            seen(use)
+
+    for node in natives:
+        # A hook that held its own node would keep a loss that is dropped.
+        node.register_prehook(lambda grads, node=weakref.ref(node): reached(node(), grads))
+    return bool(natives)
 
 
 class Graph:

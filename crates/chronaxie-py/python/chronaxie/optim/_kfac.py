@@ -3,7 +3,6 @@ weight sharing (Eschenhagen et al., arXiv:2311.00636) and EKFAC (George et al., 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Sequence
 
 import torch
@@ -15,7 +14,7 @@ from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
 from ._alone import Native
 from ._base import Base, check_curved, one_of, over_scale, wide, within
-from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, natives_of, positions_of, units_of, uses_of, when_known
+from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known, when_reached
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 from ._uses import Use
 
@@ -170,11 +169,15 @@ class KFAC(Base):
             self._calls.append(call)
             return
 
-        if natives := natives_of(call, tensors, batch_of(call, self.batch_axis)):
-            # What they leave of samples is made of what reaches them. A hook that held its own node would keep a loss that is dropped.
-            known = call._replace(edges=[])
-            for node in natives:
-                node.register_prehook(lambda grads, node=weakref.ref(node): self._reached(known, node(), grads))
+        known, samples = call._replace(edges=[]), batch_of(call, self.batch_axis)
+
+        def reached(use: Native) -> None:
+            with torch.no_grad():
+                by = 1.0 if self.grad_scaler is None else over_scale(self.grad_scaler) ** 2
+                self._add_uses(known, [use], samples, None, by=by)
+
+        # What they leave of samples is made of what reaches them.
+        if when_reached(call, tensors, samples, reached):
             return
 
         def seen(grads: Any) -> None:
@@ -186,17 +189,6 @@ class KFAC(Base):
                 self._add(call, list(grads), None)
 
         when_known(tensors, seen)
-
-    def _reached(self, call: Call, node: Any, grads: Sequence[Any]) -> None:
-        """Adds what a native call says, whose outputs have these gradients."""
-        samples = batch_of(call, self.batch_axis)
-        if samples == 0 or all(g is None for g in grads):
-            return
-        with torch.no_grad():
-            use = Native(node)
-            use.grads_of_outputs = list(grads)
-            by = 1.0 if self.grad_scaler is None else over_scale(self.grad_scaler) ** 2
-            self._add_uses(call, [use], samples, None, by=by)
 
     def _add(self, call: Call, grads: list[Any], weight: float | None, count: bool = True) -> None:
         """Adds what a call says; ``weight`` multiplies G, ``count`` is whether A counts."""

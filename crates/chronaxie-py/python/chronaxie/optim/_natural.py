@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._errors import ConfigError
+from ._alone import Native
 from ._base import Base, check_curved, one_of, over_scale, wide, within
-from ._calls import Call, Recorder, units_of, uses_of, when_known
+from ._calls import Call, Recorder, units_of, uses_of, when_known, when_reached
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
 
@@ -189,6 +190,16 @@ class NaturalGradient(Base):
             return
         batch = self._batches[-1]
         scale = self.accumulation * batch.samples if self.reduction == "mean" else 1
+
+        def reached(use: Native) -> None:
+            by = scale if self.grad_scaler is None else scale * over_scale(self.grad_scaler)
+            with torch.no_grad():
+                use.grads_of_outputs = [None if g is None else g * by for g in use.grads_of_outputs]
+            for p in use.parameters:
+                batch.uses.setdefault(p, []).append(use)
+
+        if batch.samples > 0 and when_reached(call, tensors, batch.samples, reached):
+            return
 
         def seen(grads: Any) -> None:
             if batch.samples == 0:
