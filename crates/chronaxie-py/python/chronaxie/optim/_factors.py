@@ -92,6 +92,18 @@ def sample_sums(grads: Tensor, bases: Any) -> Sums:
     return Sums((flat.mT @ flat)[None], 0, (side @ side.mT)[None], squares)
 
 
+def _several(grads: Sequence[Tensor], bases: Sequence[Any]) -> list[Sums]:
+    """The same of parameters of one shape, by one product of all for A and one for G."""
+    if len(grads) == 1 or any(b is not None for b in bases) or len({g.dtype for g in grads}) > 1:
+        return [sample_sums(g, b) for g, b in zip(grads, bases)]
+    all_ = torch.stack(list(grads))
+    m = all_.flatten(2, -2) if all_.dim() > 3 else all_[:, :, None]
+    flat = m.flatten(1, 2)
+    side = m.transpose(1, 2).flatten(2)
+    of_a, of_g = flat.mT @ flat, side @ side.mT
+    return [Sums(a, 0, g, None) for a, g in zip(of_a.split(1), of_g.split(1))]
+
+
 def sums_of(use: Use, wanted: Sequence[nn.Parameter], reduce: bool, gates: Any, bases: Any) -> dict[nn.Parameter, Sums]:
     """What a use adds to the factors of the parameters that are wanted; ``gates`` and ``bases`` are by parameter."""
     if isinstance(use, Affine) and use.weight is not None and use.weight in set(wanted):
@@ -102,14 +114,16 @@ def sums_of(use: Use, wanted: Sequence[nn.Parameter], reduce: bool, gates: Any, 
     own = set(wanted)
     # Some samples at a time, all parameters of them together.
     for lo, hi in spans(use.samples, sum(p.numel() for p in use.parameters)):
+        alike: dict[Any, list[tuple[nn.Parameter, Tensor]]] = {}
         for p, g in use.grads(lo, hi, own).items():
-            if p not in own:
-                continue
-            s, t = sample_sums(g, bases[p]), total.get(p)
-            if t is not None:
-                squares = None if s.squares is None else s.squares + t.squares
-                s = Sums(s.a + t.a, 0, s.g + t.g, squares)
-            total[p] = s
+            if p in own:
+                alike.setdefault(p.shape, []).append((p, g))
+        for some in alike.values():
+            for (p, _), s in zip(some, _several([g for _, g in some], [bases[p] for p, _ in some])):
+                if (t := total.get(p)) is not None:
+                    squares = None if s.squares is None else s.squares + t.squares
+                    s = Sums(s.a + t.a, 0, s.g + t.g, squares)
+                total[p] = s
     return total
 
 

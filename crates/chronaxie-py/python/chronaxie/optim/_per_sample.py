@@ -112,7 +112,8 @@ def per_sample_gradients(
     """The gradient of each sample's loss, for every parameter that is trained.
 
     Layers: Linear, Conv1d to Conv3d, Embedding, LayerNorm, GroupNorm and RMSNorm, LSTM, GRU and RNN and their cells, CfC and its
-    cells, by what hooks see; LTC, the scans' modules and any other module by running its call again, a sample at a time.
+    cells, by what hooks see; LTC by one backward pass of its own, which leaves them; the scans' modules and any other module by
+    running its call again, a sample at a time.
     They may be called several times, and share parameters. ``.grad`` is not touched. A batch of no samples is not run: there are no
     gradients, and the loss counts as 0.
 
