@@ -191,7 +191,7 @@ __device__ __forceinline__ void close_column(const SampleColumns& columns, float
 
 // A block has 64 slots, elements, neurons or columns of one kind; parts: [blocks, 4, rows]. `each`: gradients of rows are written, and
 // nothing else.
-extern "C" __global__ void __launch_bounds__(kSamplers)
+extern "C" __global__ void __launch_bounds__(kSamplers, 2)
 ltc_close_samples(SampleSide recurrent, SampleSide sensory, SampleNeurons n, SampleColumns inputs, SampleColumns outputs,
                   float* __restrict__ parts, int rows, int hidden, int constrained, int each) {
   const i64 block = blockIdx.x;
