@@ -92,6 +92,15 @@ def law(steps, current, tau=20.0, rest=-65.0, reset=-70.0, threshold=-50.0, refr
     return fired
 
 
+def shown(brain, pictures):
+    """The spikes of a step for each picture."""
+    found = []
+    for picture in pictures:
+        brain.feed_sense_input("vision", picture)
+        found.append(brain.step()["spikes"])
+    return found
+
+
 def test_one_cell_is_the_main_loops():
     m = model()
     n = m.add_neuron(1, 2, 3, 0)
@@ -203,20 +212,13 @@ def test_a_saved_model_goes_on_to_the_bit(tmp_path):
     rng = np.random.default_rng(0)
     pictures = rng.uniform(0.0, 120.0, (60, 6, 5))
 
-    def run(of, span):
-        found = []
-        for picture in pictures[span]:
-            of.feed_sense_input("vision", picture)
-            found.append(of.step()["spikes"])
-        return found
-
-    run(m, slice(0, 25))
+    shown(m, pictures[:25])
     m.add_input(3, 77.0)
     m.save(tmp_path / "brain")
     again = compat.BrainModel.load(tmp_path / "brain", "cpu")
     assert again.current_step == 25 and again.neurons == m.neurons
-    rest = run(m, slice(25, 60))
-    assert run(again, slice(25, 60)) == rest and sum(map(len, rest)) > 200
+    rest = shown(m, pictures[25:])
+    assert shown(again, pictures[25:]) == rest and sum(map(len, rest)) > 200
     assert np.array_equal(again.potentials(), m.potentials())
     content = (tmp_path / "brain").read_bytes()
     for cut in (0, 10, len(content) // 2, len(content) - 1):
@@ -265,20 +267,13 @@ def test_what_changes_is_saved_too(tmp_path):
     m, pictures = lively(config, seed=4)
     begun = m.weights()
 
-    def run(of, span):
-        found = []
-        for picture in pictures[span]:
-            of.feed_sense_input("vision", picture)
-            found.append(of.step()["spikes"])
-        return found
-
-    run(m, slice(0, 120))
+    shown(m, pictures[:120])
     m.save(tmp_path / "brain")
     again = compat.BrainModel.load(tmp_path / "brain", "cpu")
     for ours, theirs in zip(m.weights(), again.weights()):
         assert np.array_equal(ours, theirs)
-    rest = run(m, slice(120, 300))
-    assert run(again, slice(120, 300)) == rest and sum(map(len, rest)) > 300
+    rest = shown(m, pictures[120:])
+    assert shown(again, pictures[120:]) == rest and sum(map(len, rest)) > 300
     assert np.array_equal(m.weights()[2], again.weights()[2])
     assert np.abs(m.weights()[2] - begun[2]).mean() > 0.1
 

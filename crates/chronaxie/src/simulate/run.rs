@@ -91,8 +91,8 @@ pub struct Report {
     pub spikes: u64,
     /// SHA-256 over u64 step and u64 cell of all spikes, sorted; nothing with `simulation.hash = "none"`.
     pub spikes_sha256: Option<String>,
-    /// What its GPUs took for the steps of this process by the driver's counter, J, which goes on by tens of milliseconds; nothing on
-    /// the CPU, and where there is no such counter.
+    /// What its GPUs took by the driver's counter, J, which goes on by tens of milliseconds, from the first step of this process to its
+    /// last, checkpoints between them too; nothing on the CPU, and where there is no such counter.
     pub energy_j: Option<f64>,
     /// Wall time of making the network, ms.
     pub build_ms: f64,

@@ -51,12 +51,10 @@ class Native(Use):
 
     def squares(self) -> dict[nn.Parameter, Tensor]:
         """Of each parameter the sums of squares ``[n]`` of the samples' gradients, by one backward pass."""
-        names = self._run("squares", 0, self.samples)
-        return {p: names[f"squares_{name}"] for name, p in self._named() if p is not None}
+        return self._run("squares", "squares_", 0, self.samples)
 
     def grads(self, lo: int, hi: int, wanted: Any = None) -> Grads:
-        names = self._run("gradients", lo, hi)
-        return {p: names[f"each_{name}"] for name, p in self._named() if p is not None}
+        return self._run("gradients", "each_", lo, hi)
 
     def weighted(self, c: Tensor) -> Grads:
         x, h0, c0, elapsed = self.tensors[:LEAD]
@@ -65,11 +63,6 @@ class Native(Use):
         grads = tuple(g if g is None else g * c.to(g.dtype).view(-1, *[1] * (g.dim() - 1)) for g in self.grads_of_outputs)
         found = plan.backward((*self.tensors, *self.saved), self.lists, grads)[NOT_TENSORS + LEAD :]
         return {p: g for p, g in zip(self.trained, found) if p is not None}
-
-    def _named(self) -> list[tuple[str, nn.Parameter | None]]:
-        """The parameters by the names of the signature."""
-        found = self._pass("squares", self.samples)
-        return list(zip(found.parameters, self.trained))
 
     def _pass(self, what: str, samples: int) -> _Pass:
         x, h0, c0, elapsed = self.tensors[:LEAD]
@@ -84,9 +77,10 @@ class Native(Use):
             found = self.layer.plans[key] = _Pass(self.layer, key)
         return found  # type: ignore[no-any-return]
 
-    def _run(self, what: str, lo: int, hi: int) -> dict[str, Tensor]:
-        given = [t for t in self.tensors[:LEAD] if t is not None]
-        return self._pass(what, hi - lo).run(given, self.tensors[LEAD:], self.lists, self.saved, self.grads_of_outputs, lo)
+    def _run(self, what: str, prefix: str, lo: int, hi: int) -> dict[nn.Parameter, Tensor]:
+        given, made = [t for t in self.tensors[:LEAD] if t is not None], self._pass(what, hi - lo)
+        found = made.run(given, self.tensors[LEAD:], self.lists, self.saved, self.grads_of_outputs, lo)
+        return {p: found[f"{prefix}{name}"] for name, p in zip(made.parameters, self.trained) if p is not None}
 
 
 def _lines(elements: int) -> int:

@@ -6,8 +6,9 @@
 #![allow(unsafe_code)]
 
 use super::cuda::{self, Added, Adding};
-use super::spec::{EACH, Kept, Ltc, MOMENTS, PerSample, SQUARES, Save};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Role, Signature, TensorSpec};
+use super::spec::{EACH, Kept, Ltc, PerSample, Save, extras};
+use crate::cuda::fill_bytes;
+use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Problem, Signature, TensorSpec};
 use crate::{Device, Dtype, Error, Layout, Place, RegionId, Result, Shape, View, ViewMut};
 
 /// A plan whose backward pass goes through parts of the batch.
@@ -32,6 +33,21 @@ struct Part {
     /// Whether it squares gradients of single rows itself.
     squares: bool,
     outputs: Vec<To>,
+    /// What it adds to the parameters' outputs.
+    sums: Vec<Sum>,
+}
+
+/// A gradient that is added to an output.
+#[derive(Debug, Clone, Copy)]
+struct Sum {
+    from: RegionId,
+    /// Of several rows.
+    from_moments: Option<RegionId>,
+    /// Outputs.
+    grad: usize,
+    squares: usize,
+    moments: usize,
+    elements: usize,
 }
 
 /// Where an output of a part goes.
@@ -106,58 +122,49 @@ impl SamplePlan {
         let mut layout = Layout::new(gap);
         let bytes = plans.iter().map(|(plan, ..)| plan.scratch(Pass::Backward).bytes()).max().unwrap_or(0);
         let own = layout.push("part", Dtype::U8, bytes)?;
-        let mut scratch = Vec::new();
         let several = plans.iter().any(|plan| plan.3);
-        for spec in &signature.outputs {
-            let moment = several && spec.name.starts_with(MOMENTS);
-            let gradient = spec.role == Role::Gradient && signature.output(&extra(SQUARES, &spec.name)).is_some();
-            let name = if moment { "moments" } else { "gradient" };
-            scratch.push(if moment || gradient {
-                Some(layout.push(name, spec.dtype, spec.shape.elements())?)
-            } else {
-                None
-            });
+        let mut scratch = vec![None; signature.outputs.len()];
+        let extras = extras(&signature);
+        for (grad, [_, moments]) in extras.iter().enumerate().filter_map(|(at, e)| Some((at, (*e)?))) {
+            let mut region = |name| layout.push(name, Dtype::F32, signature.outputs[grad].shape.elements());
+            scratch[grad] = Some(region("gradient")?);
+            scratch[moments] = if several { Some(region("moments")?) } else { None };
         }
         let mut parts = Vec::new();
         for (plan, rows, times, squares) in plans {
             let found = plan.signature(Pass::Backward).ok_or_else(|| lacks(Pass::Backward))?;
             let place = |spec: &TensorSpec| {
                 // Where each gradient is asked for, one row's are they.
-                let each = || signature.output(&extra(EACH, &spec.name));
+                let each =
+                    || spec.name.strip_prefix("grad_").and_then(|name| signature.output(&format!("{EACH}{name}")));
                 let at = signature.output(&spec.name).or_else(each).ok_or_else(|| lacks(Pass::Backward))?;
                 Ok(scratch[at].map_or(To::Rows(at), To::Scratch))
             };
             let outputs = found.outputs.iter().map(place).collect::<Result<Vec<_>>>()?;
-            parts.push(Part { plan, rows, times, squares, outputs });
+            let sum = |(grad, extra): (usize, &Option<[usize; 2]>)| {
+                let ([at_squares, moments], from) = ((*extra)?, scratch[grad]?);
+                let elements = signature.outputs[grad].shape.elements();
+                let from_moments = scratch[moments].filter(|_| squares);
+                Some(Sum { from, from_moments, grad, squares: at_squares, moments, elements })
+            };
+            let sums = extras.iter().enumerate().filter_map(sum).collect();
+            parts.push(Part { plan, rows, times, squares, outputs, sums });
         }
         Ok(Self { whole, signature, layout, own, parts, adding })
     }
 
     /// What a part that begins at `row` adds to the outputs at these addresses.
     fn added(&self, part: &Part, row: usize, base: u64, outputs: &[u64]) -> Vec<Added> {
-        let found = part.plan.signature(Pass::Backward).map_or(&[][..], |s| &s.outputs);
-        let scratch = |name: &str| {
-            let at = found.iter().position(|t| t.name == name)?;
-            match part.outputs[at] {
-                To::Scratch(region) => Some(self.layout.address(base, region)),
-                To::Rows(_) => None,
-            }
+        let region = |id| self.layout.address(base, id);
+        let of = |s: &Sum| Added {
+            from: region(s.from),
+            from_moments: s.from_moments.map_or(0, region),
+            grad: outputs[s.grad],
+            moments: outputs[s.moments],
+            squares: if part.squares { 0 } else { outputs[s.squares] + 4 * row as u64 },
+            elements: s.elements,
         };
-        let parameters = self.signature.outputs.iter().enumerate().filter(|(_, t)| t.role == Role::Gradient);
-        let mut list = Vec::new();
-        for (at, spec) in parameters {
-            let places = [SQUARES, MOMENTS].map(|prefix| self.signature.output(&extra(prefix, &spec.name)));
-            let ([Some(squares), Some(moments)], Some(from)) = (places, scratch(&spec.name)) else { continue };
-            list.push(Added {
-                from,
-                from_moments: scratch(&extra(MOMENTS, &spec.name)).unwrap_or(0),
-                grad: outputs[at],
-                moments: outputs[moments],
-                squares: if part.squares { 0 } else { outputs[squares] + 4 * row as u64 },
-                elements: spec.shape.elements(),
-            });
-        }
-        list
+        part.sums.iter().map(of).collect()
     }
 
     fn backward(&self, args: &mut Args<'_, '_>) -> Result<()> {
@@ -169,7 +176,7 @@ impl SamplePlan {
                 continue;
             }
             match &self.adding {
-                Some(_) => Adding::clear(view, args.stream)?,
+                Some(_) => fill_bytes(view, 0, args.stream)?,
                 None => view.as_mut_slice::<f32>()?.fill(0.0),
             }
         }
@@ -218,11 +225,6 @@ impl SamplePlan {
         }
         Ok(())
     }
-}
-
-/// The name of what is known of single samples beside that gradient.
-fn extra(prefix: &str, gradient: &str) -> String {
-    format!("{prefix}{}", gradient.trim_start_matches("grad_"))
 }
 
 /// Adds one row's gradient and its squares on the host.

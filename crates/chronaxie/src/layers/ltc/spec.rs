@@ -7,7 +7,7 @@ pub use crate::layers::wants::Wants;
 use crate::op::{Metric, Pass, Precision, Signature, TensorSpec, Tolerance};
 use crate::{Dtype, Error, Result};
 pub use per_sample::PerSample;
-pub(super) use per_sample::{EACH, MOMENTS, SQUARES};
+pub(super) use per_sample::{EACH, MOMENTS, SQUARES, extras};
 use std::sync::Arc;
 
 /// How values are mapped on their way in or out.

@@ -53,7 +53,7 @@ impl BackwardCall<'_> {
                     return Ok(());
                 }
                 for id in zeroed {
-                    self.zero(base, id, stream)?;
+                    t.zero(base, id, &self.plan.device, stream)?;
                 }
             }
         }

@@ -4,9 +4,9 @@ use super::backward::{BackwardCall, SHARERS};
 use super::launch::{args, at, launch};
 use super::on_device::pack;
 use super::tune::THREADS;
-use crate::cuda::{Arg, StreamRef, fill_bytes};
+use crate::cuda::{Arg, StreamRef};
 use crate::op::Args;
-use crate::{Dtype, Place, RegionId, Result, Shape, View, ViewMut};
+use crate::{Result, View};
 
 impl BackwardCall<'_> {
     /// What the chunk needs of the inputs: where unfolds were kept nothing but u, which the adjoint of the sensory gates reads.
@@ -75,19 +75,5 @@ impl BackwardCall<'_> {
                 Arg::I32(together as i32)
             },
         )
-    }
-
-    /// Makes a region of scratch zero.
-    pub(super) fn zero(&self, base: u64, id: RegionId, stream: StreamRef) -> Result<()> {
-        let r = self.traces.common.layout.region(id);
-        if r.len == 0 {
-            return Ok(());
-        }
-        let place = Place::Cuda(self.plan.device.index());
-        // SAFETY: the region lies in the scratch block that Args holds, and no other view of it is alive.
-        let mut view = unsafe {
-            ViewMut::from_raw((base + r.offset as u64) as *mut u8, Dtype::U8, Shape::from([r.len]), &[1], place)
-        };
-        fill_bytes(&mut view, 0, stream)
     }
 }

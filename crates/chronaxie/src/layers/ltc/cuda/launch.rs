@@ -165,6 +165,8 @@ impl CudaPlan {
         } else {
             None
         };
+        let asked = backward_signature.as_ref().filter(|_| p.asks_per_sample());
+        let samples = asked.map(|s| super::per_sample::Closing::new(device, config.fast, s)).transpose()?;
         let gap = options.scratch_gap;
         let synapses = &p.connectivity;
         let recurrence = config
@@ -211,11 +213,7 @@ impl CudaPlan {
         )?;
         Ok(Self {
             fold: super::ends::fold_kernel(device, config.fast)?,
-            samples: if p.asks_per_sample() {
-                Some(super::per_sample::Closing::new(device, config.fast)?)
-            } else {
-                None
-            },
+            samples,
             device: device.clone(),
             slots: Slots::of(&forward_signature.inputs),
             grads: backward_signature.as_ref().map(|s| GradSlots::of(p, s)),

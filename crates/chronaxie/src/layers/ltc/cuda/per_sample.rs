@@ -7,9 +7,9 @@ use super::on_device::pack;
 use super::tune::{self, Residency};
 use super::{GradSlots, HELD_HEADERS, PER_SAMPLE};
 use crate::cuda::{Arg, Constant, CudaDevice, Kernel, LaunchConfig, Specialisation, StreamRef};
-use crate::layers::ltc::spec::{Ltc, MOMENTS, PerSample, SQUARES};
-use crate::op::{Args, LaunchReport, PlanOptions};
-use crate::{Error, Result, ViewMut};
+use crate::layers::ltc::spec::{Ltc, PerSample, extras};
+use crate::op::{Args, LaunchReport, PlanOptions, Signature};
+use crate::{Error, Result};
 use std::sync::Arc;
 
 const ENTRIES: &[&str] = &["ltc_close_samples", "ltc_sample_squares", "ltc_add_samples"];
@@ -75,12 +75,18 @@ impl Blocks {
 pub(super) struct Closing {
     close: Kernel,
     squares: Kernel,
+    /// Of each output that is a parameter's gradient, where its squares and moments are, if it has them.
+    extras: Vec<Option<[usize; 2]>>,
 }
 
 impl Closing {
-    pub(super) fn new(device: &Arc<CudaDevice>, fast: bool) -> Result<Self> {
+    pub(super) fn new(device: &Arc<CudaDevice>, fast: bool, backward: &Signature) -> Result<Self> {
         let spec = specialisation(fast);
-        Ok(Self { close: device.kernel(&spec, ENTRIES[0])?, squares: device.kernel(&spec, ENTRIES[1])? })
+        Ok(Self {
+            close: device.kernel(&spec, ENTRIES[0])?,
+            squares: device.kernel(&spec, ENTRIES[1])?,
+            extras: extras(backward),
+        })
     }
     pub(super) fn report(&self, p: &Ltc, held: &HeldBackward) -> Result<Vec<LaunchReport>> {
         let blocks = Blocks::of(p, Some(held)).firsts().1 as u32;
@@ -133,33 +139,32 @@ impl BackwardCall<'_> {
                 },
             )?;
         }
-        let signature = plan.backward_signature.as_ref().ok_or_else(none)?;
-        let extra = |prefix: &str, grad: usize| {
-            let name = signature.outputs[grad].name.trim_start_matches("grad_");
-            signature.output(&format!("{prefix}{name}")).map(|i| args.outputs[i].address()).ok_or_else(none)
-        };
         let blocks = Blocks::of(p, Some(held));
         let (first, all) = blocks.firsts();
         let mut table = [0u8; 24 * SQUARED];
         let mut tables = 0;
         let each = p.per_sample == PerSample::Gradients;
         // Gradients and moments of parameters that follow each other, whose squares are those of one kind of block.
-        let mut written = |kind: usize, grads: &[Option<usize>]| -> Result<Vec<u64>> {
+        let mut written = |kind: usize, grads: &[Option<usize>]| -> Vec<u64> {
             let mut to = Vec::new();
             for &grad in grads {
                 to.push(grad.map_or(0, |i| args.outputs[i].address()));
             }
             for (which, &grad) in grads.iter().enumerate() {
-                let Some(grad) = grad.filter(|_| !each) else {
+                let Some([squares, moments]) = grad.and_then(|grad| k.extras[grad]) else {
                     to.push(0);
                     continue;
                 };
-                to.push(extra(MOMENTS, grad)?);
+                to.push(args.outputs[moments].address());
                 let part = first[kind] as u64 | (blocks.counts[kind].div_ceil(PLACES) as u64) << 32;
-                table[24 * tables..][..24].copy_from_slice(&pack::<3, 24>([extra(SQUARES, grad)?, part, which as u64]));
+                table[24 * tables..][..24].copy_from_slice(&pack::<3, 24>([
+                    args.outputs[squares].address(),
+                    part,
+                    which as u64,
+                ]));
                 tables += 1;
             }
-            Ok(to)
+            to
         };
         let side =
             |map: u64, sums: u64, from: usize, to: &[u64], kind: usize, pitch: usize, by_element: bool| -> [u8; 152] {
@@ -174,10 +179,10 @@ impl BackwardCall<'_> {
                 pack(all)
             };
         let four = |first: usize| [0, 1, 2, 3].map(|i| Some(first + i));
-        let (to_recurrent, to_sensory) = (written(0, &four(w))?, written(1, &four(sensory_w))?);
-        let to_neurons = written(2, &[0, 1, 2].map(|i| Some(gleak + i)))?;
-        let to_inputs = written(3, &[g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)])?;
-        let to_outputs = written(4, &[g.output_w, g.output_b, None, None])?;
+        let (to_recurrent, to_sensory) = (written(0, &four(w)), written(1, &four(sensory_w)));
+        let to_neurons = written(2, &[0, 1, 2].map(|i| Some(gleak + i)));
+        let to_inputs = written(3, &[g.input_w, g.input_b, g.norm, g.norm.map(|n| n + 1)]);
+        let to_outputs = written(4, &[g.output_w, g.output_b, None, None]);
         let (sides, columns) = match &held.whole {
             Some(whole) => {
                 let [recurrent, inputs] = whole.slots();
@@ -254,10 +259,6 @@ pub(in crate::layers::ltc) struct Adding(Kernel);
 impl Adding {
     pub(in crate::layers::ltc) fn new(device: &Arc<CudaDevice>) -> Result<Self> {
         Ok(Self(device.kernel(&specialisation(false), ENTRIES[2])?))
-    }
-    /// Makes an output zero, ahead of the first part.
-    pub(in crate::layers::ltc) fn clear(view: &mut ViewMut<'_>, stream: StreamRef) -> Result<()> {
-        crate::cuda::fill_bytes(view, 0, stream)
     }
     fn grid(list: &[Added]) -> (u32, u32, u32) {
         let longest = list.iter().map(|a| a.elements).max().unwrap_or(0);

@@ -4,8 +4,9 @@ use super::grid::{GridBackward, GridKernel, GridSums, Room};
 use super::held::{HeldBackward, HeldKernel};
 use super::per_sample::Blocks;
 use super::tune::{self, Config};
+use crate::cuda::{CudaDevice, StreamRef, fill_bytes};
 use crate::layers::ltc::spec::{Kept, Ltc};
-use crate::{Dtype, Layout, RegionId, Result};
+use crate::{Dtype, Layout, Place, RegionId, Result, Shape, ViewMut};
 
 /// Scratch regions that both passes have.
 pub(super) struct Common {
@@ -250,5 +251,19 @@ impl Traces {
             )?,
             common,
         })
+    }
+
+    /// Makes a region of the scratch at `base` zero.
+    pub(super) fn zero(&self, base: u64, id: RegionId, device: &CudaDevice, stream: StreamRef) -> Result<()> {
+        let r = self.common.layout.region(id);
+        if r.len == 0 {
+            return Ok(());
+        }
+        let place = Place::Cuda(device.index());
+        // SAFETY: the region lies in the scratch block of the call, and no other view of it is alive.
+        let mut view = unsafe {
+            ViewMut::from_raw((base + r.offset as u64) as *mut u8, Dtype::U8, Shape::from([r.len]), &[1], place)
+        };
+        fill_bytes(&mut view, 0, stream)
     }
 }

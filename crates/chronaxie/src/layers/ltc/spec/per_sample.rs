@@ -1,7 +1,7 @@
 //! What is asked for of single samples, and what its outputs are called.
 
 use super::Ltc;
-use crate::op::{Role, TensorSpec};
+use crate::op::{Role, Signature, TensorSpec};
 use crate::{Error, Result, Shape};
 
 /// What the names of outputs of single samples begin with: sums of squares of a sample's gradient, and of an element's.
@@ -56,4 +56,14 @@ impl Ltc {
             }
         }
     }
+}
+
+/// Of each output of a backward pass that is a parameter's gradient, where its squares and moments are, if it has them.
+pub(in crate::layers::ltc) fn extras(backward: &Signature) -> Vec<Option<[usize; 2]>> {
+    let of = |t: &TensorSpec| {
+        let name = t.name.strip_prefix("grad_").filter(|_| t.role == Role::Gradient)?;
+        let at = |prefix: &str| backward.output(&format!("{prefix}{name}"));
+        Some([at(SQUARES)?, at(MOMENTS)?])
+    };
+    backward.outputs.iter().map(of).collect()
 }

@@ -33,7 +33,7 @@ fn on_a_gpu_networks_of_drawn_synapses_have_the_cpus_spikes() {
     {
         let plan = leak(network);
         let again = leak(drawn(plan.network.clone()).0);
-        let steps = steps(&gpu, few, 20_000);
+        let steps = steps(&gpu, few, 40_000);
         let want = stored(plan, &[steps]);
         assert!(want.0.len() > if steps > 1000 { 10_000 } else { 50 }, "only {} spikes", want.0.len());
         let cut = [1, 2, steps / 3, steps - 3 - steps / 3];
