@@ -133,6 +133,10 @@ pub(crate) struct Bench {
     /// About how long the timed runs of a pass take together
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     pub seconds: f64,
+    /// On a GPU: passes follow each other and find the caches as the last one left them; otherwise the second-level cache is
+    /// overwritten before each that takes 20 us or more
+    #[arg(long)]
+    pub warm: bool,
     #[command(flatten)]
     pub json: Json,
 }

@@ -109,6 +109,7 @@ pub(crate) fn run(args: &Bench, common: &Common, out: &mut Out) -> Outcome {
         precision(&families, &options)?;
     }
     options.seconds = args.seconds;
+    options.warm = args.warm;
     options.provenance = provenance();
     let targets = select::targets(&args.backend, common.quiet)?;
     let progress = Terminal::new(common.quiet);

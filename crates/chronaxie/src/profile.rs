@@ -136,7 +136,8 @@ pub fn run(op: &dyn Op, case: &Case, device: &Device) -> Result<Report> {
     for &pass in op.passes() {
         let Some(signature) = plan.signature(pass) else { continue };
         let mut workspace = bench::ready(op, case, &*plan, &[pass], device)?;
-        let timing = bench::time(&*plan, &[pass], &mut workspace, device, problem.cost(pass).bytes, SECONDS)?;
+        let timing =
+            bench::time(&*plan, &[pass], &mut workspace, device, problem.cost(pass).bytes, bench::Pace::new(SECONDS))?;
         let measured = Measured { pass, ms: timing.ms, memory_bytes: workspace.bytes() as u64 };
         let (mut report, ceilings) = pass_report(&*problem, &*plan, measured, device)?;
         if let Device::Cuda(d) = device {

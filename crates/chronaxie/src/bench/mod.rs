@@ -2,8 +2,8 @@
 //!
 //! On a GPU a pass is captured in a graph and timed between two events on its stream. A pass that streams eight times
 //! the L2 cache or more is run again and again (`cache` says `exceeded`); before any other, twice the L2 cache is
-//! overwritten, outside the events (`flushed`); passes shorter than 20 us are timed 32 to a pair of events (`warm`). On
-//! the CPU it is the wall clock around the call, with warm caches. Ceilings are measured in the same process.
+//! overwritten, outside the events (`flushed`); passes shorter than 20 us, or all if asked, are timed 32 to a pair of events,
+//! or follow each other where that takes long (`warm`). On the CPU it is the wall clock around the call, with warm caches. Ceilings are measured in the same process.
 
 mod ceiling;
 mod cpu;
@@ -37,13 +37,16 @@ pub struct Options {
     pub precision: Option<Precision>,
     /// About how long the timed runs of one pass take together.
     pub seconds: f64,
+    /// On a GPU: passes follow each other and find the caches as the last one left them, whatever they take. Otherwise
+    /// only those shorter than 20 us do.
+    pub warm: bool,
     /// What does not change within a run.
     pub provenance: Provenance,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { cases: None, precision: None, seconds: 1.0, provenance: Provenance::default() }
+        Self { cases: None, precision: None, seconds: 1.0, warm: false, provenance: Provenance::default() }
     }
 }
 
@@ -344,6 +347,20 @@ pub(crate) struct Timing {
     pub power_w: Option<f64>,
 }
 
+/// How long is timed, and how runs follow each other on a GPU ([`Options`]).
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
+    pub seconds: f64,
+    pub warm: bool,
+}
+
+impl Pace {
+    /// With caches as [`Options`] has them by default.
+    pub const fn new(seconds: f64) -> Self {
+        Self { seconds, warm: false }
+    }
+}
+
 /// Times some passes, which move `bytes` at the least, on memory that is filled.
 pub(crate) fn time(
     plan: &dyn Plan,
@@ -351,20 +368,20 @@ pub(crate) fn time(
     workspace: &mut Workspace,
     device: &Device,
     bytes: u64,
-    seconds: f64,
+    pace: Pace,
 ) -> Result<Timing> {
     if let (Device::Cpu, [pass]) = (device, passes) {
         let mut bound = workspace.bind(plan, *pass, crate::call::default_stream(device))?;
-        return time_on_host(seconds, &mut || bound.run());
+        return time_on_host(pace.seconds, &mut || bound.run());
     }
-    time_work(&mut cuda::Passes { plan, passes, workspace }, device, bytes, seconds)
+    time_work(&mut cuda::Passes { plan, passes, workspace }, device, bytes, pace)
 }
 
 /// Times work that moves `bytes` at the least.
-pub(crate) fn time_work(work: &mut dyn Work, device: &Device, bytes: u64, seconds: f64) -> Result<Timing> {
+pub(crate) fn time_work(work: &mut dyn Work, device: &Device, bytes: u64, pace: Pace) -> Result<Timing> {
     match device {
-        Device::Cuda(d) => cuda::time(d, work, bytes, seconds),
-        Device::Cpu => time_on_host(seconds, &mut || work.run(crate::call::default_stream(device))),
+        Device::Cuda(d) => cuda::time(d, work, bytes, pace),
+        Device::Cpu => time_on_host(pace.seconds, &mut || work.run(crate::call::default_stream(device))),
     }
 }
 
@@ -445,9 +462,10 @@ fn time_case(
             )));
         }
         let mut workspace = ready(op, case, &*plan, widest, device)?;
+        let pace = Pace { seconds: options.seconds, warm: options.warm };
         for (verb, passes) in group {
             let cost = passes.iter().map(|&p| plan.cost(p, problem.cost(p))).fold(Cost::default(), add);
-            let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, options.seconds)?;
+            let timing = time(&*plan, passes, &mut workspace, device, cost.bytes, pace)?;
             let of_verb = |c: &&check::Compared| passes.iter().any(|p| c.quantity.starts_with(p.name()));
             let max_error = compared.iter().filter(of_verb).map(|c| c.error).reduce(f64::max);
             let measured = Measured { case, verb, passes, cost, timing, max_error, error_case: &error_case };

@@ -251,12 +251,12 @@ impl Step<'_> {
         let bytes = |call: &&Call| call.planned.problem.cost(call.pass).bytes;
         device.synchronize()?;
         let mut all = Calls { calls: &calls, banks };
-        let together = bench::time_work(&mut all, device, calls.iter().map(bytes).sum(), SECONDS)?;
+        let together = bench::time_work(&mut all, device, calls.iter().map(bytes).sum(), bench::Pace::new(SECONDS))?;
         let banks = all.banks;
         let mut timed = Vec::new();
         for call in &calls {
             let mut one = Calls { calls: std::slice::from_ref(call), banks: &mut *banks };
-            let ms = bench::time_work(&mut one, device, bytes(call), SECONDS)?.ms;
+            let ms = bench::time_work(&mut one, device, bytes(call), bench::Pace::new(SECONDS))?.ms;
             let Planned { problem, plan, .. } = &call.planned;
             let measured = Measured { pass: call.pass, ms, memory_bytes: call.bytes() as u64 };
             let (report, ceilings) = pass_report(&**problem, &**plan, measured, device)?;

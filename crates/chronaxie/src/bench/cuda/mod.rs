@@ -1,8 +1,8 @@
 //! Time on a GPU: events around replayed graphs.
 #![allow(unsafe_code)]
 
-use super::Timing;
 use super::ceiling::Ceilings;
+use super::{Pace, Timing};
 use crate::call::Workspace;
 use crate::cuda::{
     CudaDevice, DeviceBuffer, Event, Graph, PinnedBuffer, Stream, StreamRef, copy_device, fill_bytes, nvml,
@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SHORT_MS: f64 = 0.02;
 /// How many.
 const BATCH: usize = 32;
+/// Milliseconds that so many may take; others are timed one by one.
+const LONG_MS: f64 = 10.0;
 
 /// Something that can be timed again and again.
 ///
@@ -105,13 +107,13 @@ enum Cache {
     Exceeded,
     /// Twice the L2 cache was overwritten before the run, outside the events.
     Flushed,
-    /// Many runs between two events, after an untimed one.
+    /// Runs follow each other after an untimed one: many between two events, or where they take long one.
     Warm,
 }
 
 impl Cache {
-    fn choose(run_ms: f64, bytes: u64, l2_bytes: u64) -> Self {
-        if run_ms < SHORT_MS {
+    fn choose(run_ms: f64, bytes: u64, l2_bytes: u64, warm: bool) -> Self {
+        if warm || run_ms < SHORT_MS {
             Self::Warm
         } else if bytes >= 8 * l2_bytes {
             Self::Exceeded
@@ -161,7 +163,8 @@ impl Rig {
 }
 
 /// Times work that moves `bytes` at the least for about `seconds`.
-pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, seconds: f64) -> Result<Timing> {
+pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, pace: Pace) -> Result<Timing> {
+    let seconds = pace.seconds;
     let stream = device.new_stream()?;
     let mut enqueue = |times: usize| (0..times).try_for_each(|_| work.run(stream.as_ref()));
     // First use outside the capture: it may load modules.
@@ -179,7 +182,8 @@ pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, se
         rig.flushed()?;
     }
     let one = rig.flushed()?.min(rig.flushed()?);
-    let cache = Cache::choose(one, bytes, l2);
+    let cache = Cache::choose(one, bytes, l2, pace.warm);
+    let long = one * BATCH as f64 > LONG_MS;
     let mut ms = Vec::new();
     match cache {
         Cache::Flushed => {
@@ -187,12 +191,12 @@ pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, se
                 ms.push(rig.flushed()?);
             }
         }
-        Cache::Exceeded => {
+        Cache::Exceeded | Cache::Warm if cache == Cache::Exceeded || long => {
             for _ in 0..(seconds * 1e3 / one / 9.0).ceil().clamp(1.0, 100.0) as usize {
                 ms.extend(rig.chain()?);
             }
         }
-        Cache::Warm => {
+        Cache::Exceeded | Cache::Warm => {
             rig.graph = batch;
             for _ in 0..(seconds * 1e3 / (one * BATCH as f64).max(0.05) / 9.0).ceil().clamp(2.0, 100.0) as usize {
                 ms.extend(rig.chain()?.into_iter().map(|t| t / BATCH as f64));
@@ -221,9 +225,10 @@ mod tests {
     #[test]
     fn caches_are_treated_by_size_and_length() {
         let l2 = 60 << 20;
-        assert_eq!(Cache::choose(0.01, 1 << 40, l2), Cache::Warm);
-        assert_eq!(Cache::choose(0.3, 1 << 30, l2), Cache::Exceeded);
-        assert_eq!(Cache::choose(0.3, 100 << 20, l2), Cache::Flushed);
+        assert_eq!(Cache::choose(0.01, 1 << 40, l2, false), Cache::Warm);
+        assert_eq!(Cache::choose(0.3, 1 << 30, l2, false), Cache::Exceeded);
+        assert_eq!(Cache::choose(0.3, 100 << 20, l2, false), Cache::Flushed);
+        assert_eq!([1 << 30, 100 << 20].map(|bytes| Cache::choose(0.3, bytes, l2, true)), [Cache::Warm; 2]);
         assert_eq!([Cache::Warm, Cache::Flushed].map(Cache::name), ["warm", "flushed"]);
     }
 }
