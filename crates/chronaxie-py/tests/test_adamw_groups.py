@@ -12,7 +12,7 @@ from torch import nn
 import chronaxie
 from chronaxie import optim
 
-from test_optim import drawn
+from test_fused import drawn
 from test_per_sample import normal
 
 BLOCKED = [optim.Shampoo, optim.SOAP]

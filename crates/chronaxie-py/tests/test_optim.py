@@ -11,8 +11,6 @@ import torch
 import chronaxie
 from chronaxie import optim
 from chronaxie.optim import _base
-from chronaxie.optim._blocks import grid_of
-from chronaxie.optim._packed import by_regions, from_triangle
 
 from conftest import goes_on_with_the_same_bits
 
@@ -184,105 +182,6 @@ def test_ten_fast_steps_are_numpys_but_for_roundings(device, shape, monkeypatch)
         error = np.linalg.norm(p.detach().cpu().numpy() - law.w)
         assert error < (k + 1) * options["lr"] * bound * p.numel() ** 0.5, (k, error)
     assert not torch.equal(p, q)
-
-
-SHAPES = [(20, 9), (5,), (2, 3, 7), (1,), (16, 16), (33, 4), ()]
-
-
-def drawn(shapes, seed, device="cpu"):
-    return [normal(*shape, 1, seed=seed + k, device=device)[..., 0] for k, shape in enumerate(shapes)]
-
-
-def stepped(optimizer, parameters, steps, first=0):
-    for i in range(first, first + steps):
-        for p, g in zip(parameters, drawn([p.shape for p in parameters], 100 * (i + 1), parameters[0].device)):
-            p.grad = g
-        optimizer.step()
-
-
-@pytest.mark.parametrize("options", [
-    dict(),
-    dict(grafting="adagrad", betas=(0.9, 1.0), weight_decay=0.1, weight_decay_mode="corrected"),
-    dict(grafting="sgd", precondition_vectors=False, weight_decay=0.1, weight_decay_mode="independent"),
-    dict(grafting="none", exponent=Fraction(1, 3), weight_decay=0.1, weight_decay_mode="l2", maximize=True),
-    dict(grafting="rmsprop", start_preconditioning_step=3, grafting_eps=1e-3, lr=torch.tensor(2e-2)),
-])  # fmt: skip
-def test_a_fused_step_is_what_others_are(device, options):
-    """One native step of all parameters against the steps one by one, states too, with roots in turns."""
-    found = []
-    for fused in (False, True):
-        parameters = [p.requires_grad_() for p in drawn(SHAPES, 1, device)]
-        options = {"lr": 1e-2, **options}
-        optimizer = optim.Shampoo(
-            parameters, max_preconditioner_dim=8, precondition_frequency=3, relative=1e-2, fused=fused, **options
-        )  # fmt: skip
-        stepped(optimizer, parameters, 8)
-        found.append((parameters, optimizer))
-    (plain, plains), (made, fused) = found
-    for p, q in zip(plain, made):
-        torch.testing.assert_close(q, p, rtol=2e-5, atol=2e-6)
-        a, b = plains.state[p], fused.state[q]
-        grid = grid_of(p, 8, options.get("precondition_vectors", True))[1]
-        b["factors"] = by_regions(from_triangle, b.pop("triangles"), grid)
-        assert a["step"] == b["step"] == 8 and set(a) == set(b)
-        for name in set(a) - {"step"}:
-            torch.testing.assert_close(b[name], a[name], rtol=2e-4, atol=1e-5)
-    assert plains.param_groups[0].get("most_lr") == fused.param_groups[0].get("most_lr")
-
-
-def test_fused_and_other_steps_take_each_others_states():
-    """Behind load_state_dict, from either to either, and where the option changes, steps go on; a fused one with the same bits."""
-
-    def run(kinds):
-        parameters = [p.requires_grad_() for p in drawn(SHAPES, 1)]
-        make = lambda: optim.Shampoo(parameters, 1e-2, max_preconditioner_dim=8, precondition_frequency=3, relative=1e-2, fused=kinds[0])
-        optimizer, other = make(), make()
-        stepped(optimizer, parameters, 3)
-        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        other.param_groups[0]["fused"] = kinds[1]
-        stepped(other, parameters, 3, 3)
-        other.param_groups[0]["fused"] = kinds[0]
-        stepped(other, parameters, 2, 6)
-        return [p.detach() for p in parameters]
-
-    parameters = [p.requires_grad_() for p in drawn(SHAPES, 1)]
-    whole = optim.Shampoo(parameters, 1e-2, max_preconditioner_dim=8, precondition_frequency=3, relative=1e-2, fused=True)
-    stepped(whole, parameters, 8)
-    assert all(torch.equal(p, q) for p, q in zip(parameters, run((True, True))))
-    for kinds in ((False, True), (True, False)):
-        for p, q in zip(parameters, run(kinds)):
-            torch.testing.assert_close(q, p.detach(), rtol=2e-5, atol=2e-6)
-
-
-def test_what_a_fused_step_cannot_do():
-    p, q = (torch.nn.Parameter(normal(4, 3, seed=k)) for k in range(2))
-    with pytest.raises(chronaxie.ConfigError, match="fused=True and capturable=True exclude each other"):
-        optim.Shampoo([p], fused=True, capturable=True)
-    optimizer = optim.Shampoo([p, q], fused=True)
-    p.grad = torch.ones_like(p)
-    before = p.detach().clone()
-    with pytest.raises(chronaxie.ConfigError, match=r"one of shape \(4, 3\) has no gradient"):
-        optimizer.step()
-    # Nor has another group then taken its step.
-    other = torch.nn.Parameter(normal(4, 3, seed=2))
-    other.grad, before_it = torch.ones_like(other), other.detach().clone()
-    with pytest.raises(chronaxie.ConfigError, match="has no gradient"):
-        optim.Shampoo([dict(params=[other]), dict(params=[p, q])], fused=True).step()
-    assert torch.equal(other, before_it)
-    half = torch.nn.Parameter(normal(4).half())
-    half.grad = torch.ones_like(half)
-    with pytest.raises(chronaxie.DtypeError, match=r"one of shape \(4,\) holds torch.float16"):
-        optim.Shampoo([half], fused=True).step()
-    plain = optim.Shampoo([p, q])
-    plain.step()
-    q.grad = torch.ones_like(q)
-    plain.param_groups[0]["fused"] = True
-    with pytest.raises(chronaxie.ConfigError, match="as many steps, not 0 to 1"):
-        plain.step()
-    assert not torch.equal(before, p) and not optimizer.state[p]
-    empty = torch.nn.Parameter(torch.zeros(0, 3))
-    p.grad, empty.grad = torch.ones_like(p), torch.zeros_like(empty)
-    optim.Shampoo([p, empty], fused=True).step()
 
 
 def test_halves_have_eleven_bits_of_all_that_counts():
@@ -492,7 +391,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make):
         assert same(before[0]["state"], optimizer.state_dict()["state"]) and torch.equal(before[1], good)
 
 
-@pytest.mark.parametrize("make", [*MAKERS, partial(optim.Shampoo, fused=True)])
+@pytest.mark.parametrize("make", [*MAKERS, *(partial(make, fused=True) for make in MAKERS)])
 def test_a_flag_that_stays_on_the_device_makes_zeros_of_a_gradient(make, monkeypatch):
     """What happens on a GPU, with the CPU's flags."""
     monkeypatch.setattr(_base, "_finite", lambda name, given: [g.isfinite().all() for _, g in given])

@@ -12,7 +12,7 @@ from .._errors import CheckpointError, ConfigError
 from ._base import Base
 from ._blocks import count, from_blocks, grid_of, to_blocks
 from ._owners import Ranks
-from ._packed import pack, packed_size
+from ._packed import by_regions, from_triangle, pack, packed_size
 from ._turns import Place, Pool
 
 
@@ -79,6 +79,11 @@ class Blocked(Base):
         if self._ranks.count > 1:
             state["blocks"] = [[mine.start, mine.stop] for mine in spread.own[at]]
 
+    def _packed_again(self, state: dict[str, Any], grid: list[Any]) -> None:
+        """Makes the factors of a state that fused steps left what other steps take."""
+        if "triangles" in state:
+            state["factors"] = by_regions(from_triangle, state.pop("triangles"), grid)
+
     def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         for at, p, _ in given:
             state = self.state.get(p)
@@ -130,7 +135,7 @@ class Blocked(Base):
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        for cached in ("_pools", "_spreads", "_flats"):
+        for cached in ("_pools", "_spreads"):
             self.__dict__.pop(cached, None)
         name = type(self).__name__
         for group in self.param_groups:

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
-from .._errors import ConfigError, DtypeError
+from .._errors import ConfigError
 from ..torch._framework import _TYPES
 from ..torch._passes import device_of, planned
 from ._blocks import count
@@ -17,41 +17,36 @@ from ._packed import by_regions, packed_size, triangle
 _ALIGNED = 64
 
 
-def shapes_of(parameters: Sequence[Tensor]) -> str:
-    """The option `shapes` of a native case."""
-    return "+".join("x".join(map(str, p.shape)) or "1" for p in parameters)
-
-
-def check_group(
-    name: str, group: dict[str, Any], given: Sequence[tuple[int, Tensor, Tensor]], states: Sequence[dict[str, Any]]
-) -> None:
-    """Refuses what a native step of a whole group cannot be."""
-    if len(given) < len(group["params"]):
-        have = {at for at, _, _ in given}
-        p = next(p for at, p in enumerate(group["params"]) if at not in have)
-        raise ConfigError(
-            f"{name}: fused=True takes one step of all parameters of a group, and one of shape {tuple(p.shape)} has no gradient; put those "
-            "that are trained now and then in a group of their own"
-        )
-    for _, p, _ in given:
-        if p.dtype is not torch.float32:
-            raise DtypeError(f"{name}: fused=True is for parameters of float32, and one of shape {tuple(p.shape)} holds {p.dtype}")
-    steps = {state.get("step", 0) for state in states}
-    if len(steps) > 1:
-        raise ConfigError(f"{name}: fused=True is for parameters that have taken as many steps, not {min(steps)} to {max(steps)}")
+def case_of(given: Sequence[tuple[int, Tensor, Tensor]], options: dict[str, Any]) -> str:
+    """A native case of these parameters; options that are None are left out."""
+    shapes = "+".join("x".join(map(str, p.shape)) or "1" for _, p, _ in given)
+    named = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in options.items() if v is not None]
+    return ",".join([f"P{len(given)}", f"shapes={shapes}", *named])
 
 
 class Flat:
-    """The vectors, and views of them by parameter: ``parameters`` and ``grads``, and in ``states`` what :class:`Blocked` keeps, but for
+    """The vectors, and views of them by parameter: ``parameters`` and ``grads``, and in ``states`` what other steps keep, but for
     ``triangles`` in the place of ``factors``: the same as lower triangles, row after row.
 
     What there is of ``states`` already is copied into the vectors, and its views take its place.
+
+    Args:
+        named: names in the states by vectors of an element for each of the parameters', and the shapes of their views; the first one says
+            whose states are these.
+        made: the name, in the states and of the vector, of what is made of factors.
+        grids: for each parameter the regions of its blocks; None where it has no factors, nor a place for them.
     """
 
     def __init__(
-        self, entry: str, case: str, given: Sequence[tuple[int, Tensor, Tensor]], grids: Any, states: Sequence[dict[str, Any]]
+        self,
+        entry: str,
+        case: str,
+        tensors: Sequence[Tensor],
+        named: dict[str, tuple[str, list[Any]]],
+        made: Any,
+        grids: Sequence[Any],
+        states: Sequence[dict[str, Any]],
     ) -> None:
-        tensors = [p for _, p, _ in given]
         self.device = tensors[0].device
         self.where = device_of(entry, tensors[0])
         takes, gives = planned(entry, case, self.where).signatures["step"]
@@ -62,31 +57,38 @@ class Flat:
         for p in tensors:
             ends.append(end)
             end = -(-(end + p.numel()) // _ALIGNED) * _ALIGNED
-        view = lambda name: [self.vectors[name][at : at + p.numel()].view(p.shape) for at, p in zip(ends, tensors)]
-        self.parameters, self.grads, first = view("parameter"), view("grad"), view("first")
-        second = view("second") if self.vectors["second"].numel() else None
-        torch._foreach_add_(view("decay"), 1.0)
+        whole = [p.shape for p in tensors]
+        view = lambda name, shapes: [
+            self.vectors[name][at : at + p.numel()].view(shape) for at, p, shape in zip(ends, tensors, shapes)
+        ]  # fmt: skip
+        self.parameters, self.grads = view("parameter", whole), view("grad", whole)
+        torch._foreach_add_(view("decay", whole), 1.0)
         self.entry = entry
-        cut = [grids[at] for at, _, _ in given]
-        factors, roots = self._matrices(cut)
-        for k, state in enumerate(states):
-            now = dict(exp_avg=first[k], **({} if second is None else dict(exp_avg_sq=second[k])), triangles=factors[k], roots=roots[k])
+        self.name, self.firsts = next((name, view(vector, shapes)) for vector, (name, shapes) in named.items())
+        kept: list[dict[str, Any]] = [{} for _ in tensors]
+        for vector, (name, shapes) in named.items():
+            # Of what the step's options do not ask for there is nothing.
+            if self.vectors[vector].numel() == self.vectors["parameter"].numel():
+                for now, part in zip(kept, self.firsts if name == self.name else view(vector, shapes)):
+                    now[name] = part
+        factors, results = self._matrices(made, grids) if made else (grids, grids)
+        for k, (now, state, grid) in enumerate(zip(kept, states, grids)):
+            if grid is not None:
+                now["triangles"], now[made] = factors[k], results[k]
+            if "factors" in state:
+                state["triangles"] = by_regions(triangle, state.pop("factors"), grid)
             if state:
-                if "factors" in state:
-                    state["triangles"] = by_regions(triangle, state.pop("factors"), cut[k][1])
                 _fill(now, state)
-            else:
-                for region in roots[k]:
-                    for root in region:
-                        root.diagonal(dim1=1, dim2=2).fill_(1.0)
+            elif made:
                 state["step"] = 0
+                for m in (m for region in now.get(made, []) for m in region):
+                    m.diagonal(dim1=1, dim2=2).fill_(1.0)
             state.update(now)
-        self.firsts = first
 
-    def _matrices(self, grids: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Views of packed factors and of roots: for each parameter lists by regions of lists by axes, as the native grid has them.
-        Factors lie block by block, roots by the order of their blocks and their size, then block by block."""
-        regions = [(at, count(counts), sizes) for at, (_, grid) in enumerate(grids) for _, counts, sizes in grid]
+    def _matrices(self, made: str, grids: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Views of packed factors and of what is made of them: for each parameter lists by regions of lists by axes, as the native grid has
+        them. Factors lie block by block, the others by the order of their blocks and their size, then block by block."""
+        regions = [(at, count(counts), sizes) for at, grid in enumerate(grids) for _, counts, sizes in grid or []]
         members: dict[tuple[int, int], int] = {}
         for _, blocks, sizes in regions:
             for n in sizes:
@@ -108,17 +110,17 @@ class Flat:
                 before += packed_size(n)
                 same, earlier = sizes.count(n), sizes[:axis].count(n)
                 begin = begins[len(sizes), n] + earlier * n * n
-                roots[at][-1].append(self.vectors["roots"].as_strided((blocks, n, n), (same * n * n, n, 1), begin))
+                roots[at][-1].append(self.vectors[made].as_strided((blocks, n, n), (same * n * n, n, 1), begin))
             at_factor += blocks * each
             for n in set(sizes):
                 begins[len(sizes), n] += blocks * sizes.count(n) * n * n
-        if at_factor != self.vectors["factors"].numel() or end != self.vectors["roots"].numel():
-            raise ConfigError(f"{self.entry}: {at_factor} and {end} elements of factors and roots are not the native step's")
+        if at_factor != self.vectors["factors"].numel() or end != self.vectors[made].numel():
+            raise ConfigError(f"{self.entry}: {at_factor} and {end} elements of factors and {made} are not the native step's")
         return factors, roots
 
     def holds(self, states: Sequence[dict[str, Any]]) -> bool:
         """Whether these are the states whose views are of these vectors."""
-        same = lambda seen, state: state.get("exp_avg") is seen and "triangles" in state
+        same = lambda seen, state: state.get(self.name) is seen and "factors" not in state
         return len(self.firsts) == len(states) and all(map(same, self.firsts, states))
 
     def step(self, case: str, given: Sequence[tuple[int, Tensor, Tensor]], rate: Any, largest: Any, steps: int) -> None:

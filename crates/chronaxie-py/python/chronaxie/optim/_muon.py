@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import Base, check_adamw, check_common, one_of, within
+from ._base import check_adamw, check_common, one_of, within
+from ._flat import case_of
+from ._fused import Fused
 from ._matrix import orthogonalize
 from ._owners import Ranks
 from ._rounded import PRECISIONS
 
 
-class Muon(Base):
+class Muon(Fused):
     """Steps of matrices are their momentum, made orthogonal; parameters of fewer than two axes take AdamW's step.
 
     Axes beyond the first are one: a convolution ``[out, in, k, k]`` is a matrix ``[out, in k k]``. Its step is
@@ -34,6 +36,10 @@ class Muon(Base):
         maximize: climbs.
         capturable: counts AdamW's steps on the device, so that a step can be captured in a CUDA graph once one was taken; lr, where
             it changes, must be a tensor. ``torch.amp.GradScaler`` does not wait then.
+        fused: one native step for all matrices of a group, float32 tensors that have gradients in every step, in float32. Gradients and
+            matrices are copied to vectors that it works in, and back, so it takes three times their memory more. Either kind goes on
+            with what the other saved; the other parameters' steps are the same. Not with ``precision="fast"``, ``capturable`` or a
+            ``process_group``.
         stochastic_rounding, seed: as for :class:`Shampoo`.
         process_group: spreads the matrices over the processes of that group of torch.distributed (True: of all), each of which makes
             its own orthogonal and gets the others' by one all-gather a step; momentum is everywhere. All must have the same
@@ -60,6 +66,7 @@ class Muon(Base):
         adamw_eps: float = 1e-8,
         maximize: bool = False,
         capturable: bool = False,
+        fused: bool = False,
         stochastic_rounding: bool = False,
         seed: int = 0,
         process_group: Any = None,
@@ -77,6 +84,7 @@ class Muon(Base):
             adamw_eps=adamw_eps,
             maximize=maximize,
             capturable=capturable,
+            fused=fused,
             stochastic_rounding=stochastic_rounding,
             seed=seed,
         )
@@ -84,6 +92,8 @@ class Muon(Base):
         super().__init__(params, defaults)
 
     _ranks = Ranks("Muon", None)
+    _entry = "muon"
+    _steps = _shares = "matrices"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
@@ -100,8 +110,31 @@ class Muon(Base):
             )
         # A state that was saved before there was one has none.
         one_of("Muon", "precision", g.setdefault("precision", "exact"), PRECISIONS)
+        self._check_fused(g)
+
+    def _check_fused(self, g: dict[str, Any]) -> None:
+        super()._check_fused(g)
+        if g["fused"] and g.get("precision", "exact") != "exact":
+            raise ConfigError(f"Muon: fused=True and precision={g['precision']!r} exclude each other; it multiplies in float32")
+
+    def _fusible(self, group: dict[str, Any]) -> list[Tensor]:
+        return [p for p in group["params"] if p.dim() > 1 and p.numel()]
+
+    def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]], done: int) -> str:
+        options = dict(
+            momentum=group["momentum"],
+            nesterov=bool(group["nesterov"]),
+            steps=int(group["steps"]),
+            decay=group["weight_decay"],
+            mode=group["weight_decay_mode"],
+        )
+        return case_of(given, options)
+
+    def _named(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> dict[str, tuple[str, list[Any]]]:
+        return {"first": ("momentum", [p.shape for _, p, _ in given])}
 
     def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        super()._accepts(group, given)
         for _, p, _ in given:
             if p.dim() > 1 and self.state.get(p) and "momentum" not in self.state[p]:
                 raise ConfigError(
@@ -110,11 +143,13 @@ class Muon(Base):
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
         matrices: list[tuple[Tensor, Tensor]] = []
-        lr, decay = group["lr"], self._shrink(group)
         self._plain(group, [item for item in given if item[1].dim() < 2 and item[1].numel()])
+        given = [item for item in given if item[1].dim() > 1 and item[1].numel()]
+        if group.get("fused"):
+            self._fused(group, given)
+            return
+        lr, decay = group["lr"], self._shrink(group)
         for _, p, g in given:
-            if p.numel() == 0 or p.dim() < 2:
-                continue
             g = g.to(torch.float32)
             state = self.state[p]
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":

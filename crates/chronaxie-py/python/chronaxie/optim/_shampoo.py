@@ -13,10 +13,11 @@ from .._errors import ConfigError
 from ._base import check_common, check_pair, counter, one_of, within
 from ._blocked import Blocked, Spread
 from ._blocks import along, from_blocks, to_blocks, unfolded
-from ._flat import Flat, check_group, shapes_of
+from ._flat import case_of
+from ._fused import Fused
 from ._matrix import FAILED, inverse_root, roots_of
 from ._owners import Ranks
-from ._packed import add_gram, by_regions, from_triangle, packed_size, unpack
+from ._packed import add_gram, packed_size, unpack
 from ._rounded import PRECISIONS
 
 _GRAFTING = ("adam", "rmsprop", "adagrad", "sgd", "none")
@@ -45,7 +46,7 @@ def _exponents(given: Any) -> Any:
     return {order: pair(f"exponent[{order}]", value) for order, value in by_order.items() if value is not None}
 
 
-class Shampoo(Blocked):
+class Shampoo(Fused, Blocked):
     """Every axis of every block of a parameter has a matrix that whitens gradients along it.
 
     For a block G of order o, with the moments at step t, ``L_k <- b2 L_k + (1 - b2) G_(k) G_(k)^T`` and
@@ -150,6 +151,7 @@ class Shampoo(Blocked):
         self._ranks = Ranks("Shampoo", process_group)
         super().__init__(params, defaults)
 
+    _entry = "shampoo"
     _made = "roots"
     _adamw = "lr", "betas", "grafting_eps"
     # Twenty iterations of Newton.
@@ -165,10 +167,11 @@ class Shampoo(Blocked):
         one_of("Shampoo", "grafting", g["grafting"], _GRAFTING)
         # A state that was saved before there was one has none.
         one_of("Shampoo", "precision", g.setdefault("precision", "exact"), PRECISIONS)
-        if g.setdefault("fused", False) and (g["capturable"] or self._ranks.count > 1):
-            other = "capturable=True" if g["capturable"] else f"blocks spread over {self._ranks.count} processes"
-            raise ConfigError(f"Shampoo: fused=True and {other} exclude each other")
         g["exponent"] = _exponents(g["exponent"])
+        self._check_fused(g)
+
+    def _check_fused(self, g: dict[str, Any]) -> None:
+        super()._check_fused(g)
         if g["fused"] and isinstance(g["exponent"], dict):
             raise ConfigError("Shampoo: fused=True and exponents by order exclude each other; it takes one for every order")
         if not g.setdefault("merge_dims", True) and g["fused"]:
@@ -178,7 +181,7 @@ class Shampoo(Blocked):
         return (*super()._how(group), bool(group.get("merge_dims", True)))
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        if group.get("fused") and given:
+        if group.get("fused"):
             self._fused(group, given)
             return
         b1, b2 = group["betas"]
@@ -190,9 +193,7 @@ class Shampoo(Blocked):
             if not state:
                 self._begin(group, p, g, spread, at)
                 fresh = True
-            if "triangles" in state:
-                # Of a fused step.
-                state["factors"] = by_regions(from_triangle, state.pop("triangles"), grid)
+            self._packed_again(state, grid)
             self._counted(state)
             if group["weight_decay"] and group["weight_decay_mode"] == "l2":
                 g = g + group["weight_decay"] * p.to(torch.float32)
@@ -216,45 +217,34 @@ class Shampoo(Blocked):
             self._make_roots(group, work)
         self._apply(group, work)
 
-    def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> str:
-        """The native step's, without the option that says whether all roots are made."""
-        names = dict(
-            absolute="absolute", relative="relative", weight_decay="decay", weight_decay_mode="mode", max_preconditioner_dim="block",
-            precondition_frequency="every", start_preconditioning_step="start", grafting="grafting", grafting_eps="eps", precision="precision",
-        )  # fmt: skip
-        options = [f"{short}={group[name]}" for name, short in names.items()]
-        options += [f"beta1={group['betas'][0]}", f"beta2={group['betas'][1]}"]
-        options.append(f"vectors={'true' if group['precondition_vectors'] else 'false'}")
-        if group["exponent"] is not None:
-            options.append(f"exponent={group['exponent'][0]}/{group['exponent'][1]}")
-        return f"P{len(given)},shapes={shapes_of([p for _, p, _ in given])},{','.join(options)}"
+    def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]], done: int) -> str:
+        start, (b1, b2), exponent = int(group["start_preconditioning_step"]), group["betas"], group["exponent"]
+        options = dict(
+            absolute=group["absolute"],
+            relative=group["relative"],
+            decay=group["weight_decay"],
+            mode=group["weight_decay_mode"],
+            block=int(group["max_preconditioner_dim"]),
+            every=int(group["precondition_frequency"]),
+            start=start,
+            grafting=group["grafting"],
+            eps=group["grafting_eps"],
+            precision=group["precision"],
+            beta1=b1,
+            beta2=b2,
+            vectors=bool(group["precondition_vectors"]),
+            exponent=None if exponent is None else f"{exponent[0]}/{exponent[1]}",
+            all=done + 1 == start or None,
+        )
+        return case_of(given, options)
 
-    def _places(self) -> dict[Tensor, Tensor]:
-        flats = self.__dict__.get("_flats", {})
-        found: dict[Tensor, Tensor] = {}
-        for group in self.param_groups:
-            flat = flats.get(id(group)) if group.get("fused") and not group["adamw"] else None
-            if flat is not None and flat.holds([self.state.get(p, {}) for p in group["params"]]):
-                found.update(zip(group["params"], flat.grads))
-        return found
+    def _named(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> dict[str, tuple[str, list[Any]]]:
+        shapes = [p.shape for _, p, _ in given]
+        return {"first": ("exp_avg", shapes), "second": ("exp_avg_sq", shapes)}
 
-    def _accepts(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        super()._accepts(group, given)
-        if group.get("fused") and given:
-            check_group("Shampoo", group, given, [self.state[p] for _, p, _ in given])
-
-    def _fused(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        case, states = self._case(group, given), [self.state[p] for _, p, _ in given]
-        flats = self.__dict__.setdefault("_flats", {})
-        flat = flats.get(id(group))
-        if flat is None or not flat.holds(states):
-            flat = flats[id(group)] = Flat("shampoo", case, given, self._spread(group).grids, states)
-        done = states[0]["step"]
-        self._shrink(group)
-        opening = done + 1 == group["start_preconditioning_step"]
-        flat.step(case + ",all=true" * opening, given, group["lr"], group.get("most_lr", 0.0), done)
-        for state in states:
-            state["step"] += 1
+    def _grids(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> list[Any]:
+        grids = self._spread(group).grids
+        return [grids[at][1] for at, _, _ in given]
 
     def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, spread: Spread, at: int) -> None:
         state = self.state[p]

@@ -10,6 +10,8 @@ from torch import Tensor
 from ._base import check_common, check_pair, counter, within
 from ._blocked import Blocked, Spread
 from ._blocks import along, from_blocks, to_blocks, together, unfolded
+from ._flat import case_of
+from ._fused import Fused
 from ._owners import Ranks
 from ._packed import add_gram, packed_size, unpack
 from ._qr import batched_qr, cholesky_qr
@@ -45,7 +47,7 @@ def next_basis(factors: Tensor, basis: Tensor) -> Tensor:
 _NOISE = 2.0**-20
 
 
-class SOAP(Blocked):
+class SOAP(Fused, Blocked):
     """Adam in the eigenbases of Shampoo's factors.
 
     For a block G with factors ``L_k <- s L_k + (1 - s) G_(k) G_(k)^T`` and bases Q_k of their eigenvectors, the second moment is
@@ -68,6 +70,8 @@ class SOAP(Blocked):
         precondition_vectors: whether parameters of one axis have a basis too; otherwise they take Adam's step.
         correct_bias: divides the moments by what they lack at first.
         maximize: climbs.
+        fused: one native step for all parameters of a group, as for :class:`Shampoo`, not with ``capturable`` or a ``process_group``. On a
+            GPU the first bases are there behind one kernel, which takes seconds where blocks are of 1024, and nothing is awaited.
         capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
             the graph.
 
@@ -95,6 +99,7 @@ class SOAP(Blocked):
         correct_bias: bool = True,
         maximize: bool = False,
         capturable: bool = False,
+        fused: bool = False,
         stochastic_rounding: bool = False,
         seed: int = 0,
         process_group: Any = None,
@@ -113,12 +118,14 @@ class SOAP(Blocked):
             correct_bias=correct_bias,
             maximize=maximize,
             capturable=capturable,
+            fused=fused,
             stochastic_rounding=stochastic_rounding,
             seed=seed,
         )
         self._ranks = Ranks("SOAP", process_group)
         super().__init__(params, defaults)
 
+    _entry = "soap"
     _made = "bases"
     _adamw = "lr", "betas", "eps"
     # Three passes of Cholesky's QR, and two products.
@@ -132,11 +139,15 @@ class SOAP(Blocked):
         within("SOAP", "eps", g["eps"], 0.0, float("inf"), True)
         for of in ("max_preconditioner_dim", "precondition_frequency"):
             within("SOAP", of, g[of], 1, 1 << 15)
+        self._check_fused(g)
 
     def _how(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return int(group["max_preconditioner_dim"]), bool(group["precondition_vectors"]), bool(group["merge_dims"])
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
+        if group.get("fused"):
+            self._fused(group, given)
+            return
         (b1, b2), decay, spread = group["betas"], self._shrink(group), self._spread(group)
         keep = b2 if group["shampoo_beta"] is None else group["shampoo_beta"]
         work: list[Any] = []
@@ -153,6 +164,7 @@ class SOAP(Blocked):
             if not state:
                 self._begin(group, p, g, spread, at)
                 fresh.add(p)
+            self._packed_again(state, grid)
             self._counted(state)
             blocks[p] = []
             with self._kept(state["exp_avg"], *(factor for factors in state["factors"] for factor in factors)):
@@ -184,6 +196,33 @@ class SOAP(Blocked):
                     pool.take(due, made, counts if self._skip is None else counts & ~self._skip)
         else:
             self._turn(group, [item for item in work if item[1] not in fresh])
+
+    def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]], done: int) -> str:
+        options = dict(
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            shampoo_beta=group["shampoo_beta"],
+            eps=group["eps"],
+            decay=group["weight_decay"],
+            mode=group["weight_decay_mode"],
+            block=int(group["max_preconditioner_dim"]),
+            every=int(group["precondition_frequency"]),
+            merge=bool(group["merge_dims"]),
+            vectors=bool(group["precondition_vectors"]),
+            bias=bool(group["correct_bias"]),
+            opens=done == 0 or None,
+        )
+        return case_of(given, options)
+
+    def _named(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> dict[str, tuple[str, list[Any]]]:
+        whole, grids = [p.shape for _, p, _ in given], self._spread(group).grids
+        merged = [grids[at][0] if grids[at][1] else p.shape for at, p, _ in given]
+        return {"first": ("exp_avg", whole), "second": ("exp_avg_sq", merged)}
+
+    def _grids(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> list[Any]:
+        grids = self._spread(group).grids
+        # What takes Adam's step has no place for factors.
+        return [grids[at][1] or None for at, _, _ in given]
 
     def _begin(self, group: dict[str, Any], p: Tensor, g: Tensor, spread: Spread, at: int) -> None:
         state, shape = self.state[p], spread.grids[at][0]

@@ -107,6 +107,7 @@ impl Op for MuonOp {
                 "L1_M5_N70,decay=0.1,mode=l2,nesterov=false",
                 "L1_M140_N33,decay=0.1,mode=corrected,steps=3",
                 "L1_M4_N9,K=6,decay=0.1,mode=independent",
+                "P2,shapes=9x6+2x3x7,decay=0.1,momentum=0.8",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()

@@ -10,7 +10,7 @@ pub struct State<R> {
     pub parameter: Vec<R>,
     /// `[N]`, of matrices the momentum, of others the mean of gradients.
     pub first: Vec<R>,
-    /// `[N]`, the mean of squared gradients of what is no matrix.
+    /// `[N]`, the mean of squared gradients of what is no matrix; empty where all are matrices.
     pub second: Vec<R>,
     /// Steps taken.
     pub step: usize,

@@ -112,7 +112,8 @@ impl Muon {
     /// # Errors
     /// If the pass is another one.
     pub fn signature_of(&self, pass: Pass) -> Result<Signature> {
-        let state = [("first", "[N]", self.elements), ("second", "[N]", self.elements)];
+        let second = if self.others().is_empty() { 0 } else { self.elements };
+        let state = [("first", "[N]", self.elements), ("second", "[N]", second)];
         stepper::signature(NAME, pass, self.elements, &state)
     }
     /// The bound on the error of one output.

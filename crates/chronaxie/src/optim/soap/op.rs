@@ -148,7 +148,7 @@ impl Op for SoapOp {
                 "L3_M33_N20,block=16,every=3",
                 "L1_M12_N9,K=4,block=9,every=1,vectors=true,merge=true",
                 "L1_M16_N16,block=16,opens=true",
-                "L2_M9_N6,block=7,every=1,bias=false,shampoo_beta=0.8,decay=0.1,mode=l2",
+                "L2_M9_N6,block=7,every=1,bias=false,shampoo_beta=0.8,eps=1e-3,decay=0.1,mode=l2",
                 "L1_M70_N65,block=70,every=1",
                 "L1_M70_N33,block=70,every=1,rank=5",
                 "L1_M9_N70,block=70,rank=3,opens=true",
@@ -174,6 +174,7 @@ impl Op for SoapOp {
             "beta1",
             "beta2",
             "shampoo_beta",
+            "eps",
             "vectors",
             "merge",
             "bias",
@@ -187,6 +188,7 @@ impl Op for SoapOp {
         p.precondition_frequency = case.get("every", p.precondition_frequency)?;
         (p.beta1, p.beta2) = (case.get("beta1", p.beta1)?, case.get("beta2", p.beta2)?);
         p.shampoo_beta = case.option("shampoo_beta").map(|_| case.get("shampoo_beta", 0.0)).transpose()?;
+        p.epsilon = case.get("eps", p.epsilon)?;
         p.common = sample::common(case)?;
         (p.precondition_vectors, p.merge_dims) = (case.get("vectors", false)?, case.get("merge", false)?);
         (p.correct_bias, p.opens) = (case.get("bias", true)?, case.get("opens", false)?);
