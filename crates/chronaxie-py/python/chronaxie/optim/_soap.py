@@ -70,8 +70,11 @@ class SOAP(Fused, Blocked):
         precondition_vectors: whether parameters of one axis have a basis too; otherwise they take Adam's step.
         correct_bias: divides the moments by what they lack at first.
         maximize: climbs.
-        fused: one native step for all parameters of a group, as for :class:`Shampoo`, not with ``capturable`` or a ``process_group``. On a
-            GPU the first bases are there behind one kernel, which takes seconds where blocks are of 1024, and nothing is awaited.
+        fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. Gradients and parameters
+            are copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
+            with what the other saved; columns of bases that both make may differ in sign. Not with ``capturable`` or a
+            ``process_group``. On a GPU nothing is awaited, and the first bases take seconds where blocks are of 1024. On the CPU it is
+            for small blocks: a step takes half as long where they are of 64, and twice as long where they are of 256.
         capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
             the graph.
 
