@@ -16,6 +16,7 @@
 mod compare;
 mod networks;
 mod time;
+#[cfg(feature = "report")]
 pub(crate) use time::others;
 
 #[cfg(test)]
