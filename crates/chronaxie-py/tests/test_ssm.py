@@ -160,3 +160,37 @@ def test_bad_sizes_are_sentences():
         RGLRU(6, blocks=4)
     with pytest.raises(chronaxie.ConfigError, match="frequencies"):
         S4D(3, frequencies="random")
+
+
+@pytest.mark.parametrize("block", [Mamba, AUSSM, PolarSSM])
+def test_a_block_takes_no_steps_at_all_and_keeps_its_state(block):
+    torch.manual_seed(0)
+    m, x = block(8), torch.randn(2, 5, 8)
+    _, state = m(x)
+    y, same = m(x[:, :0], state)
+    assert y.shape == (2, 0, 8)
+    assert all(torch.equal(a, b) for a, b in zip(state, same))
+    (m(x[:, :0])[0].sum() * 0.0).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [AUSSM, PolarSSM])
+def test_complex_parameters_stay_complex_where_a_block_is_cast(block, dtype, recwarn):
+    torch.manual_seed(0)
+    m, x = block(8), torch.randn(2, 6, 8)
+    with torch.no_grad():
+        want = m(x)[0]
+    before = m.B.detach().clone()
+    m.to(dtype)
+    assert m.B.dtype == torch.complex64 and torch.equal(m.B, before) and m.out_proj.weight.dtype == dtype
+    assert not [w for w in recwarn if "imaginary" in str(w.message)]
+    y = m(x.to(dtype))[0]
+    assert_near("y", y.float(), want, 2e-2 if dtype == torch.bfloat16 else 2e-3)
+    y.float().sum().backward()
+    assert m.B.grad.dtype == torch.complex64
+
+
+@pytest.mark.parametrize("module", [S4D, S5, LRU, RGLRU, Mamba])
+def test_whole_numbers_are_refused_not_rounded_to(module):
+    with pytest.raises(chronaxie.DtypeError, match=f"{module.__name__}: x holds int64"):
+        module(8)(torch.ones(2, 3, 8, dtype=torch.int64))

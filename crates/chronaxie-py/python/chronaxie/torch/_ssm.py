@@ -4,13 +4,14 @@ next call's first. What they compute from their parameters is what ``layers/ssm/
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._errors import ConfigError, ShapeError
+from .._errors import ConfigError, DtypeError, ShapeError
 from ._scan import adaptive_scan, linear_scan, selective_scan
 
 State = Any
@@ -19,6 +20,8 @@ State = Any
 def _enter(name: str, x: Tensor, width: int) -> Tensor:
     if x.dim() != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name}: x.shape = {tuple(x.shape)} does not match [B, T, D] with D = {width}")
+    if not x.is_floating_point():
+        raise DtypeError(f"{name}: x holds {str(x.dtype).removeprefix('torch.')}; it must hold floating-point numbers")
     return x.transpose(1, 2)
 
 
@@ -250,7 +253,8 @@ def _convolve(conv: nn.Conv1d, x: Tensor, before: Tensor | None) -> tuple[Tensor
     keep = conv.kernel_size[0] - 1
     before = x.new_zeros((x.shape[0], x.shape[1], keep)) if before is None else before.to(x.dtype)
     wide = torch.cat([before, x], dim=2)
-    made = F.conv1d(wide, conv.weight, conv.bias, groups=x.shape[1])
+    # PyTorch refuses inputs shorter than the kernel, as those of no time are.
+    made = F.conv1d(wide, conv.weight, conv.bias, groups=x.shape[1]) if x.shape[2] else x
     return made, wide[:, :, wide.shape[2] - keep :]
 
 
@@ -359,6 +363,19 @@ class AUSSM(nn.Module):
         self.C = nn.Parameter(torch.randn(d_state, dtype=torch.complex64))
         self.D = nn.Parameter(torch.ones(d_model))
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AUSSM:
+        """Moves and casts, but B and C stay complex: ``to(torch.bfloat16)`` would leave their real parts."""
+
+        def kept(t: Tensor) -> Tensor:
+            if not t.is_complex():
+                return fn(t)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Casting complex values to real")
+                made = fn(t)
+            return made if made.is_complex() else t.to(made.device)
+
+        return super()._apply(kept, recurse)
 
     def _radius(self) -> tuple[Tensor | None, Tensor | float]:
         """rho ``[D, N]`` and the factor of B ``[D, N]``."""
