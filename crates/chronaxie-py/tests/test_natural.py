@@ -1,11 +1,13 @@
 """Natural gradients by the samples of a batch, against the whole matrix in float64."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
+import chronaxie
 from chronaxie import optim
 from chronaxie.torch import LTC
 
@@ -192,3 +194,29 @@ def test_natural_gradients_on_a_gpu(cuda):
             natural.step()
     for (n, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         assert distance(b, a) < 1e-4, n
+
+
+@pytest.mark.parametrize("make", [optim.KFAC, optim.NaturalGradient])
+def test_copies_of_a_model_teach_nothing_to_the_optimizer_of_the_first(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+    alone, x = copy.deepcopy(model), torch.randn(16, 6)
+    first, second = make(model), make(alone)
+    other = copy.deepcopy(model)
+    for m in (model, alone):
+        m(x).square().mean().backward()
+    other(torch.randn(4, 6) * 100).square().mean().backward()
+    first.step(), second.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), alone.parameters()))
+    saved = pickle.loads(pickle.dumps(model))
+    assert torch.equal(saved(x), model(x))
+    for way in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(chronaxie.ConfigError, match=f"{make.__name__}: it cannot be copied or pickled"):
+            way(first)
+
+
+@pytest.mark.parametrize("make", [optim.KFAC, optim.NaturalGradient])
+def test_parameters_in_place_of_the_model_are_a_sentence(make):
+    for given, kind in [(nn.Linear(2, 2).parameters(), "generator"), ([], "list")]:
+        with pytest.raises(chronaxie.ConfigError, match=f"{make.__name__}: model is of type {kind}; give it the module itself"):
+            make(given, lr=0.1)

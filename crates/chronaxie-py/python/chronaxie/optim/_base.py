@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._errors import ConfigError, DataError, DeviceError, DtypeError
@@ -401,6 +401,17 @@ def check_adamw(name: str, group: dict[str, Any]) -> None:
     _check_rate(name, "adamw_lr", group["adamw_lr"])
     check_pair(name, "adamw_betas", group["adamw_betas"])
     within(name, "adamw_eps", group["adamw_eps"], 0.0, float("inf"), True)
+
+
+def check_model(name: str, model: Any) -> None:
+    """Refuses parameters where an optimizer wants the model, whose calls it sees."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{name}: model is of type {type(model).__name__}; give it the module itself, and parameters as params=")
+
+
+def no_copy(name: str) -> ConfigError:
+    """What a copy of an optimizer that listens to its model is told."""
+    return ConfigError(f"{name}: it cannot be copied or pickled, as it has hooks on its model; make one of the other model and load state_dict()")
 
 
 def check_curved(name: str, group: dict[str, Any]) -> None:

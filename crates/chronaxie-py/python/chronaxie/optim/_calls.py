@@ -171,6 +171,19 @@ def _steady(name: str, module: nn.Module) -> None:
             )
 
 
+class _Hook:
+    """A hook of the module it was made for: in a copy of that module, or where it was saved, it is one that does nothing."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._call is None else self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
 class Recorder:
     """Notes calls while it is entered, or from :meth:`attach` to :meth:`detach`: in ``calls``, or by ``note(call, tensors)`` with
     the tensors whose gradients are those of the outputs."""
@@ -183,7 +196,7 @@ class Recorder:
 
     def attach(self) -> None:
         for unit in self.units:
-            self._handles.append(unit.module.register_forward_hook(self._hook(unit), with_kwargs=True))
+            self._handles.append(unit.module.register_forward_hook(_Hook(self._hook(unit)), with_kwargs=True))
 
     def detach(self) -> None:
         while self._handles:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
 from ._alone import Native
-from ._base import Base, check_curved, one_of, over_scale, wide, within
+from ._base import Base, check_curved, check_model, no_copy, one_of, over_scale, wide, within
 from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known, when_reached
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 from ._uses import Use
@@ -109,6 +109,7 @@ class KFAC(Base):
             capturable=capturable, stochastic_rounding=stochastic_rounding, seed=seed,
             steps=0,
         )  # fmt: skip
+        check_model("KFAC", model)
         one_of("KFAC", "sharing", sharing, ("expand", "reduce"))
         one_of("KFAC", "fisher", fisher, ("empirical", "sampled", "exact"))
         one_of("KFAC", "reduction", reduction, ("mean", "sum"))
@@ -136,6 +137,9 @@ class KFAC(Base):
     def close(self) -> None:
         """Takes the hooks off the model."""
         self._recorder.detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise no_copy("KFAC")
 
     def _check(self, g: dict[str, Any]) -> None:
         check_curved("KFAC", g)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError
 from ._alone import Native
-from ._base import Base, check_curved, one_of, over_scale, wide, within
-from ._calls import Call, Recorder, units_of, uses_of, when_known, when_reached
+from ._base import Base, check_curved, check_model, no_copy, one_of, over_scale, wide, within
+from ._calls import Call, Recorder, _Hook, units_of, uses_of, when_known, when_reached
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
 
@@ -162,6 +162,7 @@ class NaturalGradient(Base):
             weight_decay_mode=weight_decay_mode, adamw_lr=adamw_lr, adamw_betas=adamw_betas, adamw_eps=adamw_eps, maximize=maximize,
             capturable=capturable, stochastic_rounding=stochastic_rounding, seed=seed,
         )  # fmt: skip
+        check_model("NaturalGradient", model)
         one_of("NaturalGradient", "reduction", reduction, ("mean", "sum"))
         within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)
         self.model, self.reduction, self.accumulation, self.batch_axis = model, reduction, accumulation, batch_axis
@@ -171,12 +172,15 @@ class NaturalGradient(Base):
         self._recorder = Recorder(units_of(model, mixing=True), self._note)
         super().__init__(list(model.parameters()) if params is None else params, defaults)
         self._recorder.attach()
-        self._handle = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        self._handle = model.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True)
 
     def close(self) -> None:
         """Takes the hooks off the model."""
         self._recorder.detach()
         self._handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise no_copy("NaturalGradient")
 
     def _check(self, g: dict[str, Any]) -> None:
         check_curved("NaturalGradient", g)
