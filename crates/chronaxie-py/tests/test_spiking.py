@@ -531,3 +531,12 @@ def test_networks_side_by_side_are_each_its_own(tmp_path, backend):
     grid = [{"simulation.seed": 5}, {"simulation.seed": 6}]
     both = spiking.simulate(net, 50.0, backend=backend, grid=grid)
     assert same(both.replica(0), spiking.simulate(net, 50.0, backend=backend))
+
+
+def test_columns_of_edges_that_nothing_reads_are_refused_and_a_variable_needs_no_list():
+    net = spiking.Network()
+    net.population("E", "adex", 3)
+    with pytest.raises(chronaxie.ConfigError, match="edges have delays, but only source, target, weight and delay are known"):
+        net.projection("E", "E", edges={"source": [0], "target": [1], "weight": 1.0, "delay": 1.0, "delays": [2.0]})
+    net.record("E", "I_ex", cells=[0])
+    assert net._described["record"][0]["variables"] == ["I_ex"]

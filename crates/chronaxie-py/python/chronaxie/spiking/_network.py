@@ -261,6 +261,9 @@ class Network:
             missing = [k for k in ("source", "target", "weight", "delay") if k not in given]
             if missing:
                 raise ConfigError(f"network: {label}: edges lack {' and '.join(missing)}")
+            unknown = [k for k in given if k not in ("source", "target", "weight", "delay")]
+            if unknown:
+                raise ConfigError(f"network: {label}: edges have {' and '.join(unknown)}, but only source, target, weight and delay are known")
             count = len(_column(given["source"], f"{label}.source"))
             columns = {k: np.full(count, v) if np.ndim(v) == 0 else v for k, v in given.items()}
             section.update(rule="edges", file=self._table(label, columns))
@@ -293,7 +296,8 @@ class Network:
             cells: of the population, from 0.
             every: ms.
         """
-        section = {"population": population, "variables": list(variables), "cells": cells, "every": every}
+        variables = [variables] if isinstance(variables, str) else list(variables)
+        section = {"population": population, "variables": variables, "cells": cells, "every": every}
         self._list("record").append({k: _plain(v, f"record.{k}") for k, v in section.items()})
 
     def to_json(self) -> str:
