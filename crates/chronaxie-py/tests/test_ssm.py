@@ -194,3 +194,10 @@ def test_complex_parameters_stay_complex_where_a_block_is_cast(block, dtype, rec
 def test_whole_numbers_are_refused_not_rounded_to(module):
     with pytest.raises(chronaxie.DtypeError, match=f"{module.__name__}: x holds int64"):
         module(8)(torch.ones(2, 3, 8, dtype=torch.int64))
+
+
+def test_a_scan_reads_the_imaginary_part_of_a_conjugate_as_what_it_is():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 7, dtype=torch.complex64).conj().imag
+    a = torch.rand(2, 3, 7)
+    assert x.is_neg() and torch.equal(chronaxie.torch.linear_scan(a, x)[0], chronaxie.torch.linear_scan(a, x.resolve_neg())[0])

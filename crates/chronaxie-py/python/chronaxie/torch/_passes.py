@@ -60,7 +60,7 @@ class Planned(_Signed):
 
     def run(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One pass over tensors in the order of its signature, which the library checks."""
-        whole = tuple(t.resolve_conj().resolve_neg() if t.dtype is torch.complex64 else t for t in tensors)
+        whole = tuple(t.resolve_conj().resolve_neg() if t.dtype is torch.complex64 else t.resolve_neg() for t in tensors)
         return self.caller.run(name, whole)  # type: ignore[no-any-return]
 
     def step(self, given: dict[str, Any], why: str) -> None:
@@ -82,7 +82,7 @@ class Planned(_Signed):
                 raise DtypeError(f"{self.entry}: {name} holds {short(t.dtype)}, not {short(_TYPES[dtype])}")
             if t.device != self.device:
                 raise DeviceError(f"{self.entry}: {name} is on {t.device}, the first tensor on {self.device}")
-            t = t.resolve_conj().resolve_neg() if t.is_complex() else t
+            t = t.resolve_conj().resolve_neg()
             if not t.is_contiguous():
                 if at >= len(takes):
                     raise ShapeError(f"{self.entry}: {name} is written in place and must be contiguous")
