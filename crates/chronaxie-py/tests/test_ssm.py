@@ -201,3 +201,17 @@ def test_a_scan_reads_the_imaginary_part_of_a_conjugate_as_what_it_is():
     x = torch.randn(2, 3, 7, dtype=torch.complex64).conj().imag
     a = torch.rand(2, 3, 7)
     assert x.is_neg() and torch.equal(chronaxie.torch.linear_scan(a, x)[0], chronaxie.torch.linear_scan(a, x.resolve_neg())[0])
+
+
+@pytest.mark.parametrize("module", [chronaxie.torch.LTC, chronaxie.torch.CfC, chronaxie.torch.TrueLiquidTimeConstant])
+@pytest.mark.parametrize("learning", [False, True])
+def test_a_recurrence_reads_the_imaginary_part_of_a_conjugate_as_what_it_is(module, learning):
+    torch.manual_seed(0)
+    m, x = module(8, 8), torch.randn(2, 5, 8, dtype=torch.complex64).conj().imag
+    with torch.set_grad_enabled(learning):
+        y, plain = m(x)[0], m(x.resolve_neg())[0]
+    assert torch.equal(y, plain)
+    if learning:
+        parameters, g = [p for p in m.parameters() if p.requires_grad], torch.randn(2, 5, 8, dtype=torch.complex64).conj().imag
+        got, want = (torch.autograd.grad(t, parameters, c, allow_unused=True) for t, c in ((y, g), (plain, g.resolve_neg())))
+        assert all(a is b or torch.equal(a, b) for a, b in zip(got, want))

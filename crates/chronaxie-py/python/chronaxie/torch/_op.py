@@ -181,7 +181,12 @@ class Recurrence(torch.autograd.Function):
         backward, lists, layer, _ = ctx.held
         if torch.is_grad_enabled():
             raise ChronaxieError(f"{layer.entry}: there is no double backward; call backward without create_graph=True")
-        return backward(ctx.saved_tensors, lists, grads)
+        return backward(ctx.saved_tensors, lists, _signed(grads))
+
+
+def _signed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors as they lie in memory: of those that PyTorch holds negated the library would see the other sign."""
+    return tuple(t.resolve_neg() if t is not None and t.is_neg() else t for t in tensors)
 
 
 def _applying(entry: str) -> Callable[..., Any]:
@@ -196,6 +201,7 @@ _APPLY = {family.entry: _applying(family.entry) for family in (LTC, CFC)}
 
 def call(layer: Layer, lists: Tensor | None, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The native call in eager mode: outputs and final states."""
+    tensors = (*_signed(tensors[:LEAD]), *tensors[LEAD:])
     if torch.is_grad_enabled():
         return _APPLY[layer.entry]((layer, lists), *tensors)  # type: ignore[no-any-return]
     x, h0, c0, elapsed = tensors[:LEAD]
