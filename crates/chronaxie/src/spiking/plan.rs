@@ -267,9 +267,8 @@ impl Plan {
         let mut longest = |steps: f64, shortest: f64| {
             if shortest.is_nan() || shortest < 1.0 {
                 return Err(fault(format!(
-                    "delays come down to {:.4} ms, which is less than the step of {dt} ms; give the delay a low bound of \
-                     at least half a step",
-                    shortest * dt
+                    "delays come down to {shortest} steps of {dt} ms, and a spike takes one at least; give the delay a low bound of \
+                     at least half a step"
                 )));
             }
             if steps.is_nan() || steps > f64::from(MAX_DELAY) {

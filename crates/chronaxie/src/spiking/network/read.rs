@@ -170,7 +170,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     let plastic = s.get("plasticity", true)?;
     let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
     let hash = s.choice("hash", &["sha256", "none"], "sha256")? == "sha256";
-    let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
+    let checkpoint_every_ms = checkpoint_every(&s, dt)?;
     if duration_ms / dt > 1e12 {
         return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
     }
@@ -207,7 +207,12 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     if !plastic {
         network.projections.iter_mut().for_each(|p| p.plasticity = None);
     }
-    let notes = super::scale::scale(&mut network, scale)?;
+    let mut notes = super::scale::scale(&mut network, scale)?;
+    if duration_ms > 0.0 && discard_ms >= duration_ms {
+        notes.push(format!(
+            "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing"
+        ));
+    }
     for r in &recorders {
         let p = &network.populations[r.population];
         if let Some(cell) = r.cells.iter().find(|c| **c >= p.size) {
@@ -217,6 +222,20 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
         }
     }
     Ok(Settings { network, duration_ms, discard_ms, record, hash, recorders, checkpoint_every_ms, notes })
+}
+
+/// How often a checkpoint is written, in model time: not more often than every step.
+pub(super) fn checkpoint_every(simulation: &Section<'_>, dt: f64) -> Result<Option<f64>> {
+    let every = simulation.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
+    match every {
+        Some(ms) if ms < dt => {
+            let why = format!(
+                "is {ms} ms, which is less than the step of {dt} ms; without it no checkpoint is written on the way"
+            );
+            Err(simulation.refuse("checkpoint_every", &why))
+        }
+        _ => Ok(every),
+    }
 }
 
 fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Result<f64> {

@@ -160,6 +160,11 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
             "net.toml:6: simulation.variant is \"nera\", but there are dc, near",
         ),
         ("dt = 0.1", "dt = 0", "net.toml:3: simulation.dt must be from 0.000001"),
+        (
+            "seed = 3",
+            "checkpoint_every = 0",
+            "net.toml:5: simulation.checkpoint_every is 0 ms, which is less than the step of 0.1 ms",
+        ),
         ("weight = 0.5", "wieght = 0.5", "lacks the required key weight"),
         (
             "[\"V\", \"u\"]",
@@ -198,9 +203,16 @@ fn refusals_name_the_field_the_line_and_the_nearest_word() {
 }
 
 #[test]
+fn what_a_run_leaves_out_altogether_is_noted() {
+    let notes = |discard: &str| settings(&NETWORK.replacen("seed = 3", discard, 1)).unwrap().notes;
+    assert_eq!(notes("discard = \"1999ms\"").iter().filter(|n| n.contains("discard")).count(), 0);
+    assert!(notes("discard = \"2s\"").iter().any(|n| n.starts_with("discard leaves out 2000 ms of 2000 ms")));
+}
+
+#[test]
 fn what_cannot_be_run_is_refused_with_its_values() {
     for (from, to, says) in [
-        ("low = 0.1, ", "", "projection E -> I: delays come down to"),
+        ("low = 0.1, ", "", "projection E -> I: delays come down to 0 steps of 0.1 ms"),
         (
             "{ distribution = \"lognormal\", mu = 1.0, sigma = 0.3 }",
             "{ distribution = \"normal\", mean = 1.0, sd = 1.0 }",
