@@ -73,7 +73,8 @@ class SOAP(Fused, Blocked):
         fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. Gradients and parameters
             are copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
             with what the other saved; columns of bases that both make may differ in sign. Not with ``capturable`` or a
-            ``process_group``. On a GPU nothing is awaited, and the first bases take seconds where blocks are of 1024. On the CPU it is
+            ``process_group``. On a GPU nothing is awaited: an H100 takes 1.7 ms a step for two layers of width 256 (plain steps 16), 4.3
+            for width 512 (15) and 11.7 for one of 1024 (16), after first bases of 5 s. On the CPU it is
             for small blocks: a step takes half as long where they are of 64, and twice as long where they are of 256.
         capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
             the graph.
