@@ -212,7 +212,7 @@ fn what_a_run_leaves_out_altogether_is_noted() {
 #[test]
 fn what_cannot_be_run_is_refused_with_its_values() {
     for (from, to, says) in [
-        ("low = 0.1, ", "", "projection E -> I: delays come down to 0 steps of 0.1 ms"),
+        ("low = 0.1, ", "", "projection E -> I: delays come down to -17 steps of 0.1 ms"),
         (
             "{ distribution = \"lognormal\", mu = 1.0, sigma = 0.3 }",
             "{ distribution = \"normal\", mean = 1.0, sd = 1.0 }",
