@@ -1,5 +1,7 @@
 """The modules of the state-space models: what they compute, states between calls, learning."""
 
+import re
+
 import chronaxie
 import pytest
 import torch
@@ -215,3 +217,39 @@ def test_a_recurrence_reads_the_imaginary_part_of_a_conjugate_as_what_it_is(modu
         parameters, g = [p for p in m.parameters() if p.requires_grad], torch.randn(2, 5, 8, dtype=torch.complex64).conj().imag
         got, want = (torch.autograd.grad(t, parameters, c, allow_unused=True) for t, c in ((y, g), (plain, g.resolve_neg())))
         assert all(a is b or torch.equal(a, b) for a, b in zip(got, want))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Mamba(8, dt_rank="foo"), "Mamba: dt_rank = 'foo' is neither"),
+        (lambda: Mamba(0), "Mamba: d_model = 0 is not a whole number from 1 on"),
+        (lambda: Mamba(8, d_conv=0), "Mamba: d_conv = 0"),
+        (lambda: Mamba(8, d_state=1.5), "Mamba: d_state = 1.5"),
+        (lambda: Mamba(8, dt_min=0.0), "Mamba: dt_min = 0.0 and dt_max = 0.1 are not the ends of a range of positive numbers"),
+        (lambda: S4D(8, discretisation="x"), "S4D: discretisation `x` is not one of zoh, bilinear"),
+        (lambda: S4D(8, 0), "S4D: d_state = 0"),
+        (lambda: S4D(8, delta_min=-1.0), "S4D: delta_min = -1.0"),
+        (lambda: S5(8, delta_min=0.2), "S5: delta_min = 0.2 and delta_max = 0.1"),
+        (lambda: LRU(8, least=0.9, most=0.1), "LRU: least = 0.9 and most = 0.1 are not the ends of a range of positive numbers up to 1"),
+        (lambda: LRU(8, most=1.5), "LRU: least = 0.0 and most = 1.5"),
+        (lambda: RGLRU(0), "RGLRU: d_model = 0"),
+        (lambda: MinGRU(4, 0), "MinGRU: hidden_size = 0"),
+        (lambda: AUSSM(8, dt_rank=0), "AUSSM: dt_rank = 0"),
+        (lambda: PolarSSM(8, d_conv=-1), "PolarSSM: d_conv = -1"),
+        (lambda: PolarSSM(8, least=float("nan")), "PolarSSM: least = nan"),
+    ],
+)
+def test_sizes_and_ranges_that_make_no_module_are_refused(make, says):
+    with pytest.raises(chronaxie.ConfigError, match=re.escape(says)):
+        make()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_module_learns_alike(name):
+    torch.manual_seed(3)
+    model, x = MODELS[name](), torch.randn(2, 5, 6)
+    compiled = torch.compile(model, backend="aot_eager")
+    grads = [torch.autograd.grad(m(x)[0].square().sum(), list(model.parameters())) for m in (model, compiled)]
+    for a, b in zip(*grads):
+        assert_near(name, *(torch.view_as_real(t) if t.is_complex() else t for t in (b, a)), 2e-5)

@@ -4,6 +4,7 @@ next call's first. What they compute from their parameters is what ``layers/ssm/
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from typing import Any
 
@@ -23,6 +24,32 @@ def _enter(name: str, x: Tensor, width: int) -> Tensor:
     if not x.is_floating_point():
         raise DtypeError(f"{name}: x holds {str(x.dtype).removeprefix('torch.')}; it must hold floating-point numbers")
     return x.transpose(1, 2)
+
+
+def _sizes(name: str, **sizes: Any) -> None:
+    for what, n in sizes.items():
+        try:
+            fits = operator.index(n) >= 1
+        except TypeError:
+            fits = False
+        if not fits:
+            raise ConfigError(f"{name}: {what} = {n!r} is not a whole number from 1 on")
+
+
+def _from_to(name: str, low: str, least: float, high: str, most: float, end: float = math.inf) -> None:
+    """Refuses what is no range of positive numbers up to ``end``; of radii the least may be 0."""
+    if not (0.0 < least or end == 1.0 and least == 0.0) or not least <= most <= end or most == math.inf:
+        until = " up to 1" if end == 1.0 else ""
+        raise ConfigError(f"{name}: {low} = {least} and {high} = {most} are not the ends of a range of positive numbers{until}")
+
+
+def _rank(name: str, dt_rank: int | str, auto: int) -> int:
+    if dt_rank == "auto":
+        return auto
+    if isinstance(dt_rank, str):
+        raise ConfigError(f'{name}: dt_rank = {dt_rank!r} is neither "auto" nor a whole number from 1 on')
+    _sizes(name, dt_rank=dt_rank)
+    return dt_rank
 
 
 def _complex(t: Tensor) -> Tensor:
@@ -72,6 +99,10 @@ class S4D(nn.Module):
         super().__init__()
         if frequencies not in ("linear", "inverse"):
             raise ConfigError(f"S4D: frequencies `{frequencies}` is not one of linear, inverse")
+        if discretisation not in ("zoh", "bilinear"):
+            raise ConfigError(f"S4D: discretisation `{discretisation}` is not one of zoh, bilinear")
+        _sizes("S4D", d_model=d_model, d_state=d_state)
+        _from_to("S4D", "delta_min", delta_min, "delta_max", delta_max)
         self.d_model, self.d_state, self.discretisation = d_model, d_state, discretisation
         n, m = torch.arange(d_state, dtype=torch.float32), 2.0 * d_state
         frequency = math.pi * n if frequencies == "linear" else m / math.pi * (m / (2 * n + 1) - 1)
@@ -121,6 +152,8 @@ class S5(nn.Module):
         super().__init__()
         if d_state < 2 or d_state % 2:
             raise ConfigError(f"S5: d_state = {d_state} is not even and at least 2")
+        _sizes("S5", d_model=d_model)
+        _from_to("S5", "delta_min", delta_min, "delta_max", delta_max)
         self.d_model, self.d_state = d_model, d_state
         values, vectors = hippo(d_state)
         self.Lambda = nn.Parameter(torch.view_as_real(values.to(torch.complex64)).clone())
@@ -161,6 +194,8 @@ class LRU(nn.Module):
         self, d_model: int, d_state: int = 64, least: float = 0.0, most: float = 1.0, angle: float = 2 * math.pi
     ) -> None:
         super().__init__()
+        _sizes("LRU", d_model=d_model, d_state=d_state)
+        _from_to("LRU", "least", least, "most", most, 1.0)
         self.d_model, self.d_state = d_model, d_state
         self.nu = nn.Parameter(_ring(d_state, least, most).clamp_min(1e-7).log())
         self.phi = nn.Parameter((angle * (1.0 - torch.rand(d_state))).log())
@@ -207,6 +242,7 @@ class RGLRU(nn.Module):
 
     def __init__(self, d_model: int, blocks: int = 1) -> None:
         super().__init__()
+        _sizes("RGLRU", d_model=d_model)
         if blocks < 1 or d_model % blocks:
             raise ConfigError(f"RGLRU: blocks = {blocks} does not divide d_model = {d_model}")
         self.d_model = d_model
@@ -236,6 +272,7 @@ class MinGRU(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
+        _sizes("MinGRU", input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.gate, self.candidate = nn.Linear(input_size, hidden_size), nn.Linear(input_size, hidden_size)
 
@@ -295,8 +332,10 @@ class Mamba(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        _sizes("Mamba", d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+        _from_to("Mamba", "dt_min", dt_min, "dt_max", dt_max)
         self.d_model, self.d_state, self.d_inner = d_model, d_state, expand * d_model
-        rank = self.dt_rank = math.ceil(d_model / 16) if isinstance(dt_rank, str) else dt_rank
+        rank = self.dt_rank = _rank("Mamba", dt_rank, math.ceil(d_model / 16))
         inner = self.d_inner
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias)
         self.conv1d = nn.Conv1d(inner, inner, d_conv, groups=inner, padding=d_conv - 1, bias=conv_bias)
@@ -350,8 +389,12 @@ class AUSSM(nn.Module):
         double_bias: bool = False,
     ) -> None:
         super().__init__()
+        name = type(self).__name__
+        _sizes(name, d_model=d_model, d_state=d_state)
+        if d_conv != 0:
+            _sizes(name, d_conv=d_conv)
         self.d_model, self.d_state, self.double_bias = d_model, d_state, double_bias
-        rank = d_state if isinstance(dt_rank, str) else dt_rank
+        rank = _rank(name, dt_rank, d_state)
         self.in_proj = nn.Linear(d_model, 2 * d_model, bias=bias)
         self.conv1d = nn.Conv1d(d_model, d_model, d_conv, groups=d_model, padding=d_conv - 1) if d_conv else None
         self.x_proj = nn.Linear(d_model, rank, bias=False)
@@ -385,8 +428,10 @@ class AUSSM(nn.Module):
         """``x`` ``[B, T, D]`` and a state of the call before, two tensors; gives y and the last state."""
         u, z, kept, h0 = _inner(self, x, state)
         raw = self.dt_proj(self.x_proj(u.transpose(1, 2)))
-        delta = F.softplus(raw + self.dt_proj.bias if self.double_bias else raw).transpose(1, 2)
-        u, delta, z = (t.contiguous() if x.is_cuda else t for t in (u, delta, z))
+        raw = raw + self.dt_proj.bias if self.double_bias else raw
+        # As it lies, so that the gradient lies alike: of others PyTorch's softplus says the wrong strides to a compiled graph.
+        delta = F.softplus(raw.transpose(1, 2).contiguous())
+        u, z = (t.contiguous() if x.is_cuda else t for t in (u, z))
         d, n = self.d_model, self.d_state
         rho, gain = self._radius()
         weight = torch.polar(F.softplus(self.B.real), self.B.imag) * gain
@@ -419,6 +464,7 @@ class PolarSSM(AUSSM):
         most: float = 0.999,
     ) -> None:
         super().__init__(d_model, d_state, d_conv, dt_rank, bias)
+        _from_to("PolarSSM", "least", least, "most", most, 1.0)
         rate = _ring(d_model * d_state, least, most)
         # The inverse of softplus.
         self.radius = nn.Parameter((rate + (-torch.expm1(-rate)).log()).view(d_model, d_state))
