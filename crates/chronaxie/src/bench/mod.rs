@@ -3,7 +3,8 @@
 //! On a GPU a pass is captured in a graph and timed between two events on its stream. A pass that streams eight times
 //! the L2 cache or more is run again and again (`cache` says `exceeded`); before any other, twice the L2 cache is
 //! overwritten, outside the events (`flushed`); passes shorter than 20 us, or all if asked, are timed 32 to a pair of events,
-//! or follow each other where that takes long (`warm`). On the CPU it is the wall clock around the call, with warm caches. Ceilings are measured in the same process.
+//! or follow each other where that takes long (`warm`). On the CPU it is the wall clock around the call, with warm caches.
+//! Ceilings are measured in the same process.
 
 mod ceiling;
 mod cpu;

@@ -171,7 +171,7 @@ def _steady(name: str, module: nn.Module) -> None:
             )
 
 
-class _Hook:
+class Hook:
     """A hook of the module it was made for: in a copy of that module, or where it was saved, it is one that does nothing."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
@@ -181,7 +181,7 @@ class _Hook:
         return None if self._call is None else self._call(*args)
 
     def __reduce__(self) -> Any:
-        return _Hook, ()
+        return Hook, ()
 
 
 class Recorder:
@@ -196,7 +196,7 @@ class Recorder:
 
     def attach(self) -> None:
         for unit in self.units:
-            self._handles.append(unit.module.register_forward_hook(_Hook(self._hook(unit)), with_kwargs=True))
+            self._handles.append(unit.module.register_forward_hook(Hook(self._hook(unit)), with_kwargs=True))
 
     def detach(self) -> None:
         while self._handles:

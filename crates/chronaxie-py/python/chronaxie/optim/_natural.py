@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._errors import ConfigError
 from ._alone import Native
 from ._base import Base, check_curved, check_model, no_copy, one_of, over_scale, wide, within
-from ._calls import Call, Recorder, _Hook, units_of, uses_of, when_known, when_reached
+from ._calls import Call, Hook, Recorder, units_of, uses_of, when_known, when_reached
 from ._per_sample import samples_of
 from ._uses import BUDGET, Affine, Use
 
@@ -172,7 +172,7 @@ class NaturalGradient(Base):
         self._recorder = Recorder(units_of(model, mixing=True), self._note)
         super().__init__(list(model.parameters()) if params is None else params, defaults)
         self._recorder.attach()
-        self._handle = model.register_forward_pre_hook(_Hook(self._begin), with_kwargs=True)
+        self._handle = model.register_forward_pre_hook(Hook(self._begin), with_kwargs=True)
 
     def close(self) -> None:
         """Takes the hooks off the model."""

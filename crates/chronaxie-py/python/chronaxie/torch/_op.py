@@ -186,7 +186,7 @@ class Recurrence(torch.autograd.Function):
 
 def _signed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tensors as they lie in memory: of those that PyTorch holds negated the library would see the other sign."""
-    return tuple(t.resolve_neg() if t is not None and t.is_neg() else t for t in tensors)
+    return tuple(None if t is None else t.resolve_neg() for t in tensors)
 
 
 def _applying(entry: str) -> Callable[..., Any]:

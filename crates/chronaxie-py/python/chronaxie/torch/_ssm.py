@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._errors import ConfigError, DtypeError, ShapeError
+from ._framework import short
 from ._scan import adaptive_scan, linear_scan, selective_scan
 
 State = Any
@@ -22,7 +23,7 @@ def _enter(name: str, x: Tensor, width: int) -> Tensor:
     if x.dim() != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name}: x.shape = {tuple(x.shape)} does not match [B, T, D] with D = {width}")
     if not x.is_floating_point():
-        raise DtypeError(f"{name}: x holds {str(x.dtype).removeprefix('torch.')}; it must hold floating-point numbers")
+        raise DtypeError(f"{name}: x holds {short(x.dtype)}; it must hold floating-point numbers")
     return x.transpose(1, 2)
 
 
@@ -38,7 +39,7 @@ def _sizes(name: str, **sizes: Any) -> None:
 
 def _from_to(name: str, low: str, least: float, high: str, most: float, end: float = math.inf) -> None:
     """Refuses what is no range of positive numbers up to ``end``; of radii the least may be 0."""
-    if not (0.0 < least or end == 1.0 and least == 0.0) or not least <= most <= end or most == math.inf:
+    if not (0.0 <= least <= most <= end and 0.0 < most < math.inf) or least == 0.0 and end != 1.0:
         until = " up to 1" if end == 1.0 else ""
         raise ConfigError(f"{name}: {low} = {least} and {high} = {most} are not the ends of a range of positive numbers{until}")
 

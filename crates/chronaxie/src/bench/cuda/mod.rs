@@ -183,7 +183,7 @@ pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, pa
     }
     let one = rig.flushed()?.min(rig.flushed()?);
     let cache = Cache::choose(one, bytes, l2, pace.warm);
-    let long = one * BATCH as f64 > LONG_MS;
+    let together = cache == Cache::Warm && one * BATCH as f64 <= LONG_MS;
     let mut ms = Vec::new();
     match cache {
         Cache::Flushed => {
@@ -191,15 +191,15 @@ pub(super) fn time(device: &Arc<CudaDevice>, work: &mut dyn Work, bytes: u64, pa
                 ms.push(rig.flushed()?);
             }
         }
-        Cache::Exceeded | Cache::Warm if cache == Cache::Exceeded || long => {
-            for _ in 0..(seconds * 1e3 / one / 9.0).ceil().clamp(1.0, 100.0) as usize {
-                ms.extend(rig.chain()?);
-            }
-        }
-        Cache::Exceeded | Cache::Warm => {
+        _ if together => {
             rig.graph = batch;
             for _ in 0..(seconds * 1e3 / (one * BATCH as f64).max(0.05) / 9.0).ceil().clamp(2.0, 100.0) as usize {
                 ms.extend(rig.chain()?.into_iter().map(|t| t / BATCH as f64));
+            }
+        }
+        _ => {
+            for _ in 0..(seconds * 1e3 / one / 9.0).ceil().clamp(1.0, 100.0) as usize {
+                ms.extend(rig.chain()?);
             }
         }
     }

@@ -135,7 +135,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
         record: s.choice("record", &["spikes", "none"], "spikes")? == "spikes",
         hash: s.choice("hash", &["sha256", "none"], "sha256")? == "sha256",
         recorders: Vec::new(),
-        checkpoint_every_ms: super::read::checkpoint_every(&s, network.dt_ms)?,
+        checkpoint_every_ms: s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0),
         network,
         notes,
     };

@@ -157,9 +157,26 @@ pub fn read(config: &Config) -> Result<Settings> {
 /// # Errors
 /// As [`read`].
 pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
-    if super::original::is_original(config) {
-        return super::original::read(config);
+    let original = super::original::is_original(config);
+    let mut settings = if original { super::original::read(config) } else { described(config, files) }?;
+    let (s, dt) = (config.table("simulation")?, settings.network.dt_ms);
+    if let Some(ms) = settings.checkpoint_every_ms.filter(|&ms| ms < dt) {
+        let why = format!(
+            "is {ms} ms, which is less than the step of {dt} ms; without it no checkpoint is written on the way"
+        );
+        return Err(s.refuse("checkpoint_every", &why));
     }
+    let Settings { duration_ms, discard_ms, .. } = settings;
+    if duration_ms > 0.0 && discard_ms >= duration_ms {
+        settings.notes.push(format!(
+            "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing"
+        ));
+    }
+    Ok(settings)
+}
+
+/// What a description of our own says.
+fn described(config: &Config, files: &Files) -> Result<Settings> {
     let s = config.table("simulation")?;
     let dt = ranged(&s, "dt", s.get("dt", Milliseconds(0.1))?.0, 1e-6, 1e3)?;
     let seed = s.get("seed", 1u64)?;
@@ -170,7 +187,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     let plastic = s.get("plasticity", true)?;
     let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
     let hash = s.choice("hash", &["sha256", "none"], "sha256")? == "sha256";
-    let checkpoint_every_ms = checkpoint_every(&s, dt)?;
+    let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
     if duration_ms / dt > 1e12 {
         return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
     }
@@ -207,12 +224,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     if !plastic {
         network.projections.iter_mut().for_each(|p| p.plasticity = None);
     }
-    let mut notes = super::scale::scale(&mut network, scale)?;
-    if duration_ms > 0.0 && discard_ms >= duration_ms {
-        notes.push(format!(
-            "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing"
-        ));
-    }
+    let notes = super::scale::scale(&mut network, scale)?;
     for r in &recorders {
         let p = &network.populations[r.population];
         if let Some(cell) = r.cells.iter().find(|c| **c >= p.size) {
@@ -222,20 +234,6 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
         }
     }
     Ok(Settings { network, duration_ms, discard_ms, record, hash, recorders, checkpoint_every_ms, notes })
-}
-
-/// How often a checkpoint is written, in model time: not more often than every step.
-pub(super) fn checkpoint_every(simulation: &Section<'_>, dt: f64) -> Result<Option<f64>> {
-    let every = simulation.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
-    match every {
-        Some(ms) if ms < dt => {
-            let why = format!(
-                "is {ms} ms, which is less than the step of {dt} ms; without it no checkpoint is written on the way"
-            );
-            Err(simulation.refuse("checkpoint_every", &why))
-        }
-        _ => Ok(every),
-    }
 }
 
 fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Result<f64> {
