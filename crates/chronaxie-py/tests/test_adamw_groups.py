@@ -180,3 +180,28 @@ def test_what_is_refused(make):
     if make is optim.Shampoo:
         with pytest.raises(chronaxie.ConfigError, match=r"betas\[1\] = 1.0 is not within"):
             make([dict(params=[p], adamw=True, betas=(0.9, 1.0), exponent=Fraction(1, 4))])
+
+
+@pytest.mark.parametrize("make", [optim.Muon, *CURVED])
+def test_a_schedule_moves_the_rate_of_adamw_by_the_same_factor(make):
+    """As if both had been set by hand; a state of before there was a factor goes on by that of the new optimizer."""
+    models = [language(), language()]
+    optimizers = [optimizer_of(make, m, groups(m, make)) for m in models]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda k: 1.0 / (1 + k))
+    rates = [(g["lr"], g["adamw_lr"]) for g in optimizers[1].param_groups]
+    for k in range(3):
+        run(models[0], [optimizers[0]], 1, k)
+        schedule.step()
+        for group, (lr, adamw_lr) in zip(optimizers[1].param_groups, rates):
+            # What follows is turned off: the lr that the group began with is as it is.
+            group.update(lr=lr / (1 + k), adamw_lr=adamw_lr / (1 + k), first_lr=lr / (1 + k))
+        run(models[1], [optimizers[1]], 1, k)
+    for p, q in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    assert all(g["adamw_lr"] == rate for g, (_, rate) in zip(saved["param_groups"], rates)), "it is the rate at the first lr"
+    for group in saved["param_groups"]:
+        del group["first_lr"]
+    again = optimizer_of(make, models[0], groups(models[0], make))
+    again.load_state_dict(saved)
+    assert [g["first_lr"] for g in again.param_groups] == [lr for lr, _ in rates]

@@ -220,3 +220,40 @@ def test_parameters_in_place_of_the_model_are_a_sentence(make):
     for given, kind in [(nn.Linear(2, 2).parameters(), "generator"), ([], "list")]:
         with pytest.raises(chronaxie.ConfigError, match=f"{make.__name__}: model is of type {kind}; give it the module itself"):
             make(given, lr=0.1)
+
+
+class Gain(torch.nn.Module):
+    """A parameter without axes, and an output that may have none."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.gain, self.how = torch.nn.Parameter(torch.tensor(2.0)), how
+
+    def forward(self, x):
+        made = x * self.gain
+        return {"kept": made, "summed": made.sum(), "squeezed": made.sum(-1, keepdim=True).squeeze()}[self.how]
+
+
+def test_a_parameter_without_axes_is_one_number_of_the_fisher_matrix():
+    x = torch.randn(5, 3)
+    model = torch.nn.Sequential(Gain("kept"))
+    optimizer = optim.NaturalGradient(model, lr=1.0, damping=0.1)
+    model(x).square().sum(1).mean().backward()
+    rows = 2.0 * 2.0 * x.square().sum(1)
+    law = 2.0 - rows.mean() / (rows.square().mean() + 0.1)
+    optimizer.step()
+    torch.testing.assert_close(model[0].gain.detach(), law)
+    norms = optim.per_sample_norms(Gain("kept"), lambda o, y: o.square().sum(1).mean(), x, x)
+    torch.testing.assert_close(norms, rows)
+
+
+@pytest.mark.parametrize("how, says", [
+    ("summed", r"an output of shape \(\) does not have the batch's 4 samples on its axis 0"),
+    ("squeezed", r"of 1 of the batch's 4 samples it gives an output of shape \(\), not \(1,\)"),
+])  # fmt: skip
+def test_an_output_without_samples_is_a_sentence(how, says):
+    model = Gain(how)
+    optimizer = optim.NaturalGradient(model)
+    with pytest.raises(chronaxie.ShapeError, match=says):
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()

@@ -186,7 +186,7 @@ def test_a_gpu_without_a_compiler_is_warned_of_once(monkeypatch):
 def test_sentences():
     for options, message in [
         ({"input_mapping": "relu"}, "input_mapping `relu` is not one of affine, linear, none"),
-        ({"hidden_dim": 0}, "hidden_dim = 0 is not positive"),
+        ({"hidden_dim": 0}, "hidden_dim = 0 is not a whole number from 1 on"),
         ({"sparsity": -0.5}, "density = -0.5"),
     ]:
         with pytest.raises(chronaxie.ConfigError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence
 
@@ -17,9 +18,30 @@ WEIGHT_DECAY = ("decoupled", "l2", "corrected", "independent")
 
 def within(name: str, of: str, value: float, low: float, high: float, open_end: bool = False) -> None:
     """Refuses a value outside ``low .. high``."""
-    v = float(value)
+    v = _number(value)
     if not (low <= v < high if open_end else low <= v <= high):
-        raise ConfigError(f"{name}: {of} = {value} is not within {low} .. {high}")
+        raise ConfigError(f"{name}: {of} = {value!r} is not within {low} .. {high}")
+
+
+def _number(value: Any) -> float:
+    """It as a float, NaN where it is none."""
+    try:
+        return math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def whole_within(name: str, of: str, value: Any, low: int, high: int) -> None:
+    """Refuses what is no whole number of ``low .. high``."""
+    within(name, of, value, low, high)
+    if value != int(value):
+        raise ConfigError(f"{name}: {of} = {value} is not a whole number")
+
+
+def check_axis(name: str, batch_axis: Any) -> None:
+    """Refuses a place of samples that is no axis."""
+    if isinstance(batch_axis, bool) or not isinstance(batch_axis, int):
+        raise ConfigError(f"{name}: batch_axis = {batch_axis!r} is not a whole number")
 
 
 def one_of(name: str, of: str, value: Any, choices: Sequence[str]) -> None:
@@ -61,6 +83,7 @@ class Base(Optimizer):
         """Adds a group, whose options are checked."""
         super().add_param_group(param_group)
         group, name = self.param_groups[-1], type(self).__name__
+        _know_first(self._adamw[0], group)
         try:
             self._check(group)
             if not isinstance(group["adamw"], bool):
@@ -184,10 +207,21 @@ class Base(Optimizer):
                     "for parameters from their first step on"
                 )
 
+    def _adamw_rate(self, group: dict[str, Any]) -> Any:
+        """The learning rate of AdamW's step: ``adamw_lr`` belongs to the lr that the group began with, and follows where that goes."""
+        if self._adamw[0] == "lr":
+            return group["lr"]
+        rate, lr, first = group["adamw_lr"], group["lr"], group["first_lr"]
+        if isinstance(lr, Tensor) or isinstance(first, Tensor):
+            # Nothing waits for a device, and a rate that began with 0 says nothing.
+            lr, first = torch.as_tensor(lr), torch.as_tensor(first)
+            return rate * torch.where(first == 0, torch.ones_like(lr), lr / first.to(lr))
+        return rate if first == 0 or lr == first else rate * (lr / first)
+
     def _plain(self, group: dict[str, Any], given: Sequence[tuple[int, Tensor, Tensor]], decay: Any = None) -> None:
         """AdamW's step (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019), of parameters that have no matrix, or
         of a whole group. ``decay`` is what of them shrinks, where that is known."""
-        rate, (b1, b2), eps = (group[of] for of in self._adamw)
+        (b1, b2), eps, rate = group[self._adamw[1]], group[self._adamw[2]], self._adamw_rate(group)
         # Without a learning rate of its own the step has the group's weight decay, too.
         l2 = group["weight_decay"] if self._adamw[0] == "lr" and group["weight_decay_mode"] == "l2" else 0.0
         if decay is None:
@@ -230,11 +264,14 @@ class Base(Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Loads what :meth:`state_dict` gave; tensors of state keep their own types."""
+        first = [group.get("first_lr") for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
+        for group, rate in zip(self.param_groups, first):
             # Options that an earlier version did not know.
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
+            if rate is not None:
+                group.setdefault("first_lr", rate)
         # Optimizer casts floating-point state to the type of the parameter: taken again from what was given.
         groups = state_dict["param_groups"]
         ids = [i for g in groups for i in g["params"]]
@@ -252,6 +289,13 @@ class Base(Optimizer):
         for i, p in zip(ids, parameters):
             for key, value in state_dict["state"].get(i, {}).items():
                 self.state[p][key] = counted[p] + int(value) if key in ("step", "rounded") else placed(value, p.device)
+
+
+def _know_first(of: str, group: dict[str, Any]) -> None:
+    """Keeps the learning rate that a group begins with, where another one follows it."""
+    if of != "lr":
+        lr = group["lr"]
+        group.setdefault("first_lr", lr.detach().clone() if isinstance(lr, Tensor) else lr)
 
 
 def counter(group: dict[str, Any], p: Tensor) -> Any:
@@ -377,8 +421,9 @@ def _check_rate(name: str, of: str, rate: Any) -> None:
     if isinstance(rate, Tensor):
         if rate.numel() != 1:
             raise ConfigError(f"{name}: {of}.shape = {tuple(rate.shape)} is not one number")
-    else:
-        within(name, of, rate, 0.0, float("inf"))
+        if not rate.is_cpu:
+            return
+    within(name, of, rate.item() if isinstance(rate, Tensor) else rate, 0.0, float("inf"), True)
 
 
 def check_pair(name: str, of: str, pair: Any, second_open: bool = True) -> None:
@@ -419,7 +464,7 @@ def check_curved(name: str, group: dict[str, Any]) -> None:
     check_common(name, group)
     check_adamw(name, group)
     within(name, "momentum", group["momentum"], 0.0, 1.0, True)
-    if not 0.0 < group["damping"] < float("inf"):
-        raise ConfigError(f"{name}: damping = {group['damping']} is not positive")
+    if not 0.0 < _number(group["damping"]) < float("inf"):
+        raise ConfigError(f"{name}: damping = {group['damping']!r} is not positive")
     if group["kl_clip"] is not None:
         within(name, "kl_clip", group["kl_clip"], 0.0, float("inf"))

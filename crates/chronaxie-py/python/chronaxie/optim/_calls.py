@@ -293,7 +293,7 @@ def _part(t: Any, axis: int, samples: int, lo: int, hi: int) -> Any:
 
 def _input(call: Call) -> Tensor:
     args, kwargs = call.args
-    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
+    return args[0] if args else next(iter(kwargs.values()), None)  # type: ignore[no-any-return]
 
 
 def batch_of(call: Call, batch_axis: int) -> int:
@@ -325,10 +325,17 @@ def _check_versions(call: Call) -> None:
 
 def _check_batch(call: Call, found: int, samples: int) -> None:
     if found != samples:
+        x = _input(call)
+        shape = tuple(x.shape) if isinstance(x, Tensor) else f"an input of type {type(x).__name__}"
         raise ShapeError(
-            f"{call.unit.name}: a call of shape {tuple(_input(call).shape)} has {found} samples where the batch has {samples}; "
+            f"{call.unit.name}: a call of shape {shape} has {found} samples where the batch has {samples}; "
             "keep the samples on an axis of their own"
         )
+
+
+def _samples(t: Any, axis: int) -> int:
+    """How many samples lie on an axis, 0 of what has no such axis."""
+    return int(t.shape[axis]) if isinstance(t, Tensor) and t.dim() > axis else 0
 
 
 def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pause: Any) -> Replayed:
@@ -338,7 +345,14 @@ def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pa
     data, state = _axis(module, "data", batch_axis), _axis(module, "state", batch_axis)
     last = _axis(module, "last", batch_axis) if not getattr(module, "return_sequences", True) else data
     recurrent = isinstance(module, (nn.RNNBase, SequenceModule))
-    _check_batch(call, _input(call).shape[data], samples)
+    _check_batch(call, _samples(_input(call), data), samples)
+    axes = [(last if place == 0 else state) if recurrent else data for place in call.places]
+    for axis, g in zip(axes, grads):
+        if g is not None and _samples(g, axis) != samples:
+            raise ShapeError(
+                f"{call.unit.name}: an output of shape {tuple(g.shape)} does not have the batch's {samples} samples on its axis {axis}; "
+                "a layer that has parameters must keep them apart, and the loss may take their mean"
+            )
 
     def run(lo: int, hi: int, c: Any) -> Sequence[Any]:
         def part(name: Any, value: Any) -> Any:
@@ -359,11 +373,15 @@ def replayed(call: Call, grads: Sequence[Any], samples: int, batch_axis: int, pa
         finally:
             pause.paused = was
         outputs, seeds = [], []
-        for place, g in zip(call.places, grads):
+        for place, axis, g in zip(call.places, axes, grads):
             if g is None:
                 continue
-            axis = (last if place == 0 else state) if recurrent else data
             g = _part(g, axis, samples, lo, hi)
+            if made[place].shape != g.shape:
+                raise ShapeError(
+                    f"{call.unit.name}: of {hi - lo} of the batch's {samples} samples it gives an output of shape "
+                    f"{tuple(made[place].shape)}, not {tuple(g.shape)}; a layer that has parameters must keep samples apart"
+                )
             if c is not None:
                 g = g * c[lo:hi].to(g.dtype).view([-1 if k == axis else 1 for k in range(g.dim())])
             outputs.append(made[place])
@@ -382,7 +400,7 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
         # What most calls are.
         _check_versions(call)
         x, g = _input(call), grads[0]
-        _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
+        _check_batch(call, _samples(x, batch_axis), samples)
         if g.shape != call.shapes[0]:
             g = g.reshape(call.shapes[0])
         if batch_axis:
@@ -415,7 +433,7 @@ def uses_of(call: Call, grads: Sequence[Any], samples: int, batch_axis: int = 0,
     if isinstance(module, (*_CONVOLUTIONS, nn.GroupNorm)):
         _check_batch(call, x.shape[0] if x.dim() == g.dim() and x.dim() > len(getattr(module, "kernel_size", ())) + 1 else 1, samples)
     else:
-        _check_batch(call, x.shape[batch_axis] if x.dim() > batch_axis else 0, samples)
+        _check_batch(call, _samples(x, batch_axis), samples)
         if batch_axis:
             x, g = x.movedim(batch_axis, 0), g.movedim(batch_axis, 0)
     if isinstance(module, nn.Embedding):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .._errors import ConfigError, ShapeError
 from ..torch import CfC, CfCCell, LTC, LTCCell, TrueLiquidTimeConstant
 from ._alone import Native
-from ._base import Base, check_curved, check_model, no_copy, one_of, over_scale, wide, within
+from ._base import Base, check_axis, check_curved, check_model, no_copy, one_of, over_scale, whole_within, wide, within
 from ._calls import MAPS, RECURRENT, Call, Recorder, batch_of, positions_of, units_of, uses_of, when_known, when_reached
 from ._factors import Sums, as_matrix, balance, damped_inverses, eigenbases, from_matrix, moved, sums_of, wide_factor
 from ._uses import Use
@@ -45,7 +45,8 @@ class KFAC(Base):
         kl_clip: the most of ``lr^2 sum U grad`` for all layers of a group together, or longer steps are shortened; None for no bound.
             Recurrent layers need one: factors know nothing of what steps in time have to do with each other.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
-        adamw_lr, adamw_betas, adamw_eps: of the other parameters.
+        adamw_lr, adamw_betas, adamw_eps: of the other parameters. ``adamw_lr`` is their rate at the group's first lr (``first_lr``),
+            and where that goes, as by a schedule, their rate follows by the same factor.
         maximize: climbs.
         capturable: counts on the device and changes state in place, so that a forward pass, a backward pass and the step can be captured
             in one CUDA graph once a step was taken. With ``damping_mode="factored"``, whose inverses wait for nothing, and frequencies
@@ -117,7 +118,8 @@ class KFAC(Base):
             one_of("KFAC", "terms", terms, ("batch", "positions"))
         else:
             within("KFAC", "terms", terms, 1, float("inf"), True)
-        within("KFAC", "accumulation", accumulation, 1, 1 << 20)
+        check_axis("KFAC", batch_axis)
+        whole_within("KFAC", "accumulation", accumulation, 1, 1 << 20)
         self.model, self.sharing, self.fisher, self.reduction, self.terms = model, sharing, fisher, reduction, terms
         self.accumulation, self.batch_axis, self.grad_scaler, self.per_gate = accumulation, batch_axis, grad_scaler, per_gate
         units = [u for u in units_of(model, RECURRENT, True) if isinstance(u.module, (*MAPS, *RECURRENT))]
@@ -148,7 +150,7 @@ class KFAC(Base):
         if g["ekfac"] and g["damping_mode"] != "exact":
             raise ConfigError("KFAC: ekfac = True needs damping_mode = 'exact', which has eigenbases")
         for of in ("factor_frequency", "inverse_frequency"):
-            within("KFAC", of, g[of], 1, 1 << 15)
+            whole_within("KFAC", of, g[of], 1, 1 << 15)
         if g["capturable"]:
             if g["damping_mode"] != "factored":
                 raise ConfigError(

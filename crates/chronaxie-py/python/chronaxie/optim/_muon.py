@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import check_adamw, check_common, one_of, within
+from ._base import check_adamw, check_common, one_of, whole_within, within
 from ._flat import case_of
 from ._fused import Fused
 from ._matrix import orthogonalize
@@ -32,7 +32,8 @@ class Muon(Fused):
         precision: ``exact``, or ``fast``: on a GPU Newton-Schulz is in bfloat16, as is usual: it leaves singular values within 0.7 .. 1.2
             of one anyway.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`; the other parameters' is decoupled, by ``adamw_lr``.
-        adamw_lr, adamw_betas, adamw_eps: of the other parameters.
+        adamw_lr, adamw_betas, adamw_eps: of the other parameters. ``adamw_lr`` is their rate at the group's first lr (``first_lr``),
+            and where that goes, as by a schedule, their rate follows by the same factor.
         maximize: climbs.
         capturable: counts AdamW's steps on the device, so that a step can be captured in a CUDA graph once one was taken; lr, where
             it changes, must be a tensor. ``torch.amp.GradScaler`` does not wait then.
@@ -103,7 +104,7 @@ class Muon(Fused):
         check_common("Muon", g)
         check_adamw("Muon", g)
         within("Muon", "momentum", g["momentum"], 0.0, 1.0, True)
-        within("Muon", "steps", g["steps"], 1, 100)
+        whole_within("Muon", "steps", g["steps"], 1, 100)
         if "use_muon" in g:
             raise ConfigError(
                 f"Muon: use_muon = {g['use_muon']!r} is adamw = {not g['use_muon']} here, and AdamW's options are a group's adamw_lr, "

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError
 from ._alone import Native
-from ._base import Base, check_curved, check_model, no_copy, one_of, over_scale, wide, within
+from ._base import Base, check_axis, check_curved, check_model, no_copy, one_of, over_scale, whole_within, wide
 from ._calls import Call, Hook, Recorder, units_of, uses_of, when_known, when_reached
 from ._per_sample import samples_of
-from ._uses import BUDGET, Affine, Use
+from ._uses import BUDGET, Affine, Use, rows_of
 
 
 class _Batch:
@@ -31,7 +31,7 @@ class _Batch:
         for use in {id(u): u for p in parameters for u in self.uses.get(p, ())}.values():
             for p, g in use.grads(0, self.samples, parameters).items():
                 if p in parameters:
-                    self.rows[p] = self.rows[p] + g.flatten(1) if p in self.rows else g.flatten(1)
+                    self.rows[p] = self.rows[p] + rows_of(g) if p in self.rows else rows_of(g)
 
 
 def _cross(first: Sequence[Affine], second: Sequence[Affine]) -> Tensor:
@@ -115,7 +115,8 @@ class NaturalGradient(Base):
         momentum: decay of the sum of steps.
         kl_clip: the most of ``lr^2 step grad`` over a group, or None.
         weight_decay, weight_decay_mode: as for :class:`Shampoo`.
-        adamw_lr, adamw_betas, adamw_eps: of the other parameters.
+        adamw_lr, adamw_betas, adamw_eps: of the other parameters. ``adamw_lr`` is their rate at the group's first lr (``first_lr``),
+            and where that goes, as by a schedule, their rate follows by the same factor.
         maximize: climbs.
         capturable: counts AdamW's steps on the device, so that a forward pass, a backward pass and the step can be captured in one CUDA
             graph once a step was taken; batches have its size then, and lr, where it changes, must be a tensor.
@@ -164,7 +165,8 @@ class NaturalGradient(Base):
         )  # fmt: skip
         check_model("NaturalGradient", model)
         one_of("NaturalGradient", "reduction", reduction, ("mean", "sum"))
-        within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)
+        check_axis("NaturalGradient", batch_axis)
+        whole_within("NaturalGradient", "accumulation", accumulation, 1, 1 << 20)
         self.model, self.reduction, self.accumulation, self.batch_axis = model, reduction, accumulation, batch_axis
         self.grad_scaler = grad_scaler
         self._solved: dict[Tensor, Tensor] | None = None

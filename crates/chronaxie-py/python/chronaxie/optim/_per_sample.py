@@ -19,7 +19,7 @@ from ..torch._passes import planned
 from ._alone import Native
 from ._base import one_of, wide, within
 from ._calls import Graph, Recorder, check_uses, units_of, uses_of
-from ._uses import Affine, Use, spans
+from ._uses import Affine, Use, rows_of, spans
 
 
 class Clipped(NamedTuple):
@@ -205,7 +205,7 @@ def _squares(uses: Sequence[Use], samples: int) -> dict[nn.Parameter, Tensor]:
                     if p in parts_of:
                         total[p] = total[p] + g if p in total else g
             for p, g in total.items():
-                parts_of[p].append(g.flatten(1).square().sum(1))
+                parts_of[p].append(rows_of(g).square().sum(1))
         for p, parts in parts_of.items():
             norms[p] = torch.cat(parts)
             del rest[p]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ConfigError
-from ._base import check_common, check_pair, counter, one_of, within
+from ._base import check_common, check_pair, counter, one_of, whole_within, within
 from ._blocked import Blocked, Spread
 from ._blocks import along, from_blocks, to_blocks, unfolded
 from ._flat import case_of
@@ -163,7 +163,7 @@ class Shampoo(Fused, Blocked):
         for of in ("absolute", "relative", "grafting_eps"):
             within("Shampoo", of, g[of], 0.0, float("inf"), True)
         for of in ("max_preconditioner_dim", "precondition_frequency", "start_preconditioning_step"):
-            within("Shampoo", of, g[of], 1, 1 << 15)
+            whole_within("Shampoo", of, g[of], 1, 1 << 15)
         one_of("Shampoo", "grafting", g["grafting"], _GRAFTING)
         # A state that was saved before there was one has none.
         one_of("Shampoo", "precision", g.setdefault("precision", "exact"), PRECISIONS)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import check_common, check_pair, counter, within
+from ._base import check_common, check_pair, counter, whole_within, within
 from ._blocked import Blocked, Spread
 from ._blocks import along, from_blocks, to_blocks, together, unfolded
 from ._flat import case_of
@@ -142,7 +142,7 @@ class SOAP(Fused, Blocked):
             within("SOAP", "shampoo_beta", g["shampoo_beta"], 0.0, 1.0, True)
         within("SOAP", "eps", g["eps"], 0.0, float("inf"), True)
         for of in ("max_preconditioner_dim", "precondition_frequency"):
-            within("SOAP", of, g[of], 1, 1 << 15)
+            whole_within("SOAP", of, g[of], 1, 1 << 15)
         self._check_fused(g)
 
     def _how(self, group: dict[str, Any]) -> tuple[Any, ...]:

@@ -126,6 +126,11 @@ class Affine(Use):
         return self if p is self.weight and self.mask is None else None
 
 
+def rows_of(g: Tensor) -> Tensor:
+    """Gradients ``[n, *p.shape]`` as ``[n, p.numel()]``; of a parameter without axes they have none behind the first."""
+    return g.flatten(1) if g.dim() > 1 else g[:, None]
+
+
 class Lookup(Use):
     """Rows of a table: ``ids`` ``[n, r]``, ``g`` ``[n, r, d]``."""
 

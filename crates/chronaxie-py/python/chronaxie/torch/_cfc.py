@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from .._errors import ConfigError, ShapeError
-from . import _eager, _functional, _op, wirings
+from . import _checks, _eager, _functional, _op, wirings
+from ._options import PRECISIONS
 from ._sequence import LSTMCell, SequenceModule, cell_times
 
 _GATED = ("ff1", "ff2", "time_a", "time_b")
@@ -114,7 +115,7 @@ def cfc(
     Raises:
         ShapeError, DtypeError, DeviceError, ConfigError: a sentence with the values.
     """
-    _check_names(mode, activation)
+    _check_names(mode, activation, precision)
     if not cells:
         raise ConfigError("cfc: there is no cell")
     heads = _HEADS[mode]
@@ -142,7 +143,9 @@ def cfc(
     return _run(opts, parameters, x, h0, c0, elapsed)
 
 
-def _check_names(mode: str, activation: str) -> None:
+def _check_names(mode: str, activation: str, precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ConfigError(f"cfc: precision `{precision}` is not one of {', '.join(PRECISIONS)}")
     if mode not in _HEADS:
         raise ConfigError(f"cfc: mode `{mode}` is not one of {', '.join(_HEADS)}")
     if activation not in _ACTIVATIONS:
@@ -177,7 +180,12 @@ class CfCCell(nn.Module):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        _check_names(mode, backbone_activation)
+        _check_names(mode, backbone_activation, precision)
+        _checks.sizes("CfCCell", input_size=input_size, hidden_size=hidden_size)
+        _checks.sizes("CfCCell", 0, backbone_layers=backbone_layers)
+        if backbone_layers > 0:
+            _checks.sizes("CfCCell", backbone_units=backbone_units)
+        _checks.probabilities("CfCCell", backbone_dropout=backbone_dropout)
         self.input_size, self.hidden_size, self.mode = input_size, hidden_size, mode
         self.backbone_layers, self.backbone_dropout, self.precision = backbone_layers, backbone_dropout, precision
         if sparsity_mask is None:
@@ -195,6 +203,9 @@ class CfCCell(nn.Module):
                     layers.append(nn.Dropout(backbone_dropout))
             self.backbone = nn.Sequential(*layers)
         reads = backbone_units if backbone_layers > 0 else input_size + hidden_size
+        if self.sparsity_mask is not None and tuple(self.sparsity_mask.shape) != (hidden_size, reads):
+            shape = tuple(self.sparsity_mask.shape[::-1])
+            raise ShapeError(f"CfCCell: sparsity_mask.shape = {shape} does not match [head inputs, H] = {(reads, hidden_size)}")
         self.ff1 = nn.Linear(reads, hidden_size)
         if mode == "pure":
             self.w_tau = nn.Parameter(torch.zeros(1, hidden_size))
@@ -266,7 +277,7 @@ class WiredCfCCell(nn.Module):
         for l in range(wiring.num_layers):
             neurons = list(wiring.get_neurons_of_layer(l))
             onto = sensory[:, neurons] if before is None else recurrent[before][:, neurons]
-            mask = torch.cat([onto, torch.ones(len(neurons), len(neurons))])
+            mask = torch.cat([onto, torch.ones(len(neurons), len(neurons), device=onto.device)])
             cell = CfCCell(features, len(neurons), mode, "lecun_tanh", 0, 0, 0.0, mask, precision=precision)
             self.register_module(f"layer_{l}", cell)
             features, before = len(neurons), neurons
@@ -363,13 +374,18 @@ class CfC(SequenceModule):
         precision: str = "exact",
     ) -> None:
         super().__init__()
+        _checks.sizes("CfC", input_size=input_size)
+        if proj_size is not None:
+            _checks.sizes("CfC", proj_size=proj_size)
+        if _checks.whole(units) is None and not hasattr(units, "build"):
+            raise ConfigError(f"CfC: units = {units!r} is neither a whole number nor a wiring")
         self.input_size, self.wiring_or_units, self.proj_size = input_size, units, proj_size
         self.return_sequences, self.batch_first, self.use_mixed = return_sequences, batch_first, mixed_memory
         self._arguments = {
             "mode": mode, "activation": activation, "backbone_units": backbone_units, "backbone_layers": backbone_layers,
             "backbone_dropout": backbone_dropout, "precision": precision,
         }  # fmt: skip
-        self.wired_mode = not isinstance(units, int)
+        self.wired_mode = _checks.whole(units) is None
         if self.wired_mode:
             given = {n: v for n, v in self._arguments.items() if n.startswith("backbone") and v is not None}
             if given:
@@ -381,6 +397,7 @@ class CfC(SequenceModule):
             layers = 1 if backbone_layers is None else backbone_layers
             width = 128 if backbone_units is None else backbone_units
             dropout = 0.0 if backbone_dropout is None else backbone_dropout
+            _checks.sizes("CfC", units=units)
             self.rnn_cell = CfCCell(input_size, units, mode, activation, width, layers, dropout, precision=precision)
             self.state_size = self.output_size = units
         if mixed_memory:

@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from .._errors import ConfigError, DtypeError, ShapeError
@@ -51,7 +52,7 @@ def plain_tensors(x: Any, weight: Any, stored: Any = ()) -> bool:
         and weight.dtype is _FLOAT
         and x.dim() == 3
         and (x.is_cpu or (x.is_cuda and (x.get_device() in _AVAILABLE or not _unavailable(x.get_device()))))
-        and not (_transforms() or _modes())
+        and not (_transforms() or _modes() or forward_ad._current_level >= 0)
     )
 
 
@@ -103,9 +104,10 @@ def dispatch(
     if x.dim() != 3:
         raise ShapeError(f"{entry}: x.shape = {tuple(x.shape)} does not match [B, T, D]")
     if weight.dtype is torch.float64:
-        return eager(tensors)
-    # functorch differentiates and batches PyTorch's own operations only.
-    eagerly = force_eager or not (x.is_cpu or native(x)) or (not is_compiling() and bool(_transforms()))
+        return eager((x.double(), *tensors[1:]))
+    # functorch, and dual tensors, differentiate and batch PyTorch's own operations only.
+    eagerly = force_eager or not (x.is_cpu or native(x))
+    eagerly = eagerly or (not is_compiling() and (bool(_transforms()) or forward_ad._current_level >= 0))
     dtype = x.dtype
     if dtype is not _FLOAT or weight.dtype is not _FLOAT:
         for name, t in (("x", x), ("parameters", weight)):

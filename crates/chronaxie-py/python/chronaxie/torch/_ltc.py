@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import ShapeError
-from . import _options
+from . import _checks, _options
 from . import wirings
 from ._module import MaskedModule, uniform
 from ._sequence import LSTMCell, SequenceModule, cell_times
@@ -43,6 +43,8 @@ class LTCCell(MaskedModule):
     ) -> None:
         super().__init__()
         self._wiring = wiring = wirings.built(wiring, in_features, "LTCCell", "in_features")
+        _checks.sizes("LTCCell", in_features=wiring.input_dim, ode_unfolds=ode_unfolds)
+        _checks.positive("LTCCell", 0.0, epsilon=epsilon)
         self._implicit_param_constraints = implicit_param_constraints
         self._arguments = {
             "input_mapping": input_mapping,
@@ -61,6 +63,7 @@ class LTCCell(MaskedModule):
             implicit_param_constraints=implicit_param_constraints,
             precision=precision,
         )
+        _checks.problem("ltc", f"B1_T1_D{wiring.input_dim}_H{wiring.units}{self._options.text}")
         self._names = self._options.names
         self._pick = itemgetter(*self._names)
         units, inputs = wiring.units, wiring.input_dim
@@ -180,7 +183,8 @@ class LTC(SequenceModule):
         precision: str = "exact",
     ) -> None:
         super().__init__()
-        wiring = wirings.FullyConnected(units) if isinstance(units, int) else units
+        _checks.sizes("LTC", input_size=input_size)
+        wiring = wirings.wiring_of("LTC", units)
         self.input_size, self.wiring_or_units = input_size, units
         self.return_sequences, self.batch_first, self.use_mixed = return_sequences, batch_first, mixed_memory
         self.rnn_cell = LTCCell(

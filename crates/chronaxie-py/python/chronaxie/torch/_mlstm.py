@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._errors import ConfigError, DataError, DtypeError, ShapeError
+from ._checks import positive, problem, sizes
 from ._framework import short
 from ._functional import native
-from ._passes import call, device_of, differentiable, planned, spell
+from ._passes import call, device_of, differentiable, planned, refuse_double, spell, takes_steps
 
 _ENTRIES = {"exp": "mlstm_exp", "sig": "mlstm_sig"}
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -145,6 +146,8 @@ def checked(
         if t is not None and tuple(t.shape) != shapes[name]:
             raise ShapeError(f"{entry}: {name}.shape = {tuple(t.shape)} does not match {shapes[name]}")
         states.append(t)
+    if q.dtype is not torch.float64:
+        refuse_double(entry, i=i, f=f, **dict(zip(there, states)))
     exact = torch.float64 if q.dtype is torch.float64 else torch.float32
     states = [None if s is None else s.to(exact).contiguous() for s in states]
     return (i.to(exact), f.to(exact)), states, (True, normalize, gate == "exp")
@@ -300,6 +303,7 @@ def mlstm_step(
         raise ShapeError(f"{entry}: q.shape = {tuple(q.shape)}, v.shape = {tuple(v.shape)}: [B, NH, K] and [B, NH, V] are needed")
     if q.dtype not in _NAMES or c.dtype not in _NAMES:
         raise DtypeError(f"{entry}: q of {short(q.dtype)} and c of {short(c.dtype)} are not offered; float32, float16 and bfloat16 are")
+    refuse_double(entry, k=k, v=v, i=i, f=f, n=n, m=m, o=o, norm_weight=norm_weight)
     (batch, heads, dqk), dv = q.shape, v.shape[2]
     if check_gates:
         _refuse_gates(entry, i=i, f=f)
@@ -309,6 +313,8 @@ def mlstm_step(
         "slots": None if slot is None else int(c.shape[0]),
     }
     h = torch.empty((batch, heads, dv), dtype=q.dtype, device=q.device)
+    if not takes_steps(entry, q):
+        return h
     given: dict[str, Tensor | None] = {
         **{"q": q, "k": k, "v": v, "i": i.float(), "f": f.float(), "o": o, "h": h, "c": c, "n": n},
         "norm_weight": None if norm_weight is None else norm_weight.float(),
@@ -347,6 +353,10 @@ class MLSTM(torch.nn.Module):
         named = "siging" in chunkwise_kernel + sequence_kernel + step_kernel
         self.gate = ("sig" if named else "exp") if gate is None else gate
         entry = _entry(self.gate)
+        positive("MLSTM", 0.0, eps=eps)
+        if chunk_size is not None:
+            sizes("MLSTM", chunk_size=chunk_size)
+            problem(entry, f"B1_NH1_T1_K16_V16,chunk={int(chunk_size)}")
         self.mode, self.chunk_size, self.eps = self._mode(mode), chunk_size, eps
         self.return_last_states = return_last_states
         self.autocast_kernel_dtype = None

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from .._errors import ConfigError
 from . import _eager, _functional, _op
 from ._options import Options
 from ._plan import LEAD, Layer
@@ -120,10 +119,3 @@ class MaskedModule(nn.Module):
 def uniform(low: float, high: float, *shape: int) -> nn.Parameter:
     """A parameter drawn as ncps draws it, so that one seed of PyTorch's gives one layer in both."""
     return nn.Parameter(torch.rand(*shape) * (high - low) + low)
-
-
-def check_count(what: str, count: int) -> int:
-    """``count``, which must be positive."""
-    if count < 1:
-        raise ConfigError(f"ltc: {what} = {count} is not positive")
-    return int(count)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
 from .._errors import ConfigError
+from ._checks import number, sizes, whole
 
 _WEIGHTS = {"affine": ("w", "b"), "linear": ("w",), "none": ()}
+PRECISIONS = ("exact", "fast")
 # What the forward pass keeps for the backward pass; where it is not said the library decides by sizes.
 _SAVES = {"auto": "", "recompute": ",store=false", "store": ",store=true", "words": ",store=words"}
 
@@ -40,7 +43,14 @@ def options(
     precision: str = "exact",
     save: str = "auto",
 ) -> Options:
-    """Options under one spelling. Ranges are the library's business, and are checked when a plan is made."""
+    """Options under one spelling. Ranges are the library's business: modules ask for them when they are made, and plans are."""
+    if whole(unfolds) is None or unfolds < 0:
+        sizes("ltc", unfolds=unfolds)
+    for name, n in (("dt", dt), ("epsilon", epsilon)):
+        if math.isnan(number(n)):
+            raise ConfigError(f"ltc: {name} = {n!r} is not a number")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"ltc: precision `{precision}` is not one of {', '.join(PRECISIONS)}")
     if save not in _SAVES:
         raise ConfigError(f"ltc: save `{save}` is not one of {', '.join(_SAVES)}")
     for mapping in (input_mapping, output_mapping):

@@ -6,11 +6,14 @@ one autograd.Function and one pair of operators (for compiled graphs) serve them
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from .. import _native
@@ -19,6 +22,9 @@ from ._framework import _NAMES, _TYPES, FRAMEWORK, short
 
 # Scratch starts at a multiple of this.
 _ALIGNMENT = 256
+_PLAIN = (Tensor, torch.nn.Parameter)
+_modes = torch._C._len_torch_dispatch_stack
+transforms = torch._C._are_functorch_transforms_active
 
 
 class _Signed:
@@ -105,7 +111,7 @@ def planned(entry: str, case: str, device: str) -> Planned:
 
 
 @lru_cache(maxsize=256)
-def _signed(entry: str, case: str) -> _Signed:
+def signed(entry: str, case: str) -> _Signed:
     return _Signed(entry, case)
 
 
@@ -116,6 +122,17 @@ def device_of(entry: str, t: Tensor) -> str:
     if t.is_cuda:
         return f"cuda:{t.get_device()}"
     raise DeviceError(f"{entry}: tensors are on {t.device}, not on the CPU or a CUDA device")
+
+
+def no_tangents(entry: str) -> NoReturn:
+    raise ChronaxieError(
+        f"{entry}: there is no forward-mode differentiation (torch.func.jvp, jacfwd and hessian, dual tensors); "
+        "torch.func.grad, vjp and jacrev differentiate backward"
+    )
+
+
+def _no_double(entry: str) -> NoReturn:
+    raise ChronaxieError(f"{entry}: there is no double backward; call backward without create_graph=True")
 
 
 class _Call(torch.autograd.Function):
@@ -133,8 +150,87 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         p = ctx.planned
         if torch.is_grad_enabled():
-            raise ChronaxieError(f"{p.entry}: there is no double backward; call backward without create_graph=True")
+            _no_double(p.entry)
         return (None, None, *p.gradients(p.run("backward", p.backward_inputs(ctx.saved_tensors, grads))))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        no_tangents(ctx.planned.entry)
+
+
+class _Transformed(torch.autograd.Function):
+    """A pass under functorch's transforms (``torch.func.grad``, ``vmap``), which want every tensor among the outputs and a
+    rule of their own for mapped axes. The gradients of the forward pass are a call of this with the backward pass, so that
+    they are mapped, too; those of the backward pass do not exist."""
+
+    @staticmethod
+    def forward(pass_name: str, entry: str, case: str, *tensors: Tensor) -> Any:  # type: ignore[override]
+        return tuple(_outputs(pass_name, entry, case, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.pass_name, ctx.entry, ctx.case, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        if ctx.pass_name == "forward":
+            ctx.mark_non_differentiable(*output[signed(ctx.entry, ctx.case).returned :])
+            ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.pass_name != "forward":
+            _no_double(ctx.entry)
+        s = signed(ctx.entry, ctx.case)
+        takes = s.backward_inputs(ctx.saved_tensors, grads[: s.returned])
+        made = _Transformed.apply("backward", ctx.entry, ctx.case, *takes)  # type: ignore[no-untyped-call]
+        return (None, None, None, *s.gradients(made))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, pass_name: str, entry: str, case: str, *tensors: Tensor) -> Any:
+        size, dims = info.batch_size, in_dims[3:]
+        takes, gives = signed(entry, case).signatures[pass_name]
+        batched = [t[1].startswith(_BATCHED) for t in takes]
+        found = None if _CUT.search(case) else re.match(r"B(\d+)_", case)
+        if found and size and all(t[1].startswith(_BATCHED) for t in gives) and all(b or d is None for b, d in zip(batched, dims)):
+            # The mapped axis is part of the batch.
+            batch = int(found[1])
+            wide = [_widen(t, d, size) if b else t for t, d, b in zip(tensors, dims, batched)]
+            made = _Transformed.apply(pass_name, entry, f"B{batch * size}_{case[found.end() :]}", *wide)  # type: ignore[no-untyped-call]
+            return tuple(t.unflatten(0, (size, batch)) for t in made), (0,) * len(made)
+        each = []
+        for at in range(size):
+            rows = [t if d is None else t.select(d, at) for t, d in zip(tensors, dims)]
+            each.append(_Transformed.apply(pass_name, entry, case, *rows))  # type: ignore[no-untyped-call]
+        if not each:
+            raise ShapeError(f"{entry}: torch.vmap over an axis of 0 elements is not offered")
+        return tuple(torch.stack(made) for made in zip(*each)), (0,) * len(gives)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        no_tangents(ctx.entry)
+
+
+# The first axis of what each sequence has its own of; where sequences lie one after the other it is not the batch's.
+_BATCHED = ("[B,", "[S,", "[B]", "[S]")
+_CUT = re.compile(r",(packing=\d|sequences=)")
+
+
+def _widen(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """``size`` batches one after the other, of a tensor that has them along ``dim`` or is the same in all."""
+    wide = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return wide.flatten(0, 1)
+
+
+def _dispatched(tensors: Sequence[Tensor]) -> bool:
+    """Whether the operator is to be called, which has shapes for tensors without memory, and not the plan."""
+    return bool(_modes()) or tensors[0].is_meta or any(type(t) not in _PLAIN for t in tensors)
+
+
+def _outputs(pass_name: str, entry: str, case: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """All outputs of a pass, which autograd does not see."""
+    if _dispatched(tensors):
+        op = torch.ops.chronaxie.entry if pass_name == "forward" else torch.ops.chronaxie.entry_backward
+        return op(list(tensors), entry, case)  # type: ignore[no-any-return]
+    return planned(entry, case, device_of(entry, tensors[0])).run(pass_name, tensors)
 
 
 _LIBRARY = torch.library.Library("chronaxie", "FRAGMENT")
@@ -149,7 +245,7 @@ def _pass(name: str) -> Any:
 
 def _pass_fake(name: str) -> Any:
     def fake(inputs: Any, entry: str, case: str) -> list[Tensor]:
-        gives = _signed(entry, case).signatures[name][1]
+        gives = signed(entry, case).signatures[name][1]
         return [inputs[0].new_empty(list(t[2]), dtype=_TYPES[t[3]]) for t in gives]
 
     return fake
@@ -162,7 +258,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _differentiate(ctx: Any, grads: Any) -> Any:
-    p = _signed(ctx.entry, ctx.case)
+    p = signed(ctx.entry, ctx.case)
     takes = p.backward_inputs(ctx.saved_tensors, grads)
     return p.gradients(torch.ops.chronaxie.entry_backward(takes, ctx.entry, ctx.case)), None, None
 
@@ -175,14 +271,44 @@ torch.library.register_autograd("chronaxie::entry", _differentiate, setup_contex
 
 
 def differentiable(tensors: Sequence[Any]) -> bool:
-    """Whether a gradient can be asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """Whether a gradient can be asked for. A mapped tensor does not say that of what it maps."""
+    mapped = not is_compiling() and transforms()
+    return torch.is_grad_enabled() and any(t is not None and (mapped or t.requires_grad) for t in tensors)
+
+
+def without_memory(t: Tensor) -> bool:
+    """Whether it stands for a shape alone: a meta tensor, or a fake one."""
+    return t.is_meta or isinstance(t, FakeTensor)
+
+
+def takes_steps(entry: str, t: Tensor) -> bool:
+    """Whether a step can be taken; of tensors without memory there is but the shape of what it gives."""
+    if transforms():
+        raise ChronaxieError(f"{entry}: a step changes states in place, where torch.func and torch.vmap see no operation of PyTorch")
+    return not without_memory(t)
+
+
+_WIDE = (torch.float64, torch.complex128)
+
+
+def refuse_double(entry: str, **tensors: Tensor | None) -> None:
+    """Refuses tensors of 64 bits an element, which would be computed with 32."""
+    for name, t in tensors.items():
+        if t is not None and t.dtype in _WIDE:
+            types = "complex64" if t.dtype is torch.complex128 else "float32, bfloat16 or float16"
+            raise DtypeError(f"{entry}: {name} holds {short(t.dtype)}; all is computed in float32, and it must be {types}")
 
 
 def call(entry: str, case: str, returned: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The first ``returned`` outputs of an entry, from tensors in the order of its signature."""
     if is_compiling():
         return tuple(torch.ops.chronaxie.entry(list(tensors), entry, case)[:returned])
+    if transforms():
+        return _Transformed.apply("forward", entry, case, *tensors)[:returned]  # type: ignore[no-any-return, no-untyped-call]
+    if _dispatched(tensors):
+        return tuple(torch.ops.chronaxie.entry(list(tensors), entry, case)[:returned])
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        no_tangents(entry)
     if differentiable(tensors):
         return _Call.apply(entry, case, *tensors)  # type: ignore[no-any-return, no-untyped-call]
     return tuple(planned(entry, case, device_of(entry, tensors[0])).run("forward", tensors)[:returned])

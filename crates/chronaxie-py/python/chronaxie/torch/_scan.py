@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 
 from .._errors import ConfigError, DtypeError, ShapeError
 from ._framework import _NAMES, short
-from ._passes import call, device_of, planned, spell
+from ._functional import single
+from ._passes import call, device_of, no_tangents, planned, refuse_double, spell, takes_steps, transforms, without_memory
 
 # An entry, its sizes, its options, and its tensors in the order of the signature.
 Prepared = tuple[str, dict[str, int], dict[str, Any], list[Tensor]]
@@ -26,7 +27,7 @@ def _packing(entry: str, batch: int, steps: int, reset: Tensor | None, cu_seqlen
     if cu_seqlens is not None:
         if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
             raise ShapeError(f"{entry}: cu_seqlens.shape = {tuple(cu_seqlens.shape)} does not match [S + 1]")
-        if cu_seqlens.is_cpu and not is_compiling():
+        if cu_seqlens.is_cpu and not (is_compiling() or transforms() or without_memory(cu_seqlens)):
             _increasing(entry, cu_seqlens, steps)
         return cu_seqlens.numel() - 1, [cu_seqlens.to(torch.int32)]
     return False, []
@@ -77,6 +78,7 @@ def linear_call(
     """What :func:`linear_scan` calls."""
     name = "linear_scan_complex" if a.is_complex() else "linear_scan"
     _sequence(name, "a", a, 3, "[B, D, T]")
+    refuse_double(name, a=a, x=x, h0=h0)
     b, d, t = a.shape
     options: dict[str, Any] = {}
     if not a.is_complex():
@@ -182,6 +184,7 @@ def selective_call(
     name = "selective_scan"
     _sequence(name, "u", u, 3, "[B, D, T]")
     _sequence(name, "A", A, 2, "[D, N]")
+    refuse_double(name, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, h0=h0)
     b, d, t = u.shape
     complex_ = A.is_complex()
     stored = _stored(name, "u", u)
@@ -249,6 +252,7 @@ def selective_state_update(
     name = "selective_state_update"
     _sequence(name, "x", x, 2, "[B, D]")
     _sequence(name, "A", A, 2, "[D, N]")
+    refuse_double(name, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
     b, d = x.shape
     complex_ = A.is_complex()
     wide = torch.complex64 if complex_ else torch.float32
@@ -284,8 +288,10 @@ def selective_state_update(
     given += [] if z is None else [z.to(x.dtype)]
     given += [] if dt_bias is None else [dt_bias.float()]
     given += [] if state_batch_indices is None else [state_batch_indices.to(torch.int32)]
-    p = planned(name, spell({"B": b, "D": d, "N": A.shape[1]}, options), device_of(name, x))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not takes_steps(name, x):
+        return out
+    p = planned(name, spell({"B": b, "D": d, "N": A.shape[1]}, options), device_of(name, x))
     takes, (of_state, of_out) = p.signatures["step"]
     p.step({**{t[0]: v for t, v in zip(takes, given)}, of_state[0]: state, of_out[0]: out}, "")
     return out
@@ -335,6 +341,7 @@ def adaptive_scan(
     """
     name = "adaptive_theta"
     _sequence(name, "u", u, 3, "[B, D, T]")
+    refuse_double(name, u=u, delta=delta, B=B, C=C, theta=theta, W=W, bias=bias, rho=rho, D=D, z=z, h0=h0)
     b, d, t = u.shape
     if (theta is None) == (W is None):
         raise ConfigError(f"{name}: either theta or W is given")
@@ -382,7 +389,7 @@ def angles(W: Tensor, u: Tensor, bias: Tensor | None) -> Tensor:
     round to: an error of an angle adds up along time."""
     d, n, _ = W.shape
     wide = u.float()
-    with torch.autocast(u.device.type, enabled=False):
+    with single(u):
         theta = _Exact.apply(W.float().reshape(d * n, -1), wide)
     theta = theta.view(u.shape[0], d, n, u.shape[2])
     return theta if bias is None else theta + bias.float().reshape(d, n)[None, :, :, None]
@@ -391,11 +398,16 @@ def angles(W: Tensor, u: Tensor, bias: Tensor | None) -> Tensor:
 class _Exact(torch.autograd.Function):
     """``W u`` for each sequence, by products of float32 that are not rounded to TensorFloat-32."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, w: Tensor, u: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(w, u)
+    def forward(w: Tensor, u: Tensor) -> Tensor:  # type: ignore[override]
         with _FullPrecision():
             return torch.matmul(w, u)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
@@ -407,6 +419,10 @@ class _Exact(torch.autograd.Function):
                 rows = grad.transpose(0, 1).reshape(w.shape[0], -1)
                 of_w = rows @ u.transpose(0, 1).reshape(w.shape[1], -1).t()
         return of_w, of_u
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        no_tangents("adaptive_theta")
 
 
 class _FullPrecision:

@@ -4,7 +4,6 @@ next call's first. What they compute from their parameters is what ``layers/ssm/
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from typing import Any
 
@@ -13,35 +12,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._errors import ConfigError, DtypeError, ShapeError
+from ._checks import number, positive, problem, sizes, whole
 from ._framework import short
+from ._passes import refuse_double
 from ._scan import adaptive_scan, linear_scan, selective_scan
 
 State = Any
 
 
-def _enter(name: str, x: Tensor, width: int) -> Tensor:
+def _enter(name: str, x: Tensor, width: int, weight: Tensor) -> Tensor:
     if x.dim() != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name}: x.shape = {tuple(x.shape)} does not match [B, T, D] with D = {width}")
     if not x.is_floating_point():
         raise DtypeError(f"{name}: x holds {short(x.dtype)}; it must hold floating-point numbers")
+    refuse_double(name, x=x)
+    if weight.dtype is torch.float64:
+        raise DtypeError(f"{name}: the parameters hold float64; all is computed in float32, and they must be float32, bfloat16 or float16")
     return x.transpose(1, 2)
-
-
-def _sizes(name: str, **sizes: Any) -> None:
-    for what, n in sizes.items():
-        try:
-            fits = operator.index(n) >= 1
-        except TypeError:
-            fits = False
-        if not fits:
-            raise ConfigError(f"{name}: {what} = {n!r} is not a whole number from 1 on")
 
 
 def _from_to(name: str, low: str, least: float, high: str, most: float, end: float = math.inf) -> None:
     """Refuses what is no range of positive numbers up to ``end``; of radii the least may be 0."""
-    if not (0.0 <= least <= most <= end and 0.0 < most < math.inf) or least == 0.0 and end != 1.0:
+    low_end, high_end = number(least), number(most)
+    if not (0.0 <= low_end <= high_end <= end and 0.0 < high_end < math.inf) or low_end == 0.0 and end != 1.0:
         until = " up to 1" if end == 1.0 else ""
-        raise ConfigError(f"{name}: {low} = {least} and {high} = {most} are not the ends of a range of positive numbers{until}")
+        raise ConfigError(f"{name}: {low} = {least!r} and {high} = {most!r} are not the ends of a range of positive numbers{until}")
 
 
 def _rank(name: str, dt_rank: int | str, auto: int) -> int:
@@ -49,7 +44,7 @@ def _rank(name: str, dt_rank: int | str, auto: int) -> int:
         return auto
     if isinstance(dt_rank, str):
         raise ConfigError(f'{name}: dt_rank = {dt_rank!r} is neither "auto" nor a whole number from 1 on')
-    _sizes(name, dt_rank=dt_rank)
+    sizes(name, dt_rank=dt_rank)
     return dt_rank
 
 
@@ -102,7 +97,8 @@ class S4D(nn.Module):
             raise ConfigError(f"S4D: frequencies `{frequencies}` is not one of linear, inverse")
         if discretisation not in ("zoh", "bilinear"):
             raise ConfigError(f"S4D: discretisation `{discretisation}` is not one of zoh, bilinear")
-        _sizes("S4D", d_model=d_model, d_state=d_state)
+        sizes("S4D", d_model=d_model, d_state=d_state)
+        problem("selective_scan", f"B1_D1_T1_N{int(d_state)}")
         _from_to("S4D", "delta_min", delta_min, "delta_max", delta_max)
         self.d_model, self.d_state, self.discretisation = d_model, d_state, discretisation
         n, m = torch.arange(d_state, dtype=torch.float32), 2.0 * d_state
@@ -116,7 +112,7 @@ class S4D(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` ``[B, T, D]`` and a state complex64 ``[B, D, N]``; gives y and the last state."""
-        u = _enter("S4D", x, self.d_model)
+        u = _enter("S4D", x, self.d_model, self.D)
         A = torch.complex(-self.log_rate.float().exp(), self.frequency.float())
         delta = self.log_delta.float().exp().to(u.dtype)[None, :, None].expand(u.shape)
         delta = delta.contiguous() if u.is_cuda else delta
@@ -151,9 +147,9 @@ class S5(nn.Module):
 
     def __init__(self, d_model: int, d_state: int = 64, delta_min: float = 0.001, delta_max: float = 0.1) -> None:
         super().__init__()
-        if d_state < 2 or d_state % 2:
-            raise ConfigError(f"S5: d_state = {d_state} is not even and at least 2")
-        _sizes("S5", d_model=d_model)
+        if (whole(d_state) or 1) < 2 or d_state % 2:
+            raise ConfigError(f"S5: d_state = {d_state!r} is not even and at least 2")
+        sizes("S5", d_model=d_model)
         _from_to("S5", "delta_min", delta_min, "delta_max", delta_max)
         self.d_model, self.d_state = d_model, d_state
         values, vectors = hippo(d_state)
@@ -169,7 +165,7 @@ class S5(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` ``[B, T, D]`` and a state complex64 ``[B, P]``; gives y and the last state."""
-        _enter("S5", x, self.d_model)
+        _enter("S5", x, self.d_model, self.D)
         rate, delta = _complex(self.Lambda), self.log_delta.float().exp()
         w = rate * delta
         gate, factor = w.exp(), torch.expm1(w) / rate
@@ -195,8 +191,9 @@ class LRU(nn.Module):
         self, d_model: int, d_state: int = 64, least: float = 0.0, most: float = 1.0, angle: float = 2 * math.pi
     ) -> None:
         super().__init__()
-        _sizes("LRU", d_model=d_model, d_state=d_state)
+        sizes("LRU", d_model=d_model, d_state=d_state)
         _from_to("LRU", "least", least, "most", most, 1.0)
+        positive("LRU", angle=angle)
         self.d_model, self.d_state = d_model, d_state
         self.nu = nn.Parameter(_ring(d_state, least, most).clamp_min(1e-7).log())
         self.phi = nn.Parameter((angle * (1.0 - torch.rand(d_state))).log())
@@ -206,7 +203,7 @@ class LRU(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` ``[B, T, D]`` and a state complex64 ``[B, N]``; gives y and the last state."""
-        _enter("LRU", x, self.d_model)
+        _enter("LRU", x, self.d_model, self.D)
         rate = self.nu.float().exp()
         gate = torch.polar((-rate).exp(), self.phi.float().exp())
         gain = (-torch.expm1(-2.0 * rate)).sqrt()
@@ -243,9 +240,9 @@ class RGLRU(nn.Module):
 
     def __init__(self, d_model: int, blocks: int = 1) -> None:
         super().__init__()
-        _sizes("RGLRU", d_model=d_model)
-        if blocks < 1 or d_model % blocks:
-            raise ConfigError(f"RGLRU: blocks = {blocks} does not divide d_model = {d_model}")
+        sizes("RGLRU", d_model=d_model)
+        if (whole(blocks) or 0) < 1 or d_model % blocks:
+            raise ConfigError(f"RGLRU: blocks = {blocks!r} does not divide d_model = {d_model}")
         self.d_model = d_model
         # sigmoid(Lambda)^8 is uniform from 0.9 to 0.999.
         log = (torch.rand(d_model) * 0.099 + 0.9).log() / 8.0
@@ -254,7 +251,7 @@ class RGLRU(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` ``[B, T, D]`` and a state ``[B, D]``; gives y, which is every state, and the last one."""
-        _enter("RGLRU", x, self.d_model)
+        _enter("RGLRU", x, self.d_model, self.Lambda)
         rate = 8.0 * torch.sigmoid(self.recurrence_gate(x).float()) * F.softplus(-self.Lambda.float())
         gain = (-torch.expm1(-2.0 * rate)).clamp_min(1e-12).sqrt()
         drive = gain * torch.sigmoid(self.input_gate(x).float()) * x.float()
@@ -273,13 +270,13 @@ class MinGRU(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        _sizes("MinGRU", input_size=input_size, hidden_size=hidden_size)
+        sizes("MinGRU", input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.gate, self.candidate = nn.Linear(input_size, hidden_size), nn.Linear(input_size, hidden_size)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` ``[B, T, D]`` and a state ``[B, H]``; gives every state ``[B, T, H]`` and the last one."""
-        _enter("MinGRU", x, self.input_size)
+        _enter("MinGRU", x, self.input_size, self.gate.weight)
         k, candidate = self.gate(x).float(), self.candidate(x).float()
         drive = torch.sigmoid(k) * candidate
         h, last = linear_scan(torch.sigmoid(-k).transpose(1, 2), drive.transpose(1, 2), state)
@@ -299,7 +296,7 @@ def _convolve(conv: nn.Conv1d, x: Tensor, before: Tensor | None) -> tuple[Tensor
 def _inner(block: Any, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """What a block's scan begins with: its channels and its gate ``[B, D, T]``, what its convolution keeps for the next
     call, and the scan's initial state."""
-    _enter(type(block).__name__, x, block.d_model)
+    _enter(type(block).__name__, x, block.d_model, block.in_proj.weight)
     u, z = block.in_proj(x).transpose(1, 2).chunk(2, dim=1)
     kept, h0 = (None, None) if state is None else state
     if block.conv1d is not None:
@@ -333,8 +330,10 @@ class Mamba(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        _sizes("Mamba", d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+        sizes("Mamba", d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
         _from_to("Mamba", "dt_min", dt_min, "dt_max", dt_max)
+        positive("Mamba", dt_init_floor=dt_init_floor)
+        problem("selective_scan", f"B1_D1_T1_N{int(d_state)}")
         self.d_model, self.d_state, self.d_inner = d_model, d_state, expand * d_model
         rank = self.dt_rank = _rank("Mamba", dt_rank, math.ceil(d_model / 16))
         inner = self.d_inner
@@ -391,9 +390,10 @@ class AUSSM(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        _sizes(name, d_model=d_model, d_state=d_state)
+        sizes(name, d_model=d_model, d_state=d_state)
+        problem("adaptive_theta", f"B1_D1_N{int(d_state)}_T1")
         if d_conv != 0:
-            _sizes(name, d_conv=d_conv)
+            sizes(name, d_conv=d_conv)
         self.d_model, self.d_state, self.double_bias = d_model, d_state, double_bias
         rank = _rank(name, dt_rank, d_state)
         self.in_proj = nn.Linear(d_model, 2 * d_model, bias=bias)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import ConfigError
-from . import _options, wirings
-from ._module import MaskedModule, check_count
+from . import _checks, _options, wirings
+from ._module import MaskedModule
 
 
 _PICK_NORM = itemgetter("weight", "bias")
@@ -50,7 +50,12 @@ class TrueLiquidTimeConstant(MaskedModule):
         super().__init__()
         if input_mapping not in ("affine", "linear", "none"):
             raise ConfigError(f"ltc: input_mapping `{input_mapping}` is not one of affine, linear, none")
-        self.input_dim, self.hidden_dim = check_count("input_dim", input_dim), check_count("hidden_dim", hidden_dim)
+        _checks.sizes("ltc", input_dim=input_dim, hidden_dim=hidden_dim)
+        if _checks.whole(ode_unfolds) is None:
+            raise ConfigError(f"ltc: ode_unfolds = {ode_unfolds!r} is not a whole number")
+        _checks.positive("ltc", dt=dt)
+        _checks.positive("ltc", 0.0, epsilon=epsilon)
+        self.input_dim, self.hidden_dim = int(input_dim), int(hidden_dim)
         self.dt, self.ode_unfolds, self.epsilon = float(dt), int(max(1, ode_unfolds)), epsilon
         self.sparsity, self.sensory_sparsity, self.input_mapping = sparsity, sensory_sparsity, input_mapping
         self.precision = precision
@@ -59,6 +64,7 @@ class TrueLiquidTimeConstant(MaskedModule):
         self._options = _options.options(
             hidden_dim, unfolds=self.ode_unfolds, dt=self.dt, epsilon=epsilon, norm=True, precision=precision
         )
+        _checks.problem("ltc", f"B1_T1_D{int(input_dim)}_H{int(hidden_dim)}{self._options.text}")
         self._names = self._options.names
         # Of the input mapping, what does not train is a buffer.
         self._fixed = self._names[{"none": 11, "linear": 12, "affine": 13}[input_mapping] : 13]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._errors import ConfigError, DtypeError, ShapeError
 from . import _ssm
+from ._checks import positive
 from ._framework import short
 from ._scan import adaptive_scan
 
@@ -149,6 +150,7 @@ class Mamba(_ssm.Mamba):
     ) -> None:
         if dt_init not in ("random", "constant"):
             raise ConfigError(f'Mamba: dt_init must be "random" or "constant", not {dt_init!r}')
+        positive("Mamba", dt_scale=dt_scale)
         super().__init__(
             d_model, d_state, d_conv, expand, dt_rank, dt_min=dt_min, dt_max=dt_max, dt_init_floor=dt_init_floor, conv_bias=conv_bias,
             bias=bias,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _native
 from .._errors import ConfigError
+from ._checks import sizes, whole
 
 __all__ = ["NCP", "AutoNCP", "Bernoulli", "FullyConnected", "Random", "Wiring"]
 
@@ -37,6 +38,7 @@ class Wiring:
     """
 
     def __init__(self, units: int) -> None:
+        sizes("wiring", units=units)
         self.units = int(units)
         self.input_dim: int | None = None
         self.output_dim: int | None = None
@@ -68,6 +70,7 @@ class Wiring:
 
     def set_input_dim(self, input_dim: int) -> None:
         """Fixes the number of inputs; no input has a synapse yet."""
+        sizes("wiring", input_dim=input_dim)
         self.input_dim = int(input_dim)
         self.sensory_adjacency = torch.zeros(self.input_dim, self.units, dtype=torch.int32)
 
@@ -207,6 +210,7 @@ class _Drawn(Wiring):
 
     def build(self, input_dim: int) -> None:
         if self.input_dim is None:
+            sizes("wiring", input_dim=input_dim)
             _, _, _, adjacency, sensory = self._draw(int(input_dim))
             self.set_input_dim(input_dim)
             # Before it is built a wiring of this kind may have got synapses of the user's own.
@@ -325,9 +329,22 @@ def matrices(wiring: Any) -> tuple[Tensor, Tensor]:
     return tuple(torch.as_tensor(m).to(torch.float32) for m in both)  # type: ignore[return-value]
 
 
+def wiring_of(name: str, units: Any) -> Any:
+    """A wiring, or all synapses among so many units."""
+    if whole(units) is None and not hasattr(units, "build"):
+        raise ConfigError(f"{name}: units = {units!r} is neither a whole number nor a wiring")
+    if whole(units) is None:
+        return units
+    sizes(name, units=units)
+    return FullyConnected(int(units))
+
+
 def built(wiring: Any, inputs: int | None, name: str, argument: str) -> Any:
     """The wiring, built; a drawn one that was built for other inputs is drawn anew for these."""
+    if not hasattr(wiring, "build"):
+        raise ConfigError(f"{name}: wiring = {wiring!r} is not a wiring, as of chronaxie.torch.wirings")
     if inputs is not None:
+        sizes(name, **{argument: inputs})
         if isinstance(wiring, _Drawn) and wiring.is_built() and wiring.input_dim != inputs:
             wiring = type(wiring)(**wiring.get_config())
         wiring.build(inputs)
