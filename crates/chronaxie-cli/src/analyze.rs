@@ -50,15 +50,15 @@ fn lines(report: &AnalysisReport) -> Vec<String> {
             p.size.to_string(),
             number(m.rate_hz.mean, 3),
             number(100.0 * m.silent, 1),
-            number(m.interval_ms.mean, 2),
-            number(m.interval_median_ms, 2),
+            maybe(m.interval_ms.map(|x| x.mean), 2),
+            maybe(m.interval_median_ms, 2),
             maybe(m.cv.map(|cv| cv.mean), 3),
             number(m.synchrony.chi, 4),
             number(m.synchrony.fano, 2),
             number(m.bursts.rate_hz, 3),
             number(100.0 * m.bursts.share, 1),
             number(m.entropy_bits.mean, 4),
-            format!("{:.2e}", m.mutual_information_bits.map_or(0.0, |i| i.mean)),
+            m.mutual_information_bits.map_or("-".to_owned(), |i| format!("{:.2e}", i.mean)),
         ]
     });
     let headings = [

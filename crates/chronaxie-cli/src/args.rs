@@ -328,6 +328,14 @@ fn values(text: &str) -> Result<(String, Values), String> {
     }
 }
 
+/// A span of model time as it was written: one below 0 is none, nor is another flag in its place.
+fn span(text: &str) -> Result<String, String> {
+    match text.trim().strip_prefix('-') {
+        Some(_) => Err("a duration is a number of milliseconds from 0 on, or one with a unit as in 10s".to_owned()),
+        None => Ok(text.to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Simulate {
     /// The configuration, TOML or JSON
@@ -337,13 +345,13 @@ pub(crate) struct Simulate {
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,
     /// Model time in ms, or with a unit as in 10s
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true, value_parser = span)]
     pub duration: Option<String>,
     /// The seed of the network and of its drives
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     pub seed: Option<u64>,
     /// A smaller network with the same statistics: this fraction of the cells, and of the synapses of each
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub scale: Option<f64>,
     /// What is kept [default: spikes]
     #[arg(long, value_name = "WHAT", value_parser = ["spikes", "none"])]
@@ -355,7 +363,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Model time between checkpoints, besides those at the end and at Ctrl-C
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true, value_parser = span)]
     pub checkpoint_every: Option<String>,
     /// Go on from a checkpoint: its file, or the folder of its run, which goes on there
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "out")]
@@ -411,13 +419,13 @@ pub(crate) struct Analyze {
     #[arg(long, env = "CHRONAXIE_BACKEND", default_value = "auto")]
     pub backend: String,
     /// Left out at the start [default: as the run's configuration says, or 0]
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub discard: Option<f64>,
     /// The width of the bins of counts
-    #[arg(long, value_name = "MS", default_value_t = 2.0)]
+    #[arg(long, value_name = "MS", default_value_t = 2.0, allow_negative_numbers = true)]
     pub bin: f64,
     /// Spikes of a burst follow each other within this time
-    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    #[arg(long, value_name = "MS", default_value_t = 10.0, allow_negative_numbers = true)]
     pub burst_interval: f64,
     /// A burst has at least so many spikes
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..))]

@@ -12,30 +12,37 @@ use chronaxie::train::default_out;
 use chronaxie::{Backend, Error, Result};
 use std::ffi::OsString;
 
-/// What the flags override, as `--set` spells it; a flag wins.
-fn overrides(args: &Simulate) -> Vec<String> {
-    let text = |key: &str, value: &Option<String>| value.as_ref().map(|v| format!("simulation.{key}=\"{v}\""));
+/// What the flags override: as the user wrote them, and as `--set` spells it.
+fn flags(args: &Simulate) -> Vec<(String, String)> {
+    let flag = |key: &str, written: &str, value: String| {
+        (format!("--{} {written}", key.replace('_', "-")), format!("simulation.{key}={value}"))
+    };
+    let text = |key: &str, value: &Option<String>| value.as_ref().map(|v| flag(key, v, format!("\"{v}\"")));
     // A bare number is in ms; with quotes it would be refused.
     let time = |key: &str, value: &Option<String>| match value {
-        Some(v) if v.trim().parse::<f64>().is_ok() => Some(format!("simulation.{key}={}", v.trim())),
+        Some(v) if v.trim().parse::<f64>().is_ok() => Some(flag(key, v, v.trim().to_owned())),
         other => text(key, other),
     };
-    let seed = args.seed.map(|seed| format!("simulation.seed={seed}"));
-    let scale = args.scale.map(|scale| format!("simulation.scale={scale:?}"));
-    let flags = [
+    let all = [
         time("duration", &args.duration),
-        seed,
-        scale,
+        args.seed.map(|seed| flag("seed", &seed.to_string(), seed.to_string())),
+        args.scale.map(|scale| flag("scale", &scale.to_string(), format!("{scale:?}"))),
         text("record", &args.record),
         text("hash", &args.hash),
         time("checkpoint_every", &args.checkpoint_every),
     ];
-    args.set.iter().cloned().chain(flags.into_iter().flatten()).collect()
+    all.into_iter().flatten().collect()
+}
+
+/// The same with what `--set` says; a flag wins.
+fn overrides(args: &Simulate) -> Vec<String> {
+    args.set.iter().cloned().chain(flags(args).into_iter().map(|(_, assignment)| assignment)).collect()
 }
 
 fn config(args: &Simulate) -> Result<Config> {
     let mut config = Config::read(&args.config)?;
-    overrides(args).iter().try_for_each(|assignment| config.set(assignment))?;
+    args.set.iter().try_for_each(|assignment| config.set(assignment))?;
+    flags(args).iter().try_for_each(|(flag, assignment)| config.set_by(flag, assignment))?;
     Ok(config)
 }
 

@@ -88,7 +88,19 @@ fn the_resolved_configuration_has_the_flags_in_it() {
 #[test]
 fn bad_input_is_a_sentence() {
     refuses(&["simulate", "no-such-file.toml"], "cannot read no-such-file.toml");
-    refuses(&["simulate", EXAMPLE, "--scale", "0"], "a scale is above 0");
+    let scale = "simulation.scale is 0, but a scale is above 0";
+    refuses(&["simulate", EXAMPLE, "--scale", "0"], &format!("--scale 0: {scale}"));
+    refuses(&["simulate", EXAMPLE, "--set", "simulation.scale=0"], &format!("--set \"simulation.scale=0\": {scale}"));
+    refuses(&["simulate", EXAMPLE, "--scale", "-1"], "--scale -1: simulation.scale is -1");
+    refuses(&["simulate", EXAMPLE, "--duration", "5x"], "--duration 5x: simulation.duration must be a duration");
+    for flag in ["--duration", "--checkpoint-every"] {
+        refuses(&["simulate", EXAMPLE, flag, "-4"], "a duration is a number of milliseconds from 0 on");
+        refuses(&["simulate", EXAMPLE, flag, "--quiet"], "a duration is a number of milliseconds from 0 on");
+    }
+    refuses(
+        &["simulate", EXAMPLE, "--set", "population.0.initial.V=1e300"],
+        "population[0].initial.V is 1e300, which is beyond the range of single precision",
+    );
     refuses(&["simulate", EXAMPLE, "--set", "simulation.variant=\"cd\""], "there are dc, poisson");
     refuses(
         &["simulate", EXAMPLE, "--set", "population.0.sise=1"],
@@ -200,4 +212,26 @@ fn replicas_have_the_spikes_of_runs_of_their_own() {
         &simulate(&["--grid", "simulation.duration=100,200", "--scale", "0.02"]),
         "networks side by side have the same",
     );
+}
+
+#[test]
+fn cells_that_never_fired_twice_have_no_intervals() {
+    let folder = scratch("silent");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (file, run) = (folder.join("silent.toml"), folder.join("run"));
+    let network =
+        "schema = 1\n[simulation]\nduration = 20\n[[population]]\nname = \"E\"\nmodel = \"lif_exp\"\nsize = 4\n";
+    std::fs::write(&file, network).unwrap();
+    let (file, run) = (file.to_str().unwrap(), run.to_str().unwrap());
+    let o = chronaxie(&["simulate", file, "--out", run, "--backend", "cpu", "--quiet"]);
+    assert!(o.status.success(), "{}", text(&o.stderr));
+    let o = chronaxie(&["analyze", run, "--backend", "cpu", "--quiet"]);
+    let row = text(&o.stdout).lines().find(|line| line.starts_with('E')).expect("a row").split_whitespace();
+    let row: Vec<&str> = row.collect();
+    assert_eq!(row[..7], ["E", "4", "0.000", "100.0", "-", "-", "-"], "{}", text(&o.stdout));
+    let o = chronaxie(&["analyze", run, "--backend", "cpu", "--quiet", "--json", "-"]);
+    let found: Value = serde_json::from_slice(&o.stdout).expect("JSON");
+    let measures = &found["populations"][0];
+    assert!(measures["interval_ms"].is_null() && measures["interval_median_ms"].is_null(), "{measures}");
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -540,3 +540,48 @@ def test_columns_of_edges_that_nothing_reads_are_refused_and_a_variable_needs_no
         net.projection("E", "E", edges={"source": [0], "target": [1], "weight": 1.0, "delay": 1.0, "delays": [2.0]})
     net.record("E", "I_ex", cells=[0])
     assert net._described["record"][0]["variables"] == ["I_ex"]
+
+
+def test_what_is_no_number_is_a_sentence():
+    net = spiking.Network(dt=0.1)
+    net.population("E", "lif_exp", 8)
+    net.population("P", "poisson", 3)
+    net.drive("E", "poisson", rate=8.0, weight=60.0)
+    sim = net.build("cpu")
+    for says, call in {
+        "run: duration = '10ms' is of type str; a number of milliseconds is needed": lambda: sim.run("10ms"),
+        r"run: duration is of type list with the shape \(1,\); a number of milliseconds": lambda: sim.run([10.0]),
+        "run: steps = 2.5 is of type float; a whole number is needed": lambda: sim.run(steps=2.5),
+        r"the rate of the drive of E is of type ndarray with the shape \(8,\); one number": lambda: sim.set_rate("E", np.ones(8)),
+        "the rate of the drive of E = '8Hz' is of type str; one number of arrivals": lambda: sim.set_rate("E", "8Hz"),
+        "P: rate = 'a' is of type str; one number or an array of 3 is needed": lambda: sim.set_rate("P", "a"),
+        "P: rate is of type list and holds no numbers": lambda: sim.set_rate("P", ["a"] * 3),
+        "population = None is of type NoneType": lambda: sim.set_rate(None, 3.0),
+        "set_drive: drive = -1: there are 1": lambda: sim.set_drive(-1, 3.0),
+        "E.V is of type NoneType and holds no numbers": lambda: sim.set_state("E", V=None),
+        r"E.V of cell 0 is 1e\+300, which is beyond the range of single precision": lambda: sim.set_state("E", V=1e300),
+        "network: seeds = 5 is not a list of whole numbers": lambda: net.build(seeds=5),
+        "gpus = 'a' is of type str": lambda: net.build(gpus="a"),
+        "backend = 3 is not one of auto, cpu, cuda": lambda: net.build(3),
+        "network: Q.initial is of type int; values by their names": lambda: net.population("Q", "lif_exp", 2, initial=3),
+        "network: E -> E.plasticity is of type str": lambda: net.projection("E", "E", weight=1.0, plasticity="stdp"),
+    }.items():
+        with pytest.raises(chronaxie.ConfigError, match=says):
+            call()
+    sim.set_rate("P", np.ones(3))
+    assert sim.run(np.float32(10)).stop == 10.0
+
+
+@pytest.mark.parametrize("value", [1e300, np.array([0.0, -1e39]), spiking.uniform(0.0, 1e300)], ids=["number", "array", "drawn"])
+def test_what_single_precision_cannot_hold_is_refused(value):
+    net = spiking.Network()
+    net.population("E", "lif_exp", 2, initial={"V": value})
+    with pytest.raises(chronaxie.ConfigError, match="which is beyond the range of single precision, -3.4.*e38 to 3.4.*e38"):
+        net.build("cpu")
+
+
+def test_without_intervals_there_is_no_mean_of_them():
+    net = spiking.Network()
+    net.population("E", "lif_exp", 2)
+    measures = spiking.metrics.analyze(net.build("cpu").run(10.0), backend="cpu")["populations"]["E"]
+    assert measures["interval_ms"] is None and measures["interval_median_ms"] is None

@@ -174,6 +174,18 @@ impl Config {
     /// # Errors
     /// `Config`, where the argument has no `=`, a key is empty, or the path leads through a value that is no table.
     pub fn set(&mut self, assignment: &str) -> Result<()> {
+        self.override_with(assignment, Origin::Set(assignment.into()))
+    }
+
+    /// The same for `flag`, which messages name in its place: what the user wrote, as in `--duration 10s`.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn set_by(&mut self, flag: &str, assignment: &str) -> Result<()> {
+        self.override_with(assignment, Origin::Flag(flag.into()))
+    }
+
+    fn override_with(&mut self, assignment: &str, origin: Origin) -> Result<()> {
         let refuse = |message: String| Error::config(format!("--set {}: {message}", quote(assignment)));
         let Some((path, text)) = assignment.split_once('=') else {
             return Err(refuse("write it as table.key=value".into()));
@@ -187,7 +199,6 @@ impl Config {
         if keys.len() > MAX_DEPTH {
             return Err(refuse(format!("its {} keys are nested deeper than {MAX_DEPTH} levels", keys.len())));
         }
-        let origin = Origin::Set(assignment.into());
         let value = parse_override(text.trim(), &origin);
         let [tables @ .., last] = keys.as_slice() else {
             return Err(refuse("write it as table.key=value".into()));
@@ -321,6 +332,7 @@ impl Config {
         match origin {
             Origin::Line(line) => format!("{}:{line}", self.path.display()),
             Origin::Set(assignment) => format!("--set {}", quote(assignment)),
+            Origin::Flag(flag) => flag.clone(),
             Origin::Code => self.path.display().to_string(),
         }
     }

@@ -16,6 +16,8 @@ pub(super) enum Origin {
     Line(usize),
     /// The argument of `--set`.
     Set(String),
+    /// A flag with its value.
+    Flag(String),
     /// A program.
     Code,
 }

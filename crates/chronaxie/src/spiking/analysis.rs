@@ -107,10 +107,10 @@ pub struct Measures {
     pub rate_hz: Spread,
     /// The share of cells without a spike.
     pub silent: f64,
-    /// Of all intervals of all cells, ms.
-    pub interval_ms: Spread,
-    /// Half of the intervals are shorter, ms.
-    pub interval_median_ms: f64,
+    /// Of all intervals of all cells, ms; none where no cell fired twice.
+    pub interval_ms: Option<Spread>,
+    /// Half of the intervals are shorter, ms; none likewise.
+    pub interval_median_ms: Option<f64>,
     /// Of cells with at least six spikes; none where there is none.
     pub cv: Option<Spread>,
     /// See there.
@@ -267,13 +267,13 @@ fn population(f: &Frame<'_>, t: &Tallies, p: usize) -> (Measures, Vec<f64>) {
     m.rate_hz = Spread::of(&rates);
     let silent = range.clone().filter(|c| t.train(*c).is_empty()).count();
     m.silent = if range.is_empty() { 0.0 } else { silent as f64 / n };
-    m.interval_ms = Spread::of(&intervals);
+    m.interval_ms = (!intervals.is_empty()).then(|| Spread::of(&intervals));
     let mut sorted = intervals.clone();
     sorted.sort_by(f64::total_cmp);
     m.interval_median_ms = match sorted.len() {
-        0 => 0.0,
-        len if len % 2 == 1 => sorted[len / 2],
-        len => 0.5 * (sorted[len / 2 - 1] + sorted[len / 2]),
+        0 => None,
+        len if len % 2 == 1 => Some(sorted[len / 2]),
+        len => Some(0.5 * (sorted[len / 2 - 1] + sorted[len / 2])),
     };
     m.cv = (!cvs.is_empty()).then(|| Spread::of(&cvs));
     let shares: Vec<f64> = t.counts[p].iter().map(|c| f64::from(*c)).collect();

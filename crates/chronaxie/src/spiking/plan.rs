@@ -145,7 +145,7 @@ impl Plan {
             }
             let named = p.model.parameters().iter().map(|x| x.name).zip(&p.parameters);
             for (name, d) in named.chain(p.model.variables().iter().map(|x| x.name).zip(&p.initial)) {
-                if let Some(problem) = d.problem() {
+                if let Some(problem) = d.problem().or_else(|| d.beyond_single()) {
                     return refuse(format!("{name} {problem}"));
                 }
             }

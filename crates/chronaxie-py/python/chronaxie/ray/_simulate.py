@@ -256,6 +256,9 @@ def simulate(
             f"ray.simulate: num_workers = {num_workers} and checkpoint_every = {checkpoint_every} must be at least 1, "
             f"max_failures = {max_failures} at least 0"
         )
+    from ..spiking._spikes import number
+
+    duration = number("ray.simulate: duration", duration, "a number of milliseconds")
     if transport not in ("auto", "nccl", "object_store"):
         raise ConfigError(f"ray.simulate: transport = {transport!r} is not one of auto, nccl, object_store")
     if transport == "auto" and num_gpus < 1:

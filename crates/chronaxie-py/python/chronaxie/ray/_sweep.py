@@ -174,6 +174,11 @@ def sweep(
     """
     if together < 1:
         raise ConfigError(f"sweep: together = {together} is not at least 1")
+    from ..spiking._spikes import number
+
+    for what, value in (("duration", duration), ("discard", discard)):
+        if value is not None:
+            number(f"sweep: {what}", value, "a number of milliseconds")
     points = _points(grid)
     network, described = _described(config)
     if backend == "auto" and not num_gpus:

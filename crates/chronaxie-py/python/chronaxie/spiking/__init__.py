@@ -64,7 +64,7 @@ def simulate(
 
     Args:
         network: a :class:`Network`, or the path of a TOML or JSON description.
-        duration: model time in ms; that of the description by default.
+        duration: model time in ms, a number; that of the description by default.
         backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         gpus, method: how many GPUs share it, and how, as in :meth:`Network.build`.
         seeds, grid: several networks side by side, likewise; :meth:`Spikes.replica` has the spikes of each.

@@ -6,12 +6,13 @@ import itertools
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
+from ._spikes import mapping, whole
 
 if TYPE_CHECKING:
     from ._simulation import Simulation
@@ -82,7 +83,9 @@ def _points(seeds: Any, grid: Any) -> list[dict[str, Any]] | None:
     else:
         points = [dict(p) for p in grid]
     if seeds is not None:
-        points = [{"simulation.seed": int(seed), **p} for seed in seeds for p in points]
+        if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
+            raise ConfigError(f"network: seeds = {seeds!r} is not a list of whole numbers")
+        points = [{"simulation.seed": whole("network: a seed", seed), **p} for seed in seeds for p in points]
     if not points:
         raise ConfigError("network: 0 networks cannot run side by side; at least 1 seed and 1 value of each field")
     return [{k: _plain(v, k) for k, v in p.items()} for p in points]
@@ -208,9 +211,11 @@ class Network:
             section.pop("size", None)
             section["places"] = {"file": self._table(f"{name}.positions", dict(zip("xyzw", places.T)))}
         if spikes is not None:
+            if not isinstance(spikes, (tuple, list)) or len(spikes) != 2:
+                raise ConfigError(f"network: {name}.spikes is of type {type(spikes).__name__}; a pair (times, cells) is needed")
             section["file"] = self._table(f"{name}.spikes", {"time": spikes[0], "cell": spikes[1]})
         for key, values in {"parameters": parameters, "initial": initial}.items():
-            if values:
+            if values is not None and mapping(f"network: {name}.{key}", values):
                 section[key] = self._values(name, values)
         self._list("population").append(section)
 
@@ -252,12 +257,13 @@ class Network:
         """
         section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
         if plasticity is not None:
-            options["plasticity"] = dict(plasticity)
+            options["plasticity"] = dict(mapping(f"network: {source} -> {target}.plasticity", plasticity))
         if synapses is not None:
             options["synapses"] = synapses
         label = f"{source} -> {target}"
         if edges is not None:
-            given = {**edges, **{k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}}
+            both = {k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}
+            given = {**mapping(f"network: {label}.edges", edges), **both}
             missing = [k for k in ("source", "target", "weight", "delay") if k not in given]
             if missing:
                 raise ConfigError(f"network: {label}: edges lack {' and '.join(missing)}")
@@ -339,8 +345,10 @@ class Network:
         """
         from ._simulation import Simulation
 
-        if gpus is not None and gpus < 1:
+        if gpus is not None and whole("gpus", gpus) < 1:
             raise ConfigError(f"gpus = {gpus} is not at least 1")
+        if not isinstance(backend, str):
+            raise ConfigError(f"backend = {backend!r} is not one of auto, cpu, cuda and cuda:N")
         points = _points(seeds, grid)
         sets = [[f"{k}={json.dumps(v)}" for k, v in point.items()] for point in points or []]
         simulation = Simulation(_native.Session(*self._parts(), backend, gpus, method, sets), points or [])

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
-from ._spikes import Spikes, index
+from ._spikes import Spikes, index, number, whole
 
 
 class Population(NamedTuple):
@@ -134,18 +134,18 @@ class Simulation:
         the next run, were it ``run(0)``, returns the spikes until there too.
 
         Args:
-            duration: a multiple of ``dt``.
+            duration: ms, a number and a multiple of ``dt``.
             record: whether spikes are returned; their number and hash are kept in any case.
         """
         if (duration is None) == (steps is None):
             raise ConfigError("run: say how long, either in ms or in steps")
         if steps is None:
-            assert duration is not None
+            duration = number("run: duration", duration, "a number of milliseconds")
             count = duration / self.dt
             steps = round(count) if np.isfinite(count) else -1
             if steps < 0 or abs(count - steps) > 1e-6 * max(1.0, abs(count)):
                 raise ConfigError(f"run: {duration} ms are not a whole number of steps of {self.dt} ms, from 0 on")
-        elif not 0 <= steps < 2**50:
+        elif not 0 <= (steps := whole("run: steps", steps)) < 2**50:
             raise ConfigError(f"run: {steps} steps; a number from 0 to 2^50 is needed")
         start = self.time
         when, cells = self._session.run(steps, record)
@@ -164,10 +164,20 @@ class Simulation:
         return {name: np.frombuffer(c, np.float32) for name, c in zip(self.populations[i].variables, columns)}
 
     def set_state(self, population: str | int, **values: Any) -> None:
-        """Sets state variables of a population, a number or an array ``[size]`` each. Others keep their bits."""
+        """Sets state variables of a population, a number or an array ``[size]`` each, within single precision. Others keep their
+        bits."""
         i = self._index(population)
-        size = self.populations[i].size
-        self._session.set_state(i, [(k, _cells(v, size, k).tobytes()) for k, v in values.items()])
+        own = self.populations[i]
+        columns = {k: _cells(v, own.size, f"{own.name}.{k}") for k, v in values.items()}
+        for name, column in columns.items():
+            most = float(np.finfo(np.float32).max)
+            if (beyond := np.isfinite(column) & (np.abs(column) > most)).any():
+                cell = int(beyond.argmax())
+                raise ConfigError(
+                    f"set_state: {own.name}.{name} of cell {cell} is {column[cell]:g}, which is beyond the range of single precision, "
+                    f"-{most:g} to {most:g}"
+                )
+        self._session.set_state(i, [(k, column.tobytes()) for k, column in columns.items()])
 
     def synapses(self, source: str | int, target: str | int) -> Synapses:
         """All synapses from one population to another, with the weights that are delivered: drawn, then rounded to the
@@ -195,8 +205,14 @@ class Simulation:
         return tuple(found)
 
     def set_drive(self, drive: int, value: float) -> None:
-        """Sets the rate or the current of ``drives[drive]``, from the next step on."""
-        self._session.set_drive(drive, float(value))
+        """Sets the rate or the current of ``drives[drive]``, one number, from the next step on."""
+        found = self._session.drives()
+        if not 0 <= (at := whole("set_drive: drive", drive)) < len(found):
+            raise ConfigError(f"set_drive: drive = {drive}: there are {len(found)}")
+        poisson = found[at][1] == "poisson"
+        unit = "one number of arrivals a second, the same for all its cells," if poisson else "one number, the same for all its cells,"
+        what = f"the {'rate' if poisson else 'current'} of the drive of {self.populations[found[at][0]].name}"
+        self._session.set_drive(at, number(what, value, unit))
 
     def set_rate(self, population: str | int, rate: Any) -> None:
         """Sets the rate of a population's Poisson drive (arrivals a second and cell), or, of Poisson sources, of the sources
@@ -221,9 +237,10 @@ class Simulation:
 
     @staticmethod
     def _input(values: Any, population: Population) -> bytes:
+        what = f"{population.name}: {'rate' if population.model == 'poisson' else 'current'}"
         if np.ndim(values) == 0:
-            return np.full(1, values, np.float64).tobytes()
-        return _cells(values, population.size, population.name).tobytes()
+            return np.full(1, number(what, values, f"one number or an array of {population.size}")).tobytes()
+        return _cells(values, population.size, what).tobytes()
 
     def traces(self) -> list[Trace]:
         """What each recorder of the network gathered since this was last called."""
@@ -261,7 +278,13 @@ def _places(places: bytearray | None) -> np.ndarray | None:
 
 
 def _cells(values: Any, size: int, what: str) -> np.ndarray:
-    column = np.asarray(values, dtype=np.float64)
+    try:
+        column = np.asarray(values)
+        column = column.astype(np.float64) if column.dtype.kind in "biuf" else None
+    except ValueError:
+        column = None
+    if column is None:
+        raise ConfigError(f"{what} is of type {type(values).__name__} and holds no numbers; one number or an array of {size} is needed")
     if column.ndim > 1 or column.ndim == 1 and len(column) != size:
         raise ShapeError(f"{what} has the shape {column.shape}; one number or ({size},) is needed")
     return np.ascontiguousarray(np.broadcast_to(column, (size,)))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from .._errors import ConfigError
+
+
+def mapping(what: str, value: Any) -> Mapping[str, Any]:
+    """Values by their names.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what} is of type {type(value).__name__}; values by their names are needed, as in a dict")
+    return value
 
 
 def index(names: Sequence[str], population: str | int) -> int:
@@ -20,9 +32,40 @@ def index(names: Sequence[str], population: str | int) -> int:
         if population not in names:
             raise ConfigError(f"{population!r} is no population; there are {', '.join(names)}")
         return names.index(population)
-    if not 0 <= population < len(names):
+    at = whole("population", population)
+    if not 0 <= at < len(names):
         raise ConfigError(f"population {population}: there are {len(names)}")
-    return int(population)
+    return at
+
+
+def whole(what: str, value: Any) -> int:
+    """A whole number of any library.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{what} = {value!r} is of type {type(value).__name__}; a whole number is needed") from None
+
+
+def number(what: str, value: Any, wanted: str) -> float:
+    """One number.
+
+    Raises:
+        ConfigError: it is none; the message says what is ``wanted``.
+    """
+    if np.ndim(value) > 0:
+        raise ConfigError(f"{what} is of type {type(value).__name__} with the shape {np.shape(value)}; {wanted} is needed")
+    try:
+        # Words are no numbers, though float() reads some.
+        found = None if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None:
+        raise ConfigError(f"{what} = {value!r} is of type {type(value).__name__}; {wanted} is needed")
+    return found
 
 
 class Spikes:
@@ -94,7 +137,7 @@ class Spikes:
         Raises:
             ConfigError: there is none of that number.
         """
-        if not 0 <= k < len(self.replicas):
+        if not 0 <= whole("replica", k) < len(self.replicas):
             raise ConfigError(f"replica {k}: there are {len(self.replicas)}")
         first, last = self.replicas[k], [*self.replicas, len(self.names)][k + 1]
         low, high = self._first[first], self._first[last]

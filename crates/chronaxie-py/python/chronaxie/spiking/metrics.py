@@ -9,10 +9,11 @@ import numpy as np
 
 from .. import _native
 from .._errors import ConfigError
-from ._spikes import Spikes
+from ._spikes import Spikes, number, whole
 
 
 def _steps(name: str, ms: float, dt: float) -> int:
+    ms = number(name, ms, "a number of milliseconds")
     if not (np.isfinite(ms) and ms / dt < 1e15 and round(ms / dt) >= 1):
         raise ConfigError(f"{name} = {ms} ms is not at least the step of {dt} ms")
     return round(ms / dt)
@@ -33,10 +34,10 @@ def analyze(
     Returns:
         ``populations``, by name: ``rate_hz``, ``silent``, ``interval_ms``, ``interval_median_ms``, ``cv``, ``synchrony``,
         ``bursts``, ``entropy_bits``, ``population_entropy_bits``, ``mutual_information_bits``, as ``chronaxie analyze --json``
-        has them; ``mutual_information_bits``, ``[populations, populations]`` of their counts; ``bins``; and what unrelated
-        trains have of mutual information by counting, ``mutual_information_bias_bits``.
+        has them, None where there is nothing to measure; ``mutual_information_bits``, ``[populations, populations]`` of their
+        counts; ``bins``; and what unrelated trains have of mutual information by counting, ``mutual_information_bias_bits``.
     """
-    if burst_spikes < 2:
+    if whole("burst_spikes", burst_spikes) < 2:
         raise ConfigError(f"burst_spikes = {burst_spikes}; a burst has at least 2")
     text = _native.analyze_spikes(
         np.ascontiguousarray(spikes.step, np.uint64).tobytes(),

@@ -56,6 +56,13 @@ pub struct Distribution {
     pub outside: Outside,
 }
 
+/// `verb` x and why that is refused, of a number beyond single precision.
+pub(super) fn beyond_single(verb: &str, x: f64) -> Option<String> {
+    let most = f32::MAX;
+    (!(x as f32).is_finite())
+        .then(|| format!("{verb} {x:e}, which is beyond the range of single precision, -{most:e} to {most:e}"))
+}
+
 impl From<f64> for Distribution {
     fn from(value: f64) -> Self {
         Self::new(Shape::Constant(value))
@@ -135,6 +142,10 @@ impl Distribution {
         };
         (x < self.low || x > self.high)
             .then(|| format!("is the constant {x}, outside of its bounds {} and {}", self.low, self.high))
+    }
+    /// A sentence's end that says which value is beyond single precision, in which cells are kept.
+    pub fn beyond_single(&self) -> Option<String> {
+        [self.quantile(1e-10), self.quantile(1.0 - 1e-10)].into_iter().find_map(|x| beyond_single("is", x))
     }
     /// P(value <= x) before bounds.
     fn raw(&self, x: f64) -> f64 {

@@ -1,6 +1,7 @@
 //! What a description names and does not hold: columns of numbers, in files beside it or handed over as arrays.
 
 use super::Edge;
+use super::distribution::beyond_single;
 use crate::config::{Config, Section};
 use crate::spiking::models::{Initial, Model};
 use crate::spiking::record::columns;
@@ -100,7 +101,11 @@ impl Given {
             if values.len() != size as usize {
                 return Some(format!("{name} has {} values for {size} cells", values.len()));
             }
-            values.iter().position(|x| !x.is_finite()).map(|at| format!("{name} of cell {at} is {}", values[at]))
+            let said = |at: usize| match values[at].is_finite() {
+                true => beyond_single(&format!("{name} of cell {at} is"), values[at]),
+                false => Some(format!("{name} of cell {at} is {}", values[at])),
+            };
+            values.iter().position(|x| !(*x as f32).is_finite()).and_then(said)
         })
     }
 }

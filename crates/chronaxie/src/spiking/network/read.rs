@@ -183,6 +183,9 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
     let duration_ms = s.get("duration", Milliseconds(1000.0))?.0;
     let discard_ms = s.get("discard", Milliseconds(0.0))?.0;
     let scale = s.get("scale", 1.0)?;
+    if !(scale > 0.0 && scale <= 1.0) {
+        return Err(s.refuse("scale", &format!("is {scale}, but a scale is above 0 and at most 1")));
+    }
     let variant = s.get("variant", String::new())?;
     let plastic = s.get("plasticity", true)?;
     let record = s.choice("record", &["spikes", "none"], "spikes")? == "spikes";
@@ -355,6 +358,7 @@ fn population(section: &Section<'_>, network: &Network, files: &Files) -> Result
             p.given.parameters.push((i, values));
         } else if t.contains(x.name) {
             *value = distribution(&t, x.name)?.unwrap_or(*value);
+            value.beyond_single().map_or(Ok(()), |problem| Err(t.refuse(x.name, &problem)))?;
         } else {
             t.get(x.name, value.mean())?;
         }
@@ -371,6 +375,7 @@ fn population(section: &Section<'_>, network: &Network, files: &Files) -> Result
             continue;
         }
         *value = distribution(&t, x.name)?.unwrap_or(*value);
+        value.beyond_single().map_or(Ok(()), |problem| Err(t.refuse(x.name, &problem)))?;
     }
     let t = section.table("reference")?;
     p.reference.rate_hz = t.optional("rate_hz")?;

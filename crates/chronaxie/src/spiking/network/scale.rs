@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// `Config`, where f is not in (0, 1], a population would be empty, or a rule cannot be scaled.
 pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
     if !(f > 0.0 && f <= 1.0) {
-        return Err(Error::config(format!("--scale {f}: a scale is above 0 and at most 1")));
+        return Err(Error::config(format!("simulation.scale is {f}: a scale is above 0 and at most 1")));
     }
     let mut notes = Vec::new();
     if f == 1.0 {
@@ -33,12 +33,15 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
             Rule::OutDegree { count, .. } => f64::from(count) * sources / targets,
             Rule::Total { count, .. } => count as f64 / targets,
             Rule::Distance { .. } | Rule::Edges(_) => {
-                return Err(Error::config("--scale: a network with edge lists or distance rules has no smaller form"));
+                return Err(Error::config(
+                    "simulation.scale: a network with edge lists or distance rules has no smaller form",
+                ));
             }
         };
         let name = &network.populations[p.source].name;
         let Some(rate) = network.populations[p.source].reference.rate_hz else {
-            let note = format!("--scale: {name} has no reference.rate_hz, so its mean input is not compensated");
+            let note =
+                format!("simulation.scale: {name} has no reference.rate_hz, so its mean input is not compensated");
             if !notes.contains(&note) {
                 notes.push(note);
             }
@@ -48,7 +51,7 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
         match charge(network, p.target, mean) {
             Some(charge) => current[p.target] += lost * mean * in_degree * rate * 1e-3 * charge,
             None => notes.push(format!(
-                "--scale: inputs of {} are no currents, so their mean is not compensated",
+                "simulation.scale: inputs of {} are no currents, so their mean is not compensated",
                 network.populations[p.target].name
             )),
         }
@@ -64,7 +67,7 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
         p.size = (f64::from(p.size) * f).round() as u32;
         if p.size == 0 {
             return Err(Error::config(format!(
-                "--scale {f}: population {} of {} cells would be empty",
+                "simulation.scale is {f}: population {} of {} cells would be empty",
                 p.name, full[i]
             )));
         }
@@ -75,7 +78,7 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
         }
         if p.replay.is_some() || p.given != super::Given::default() {
             let what = if p.replay.is_some() { "the spikes" } else { "values" };
-            return Err(Error::config(format!("--scale: {what} of {} are given cell by cell", p.name)));
+            return Err(Error::config(format!("simulation.scale: {what} of {} are given cell by cell", p.name)));
         }
     }
     let few = |count: u32| ((f64::from(count) * f).round() as u32).max(1);
