@@ -4,7 +4,8 @@ import chronaxie
 import pytest
 import torch
 from chronaxie.torch import (
-    AUSSM, LRU, LTC, RGLRU, S4D, S5, CfC, Mamba, MinGRU, PolarSSM, linear_scan, mlstm, mlstm_step, selective_state_update, wirings,
+    AUSSM, LRU, LTC, RGLRU, S4D, S5, CfC, Mamba, MinGRU, PolarSSM, linear_scan, mlstm, mlstm_step, parallel,
+    selective_state_update, wirings,
 )  # fmt: skip
 from conftest import distance
 from test_passes import KINDS, flat, scans
@@ -123,6 +124,16 @@ def test_steps_are_no_operations_of_a_transform():
     gate, c, n, m = torch.randn(3, 2, 1), torch.zeros(2, 1, 16, 16), torch.zeros(2, 1, 16), torch.zeros(2, 1)
     with pytest.raises(chronaxie.ChronaxieError, match="mlstm_step: a step changes states in place"):
         vmap(lambda q, k, v, i: mlstm_step(q, k, v, i, i, c, n, m))(q, k, v, gate)
+
+
+def test_ranks_are_out_of_reach():
+    class Ranks:
+        name, count = "parallel.linear_scan", 2
+
+    a = torch.rand(1, 3, 8)
+    call = ("linear_scan", {"B": 1, "D": 3, "T": 8}, {}, [a, a])
+    with pytest.raises(chronaxie.ChronaxieError, match="parallel.linear_scan: torch.func and torch.vmap do not reach other ranks"):
+        grad(lambda _: parallel._agreed(None, Ranks, call, True, "auto", None))(a)
 
 
 @pytest.mark.parametrize("name", MODULES)

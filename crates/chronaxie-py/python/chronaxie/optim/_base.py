@@ -211,7 +211,7 @@ class Base(Optimizer):
         """The learning rate of AdamW's step: ``adamw_lr`` belongs to the lr that the group began with, and follows where that goes."""
         if self._adamw[0] == "lr":
             return group["lr"]
-        rate, lr, first = group["adamw_lr"], group["lr"], group["first_lr"]
+        rate, lr, first = group["adamw_lr"], group["lr"], group.get("first_lr", group["lr"])
         if isinstance(lr, Tensor) or isinstance(first, Tensor):
             # Nothing waits for a device, and a rate that began with 0 says nothing.
             lr, first = torch.as_tensor(lr), torch.as_tensor(first)

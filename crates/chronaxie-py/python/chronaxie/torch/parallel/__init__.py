@@ -22,10 +22,10 @@ from typing import Any, Callable, TypeVar
 import torch
 from torch import Tensor
 
-from ..._errors import DtypeError
+from ..._errors import ChronaxieError, DtypeError
 from .. import _mlstm, _scan
 from .._framework import short
-from .._passes import device_of, differentiable
+from .._passes import device_of, differentiable, transforms
 from ._designs import Choice, choose, run
 from ._pieces import Linear, Mlstm, Piece, Selective
 from ._ranks import Ranks
@@ -44,6 +44,8 @@ def _eager(function: _Function) -> _Function:
 def _agreed(kind: Any, ranks: Ranks, prepared: Any, last: bool, design: str, parts: int | None) -> Any:
     """The piece, its tensors and the design, and what all ranks must have alike."""
     entry, sizes, options, tensors = prepared
+    if transforms():
+        raise ChronaxieError(f"{ranks.name}: torch.func and torch.vmap do not reach other ranks; backward() does")
     piece: Piece = kind(entry, sizes, options, device_of(entry, tensors[0]))
     piece.check(tensors)
     device = tensors[0].device.type
