@@ -204,15 +204,19 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& r0, u32& r1, u32
 }
 
 // To rows whose addresses lanes have.
-inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 r0, u32 r1, u32 r2, u32 r3) {
+template <bool transposed>
+inline void store_matrices(const char* what, u32 to, u32 r0, u32 r1, u32 r2, u32 r3) {
   struct Part {
     u32 to, r[4];
   } mine = {to, {r0, r1, r2, r3}};
-  machine->warp(~0u, "stmatrix", &mine, [](void** lanes, unsigned) {
+  machine->warp(~0u, what, &mine, [](void** lanes, unsigned) {
     for (int m = 0; m < 4; m++) {
       u16 x[8][8];
       for (int lane = 0; lane < 32; lane++)
-        for (int e = 0; e < 2; e++) x[lane % 4 * 2 + e][lane / 4] = (u16)(((Part*)lanes[lane])->r[m] >> 16 * e);
+        for (int e = 0; e < 2; e++) {
+          const int own = lane / 4, across = lane % 4 * 2 + e;
+          (transposed ? x[across][own] : x[own][across]) = (u16)(((Part*)lanes[lane])->r[m] >> 16 * e);
+        }
       for (int row = 0; row < 8; row++) {
         const u32 at = ((Part*)lanes[8 * m + row])->to;
         if (at % 16) machine->fail("stmatrix of a row that is not aligned to 16 bytes");
@@ -220,6 +224,12 @@ inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 r0, u32 r
       }
     }
   });
+}
+inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 to, u32 r0, u32 r1, u32 r2, u32 r3) {
+  store_matrices<false>("stmatrix.x4", to, r0, r1, r2, r3);
+}
+inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 r0, u32 r1, u32 r2, u32 r3) {
+  store_matrices<true>("stmatrix.x4.trans", to, r0, r1, r2, r3);
 }
 
 // A matrix of 8 x 8 whose row i is in lanes 4 i to 4 i + 3, two numbers each, turned.
