@@ -1,17 +1,20 @@
-//! Launches of inverse roots: one kernel for all sizes, exponents and architectures, and one on tensor cores for Newton's method.
+//! Launches of inverse roots: one kernel for all sizes, exponents and architectures, and two on tensor cores for Newton's method.
 #![allow(unsafe_code)]
+
+mod resident;
 
 use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
+use resident::Resident;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// What kernels that work beside Newton's iterations include too.
 pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
-/// Threads a block, as `kThreads` in both kernels.
+/// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
 const MATRICES: usize = 5;
@@ -25,7 +28,7 @@ const BUFFERS: usize = 7;
 const LEAST: usize = 33;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    vec![portable(), tensor()]
+    vec![portable(), tensor(), resident::specialisation()]
 }
 
 fn portable() -> Specialisation {
@@ -118,6 +121,43 @@ struct Tensor {
     counters: RegionId,
 }
 
+/// What goes before the portable kernel, which then does what that does not solve.
+enum First {
+    None,
+    Resident(Resident),
+    Tensor(Tensor),
+}
+
+/// What [`First`] is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    Portable,
+    Resident(resident::Blocks),
+    Tensor(Groups),
+}
+
+impl Choice {
+    /// By the variant that was asked for; else small matrices stay where a block keeps one, unless the others are to leave room.
+    fn of(p: &InverseRoot, props: &DeviceProps, variant: Option<&str>, beside: Option<usize>) -> Result<Self> {
+        let refused = |name: &str, why: String| Error::config(format!("{}: variant {name} {why}", p.entry));
+        match variant {
+            None if p.order < LEAST => Ok(Self::Portable),
+            None => Ok(match (resident::takes(p, props), takes(p, props), beside) {
+                (_, Ok(groups), Some(bytes)) => Self::Tensor(Groups::beside(p, props, bytes).unwrap_or(groups)),
+                (Ok(blocks), _, None) => Self::Resident(blocks),
+                (_, Ok(groups), None) => Self::Tensor(groups),
+                (_, Err(_), _) => Self::Portable,
+            }),
+            Some("simt") => Ok(Self::Portable),
+            Some("mma") => takes(p, props).map(Self::Tensor).map_err(|e| refused("mma", e)),
+            Some("resident") => resident::takes(p, props).map(Self::Resident).map_err(|e| refused("resident", e)),
+            Some(other) => {
+                Err(Error::config(format!("{}: variant `{other}` is not one of simt, mma, resident, on CUDA", p.entry)))
+            }
+        }
+    }
+}
+
 /// An inverse root's kernels on a device.
 pub(crate) struct CudaPlan {
     problem: InverseRoot,
@@ -127,7 +167,7 @@ pub(crate) struct CudaPlan {
     layout: Layout,
     work: RegionId,
     blocks: u32,
-    tensor: Option<Tensor>,
+    first: First,
 }
 
 /// Whether newton.cu takes this problem on this device, or why not.
@@ -167,21 +207,7 @@ impl CudaPlan {
         beside: Option<&Beside>,
     ) -> Result<Self> {
         let props = device.props();
-        let groups = match options.variant.as_deref() {
-            None => takes(&problem, props).ok().filter(|_| problem.order >= LEAST),
-            Some("simt") => None,
-            Some("mma") => {
-                Some(takes(&problem, props).map_err(|e| Error::config(format!("{}: variant mma {e}", problem.entry)))?)
-            }
-            Some(other) => {
-                let entry = problem.entry;
-                return Err(Error::config(format!("{entry}: variant `{other}` is not one of simt, mma, on CUDA")));
-            }
-        };
-        let groups = match beside {
-            Some(b) => groups.and_then(|_| Groups::beside(&problem, props, b.bytes)),
-            None => groups,
-        };
+        let choice = Choice::of(&problem, props, options.variant.as_deref(), beside.map(|b| b.bytes))?;
         let n = problem.order;
         let kernel = device.kernel(&portable(), "inverse_root")?;
         let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
@@ -189,18 +215,22 @@ impl CudaPlan {
         let mut layout = Layout::new(options.scratch_gap);
         // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
         let portable = blocks * (MATRICES * n * n + 2);
-        let buffers = groups.map_or(0, |g| g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32));
+        let buffers = match choice {
+            Choice::Tensor(g) => g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32),
+            Choice::Portable | Choice::Resident(_) => 0,
+        };
         let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
-        let tensor = match groups {
-            None => None,
-            Some(g) => {
+        let first = match choice {
+            Choice::Portable => First::None,
+            Choice::Resident(of) => First::Resident(Resident::new(n, of, device)?),
+            Choice::Tensor(g) => {
                 let kernel = match beside {
                     Some(b) => b.kernel.clone(),
                     None => device.kernel(&tensor(), "newton_roots")?,
                 };
                 kernel.set_max_dynamic_shared(g.shared())?;
                 let more = if beside.is_some() { props.sm_count as usize - g.groups * g.blocks } else { 0 };
-                Some(Tensor {
+                First::Tensor(Tensor {
                     groups: g,
                     more,
                     beside: beside.is_some(),
@@ -219,7 +249,7 @@ impl CudaPlan {
             layout,
             work,
             blocks: blocks as u32,
-            tensor,
+            first,
         })
     }
 }
@@ -235,24 +265,32 @@ impl Plan for CudaPlan {
         (pass == Pass::Forward).then_some(&self.signature)
     }
     fn config(&self) -> String {
-        if let Some(Tensor { groups: g, more, .. }) = &self.tensor {
-            return format!(
-                "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
-                g.groups,
-                g.blocks,
-                g.tiles,
-                g.stages,
-                if *more > 0 { format!(", {more} blocks beside") } else { String::new() }
-            );
+        match &self.first {
+            First::Tensor(Tensor { groups: g, more, .. }) => {
+                return format!(
+                    "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
+                    g.groups,
+                    g.blocks,
+                    g.tiles,
+                    g.stages,
+                    if *more > 0 { format!(", {more} blocks beside") } else { String::new() }
+                );
+            }
+            First::Resident(resident) => return resident.config(),
+            First::None => {}
         }
         let method = if by_newton(&self.problem) { "newton" } else { "eigen" };
         format!("inverse_root simt: {method}, {} blocks of {THREADS} threads, a matrix each", self.blocks)
     }
     fn variant(&self) -> &'static str {
-        if self.tensor.is_some() { "mma" } else { "simt" }
+        match self.first {
+            First::None => "simt",
+            First::Resident(_) => "resident",
+            First::Tensor(_) => "mma",
+        }
     }
     fn tensor_cores(&self) -> bool {
-        self.tensor.is_some()
+        !matches!(self.first, First::None)
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
@@ -265,10 +303,14 @@ impl Plan for CudaPlan {
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
         let threads = (THREADS, 1, 1);
         let mut list = Vec::new();
-        if let Some(t) = &self.tensor {
-            let config = t.config();
-            list.push(LaunchReport::new(&t.clear, 1, t.clear_grid(), threads, 0)?);
-            list.push(LaunchReport::new(&t.kernel, 1, config.grid, threads, config.shared_bytes)?);
+        match &self.first {
+            First::None => {}
+            First::Resident(resident) => list.push(resident.report()?),
+            First::Tensor(t) => {
+                let config = t.config();
+                list.push(LaunchReport::new(&t.clear, 1, t.clear_grid(), threads, 0)?);
+                list.push(LaunchReport::new(&t.kernel, 1, config.grid, threads, config.shared_bytes)?);
+            }
         }
         list.push(LaunchReport::new(&self.kernel, 1, (self.blocks, 1, 1), threads, 0)?);
         Ok(list)
@@ -290,7 +332,7 @@ impl Tensor {
 impl CudaPlan {
     /// Whether the plan has a [`Beside`].
     pub(crate) fn leaves_room(&self) -> bool {
-        self.tensor.as_ref().is_some_and(|t| t.beside)
+        matches!(&self.first, First::Tensor(t) if t.beside)
     }
     /// Puts the roots of `a [N, n, n]` on `stream`: the addresses of a, the roots, their records, and scratch.
     pub(crate) fn launch(&self, tensors: [u64; 3], scratch: u64, stream: StreamRef) -> Result<()> {
@@ -310,7 +352,10 @@ impl CudaPlan {
         }
         let region = |id| Arg::U64(self.layout.address(scratch, id));
         let [a, root, record] = tensors.map(Arg::U64);
-        if let Some(t) = &self.tensor {
+        if let First::Resident(resident) = &self.first {
+            resident.launch(&p, tensors, stream)?;
+        }
+        if let First::Tensor(t) = &self.first {
             let g = t.groups;
             let clear = LaunchConfig::new(t.clear_grid(), (THREADS, 1, 1));
             let mut list = vec![
@@ -348,8 +393,8 @@ impl CudaPlan {
             Arg::I32(p.order as i32),
             Arg::I32(p.numerator as i32),
             Arg::I32(p.denominator as i32),
-            Arg::I32(i32::from(by_newton(&p) && self.tensor.is_none())),
-            Arg::I32(i32::from(self.tensor.is_some())),
+            Arg::I32(i32::from(by_newton(&p) && !self.tensor_cores())),
+            Arg::I32(i32::from(self.tensor_cores())),
             Arg::F64(p.absolute),
             Arg::F64(p.relative),
         ];
@@ -368,7 +413,7 @@ mod tests {
         takes(&InverseRoot::new(count, n, 4), props).unwrap()
     }
 
-    /// The compared cases on an H200: as many blocks as there are multiprocessors, but where there are too few tiles.
+    /// On an H200: as many blocks as there are multiprocessors, but where there are too few tiles.
     #[test]
     fn groups_fill_the_device() {
         for (count, n, want) in
@@ -387,6 +432,36 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// A block keeps a matrix of 33 to 128 rows where its multiprocessor has the memory; whoever works beside has groups of blocks.
+    #[test]
+    fn small_matrices_stay_in_shared_memory() {
+        let name = |count, n, p, props: &DeviceProps, variant: Option<&str>, beside| match Choice::of(
+            &InverseRoot::new(count, n, p),
+            props,
+            variant,
+            beside,
+        ) {
+            Ok(Choice::Portable) => "simt".to_owned(),
+            Ok(Choice::Resident(of)) => format!("resident {}", of.blocks),
+            Ok(Choice::Tensor(g)) => format!("mma {}x{}", g.groups, g.blocks),
+            Err(e) => e.to_string(),
+        };
+        let h = &DeviceProps::SM_90;
+        assert_eq!(name(64, 128, 4, h, None, None), "resident 64");
+        assert_eq!(name(500, 33, 2, h, None, None), "resident 264");
+        assert_eq!(name(64, 128, 4, h, Some("mma"), None), "mma 64x2");
+        assert_eq!(name(64, 128, 4, h, None, Some(1 << 20)).split(' ').next(), Some("mma"));
+        assert_eq!(name(64, 129, 4, h, None, None), "mma 64x2");
+        assert_eq!(name(64, 32, 4, h, None, None), "simt");
+        assert_eq!(name(64, 100, 1, h, None, None), "mma 64x2");
+        assert_eq!(name(64, 100, 4, &DeviceProps::SM_80, None, None).split(' ').next(), Some("mma"));
+        assert_eq!(name(64, 100, 4, &DeviceProps::SM_75, None, None), "simt");
+        let why = name(64, 100, 4, &DeviceProps::SM_80, Some("resident"), None);
+        assert!(why.ends_with("inverse_root: variant resident needs compute capability 9.0, not 8.0"), "{why}");
+        let why = name(64, 100, 4, h, Some("fast"), None);
+        assert!(why.ends_with("variant `fast` is not one of simt, mma, resident, on CUDA"), "{why}");
     }
 
     /// Beside Newton's iterations there is room for what memory gives meanwhile: 4.2 GB beside 8 and 34 matrices of 1024, and beside
