@@ -2,7 +2,8 @@
 
 use super::GradSlots;
 use super::chain::Chunk;
-use super::held::{HeldBackward, HeldKernel, Rebuild};
+use super::held::{HeldKernel, Rebuild};
+use super::held_backward::HeldBackward;
 use super::launch::{Backward, CudaPlan, NULL, Traces, args, at, launch, launch_as, out, stride};
 use super::on_device::pack;
 use super::tune::{self, THREADS};
@@ -151,9 +152,12 @@ impl BackwardCall<'_> {
         let groups = if k.adjoint.held.quad { k.together() } else { k.adjoint.held.groups };
         let changes = if g.elapsed.is_some() { region(t.changes) } else { NULL };
         let [e0, e1, e2, e3] = plan.elapsed_args(x);
-        if k.adjoint.held.chain() {
+        if k.adjoint.held.chain() || k.levels.is_some() {
             let c = Chunk { v, den, trace_b, end: [n0, n1, n2], start, changes, t0, steps };
-            self.chain(k, args, base, &c)?;
+            match &k.levels {
+                Some(levels) => self.levels(levels, k, args, base, &c)?,
+                None => self.chain(k, args, base, &c)?,
+            }
             return self.close_elapsed(k, args, changes, t0, steps);
         }
         launch_as(
@@ -521,6 +525,7 @@ impl BackwardCall<'_> {
                 sides[0] = self.close_side(args, base, k.of_sums(), t.gate_sums, (s.w, grad));
                 threads += k.of_sums().summed().1 as u64;
             }
+            self.close_sinks(k, args, base)?;
             if let (Some(held), Some(grad), true) = (&k.sensory, g.sensory_w, p.steps > 0) {
                 sides[1] = self.close_side(args, base, held, t.sensory_sums, (s.sensory_w, grad));
                 threads += held.schedule.slots() as u64;

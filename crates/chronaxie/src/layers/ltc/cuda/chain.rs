@@ -1,7 +1,7 @@
 //! Launches of the adjoint of one row with the shortest chain, and of the sums that it leaves.
 
 use super::backward::BackwardCall;
-use super::held::HeldBackward;
+use super::held_backward::HeldBackward;
 use super::launch::{NULL, args, at, launch, launch_as, out, stride};
 use super::tune::THREADS;
 use crate::cuda::Arg;

@@ -4,14 +4,13 @@ use super::launch::{args, at, launch_as, out, stride};
 use super::on_device::{DeviceSchedule, DeviceWords, pack};
 use super::schedule::Lists;
 use super::tune::{self, Config, Held, Residency};
-use super::whole::WholeBackward;
 use super::{
     ADJOINT, CudaPlan, FULL_ADJOINT, HELD_HEADERS, LONE, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
     SENSORY_ADJOINT, TRACE_SUMS, TURN_ADJOINT, TWO, WHOLE, WHOLE_ADJOINT,
 };
 use crate::cuda::{Archs, Arg, Constant, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::Synapses;
-use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
+use crate::layers::ltc::spec::NORM_EPSILON;
 use crate::op::{Args, LaunchReport};
 use crate::{DeviceProps, Error, Result, View};
 use std::sync::Arc;
@@ -188,12 +187,17 @@ impl HeldKernel {
 
     /// The sensory sums.
     pub(super) fn sensory(device: &Arc<CudaDevice>, s: &Synapses, h: Held, fast: bool) -> Result<Self> {
+        Self::sums_of(device, &Lists::by_target(s).ok_or_else(too_many)?, h, fast)
+    }
+
+    /// The same of any lists by target.
+    pub(super) fn sums_of(device: &Arc<CudaDevice>, lists: &Lists, h: Held, fast: bool) -> Result<Self> {
         let kernel =
             device.kernel(&specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false), "ltc_sensory_sums")?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
         let launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
-        Self::new(device, s, kernel, h, launch, 1, false, resident)
+        Self::of_lists(device, lists, kernel, h, launch, 1, false, resident)
     }
 
     /// The sums over the unfolds of `units` steps that an adjoint of one row leaves. Blocks have sums of their own, so that there are
@@ -216,7 +220,7 @@ impl HeldKernel {
 
     /// Rows of a tile, and the launch, of the sensory sums of `rows` rows. A chunk of steps has fewer rows than the whole
     /// sequence: smaller tiles, for as many blocks.
-    fn sensory_launch(&self, rows: usize, inputs: usize, props: &DeviceProps) -> (usize, LaunchConfig) {
+    pub(super) fn sensory_launch(&self, rows: usize, inputs: usize, props: &DeviceProps) -> (usize, LaunchConfig) {
         let parts = self.held.blocks;
         let tile = tune::sensory_tile(rows, inputs, parts, props).min(self.held.groups);
         let workers = (self.resident / parts).clamp(1, rows.div_ceil(tile).max(1));
@@ -233,6 +237,18 @@ impl HeldKernel {
         budget: usize,
         fast: bool,
     ) -> Result<Self> {
+        Self::adjoint_of(device, &Lists::by_source(s).ok_or_else(too_many)?, rows, h, budget, fast)
+    }
+
+    /// The same of any lists by source.
+    pub(super) fn adjoint_of(
+        device: &Arc<CudaDevice>,
+        lists: &Lists,
+        rows: usize,
+        h: Held,
+        budget: usize,
+        fast: bool,
+    ) -> Result<Self> {
         let entry = "ltc_sensory_adjoint";
         let kernel = device.kernel(&specialisation(&SENSORY_ADJOINT, &[entry], &h, fast, false), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
@@ -242,7 +258,7 @@ impl HeldKernel {
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(8 * h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
         let launch = LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared);
-        Self::new(device, s, kernel, h, launch, h.rows, false, resident)
+        Self::of_lists(device, lists, kernel, h, launch, h.rows, false, resident)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -257,6 +273,20 @@ impl HeldKernel {
         resident: usize,
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
+        Self::of_lists(device, &lists, kernel, held, launch, least_lanes, exchanged, resident)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn of_lists(
+        device: &Arc<CudaDevice>,
+        lists: &Lists,
+        kernel: Kernel,
+        held: Held,
+        launch: LaunchConfig,
+        least_lanes: usize,
+        exchanged: bool,
+        resident: usize,
+    ) -> Result<Self> {
         let mut packed = None;
         let schedule = if held.lone {
             lists.schedule_lone(held.slots, held.threads)?
@@ -324,74 +354,9 @@ impl HeldKernel {
     }
 }
 
-/// The adjoint's kernels, where synapses are held.
-pub(super) struct HeldBackward {
-    pub(super) adjoint: HeldKernel,
-    /// None where the forward pass kept the unfolds.
-    pub(super) rebuild: Option<HeldKernel>,
-    /// Where one kernel does all but the sums over rows.
-    pub(super) whole: Option<WholeBackward>,
-    pub(super) sensory: Option<HeldKernel>,
-    /// Where the adjoint leaves the sums of synapses to another kernel.
-    pub(super) sums: Option<HeldKernel>,
-    pub(super) add_neurons: Kernel,
-    pub(super) close_elapsed: Kernel,
-}
-
-impl HeldBackward {
-    /// Batch rows whose rebuilt unfolds lie side by side, so that the lanes of an owner read and write them together.
-    pub(super) fn together(&self) -> usize {
-        if self.adjoint.held.quad && self.rebuild.as_ref().is_some_and(|k| k.held.quad) {
-            self.adjoint.held.rows
-        } else {
-            1
-        }
-    }
-    /// None where the configuration has no adjoint that holds its synapses.
-    pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, c: &Config) -> Result<Option<Self>> {
-        let Some(adjoint) = c.adjoint else { return Ok(None) };
-        let (batch, chunk, fast) = (p.batch, c.backward_chunk, c.fast);
-        let rows = batch * if c.together(p) { p.steps } else { chunk };
-        let (s, budget) = (&p.connectivity.recurrent, tune::sensory_budget(p));
-        let sensory = |h: Held| {
-            let mut k = HeldKernel::sensory_adjoint(device, &p.connectivity.sensory, rows, h, budget, fast)?;
-            if h.per_sample {
-                k.launch.grid.0 = (h.blocks * batch) as u32;
-            }
-            Ok(k)
-        };
-        let close = |entry| super::ends::close_kernel(device, entry, fast);
-        if adjoint.whole {
-            return Ok(Some(Self {
-                adjoint: HeldKernel::whole_adjoint(device, s, batch, adjoint, fast)?,
-                sensory: None,
-                sums: None,
-                rebuild: None,
-                whole: Some(WholeBackward::new(device, p, adjoint.blocks, fast)?),
-                add_neurons: close("ltc_add_neurons")?,
-                close_elapsed: close("ltc_close_elapsed")?,
-            }));
-        }
-        Ok(Some(Self {
-            adjoint: HeldKernel::recurrence(device, s, batch, adjoint, fast)?,
-            sensory: c.sensory_adjoint.map(sensory).transpose()?,
-            rebuild: c.rebuild.map(|h| HeldKernel::recurrence(device, s, batch * chunk, h, fast)).transpose()?,
-            sums: c.sums.map(|h| HeldKernel::trace_sums(device, s, batch * chunk, h, fast)).transpose()?,
-            whole: None,
-            add_neurons: close("ltc_add_neurons")?,
-            close_elapsed: close("ltc_close_elapsed")?,
-        }))
-    }
-}
-
-impl HeldBackward {
-    /// The kernel that has the sums of the recurrent synapses.
-    pub(super) fn of_sums(&self) -> &HeldKernel {
-        self.sums.as_ref().unwrap_or(&self.adjoint)
-    }
-}
-
-/// The most tensors that one launch clears, as in fold.cu.
+/// The most sides that one launch folds, as in fold.cu.
+pub(super) const SIDES: usize = 5;
+/// The most tensors that one launch clears, as there.
 const CLEARED: usize = 28;
 
 /// Where a pass over unfolds is rebuilt from and to.
@@ -454,11 +419,11 @@ impl CudaPlan {
         cleared: &[(u64, usize)],
         stream: StreamRef,
     ) -> Result<()> {
-        debug_assert!(sides.len() <= 5);
+        debug_assert!(sides.len() <= SIDES);
         let (cleared, more) = cleared.split_at(cleared.len().min(CLEARED));
         let n = if neurons == 0 { 0 } else { self.p.hidden };
         let mut threads = words + n;
-        let mut packed = [[0u8; 56]; 5];
+        let mut packed = [[0u8; 56]; SIDES];
         for (to, &(side, (places, slots), folded)) in packed.iter_mut().zip(sides) {
             let w = match side {
                 Side::Recurrent => self.slots.w,

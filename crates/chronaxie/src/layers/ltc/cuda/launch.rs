@@ -2,7 +2,9 @@
 
 use super::backward::BackwardCall;
 use super::grid::{GridBackward, GridKernel};
-use super::held::{HeldBackward, HeldKernel, Side};
+use super::held::{HeldKernel, SIDES, Side};
+use super::held_backward::HeldBackward;
+use super::levels::{self, LevelsForward, LevelsRegions};
 use super::mixed::MixedMemory;
 pub(super) use super::scratch::{Common, Traces};
 use super::tune::{self, Config, THREADS};
@@ -64,6 +66,8 @@ pub struct CudaPlan {
     pub(super) fold: Kernel,
     pub(super) held_backward: Option<HeldBackward>,
     pub(super) recurrence: Option<HeldKernel>,
+    pub(super) levels: Option<LevelsForward>,
+    pub(super) levels_regions: Option<LevelsRegions>,
     pub(super) grid: Option<GridKernel>,
     pub(super) grid_backward: Option<GridBackward>,
     /// The inputs' schedule, where the recurrence does all of the forward pass.
@@ -178,6 +182,7 @@ impl CudaPlan {
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let grid = config.grid.map(|g| GridKernel::new(device, &synapses.recurrent, g, config.fast)).transpose()?;
         let grid_backward = if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
+        let levels = config.levels.map(|l| LevelsForward::new(device, p, &l.sums, p.batch, config.fast)).transpose()?;
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs =
             whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
@@ -187,7 +192,7 @@ impl CudaPlan {
             gap,
             if whole.is_some() { 0 } else { config.forward_chunk },
             false,
-            [recurrence.is_none() && grid.is_none(), sensory.is_none() && whole.is_none()],
+            [recurrence.is_none() && grid.is_none() && levels.is_none(), sensory.is_none() && whole.is_none()],
             [
                 folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)),
                 if whole.is_some() { 0 } else { folded(&sensory) },
@@ -197,6 +202,9 @@ impl CudaPlan {
             false,
             sensory.is_none() && whole.is_none(),
         )?;
+        let unfolds = p.batch * config.forward_chunk * p.unfolds;
+        let levels_regions =
+            levels.as_ref().map(|k| k.regions(&mut forward_scratch.layout, unfolds, None)).transpose()?;
         let mut traces = match &backward_signature {
             Some(_) => {
                 let (held, divided) = (held_backward.as_ref(), grid_backward.as_ref());
@@ -221,6 +229,8 @@ impl CudaPlan {
             traces,
             held_backward,
             recurrence,
+            levels,
+            levels_regions,
             grid,
             grid_backward,
             whole_inputs,
@@ -258,7 +268,7 @@ impl CudaPlan {
             (_, false) => &self.recurrence,
         };
         let address = |id| c.layout.address(base, id);
-        let mut sides = Vec::with_capacity(5);
+        let mut sides = Vec::with_capacity(8);
         for (side, k, id) in [(Side::Recurrent, recurrent, c.folded[0]), (Side::Sensory, &self.sensory, c.folded[1])] {
             if let Some(k) = k.as_ref().filter(|_| c.layout.region(id).len > 0) {
                 sides.push((side, k.slots(), address(id)));
@@ -275,9 +285,17 @@ impl CudaPlan {
             sides.extend(held.sums.as_ref().map(|k| (Side::Recurrent, k.slots(), address(t.sums_folded))));
             sides.extend(held.sensory.as_ref().map(|k| (Side::Sensory, k.slots(), address(t.sensory_folded))));
         }
+        sides.extend(if backward {
+            let k = self.held_backward.as_ref().and_then(|h| h.levels.as_ref());
+            levels::folded(None, k, self.traces.as_ref().and_then(|t| t.levels.as_ref()), address)
+        } else {
+            levels::folded(self.levels.as_ref(), None, self.levels_regions.as_ref(), address)
+        });
         let carried = c.layout.region(c.carried).len / 4;
         let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
-        self.fold_held(x, &sides, (address(c.carried), carried), neurons, cleared, stream)?;
+        let (sides, more) = sides.split_at(sides.len().min(SIDES));
+        self.fold_held(x, sides, (address(c.carried), carried), neurons, cleared, stream)?;
+        self.fold_held(x, more, (0, 0), 0, &[], stream)?;
         for (w, lists, ids, sources, synapses) in [
             (self.slots.w, self.slots.recurrent, c.recurrent, p.hidden, p.connectivity.recurrent.len()),
             (self.slots.sensory_w, self.slots.sensory, c.sensory, p.inputs, p.connectivity.sensory.len()),
@@ -418,6 +436,14 @@ impl CudaPlan {
                     kept,
                     (t0, steps),
                 )?;
+                t0 += steps;
+                if t0 >= p.steps {
+                    return Ok(());
+                }
+                continue;
+            }
+            if let Some(k) = &self.levels {
+                self.levels_forward(k, args, start, states, (t0, steps))?;
                 t0 += steps;
                 if t0 >= p.steps {
                     return Ok(());

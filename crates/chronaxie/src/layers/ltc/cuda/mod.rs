@@ -7,8 +7,10 @@ mod convert;
 mod ends;
 mod grid;
 mod held;
+mod held_backward;
 mod kept;
 mod launch;
+mod levels;
 mod mixed;
 mod on_device;
 mod per_sample;
@@ -49,6 +51,9 @@ const SENSORY: KernelSource = KernelSource::embedded("layers/ltc/cuda/sensory.cu
 const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurrence.cu", include_str!("recurrence.cu"));
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
 const LONE: KernelSource = KernelSource::embedded("layers/ltc/cuda/lone.cu", include_str!("lone.cu"));
+const LEVELS: KernelSource = KernelSource::embedded("layers/ltc/cuda/levels.cu", include_str!("levels.cu"));
+const LEVELS_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/levels_adjoint.cu", include_str!("levels_adjoint.cu"));
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =
@@ -78,6 +83,7 @@ const HELD_HEADERS: &[(&str, &str)] = &[
     ("exchange.cuh", include_str!("exchange.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
     ("quad.cuh", include_str!("quad.cuh")),
+    ("levels.cuh", include_str!("levels.cuh")),
     ("gate_sums.cuh", include_str!("gate_sums.cuh")),
     kernels::BARRIERS,
     kernels::CLUSTER,
@@ -134,6 +140,7 @@ pub fn specialisations() -> Vec<Specialisation> {
             all.push(specialisation(&BACKWARD, BACKWARD_ENTRIES, lanes, fast, mixed));
         }
         all.push(ends::fold_specialisation(fast));
+        all.extend(levels::specialisations(fast));
         all.push(ends::close_specialisation(fast));
         all.push(per_sample::specialisation(fast));
         for (slots, threads) in tune::SENSORY_SHAPES {

@@ -1,7 +1,8 @@
 //! What is known of single rows' gradients: from the sums that each row left (per_sample.cu), or added up over parts of the rows.
 
 use super::backward::BackwardCall;
-use super::held::{HeldBackward, HeldKernel};
+use super::held::HeldKernel;
+use super::held_backward::HeldBackward;
 use super::launch::{args, at, launch, launch_as, stride};
 use super::on_device::pack;
 use super::tune::{self, Residency};

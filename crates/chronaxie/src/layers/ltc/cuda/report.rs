@@ -48,6 +48,15 @@ impl CudaPlan {
             list.push(r.report(chunks)?);
             return Ok(list);
         }
+        if let (Some(k), false) = (&self.levels, backward) {
+            let own = super::levels::folded(Some(k), None, self.levels_regions.as_ref(), |_| 0);
+            let slots = own.iter().map(|side| side.1.1).sum::<usize>();
+            let slots = slots + self.sensory.as_ref().map_or(0, |k| k.folded() / 4);
+            let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
+            list.extend(self.sensory_reports(chunks, rows, fold)?);
+            list.extend(k.reports(chunks, p, 0, &self.device)?);
+            return Ok(list);
+        }
         let held = self.held_backward.as_ref().filter(|_| backward);
         if let Some((held, whole)) = held.and_then(|h| Some((h, h.whole.as_ref()?))) {
             let mut list = vec![held.adjoint.report(1)?];
@@ -112,7 +121,10 @@ impl CudaPlan {
             if let Some(k) = &held.rebuild {
                 list.push(k.report(chunks)?);
             }
-            list.push(held.adjoint.report(chunks)?);
+            match &held.levels {
+                Some(levels) => list.extend(levels.reports(&held.adjoint, chunks, p, n, &self.device)?),
+                None => list.push(held.adjoint.report(chunks)?),
+            }
             if let Some(k) = &held.sums {
                 list.push(k.report(chunks)?);
             }

@@ -5,8 +5,10 @@ use crate::{Error, Result};
 use std::ops::Range;
 
 mod four;
+mod levels;
 mod lone;
 pub(super) use four::Deal;
+pub(super) use levels::{Between, Levels};
 
 const WARP: usize = 32;
 /// The most lanes of an owner in [`Lists::schedule_packed`], as kParts there.

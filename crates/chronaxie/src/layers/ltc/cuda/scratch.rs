@@ -1,7 +1,9 @@
 //! Layouts of the scratch of both passes.
 
 use super::grid::{GridBackward, GridKernel, GridSums, Room};
-use super::held::{HeldBackward, HeldKernel};
+use super::held::HeldKernel;
+use super::held_backward::HeldBackward;
+use super::levels::LevelsRegions;
 use super::per_sample::Blocks;
 use super::tune::{self, Config};
 use crate::cuda::{CudaDevice, StreamRef, fill_bytes};
@@ -116,6 +118,8 @@ pub(super) struct Traces {
     pub(super) outputs: RegionId,
     /// Of the squares of single rows' gradients what blocks leave.
     pub(super) squares: RegionId,
+    /// What lies between levels.
+    pub(super) levels: Option<LevelsRegions>,
     /// Whether the adjoint of the sensory gates reads x, and makes dL/dx and the sums of the input parameters.
     pub(super) direct: bool,
     /// Whether what belongs to the inputs is made of all steps together, before and after the chunks.
@@ -162,7 +166,8 @@ impl Traces {
         let mut common = Common::new(p, gap, chunk, true, lists, folded, cut, exchanged, grid.is_none(), u_here)?;
         let (s, ss) = (p.connectivity.recurrent.len(), p.connectivity.sensory.len());
         let (s, ss) = (if held.is_some() { 0 } else { s }, if gates.is_some() || whole { 0 } else { ss });
-        let trace = if whole { 0 } else { trace };
+        let levels = held.and_then(|h| h.levels.as_ref());
+        let trace = if whole || levels.is_some() { 0 } else { trace };
         let clusters = held.map_or(0, |h| h.adjoint.clusters());
         let partial = [
             (s, tune::most_slices(rows * p.unfolds, s.div_ceil(256))),
@@ -213,6 +218,9 @@ impl Traces {
             && !p.asks_per_sample();
         let after = if in_alpha { Some(alpha) } else { closes_early.then_some(gates_here) };
         Ok(Self {
+            levels: levels
+                .map(|k| k.rebuild.regions(l, p.batch * c.backward_chunk * p.unfolds, Some(k)))
+                .transpose()?,
             direct,
             together,
             closes_early,

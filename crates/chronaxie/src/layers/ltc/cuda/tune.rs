@@ -4,6 +4,7 @@ mod clocks;
 mod display;
 mod grid;
 mod inputs;
+mod levels;
 mod per_sample;
 mod quad;
 mod row;
@@ -19,6 +20,8 @@ use clocks::{always, gate_clocks, unfold_clocks};
 pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile, sums_tiles, two_tiles};
+pub use levels::LevelsConfig;
+pub(super) use levels::{CHAIN as LEVELS_CHAIN, OfLevels, SUMS_BYTES as LEVELS_SUMS};
 pub(super) use per_sample::choose_per_sample;
 pub(in crate::layers::ltc) use per_sample::rows_at_once;
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
@@ -71,6 +74,10 @@ pub struct Config {
     pub grid_rebuild: Option<Grid>,
     /// The sums of synapses over all unfolds, where the adjoint leaves them.
     pub sums: Option<Held>,
+    /// The forward pass level by level, where most synapses do not wait for each other.
+    pub levels: Option<LevelsConfig>,
+    /// The backward pass alike; `adjoint` is then its chain.
+    pub levels_adjoint: Option<LevelsConfig>,
 }
 
 /// Synapses held in registers: by how many blocks, and what these do.
@@ -487,7 +494,9 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
     let held = hold(Role::Recurrence, p.batch);
     let whole = if p.mixed_memory { None } else { whole::forward(p, props, resident, &wish.of(Role::Recurrence)) };
-    let held = whole.or(held).filter(|_| !wish.grid(Role::Recurrence));
+    let [levels, levels_adjoint] = levels::passes(p, props, &wish, whole.is_some())
+        .ok_or_else(|| levels::refused(p, variant.unwrap_or_default()))?;
+    let held = whole.or(held).filter(|_| !wish.grid(Role::Recurrence) && levels.is_none());
     let divide = |role: Role, batch: usize| {
         // Whoever asks for one that holds its synapses gets no other.
         let another = variant.is_some() && !wish.grid && wish.of.unwrap_or(Role::Recurrence) == role;
@@ -495,8 +504,12 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         if out { None } else { grid::hold(p, props, &wish.of(role), role, batch) }
     };
     // It keeps no words.
-    let grid = if held.is_some() || p.kept() == Kept::Words { None } else { divide(Role::Recurrence, p.batch) };
-    if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only, variant) {
+    let grid = if held.is_some() || levels.is_some() || p.kept() == Kept::Words {
+        None
+    } else {
+        divide(Role::Recurrence, p.batch)
+    };
+    if let (None, None, false, Some(name)) = (&held, &grid, wish.rows_only || wish.levels, variant) {
         let n = p.connectivity.recurrent.len();
         let rebuilt = Ltc { save: Save::Recompute, ..p.clone() };
         let why = if p.kept() != Kept::States && choose_for(&rebuilt, props, resident, variant).is_ok() {
@@ -509,7 +522,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             p.hidden
         )));
     }
-    let adjoint = if p.backward { hold(Role::Adjoint, p.batch) } else { None };
+    let adjoint = if p.backward && levels_adjoint.is_none() { hold(Role::Adjoint, p.batch) } else { None };
     // v and the denominator of every unfold of a chunk: about as much as the inputs and outputs, within bounds.
     let bytes_per_step = rows * p.unfolds * p.hidden * 8;
     // An adjoint of one row leaves fewer sums than as many clusters would.
@@ -531,7 +544,8 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let rebuild = rebuild.map(|h| row::rebuild(h, rows * even, resident, &wish.of(Role::Rebuild)));
     let adjoint = adjoint.filter(|_| rebuild.is_some() || kept);
     let steps_of_trace = chunk(trace);
-    let of_grid = if adjoint.is_none() && p.backward { divide(Role::Adjoint, p.batch) } else { None };
+    let of_grid =
+        if adjoint.is_none() && p.backward && levels_adjoint.is_none() { divide(Role::Adjoint, p.batch) } else { None };
     let grid_rebuild = of_grid.filter(|_| !kept).and_then(|_| divide(Role::Rebuild, rows * steps_of_trace));
     let grid_adjoint = of_grid.filter(|_| grid_rebuild.is_some() || kept);
     if let (Some(adjoint), None | Some(Role::Recurrence)) = (whole::adjoint(p, props, held), wish.of) {
@@ -544,6 +558,10 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
             ..choose_for(&Ltc { backward: false, ..p.clone() }, props, resident, variant)?
         });
     }
+    let (adjoint, even) = match levels_adjoint {
+        Some(LevelsConfig { adjoint: Some(of), steps, .. }) => (Some(of.chain), steps),
+        _ => (adjoint, even),
+    };
     let threads = (p.hidden.max(1) as u32 * lanes_of).next_multiple_of(32).min(1024);
     let floats_of_threads = if p.mixed_memory && p.hidden < threads as usize { threads } else { 0 };
     Ok(Config {
@@ -564,7 +582,15 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
         // tanh.approx exists from sm_75 on; before it, fast is as exact as exact.
         fast: p.precision == Precision::Fast && props.compute_capability >= (7, 5),
         // The sensory sums of all steps, up to a quarter of a gigabyte: each chunk is a launch of its own.
-        forward_chunk: if held.is_some() || grid.is_some() { chunk(rows * p.hidden * 8 / 4) } else { chunk(io) },
+        levels,
+        levels_adjoint,
+        forward_chunk: if let Some(levels) = levels {
+            levels.steps
+        } else if held.is_some() || grid.is_some() {
+            chunk(rows * p.hidden * 8 / 4)
+        } else {
+            chunk(io)
+        },
         backward_chunk: if adjoint.is_some() { even } else { steps_of_trace },
         forward_shared: (p.hidden * 4 * ahead) as u32,
         adjoint_shared: (p.hidden * 4 * below) as u32 + 4 * floats_of_threads,

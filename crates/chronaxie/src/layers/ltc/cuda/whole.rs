@@ -1,7 +1,8 @@
 //! Launches of the kernels that do all of a short pass.
 
 use super::backward::BackwardCall;
-use super::held::{HeldBackward, HeldKernel, specialisation, too_many};
+use super::held::{HeldKernel, specialisation, too_many};
+use super::held_backward::HeldBackward;
 use super::launch::{CudaPlan, NULL, args, at, launch_as, out, stride};
 use super::on_device::{DeviceSchedule, DeviceWords, pack};
 use super::schedule::{Lists, NONE, Schedule};

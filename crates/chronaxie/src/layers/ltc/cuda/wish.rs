@@ -3,12 +3,14 @@
 use super::tune::Role;
 use crate::{Error, Result};
 
-/// What a user may ask for by name: `rows`, with steps of a chunk `rowst3`, or letters and numbers as the configuration prints
+/// What a user may ask for by name: `rows`, with steps of a chunk `rowst3`, `levels` alike, or letters and numbers as the configuration prints
 /// them, `c4r2s20g2`, also after `grid`, where `s` is the most steps that a warp holds and `t3` steps of a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Wish {
     pub(super) rows_only: bool,
     pub(super) grid: bool,
+    /// Level by level (levels.cuh).
+    pub(super) levels: bool,
     pub(super) steps: Option<usize>,
     pub(super) blocks: Option<usize>,
     pub(super) rows: Option<usize>,
@@ -23,8 +25,14 @@ impl Wish {
         if self.of.unwrap_or(Role::Recurrence) == role {
             *self
         } else {
-            Self { rows_only: self.rows_only, grid: self.grid, steps: self.steps, of: self.of, ..Self::default() }
+            let Self { rows_only, grid, levels, steps, of, .. } = *self;
+            Self { rows_only, grid, levels, steps, of, ..Self::default() }
         }
+    }
+    /// Whether anything is asked for.
+    pub(super) fn any(&self) -> bool {
+        let shape = [self.blocks, self.rows, self.slots, self.groups, self.steps];
+        self.rows_only || self.grid || self.levels || self.of.is_some() || shape.iter().any(Option::is_some)
     }
     /// Whether one of the kernels is to be the one whose synapses are divided over the device: all of them, or those of the
     /// backward pass where one of these is asked for.
@@ -37,11 +45,12 @@ impl Wish {
         let bad = || {
             Error::config(format!(
                 "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the \
-                 rebuilt unfolds, nor `grid` with or without letters c, r, g behind it; `rowst3` is `rows` in chunks of 3 steps"
+                 rebuilt unfolds, nor `grid` with or without letters c, r, g behind it, nor `levels`; `rowst3` and `levelst3` go in chunks of 3 steps"
             ))
         };
-        if let Some(steps) = name.strip_prefix("rows") {
-            wish.rows_only = true;
+        let in_chunks = [("rows", false), ("levels", true)];
+        for (steps, levels) in in_chunks.into_iter().filter_map(|(word, l)| Some((name.strip_prefix(word)?, l))) {
+            (wish.rows_only, wish.levels) = (!levels, levels);
             if !steps.is_empty() {
                 let number = steps.strip_prefix('t').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
                 wish.steps = Some(number.ok_or_else(bad)?);

@@ -32,6 +32,9 @@ impl fmt::Display for Config {
                 write!(f, "{name} {h}; ")?;
             }
         }
+        for levels in [&self.levels, &self.levels_adjoint].into_iter().flatten() {
+            write!(f, "{levels}")?;
+        }
         for (name, grid) in [("", &self.grid), ("adjoint ", &self.grid_adjoint), ("rebuild ", &self.grid_rebuild)] {
             if let Some(g) = grid {
                 write!(f, "{name}{g}; ")?;
