@@ -36,8 +36,45 @@ __device__ __forceinline__ float before(const float* kept, const float* start, i
   return start ? start[b * start_b + j * start_h] : 0.0f;
 }
 
+// What a thread has on its way: sums of unfolds, and of steps with their times. `threads` apart, so that one address serves all.
+struct Ahead {
+  float2 *unfolds, *steps;
+  float* times;
+  int threads;
+  static __device__ __forceinline__ int floats() { return 2 * kUnfoldsAhead + 3 * kStepsAhead; }
+  __device__ __forceinline__ Ahead(float* shared, int threads)
+      : unfolds((float2*)shared + threadIdx.x), steps((float2*)shared + kUnfoldsAhead * threads + threadIdx.x),
+        times(shared + 2 * (kUnfoldsAhead + kStepsAhead) * threads + threadIdx.x), threads(threads) {}
+  __device__ __forceinline__ float2& unfold(int m) const { return unfolds[(m & (kUnfoldsAhead - 1)) * threads]; }
+  __device__ __forceinline__ float2& step(int s) const { return steps[(s & (kStepsAhead - 1)) * threads]; }
+  __device__ __forceinline__ float& time(int s) const { return times[(s & (kStepsAhead - 1)) * threads]; }
+};
+
+// The sums of a row on their way: of unfolds from `pairs` on, if there are any, `count` apart, and of steps.
+struct Row {
+  const Pass& p;
+  const Ahead& ahead;
+  const float2* pairs;
+  int count, first, each, all, j;
+  i64 b;
+  __device__ __forceinline__ void copy_unfold(int m) const {
+    if (pairs && m < all) copy_ahead<8>(&ahead.unfold(m), pairs + (i64)m * count);
+  }
+  __device__ __forceinline__ void copy_step(int n) const {
+    if (n >= each) return;
+    copy_ahead<8>(&ahead.step(n), p.sensory + ((b * p.steps + first + n) * p.hidden + j));
+    if (p.elapsed) copy_ahead<4>(&ahead.time(n), p.elapsed + (b * p.elapsed_b + (p.t0 + first + n) * p.elapsed_t));
+  }
+  // Those of the first steps and unfolds, with as many commits as unfolds.
+  __device__ __forceinline__ void begin() const {
+    for (int n = 0; n < kStepsAhead; n++) copy_step(n);
+    for (int m = 0; m < kUnfoldsAhead - 1; m++) copy_unfold(m), commit_copies();
+  }
+};
+
 // Lone neurons, or sinks, a thread each and row: one of the batch, or of (b, t) where unfolds are rebuilt.
-extern "C" __global__ void __launch_bounds__(256)
+constexpr int kApart = 128;
+extern "C" __global__ void __launch_bounds__(kApart)
 ltc_apart(const int* __restrict__ ids, int count,                           // the neurons
           float* __restrict__ u, int pitch,                                 // [rows, pitch] from their columns on: lone; or null
           float2* __restrict__ pairs,                                       // [rows, count]: sinks' sums; rebuilt: then v' and den
@@ -49,52 +86,48 @@ ltc_apart(const int* __restrict__ ids, int count,                           // t
           float* __restrict__ out, float* __restrict__ states, float* final_state,    // [B, T, M]; [B, T, H] or null; [B, H]
           const float* __restrict__ kept,                                   // [B, T, H] where unfolds are rebuilt, or null
           int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int constrained, float epsilon) {
+  __shared__ __align__(16) float shared[(2 * kUnfoldsAhead + 3 * kStepsAhead) * kApart];
   const i64 n = blockIdx.x * (i64)blockDim.x + threadIdx.x, row = n / count;
   const int i = (int)(n - row * count), each = kept ? 1 : steps;
   const i64 b = kept ? row / steps : row;
   if (b >= batch) return;
   const Pass p = {sensory, elapsed, elapsed_b, elapsed_t, hidden, unfolds, total_steps, t0, steps};
   const Ends ends = {output_w, output_b, out, states, final_state, outputs};
-  const int first = kept ? (int)(row - b * steps) : 0, j = ids[i];
+  const Ahead ahead(shared, kApart);
+  const int first = kept ? (int)(row - b * steps) : 0, j = ids[i], all = each * unfolds;
+  const i64 begin = (b * steps + first) * unfolds;
+  float2* const mine = pairs ? pairs + (begin * count + i) : nullptr;
+  float* const column = u + (begin * pitch + i);
+  const Row from = {p, ahead, mine, count, first, each, all, j, b};
+  from.begin();
   const Cell cell = cell_of(j, gleak, vleak, cm, unfolds, elapsed ? 1.0f : dt, constrained, epsilon);
   float v = before(kept, start, start_b, start_h, b, t0 + first, p, j);
-  const i64 begin = (b * steps + first) * unfolds;
-  const int all = each * unfolds;
-  float2* const mine = pairs + (begin * count + i);
-  float* const column = u + (begin * pitch + i);
-  float2 ahead[kAheadOf], next = make_float2(0.0f, 0.0f);
-  float time = 1.0f;
-  if (pairs)
-#pragma unroll
-    for (int e = 0; e < kAheadOf; e++) ahead[e] = e < all ? mine[(i64)e * count] : make_float2(0.0f, 0.0f);
-  if (each > 0) next = p.sums(b, first, j), time = p.time(b, first);
-  int k = 0, s = first;
   float c = 0.0f, num = 0.0f, den = 1.0f, inverse = 1.0f;
-#pragma unroll 1
-  for (int m = 0; m < all; m += kAheadOf) {
-#pragma unroll
-    for (int e = 0; e < kAheadOf; e++) {
-      if (m + e >= all) break;
-      if (k == 0) {
-        c = elapsed ? __fdiv_rn(cell.rate_c, time) : cell.rate_c;
-        num = cell.num + next.x, den = cell.den + c + next.y;
-        inverse = reciprocal(den);
-        if (s + 1 < first + each) next = p.sums(b, s + 1, j), time = p.time(b, s + 1);
-      }
-      if (pairs) {
-        const float2 far = ahead[e];
-        if (m + e + kAheadOf < all) ahead[e] = mine[(i64)(m + e + kAheadOf) * count];
-        const float d = den + far.y;
-        v = quotient(fmaf(c, v, num) + far.x, d);
-        if (kept) mine[(i64)(m + e) * count] = make_float2(v, d);
-      } else {
-        if (u) column[(i64)(m + e) * pitch] = v;
-        v = quotient(fmaf(c, v, num), den, inverse);
-      }
-      if (++k == unfolds) {
-        if (!kept) ends.step(b * total_steps + (t0 + s), hidden, j, v);
-        k = 0, s++;
-      }
+  int k = 0, s = 0;
+#pragma unroll 2
+  for (int m = 0; m < all; m++) {
+    from.copy_unfold(m + kUnfoldsAhead - 1);
+    commit_copies();
+    copies_of_unfold(unfolds);
+    if (k == 0) {
+      const float2 sums = ahead.step(s);
+      c = elapsed ? __fdiv_rn(cell.rate_c, ahead.time(s)) : cell.rate_c;
+      num = cell.num + sums.x, den = cell.den + c + sums.y;
+      inverse = reciprocal(den);
+      from.copy_step(s + kStepsAhead);
+    }
+    if (pairs) {
+      const float2 far = ahead.unfold(m);
+      const float d = den + far.y;
+      v = quotient(fmaf(c, v, num) + far.x, d);
+      if (kept) mine[(i64)m * count] = make_float2(v, d);
+    } else {
+      if (u) column[(i64)m * pitch] = v;
+      v = quotient(fmaf(c, v, num), den, inverse);
+    }
+    if (++k == unfolds) {
+      if (!kept) ends.step(b * total_steps + (t0 + s), hidden, j, v);
+      k = 0, s++;
     }
   }
   if (!kept) final_state[b * hidden + j] = v;
@@ -102,6 +135,7 @@ ltc_apart(const int* __restrict__ ids, int count,                           // t
 
 // The chain: a block has a row, of the batch or of (b, t), and then others. Near synapses are held in registers, by target; states lie in
 // two tiles in turn, so that one barrier an unfold is enough. The first lane of a target has its state.
+// Dynamic shared memory: what each thread has ahead, Ahead::floats of it.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_chain(Schedule schedule, const int* __restrict__ ids, int count,        // the chain's neurons
           float* __restrict__ u, int pitch,                                 // [rows, pitch] from their columns on
@@ -113,6 +147,7 @@ ltc_chain(Schedule schedule, const int* __restrict__ ids, int count,        // t
           float* __restrict__ out, float* __restrict__ states, float* final_state, const float* __restrict__ kept,
           int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int constrained, float epsilon) {
   __shared__ float tiles[2][kThreads];
+  extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32;
   int2 shape = schedule.warps[threadIdx.x / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
@@ -124,6 +159,7 @@ ltc_chain(Schedule schedule, const int* __restrict__ ids, int count,        // t
   cell.num += lanes_sum(q0, shape.x), cell.den += lanes_sum(p0, shape.x);
   const Pass p = {sensory, elapsed, elapsed_b, elapsed_t, hidden, unfolds, total_steps, t0, steps};
   const Ends ends = {output_w, output_b, out, states, final_state, outputs};
+  const Ahead ahead(shared, blockDim.x);
   // Slots that are not in use read any place, and what they make of it counts nothing.
   for (int e = threadIdx.x; e < 2 * kThreads; e += blockDim.x) (&tiles[0][0])[e] = 0.0f;
   const int each = kept ? 1 : steps, all = each * unfolds;
@@ -135,49 +171,55 @@ ltc_chain(Schedule schedule, const int* __restrict__ ids, int count,        // t
     const i64 begin = (b * steps + first) * unfolds;
     float2* const mine = pairs + (begin * count + i);
     float* const column = u + (begin * pitch + i);
+    const Row from = {p, ahead, mine, count, first, each, all, j, b};
+    if (leads) from.begin();
     float v = leads ? before(kept, start, start_b, start_h, b, t0 + first, p, j) : 0.0f;
-    float2 ahead[kAheadOf], next = make_float2(0.0f, 0.0f);
-    float time = 1.0f, c = 0.0f, num0 = 0.0f, den0 = 1.0f;
-#pragma unroll
-    for (int e = 0; e < kAheadOf; e++) ahead[e] = leads && e < all ? mine[(i64)e * count] : make_float2(0.0f, 0.0f);
-    if (leads && each > 0) next = p.sums(b, first, j), time = p.time(b, first);
-    int k = 0, s = first, half = 0;
+    float c = 0.0f, num0 = 0.0f, den0 = 1.0f;
+    int k = 0, s = 0;
     __syncthreads();
     if (leads) tiles[0][i] = v;
     __syncthreads();
-#pragma unroll 1
-    for (int m = 0; m < all; m += kAheadOf) {
+    auto unfold = [&](auto which, int m) {
+      constexpr int kHalf = decltype(which)::value;
+      float x[kSlots], num = 0.0f, den = 0.0f;
 #pragma unroll
-      for (int e = 0; e < kAheadOf; e++) {
-        if (m + e >= all) break;
-        float num = 0.0f, den = 0.0f;
-#pragma unroll
-        for (int h = 0; h < kSlots; h++) {
-          const float g = gate_of(held.a[h], held.b[h], *(const float*)((const char*)tiles[half] + source_of(held, h)));
-          num = fmaf(held.q[h], g, num), den = fmaf(held.p[h], g, den);
+      for (int h = 0; h < kSlots; h++) x[h] = *(const volatile float*)((const char*)tiles[kHalf] + source_of(held, h));
+      float2 far = make_float2(0.0f, 0.0f);
+      if (leads) {
+        from.copy_unfold(m + kUnfoldsAhead - 1);
+        commit_copies();
+        copies_of_unfold(unfolds);
+        if (k == 0) {
+          const float2 sums = ahead.step(s);
+          c = elapsed ? __fdiv_rn(cell.rate_c, ahead.time(s)) : cell.rate_c;
+          num0 = cell.num + sums.x, den0 = cell.den + c + sums.y;
+          from.copy_step(s + kStepsAhead);
         }
-        num = lanes_sum(num, shape.x), den = lanes_sum(den, shape.x);
-        half ^= 1;
-        if (leads) {
-          if (k == 0) {
-            c = elapsed ? __fdiv_rn(cell.rate_c, time) : cell.rate_c;
-            num0 = cell.num + next.x, den0 = cell.den + c + next.y;
-            if (s + 1 < first + each) next = p.sums(b, s + 1, j), time = p.time(b, s + 1);
-          }
-          const float2 far = ahead[e];
-          if (m + e + kAheadOf < all) ahead[e] = mine[(i64)(m + e + kAheadOf) * count];
-          column[(i64)(m + e) * pitch] = v;
-          const float d = den0 + far.y + den;
-          v = quotient(fmaf(c, v, num0 + far.x) + num, d);
-          tiles[half][i] = v;
-          if (kept) mine[(i64)(m + e) * count] = make_float2(v, d);
-        }
-        if (++k == unfolds) {
-          if (leads && !kept) ends.step(b * total_steps + (t0 + s), hidden, j, v);
-          k = 0, s++;
-        }
-        __syncthreads();
+        column[(i64)m * pitch] = v;
+        far = ahead.unfold(m);
+        far = make_float2(fmaf(c, v, num0 + far.x), den0 + far.y);
       }
+#pragma unroll
+      for (int h = 0; h < kSlots; h++) x[h] = gate_of(held.a[h], held.b[h], x[h]);
+#pragma unroll
+      for (int h = 0; h < kSlots; h++) num = fmaf(held.q[h], x[h], num), den = fmaf(held.p[h], x[h], den);
+      num = lanes_sum(num, shape.x), den = lanes_sum(den, shape.x);
+      if (leads) {
+        const float d = far.y + den;
+        v = quotient(far.x + num, d);
+        tiles[1 - kHalf][i] = v;
+        if (kept) mine[(i64)m * count] = make_float2(v, d);
+      }
+      if (++k == unfolds) {
+        if (leads && !kept) ends.step(b * total_steps + (t0 + s), hidden, j, v);
+        k = 0, s++;
+      }
+      __syncthreads();
+    };
+#pragma unroll 1
+    for (int m = 0; m < all; m += 2) {
+      unfold(Number<0>(), m);
+      if (m + 1 < all) unfold(Number<1>(), m + 1);
     }
     if (leads && !kept) final_state[b * hidden + j] = v;
   }

@@ -7,8 +7,18 @@
 #pragma once
 #include "held.cuh"
 
-// Sums, or what is made of them, of so many unfolds are read ahead.
-constexpr int kAheadOf = 8;
+// What is read of unfolds and of steps comes to shared memory so far ahead, to the thread that uses it: far more than a load takes.
+constexpr int kUnfoldsAhead = 16, kStepsAhead = 8;
+
+// All copies but those of the last commits, one for each unfold, are there: of the next two unfolds; of steps too, if they have enough.
+__device__ __forceinline__ void copies_of_unfold(int unfolds) {
+#if __CUDA_ARCH__ >= 800
+  if (unfolds * kStepsAhead >= kUnfoldsAhead)
+    asm volatile("cp.async.wait_group %0;" ::"n"(kUnfoldsAhead - 2) : "memory");
+  else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 // What both passes know of a step: where its sums over the inputs are and how long it takes.
 struct Pass {

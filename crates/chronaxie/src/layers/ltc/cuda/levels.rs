@@ -7,10 +7,11 @@ use super::held_backward::HeldBackward;
 use super::launch::{CudaPlan, NULL, args, at, launch, launch_as, out, stride};
 use super::on_device::{DeviceWords, pack};
 use super::schedule::{Between, Levels, Lists};
-use super::tune::{self, Held, LevelsConfig, OfLevels, THREADS};
-use super::{LEVELS, LEVELS_ADJOINT};
+use super::state_sums::StateKernel;
+use super::tune::{self, Held, LevelsConfig, OfLevels, StateSums};
+use super::{LEVELS, LEVELS_ADJOINT, LEVELS_SUMS};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, Specialisation, StreamRef};
-use crate::layers::ltc::spec::{Ltc, NORM_EPSILON};
+use crate::layers::ltc::spec::Ltc;
 use crate::op::{Args, LaunchReport};
 use crate::{Dtype, Layout, RegionId, Result, View};
 use std::sync::Arc;
@@ -18,12 +19,16 @@ use std::sync::Arc;
 const ENTRIES: [&str; 2] = ["ltc_apart", "ltc_chain"];
 const ADJOINT_ENTRIES: [&str; 2] = ["ltc_apart_adjoint", "ltc_chain_adjoint"];
 
-pub(super) fn specialisations(fast: bool) -> [Specialisation; 2] {
+/// Threads of the kernels of lone neurons and sinks, as kApart.
+const APART: u32 = 128;
+
+pub(super) fn specialisations(fast: bool) -> [Specialisation; 3] {
     let shape = Held::of(tune::LEVELS_CHAIN);
     let adjoint = Held { pairs: true, ..shape };
     [
         specialisation(&LEVELS, &ENTRIES, &shape, fast, false),
         specialisation(&LEVELS_ADJOINT, &ADJOINT_ENTRIES, &adjoint, fast, false),
+        specialisation(&LEVELS_SUMS, &["ltc_state_sums"], &shape, fast, false),
     ]
 }
 
@@ -35,10 +40,11 @@ fn missing() -> crate::Error {
 fn chain_kernel(device: &Arc<CudaDevice>, lists: &Lists, rows: usize, h: Held, fast: bool) -> Result<HeldKernel> {
     let spec = &specialisations(fast)[usize::from(h.pairs)];
     let kernel = device.kernel(spec, if h.pairs { ADJOINT_ENTRIES[1] } else { ENTRIES[1] })?;
-    let resident = (kernel.max_active_blocks(h.threads as u32, 0)? * device.props().sm_count) as usize;
+    kernel.set_max_dynamic_shared(h.shared)?;
+    let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
     // Each row of the adjoint leaves sums of its own.
     let grid = if h.pairs { rows } else { rows.min(resident) }.max(1) as u32;
-    let launch = LaunchConfig::new((grid, 1, 1), (h.threads as u32, 1, 1));
+    let launch = LaunchConfig::new((grid, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
     HeldKernel::of_lists(device, lists, kernel, h, launch, 1, false, resident)
 }
 
@@ -47,9 +53,9 @@ pub(super) struct LevelsForward {
     levels: Levels,
     /// The sources, and then the sinks.
     ids: DeviceWords,
-    far: HeldKernel,
+    far: StateKernel,
     chain: HeldKernel,
-    sinks: Option<HeldKernel>,
+    sinks: Option<StateKernel>,
     apart: Kernel,
 }
 
@@ -78,16 +84,22 @@ struct Walk {
 
 impl LevelsForward {
     /// `rows`: of the batch, or of (b, t) where unfolds are rebuilt.
-    pub(super) fn new(device: &Arc<CudaDevice>, p: &Ltc, of: &OfLevels, rows: usize, fast: bool) -> Result<Self> {
+    pub(super) fn new(
+        device: &Arc<CudaDevice>,
+        p: &Ltc,
+        of: &OfLevels<StateSums>,
+        rows: usize,
+        fast: bool,
+    ) -> Result<Self> {
         let s = &p.connectivity.recurrent;
         let levels = Levels::of(s).ok_or_else(missing)?;
         let lists = |between| levels.lists(s, between, false);
         let ids: Vec<u32> = levels.sources.iter().chain(&levels.sinks).copied().collect();
         Ok(Self {
             ids: DeviceWords::new(device, &ids)?,
-            far: HeldKernel::sums_of(device, &lists(Between::Far), of.far, fast)?,
+            far: StateKernel::new(device, &lists(Between::Far), of.far, fast)?,
             chain: chain_kernel(device, &lists(Between::Near), rows, of.chain, fast)?,
-            sinks: of.sinks.map(|h| HeldKernel::sums_of(device, &lists(Between::Sinks), h, fast)).transpose()?,
+            sinks: of.sinks.map(|h| StateKernel::new(device, &lists(Between::Sinks), h, fast)).transpose()?,
             apart: device.kernel(&specialisations(fast)[0], ENTRIES[0])?,
             levels,
         })
@@ -110,9 +122,9 @@ impl LevelsForward {
             far: push("level_chain", 2 * rows * n.chain())?,
             sinks: push("level_sinks", 2 * rows * n.sinks.len())?,
             folded: [
-                push("level_far_folded", folded(Some(&self.far)))?,
+                push("level_far_folded", 4 * self.far.slots().1)?,
                 push("level_chain_folded", folded(Some(&self.chain)))?,
-                push("level_sinks_folded", folded(self.sinks.as_ref()))?,
+                push("level_sinks_folded", self.sinks.as_ref().map_or(0, |k| 4 * k.slots().1))?,
                 push("level_to_chain_folded", folded(backward.map(|b| &b.to_chain)))?,
                 push("level_to_sinks_folded", folded(to_sinks))?,
             ],
@@ -121,12 +133,10 @@ impl LevelsForward {
         })
     }
 
-    /// What ltc_fold_held folds of them.
-    fn sides<'a>(&'a self, r: &'a LevelsRegions) -> impl Iterator<Item = (&'a HeldKernel, RegionId)> {
-        [Some(&self.far), Some(&self.chain), self.sinks.as_ref()]
-            .into_iter()
-            .zip(r.folded)
-            .filter_map(|(k, id)| Some((k?, id)))
+    /// What ltc_fold_held folds of them: slots, and where they go.
+    fn sides(&self, r: &LevelsRegions) -> Vec<((u64, usize), RegionId)> {
+        let slots = [Some(self.far.slots()), Some(self.chain.slots()), self.sinks.as_ref().map(StateKernel::slots)];
+        slots.into_iter().zip(r.folded).filter_map(|(slots, id)| Some((slots?, id))).collect()
     }
 
     /// The ids of the sources from the `n`-th on, or, behind them, of the sinks.
@@ -134,25 +144,21 @@ impl LevelsForward {
         Arg::U64(self.ids.address() + 4 * n as u64)
     }
 
-    pub(super) fn reports(
-        &self,
-        chunks: usize,
-        p: &Ltc,
-        rows: usize,
-        device: &CudaDevice,
-    ) -> Result<Vec<LaunchReport>> {
+    pub(super) fn reports(&self, chunks: usize, p: &Ltc, rows: usize, rebuilt: bool) -> Result<Vec<LaunchReport>> {
         let n = &self.levels;
         let apart = |count: usize| {
-            let rows = if rows == 0 { p.batch } else { rows / p.unfolds };
-            LaunchReport::new(&self.apart, chunks, ((rows * count).div_ceil(256) as u32, 1, 1), (THREADS, 1, 1), 0)
+            let rows = if rebuilt { rows / p.unfolds } else { p.batch };
+            LaunchReport::new(
+                &self.apart,
+                chunks,
+                ((rows * count).div_ceil(APART as usize) as u32, 1, 1),
+                (APART, 1, 1),
+                0,
+            )
         };
-        let mut list = vec![
-            apart(n.lone)?,
-            self.far.report_sensory(chunks, rows.max(1), n.lone, device.props())?,
-            self.chain.report(chunks)?,
-        ];
+        let mut list = vec![apart(n.lone)?, self.far.report(chunks, rows)?, self.chain.report(chunks)?];
         if let Some(k) = &self.sinks {
-            list.push(k.report_sensory(chunks, rows.max(1), n.read.len(), device.props())?);
+            list.push(k.report(chunks, rows)?);
             list.push(apart(n.sinks.len())?);
         }
         Ok(list)
@@ -194,24 +200,24 @@ impl LevelsBackward {
     }
 
     /// What is folded for it, beside the chain's own.
-    fn sides<'a>(&'a self, r: &'a LevelsRegions) -> impl Iterator<Item = (&'a HeldKernel, RegionId)> {
-        let adjoint = [Some(&self.to_chain), self.to_sinks.as_ref()].into_iter().zip(r.folded[3..].iter().copied());
-        self.rebuild.sides(r).chain(adjoint.filter_map(|(k, id)| Some((k?, id))))
+    fn sides(&self, r: &LevelsRegions) -> Vec<((u64, usize), RegionId)> {
+        let slots = [Some(self.to_chain.slots()), self.to_sinks.as_ref().map(HeldKernel::slots)];
+        let adjoint = slots.into_iter().zip(r.folded[3..].iter().copied()).filter_map(|(slots, id)| Some((slots?, id)));
+        self.rebuild.sides(r).into_iter().chain(adjoint).collect()
     }
 
-    pub(super) fn reports(
-        &self,
-        chain: &HeldKernel,
-        chunks: usize,
-        p: &Ltc,
-        rows: usize,
-        device: &CudaDevice,
-    ) -> Result<Vec<LaunchReport>> {
+    pub(super) fn reports(&self, chain: &HeldKernel, chunks: usize, p: &Ltc, rows: usize) -> Result<Vec<LaunchReport>> {
         let n = &self.rebuild.levels;
         let apart = |count: usize| {
-            LaunchReport::new(&self.apart, chunks, ((p.batch * count).div_ceil(256) as u32, 1, 1), (THREADS, 1, 1), 0)
+            LaunchReport::new(
+                &self.apart,
+                chunks,
+                ((p.batch * count).div_ceil(APART as usize) as u32, 1, 1),
+                (APART, 1, 1),
+                0,
+            )
         };
-        let mut list = self.rebuild.reports(chunks, p, rows, device)?;
+        let mut list = self.rebuild.reports(chunks, p, rows, true)?;
         if let Some(k) = &self.to_sinks {
             list.extend([apart(n.sinks.len())?, k.report(chunks)?]);
         }
@@ -228,9 +234,8 @@ pub(super) fn folded(
     address: impl Fn(RegionId) -> u64,
 ) -> Vec<(Side, (u64, usize), u64)> {
     let Some(r) = r else { return Vec::new() };
-    let side = |(k, id): (&HeldKernel, RegionId)| (Side::Recurrent, k.slots(), address(id));
-    let forward = forward.into_iter().flat_map(|f| f.sides(r));
-    forward.chain(backward.into_iter().flat_map(|b| b.sides(r))).map(side).collect()
+    let sides = forward.map(|f| f.sides(r)).into_iter().chain(backward.map(|b| b.sides(r))).flatten();
+    sides.map(|(slots, id)| (Side::Recurrent, slots, address(id))).collect()
 }
 
 impl CudaPlan {
@@ -282,17 +287,20 @@ impl CudaPlan {
             let walks = p.batch * if rebuilt { w.steps } else { 1 };
             let own: &[Arg<'_>] =
                 args! { ids, Arg::I32(count as i32), Arg::U64(u), Arg::I32(pitch as i32), Arg::U64(pairs) };
-            launch(&k.apart, stream, ((walks * count).div_ceil(256) as u64, 1), (THREADS, 1), 0, &[own, ends].concat())
+            launch(
+                &k.apart,
+                stream,
+                ((walks * count).div_ceil(APART as usize) as u64, 1),
+                (APART, 1),
+                0,
+                &[own, ends].concat(),
+            )
         };
-        let gates = |k: &HeldKernel, folded: RegionId, from: usize, inputs: usize, to: u64, count: usize| {
-            if rows == 0 {
-                Ok(())
-            } else {
-                self.sums_of_states(k, address(folded), u + 4 * from as u64, (pitch, inputs), (to, count), rows, stream)
-            }
+        let gates = |k: &StateKernel, folded: RegionId, from: usize, to: (u64, usize)| {
+            k.launch(address(folded), (u + 4 * from as u64, pitch), to, rows, stream)
         };
         apart(k.ids(0), lone, u, 0)?;
-        gates(&k.far, r.folded[0], 0, lone, far, n.chain())?;
+        gates(&k.far, r.folded[0], 0, (far, n.chain()))?;
         let schedule = k.chain.schedule.bytes(address(r.folded[1]));
         let own: &[Arg<'_>] = args! {
             Arg::Bytes(&schedule), k.ids(lone), Arg::I32(n.chain() as i32), Arg::U64(u + 4 * lone as u64),
@@ -300,34 +308,8 @@ impl CudaPlan {
         };
         launch_as(&k.chain.kernel, stream, &k.chain.launch, &[own, ends].concat())?;
         let Some(of_sinks) = &k.sinks else { return Ok(()) };
-        gates(of_sinks, r.folded[2], n.read.start, n.read.len(), sinks, n.sinks.len())?;
+        gates(of_sinks, r.folded[2], n.read.start, (sinks, n.sinks.len()))?;
         apart(k.ids(pitch), n.sinks.len(), 0, sinks)
-    }
-
-    /// The sums of gates over `inputs` columns from `from` on of states, rows `pitch` apart, to `count` targets.
-    #[allow(clippy::too_many_arguments)]
-    fn sums_of_states(
-        &self,
-        k: &HeldKernel,
-        folded: u64,
-        from: u64,
-        (pitch, inputs): (usize, usize),
-        (to, count): (u64, usize),
-        rows: usize,
-        stream: StreamRef,
-    ) -> Result<()> {
-        let (tile, config) = k.sensory_launch(rows, inputs, self.device.props());
-        launch_as(
-            &k.kernel,
-            stream,
-            &config,
-            args! {
-                Arg::Bytes(&k.schedule.bytes(folded)), Arg::U64(from), Arg::I64(0), Arg::I64(pitch as i64), Arg::I64(1),
-                NULL, NULL, NULL, NULL, Arg::U64(to), Arg::I64(rows as i64), Arg::I64(rows as i64), Arg::I64(0),
-                Arg::I32(inputs as i32), Arg::I32(count as i32), Arg::I32(k.held.blocks as i32), Arg::I32(tile as i32),
-                Arg::I32(i32::from(tune::two_tiles(tile, inputs, k.held.shared))), Arg::F32(NORM_EPSILON as f32)
-            },
-        )
     }
 }
 
@@ -385,7 +367,7 @@ impl BackwardCall<'_> {
                 Arg::U64(address(t.common.sums)), states, h0[0], h0[1], h0[2], e0, e1, e2, e3
             };
             let all = [own, given, &[Arg::F32(p.epsilon as f32)]].concat();
-            launch(&k.apart, stream, ((p.batch * count).div_ceil(256) as u64, 1), (THREADS, 1), 0, &all)
+            launch(&k.apart, stream, ((p.batch * count).div_ceil(APART as usize) as u64, 1), (APART, 1), 0, &all)
         };
         // alpha and beta of `count` targets, and inputs from U.
         let gates = |k: &HeldKernel,

@@ -29,11 +29,6 @@ struct Steps {
   float2* step_sums;      // [B, steps, H]
   float* step_changes;    // [B, steps, H] or null
   int outputs;
-  __device__ __forceinline__ float given(i64 b, int t, int j) const {
-    if (j >= outputs) return 0.0f;
-    const float g = grad_out[b * grad_b + t * grad_t + j * grad_m];
-    return output_w ? g * output_w[j] : g;
-  }
   __device__ __forceinline__ void begin(Back& x, const Pass& p, i64 b, int s, int j, float per_time) const {
     const i64 at = (b * p.steps + s) * p.hidden + j;
     step_sums[at] = make_float2(x.alpha, x.beta);
@@ -57,8 +52,34 @@ __device__ __forceinline__ void leave(const Back& x, float4* neuron_sums, float*
   grad_start[at] = x.a;
 }
 
+// What a thread has on its way: two floats of unfolds, kMore more of them, and of a step sums over the inputs, its time and dL/d out.
+template <int kMore>
+struct Ahead {
+  float *unfolds, *steps;
+  int threads;
+  enum { kUnfold = 2 + kMore, kStep = 4, kFloats = kUnfold * kUnfoldsAhead + kStep * kStepsAhead };
+  __device__ __forceinline__ Ahead(float* shared, int threads) : unfolds(shared), steps(shared + kUnfold * kUnfoldsAhead * threads), threads(threads) {}
+  __device__ __forceinline__ float2& pair(int m) const { return ((float2*)unfolds)[(m & (kUnfoldsAhead - 1)) * threads + threadIdx.x]; }
+  __device__ __forceinline__ float& more(int m, int which) const {
+    return unfolds[(2 * kUnfoldsAhead + which * kUnfoldsAhead + (m & (kUnfoldsAhead - 1))) * threads + threadIdx.x];
+  }
+  __device__ __forceinline__ float2& sums(int s) const { return ((float2*)steps)[(s & (kStepsAhead - 1)) * threads + threadIdx.x]; }
+  __device__ __forceinline__ float& time(int s) const { return steps[(2 * kStepsAhead + (s & (kStepsAhead - 1))) * threads + threadIdx.x]; }
+  __device__ __forceinline__ float& given(int s) const { return steps[(3 * kStepsAhead + (s & (kStepsAhead - 1))) * threads + threadIdx.x]; }
+};
+
+// What is read of step s of row b on its way.
+template <class Ahead>
+__device__ __forceinline__ void copy_step(const Ahead& ahead, const Pass& p, const Steps& at, i64 b, int s, int j) {
+  if (s < 0) return;
+  if (p.sensory) copy_ahead<8>(&ahead.sums(s), p.sensory + ((b * p.steps + s) * p.hidden + j));
+  if (p.elapsed) copy_ahead<4>(&ahead.time(s), p.elapsed + (b * p.elapsed_b + (p.t0 + s) * p.elapsed_t));
+  if (j < at.outputs) copy_ahead<4>(&ahead.given(s), at.grad_out + (b * at.grad_b + (p.t0 + s) * at.grad_t + j * at.grad_m));
+}
+
 // Lone neurons, or sinks, a thread each and row of the batch.
-extern "C" __global__ void __launch_bounds__(256)
+constexpr int kApart = 128;
+extern "C" __global__ void __launch_bounds__(kApart)
 ltc_apart_adjoint(const int* __restrict__ ids, int count,                       // the neurons
                   const float* __restrict__ u, int pitch,                       // [rows, pitch] from their columns on: lone; or null
                   float2* __restrict__ pairs,                                   // [rows, count]: v' and den of sinks; then alpha and beta
@@ -75,69 +96,66 @@ ltc_apart_adjoint(const int* __restrict__ ids, int count,                       
                   float4* __restrict__ neuron_sums,                             // [B, H], added to unless first
                   int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int first_chunk,
                   int constrained, float epsilon) {
+  __shared__ __align__(16) float shared[Ahead<1>::kFloats * kApart];
   const i64 n = blockIdx.x * (i64)blockDim.x + threadIdx.x, b = n / count;
   if (b >= batch) return;
-  const int i = (int)(n - b * count), j = ids[i];
+  const int i = (int)(n - b * count), j = ids[i], all = steps * unfolds;
   const Pass p = {sensory, elapsed, elapsed_b, elapsed_t, hidden, unfolds, total_steps, t0, steps};
   const Steps at_steps = {grad_out, grad_b, grad_t, grad_m, output_w, step_sums, step_changes, outputs};
-  const Cell cell = cell_of(j, gleak, vleak, cm, unfolds, elapsed ? 1.0f : dt, constrained, epsilon);
+  const Ahead<1> ahead(shared, kApart);
   const i64 begin = b * steps * unfolds;
-  const int all = steps * unfolds;
-  // Of a lone neuron the state before an unfold and dL/dU, of a sink v' and den.
-  const bool sink = pairs != nullptr;
-  auto read = [&](int m) {
+  // Of a lone neuron dL/dU by both ways and the state before an unfold, of a sink v' and den.
+  const bool sink = pairs != nullptr, both = of_sinks && i >= from;
+  auto copy_unfold = [&](int m) {
+    if (m < 0) return;
     const i64 row = begin + m;
-    if (sink) return pairs[row * count + i];
-    float g = of_chain ? of_chain[row * chain_pitch + i] : 0.0f;
-    if (of_sinks && i >= from) g += of_sinks[row * sinks_pitch + (i - from)];
-    return make_float2(u[row * pitch + i], g);
+    if (sink) return copy_ahead<8>(&ahead.pair(m), pairs + (row * count + i));
+    float* const to = (float*)&ahead.pair(m);
+    copy_ahead<4>(to, of_chain + (row * chain_pitch + i));
+    if (both) copy_ahead<4>(to + 1, of_sinks + (row * sinks_pitch + (i - from)));
+    copy_ahead<4>(&ahead.more(m, 0), u + (row * pitch + i));
   };
+  for (int s = steps - 1; s > steps - 1 - kStepsAhead; s--) copy_step(ahead, p, at_steps, b, s, j);
+  for (int m = all - 1; m > all - kUnfoldsAhead; m--) copy_unfold(m), commit_copies();
+  const Cell cell = cell_of(j, gleak, vleak, cm, unfolds, elapsed ? 1.0f : dt, constrained, epsilon);
+  const float output = output_w && j < outputs ? output_w[j] : 1.0f;
   Back x;
   x.a = grad_end[b * end_b + j * end_h];
-  float2 ahead[kAheadOf];
-#pragma unroll
-  for (int e = 0; e < kAheadOf; e++) ahead[e] = e < all ? read(all - 1 - e) : make_float2(0.0f, 0.0f);
   // v' of the last unfold; of sinks what it is of the one before.
-  float then = all > 0 ? states[(b * total_steps + (t0 + steps - 1)) * hidden + j] : 0.0f;
-  auto initial = [&] {
-    if (t0 > 0) return states[(b * total_steps + (t0 - 1)) * hidden + j];
-    return start ? start[b * start_b + j * start_h] : 0.0f;
-  };
-  const float origin = sink ? initial() : 0.0f;
+  float then = all > 0 ? states[(b * total_steps + (t0 + steps - 1)) * hidden + j] : 0.0f, origin = 0.0f;
+  if (sink && t0 > 0)
+    origin = states[(b * total_steps + (t0 - 1)) * hidden + j];
+  else if (sink && start)
+    origin = start[b * start_b + j * start_h];
   int k = unfolds - 1, s = steps - 1;
-  float2 next = make_float2(0.0f, 0.0f);
-  float time = 1.0f, given = 0.0f;
-  auto look = [&](int s) { next = p.sums(b, s, j), time = p.time(b, s), given = at_steps.given(b, t0 + s, j); };
-  if (steps > 0) look(s);
   float c = 0.0f, inverse = 1.0f, per_time = 0.0f;
-#pragma unroll 1
-  for (int m = all - 1; m >= 0; m -= kAheadOf) {
-#pragma unroll
-    for (int e = 0; e < kAheadOf; e++) {
-      if (m - e < 0) break;
-      if (k == unfolds - 1) {
-        c = elapsed ? __fdiv_rn(cell.rate_c, time) : cell.rate_c;
-        per_time = (float)unfolds / (elapsed ? time : dt);
-        inverse = reciprocal(cell.den + c + next.y);
-        x.a += given;
-        if (s > 0) look(s - 1);
-      }
-      const float2 y = ahead[e];
-      if (m - e - kAheadOf >= 0) ahead[e] = read(m - e - kAheadOf);
-      if (sink) {
-        const float v = m - e == 0 ? origin : ahead[(e + 1) % kAheadOf].x;
-        const float2 pair = unfold_back(x, v, y.x, reciprocal(y.y));
-        pairs[(begin + (m - e)) * count + i] = pair;
-        x.a = pair.x * c;
-      } else {
-        const float2 pair = unfold_back(x, y.x, then, inverse);
-        x.a = fmaf(pair.x, c, y.y);
-        then = y.x;
-      }
-      if (k-- == 0) {
-        at_steps.begin(x, p, b, s, j, per_time);
-        k = unfolds - 1, s--;
-      }
+#pragma unroll 2
+  for (int m = all - 1; m >= 0; m--) {
+    copy_unfold(m - kUnfoldsAhead + 1);
+    commit_copies();
+    copies_of_unfold(unfolds);
+    if (k == unfolds - 1) {
+      c = elapsed ? __fdiv_rn(cell.rate_c, ahead.time(s)) : cell.rate_c;
+      per_time = (float)unfolds / (elapsed ? ahead.time(s) : dt);
+      inverse = reciprocal(cell.den + c + ahead.sums(s).y);
+      if (j < outputs) x.a = fmaf(ahead.given(s), output, x.a);
+      copy_step(ahead, p, at_steps, b, s - kStepsAhead, j);
+    }
+    const float2 y = ahead.pair(m);
+    if (sink) {
+      const float v = m == 0 ? origin : ahead.pair(m - 1).x;
+      const float2 pair = unfold_back(x, v, y.x, reciprocal(y.y));
+      pairs[(begin + m) * count + i] = pair;
+      x.a = pair.x * c;
+    } else {
+      const float v = ahead.more(m, 0);
+      const float2 pair = unfold_back(x, v, then, inverse);
+      x.a = fmaf(pair.x, c, y.x + (both ? y.y : 0.0f));
+      then = v;
+    }
+    if (k-- == 0) {
+      at_steps.begin(x, p, b, s, j, per_time);
+      k = unfolds - 1, s--;
     }
   }
   leave(x, neuron_sums, grad_start, b * hidden + j, first_chunk);
@@ -145,6 +163,7 @@ ltc_apart_adjoint(const int* __restrict__ ids, int count,                       
 
 // The chain: a block has a row of the batch. Near synapses are held in registers, by source; alpha and beta of all targets lie in two
 // tiles in turn. What gates are derived by is known ahead, and made while alpha is waited for.
+// Dynamic shared memory: what each thread has ahead, Ahead<2>::kFloats.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 ltc_chain_adjoint(Schedule schedule, const int* __restrict__ ids, int count,    // the chain's neurons
                   const float* __restrict__ u, int pitch,                       // [rows, pitch] from their columns on
@@ -157,6 +176,7 @@ ltc_chain_adjoint(Schedule schedule, const int* __restrict__ ids, int count,    
                   int batch, int hidden, int outputs, int unfolds, int total_steps, int t0, int steps, int first_chunk,
                   int constrained) {
   __shared__ float2 tiles[2][kThreads];
+  extern __shared__ __align__(16) float shared[];
   const int lane = threadIdx.x % 32;
   int2 shape = schedule.warps[threadIdx.x / 32];
   shape = make_int2(uniform(shape.x), uniform(shape.y));
@@ -165,8 +185,10 @@ ltc_chain_adjoint(Schedule schedule, const int* __restrict__ ids, int count,    
   float p0, q0;
   const Held held = hold(schedule, 0, p0, q0);
   const float rate_c = j < 0 ? 0.0f : positive(cm[j], constrained) * (float)unfolds / (elapsed ? 1.0f : dt);
+  const float output = output_w && leads && j < outputs ? output_w[j] : 1.0f;
   const Pass p = {nullptr, elapsed, elapsed_b, elapsed_t, hidden, unfolds, total_steps, t0, steps};
   const Steps at_steps = {grad_out, grad_b, grad_t, grad_m, output_w, step_sums, step_changes, outputs};
+  const Ahead<2> ahead(shared, blockDim.x);
   for (int e = threadIdx.x; e < 2 * kThreads; e += blockDim.x) (&tiles[0][0])[e] = make_float2(0.0f, 0.0f);
   const int all = steps * unfolds;
   const bool below = of_sinks && i >= from && i < to;
@@ -175,63 +197,66 @@ ltc_chain_adjoint(Schedule schedule, const int* __restrict__ ids, int count,    
   for (i64 b = blockIdx.x; b < batch; b += gridDim.x) {
     const i64 begin = b * steps * unfolds;
     // v' and den, v and what sinks give.
-    auto pair_of = [&](int m) { return leads && m >= 0 ? pairs[(begin + m) * count + i] : make_float2(0.0f, 1.0f); };
-    auto other_of = [&](int m) {
-      if (!leads || m < 0) return make_float2(0.0f, 0.0f);
-      return make_float2(u[(begin + m) * pitch + i], below ? of_sinks[(begin + m) * sinks_pitch + (i - from)] : 0.0f);
+    auto copy_unfold = [&](int m) {
+      if (m < 0) return;
+      copy_ahead<8>(&ahead.pair(m), pairs + ((begin + m) * count + i));
+      copy_ahead<4>(&ahead.more(m, 0), u + ((begin + m) * pitch + i));
+      if (below) copy_ahead<4>(&ahead.more(m, 1), of_sinks + ((begin + m) * sinks_pitch + (i - from)));
     };
     Back x;
-    if (leads) x.a = grad_end[b * end_b + j * end_h];
-    constexpr int kFew = kAheadOf / 2;
-    float2 ahead[kFew], others[kFew];
-#pragma unroll
-    for (int e = 0; e < kFew; e++) ahead[e] = pair_of(all - 1 - e), others[e] = other_of(all - 1 - e);
-    int k = unfolds - 1, s = steps - 1, half = 0;
-    float time = 1.0f, given = 0.0f, c = 0.0f, per_time = 0.0f;
-    auto look = [&](int s) { time = p.time(b, s), given = at_steps.given(b, t0 + s, j); };
-    if (leads && steps > 0) look(s);
-#pragma unroll 1
-    for (int m = all - 1; m >= 0; m -= kFew) {
-#pragma unroll
-      for (int e = 0; e < kFew; e++) {
-        if (m - e < 0) break;
-        if (leads && k == unfolds - 1) {
-          c = elapsed ? __fdiv_rn(rate_c, time) : rate_c;
-          per_time = (float)unfolds / (elapsed ? time : dt);
-          x.a += given;
-          if (s > 0) look(s - 1);
+    if (leads) {
+      for (int s = steps - 1; s > steps - 1 - kStepsAhead; s--) copy_step(ahead, p, at_steps, b, s, j);
+      for (int m = all - 1; m > all - kUnfoldsAhead; m--) copy_unfold(m), commit_copies();
+      x.a = grad_end[b * end_b + j * end_h];
+    }
+    int k = unfolds - 1, s = steps - 1;
+    float c = 0.0f, per_time = 0.0f;
+    auto unfold = [&](auto which, int m) {
+      constexpr int kHalf = decltype(which)::value;
+      float v = 0.0f;
+      float2 pair = make_float2(0.0f, 0.0f);
+      if (leads) {
+        copy_unfold(m - kUnfoldsAhead + 1);
+        commit_copies();
+        copies_of_unfold(unfolds);
+        if (k == unfolds - 1) {
+          c = elapsed ? __fdiv_rn(rate_c, ahead.time(s)) : rate_c;
+          per_time = (float)unfolds / (elapsed ? ahead.time(s) : dt);
+          if (j < outputs) x.a = fmaf(ahead.given(s), output, x.a);
+          copy_step(ahead, p, at_steps, b, s - kStepsAhead, j);
         }
-        const float2 y = ahead[e], z = others[e];
-        ahead[e] = pair_of(m - e - kFew), others[e] = other_of(m - e - kFew);
-        float2 pair = make_float2(0.0f, 0.0f);
-        if (leads) {
-          pair = unfold_back(x, z.x, y.x, reciprocal(y.y));
-          tiles[half][i] = pair;
-          pairs[(begin + (m - e)) * count + i] = pair;
-        }
-        const float v = __shfl_sync(~0u, z.x, leader);
-        float slope[kSlots];
-#pragma unroll
-        for (int h = 0; h < kSlots; h++) {
-          const float t = gate_of(held.a[h], held.b[h], v);
-          // fast: of halved p and q, and sigma / 2; exact: of -sigma log2(e).
-          slope[h] = kFast ? fmaf(-t, t, 1.0f) * held.a[h] : fmaf(-t, t, t) * held.a[h] * -0.69314718055994531f;
-        }
-        __syncthreads();
-        float sum = 0.0f;
-#pragma unroll
-        for (int h = 0; h < kSlots; h++) {
-          const float2 other = *(const float2*)((const char*)tiles[half] + source_of(held, h));
-          sum = fmaf(slope[h], fmaf(other.x, held.q[h], other.y * held.p[h]), sum);
-        }
-        sum = lanes_sum(sum, shape.x);
-        half ^= 1;
-        if (leads) x.a = fmaf(pair.x, c, sum + z.y);
-        if (k-- == 0) {
-          if (leads) at_steps.begin(x, p, b, s, j, per_time);
-          k = unfolds - 1, s--;
-        }
+        const float2 y = ahead.pair(m);
+        v = ahead.more(m, 0);
+        pair = unfold_back(x, v, y.x, reciprocal(y.y));
+        tiles[kHalf][i] = pair;
+        pairs[(begin + m) * count + i] = pair;
       }
+      v = __shfl_sync(~0u, v, leader);
+      float slope[kSlots];
+#pragma unroll
+      for (int h = 0; h < kSlots; h++) {
+        const float t = gate_of(held.a[h], held.b[h], v);
+        // fast: of halved p and q, and sigma / 2; exact: of -sigma log2(e).
+        slope[h] = kFast ? fmaf(-t, t, 1.0f) * held.a[h] : fmaf(-t, t, t) * held.a[h] * -0.69314718055994531f;
+      }
+      __syncthreads();
+      float sum = 0.0f;
+#pragma unroll
+      for (int h = 0; h < kSlots; h++) {
+        const float2 other = *(const float2*)((const char*)tiles[kHalf] + source_of(held, h));
+        sum = fmaf(slope[h], fmaf(other.x, held.q[h], other.y * held.p[h]), sum);
+      }
+      sum = lanes_sum(sum, shape.x);
+      if (leads) x.a = fmaf(pair.x, c, sum + (below ? ahead.more(m, 1) : 0.0f));
+      if (k-- == 0) {
+        if (leads) at_steps.begin(x, p, b, s, j, per_time);
+        k = unfolds - 1, s--;
+      }
+    };
+#pragma unroll 1
+    for (int m = all - 1; m >= 0; m -= 2) {
+      unfold(Number<0>(), m);
+      if (m > 0) unfold(Number<1>(), m - 1);
     }
     if (leads) leave(x, neuron_sums, grad_start, b * hidden + j, first_chunk);
     __syncthreads();

@@ -17,6 +17,7 @@ mod per_sample;
 mod report;
 mod schedule;
 mod scratch;
+mod state_sums;
 mod tune;
 mod whole;
 mod wish;
@@ -54,6 +55,8 @@ const LONE: KernelSource = KernelSource::embedded("layers/ltc/cuda/lone.cu", inc
 const LEVELS: KernelSource = KernelSource::embedded("layers/ltc/cuda/levels.cu", include_str!("levels.cu"));
 const LEVELS_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/levels_adjoint.cu", include_str!("levels_adjoint.cu"));
+const LEVELS_SUMS: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/levels_sums.cu", include_str!("levels_sums.cu"));
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =

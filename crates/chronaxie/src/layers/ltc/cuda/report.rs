@@ -54,7 +54,7 @@ impl CudaPlan {
             let slots = slots + self.sensory.as_ref().map_or(0, |k| k.folded() / 4);
             let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
             list.extend(self.sensory_reports(chunks, rows, fold)?);
-            list.extend(k.reports(chunks, p, 0, &self.device)?);
+            list.extend(k.reports(chunks, p, rows * p.unfolds, false)?);
             return Ok(list);
         }
         let held = self.held_backward.as_ref().filter(|_| backward);
@@ -122,7 +122,7 @@ impl CudaPlan {
                 list.push(k.report(chunks)?);
             }
             match &held.levels {
-                Some(levels) => list.extend(levels.reports(&held.adjoint, chunks, p, n, &self.device)?),
+                Some(levels) => list.extend(levels.reports(&held.adjoint, chunks, p, n)?),
                 None => list.push(held.adjoint.report(chunks)?),
             }
             if let Some(k) = &held.sums {

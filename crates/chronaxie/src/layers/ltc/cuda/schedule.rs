@@ -7,8 +7,10 @@ use std::ops::Range;
 mod four;
 mod levels;
 mod lone;
+mod state_sums;
 pub(super) use four::Deal;
 pub(super) use levels::{Between, Levels};
+pub(super) use state_sums::StateShape;
 
 const WARP: usize = 32;
 /// The most lanes of an owner in [`Lists::schedule_packed`], as kParts there.

@@ -1,6 +1,6 @@
 //! The choice of kernels that go level by level through a wiring that is nearly acyclic (levels.cuh).
 
-use super::inputs::{sums, sums_adjoint};
+use super::inputs::sums_adjoint;
 use super::{CHUNK_BYTES, Held};
 use crate::layers::ltc::cuda::schedule::{Between, Levels, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
@@ -13,39 +13,57 @@ pub(in super::super) const CHAIN: (usize, usize, usize) = (1, 4, 512);
 const FORWARD_BYTES: usize = 32 << 20;
 /// What the sums of synapses may take, block by block.
 pub(in super::super) const SUMS_BYTES: usize = 16 << 20;
+/// Rows of a tile of sums over states, as kTileRows.
+const STATE_ROWS: usize = 64;
+/// Tiles by which parts are compared: many.
+const STATE_SCALE: usize = 1 << 10;
 /// Clocks between the ends of a kernel and of the next one, however short.
 const LAUNCH: usize = 4000;
 
+/// How sums over states of sources are made (levels_sums.cu).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateSums {
+    /// Parts of the targets, and whether there is room for two tiles.
+    pub(in super::super) parts: usize,
+    pub(in super::super) two: bool,
+    pub(in super::super) shared: u32,
+    /// Clocks that a block takes for a tile.
+    pub(in super::super) tile: usize,
+}
+
 /// How each level is held: sums over lone neurons, the chain itself, sums of sinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OfLevels {
-    pub(in super::super) far: Held,
+pub struct OfLevels<Sums> {
+    pub(in super::super) far: Sums,
     pub(in super::super) chain: Held,
-    pub(in super::super) sinks: Option<Held>,
+    pub(in super::super) sinks: Option<Sums>,
 }
 
 /// What a pass level by level is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LevelsConfig {
     /// Sums by target.
-    pub(in super::super) sums: OfLevels,
+    pub(in super::super) sums: OfLevels<StateSums>,
     /// The same by source, `far` being all synapses to the chain, where it is the backward pass.
-    pub(in super::super) adjoint: Option<OfLevels>,
+    pub(in super::super) adjoint: Option<OfLevels<Held>>,
     /// Steps of a chunk.
     pub(in super::super) steps: usize,
 }
 
 impl std::fmt::Display for LevelsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (name, of) in [("", Some(&self.sums)), (" adjoint", self.adjoint.as_ref())] {
-            let Some(of) = of else { continue };
-            write!(f, "levels{name}: chain threads={}, far {}", of.chain.threads, of.far)?;
-            if let Some(sinks) = &of.sinks {
-                write!(f, ", sinks {sinks}")?;
-            }
-            f.write_str("; ")?;
+        let OfLevels { far, chain, sinks } = &self.sums;
+        write!(f, "levels: steps={} far c{}", self.steps, far.parts)?;
+        if let Some(sinks) = sinks {
+            write!(f, ", sinks c{}", sinks.parts)?;
         }
-        Ok(())
+        write!(f, ", chain threads={}; ", chain.threads)?;
+        let Some(OfLevels { far, chain, sinks }) = &self.adjoint else { return Ok(()) };
+        write!(f, "its adjoint: far {far}")?;
+        if let Some(sinks) = sinks {
+            write!(f, ", sinks {sinks}")?;
+        }
+        write!(f, ", chain threads={}; ", chain.threads)
     }
 }
 
@@ -80,26 +98,58 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
     }
     let per_step = 4 * p.batch * p.unfolds * floats(&levels, backward) + 24 * p.batch * (p.hidden + p.inputs);
     let budget = if backward { CHUNK_BYTES } else { FORWARD_BYTES };
-    let most = p.steps.max(1);
-    let steps = wish.steps.unwrap_or(budget / per_step).clamp(1, most);
-    let steps = if wish.steps.is_some() { steps } else { most.div_ceil(most.div_ceil(steps)) };
-    let rows = p.batch * steps * p.unfolds;
-    if rows > i32::MAX as usize {
-        return None;
-    }
-    let held = |between, by_source| {
-        let lists = levels.lists(s, between, by_source);
-        if by_source { sums_adjoint(&lists, rows, SUMS_BYTES, props) } else { sums(&lists, rows, lists.others, props) }
+    let (all, most) = (p.steps.max(1), (budget / per_step).clamp(1, p.steps.max(1)));
+    let lists = |between, by_source| levels.lists(s, between, by_source);
+    let of_sinks = |exist: bool| (exist && !levels.sinks.is_empty()).then_some(Between::Sinks);
+    let sums = OfLevels {
+        far: state_sums(&lists(Between::Far, false), props)?,
+        chain: chain(&near, props, false)?,
+        sinks: of_sinks(true).map(|b| state_sums(&lists(b, false), props).ok_or(())).transpose().ok()?,
     };
-    let of = |by_source: bool| {
-        let near = if by_source { &levels.lists(s, Between::Near, true) } else { &near };
-        let far = held(if by_source { Between::Chain } else { Between::Far }, by_source)?;
-        let sinks = if levels.sinks.is_empty() { None } else { Some(held(Between::Sinks, by_source)?) };
-        Some(OfLevels { far, chain: chain(near, by_source)?, sinks })
+    let of_steps = |steps: usize| {
+        let rows = p.batch * steps * p.unfolds;
+        if rows > i32::MAX as usize {
+            return None;
+        }
+        let held = |between| sums_adjoint(&lists(between, true), rows, SUMS_BYTES, props);
+        let adjoint = |()| {
+            let sinks = of_sinks(true).map(|b| held(b).ok_or(())).transpose().ok()?;
+            Some(OfLevels {
+                far: held(Between::Chain)?,
+                chain: chain(&lists(Between::Near, true), props, true)?,
+                sinks,
+            })
+        };
+        let adjoint = if backward { Some(adjoint(())?) } else { None };
+        Some(LevelsConfig { sums, adjoint, steps })
     };
-    let adjoint = if backward { Some(of(true)?) } else { None };
-    let config = LevelsConfig { sums: of(false)?, adjoint, steps };
-    (wish.levels || clocks(p, props, steps, backward) < in_chain(p, props, backward)).then_some(config)
+    let cost = |steps: usize| clocks(p, props, &sums, steps, backward);
+    // As few chunks as there is room for, or some more, whose tiles leave fewer multiprocessors idle.
+    let fewest = all.div_ceil(most);
+    let steps = wish.steps.map_or_else(
+        || (fewest..fewest + 4).map(|n| all.div_ceil(n)).min_by_key(|&steps| cost(steps)).unwrap_or(most),
+        |steps| steps.clamp(1, all),
+    );
+    (wish.levels || cost(steps) < in_chain(p, props, backward)).then(|| of_steps(steps)).flatten()
+}
+
+/// Sums over states in as many parts of the targets as take the fewest clocks of the whole device for a tile.
+fn state_sums(lists: &Lists, props: &DeviceProps) -> Option<StateSums> {
+    let limit = props.shared_per_block_optin as usize;
+    let of_parts = |parts: usize| {
+        let shape = lists.state_shape(parts)?;
+        let [one, both] = [1, 2].map(|tiles| {
+            18 * shape.most + 8 * shape.width * (STATE_ROWS + 1) + 4 * tiles * lists.others * (STATE_ROWS + 1)
+        });
+        let two = both <= limit;
+        // Two special operations a lane, and what a tile takes to come where there is no room for the next.
+        let read = if two { 0 } else { lists.others * STATE_ROWS / 12 };
+        let tile = shape.busiest * 17 + read + 1000;
+        let shared = if two { both } else { one };
+        (shared <= limit).then_some(StateSums { parts, two, shared: shared as u32, tile })
+    };
+    let most = (props.sm_count as usize).min(lists.of.len()).max(1);
+    (1..=most).filter_map(of_parts).min_by_key(|s| s.tile * STATE_SCALE / (props.sm_count as usize / s.parts).max(1))
 }
 
 /// Why there is no pass level by level, for whoever asks for one.
@@ -114,18 +164,27 @@ pub(super) fn refused(p: &Ltc, name: &str) -> Error {
     ))
 }
 
-fn chain(lists: &Lists, by_source: bool) -> Option<Held> {
+fn chain(lists: &Lists, props: &DeviceProps, by_source: bool) -> Option<Held> {
     let (_, slots, most) = CHAIN;
     let shape = lists.shape(1, slots, 1, 1).filter(|shape| shape.threads <= most)?;
-    Some(Held { threads: shape.threads, pairs: by_source, ..Held::of(CHAIN) })
+    // Of each thread what it has ahead, as levels.cu and levels_adjoint.cu say.
+    let shared = shape.threads * 4 * if by_source { 96 } else { 56 };
+    let held = Held { threads: shape.threads, pairs: by_source, shared: shared as u32, ..Held::of(CHAIN) };
+    (shared + 16 * most <= props.shared_per_block_optin as usize).then_some(held)
 }
 
-/// Clocks of all steps: launches, gates, and the chain's unfolds (H100, measured).
-fn clocks(p: &Ltc, props: &DeviceProps, steps: usize, backward: bool) -> usize {
-    let all = p.sm_clocks(props, if backward { 10 } else { 3 });
-    let launches = if backward { 11 } else { 6 };
-    let unfold = if backward { 450 } else { 250 };
-    LAUNCH * launches * p.steps.max(1).div_ceil(steps) + all + p.steps * p.unfolds * unfold
+/// Clocks of all steps in chunks of so many: launches, gates, and the chain's unfolds.
+fn clocks(p: &Ltc, props: &DeviceProps, sums: &OfLevels<StateSums>, steps: usize, backward: bool) -> usize {
+    let rows = p.batch * steps * p.unfolds;
+    let of_sums = |s: &StateSums| {
+        let workers = (props.sm_count as usize / s.parts).max(1);
+        rows.div_ceil(STATE_ROWS).div_ceil(workers) * s.tile + 4000
+    };
+    let chunks = p.steps.max(1).div_ceil(steps);
+    let gates = of_sums(&sums.far) + sums.sinks.as_ref().map_or(0, of_sums);
+    let adjoint = if backward { p.sm_clocks(props, 10) } else { 0 };
+    let (launches, unfold) = if backward { (11, 300) } else { (6, 220) };
+    (LAUNCH * launches + gates) * chunks + adjoint + p.steps * p.unfolds * unfold
 }
 
 /// The same of the kernels that have all gates in the chain: what lone.cu takes of an unfold, or its gates where they are many.
