@@ -2,7 +2,7 @@
 
 use super::launch::{args, at, launch_as, out, stride};
 use super::on_device::{DeviceSchedule, DeviceWords, pack};
-use super::schedule::Lists;
+use super::schedule::{Lists, Schedule};
 use super::tune::{self, Config, Held, Residency};
 use super::{
     ADJOINT, CudaPlan, FULL_ADJOINT, HELD_HEADERS, LONE, QUAD, QUAD_ADJOINT, RECURRENCE, ROW, ROW_ADJOINT, SENSORY,
@@ -187,17 +187,12 @@ impl HeldKernel {
 
     /// The sensory sums.
     pub(super) fn sensory(device: &Arc<CudaDevice>, s: &Synapses, h: Held, fast: bool) -> Result<Self> {
-        Self::sums_of(device, &Lists::by_target(s).ok_or_else(too_many)?, h, fast)
-    }
-
-    /// The same of any lists by target.
-    pub(super) fn sums_of(device: &Arc<CudaDevice>, lists: &Lists, h: Held, fast: bool) -> Result<Self> {
         let kernel =
             device.kernel(&specialisation(&SENSORY, &["ltc_sensory_sums"], &h, fast, false), "ltc_sensory_sums")?;
         kernel.set_max_dynamic_shared(h.shared)?;
         let resident = (kernel.max_active_blocks(h.threads as u32, h.shared)? * device.props().sm_count) as usize;
         let launch = LaunchConfig::new((1, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
-        Self::of_lists(device, lists, kernel, h, launch, 1, false, resident)
+        Self::new(device, s, kernel, h, launch, 1, false, resident)
     }
 
     /// The sums over the unfolds of `units` steps that an adjoint of one row leaves. Blocks have sums of their own, so that there are
@@ -220,7 +215,7 @@ impl HeldKernel {
 
     /// Rows of a tile, and the launch, of the sensory sums of `rows` rows. A chunk of steps has fewer rows than the whole
     /// sequence: smaller tiles, for as many blocks.
-    pub(super) fn sensory_launch(&self, rows: usize, inputs: usize, props: &DeviceProps) -> (usize, LaunchConfig) {
+    fn sensory_launch(&self, rows: usize, inputs: usize, props: &DeviceProps) -> (usize, LaunchConfig) {
         let parts = self.held.blocks;
         let tile = tune::sensory_tile(rows, inputs, parts, props).min(self.held.groups);
         let workers = (self.resident / parts).clamp(1, rows.div_ceil(tile).max(1));
@@ -237,18 +232,6 @@ impl HeldKernel {
         budget: usize,
         fast: bool,
     ) -> Result<Self> {
-        Self::adjoint_of(device, &Lists::by_source(s).ok_or_else(too_many)?, rows, h, budget, fast)
-    }
-
-    /// The same of any lists by source.
-    pub(super) fn adjoint_of(
-        device: &Arc<CudaDevice>,
-        lists: &Lists,
-        rows: usize,
-        h: Held,
-        budget: usize,
-        fast: bool,
-    ) -> Result<Self> {
         let entry = "ltc_sensory_adjoint";
         let kernel = device.kernel(&specialisation(&SENSORY_ADJOINT, &[entry], &h, fast, false), entry)?;
         kernel.set_max_dynamic_shared(h.shared)?;
@@ -258,7 +241,7 @@ impl HeldKernel {
         let workers = (resident / h.blocks).min(affordable).clamp(1, rows.div_ceil(8 * h.groups).max(1));
         let grid = ((h.blocks * workers) as u32, 1, 1);
         let launch = LaunchConfig::new(grid, (threads, 1, 1)).shared(h.shared);
-        Self::of_lists(device, lists, kernel, h, launch, h.rows, false, resident)
+        Self::new(device, s, kernel, h, launch, h.rows, false, resident)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -303,8 +286,21 @@ impl HeldKernel {
             let blocks = if held.whole { 1 } else { held.blocks };
             lists.schedule(blocks, held.slots, held.width(), held.threads, least_lanes, exchanged)?
         };
+        Ok(Self { packed, ..Self::scheduled(device, &schedule, kernel, held, launch, resident)? })
+    }
+
+    /// A kernel with its schedule.
+    pub(super) fn scheduled(
+        device: &Arc<CudaDevice>,
+        schedule: &Schedule,
+        kernel: Kernel,
+        held: Held,
+        launch: LaunchConfig,
+        resident: usize,
+    ) -> Result<Self> {
         let used = schedule.warps.iter().map(|w| w[1] as usize).max().unwrap_or(0);
-        Ok(Self { kernel, schedule: DeviceSchedule::new(device, &schedule)?, held, launch, resident, used, packed })
+        let schedule = DeviceSchedule::new(device, schedule)?;
+        Ok(Self { kernel, schedule, held, launch, resident, used, packed: None })
     }
 
     /// Where the slots' places in dense matrices are, and how many slots there are.

@@ -9,7 +9,7 @@ use super::on_device::{DeviceWords, pack};
 use super::schedule::{Between, Levels, Lists};
 use super::state_sums::StateKernel;
 use super::tune::{self, Held, LevelsConfig, OfLevels, StateSums};
-use super::{LEVELS, LEVELS_ADJOINT, LEVELS_SUMS};
+use super::{LEVELS, LEVELS_ADJOINT, LEVELS_SUMS, LEVELS_SUMS_ADJOINT};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, Specialisation, StreamRef};
 use crate::layers::ltc::spec::Ltc;
 use crate::op::{Args, LaunchReport};
@@ -22,13 +22,15 @@ const ADJOINT_ENTRIES: [&str; 2] = ["ltc_apart_adjoint", "ltc_chain_adjoint"];
 /// Threads of the kernels of lone neurons and sinks, as kApart.
 const APART: u32 = 128;
 
-pub(super) fn specialisations(fast: bool) -> [Specialisation; 3] {
+pub(super) fn specialisations(fast: bool) -> [Specialisation; 4] {
     let shape = Held::of(tune::LEVELS_CHAIN);
     let adjoint = Held { pairs: true, ..shape };
+    let gates = Held { pairs: true, ..Held::of(tune::STATE_ADJOINT) };
     [
         specialisation(&LEVELS, &ENTRIES, &shape, fast, false),
         specialisation(&LEVELS_ADJOINT, &ADJOINT_ENTRIES, &adjoint, fast, false),
         specialisation(&LEVELS_SUMS, &["ltc_state_sums"], &shape, fast, false),
+        specialisation(&LEVELS_SUMS_ADJOINT, &["ltc_state_adjoint"], &gates, fast, false),
     ]
 }
 
@@ -182,7 +184,7 @@ impl LevelsBackward {
         let rows = p.batch * c.steps * p.unfolds;
         let sums = |between, h| {
             let lists = rebuild.levels.lists(s, between, true);
-            HeldKernel::adjoint_of(device, &lists, rows, h, tune::LEVELS_SUMS, fast)
+            super::state_sums::adjoint(device, &lists, rows, h, fast)
         };
         Ok(Self {
             to_chain: sums(Between::Chain, of.far)?,
@@ -384,11 +386,10 @@ impl BackwardCall<'_> {
                 stream,
                 &k.launch,
                 args! {
-                    Arg::Bytes(&k.schedule.bytes(address(folded))), Arg::U64(u + 4 * from as u64), Arg::I64(0),
-                    Arg::I64(pitch as i64), Arg::I64(1), NULL, NULL, Arg::U64(pairs), Arg::U64(grad), Arg::U64(address(sums)),
-                    NULL, NULL, NULL, Arg::I32(0), Arg::I32(rows as i32), Arg::I32(rows as i32), Arg::I64(rows as i64),
-                    Arg::I32(inputs as i32), Arg::I32(count as i32), Arg::I32(k.held.blocks as i32),
-                    Arg::I32(k.held.threads as i32), Arg::I32(tune::sums_tiles(&k.held, count) as i32), first
+                    Arg::Bytes(&k.schedule.bytes(address(folded))), Arg::U64(u + 4 * from as u64),
+                    Arg::I32(pitch as i32), Arg::U64(pairs), Arg::I32(count as i32), Arg::U64(grad),
+                    Arg::I32(inputs as i32), Arg::U64(address(sums)), Arg::I64(rows as i64),
+                    Arg::I32(k.held.blocks as i32), first
                 },
             )
         };

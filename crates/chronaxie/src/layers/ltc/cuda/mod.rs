@@ -57,6 +57,8 @@ const LEVELS_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/levels_adjoint.cu", include_str!("levels_adjoint.cu"));
 const LEVELS_SUMS: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/levels_sums.cu", include_str!("levels_sums.cu"));
+const LEVELS_SUMS_ADJOINT: KernelSource =
+    KernelSource::embedded("layers/ltc/cuda/levels_sums_adjoint.cu", include_str!("levels_sums_adjoint.cu"));
 const QUAD: KernelSource = KernelSource::embedded("layers/ltc/cuda/quad.cu", include_str!("quad.cu"));
 const TWO: KernelSource = KernelSource::embedded("layers/ltc/cuda/two.cu", include_str!("two.cu"));
 const QUAD_ADJOINT: KernelSource =

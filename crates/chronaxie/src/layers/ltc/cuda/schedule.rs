@@ -10,7 +10,7 @@ mod lone;
 mod state_sums;
 pub(super) use four::Deal;
 pub(super) use levels::{Between, Levels};
-pub(super) use state_sums::StateShape;
+pub(super) use state_sums::{AdjointShape, StateShape};
 
 const WARP: usize = 32;
 /// The most lanes of an owner in [`Lists::schedule_packed`], as kParts there.

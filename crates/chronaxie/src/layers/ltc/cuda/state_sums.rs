@@ -1,10 +1,11 @@
 //! Launches of the sums of gates over states (levels_sums.cu).
 
+use super::held::HeldKernel;
 use super::launch::{args, launch_as};
 use super::levels::specialisations;
 use super::on_device::DeviceSchedule;
 use super::schedule::{Lists, StateShape};
-use super::tune::StateSums;
+use super::tune::{StateAdjoint, StateSums};
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, StreamRef};
 use crate::op::LaunchReport;
 use crate::{Error, Result};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 /// Rows of a tile, and threads of a block, as there.
 const TILE: usize = 64;
 const THREADS: u32 = 512;
+/// Rows of a tile of the adjoint.
+const ADJOINT_TILE: usize = 16;
 
 /// The kernel with the lists of some targets.
 pub(super) struct StateKernel {
@@ -78,4 +81,22 @@ impl StateKernel {
         let launch = self.config(rows);
         LaunchReport::new(&self.kernel, launches, launch.grid, launch.block, launch.shared_bytes)
     }
+}
+
+/// The adjoint's kernel of `rows` rows, with the lists of some sources.
+pub(super) fn adjoint(
+    device: &Arc<CudaDevice>,
+    lists: &Lists,
+    rows: usize,
+    c: StateAdjoint,
+    fast: bool,
+) -> Result<HeldKernel> {
+    let kernel = device.kernel(&specialisations(fast)[3], "ltc_state_adjoint")?;
+    kernel.set_max_dynamic_shared(c.held.shared)?;
+    let h = c.held;
+    // Each has sums of its own.
+    let workers = (device.props().sm_count as usize / h.blocks).clamp(1, rows.div_ceil(ADJOINT_TILE).max(1));
+    let launch = LaunchConfig::new(((h.blocks * workers) as u32, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
+    let schedule = lists.adjoint_schedule(c.most, h.slots, h.threads)?;
+    HeldKernel::scheduled(device, &schedule, kernel, h, launch, h.blocks * workers)
 }

@@ -21,7 +21,7 @@ pub use grid::Grid;
 pub(super) use grid::{SHAPES as GRIDS, THREADS as GRID_THREADS, deal, lengths};
 pub(super) use inputs::{sensory_budget, sensory_tile, sums_tiles, two_tiles};
 pub use levels::LevelsConfig;
-pub(super) use levels::{CHAIN as LEVELS_CHAIN, OfLevels, SUMS_BYTES as LEVELS_SUMS, StateSums};
+pub(super) use levels::{CHAIN as LEVELS_CHAIN, OfLevels, STATE_ADJOINT, StateAdjoint, StateSums};
 pub(super) use per_sample::choose_per_sample;
 pub(in crate::layers::ltc) use per_sample::rows_at_once;
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};

@@ -1,6 +1,9 @@
-//! The schedule of levels_sums.cu: targets in parts of neighbours, whose warps share them as their lists are long.
+//! The schedules of levels_sums.cu: targets in parts of neighbours, whose warps share them as their lists are long; and of
+//! levels_sums_adjoint.cu: sources with as many lanes as their lists need.
 
-use super::{Lists, NONE, Schedule};
+use super::{Lists, NONE, Schedule, WARP, Warp};
+use crate::Result;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// Synapses that are read at once, floats of a column of a tile, and warps of a block, as there.
@@ -43,7 +46,7 @@ impl Lists {
     /// The targets of each warp of a part, the longest lists first, each to the warp that has the least.
     fn state_units(&self, part: Range<usize>) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = part.collect();
-        order.sort_by_key(|&j| (std::cmp::Reverse(self.of[j].len()), j));
+        order.sort_by_key(|&j| (Reverse(self.of[j].len()), j));
         let mut warps = vec![(0, Vec::new()); WARPS];
         for j in order {
             let least = (0..WARPS).min_by_key(|&w| (warps[w].0, w)).unwrap_or(0);
@@ -101,6 +104,75 @@ impl Lists {
     }
 }
 
+/// What a block of the adjoint is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct AdjointShape {
+    pub(in super::super) parts: usize,
+    pub(in super::super) threads: usize,
+    /// Issue slots of the busiest scheduler of four for two rows.
+    pub(in super::super) busiest: usize,
+}
+
+/// Instructions of a slot and beside the slots of a warp, of two rows.
+const OF_SLOT: usize = 23;
+const OF_WARP: usize = 50;
+
+impl Lists {
+    /// Parts of up to [`WARPS`] warps whose lanes hold up to `slots` synapses; none if a list does not fit a warp.
+    fn adjoint_parts(&self, slots: usize) -> Option<Vec<Vec<Warp>>> {
+        let mut order: Vec<usize> = (0..self.of.len()).collect();
+        order.sort_by_key(|&j| (Reverse(self.of[j].len()), j));
+        let mut warps: Vec<Warp> = Vec::new();
+        for j in order {
+            let lanes = self.of[j].len().div_ceil(slots).max(1);
+            if lanes > WARP {
+                return None;
+            }
+            let need = self.of[j].len().div_ceil(lanes);
+            match warps.iter_mut().find(|w| w.lanes.iter().sum::<usize>() + lanes <= WARP) {
+                Some(w) => {
+                    w.owners.push(j);
+                    w.lanes.push(lanes);
+                    w.slots = w.slots.max(need);
+                }
+                None => warps.push(Warp { lanes: vec![lanes], slots: need, owners: vec![j] }),
+            }
+        }
+        // The longest first, each to the part that has the least.
+        warps.sort_by_key(|w| Reverse(w.slots));
+        let mut parts: Vec<(usize, Vec<Warp>)> = Vec::new();
+        parts.resize_with(warps.len().div_ceil(WARPS).max(1), Default::default);
+        for warp in warps {
+            let part = parts.iter_mut().filter(|p| p.1.len() < WARPS).min_by_key(|p| p.0)?;
+            part.0 += warp.slots * OF_SLOT + OF_WARP;
+            part.1.push(warp);
+        }
+        Some(parts.into_iter().map(|p| p.1).collect())
+    }
+
+    pub(in super::super) fn adjoint_shape(&self, slots: usize) -> Option<AdjointShape> {
+        // Four values of a node at a 16-bit byte offset.
+        if self.others * 16 > 1 << 16 {
+            return None;
+        }
+        let parts = self.adjoint_parts(slots)?;
+        let threads = parts.iter().map(Vec::len).max().unwrap_or(0).max(1) * WARP;
+        let of_scheduler = |part: &[Warp], s: usize| {
+            part.iter().skip(s).step_by(4).map(|w| w.slots.max(5) * OF_SLOT + OF_WARP).sum::<usize>()
+        };
+        let busiest = parts.iter().flat_map(|p| (0..4).map(|s| of_scheduler(p, s))).max().unwrap_or(0);
+        Some(AdjointShape { parts: parts.len(), threads, busiest })
+    }
+
+    /// The schedule of lanes of up to `most` synapses, in a kernel that has room for `slots`.
+    pub(in super::super) fn adjoint_schedule(&self, most: usize, slots: usize, threads: usize) -> Result<Schedule> {
+        let parts = self.adjoint_parts(most).unwrap_or_default();
+        let place: Vec<u32> = (0..self.others as u32).collect();
+        // A load brings both rows' alpha and beta.
+        self.filled(parts.into_iter().map(Some).collect(), &place, (slots, 4, threads), false)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +209,26 @@ mod tests {
             assert!(targets.iter().all(|&t| t == 1), "{targets:?}");
             assert!(mask.iter().zip(&synapses).all(|(&m, &s)| s == usize::from(m)));
         }
+        // By source: as many lanes as a list needs, each synapse once.
+        for (n, density, most) in [(40, 0.5, 4), (100, 0.3, 10), (9, 0.0, 5), (300, 0.7, 10)] {
+            let mask: Vec<bool> = (0..n * n).map(|_| rng.uniform() < density).collect();
+            let lists = Lists::by_source(&Synapses::from_fn(n, n, |i, j| mask[i * n + j]).unwrap()).unwrap();
+            let shape = lists.adjoint_shape(most).unwrap();
+            let s = lists.adjoint_schedule(most, 10, shape.threads).unwrap();
+            assert!(shape.threads <= 32 * WARPS && s.warps.iter().all(|w| w[1] as usize <= most && w[0] <= 32));
+            let mut seen = vec![0; n * n];
+            for (k, &at) in s.at.iter().enumerate().filter(|(_, at)| **at != NONE) {
+                let (thread, part) = (k % shape.threads, k / shape.threads / 10);
+                assert_eq!(at as usize / n, s.owner[part * shape.threads + thread] as usize);
+                seen[at as usize] += 1;
+            }
+            assert!(mask.iter().zip(&seen).all(|(&m, &s)| s == usize::from(m)));
+            let mut owners: Vec<i32> = s.owner.iter().copied().filter(|&o| o >= 0).collect();
+            owners.dedup();
+            assert_eq!(owners.len(), n, "lanes of a source lie side by side");
+        }
+        // A list of 330 synapses and more in lanes of ten.
+        assert!(Lists::by_source(&Synapses::full(330, 330).unwrap()).unwrap().adjoint_shape(10).is_none());
         // 65,536 floats in columns of 65.
         let wide = Synapses::from_fn(1009, 1009, |i, j| i == j).unwrap();
         assert!(Lists::by_target(&wide).unwrap().state_shape(1).is_none());

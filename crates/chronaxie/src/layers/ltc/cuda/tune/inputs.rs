@@ -15,11 +15,7 @@ pub(super) fn sensory(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<Held>
     if wish.rows_only || p.inputs == 0 || p.hidden == 0 {
         return None;
     }
-    sums(&Lists::by_target(&p.connectivity.sensory)?, p.batch * p.steps, p.inputs, props)
-}
-
-/// The same of any lists by target over `units` rows of so many inputs.
-pub(super) fn sums(lists: &Lists, units: usize, inputs: usize, props: &DeviceProps) -> Option<Held> {
+    let lists = Lists::by_target(&p.connectivity.sensory)?;
     let rows = SENSORY_ROWS;
     let mut best: Option<(usize, Held)> = None;
     for blocks in [1, 2, 4, 8, 16, 32, 64] {
@@ -31,12 +27,12 @@ pub(super) fn sums(lists: &Lists, units: usize, inputs: usize, props: &DevicePro
             let busy = shape.warp_slots.div_ceil(warps).max(always(slots));
             // Beside its gates a warp adds the sums of its lanes.
             let clocks = blocks * warps.div_ceil(4) * (busy * rows * 8 + 150);
-            let tile = sensory_tile(units, inputs, blocks, props);
+            let tile = sensory_tile(p.batch * p.steps, p.inputs, blocks, props);
             if tile == 0 || best.is_some_and(|(least, _)| least <= clocks) {
                 continue;
             }
             // Two tiles where they fit.
-            let [one, both] = [1, 2].map(|n| tile * (n * inputs * 4 + 16));
+            let [one, both] = [1, 2].map(|n| tile * (n * p.inputs * 4 + 16));
             let shared = if both <= props.shared_per_block_optin as usize { both } else { one } as u32;
             let threads = shape.threads;
             best =
@@ -87,12 +83,8 @@ pub(super) fn sensory_adjoint(p: &Ltc, props: &DeviceProps, rows: usize) -> Opti
     if p.inputs == 0 || p.hidden == 0 {
         return None;
     }
-    sums_adjoint(&Lists::by_source(&p.connectivity.sensory)?, rows, sensory_budget(p), props)
-}
-
-/// The same of any lists by source, whose sums take `budget` bytes at most.
-pub(super) fn sums_adjoint(lists: &Lists, rows: usize, budget: usize, props: &DeviceProps) -> Option<Held> {
-    let others = lists.others;
+    let lists = Lists::by_source(&p.connectivity.sensory)?;
+    let (others, budget) = (p.hidden, sensory_budget(p));
     // Its maps of the inputs and their sums lie beside that.
     let limit = (props.shared_per_block_optin as usize).saturating_sub(16 * SENSORY_ADJOINTS[0].2);
     let processors = props.sm_count as usize;

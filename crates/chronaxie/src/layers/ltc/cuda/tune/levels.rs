@@ -1,24 +1,23 @@
 //! The choice of kernels that go level by level through a wiring that is nearly acyclic (levels.cuh).
 
-use super::inputs::sums_adjoint;
 use super::{CHUNK_BYTES, Held};
-use crate::layers::ltc::cuda::schedule::{Between, Levels, Lists};
+use crate::layers::ltc::cuda::schedule::{AdjointShape, Between, Levels, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::{DeviceProps, Error};
 
 /// Rows, slots and threads of the chain's kernels.
 pub(in super::super) const CHAIN: (usize, usize, usize) = (1, 4, 512);
-/// Scratch of a chunk of steps forward: what the second-level cache holds beside other things.
-const FORWARD_BYTES: usize = 32 << 20;
-/// What the sums of synapses may take, block by block.
-pub(in super::super) const SUMS_BYTES: usize = 16 << 20;
+/// Scratch of a chunk of steps forward.
+const FORWARD_BYTES: usize = 64 << 20;
+/// Rows, slots and threads of the adjoint of sums over states.
+pub(in super::super) const STATE_ADJOINT: (usize, usize, usize) = (2, 10, 512);
 /// Rows of a tile of sums over states, as kTileRows.
 const STATE_ROWS: usize = 64;
 /// Tiles by which parts are compared: many.
 const STATE_SCALE: usize = 1 << 10;
-/// Clocks between the ends of a kernel and of the next one, however short.
-const LAUNCH: usize = 4000;
+/// Clocks of a kernel beside its work: its launch, and what it reads first.
+const LAUNCH: usize = 10_000;
 
 /// How sums over states of sources are made (levels_sums.cu).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +28,16 @@ pub struct StateSums {
     pub(in super::super) shared: u32,
     /// Clocks that a block takes for a tile.
     pub(in super::super) tile: usize,
+}
+
+/// How dL/dU and the sums of synapses are made (levels_sums_adjoint.cu).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateAdjoint {
+    pub(in super::super) held: Held,
+    /// The most synapses of a lane.
+    pub(in super::super) most: usize,
+    /// Clocks that a block takes for two rows.
+    pub(in super::super) pair: usize,
 }
 
 /// How each level is held: sums over lone neurons, the chain itself, sums of sinks.
@@ -45,7 +54,7 @@ pub struct LevelsConfig {
     /// Sums by target.
     pub(in super::super) sums: OfLevels<StateSums>,
     /// The same by source, `far` being all synapses to the chain, where it is the backward pass.
-    pub(in super::super) adjoint: Option<OfLevels<Held>>,
+    pub(in super::super) adjoint: Option<OfLevels<StateAdjoint>>,
     /// Steps of a chunk.
     pub(in super::super) steps: usize,
 }
@@ -59,9 +68,9 @@ impl std::fmt::Display for LevelsConfig {
         }
         write!(f, ", chain threads={}; ", chain.threads)?;
         let Some(OfLevels { far, chain, sinks }) = &self.adjoint else { return Ok(()) };
-        write!(f, "its adjoint: far {far}")?;
+        write!(f, "its adjoint: far {}", far.held)?;
         if let Some(sinks) = sinks {
-            write!(f, ", sinks {sinks}")?;
+            write!(f, ", sinks {}", sinks.held)?;
         }
         write!(f, ", chain threads={}; ", chain.threads)
     }
@@ -106,31 +115,43 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
         chain: chain(&near, props, false)?,
         sinks: of_sinks(true).map(|b| state_sums(&lists(b, false), props).ok_or(())).transpose().ok()?,
     };
-    let of_steps = |steps: usize| {
-        let rows = p.batch * steps * p.unfolds;
-        if rows > i32::MAX as usize {
-            return None;
-        }
-        let held = |between| sums_adjoint(&lists(between, true), rows, SUMS_BYTES, props);
-        let adjoint = |()| {
-            let sinks = of_sinks(true).map(|b| held(b).ok_or(())).transpose().ok()?;
-            Some(OfLevels {
-                far: held(Between::Chain)?,
-                chain: chain(&lists(Between::Near, true), props, true)?,
-                sinks,
-            })
-        };
-        let adjoint = if backward { Some(adjoint(())?) } else { None };
-        Some(LevelsConfig { sums, adjoint, steps })
+    let held = |between| state_adjoint(&lists(between, true), props);
+    let adjoint = if backward {
+        let sinks = of_sinks(true).map(|b| held(b).ok_or(())).transpose().ok()?;
+        Some(OfLevels { far: held(Between::Chain)?, chain: chain(&lists(Between::Near, true), props, true)?, sinks })
+    } else {
+        None
     };
-    let cost = |steps: usize| clocks(p, props, &sums, steps, backward);
+    let cost = |steps: usize| clocks(p, props, (&sums, adjoint.as_ref()), steps);
     // As few chunks as there is room for, or some more, whose tiles leave fewer multiprocessors idle.
     let fewest = all.div_ceil(most);
     let steps = wish.steps.map_or_else(
         || (fewest..fewest + 4).map(|n| all.div_ceil(n)).min_by_key(|&steps| cost(steps)).unwrap_or(most),
         |steps| steps.clamp(1, all),
     );
-    (wish.levels || cost(steps) < in_chain(p, props, backward)).then(|| of_steps(steps)).flatten()
+    let fits = p.batch * steps * p.unfolds <= i32::MAX as usize;
+    let better = wish.levels || cost(steps) < in_chain(p, props, backward);
+    (fits && better).then_some(LevelsConfig { sums, adjoint, steps })
+}
+
+/// The adjoint of lanes that hold as many synapses as leave the whole device the fewest clocks for two rows.
+fn state_adjoint(lists: &Lists, props: &DeviceProps) -> Option<StateAdjoint> {
+    let (rows, slots, _) = STATE_ADJOINT;
+    let limit = props.shared_per_block_optin as usize;
+    let of_most = |most: usize| {
+        let AdjointShape { parts, threads, busiest } = lists.adjoint_shape(most)?;
+        // Two tiles of 16 rows, and 18 floats of states a lane.
+        let shared = 2 * (16 * lists.others * 8 + threads * 18 * 4);
+        let held = Held { blocks: parts, threads, pairs: true, shared: shared as u32, ..Held::of((rows, slots, 512)) };
+        // Two clocks of three an instruction is issued.
+        (shared <= limit && parts <= props.sm_count as usize).then_some(StateAdjoint {
+            held,
+            most,
+            pair: busiest * 3 / 2,
+        })
+    };
+    let all = (4..=slots).filter_map(of_most);
+    all.min_by_key(|s| s.pair * STATE_SCALE / (props.sm_count as usize / s.held.blocks).max(1))
 }
 
 /// Sums over states in as many parts of the targets as take the fewest clocks of the whole device for a tile.
@@ -174,17 +195,21 @@ fn chain(lists: &Lists, props: &DeviceProps, by_source: bool) -> Option<Held> {
 }
 
 /// Clocks of all steps in chunks of so many: launches, gates, and the chain's unfolds.
-fn clocks(p: &Ltc, props: &DeviceProps, sums: &OfLevels<StateSums>, steps: usize, backward: bool) -> usize {
+fn clocks(
+    p: &Ltc,
+    props: &DeviceProps,
+    (sums, adjoint): (&OfLevels<StateSums>, Option<&OfLevels<StateAdjoint>>),
+    steps: usize,
+) -> usize {
     let rows = p.batch * steps * p.unfolds;
-    let of_sums = |s: &StateSums| {
-        let workers = (props.sm_count as usize / s.parts).max(1);
-        rows.div_ceil(STATE_ROWS).div_ceil(workers) * s.tile + 4000
-    };
+    let workers = |parts: usize| (props.sm_count as usize / parts).max(1);
+    let of_sums = |s: &StateSums| rows.div_ceil(STATE_ROWS).div_ceil(workers(s.parts)) * s.tile + 8000;
+    let of_adjoint = |s: &StateAdjoint| rows.div_ceil(16).div_ceil(workers(s.held.blocks)) * 8 * s.pair + 8000;
     let chunks = p.steps.max(1).div_ceil(steps);
     let gates = of_sums(&sums.far) + sums.sinks.as_ref().map_or(0, of_sums);
-    let adjoint = if backward { p.sm_clocks(props, 10) } else { 0 };
-    let (launches, unfold) = if backward { (11, 300) } else { (6, 220) };
-    (LAUNCH * launches + gates) * chunks + adjoint + p.steps * p.unfolds * unfold
+    let back = adjoint.map_or(0, |a| of_adjoint(&a.far) + a.sinks.as_ref().map_or(0, of_adjoint));
+    let (launches, unfold) = if adjoint.is_some() { (11, 700) } else { (6, 400) };
+    (LAUNCH * launches + gates + back) * chunks + p.steps * p.unfolds * unfold
 }
 
 /// The same of the kernels that have all gates in the chain: what lone.cu takes of an unfold, or its gates where they are many.
