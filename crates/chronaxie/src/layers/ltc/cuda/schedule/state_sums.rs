@@ -10,6 +10,8 @@ use std::ops::Range;
 const GROUP: usize = 4;
 const COLUMN: usize = 65;
 const WARPS: usize = 16;
+/// Warps of a block of the adjoint, at most.
+const ADJOINT_WARPS: usize = 12;
 
 /// What a block is that has one of `parts` parts of the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +120,7 @@ const OF_SLOT: usize = 23;
 const OF_WARP: usize = 50;
 
 impl Lists {
-    /// Parts of up to [`WARPS`] warps whose lanes hold up to `slots` synapses; none if a list does not fit a warp.
+    /// Parts of up to [`ADJOINT_WARPS`] warps whose lanes hold up to `slots` synapses; none if a list does not fit a warp.
     fn adjoint_parts(&self, slots: usize) -> Option<Vec<Vec<Warp>>> {
         let mut order: Vec<usize> = (0..self.of.len()).collect();
         order.sort_by_key(|&j| (Reverse(self.of[j].len()), j));
@@ -141,9 +143,9 @@ impl Lists {
         // The longest first, each to the part that has the least.
         warps.sort_by_key(|w| Reverse(w.slots));
         let mut parts: Vec<(usize, Vec<Warp>)> = Vec::new();
-        parts.resize_with(warps.len().div_ceil(WARPS).max(1), Default::default);
+        parts.resize_with(warps.len().div_ceil(ADJOINT_WARPS).max(1), Default::default);
         for warp in warps {
-            let part = parts.iter_mut().filter(|p| p.1.len() < WARPS).min_by_key(|p| p.0)?;
+            let part = parts.iter_mut().filter(|p| p.1.len() < ADJOINT_WARPS).min_by_key(|p| p.0)?;
             part.0 += warp.slots * OF_SLOT + OF_WARP;
             part.1.push(warp);
         }
@@ -158,7 +160,7 @@ impl Lists {
         let parts = self.adjoint_parts(slots)?;
         let threads = parts.iter().map(Vec::len).max().unwrap_or(0).max(1) * WARP;
         let of_scheduler = |part: &[Warp], s: usize| {
-            part.iter().skip(s).step_by(4).map(|w| w.slots.max(5) * OF_SLOT + OF_WARP).sum::<usize>()
+            part.iter().skip(s).step_by(4).map(|w| w.slots.max(6) * OF_SLOT + OF_WARP).sum::<usize>()
         };
         let busiest = parts.iter().flat_map(|p| (0..4).map(|s| of_scheduler(p, s))).max().unwrap_or(0);
         Some(AdjointShape { parts: parts.len(), threads, busiest })
@@ -210,15 +212,15 @@ mod tests {
             assert!(mask.iter().zip(&synapses).all(|(&m, &s)| s == usize::from(m)));
         }
         // By source: as many lanes as a list needs, each synapse once.
-        for (n, density, most) in [(40, 0.5, 4), (100, 0.3, 10), (9, 0.0, 5), (300, 0.7, 10)] {
+        for (n, density, most) in [(40, 0.5, 4), (100, 0.3, 10), (9, 0.0, 5), (300, 0.7, 12)] {
             let mask: Vec<bool> = (0..n * n).map(|_| rng.uniform() < density).collect();
             let lists = Lists::by_source(&Synapses::from_fn(n, n, |i, j| mask[i * n + j]).unwrap()).unwrap();
             let shape = lists.adjoint_shape(most).unwrap();
-            let s = lists.adjoint_schedule(most, 10, shape.threads).unwrap();
-            assert!(shape.threads <= 32 * WARPS && s.warps.iter().all(|w| w[1] as usize <= most && w[0] <= 32));
+            let s = lists.adjoint_schedule(most, 12, shape.threads).unwrap();
+            assert!(shape.threads <= 32 * ADJOINT_WARPS && s.warps.iter().all(|w| w[1] as usize <= most && w[0] <= 32));
             let mut seen = vec![0; n * n];
             for (k, &at) in s.at.iter().enumerate().filter(|(_, at)| **at != NONE) {
-                let (thread, part) = (k % shape.threads, k / shape.threads / 10);
+                let (thread, part) = (k % shape.threads, k / shape.threads / 12);
                 assert_eq!(at as usize / n, s.owner[part * shape.threads + thread] as usize);
                 seen[at as usize] += 1;
             }

@@ -11,7 +11,7 @@ pub(in super::super) const CHAIN: (usize, usize, usize) = (1, 4, 512);
 /// Scratch of a chunk of steps forward.
 const FORWARD_BYTES: usize = 64 << 20;
 /// Rows, slots and threads of the adjoint of sums over states.
-pub(in super::super) const STATE_ADJOINT: (usize, usize, usize) = (2, 10, 512);
+pub(in super::super) const STATE_ADJOINT: (usize, usize, usize) = (2, 12, 384);
 /// Rows of a tile of sums over states, as kTileRows.
 const STATE_ROWS: usize = 64;
 /// Tiles by which parts are compared: many.
@@ -111,9 +111,12 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
     let lists = |between, by_source| levels.lists(s, between, by_source);
     let of_sinks = |exist: bool| (exist && !levels.sinks.is_empty()).then_some(Between::Sinks);
     let sums = OfLevels {
-        far: state_sums(&lists(Between::Far, false), props)?,
+        far: state_sums(&lists(Between::Far, false), p.batch * most * p.unfolds, props)?,
         chain: chain(&near, props, false)?,
-        sinks: of_sinks(true).map(|b| state_sums(&lists(b, false), props).ok_or(())).transpose().ok()?,
+        sinks: of_sinks(true)
+            .map(|b| state_sums(&lists(b, false), p.batch * most * p.unfolds, props).ok_or(()))
+            .transpose()
+            .ok()?,
     };
     let held = |between| state_adjoint(&lists(between, true), props);
     let adjoint = if backward {
@@ -136,13 +139,13 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
 
 /// The adjoint of lanes that hold as many synapses as leave the whole device the fewest clocks for two rows.
 fn state_adjoint(lists: &Lists, props: &DeviceProps) -> Option<StateAdjoint> {
-    let (rows, slots, _) = STATE_ADJOINT;
+    let slots = STATE_ADJOINT.1;
     let limit = props.shared_per_block_optin as usize;
     let of_most = |most: usize| {
         let AdjointShape { parts, threads, busiest } = lists.adjoint_shape(most)?;
         // Two tiles of 16 rows, and 18 floats of states a lane.
         let shared = 2 * (16 * lists.others * 8 + threads * 18 * 4);
-        let held = Held { blocks: parts, threads, pairs: true, shared: shared as u32, ..Held::of((rows, slots, 512)) };
+        let held = Held { blocks: parts, threads, pairs: true, shared: shared as u32, ..Held::of(STATE_ADJOINT) };
         // Two clocks of three an instruction is issued.
         (shared <= limit && parts <= props.sm_count as usize).then_some(StateAdjoint {
             held,
@@ -154,8 +157,8 @@ fn state_adjoint(lists: &Lists, props: &DeviceProps) -> Option<StateAdjoint> {
     all.min_by_key(|s| s.pair * STATE_SCALE / (props.sm_count as usize / s.held.blocks).max(1))
 }
 
-/// Sums over states in as many parts of the targets as take the fewest clocks of the whole device for a tile.
-fn state_sums(lists: &Lists, props: &DeviceProps) -> Option<StateSums> {
+/// Sums over states of so many rows, in as many parts of the targets as take the fewest clocks.
+fn state_sums(lists: &Lists, rows: usize, props: &DeviceProps) -> Option<StateSums> {
     let limit = props.shared_per_block_optin as usize;
     let of_parts = |parts: usize| {
         let shape = lists.state_shape(parts)?;
@@ -164,13 +167,16 @@ fn state_sums(lists: &Lists, props: &DeviceProps) -> Option<StateSums> {
         });
         let two = both <= limit;
         // Two special operations a lane, and what a tile takes to come where there is no room for the next.
-        let read = if two { 0 } else { lists.others * STATE_ROWS / 12 };
+        let read = if two { 0 } else { lists.others * STATE_ROWS / 3 };
         let tile = shape.busiest * 17 + read + 1000;
         let shared = if two { both } else { one };
         (shared <= limit).then_some(StateSums { parts, two, shared: shared as u32, tile })
     };
     let most = (props.sm_count as usize).min(lists.of.len()).max(1);
-    (1..=most).filter_map(of_parts).min_by_key(|s| s.tile * STATE_SCALE / (props.sm_count as usize / s.parts).max(1))
+    (1..=most).filter_map(of_parts).min_by_key(|s| {
+        let workers = (props.sm_count as usize / s.parts).max(1);
+        rows.div_ceil(STATE_ROWS).div_ceil(workers) * s.tile
+    })
 }
 
 /// Why there is no pass level by level, for whoever asks for one.
@@ -215,7 +221,7 @@ fn clocks(
 /// The same of the kernels that have all gates in the chain: what lone.cu takes of an unfold, or its gates where they are many.
 fn in_chain(p: &Ltc, props: &DeviceProps, backward: bool) -> usize {
     let waves = p.batch.div_ceil(props.sm_count.max(1) as usize).max(1);
-    let gates = p.sm_clocks(props, if backward { 8 } else { 4 });
+    let gates = p.sm_clocks(props, if backward { 28 } else { 4 });
     gates.max(p.steps * p.unfolds * waves * if backward { 1800 } else { 1000 })
 }
 
