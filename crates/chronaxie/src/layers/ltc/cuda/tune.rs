@@ -494,8 +494,7 @@ pub(super) fn choose_for(p: &Ltc, props: &DeviceProps, resident: &Residency, var
     let hold = |role, batch| if p.mixed_memory { None } else { hold(p, props, resident, &wish.of(role), role, batch) };
     let held = hold(Role::Recurrence, p.batch);
     let whole = if p.mixed_memory { None } else { whole::forward(p, props, resident, &wish.of(Role::Recurrence)) };
-    let [levels, levels_adjoint] = levels::passes(p, props, &wish, whole.is_some())
-        .ok_or_else(|| levels::refused(p, variant.unwrap_or_default()))?;
+    let [levels, levels_adjoint] = levels::passes(p, props, &wish, whole.is_some(), variant)?;
     let held = whole.or(held).filter(|_| !wish.grid(Role::Recurrence) && levels.is_none());
     let divide = |role: Role, batch: usize| {
         // Whoever asks for one that holds its synapses gets no other.

@@ -236,8 +236,8 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
         assert_eq!(first.synapses(), events.synapses());
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
-        // Blocks are slow where threads are fibers.
-        if how.blocks > 16 && steps < 1000 {
+        // Blocks are slow where threads are fibers, and one way to lie is then enough.
+        if steps < 1000 && (how.blocks > 16 || one_drive) {
             continue;
         }
         // The least log, which ends chunks early, and chunks of one step.
@@ -303,7 +303,7 @@ fn on_a_gpu_networks_on_several_cards_have_the_cpus_spikes() {
         assert_eq!(first.synapses(), events.synapses());
         run(&mut events, &[steps]);
         assert_eq!(first.events(), events.events());
-        if how.cards * how.blocks > 6 && steps < 1000 {
+        if how.cards * how.blocks > 4 && steps < 1000 {
             continue;
         }
         // The least log, which ends chunks early on all cards at once.

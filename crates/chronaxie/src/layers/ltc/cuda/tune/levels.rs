@@ -4,7 +4,7 @@ use super::{CHUNK_BYTES, Held};
 use crate::layers::ltc::cuda::schedule::{AdjointShape, Between, Levels, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Kept, Ltc};
-use crate::{DeviceProps, Error};
+use crate::{DeviceProps, Error, Result};
 
 /// Rows, slots and threads of the chain's kernels.
 pub(in super::super) const CHAIN: (usize, usize, usize) = (1, 4, 512);
@@ -82,12 +82,21 @@ fn floats(levels: &Levels, backward: bool) -> usize {
     levels.sources.len() + 2 * levels.chain() + 2 * levels.sinks.len() + read
 }
 
-/// Both passes; none where someone asks for them and they cannot be. `whole`: whether all of the forward pass is one launch.
-pub(super) fn passes(p: &Ltc, props: &DeviceProps, wish: &Wish, whole: bool) -> Option<[Option<LevelsConfig>; 2]> {
+/// Both passes. `whole`: whether all of the forward pass is one launch.
+///
+/// # Errors
+/// If they are asked for, and cannot be.
+pub(super) fn passes(
+    p: &Ltc,
+    props: &DeviceProps,
+    wish: &Wish,
+    whole: bool,
+    name: Option<&str>,
+) -> Result<[Option<LevelsConfig>; 2]> {
     let forward = if whole && !wish.levels { None } else { choose(p, props, wish, false) };
     let backward = if p.backward { choose(p, props, wish, true) } else { None };
     let missing = forward.is_none() || p.backward && backward.is_none();
-    (!wish.levels || !missing).then_some([forward, backward])
+    if wish.levels && missing { Err(refused(p, name.unwrap_or_default())) } else { Ok([forward, backward]) }
 }
 
 /// The configuration of a pass, if the wiring has levels, most of its synapses do not wait for each other, and it takes fewer clocks
@@ -180,7 +189,7 @@ fn state_sums(lists: &Lists, rows: usize, props: &DeviceProps) -> Option<StateSu
 }
 
 /// Why there is no pass level by level, for whoever asks for one.
-pub(super) fn refused(p: &Ltc, name: &str) -> Error {
+fn refused(p: &Ltc, name: &str) -> Error {
     let (slots, threads) = (CHAIN.1, CHAIN.2);
     Error::config(format!(
         "ltc: variant `{name}` is for wirings in which some of the {} neurons have no synapses from others and are read by \
@@ -214,15 +223,21 @@ fn clocks(
     let chunks = p.steps.max(1).div_ceil(steps);
     let gates = of_sums(&sums.far) + sums.sinks.as_ref().map_or(0, of_sums);
     let back = adjoint.map_or(0, |a| of_adjoint(&a.far) + a.sinks.as_ref().map_or(0, of_adjoint));
-    let (launches, unfold) = if adjoint.is_some() { (11, 700) } else { (6, 400) };
+    // Unfolds follow each other in three kernels.
+    let (launches, unfold) = if adjoint.is_some() { (11, 1600) } else { (6, 950) };
     (LAUNCH * launches + gates + back) * chunks + p.steps * p.unfolds * unfold
 }
 
-/// The same of the kernels that have all gates in the chain: what lone.cu takes of an unfold, or its gates where they are many.
+/// The same of the kernels that have all gates in the chain (H100, AutoNCP): of an unfold what is beside its gates, and these. Up to about
+/// 10,000 synapses a block has a row at a time forward (lone.cu); beyond 80,000 no cluster holds them.
 fn in_chain(p: &Ltc, props: &DeviceProps, backward: bool) -> usize {
+    let (synapses, unfolds) = (p.connectivity.recurrent.len(), p.steps * p.unfolds);
+    let beside = if synapses > 80_000 { 5000 } else { 2000 };
+    if backward || synapses > 10_000 {
+        return unfolds * beside + p.sm_clocks(props, if backward { 24 } else { 4 });
+    }
     let waves = p.batch.div_ceil(props.sm_count.max(1) as usize).max(1);
-    let gates = p.sm_clocks(props, if backward { 28 } else { 4 });
-    gates.max(p.steps * p.unfolds * waves * if backward { 1800 } else { 1000 })
+    unfolds * waves * (980 + 5 * synapses / 128)
 }
 
 impl Ltc {

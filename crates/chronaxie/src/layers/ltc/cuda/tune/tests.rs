@@ -377,3 +377,33 @@ fn entry_connectivity(neurons: usize) -> Arc<Connectivity> {
     let wiring = crate::layers::ltc::wirings::Rule::auto_ncp(neurons, neurons / 8).build(32).unwrap();
     Arc::new(wiring.connectivity().unwrap())
 }
+
+/// AutoNCP's synapses hardly ever wait for each other: level by level where that is sooner, by name anywhere, and refused where there are
+/// no levels.
+#[test]
+fn nearly_acyclic_wirings_go_level_by_level() {
+    use crate::layers::ltc::wirings::Rule;
+    let wired = |batch, steps, hidden| {
+        let c = Rule::auto_ncp(hidden, hidden / 8).build(32).unwrap().connectivity().unwrap();
+        Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, Arc::new(c)) }
+    };
+    let chosen = |p: &Ltc| choose(p, &DeviceProps::SM_90, None).unwrap();
+    let (small, large) = (chosen(&wired(128, 64, 256)), chosen(&wired(32, 8, 1024)));
+    assert!(small.recurrence.is_some_and(|h| h.lone) && small.levels.is_none() && small.levels_adjoint.is_some());
+    assert!(large.levels.is_some() && large.levels_adjoint.is_some() && large.grid.is_none(), "{large}");
+    assert!(large.to_string().contains("levels: steps=8") && large.to_string().contains("its adjoint"), "{large}");
+    // Chunks are as long as their scratch is small.
+    let long = chosen(&wired(128, 640, 256));
+    assert!(long.levels_adjoint.is_some_and(|l| l.steps < 64 && l.steps > 4), "{long}");
+    // What keeps unfolds has no levels, nor has one step of one row any use of them.
+    assert!(chosen(&Ltc { save: Save::Store, ..wired(32, 8, 1024) }).levels.is_none());
+    assert!(chosen(&wired(1, 1, 256)).levels.is_none());
+    let asked = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, Some(name));
+    assert!(asked(&wired(3, 2, 256), "levelst2").is_err_and(|e| e.to_string().contains("kept unfolds")));
+    let rebuilt = Ltc { save: Save::Recompute, ..wired(3, 9, 256) };
+    assert!(asked(&rebuilt, "levelst2").unwrap().levels.is_some_and(|l| l.steps == 2));
+    assert!(asked(&problem(3, 2, 5, 40), "levels").unwrap_err().to_string().contains("without mixed memory"));
+    for props in DeviceProps::FIXTURES {
+        assert!(choose(&rebuilt, &props, Some("levels")).is_ok(), "{}", props.arch());
+    }
+}

@@ -246,11 +246,16 @@ fn on_a_gpu_networks_in_parts_learn_as_the_cpu_does() {
         let steps = steps(&gpu, few, 20_000);
         let want = whole(&plan, steps);
         assert!(want.spikes.len() > 30, "only {} spikes", want.spikes.len());
+        // Threads that are fibers take a minute for all of them twice.
+        let ways = if steps == few && longest > 3.0 { 1 } else { 3 };
         for (parts, on) in [
             (2, &[On::Cards(1, 2, Lies::Shared, 8)][..]),
             (3, &[On::Cards(1, 1, Lies::Shared, 16), On::Cpu]),
             (2, &[On::Cards(2, 1, Lies::Shared, 32)]),
-        ] {
+        ]
+        .into_iter()
+        .take(ways)
+        {
             let layout = scattered(&plan, parts, None);
             let every = assert_same(&plan, &gpu, &layout, on, 1, steps, &want);
             assert!(every >= 5, "parts meet every {every} steps");
