@@ -1,8 +1,8 @@
 // LTC, forward and rebuilt unfolds, of wirings that are nearly acyclic, level by level (levels.cuh; the equations: forward.cu):
 //   ltc_apart of lone neurons      their states before each unfold, into U
-//   ltc_sensory_sums               of U's lone columns: the chain's sums over lone neurons, far [rows, C]
+//   ltc_state_sums                 of U's lone columns: the chain's sums over lone neurons, far [rows, C]
 //   ltc_chain                      the chain, of which near synapses alone are left; its states into U
-//   ltc_sensory_sums               of U's columns that sinks read: all of the sinks' sums, [rows, sinks]
+//   ltc_state_sums                 of U's columns that sinks read: all of the sinks' sums, [rows, sinks]
 //   ltc_apart of sinks             their states
 // each over a chunk of steps of all rows.
 //

@@ -3,7 +3,7 @@
 // Neurons are of three kinds. Lone ones have no synapses from others: their states follow from the inputs alone. Sinks are read by
 // nobody. The others are the chain. Lone ones and the chain are sources: columns of a matrix U [rows, N] of states before each unfold,
 // rows (b, t, k), lone ones first; sinks read a range of its columns. So of all synapses only those within the chain (near ones) must
-// wait for the unfold before; sums over all others are those of gates over inputs, in parallel (sensory.cu, sensory_adjoint.cu).
+// wait for the unfold before; sums over all others are those of gates over inputs, in parallel (levels_sums.cu, levels_sums_adjoint.cu).
 #pragma once
 #include "held.cuh"
 

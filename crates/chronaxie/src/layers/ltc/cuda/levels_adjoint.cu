@@ -1,9 +1,9 @@
 // LTC, backward, of wirings that are nearly acyclic, level by level (levels.cuh; the equations: backward.cu), over a chunk of steps of
 // all rows, whose unfolds levels.cu has rebuilt:
 //   ltc_apart_adjoint of sinks     alpha and beta of each unfold, [rows, sinks]; nobody reads a sink, so that a' = alpha c
-//   ltc_sensory_adjoint            of the synapses to sinks: their sums, and dL/dU of what sinks read
+//   ltc_state_adjoint              of the synapses to sinks: their sums, and dL/dU of what sinks read
 //   ltc_chain_adjoint              alpha and beta of the chain, [rows, C]; near synapses alone are left in it
-//   ltc_sensory_adjoint            of all synapses to the chain: their sums, and dL/dU
+//   ltc_state_adjoint              of all synapses to the chain: their sums, and dL/dU
 //   ltc_apart_adjoint of lone ones
 //
 // Floor (1.98 GHz, 132 multiprocessors) of B128 T64 H256 K6 by AutoNCP: 7,437 synapses of 49,152 unfolds at 11.5 / 4 clocks for 32 gates

@@ -109,8 +109,12 @@ impl CudaPlan {
         if let Some(held) = &self.held_backward {
             let kernels = [&held.rebuild, &self.sensory, &held.sums, &held.sensory].map(Option::as_ref);
             let kernels = kernels.into_iter().chain([Some(&held.adjoint)]);
-            let slots = kernels.flatten().map(|k| k.folded() / 4).sum::<usize>();
-            list[1] = LaunchReport::new(&self.fold, 1, grid((slots + h).div_ceil(256), 1), flat, 0)?;
+            let regions = self.traces.as_ref().and_then(|t| t.levels.as_ref());
+            let levels = super::levels::folded(None, held.levels.as_ref(), regions, |_| 0);
+            let sides = kernels.clone().flatten().count() + levels.len();
+            let slots = kernels.flatten().map(|k| k.folded() / 4).chain(levels.iter().map(|l| l.1.1)).sum::<usize>();
+            let folds = sides.div_ceil(super::held::SIDES);
+            list[1] = LaunchReport::new(&self.fold, folds, grid((slots + h).div_ceil(256), 1), flat, 0)?;
             if let Some(k) = &self.sensory {
                 list[3] = k.report_sensory(of_sums, input_rows, d, self.device.props())?;
                 if direct {
@@ -184,7 +188,11 @@ impl CudaPlan {
             list.push(LaunchReport::new(&k.close_synapses, 1, grid(synapses.div_ceil(256), 1), flat, 0)?);
         }
         let closing = closed.iter().filter(|&&(held, _)| held).map(|&(_, n)| n).sum::<usize>() + h + d;
-        let closes = 1 + usize::from(self.traces.as_ref().is_some_and(|t| t.closes_early));
+        let levels = self.held_backward.as_ref().and_then(|h| h.levels.as_ref());
+        let to_sinks =
+            levels.is_some_and(|l| l.to_sinks.is_some()) && self.grads.as_ref().is_some_and(|g| g.w.is_some());
+        let early = self.traces.as_ref().is_some_and(|t| t.closes_early);
+        let closes = 1 + usize::from(early) + usize::from(to_sinks);
         match (&self.samples, &self.held_backward) {
             (Some(k), Some(held)) => list.extend(k.report(p, held)?),
             _ => list.push(LaunchReport::new(

@@ -48,9 +48,9 @@ impl Wish {
                  rebuilt unfolds, nor `grid` with or without letters c, r, g behind it, nor `levels`; `rowst3` and `levelst3` go in chunks of 3 steps"
             ))
         };
-        let in_chunks = [("rows", false), ("levels", true)];
-        for (steps, levels) in in_chunks.into_iter().filter_map(|(word, l)| Some((name.strip_prefix(word)?, l))) {
-            (wish.rows_only, wish.levels) = (!levels, levels);
+        let in_chunks = ["rows", "levels"].into_iter().find_map(|word| Some((word, name.strip_prefix(word)?)));
+        if let Some((word, steps)) = in_chunks {
+            (wish.rows_only, wish.levels) = (word == "rows", word == "levels");
             if !steps.is_empty() {
                 let number = steps.strip_prefix('t').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
                 wish.steps = Some(number.ok_or_else(bad)?);

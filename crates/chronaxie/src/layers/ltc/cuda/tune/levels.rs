@@ -4,6 +4,7 @@ use super::{CHUNK_BYTES, Held};
 use crate::layers::ltc::cuda::schedule::{AdjointShape, Between, Levels, Lists};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Kept, Ltc};
+use crate::op::Precision;
 use crate::{DeviceProps, Error, Result};
 
 /// Rows, slots and threads of the chain's kernels.
@@ -104,11 +105,13 @@ pub(super) fn passes(
 fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<LevelsConfig> {
     let other = !wish.levels && (wish.any() || p.connectivity.recurrent.is_empty());
     let none = p.mixed_memory || p.asks_per_sample() || p.kept() != Kept::States;
-    if other || none || p.batch == 0 || p.batch > i32::MAX as usize {
+    let many = p.batch.max(p.steps) > i32::MAX as usize;
+    if other || none || many || p.batch == 0 || props.compute_capability < (7, 0) {
         return None;
     }
     let s = &p.connectivity.recurrent;
     let levels = Levels::of(s)?;
+    let fast = p.precision == Precision::Fast;
     let near = levels.lists(s, Between::Near, false);
     let synapses_near: usize = near.of.iter().map(Vec::len).sum();
     if !wish.levels && 4 * synapses_near > s.len() {
@@ -116,14 +119,17 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
     }
     let per_step = 4 * p.batch * p.unfolds * floats(&levels, backward) + 24 * p.batch * (p.hidden + p.inputs);
     let budget = if backward { CHUNK_BYTES } else { FORWARD_BYTES };
+    if !wish.levels && (per_step > budget || !pays(p, backward)) {
+        return None;
+    }
     let (all, most) = (p.steps.max(1), (budget / per_step).clamp(1, p.steps.max(1)));
     let lists = |between, by_source| levels.lists(s, between, by_source);
     let of_sinks = |exist: bool| (exist && !levels.sinks.is_empty()).then_some(Between::Sinks);
     let sums = OfLevels {
-        far: state_sums(&lists(Between::Far, false), p.batch * most * p.unfolds, props)?,
+        far: state_sums(&lists(Between::Far, false), p.batch * most * p.unfolds, fast, props)?,
         chain: chain(&near, props, false)?,
         sinks: of_sinks(true)
-            .map(|b| state_sums(&lists(b, false), p.batch * most * p.unfolds, props).ok_or(()))
+            .map(|b| state_sums(&lists(b, false), p.batch * most * p.unfolds, fast, props).ok_or(()))
             .transpose()
             .ok()?,
     };
@@ -166,8 +172,16 @@ fn state_adjoint(lists: &Lists, props: &DeviceProps) -> Option<StateAdjoint> {
     all.min_by_key(|s| s.pair * STATE_SCALE / (props.sm_count as usize / s.held.blocks).max(1))
 }
 
+/// Whether levels were seen to be sooner (H100, AutoNCP). Forward a block has up to about 10,000 synapses and a row at a time (lone.cu,
+/// row.cu): 256 neurons and 128 rows of 64 steps 0.271 ms, level by level 0.470. Backward full_adjoint.cu has up to about 25,000 and few rows: 256 neurons and
+/// 8, 16, 32 rows 0.196, 0.280, 0.498 ms, level by level 0.412, 0.457, 0.539, and of 128 rows 1.346 and 1.284; 128 neurons and 32 rows 0.216 and 0.431.
+fn pays(p: &Ltc, backward: bool) -> bool {
+    let synapses = p.connectivity.recurrent.len();
+    if backward { synapses > 25_000 || synapses > 5000 && p.batch > 48 } else { synapses > 10_000 }
+}
+
 /// Sums over states of so many rows, in as many parts of the targets as take the fewest clocks.
-fn state_sums(lists: &Lists, rows: usize, props: &DeviceProps) -> Option<StateSums> {
+fn state_sums(lists: &Lists, rows: usize, fast: bool, props: &DeviceProps) -> Option<StateSums> {
     let limit = props.shared_per_block_optin as usize;
     let of_parts = |parts: usize| {
         let shape = lists.state_shape(parts)?;
@@ -177,7 +191,8 @@ fn state_sums(lists: &Lists, rows: usize, props: &DeviceProps) -> Option<StateSu
         let two = both <= limit;
         // Two special operations a lane, and what a tile takes to come where there is no room for the next.
         let read = if two { 0 } else { lists.others * STATE_ROWS / 3 };
-        let tile = shape.busiest * 17 + read + 1000;
+        let gate = if fast { 17 } else { 33 };
+        let tile = shape.busiest * gate + read + 1000;
         let shared = if two { both } else { one };
         (shared <= limit).then_some(StateSums { parts, two, shared: shared as u32, tile })
     };
@@ -193,8 +208,9 @@ fn refused(p: &Ltc, name: &str) -> Error {
     let (slots, threads) = (CHAIN.1, CHAIN.2);
     Error::config(format!(
         "ltc: variant `{name}` is for wirings in which some of the {} neurons have no synapses from others and are read by \
-         neurons that others read, of which there are {threads} at most, with some {} synapses among themselves; without mixed memory, \
-         gradients of single samples and kept unfolds",
+         neurons that others read, of which there are {threads} at most, with some {} synapses among themselves; on devices whose \
+         shared memory has room for tiles of their states; without mixed memory, gradients of single samples, kept unfolds and empty \
+         batches",
         p.hidden,
         slots * threads
     ))
@@ -228,16 +244,12 @@ fn clocks(
     (LAUNCH * launches + gates + back) * chunks + p.steps * p.unfolds * unfold
 }
 
-/// The same of the kernels that have all gates in the chain (H100, AutoNCP): of an unfold what is beside its gates, and these. Up to about
-/// 10,000 synapses a block has a row at a time forward (lone.cu); beyond 80,000 no cluster holds them.
+/// The same of the kernels that have all gates in the chain (H100, AutoNCP): of an unfold what is beside its gates, and these. Beyond
+/// 80,000 synapses no cluster holds them.
 fn in_chain(p: &Ltc, props: &DeviceProps, backward: bool) -> usize {
     let (synapses, unfolds) = (p.connectivity.recurrent.len(), p.steps * p.unfolds);
     let beside = if synapses > 80_000 { 5000 } else { 2000 };
-    if backward || synapses > 10_000 {
-        return unfolds * beside + p.sm_clocks(props, if backward { 24 } else { 4 });
-    }
-    let waves = p.batch.div_ceil(props.sm_count.max(1) as usize).max(1);
-    unfolds * waves * (980 + 5 * synapses / 128)
+    unfolds * beside + p.sm_clocks(props, if backward { 24 } else { 4 })
 }
 
 impl Ltc {

@@ -95,7 +95,9 @@ fn a_sparse_wiring_takes_few_slots() {
     let connectivity = Arc::new(rule.build(32).unwrap().connectivity().unwrap());
     let p = Ltc { precision: Precision::Fast, ..Ltc::new(128, 64, connectivity) };
     let c = choose(&p, &DeviceProps::SM_90, None).unwrap();
-    assert!(c.adjoint.is_some_and(|h| h.turns() && h.slots == 8), "{c}");
+    assert!(c.levels_adjoint.is_some(), "{c}");
+    let turns = choose(&p, &DeviceProps::SM_90, Some("br4s8g2")).unwrap();
+    assert!(turns.adjoint.is_some_and(|h| h.turns() && h.slots == 8), "{turns}");
     // Four rows side by side are slower for so few gates, and so are two groups in turn.
     assert!(c.recurrence.is_some_and(|h| !h.quad && h.groups == 1), "{c}");
     let half = choose(&Ltc { batch: 64, ..p }, &DeviceProps::SM_90, None).unwrap();
@@ -403,7 +405,14 @@ fn nearly_acyclic_wirings_go_level_by_level() {
     let rebuilt = Ltc { save: Save::Recompute, ..wired(3, 9, 256) };
     assert!(asked(&rebuilt, "levelst2").unwrap().levels.is_some_and(|l| l.steps == 2));
     assert!(asked(&problem(3, 2, 5, 40), "levels").unwrap_err().to_string().contains("without mixed memory"));
+    assert!(asked(&Ltc { batch: 0, ..rebuilt.clone() }, "levels").unwrap_err().to_string().contains("empty"));
+    // Where shared memory has room for it.
     for props in DeviceProps::FIXTURES {
-        assert!(choose(&rebuilt, &props, Some("levels")).is_ok(), "{}", props.arch());
+        let room = props.shared_per_block_optin > 64 << 10;
+        assert_eq!(choose(&rebuilt, &props, Some("levels")).is_ok(), room, "{}", props.arch());
     }
+    // Few rows, or few synapses, have kernels that are sooner.
+    let some = [(32, 64, 256), (256, 64, 64), (256, 64, 128)]
+        .map(|(b, t, h)| chosen(&Ltc { save: Save::Recompute, ..wired(b, t, h) }));
+    assert!(some.iter().all(|c| c.levels.is_none() && c.levels_adjoint.is_none()), "{some:?}");
 }
