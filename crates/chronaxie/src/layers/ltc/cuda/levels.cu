@@ -9,7 +9,7 @@
 // Floor (1.98 GHz, 132 multiprocessors) of B128 T64 H256 K6 by AutoNCP, 7,437 synapses of which 89 are near: 366 M gates at 16 a clock
 // and multiprocessor 0.087 ms, the chain 384 unfolds of one gate each, some 170 clocks: 0.033 ms; bytes: U, far and the sinks' sums written and
 // read once each, 90 MB, in chunks that the second-level cache holds.
-// Measured (H100, ms): that case 0.470, where lone.cu takes 0.271; B32 T8 H1024, whose floor is 0.055, 0.167 (grid.cu 0.226), B8 T8 H1024 0.096
+// Measured (H100, ms): that case 0.470, where lone.cu takes 0.258; B32 T8 H1024, whose floor is 0.055, 0.167 (grid.cu 0.226), B8 T8 H1024 0.096
 // (0.156), B1 T64 H1024 0.288 (0.993), B32 T64 H1024 1.214 (1.622), B128 T8 H1024 0.506 (0.472). By ncu of the first in three chunks of 22 steps:
 // lone neurons 24 us each, the chain 38, sinks 23, sums 46 and 17; of the second 11, 20, 11, 87 and 25. A kernel of these takes some 8 us beside
 // its unfolds, and an unfold 0.08, 0.2 to 0.24 and 0.08 us of one that waits for the one before. Tried: what is read of unfolds into registers,

@@ -267,7 +267,7 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
 /// Where neurons without synapses have no lanes.
-pub(super) const LONE_SHAPE: RowShape = RowShape { slots: 44, threads: 256, lanes: 1, cluster: false };
+pub(super) const LONE_SHAPE: RowShape = RowShape { slots: 28, threads: 384, lanes: 1, cluster: false };
 /// The same of the adjoint, fast and exact.
 pub(super) const ROW_ADJOINTS: [RowShape; 3] = [
     RowShape { slots: 24, threads: 256, lanes: 8, cluster: true },

@@ -6,6 +6,8 @@ use crate::{Error, Result};
 
 /// The most lanes of an owner, as `Part::adds` there says.
 const LANES: usize = 8;
+/// The most near slots of a lane, as few as the block has lanes for: they are in the chain of an unfold.
+const NEAR: [usize; 4] = [8, 16, 24, usize::MAX];
 /// Slots are used in turns of so many, as `kTurn`.
 const TURN: usize = 4;
 
@@ -43,8 +45,13 @@ impl Lists {
         [some(true), some(false)]
     }
 
-    /// The warps, or none if an owner needs too many lanes of `slots` synapses.
-    fn lone_dealt(&self, slots: usize) -> Option<Vec<Dealt>> {
+    /// The warps, or none if an owner needs too many lanes of `slots` synapses, or all of them more than `threads`.
+    fn lone_dealt(&self, slots: usize, threads: usize) -> Option<Vec<Dealt>> {
+        let dealt = |near| self.lone_dealt_with(slots, near).filter(|d| d.len() * WARP <= threads);
+        NEAR.into_iter().find_map(dealt)
+    }
+
+    fn lone_dealt_with(&self, slots: usize, most_near: usize) -> Option<Vec<Dealt>> {
         // Values of a node at a 16-bit byte offset.
         if self.others * 4 > 1 << 16 {
             return None;
@@ -52,7 +59,7 @@ impl Lists {
         let apart = self.apart();
         let need =
             |j: usize, lanes: usize| apart.each_ref().map(|l| l.of[j].len().div_ceil(lanes).next_multiple_of(TURN));
-        let fit = |n: [usize; 2]| n[0] + n[1] <= slots;
+        let fit = |n: [usize; 2]| n[0] + n[1] <= slots && n[1] <= most_near;
         let mut dealt: Vec<Dealt> = Vec::new();
         for j in self.deal(1).concat().into_iter().filter(|&j| !self.of[j].is_empty()) {
             let lanes = (1..=LANES).find(|&lanes| fit(need(j, lanes)))?;
@@ -70,8 +77,8 @@ impl Lists {
     }
 
     /// What the block would be.
-    pub(in super::super) fn lone_shape(&self, slots: usize) -> Option<LoneShape> {
-        let dealt = self.lone_dealt(slots)?;
+    pub(in super::super) fn lone_shape(&self, slots: usize, threads: usize) -> Option<LoneShape> {
+        let dealt = self.lone_dealt(slots, threads)?;
         let lone = self.lone().len();
         let warps = dealt.len().max(lone.div_ceil(WARP)).max(1);
         let of_scheduler = |s: usize| dealt.iter().skip(s).step_by(4).map(|d| d.slots[0] + d.slots[1]).sum();
@@ -82,12 +89,11 @@ impl Lists {
     /// Behind the owners are the lone ones, one a thread; those of either kind have places of their own.
     pub(in super::super) fn schedule_lone(&self, slots: usize, threads: usize) -> Result<Schedule> {
         let lone = self.lone();
-        let dealt =
-            self.lone_dealt(slots).filter(|d| lone.len() <= threads && d.len() * WARP <= threads).ok_or_else(|| {
-                Error::shape(format!(
-                    "ltc: {slots} slots of {LANES} lanes a neuron in {threads} threads hold too few synapses"
-                ))
-            })?;
+        let dealt = self.lone_dealt(slots, threads).filter(|_| lone.len() <= threads).ok_or_else(|| {
+            Error::shape(format!(
+                "ltc: {slots} slots of {LANES} lanes a neuron in {threads} threads hold too few synapses"
+            ))
+        })?;
         let mut place: Vec<u32> = vec![0; self.others];
         for (n, &j) in dealt.iter().flat_map(|d| &d.owners).enumerate() {
             place[j] = n as u32;
@@ -137,7 +143,7 @@ mod tests {
 
     fn held_once(s: &Synapses, slots: usize) -> LoneShape {
         let (n, lists) = (s.targets(), Lists::by_target(s).unwrap());
-        let shape = lists.lone_shape(slots).unwrap();
+        let shape = lists.lone_shape(slots, 384).unwrap();
         let threads = shape.threads;
         let plan = lists.schedule_lone(slots, threads).unwrap();
         assert_eq!((plan.owner.len(), plan.at.len()), (2 * threads, slots * threads));
@@ -193,12 +199,12 @@ mod tests {
             let mut rng = Rng::new(7, 0);
             let mask: Vec<bool> = (0..n * n).map(|_| rng.uniform() < density).collect();
             // Of every third target none.
-            held_once(&Synapses::from_fn(n, n, |i, j| j % 3 != 1 && mask[i * n + j]).unwrap(), 44);
+            held_once(&Synapses::from_fn(n, n, |i, j| j % 3 != 1 && mask[i * n + j]).unwrap(), 28);
         }
         let wiring = Rule::auto_ncp(256, 32).build(32).unwrap().connectivity().unwrap();
-        let shape = held_once(&wiring.recurrent, 44);
+        let shape = held_once(&wiring.recurrent, 28);
         assert!(shape.threads <= 256 && shape.lone > 128, "{shape:?}");
         let dense = Lists::by_target(&Synapses::full(512, 512).unwrap()).unwrap();
-        assert!(dense.lone_shape(44).is_none() && dense.schedule_lone(44, 256).is_err());
+        assert!(dense.lone_shape(28, 384).is_none() && dense.schedule_lone(28, 384).is_err());
     }
 }

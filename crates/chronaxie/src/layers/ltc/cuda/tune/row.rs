@@ -50,7 +50,7 @@ pub(super) fn hold(
 
 /// The same where neurons without synapses have no lanes: a quarter of them at least, unless it is asked for, and no unfold is kept.
 fn lone(p: &Ltc, resident: &Residency, wish: &Wish, lists: &Lists, batch: usize) -> Option<(usize, Held)> {
-    let shape = lists.lone_shape(LONE_SHAPE.slots).filter(|s| s.threads <= LONE_SHAPE.threads)?;
+    let shape = lists.lone_shape(LONE_SHAPE.slots, LONE_SHAPE.threads).filter(|s| s.threads <= LONE_SHAPE.threads)?;
     if p.kept() != Kept::States || wish.slots.is_none() && 4 * shape.lone < p.hidden {
         return None;
     }

@@ -368,7 +368,7 @@ fn lone_neurons_are_seen() {
     let unfolds = Ltc { save: Save::Store, ..p(2, 2) };
     assert!(of(&unfolds, &DeviceProps::SM_90, None).is_none_or(|h| !h.lone));
     // Whoever asks for it by name is told why not.
-    let e = choose(&unfolds, &DeviceProps::SM_90, Some("c1r1s44")).unwrap_err().to_string();
+    let e = choose(&unfolds, &DeviceProps::SM_90, Some("c1r1s28")).unwrap_err().to_string();
     assert!(e.contains("of which unfolds are kept: it keeps none") && e.contains("store=false"), "{e}");
     assert!(of(&p(128, 64), &DeviceProps::SM_80, None).is_none_or(|h| !h.lone));
     let exact = Ltc { precision: Precision::Exact, ..p(128, 64) };
