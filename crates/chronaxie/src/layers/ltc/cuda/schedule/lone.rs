@@ -203,7 +203,7 @@ mod tests {
         }
         let wiring = Rule::auto_ncp(256, 32).build(32).unwrap().connectivity().unwrap();
         let shape = held_once(&wiring.recurrent, 28);
-        assert!(shape.threads <= 256 && shape.lone > 128, "{shape:?}");
+        assert!(shape.threads <= 384 && shape.lone > 128, "{shape:?}");
         let dense = Lists::by_target(&Synapses::full(512, 512).unwrap()).unwrap();
         assert!(dense.lone_shape(28, 384).is_none() && dense.schedule_lone(28, 384).is_err());
     }

@@ -363,7 +363,7 @@ fn lone_neurons_are_seen() {
     let p = |batch, steps| Ltc { precision: Precision::Fast, ..Ltc::new(batch, steps, c.clone()) };
     let of = |p: &Ltc, props: &DeviceProps, name| choose(p, props, name).unwrap().recurrence;
     let lone = of(&p(128, 64), &DeviceProps::SM_90, None).unwrap();
-    assert!(lone.lone && (lone.blocks, lone.slots, lone.rows) == (1, 44, 1), "{lone}");
+    assert!(lone.lone && (lone.blocks, lone.slots, lone.rows) == (1, 28, 1), "{lone}");
     assert!(lone.to_string().ends_with(" lone"));
     let unfolds = Ltc { save: Save::Store, ..p(2, 2) };
     assert!(of(&unfolds, &DeviceProps::SM_90, None).is_none_or(|h| !h.lone));
