@@ -173,11 +173,12 @@ fn state_adjoint(lists: &Lists, props: &DeviceProps) -> Option<StateAdjoint> {
 }
 
 /// Whether levels were seen to be sooner (H100, AutoNCP). Forward a block has up to about 10,000 synapses and a row at a time (lone.cu,
-/// row.cu): 256 neurons and 128 rows of 64 steps 0.258 ms, level by level 0.470. Backward full_adjoint.cu has up to about 25,000 and few rows: 256 neurons and
+/// row.cu): 256 neurons and 128 rows of 64 steps 0.258 ms, level by level 0.470; and grid.cu has many rows side by side: 1024 neurons and 128 rows of 8 steps
+/// 0.472 and 0.504. Backward full_adjoint.cu has up to about 25,000 and few rows: 256 neurons and
 /// 8, 16, 32 rows 0.196, 0.280, 0.498 ms, level by level 0.412, 0.457, 0.539, and of 128 rows 1.346 and 1.284; 128 neurons and 32 rows 0.216 and 0.431.
 fn pays(p: &Ltc, backward: bool) -> bool {
     let synapses = p.connectivity.recurrent.len();
-    if backward { synapses > 25_000 || synapses > 5000 && p.batch > 48 } else { synapses > 10_000 }
+    if backward { synapses > 25_000 || synapses > 5000 && p.batch > 48 } else { synapses > 10_000 && p.batch <= 64 }
 }
 
 /// Sums over states of so many rows, in as many parts of the targets as take the fewest clocks.
