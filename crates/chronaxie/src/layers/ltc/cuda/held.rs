@@ -60,7 +60,11 @@ pub(super) fn specialisation(
     Specialisation {
         headers: HELD_HEADERS,
         constants,
-        archs: if h.full() { Archs::Only(&["sm_90a"]) } else { Archs::AtLeast(oldest) },
+        archs: if h.full() || h.lone && h.slots == tune::LONE_SHAPES[0].slots {
+            Archs::Only(&["sm_90a"])
+        } else {
+            Archs::AtLeast(oldest)
+        },
         ..Specialisation::new(source.clone(), entries)
     }
 }

@@ -13,7 +13,8 @@
 // Floor (1.98 GHz) of B128 T64 H256 by AutoNCP, 7,437 synapses: 128 rows on 132 multiprocessors, 16 gates a clock: 465 clocks an unfold,
 // 384 unfolds: 0.090 ms. Measured on an H100 0.258 ms, of which sensory sums and folding are some 0.02: by ncu some 1200 clocks an unfold, 258
 // instructions of each of 11 warps, at which schedulers issue in 60 % of all clocks. In 256 threads of 44 slots, where a lane of a motor neuron has 44
-// near ones, 0.271: 1290 clocks, and 1120 of 128 neurons, which have a quarter of the gates. Bytes: as recurrence.cu.
+// near ones, 0.271: 1290 clocks, and 1120 of 128 neurons, which have a quarter of the gates; so it is still for
+// later compute capabilities, on which NVRTC 13.0 fails to compile the other. Bytes: as recurrence.cu.
 // Tried (H100, forward ms): turns of two slots 0.304; code of its own for the far slots of each warp 0.72, since warps wait for instructions;
 // the same code without branches for all warps, as many slots as the most have, 0.310, and 0.309 with more ahead; lone states two unfolds ahead
 // in three tiles, one barrier an unfold and tiles by address 0.347 (396 instructions); no wait for lone states, which is wrong, 0.311 for

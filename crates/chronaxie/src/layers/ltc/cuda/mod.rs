@@ -155,7 +155,8 @@ pub fn specialisations() -> Vec<Specialisation> {
         if fast {
             let row = |s: tune::RowShape| held::specialisation(&ROW, &["ltc_row"], &Held::row(s), fast, s.cluster);
             all.extend(tune::ROW_SHAPES.map(row));
-            all.push(held::specialisation(&LONE, &["ltc_lone"], &Held::lone(), fast, false));
+            let lone = |s| held::specialisation(&LONE, &["ltc_lone"], &Held::lone(s), fast, false);
+            all.extend(tune::LONE_SHAPES.map(lone));
             for blocks in tune::WHOLE_BLOCKS {
                 all.push(held::specialisation(&WHOLE, &["ltc_whole"], &Held::whole(blocks), fast, false));
                 for adjoint in [false, true].map(|words| Held::whole_adjoint(blocks, words)) {

@@ -25,6 +25,7 @@ pub(super) use levels::{CHAIN as LEVELS_CHAIN, OfLevels, STATE_ADJOINT, StateAdj
 pub(super) use per_sample::choose_per_sample;
 pub(in crate::layers::ltc) use per_sample::rows_at_once;
 pub(super) use quad::{SHAPES as FOURS, deal as deal_four};
+pub(super) use row::LONE_SHAPES;
 use slices::io_bytes;
 pub(super) use slices::{backward_budget, most_slices, slice};
 pub(super) use whole::{input_slots, kept_rows, shares, unfolded};
@@ -155,9 +156,9 @@ impl Held {
     pub(super) const fn row(s: RowShape) -> Self {
         Self { row: true, ..Self::of((1, s.slots, s.threads)) }
     }
-    /// The shape of lone.cu.
-    pub(super) const fn lone() -> Self {
-        Self { lone: true, ..Self::row(LONE_SHAPE) }
+    /// A shape of lone.cu.
+    pub(super) const fn lone(s: RowShape) -> Self {
+        Self { lone: true, ..Self::row(s) }
     }
     /// A shape of row_adjoint.cu.
     pub(super) const fn row_adjoint(s: RowShape) -> Self {
@@ -266,8 +267,6 @@ pub(super) const ROW_SHAPES: [RowShape; 3] = [
     RowShape { slots: 24, threads: 128, lanes: 2, cluster: false },
     RowShape { slots: 20, threads: 128, lanes: 4, cluster: true },
 ];
-/// Where neurons without synapses have no lanes.
-pub(super) const LONE_SHAPE: RowShape = RowShape { slots: 28, threads: 384, lanes: 1, cluster: false };
 /// The same of the adjoint, fast and exact.
 pub(super) const ROW_ADJOINTS: [RowShape; 3] = [
     RowShape { slots: 24, threads: 256, lanes: 8, cluster: true },

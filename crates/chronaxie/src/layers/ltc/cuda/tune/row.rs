@@ -1,14 +1,19 @@
 //! The choice of the kernel of one batch row at a time, with the shortest chain of an unfold.
 
 use super::{
-    FULL_SLOTS, HALVES, Held, LONE_SHAPE, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape,
-    TRACE_GROUP, TRACE_SUMS,
+    FULL_SLOTS, HALVES, Held, ROW_ADJOINTS, ROW_NEURONS, ROW_SHAPES, Residency, Role, RowShape, TRACE_GROUP, TRACE_SUMS,
 };
 use crate::DeviceProps;
 use crate::layers::ltc::cuda::schedule::{Lists, Shape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Precision;
+
+/// Where neurons without synapses have no lanes: of compute capability 9.0, and of later ones, on whose code for the first NVRTC 13.0 fails.
+pub(in super::super) const LONE_SHAPES: [RowShape; 2] = [
+    RowShape { slots: 28, threads: 384, lanes: 1, cluster: false },
+    RowShape { slots: 44, threads: 256, lanes: 1, cluster: false },
+];
 
 /// One row at a time, for few rows: how many clocks an unfold of them takes, and how it is held. `most` blocks a cluster.
 #[allow(clippy::too_many_arguments)]
@@ -43,20 +48,28 @@ pub(super) fn hold(
         Some((clocks, Held { threads: shape.threads, blocks, ..Held::row(of) }))
     };
     let all = ROW_SHAPES.into_iter().flat_map(|s| s.blocks().map(move |b| (s, b)));
-    let asked = wanted(LONE_SHAPE.slots, wish.slots) && wanted(1, wish.blocks);
-    let lone = if most > 1 && asked { lone(p, resident, wish, lists, batch) } else { None };
+    let of_lone = LONE_SHAPES[usize::from(props.compute_capability.0 != 9)];
+    let asked = wanted(of_lone.slots, wish.slots) && wanted(1, wish.blocks);
+    let lone = if most > 1 && asked { lone(p, resident, wish, lists, batch, of_lone) } else { None };
     all.filter_map(|(s, b)| of_blocks(s, b)).chain(lone).min_by_key(|&(clocks, _)| clocks)
 }
 
 /// The same where neurons without synapses have no lanes: a quarter of them at least, unless it is asked for, and no unfold is kept.
-fn lone(p: &Ltc, resident: &Residency, wish: &Wish, lists: &Lists, batch: usize) -> Option<(usize, Held)> {
-    let shape = lists.lone_shape(LONE_SHAPE.slots, LONE_SHAPE.threads).filter(|s| s.threads <= LONE_SHAPE.threads)?;
+fn lone(
+    p: &Ltc,
+    resident: &Residency,
+    wish: &Wish,
+    lists: &Lists,
+    batch: usize,
+    of: RowShape,
+) -> Option<(usize, Held)> {
+    let shape = lists.lone_shape(of.slots, of.threads).filter(|s| s.threads <= of.threads)?;
     if p.kept() != Kept::States || wish.slots.is_none() && 4 * shape.lone < p.hidden {
         return None;
     }
     // Measured on an H100: 1290 clocks where a scheduler has 80 slots, 1120 where it has 36.
     let clocks = 980 + 4 * shape.busiest;
-    Some((clocks * batch.max(resident[1]) / resident[1].max(1), Held { threads: shape.threads, ..Held::lone() }))
+    Some((clocks * batch.max(resident[1]) / resident[1].max(1), Held { threads: shape.threads, ..Held::lone(of) }))
 }
 
 /// Clocks of an unfold of row.cu: the special-function unit of a scheduler, and the chain beside it, which is longer with more
