@@ -260,20 +260,6 @@ impl HeldKernel {
         resident: usize,
     ) -> Result<Self> {
         let lists = if held.pairs { Lists::by_source(s) } else { Lists::by_target(s) }.ok_or_else(too_many)?;
-        Self::of_lists(device, &lists, kernel, held, launch, least_lanes, exchanged, resident)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn of_lists(
-        device: &Arc<CudaDevice>,
-        lists: &Lists,
-        kernel: Kernel,
-        held: Held,
-        launch: LaunchConfig,
-        least_lanes: usize,
-        exchanged: bool,
-        resident: usize,
-    ) -> Result<Self> {
         let mut packed = None;
         let schedule = if held.lone {
             lists.schedule_lone(held.slots, held.threads)?

@@ -47,7 +47,8 @@ fn chain_kernel(device: &Arc<CudaDevice>, lists: &Lists, rows: usize, h: Held, f
     // Each row of the adjoint leaves sums of its own.
     let grid = if h.pairs { rows } else { rows.min(resident) }.max(1) as u32;
     let launch = LaunchConfig::new((grid, 1, 1), (h.threads as u32, 1, 1)).shared(h.shared);
-    HeldKernel::of_lists(device, lists, kernel, h, launch, 1, false, resident)
+    let schedule = lists.schedule(1, h.slots, h.width(), h.threads, 1, false)?;
+    HeldKernel::scheduled(device, &schedule, kernel, h, launch, resident)
 }
 
 /// What levels.cu needs, forward or to rebuild unfolds.

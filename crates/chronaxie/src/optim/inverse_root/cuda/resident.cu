@@ -22,8 +22,7 @@
 //
 // What was reckoned and left: wgmma has tiles of 64 x 64, 48 blocks instead of 36, which with what shared memory gives are 2300 to
 // 2600 clocks instead of 2800, of sm_90a alone. Two blocks of a cluster for a matrix halve the products, but half of each of eight results
-// of an iteration goes to the other block, 18 KB at the 14 bytes a clock that a cluster's network gives a multiprocessor: 1300
-// clocks each, as much as is gained (3.3 TB/s in all: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture", 2024).
+// of an iteration goes to the other block, 18 KB, which was not built or timed.
 #include "newton.cuh"
 
 namespace resident {
