@@ -209,8 +209,8 @@ unsafe fn product<V: Register>(
                     high,
                 };
                 match wide {
-                    1 if tall => V::tile::<1, TALL>(&tile, &strides),
-                    2 if tall => V::tile::<2, TALL>(&tile, &strides),
+                    1 if tall => tall_of::<V, 1>(&tile, &strides),
+                    2 if tall => tall_of::<V, 2>(&tile, &strides),
                     1 => rows_of::<V, 1>(&tile, &strides, rows),
                     2 => rows_of::<V, 2>(&tile, &strides, rows),
                     3 => rows_of::<V, 3>(&tile, &strides, rows),
@@ -228,7 +228,8 @@ unsafe fn product<V: Register>(
 /// As [`tile_of`].
 #[inline(always)]
 unsafe fn rows_of<V: Register, const P: usize>(tile: &Tile, strides: &Strides<'_>, rows: usize) {
-    if P > V::PANELS {
+    // A condition of constants alone: tiles that no register has are not compiled.
+    if const { P > V::PANELS } {
         return;
     }
     // SAFETY: as the caller promises.
@@ -244,12 +245,24 @@ unsafe fn rows_of<V: Register, const P: usize>(tile: &Tile, strides: &Strides<'_
     }
 }
 
+/// A tile of P panels and [`TALL`] rows.
+///
+/// # Safety
+/// As [`tile_of`].
+#[inline(always)]
+unsafe fn tall_of<V: Register, const P: usize>(tile: &Tile, strides: &Strides<'_>) {
+    if const { V::TALL } {
+        // SAFETY: as the caller promises.
+        unsafe { V::tile::<P, TALL>(tile, strides) }
+    }
+}
+
 /// The body for each index below a constant, one after the other: loops so long are only unrolled after arrays have become
 /// registers, or not.
 macro_rules! unrolled {
     (row $at:ident < $n:expr => $body:block) => { unrolled!([0 1 2 3 4 5 6 7 8 9 10 11] $at < $n => $body) };
     (register $at:ident < $n:expr => $body:block) => { unrolled!([0 1 2 3] $at < $n => $body) };
-    ([$($one:literal)*] $at:ident < $n:expr => $body:block) => { $( if $one < $n { let $at = $one; $body } )* };
+    ([$($one:literal)*] $at:ident < $n:expr => $body:block) => { $( if const { $one < $n } { let $at = $one; $body } )* };
 }
 
 /// One tile of P panels and R rows.
@@ -260,8 +273,7 @@ macro_rules! unrolled {
 #[inline(always)]
 pub(super) unsafe fn tile_of<V: Register, const P: usize, const R: usize>(tile: &Tile, strides: &Strides<'_>) {
     let Strides { left, right, out, start } = *strides;
-    // Registers of a row, and where they stand in it.
-    let many = P * PANEL / V::LANES;
+    // Where the registers of a row stand in it.
     let column = |place: Place, w: usize| w * V::LANES / PANEL * place.panel + w * V::LANES % PANEL;
     // From the last term of a block to the first of the next.
     let jump = left.block.wrapping_sub(PANEL * left.col);
@@ -272,17 +284,17 @@ pub(super) unsafe fn tile_of<V: Register, const P: usize, const R: usize>(tile: 
         let mut b = tile.b.wrapping_add(tile.low * right.row);
         for k in tile.low..tile.high {
             let mut line = [V::splat(0.0); 4];
-            unrolled!(register w < many => { line[w] = V::load(b.add(column(right, w))); });
+            unrolled!(register w < P * PANEL / V::LANES => { line[w] = V::load(b.add(column(right, w))); });
             unrolled!(row r < R => {
                 let x = V::splat(*a.add(r * left.row));
-                unrolled!(register w < many => { acc[r][w] = x.mul_add(line[w], acc[r][w]); });
+                unrolled!(register w < P * PANEL / V::LANES => { acc[r][w] = x.mul_add(line[w], acc[r][w]); });
             });
             let ends = k % PANEL == PANEL - 1;
             a = a.wrapping_add(left.col.wrapping_add(if ends { jump } else { 0 }));
             b = b.wrapping_add(right.row);
         }
         unrolled!(row r < R => {
-            unrolled!(register w < many => {
+            unrolled!(register w < P * PANEL / V::LANES => {
                 let offset = r * out.row + column(out, w);
                 let old = || V::load(tile.from.add(offset));
                 let sum = acc[r][w];

@@ -45,11 +45,11 @@ macro_rules! by_registers {
     ($fma:ident, $n:ident, $call:ident($($arg:expr),*)) => {{
         #[cfg(target_arch = "x86_64")]
         {
-            if $fma && $n == 16 {
+            if const { $fma && $n == 16 } {
                 // SAFETY: a body of so many lanes with multiply-adds is for AVX-512 (`levels!`).
                 return unsafe { $call::<std::arch::x86_64::__m512>($($arg),*) };
             }
-            if $fma && $n == 8 {
+            if const { $fma && $n == 8 } {
                 // SAFETY: and one of so many for AVX2.
                 return unsafe { $call::<std::arch::x86_64::__m256>($($arg),*) };
             }
