@@ -237,7 +237,7 @@ fn on_a_gpu_networks_in_parts_of_any_layout_have_the_cpus_spikes() {
 fn on_a_gpu_networks_in_parts_learn_as_the_cpu_does() {
     let Some(gpu) = gpu() else { return };
     pool::set_num_threads(1);
-    for (size, few, longest) in [(20, 300, 3.0), (16, 330, 12.0)] {
+    for (size, few, longest) in [(20, 140, 3.0), (16, 180, 12.0)] {
         let mut network = learning(size, 41, [Placement::Dendritic; 4]);
         for p in &mut network.projections {
             p.delay = Delay::Drawn(Distribution::uniform(0.6, longest));
@@ -271,7 +271,8 @@ fn on_a_gpu_networks_in_parts_that_somebody_connects_have_the_cpus_spikes() {
     let mut network = learning(20, 43, [Placement::Dendritic; 4]);
     network.projections.iter_mut().for_each(|p| p.delay = Delay::Drawn(Distribution::uniform(0.5, 2.0)));
     let plan = Plan::new(network).unwrap();
-    let want = whole(&plan, 400);
+    let last = steps(&gpu, 160, 400);
+    let want = whole(&plan, last);
     let layout = scattered(&plan, 2, None);
     let on = On::Cards(1, 2, Lies::Shared, 16);
     let make = |k| part(&plan, &gpu, (&layout, k), on, None);
@@ -279,8 +280,8 @@ fn on_a_gpu_networks_in_parts_that_somebody_connects_have_the_cpus_spikes() {
     let every = parts.iter().map(|p| p.most_steps()).min().unwrap();
     assert!(every >= 5 && parts[0].hear(&[]).is_err() && parts[0].fire(65).is_err());
     let (mut all, mut step) = (Vec::new(), 0);
-    while step < 400 {
-        let steps = every.min(400 - step);
+    while step < last {
+        let steps = every.min(last - step);
         let fired: Vec<Vec<Spike>> = parts.iter_mut().map(|p| p.fire(steps).unwrap()).collect();
         assert!(parts[0].fire(1).is_err() && parts[0].state().is_err() && parts[0].heard().is_err());
         assert!(parts[0].hear(&[Spike { step: step + steps, cell: 0 }]).is_err());
@@ -288,7 +289,7 @@ fn on_a_gpu_networks_in_parts_that_somebody_connects_have_the_cpus_spikes() {
         parts[1].hear(&fired[0]).unwrap();
         all.extend(fired.into_iter().flatten());
         step += steps;
-        if step == 20 * every {
+        if step == 10 * every {
             // Both are made anew, from bytes.
             let bytes: Vec<Vec<u8>> =
                 parts.iter().enumerate().map(|(k, p)| state_bytes(&layout, k, [3; 32], &p.state().unwrap())).collect();
@@ -423,8 +424,8 @@ fn on_a_gpu_networks_in_parts_whose_gpus_tell_each_other_have_the_cpus_spikes() 
         (&still, 70, 4, 2, On::Cards(1, 1, Lies::Calendar, 8), 16, "threads in two levels, inside 2 nodes first"),
         (&still, 50, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1, "in two levels"),
         (&still, 50, 2, 2, On::Cards(2, 1, Lies::Shared, 16), 1, "threads"),
-        (&learns, 240, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 2, "threads"),
-        (&learns, 240, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1 << 10, "in two levels"),
+        (&learns, 120, 2, 1, On::Cards(1, 2, Lies::Shared, 16), 2, "threads"),
+        (&learns, 120, 3, 2, On::Cards(1, 1, Lies::Shared, 16), 1 << 10, "in two levels"),
     ] {
         let steps = steps(&gpu, few, 4000);
         let want = whole(plan, steps);
