@@ -28,6 +28,8 @@
 // store or among the shuffles, 0.307 to 0.311; gates of the next unfold ahead of the loop's end, so ahead of the wait, 0.317.
 // Of words (2026-11-27, H100, ncu) 200 us for all 384 unfolds in one launch. Words that are made states in shared memory first, a row an
 // unfold, took the pass 0.288 ms where it takes 0.238, though warps waited for 17 % of their time: what is beside the chain is on it.
+// compute-sanitizer's racecheck reports bulk copies of a step against reads of the one before the last: it does not follow alpha's stores. A copy
+// is asked for when alpha of a step's first unfold has come from all warps, and each made its own of all that it had read of the step before.
 #ifndef CHRONAXIE_PROLOGUE
 #include "defaults.cuh"
 #endif
@@ -181,13 +183,6 @@ __device__ __forceinline__ void add_unfold(const Held& held, Sums& sums, const G
     s.z += g.xu[i];
     s.w = fmaf(g.xu[i], kFast ? v : v - held.b[i], s.w);
   }
-}
-
-// A float at an address of shared memory, which may be the sum of one that all lanes have and one of a lane's own.
-__device__ __forceinline__ float at_shared(unsigned address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
-  return x;
 }
 
 // All steps of row b, last first, where no lane uses more than kN slots; `round` counts unfolds, and `turn` steps, since the kernel

@@ -360,6 +360,13 @@ __device__ __forceinline__ void put(float4* to, Floats... x) {
   ((((volatile float*)to)[i++] = x), ...);
 }
 
+// A float at an address of shared memory, which may be the sum of one that all lanes have and one of a lane's own.
+__device__ __forceinline__ float at_shared(unsigned address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+
 // Copies from global to shared memory that a thread waits for by itself; plain loads before sm_80.
 template <int kBytes>
 __device__ __forceinline__ void copy_ahead(void* to, const void* from) {

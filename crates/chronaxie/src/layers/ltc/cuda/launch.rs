@@ -5,6 +5,7 @@ use super::grid::{GridBackward, GridKernel};
 use super::held::{HeldKernel, SIDES, Side};
 use super::held_backward::HeldBackward;
 use super::levels::{self, LevelsForward, LevelsRegions};
+use super::levels_row::RowKernel;
 use super::mixed::MixedMemory;
 pub(super) use super::scratch::{Common, Traces};
 use super::tune::{self, Config, THREADS};
@@ -68,6 +69,7 @@ pub struct CudaPlan {
     pub(super) recurrence: Option<HeldKernel>,
     pub(super) levels: Option<LevelsForward>,
     pub(super) levels_regions: Option<LevelsRegions>,
+    pub(super) levels_row: Option<RowKernel>,
     pub(super) grid: Option<GridKernel>,
     pub(super) grid_backward: Option<GridBackward>,
     /// The inputs' schedule, where the recurrence does all of the forward pass.
@@ -182,7 +184,8 @@ impl CudaPlan {
         let held_backward = if p.backward { HeldBackward::new(device, p, &config)? } else { None };
         let grid = config.grid.map(|g| GridKernel::new(device, &synapses.recurrent, g, config.fast)).transpose()?;
         let grid_backward = if p.backward { GridBackward::new(device, &synapses.recurrent, &config)? } else { None };
-        let levels = config.levels.map(|l| LevelsForward::new(device, p, &l.sums, p.batch, config.fast)).transpose()?;
+        let of_levels = config.levels.filter(|l| l.row.is_none());
+        let levels = of_levels.map(|l| LevelsForward::new(device, p, &l.sums, p.batch, config.fast)).transpose()?;
         let whole = config.recurrence.filter(|h| h.whole);
         let whole_inputs =
             whole.map(|h| super::whole::Inputs::new(device, &synapses.sensory, h.blocks, false)).transpose()?;
@@ -192,7 +195,7 @@ impl CudaPlan {
             gap,
             if whole.is_some() { 0 } else { config.forward_chunk },
             false,
-            [recurrence.is_none() && grid.is_none() && levels.is_none(), sensory.is_none() && whole.is_none()],
+            [recurrence.is_none() && grid.is_none() && config.levels.is_none(), sensory.is_none() && whole.is_none()],
             [
                 folded(&recurrence).max(grid.as_ref().map_or(0, GridKernel::folded)),
                 if whole.is_some() { 0 } else { folded(&sensory) },
@@ -205,6 +208,9 @@ impl CudaPlan {
         let unfolds = p.batch * config.forward_chunk * p.unfolds;
         let levels_regions =
             levels.as_ref().map(|k| k.regions(&mut forward_scratch.layout, unfolds, None)).transpose()?;
+        let levels_row = config.levels.and_then(|l| l.row);
+        let layout = &mut forward_scratch.layout;
+        let levels_row = levels_row.map(|c| RowKernel::new(device, p, &c, config.fast, layout)).transpose()?;
         let mut traces = match &backward_signature {
             Some(_) => {
                 let (held, divided) = (held_backward.as_ref(), grid_backward.as_ref());
@@ -231,6 +237,7 @@ impl CudaPlan {
             recurrence,
             levels,
             levels_regions,
+            levels_row,
             grid,
             grid_backward,
             whole_inputs,
@@ -289,7 +296,8 @@ impl CudaPlan {
             let k = self.held_backward.as_ref().and_then(|h| h.levels.as_ref());
             levels::folded(None, k, self.traces.as_ref().and_then(|t| t.levels.as_ref()), address)
         } else {
-            levels::folded(self.levels.as_ref(), None, self.levels_regions.as_ref(), address)
+            let row = self.levels_row.as_ref().map(|k| k.sides(address));
+            row.unwrap_or_else(|| levels::folded(self.levels.as_ref(), None, self.levels_regions.as_ref(), address))
         });
         let carried = c.layout.region(c.carried).len / 4;
         let neurons = if c.layout.region(c.neurons).len > 0 { address(c.neurons) } else { 0 };
@@ -436,6 +444,14 @@ impl CudaPlan {
                     kept,
                     (t0, steps),
                 )?;
+                t0 += steps;
+                if t0 >= p.steps {
+                    return Ok(());
+                }
+                continue;
+            }
+            if let Some(k) = &self.levels_row {
+                self.row_forward(k, args, start, states, (t0, steps))?;
                 t0 += steps;
                 if t0 >= p.steps {
                     return Ok(());

@@ -20,21 +20,6 @@
 constexpr bool kShared = false;
 #include "levels.cuh"
 
-// What a state goes to at a step's end.
-struct Ends {
-  const float *output_w, *output_b;    // [M] or null
-  float *out, *states, *final_state;   // [B, T, M], [B, T, H] or null, [B, H]
-  int outputs;
-  __device__ __forceinline__ void step(i64 row, int hidden, int j, float v) const {
-    if (states) states[row * hidden + j] = v;
-    if (j >= outputs) return;
-    float y = v;
-    if (output_w) y *= output_w[j];
-    if (output_b) y += output_b[j];
-    out[row * outputs + j] = y;
-  }
-};
-
 // The state before step s of row b: of a rebuilt one what the forward pass left.
 __device__ __forceinline__ float before(const float* kept, const float* start, i64 start_b, i64 start_h, i64 b, int t, const Pass& p, int j) {
   if (kept && t > 0) return kept[(b * p.total_steps + (t - 1)) * p.hidden + j];

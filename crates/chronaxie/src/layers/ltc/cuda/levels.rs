@@ -34,7 +34,7 @@ pub(super) fn specialisations(fast: bool) -> [Specialisation; 4] {
     ]
 }
 
-fn missing() -> crate::Error {
+pub(super) fn missing() -> crate::Error {
     crate::Error::config("ltc: a pass level by level of a wiring without levels".to_owned())
 }
 

@@ -11,6 +11,7 @@ mod held_backward;
 mod kept;
 mod launch;
 mod levels;
+mod levels_row;
 mod mixed;
 mod on_device;
 mod per_sample;
@@ -53,6 +54,7 @@ const RECURRENCE: KernelSource = KernelSource::embedded("layers/ltc/cuda/recurre
 const ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/row.cu", include_str!("row.cu"));
 const LONE: KernelSource = KernelSource::embedded("layers/ltc/cuda/lone.cu", include_str!("lone.cu"));
 const LEVELS: KernelSource = KernelSource::embedded("layers/ltc/cuda/levels.cu", include_str!("levels.cu"));
+const LEVELS_ROW: KernelSource = KernelSource::embedded("layers/ltc/cuda/levels_row.cu", include_str!("levels_row.cu"));
 const LEVELS_ADJOINT: KernelSource =
     KernelSource::embedded("layers/ltc/cuda/levels_adjoint.cu", include_str!("levels_adjoint.cu"));
 const LEVELS_SUMS: KernelSource =
@@ -146,6 +148,7 @@ pub fn specialisations() -> Vec<Specialisation> {
         }
         all.push(ends::fold_specialisation(fast));
         all.extend(levels::specialisations(fast));
+        all.push(levels_row::row_specialisation(fast));
         all.push(ends::close_specialisation(fast));
         all.push(per_sample::specialisation(fast));
         for (slots, threads) in tune::SENSORY_SHAPES {

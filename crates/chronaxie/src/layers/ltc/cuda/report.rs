@@ -48,6 +48,14 @@ impl CudaPlan {
             list.push(r.report(chunks)?);
             return Ok(list);
         }
+        if let (Some(k), false) = (&self.levels_row, backward) {
+            let slots = k.sides(|_| 0).iter().map(|side| side.1.1).sum::<usize>();
+            let slots = slots + self.sensory.as_ref().map_or(0, |k| k.folded() / 4);
+            let mut list = vec![LaunchReport::new(&self.fold, 1, grid(slots.div_ceil(256), 1), flat, 0)?];
+            list.extend(self.sensory_reports(chunks, rows, fold)?);
+            list.push(k.report(chunks)?);
+            return Ok(list);
+        }
         if let (Some(k), false) = (&self.levels, backward) {
             let own = super::levels::folded(Some(k), None, self.levels_regions.as_ref(), |_| 0);
             let slots = own.iter().map(|side| side.1.1).sum::<usize>();

@@ -11,6 +11,8 @@ pub(super) struct Wish {
     pub(super) grid: bool,
     /// Level by level (levels.cuh).
     pub(super) levels: bool,
+    /// That in one block forward (levels_row.cu).
+    pub(super) levels_row: bool,
     pub(super) steps: Option<usize>,
     pub(super) blocks: Option<usize>,
     pub(super) rows: Option<usize>,
@@ -25,8 +27,8 @@ impl Wish {
         if self.of.unwrap_or(Role::Recurrence) == role {
             *self
         } else {
-            let Self { rows_only, grid, levels, steps, of, .. } = *self;
-            Self { rows_only, grid, levels, steps, of, ..Self::default() }
+            let Self { rows_only, grid, levels, levels_row, steps, of, .. } = *self;
+            Self { rows_only, grid, levels, levels_row, steps, of, ..Self::default() }
         }
     }
     /// Whether anything is asked for.
@@ -45,12 +47,14 @@ impl Wish {
         let bad = || {
             Error::config(format!(
                 "ltc: variant `{name}` is neither `rows` nor of the form c4r2s20g2, after b for the adjoint, after u for the \
-                 rebuilt unfolds, nor `grid` with or without letters c, r, g behind it, nor `levels`; `rowst3` and `levelst3` go in chunks of 3 steps"
+                 rebuilt unfolds, nor `grid` with or without letters c, r, g behind it, nor `levels` or `levelsrow`; `rowst3`, `levelst3` and `levelsrowt3` go in chunks of 3 steps"
             ))
         };
-        let in_chunks = ["rows", "levels"].into_iter().find_map(|word| Some((word, name.strip_prefix(word)?)));
+        let in_chunks =
+            ["rows", "levelsrow", "levels"].into_iter().find_map(|word| Some((word, name.strip_prefix(word)?)));
         if let Some((word, steps)) = in_chunks {
-            (wish.rows_only, wish.levels) = (word == "rows", word == "levels");
+            wish.rows_only = word == "rows";
+            (wish.levels, wish.levels_row) = (!wish.rows_only, word == "levelsrow");
             if !steps.is_empty() {
                 let number = steps.strip_prefix('t').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
                 wish.steps = Some(number.ok_or_else(bad)?);

@@ -6,9 +6,9 @@ use crate::Result;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Synapses that are read at once, floats of a column of a tile, and warps of a block, as there.
-const GROUP: usize = 4;
-const COLUMN: usize = 65;
+/// Synapses that are read at once, by both halves of a warp, rows of a tile, and warps of a block, as there.
+const GROUP: usize = 8;
+const ROWS: usize = 64;
 const WARPS: usize = 16;
 /// Warps of a block of the adjoint, at most.
 const ADJOINT_WARPS: usize = 12;
@@ -16,7 +16,7 @@ const ADJOINT_WARPS: usize = 12;
 /// What a block is that has one of `parts` parts of the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct StateShape {
-    /// Synapses of the longest part, in groups of four.
+    /// Synapses of the longest part, in groups of eight.
     pub(in super::super) most: usize,
     /// Targets of the largest, an odd number.
     pub(in super::super) width: usize,
@@ -61,7 +61,7 @@ impl Lists {
 
     /// What a block is, or none if a column does not have a name of 16 bits.
     pub(in super::super) fn state_shape(&self, parts: usize) -> Option<StateShape> {
-        if self.others * COLUMN > 1 << 16 {
+        if self.others * ROWS > 1 << 16 {
             return None;
         }
         let mut shape = StateShape { most: GROUP, width: 1, busiest: 1 };
@@ -87,14 +87,16 @@ impl Lists {
                 for j in warp {
                     let begin = s.at.len() - first;
                     for n in 0..self.padded(j) {
-                        let e = self.of[j].get(n);
-                        let column = e.map_or(0, |e| e.other as usize * COLUMN) as u32;
+                        // Padding reads what the target reads, so that no other's NaN gets into its sums.
+                        let e = self.of[j].get(n).or(self.of[j].last());
+                        // Its first row there, as in_tile says.
+                        let column = e.map_or(0, |e| e.other as usize * ROWS + e.other as usize % 16) as u32;
                         if s.at.len().is_multiple_of(2) {
                             s.from.push(column);
                         } else if let Some(last) = s.from.last_mut() {
                             *last |= column << 16;
                         }
-                        s.at.push(e.map_or(NONE, |e| e.at));
+                        s.at.push(self.of[j].get(n).map_or(NONE, |e| e.at));
                     }
                     units.extend([begin, self.padded(j) / GROUP, j - part.start, 0].map(|n| n as i32));
                 }
@@ -193,16 +195,19 @@ mod tests {
             let (mut targets, mut synapses) = (vec![0; n], vec![0; n * n]);
             for p in 0..parts {
                 let of = |k: usize| s.owner[4 * p + k] as usize;
-                assert!(of(2) <= shape.most && of(3) <= shape.width && shape.width % 2 == 1 && of(2).is_multiple_of(4));
+                assert!(
+                    of(2) <= shape.most && of(3) <= shape.width && shape.width % 2 == 1 && of(2).is_multiple_of(GROUP)
+                );
                 for w in &s.warps[p * WARPS..(p + 1) * WARPS] {
                     for unit in s.owner[4 * parts..].chunks(4).skip(w[0] as usize).take(w[1] as usize) {
                         let j = of(1) + unit[2] as usize;
                         targets[j] += 1;
-                        for at in of(0) + unit[0] as usize..of(0) + (unit[0] + 4 * unit[1]) as usize {
+                        for at in of(0) + unit[0] as usize..of(0) + (unit[0] + 8 * unit[1]) as usize {
                             let column = s.from[at / 2] >> (16 * (at % 2)) & 0xffff;
                             if s.at[at] != NONE {
                                 synapses[s.at[at] as usize] += 1;
-                                assert_eq!(s.at[at] as usize, column as usize / COLUMN * n + j);
+                                assert_eq!(s.at[at] as usize, column as usize / ROWS * n + j);
+                                assert_eq!(column as usize % ROWS, column as usize / ROWS % 16);
                             }
                         }
                     }
@@ -231,8 +236,8 @@ mod tests {
         }
         // A list of 330 synapses and more in lanes of ten.
         assert!(Lists::by_source(&Synapses::full(330, 330).unwrap()).unwrap().adjoint_shape(10).is_none());
-        // 65,536 floats in columns of 65.
-        let wide = Synapses::from_fn(1009, 1009, |i, j| i == j).unwrap();
+        // 65,536 floats in columns of 64.
+        let wide = Synapses::from_fn(1025, 1025, |i, j| i == j).unwrap();
         assert!(Lists::by_target(&wide).unwrap().state_shape(1).is_none());
     }
 }

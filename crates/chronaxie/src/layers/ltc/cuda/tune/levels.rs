@@ -1,7 +1,7 @@
 //! The choice of kernels that go level by level through a wiring that is nearly acyclic (levels.cuh).
 
 use super::{CHUNK_BYTES, Held};
-use crate::layers::ltc::cuda::schedule::{AdjointShape, Between, Levels, Lists};
+use crate::layers::ltc::cuda::schedule::{AdjointShape, Between, Levels, Lists, StateShape};
 use crate::layers::ltc::cuda::wish::Wish;
 use crate::layers::ltc::spec::{Kept, Ltc};
 use crate::op::Precision;
@@ -9,6 +9,11 @@ use crate::{DeviceProps, Error, Result};
 
 /// Rows, slots and threads of the chain's kernels.
 pub(in super::super) const CHAIN: (usize, usize, usize) = (1, 4, 512);
+/// Rows, slots of a lane of the chain, and the most threads of the kernel that has all levels in a block.
+pub(in super::super) const ROW: (usize, usize, usize) = (1, 4, 640);
+/// Its threads that make sums, and those that walk the sinks.
+const ROW_WORKERS: usize = 512;
+const ROW_WALK: usize = 32;
 /// Scratch of a chunk of steps forward.
 const FORWARD_BYTES: usize = 64 << 20;
 /// Rows, slots and threads of the adjoint of sums over states.
@@ -49,6 +54,20 @@ pub struct OfLevels<Sums> {
     pub(in super::super) sinks: Option<Sums>,
 }
 
+/// All levels in one block, which walks a batch row (levels_row.cu).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LevelsRow {
+    /// Threads of the chain.
+    pub(in super::super) chain_threads: usize,
+    pub(in super::super) shared: u32,
+}
+
+impl LevelsRow {
+    pub(in super::super) fn threads(&self) -> usize {
+        ROW_WORKERS + self.chain_threads + ROW_WALK
+    }
+}
+
 /// What a pass level by level is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LevelsConfig {
@@ -58,10 +77,15 @@ pub struct LevelsConfig {
     pub(in super::super) adjoint: Option<OfLevels<StateAdjoint>>,
     /// Steps of a chunk.
     pub(in super::super) steps: usize,
+    /// The forward pass in one block a row instead.
+    pub(in super::super) row: Option<LevelsRow>,
 }
 
 impl std::fmt::Display for LevelsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(row) = &self.row {
+            return write!(f, "levels in a block: threads={} shared={}; ", row.threads(), row.shared);
+        }
         let OfLevels { far, chain, sinks } = &self.sums;
         write!(f, "levels: steps={} far c{}", self.steps, far.parts)?;
         if let Some(sinks) = sinks {
@@ -94,10 +118,91 @@ pub(super) fn passes(
     whole: bool,
     name: Option<&str>,
 ) -> Result<[Option<LevelsConfig>; 2]> {
-    let forward = if whole && !wish.levels { None } else { choose(p, props, wish, false) };
+    let forward = if whole && !wish.levels {
+        None
+    } else {
+        in_a_block(p, props, wish).or_else(|| if wish.levels_row { None } else { choose(p, props, wish, false) })
+    };
     let backward = if p.backward { choose(p, props, wish, true) } else { None };
     let missing = forward.is_none() || p.backward && backward.is_none();
-    if wish.levels && missing { Err(refused(p, name.unwrap_or_default())) } else { Ok([forward, backward]) }
+    if wish.levels && missing {
+        Err(refused(p, name.unwrap_or_default(), wish.levels_row))
+    } else {
+        Ok([forward, backward])
+    }
+}
+
+/// Whether that was seen to be sooner (H100, AutoNCP of 64, 128 and 256 neurons, 6 unfolds, 1 to 512 rows of 8 to 64 steps;
+/// bench-results/2026-11-28-h100): its phases take as long to fill and to empty as 100 to 200 unfolds by other kernels.
+fn row_pays(p: &Ltc, props: &DeviceProps) -> bool {
+    let (synapses, unfolds) = (p.connectivity.recurrent.len(), p.steps * p.unfolds);
+    let sms = props.sm_count as usize;
+    let least = match (synapses, p.precision == Precision::Fast) {
+        (5000.., true) => {
+            if p.batch > 16 {
+                160
+            } else {
+                256
+            }
+        }
+        (5000.., false) => {
+            if 2 * p.batch > sms {
+                48
+            } else {
+                320
+            }
+        }
+        (1500.., true) => {
+            if 2 * p.batch > sms {
+                160
+            } else if p.batch > 16 {
+                320
+            } else {
+                usize::MAX
+            }
+        }
+        (1500.., false) => 160,
+        (300.., false) if p.batch <= sms => 320,
+        _ => usize::MAX,
+    };
+    unfolds >= least
+}
+
+/// The forward pass in one block a row, if a block holds all synapses.
+fn in_a_block(p: &Ltc, props: &DeviceProps, wish: &Wish) -> Option<LevelsConfig> {
+    let other = if wish.any() { !wish.levels_row } else { p.connectivity.recurrent.is_empty() };
+    let none = p.mixed_memory || p.asks_per_sample() || p.kept() != Kept::States || p.batch == 0;
+    let many = p.batch.max(p.steps) > i32::MAX as usize;
+    if other || none || many || props.compute_capability < (9, 0) || !wish.levels_row && !row_pays(p, props) {
+        return None;
+    }
+    let s = &p.connectivity.recurrent;
+    let levels = Levels::of(s).filter(|n| n.lone <= ROW_WORKERS)?;
+    let chain = levels.lists(s, Between::Near, false).shape(1, ROW.1, 1, 1)?;
+    let sums = |between| levels.lists(s, between, false).state_shape(1);
+    let (far, sinks) = (sums(Between::Far)?, if levels.sinks.is_empty() { None } else { Some(sums(Between::Sinks)?) });
+    let most = ROW.2 - ROW_WORKERS - ROW_WALK;
+    // As the kernel's header says.
+    let of_sums = |most: usize, targets: usize| (18 * most + 8 * targets).next_multiple_of(16);
+    let shared = of_sums(far.most, levels.chain())
+        + sinks.map_or(0, |s| of_sums(s.most, levels.sinks.len()))
+        + 4 * STATE_ROWS * (levels.lone + levels.read.len())
+        + 168 * chain.threads
+        + 100 * levels.lone;
+    if chain.threads > most || shared > props.shared_per_block_optin as usize {
+        return None;
+    }
+    let steps = wish.steps.unwrap_or(4 * CHUNK_BYTES / (8 * p.batch * p.hidden)).clamp(1, p.steps.max(1));
+    // Unfolds are counted to the end of a tile.
+    let all = steps.checked_mul(p.unfolds).and_then(|n| p.batch.checked_mul(n.next_multiple_of(STATE_ROWS)));
+    if all.is_none_or(|n| n > i32::MAX as usize) {
+        return None;
+    }
+    let row = LevelsRow { chain_threads: chain.threads, shared: shared as u32 };
+    let one = |s: StateShape| StateSums { parts: 1, two: false, shared: 0, tile: s.busiest };
+    let chain = Held { threads: chain.threads, ..Held::of(CHAIN) };
+    let sums = OfLevels { far: one(far), chain, sinks: sinks.map(one) };
+    Some(LevelsConfig { sums, adjoint: None, steps, row: Some(row) })
 }
 
 /// The configuration of a pass, if the wiring has levels, most of its synapses do not wait for each other, and it takes fewer clocks
@@ -149,7 +254,7 @@ fn choose(p: &Ltc, props: &DeviceProps, wish: &Wish, backward: bool) -> Option<L
     );
     let fits = p.batch * steps * p.unfolds <= i32::MAX as usize;
     let better = wish.levels || cost(steps) < in_chain(p, props, backward);
-    (fits && better).then_some(LevelsConfig { sums, adjoint, steps })
+    (fits && better).then_some(LevelsConfig { sums, adjoint, steps, row: None })
 }
 
 /// The adjoint of lanes that hold as many synapses as leave the whole device the fewest clocks for two rows.
@@ -186,9 +291,8 @@ fn state_sums(lists: &Lists, rows: usize, fast: bool, props: &DeviceProps) -> Op
     let limit = props.shared_per_block_optin as usize;
     let of_parts = |parts: usize| {
         let shape = lists.state_shape(parts)?;
-        let [one, both] = [1, 2].map(|tiles| {
-            18 * shape.most + 8 * shape.width * (STATE_ROWS + 1) + 4 * tiles * lists.others * (STATE_ROWS + 1)
-        });
+        let [one, both] = [1, 2]
+            .map(|tiles| 18 * shape.most + 8 * shape.width * (STATE_ROWS + 1) + 4 * tiles * lists.others * STATE_ROWS);
         let two = both <= limit;
         // Two special operations a lane, and what a tile takes to come where there is no room for the next.
         let read = if two { 0 } else { lists.others * STATE_ROWS / 3 };
@@ -205,12 +309,19 @@ fn state_sums(lists: &Lists, rows: usize, fast: bool, props: &DeviceProps) -> Op
 }
 
 /// Why there is no pass level by level, for whoever asks for one.
-fn refused(p: &Ltc, name: &str) -> Error {
-    let (slots, threads) = (CHAIN.1, CHAIN.2);
+fn refused(p: &Ltc, name: &str, row: bool) -> Error {
+    let (slots, threads) = (CHAIN.1, if row { ROW.2 - ROW_WORKERS - ROW_WALK } else { CHAIN.2 });
+    let room = if row {
+        format!(
+            "of compute capability 9.0 whose shared memory has room for all synapses and for tiles of states of {ROW_WORKERS} such neurons at most"
+        )
+    } else {
+        "whose shared memory has room for tiles of their states".to_owned()
+    };
     Error::config(format!(
         "ltc: variant `{name}` is for wirings in which some of the {} neurons have no synapses from others and are read by \
-         neurons that others read, of which there are {threads} at most, with some {} synapses among themselves; on devices whose \
-         shared memory has room for tiles of their states; without mixed memory, gradients of single samples, kept unfolds and empty \
+         neurons that others read, of which there are {threads} at most, with some {} synapses among themselves; on devices {room}; \
+         without mixed memory, gradients of single samples, kept unfolds and empty \
          batches",
         p.hidden,
         slots * threads

@@ -391,7 +391,10 @@ fn nearly_acyclic_wirings_go_level_by_level() {
     };
     let chosen = |p: &Ltc| choose(p, &DeviceProps::SM_90, None).unwrap();
     let (small, large) = (chosen(&wired(128, 64, 256)), chosen(&wired(32, 8, 1024)));
-    assert!(small.recurrence.is_some_and(|h| h.lone) && small.levels.is_none() && small.levels_adjoint.is_some());
+    assert!(small.levels.is_some_and(|l| l.row.is_some()) && small.levels_adjoint.is_some(), "{small}");
+    assert!(small.recurrence.is_none() && small.to_string().contains("levels in a block: threads=640"), "{small}");
+    let short = chosen(&wired(128, 8, 256));
+    assert!(short.recurrence.is_some_and(|h| h.lone) && short.levels.is_none(), "{short}");
     assert!(large.levels.is_some() && large.levels_adjoint.is_some() && large.grid.is_none(), "{large}");
     assert!(large.to_string().contains("levels: steps=8") && large.to_string().contains("its adjoint"), "{large}");
     // Chunks are as long as their scratch is small.
@@ -403,7 +406,10 @@ fn nearly_acyclic_wirings_go_level_by_level() {
     let asked = |p: &Ltc, name| choose(p, &DeviceProps::SM_90, Some(name));
     assert!(asked(&wired(3, 2, 256), "levelst2").is_err_and(|e| e.to_string().contains("kept unfolds")));
     let rebuilt = Ltc { save: Save::Recompute, ..wired(3, 9, 256) };
-    assert!(asked(&rebuilt, "levelst2").unwrap().levels.is_some_and(|l| l.steps == 2));
+    assert!(asked(&rebuilt, "levelst2").unwrap().levels.is_some_and(|l| l.steps == 2 && l.row.is_none()));
+    assert!(asked(&rebuilt, "levelsrowt2").unwrap().levels.is_some_and(|l| l.steps == 2 && l.row.is_some()));
+    let wide = Ltc { save: Save::Recompute, ..wired(3, 9, 512) };
+    assert!(asked(&wide, "levelsrow").is_err_and(|e| e.to_string().contains("shared memory")));
     assert!(asked(&problem(3, 2, 5, 40), "levels").unwrap_err().to_string().contains("without mixed memory"));
     assert!(asked(&Ltc { batch: 0, ..rebuilt.clone() }, "levels").unwrap_err().to_string().contains("empty"));
     // Where shared memory has room for it.
@@ -412,7 +418,7 @@ fn nearly_acyclic_wirings_go_level_by_level() {
         assert_eq!(choose(&rebuilt, &props, Some("levels")).is_ok(), room, "{}", props.arch());
     }
     // Few rows, or few synapses, have kernels that are sooner.
-    let some = [(32, 64, 256), (256, 64, 64), (256, 64, 128)]
+    let some = [(1, 32, 256), (256, 64, 64), (32, 32, 128)]
         .map(|(b, t, h)| chosen(&Ltc { save: Save::Recompute, ..wired(b, t, h) }));
     assert!(some.iter().all(|c| c.levels.is_none() && c.levels_adjoint.is_none()), "{some:?}");
 }
