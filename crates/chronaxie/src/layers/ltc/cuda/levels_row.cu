@@ -71,9 +71,12 @@ struct Gates {
   }
   // Both sums of this warp's targets, of a tile; to [targets, kTileRows].
   __device__ __forceinline__ void sums(const float* tile, float2* to, int lane) const {
+    // A unit is read while the one before it is summed.
+    int4 next = mine.y > 0 ? units[mine.x] : make_int4(0, 0, 0, 0);
 #pragma unroll 1
     for (int n = mine.x; n < mine.x + mine.y; n++) {
-      const int4 unit = units[n];
+      const int4 unit = next;
+      if (n + 1 < mine.x + mine.y) next = units[n + 1];
       const float2 begin = constant[unit.z];
       float num[2] = {begin.x, begin.x}, den[2] = {begin.y, begin.y};
       tile_sums(synapses, from, unit, tile, lane, num, den);
@@ -176,8 +179,10 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
       const bool has_sinks = sinks > 0 && before >= 0 && before < count;
       if (has_sinks) {
         const float* const from = states_of(before, 0);
-        for (int r = warp; r < kTileRows; r += kWorkingWarps)
-          for (int d = lane; d < read; d += 32) copy_ahead<4>(read_tile + in_tile(d, r), from + (r * read + d));
+        for (int d = lane; d < read; d += 32)
+#pragma unroll
+          for (int q = 0; q < kTileRows / kWorkingWarps; q++)
+            copy_ahead<4>(read_tile + (in_tile(d, warp) + kWorkingWarps * q), from + ((warp + kWorkingWarps * q) * read + d));
       }
       if (n < count) {
         const Tile t = tile_of(n, tiles, all);

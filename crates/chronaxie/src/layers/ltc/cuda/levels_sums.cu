@@ -42,13 +42,21 @@ ltc_state_sums(Schedule schedule, const float* __restrict__ u, int pitch,  // [r
   float2* const stage = constant + width;
   auto read = [&](i64 first, int half) {
     float* const tile = tiles + half * inputs * kTileRows;
-    for (int r = warp; r < kTileRows; r += kWarps)
-      for (int d = lane; d < inputs; d += 32) {
-        if (first + r < rows)
-          copy_ahead<4>(tile + in_tile(d, r), u + ((first + r) * pitch + d));
+    // A warp has a row of each quarter, so that addresses are kWarps rows apart.
+    static_assert(kWarps == 16, "rows of the same place in each quarter");
+    const int there = (int)min(rows - first, (i64)kTileRows);
+    const float* const from = u + (first + warp) * pitch;
+#pragma unroll 2
+    for (int d = lane; d < inputs; d += 32) {
+      float* const to = tile + in_tile(d, warp);
+#pragma unroll
+      for (int q = 0; q < kTileRows / kWarps; q++) {
+        if (warp + kWarps * q < there)
+          copy_ahead<4>(to + kWarps * q, from + (kWarps * q * (i64)pitch + d));
         else
-          tile[in_tile(d, r)] = 0.0f;
+          to[kWarps * q] = 0.0f;
       }
+    }
   };
   i64 first = (i64)worker * kTileRows;
   const i64 stride = (i64)workers * kTileRows;
@@ -72,9 +80,11 @@ ltc_state_sums(Schedule schedule, const float* __restrict__ u, int pitch,  // [r
     copies_here();
     __syncthreads();
     if (more && two) read(first + stride, 1 - half);
+    int4 next = mine.y > 0 ? units[mine.x] : make_int4(0, 0, 0, 0);
 #pragma unroll 1
     for (int n = mine.x; n < mine.x + mine.y; n++) {
-      const int4 unit = units[n];
+      const int4 unit = next;
+      if (n + 1 < mine.x + mine.y) next = units[n + 1];
       const float2 begin = constant[unit.z];
       float num[2] = {begin.x, begin.x}, den[2] = {begin.y, begin.y};
       tile_sums(synapses, from, unit, tiles + half * inputs * kTileRows, lane, num, den);
