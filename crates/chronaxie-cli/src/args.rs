@@ -362,7 +362,7 @@ pub(crate) struct Simulate {
     /// The folder of the run, new or empty [default: runs/<configuration>-<moment>]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Model time between checkpoints, besides those at the end and at Ctrl-C
+    /// Model time between checkpoints, besides those at the end and where Ctrl-C, SIGTERM or SIGHUP stop it
     #[arg(long, value_name = "MS", allow_hyphen_values = true, value_parser = span)]
     pub checkpoint_every: Option<String>,
     /// Go on from a checkpoint: its file, or the folder of its run, which goes on there

@@ -1,7 +1,7 @@
 //! The command line of chronaxie: one file a subcommand. The Python wheel's script calls [`run`] too.
 //!
 //! Results go to standard output; progress, logs and errors to standard error. Exit codes: 0; 1 something failed; 2
-//! usage or input; 130 interrupted. A closed pipe ends a command in silence.
+//! usage or input; 130 interrupted, 143 by SIGTERM, 129 by SIGHUP. A closed pipe ends a command in silence.
 
 mod analyze;
 mod args;
@@ -17,6 +17,7 @@ mod predict;
 mod profile;
 mod progress;
 mod select;
+mod signals;
 mod simulate;
 mod train;
 mod version;
@@ -24,7 +25,7 @@ mod version;
 use args::{Cli, Command};
 use chronaxie::bench::{Provenance, date_utc};
 use chronaxie::cuda::nvrtc;
-use chronaxie::{Error, log, pool};
+use chronaxie::{Error, ErrorKind, log, pool};
 use clap::{CommandFactory, Parser};
 use output::Out;
 use std::ffi::OsString;
@@ -67,10 +68,16 @@ where
     match dispatch(&cli) {
         Ok(()) | Err(Stop::ClosedPipe) => 0,
         Err(Stop::Failed) => 1,
-        Err(Stop::Error(e)) => {
-            output::error_line(&e);
-            e.exit_code()
-        }
+        Err(Stop::Error(e)) => match signals::ended_by().filter(|_| e.kind() == &ErrorKind::Interrupted) {
+            Some((signal, name)) => {
+                output::error_line(&e.context(name));
+                128 + signal
+            }
+            None => {
+                output::error_line(&e);
+                e.exit_code()
+            }
+        },
     }
 }
 

@@ -1,30 +1,16 @@
 //! Progress on standard error: a bar on a terminal; elsewhere a line when work begins and one every ten seconds.
 
+use crate::signals;
 use chronaxie::log;
 use chronaxie::progress::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a line is printed where there is no terminal.
 const EVERY: Duration = Duration::from_secs(10);
-
-static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
-
-/// Lets the first Ctrl-C ask the work to stop, and the second end the process.
-fn watch_interrupts() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        // A host that has a handler of its own (Python) keeps it; then Ctrl-C is its business.
-        let _ = ctrlc::try_set_handler(|| {
-            if INTERRUPTS.fetch_add(1, Ordering::Relaxed) > 0 {
-                std::process::exit(130);
-            }
-        });
-    });
-}
 
 struct State {
     task: String,
@@ -45,7 +31,7 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn new(quiet: bool) -> Self {
-        watch_interrupts();
+        signals::watch_interrupts();
         let on_terminal = std::io::stderr().is_terminal() && !quiet;
         let target = if on_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target);
@@ -61,6 +47,11 @@ impl Terminal {
         let now = Instant::now();
         let state = Mutex::new(State { task: String::new(), total: 0, since: now, printed: now });
         Self { quiet, bar, on_terminal, state, stop: Arc::default() }
+    }
+    /// Of a run that can go on later: SIGTERM and SIGHUP stop it as Ctrl-C does.
+    pub(crate) fn of_run(quiet: bool) -> Self {
+        signals::watch_ends();
+        Self::new(quiet)
     }
     /// Runs `print` with the bar out of the way.
     pub(crate) fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
@@ -111,6 +102,6 @@ impl Progress for Terminal {
         self.say(line);
     }
     fn interrupted(&self) -> bool {
-        INTERRUPTS.load(Ordering::Relaxed) > 0 || self.stop.load(Ordering::Relaxed)
+        signals::asked() || self.stop.load(Ordering::Relaxed)
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     }
     if let (Some(part @ 1..), Some(of), Some(place)) = (args.part, args.of, &args.join) {
         let on = (args.backend.parse::<Backend>()?, args.gpus.map(|n| n as usize), args.transport.parse()?);
-        return Ok(join(&config, part as usize, of as usize, place, on, &Terminal::new(common.quiet))?);
+        return Ok(join(&config, part as usize, of as usize, place, on, &Terminal::of_run(common.quiet))?);
     }
     let mut options = match &args.resume {
         Some(path) => RunOptions::resume_from(path)?,
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Simulate, common: &Common, out: &mut Out) -> Outcome {
     }
     options.replicas = replicas(&args.side, &config)?;
     options.provenance = provenance();
-    let report = simulate(&config, &options, &Terminal::new(common.quiet))?;
+    let report = simulate(&config, &options, &Terminal::of_run(common.quiet))?;
     if !is_stdout(json) {
         rows(&report)
             .iter()

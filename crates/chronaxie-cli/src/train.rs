@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Train, common: &Common, out: &mut Out) -> Outcome {
         .resume(args.resume)
         .arguments(std::env::args().collect())
         .provenance(provenance());
-    let report = train(&config, &options, &Terminal::new(common.quiet))?;
+    let report = train(&config, &options, &Terminal::of_run(common.quiet))?;
     match json {
         // The object is what a run ends with; a file gets it besides.
         None => write_json(Some("-".as_ref()), &report, out),

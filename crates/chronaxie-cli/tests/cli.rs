@@ -399,29 +399,33 @@ fn a_configuration_is_printed_as_resolved_and_mistakes_are_named() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_run_ends_with_130_and_says_so() {
+fn an_interrupted_run_ends_with_its_signals_code_and_says_so() {
     use std::io::{BufRead, BufReader};
-    let (folder, config) = tiny_run("interrupt");
-    let run_folder = folder.join("run");
-    let out = run_folder.to_str().expect("UTF-8");
-    let arguments = ["train", &config, "--backend", "cpu", "--out", out, "--set", "train.epochs=1000000"];
-    // A child of something that ignores the signal (nohup, a job in the background) ignores it, too, as it should: so it is
-    // started by something that resets it.
-    let plain = command(&arguments);
-    let mut c = Command::new("python3");
-    let reset =
-        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])";
-    c.args(["-c", reset]).arg(plain.get_program()).args(plain.get_args()).stdin(Stdio::null());
-    let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
-    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
-    assert!(lines.any(|l| l.starts_with("epoch ")), "it trains");
-    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
-    assert!(kill.is_ok_and(|s| s.success()));
-    let rest: Vec<String> = lines.collect();
-    assert_eq!(child.wait().expect("it ends").code(), Some(130), "{rest:?}");
-    assert!(rest.last().is_some_and(|l| l.starts_with("error: ") && l.contains("interrupted")), "{rest:?}");
+    for (signal, code, says) in
+        [("INT", 130, "error: train: interrupted"), ("TERM", 143, "error: SIGTERM: train: interrupted")]
+    {
+        let (folder, config) = tiny_run(&format!("interrupt-{signal}"));
+        let run_folder = folder.join("run");
+        let out = run_folder.to_str().expect("UTF-8");
+        let arguments = ["train", &config, "--backend", "cpu", "--out", out, "--set", "train.epochs=1000000"];
+        // A child of something that ignores the signal (nohup, a job in the background) ignores it, too, as it should: so it is
+        // started by something that resets it.
+        let plain = command(&arguments);
+        let mut c = Command::new("python3");
+        let reset =
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])";
+        c.args(["-c", reset]).arg(plain.get_program()).args(plain.get_args()).stdin(Stdio::null());
+        let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+        assert!(lines.any(|l| l.starts_with("epoch ")), "it trains");
+        let kill = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
+        assert!(kill.is_ok_and(|s| s.success()));
+        let rest: Vec<String> = lines.collect();
+        assert_eq!(child.wait().expect("it ends").code(), Some(code), "{rest:?}");
+        assert!(rest.last().is_some_and(|l| l.starts_with(says) && l.contains("go on with --resume")), "{rest:?}");
 
-    let state = parse(&std::fs::read_to_string(run_folder.join("run.json")).expect("run.json is there"));
-    assert_eq!(state["status"], "interrupted", "{state}");
-    std::fs::remove_dir_all(&folder).expect("the folder can be removed");
+        let state = parse(&std::fs::read_to_string(run_folder.join("run.json")).expect("run.json is there"));
+        assert_eq!(state["status"], "interrupted", "{state}");
+        std::fs::remove_dir_all(&folder).expect("the folder can be removed");
+    }
 }

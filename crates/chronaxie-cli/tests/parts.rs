@@ -147,6 +147,37 @@ fn a_part_that_dies_ends_the_run_and_leaves_the_checkpoint() {
     std::fs::remove_dir_all(out).unwrap();
 }
 
+/// A signal to all processes of a run, as schedulers send it: part 0 stops them in order, and the run goes on.
+#[cfg(unix)]
+#[test]
+fn the_end_of_a_job_stops_all_parts_in_order() {
+    use std::os::unix::process::CommandExt;
+    let out = scratch("ended");
+    let long = [&BASE[..], &["1", "--out", &out, "--parts", "3", "--duration", "1000s"]].concat();
+    let mut child = command(&long).process_group(0).spawn().unwrap();
+    let (_, mut err) = until(&mut child, "built ");
+    std::thread::sleep(Duration::from_millis(50));
+    let group = format!("-{}", child.id());
+    for _ in 0..2 {
+        assert!(Command::new("kill").args(["-TERM", "--", &group]).status().unwrap().success());
+    }
+    let status = child.wait().unwrap();
+    let mut said = String::new();
+    err.read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(143), "{said}");
+    let line = said.trim();
+    assert!(line.starts_with("error: SIGTERM: simulate: interrupted at ") && !line.contains('\n'), "{said}");
+    let at: f64 = line.split("interrupted at ").nth(1).and_then(|l| l.split(' ').next()).unwrap().parse().unwrap();
+    let until = format!("{}", at + 20.0);
+    let on = chronaxie(&[&BASE[..], &["1", "--duration", &until, "--resume", &out, "--parts", "2"]].concat());
+    let whole = scratch("ended-whole");
+    let alone = chronaxie(&[&BASE[..], &["1", "--duration", &until, "--out", &whole, "--record", "none"]].concat());
+    assert_eq!(report(&on)["spikes_sha256"], report(&alone)["spikes_sha256"]);
+    for folder in [out, whole] {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
 /// Parts that are begun one by one: the same spikes; another seed is another network.
 #[test]
 fn parts_join_by_themselves_where_they_have_the_same_network() {

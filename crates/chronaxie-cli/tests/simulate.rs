@@ -73,6 +73,61 @@ fn a_run_ends_with_the_promised_object_and_goes_on_from_its_checkpoint() {
     }
 }
 
+/// The end of a job and of a terminal stop a run as Ctrl-C does: a sentence, a code of their own, whatever was recorded, and a
+/// checkpoint that goes on to the same spikes; what `nohup` has begun does not hear of the terminal's.
+#[cfg(unix)]
+#[test]
+fn the_end_of_a_job_or_a_terminal_stops_a_run_in_order() {
+    use std::io::{BufRead, BufReader};
+    let base =
+        ["simulate", EXAMPLE, "--scale", "0.01", "--set", "simulation.discard=0", "--backend", "cpu", "--threads", "1"];
+    for (signals, ignored, code, name) in [
+        (&["TERM", "TERM"][..], "", 143, "SIGTERM"),
+        (&["HUP"], "", 129, "SIGHUP"),
+        (&["HUP", "TERM"], "HUP", 143, "SIGTERM"),
+    ] {
+        let out = scratch(&format!("end-{}", signals.join("-")));
+        let folder = out.to_str().unwrap();
+        let own = [&base[..], &["--duration", "1000s", "--out", folder]].concat();
+        // What a shell ignores, its children ignore; what a test's parent ignores must not matter.
+        let reset = format!(
+            "import os, signal, sys\nfor s in 'TERM', 'HUP': signal.signal(getattr(signal, 'SIG' + s), \
+             signal.SIG_IGN if s == '{ignored}' else signal.SIG_DFL)\nos.execv(sys.argv[1], sys.argv[1:])"
+        );
+        let mut c = Command::new("python3");
+        c.args(["-c", &reset, env!("CARGO_BIN_EXE_chronaxie")]).args(&own).stdin(Stdio::null());
+        let mut child = c.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|l| l.starts_with("built ")), "it begins");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        for signal in signals {
+            assert!(
+                Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success()
+            );
+        }
+        let rest: Vec<String> = lines.collect();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signals:?}: {rest:?}");
+        let says = rest.last().unwrap();
+        assert!(says.starts_with(&format!("error: {name}: simulate: interrupted at ")), "{says}");
+        assert!(says.ends_with(&format!("go on with --resume {folder}")), "{says}");
+        let state: Value = serde_json::from_slice(&std::fs::read(out.join("run.json")).unwrap()).unwrap();
+        assert_eq!(state["status"], "interrupted", "{state}");
+        assert!(out.join("spikes.npz").is_file());
+        let at: f64 = says.split("interrupted at ").nth(1).and_then(|l| l.split(' ').next()).unwrap().parse().unwrap();
+        let until = format!("{}", at + 20.0);
+        let hash = |more: &[&str]| {
+            let o = chronaxie(&[&base[..], &["--duration", &until], more].concat());
+            assert!(o.status.success(), "{}", text(&o.stderr));
+            serde_json::from_slice::<Value>(&o.stdout).unwrap()["spikes_sha256"].clone()
+        };
+        let whole = scratch("end-whole");
+        assert_eq!(hash(&["--resume", folder]), hash(&["--out", whole.to_str().unwrap(), "--record", "none"]));
+        for folder in [out, whole] {
+            std::fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}
+
 #[test]
 fn the_resolved_configuration_has_the_flags_in_it() {
     let o =
