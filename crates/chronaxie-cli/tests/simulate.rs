@@ -128,6 +128,57 @@ fn the_end_of_a_job_or_a_terminal_stops_a_run_in_order() {
     }
 }
 
+/// A disk without room, as a limit of files' sizes has it: a sentence and a code, `run.json` says so, nothing is left half
+/// written, and the last checkpoint goes on to the files of a run that never met it.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_ends_a_run_with_what_it_has() {
+    // More is sent than the microcircuit's cells get, so that the disk is full soon.
+    let base = ["simulate", EXAMPLE, "--scale", "0.02", "--set", "simulation.discard=0", "--set", "drive.0.rate=10"];
+    let base = [&base[..], &["--backend", "cpu", "--threads", "1"]].concat();
+    let out = scratch("full");
+    let folder = out.to_str().unwrap();
+    let own = [&base[..], &["--duration", "100s", "--checkpoint-every", "20", "--out", folder]].concat();
+    // 32 KiB, some 2,700 spikes of 12 bytes; the signal of the limit is ignored, so that the write fails.
+    let mut c = Command::new("sh");
+    c.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_chronaxie")]).args(&own);
+    let o = c.stdin(Stdio::null()).output().unwrap();
+    let said = text(&o.stderr);
+    assert_eq!((o.status.code(), text(&o.stdout)), (Some(2), ""), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with(&format!("error: cannot write {folder}/checkpoint/spikes.log: File too large")), "{said}");
+    let record: Value = serde_json::from_slice(&std::fs::read(out.join("run.json")).unwrap()).unwrap();
+    assert_eq!(record["status"], "failed", "{record}");
+    assert!(last.ends_with(record["error"].as_str().unwrap()), "{record}");
+    let log = std::fs::metadata(out.join("checkpoint/spikes.log")).unwrap().len();
+    assert!(log.is_multiple_of(12) && log > 25_000, "{log} bytes");
+    for place in [&out, &out.join("checkpoint")] {
+        let files = std::fs::read_dir(place).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
+        let halves: Vec<String> = files.filter(|name| name.ends_with(".part")).collect();
+        assert!(halves.is_empty(), "{halves:?}");
+    }
+    // To the end of the 20 ms after the last checkpoint, and beyond.
+    let over = chronaxie(&[&base[..], &["--duration", "1", "--resume", folder]].concat());
+    let at = text(&over.stderr).split("the run is at ").nth(1).and_then(|l| l.split(' ').next()).unwrap();
+    let duration = format!("{}", at.parse::<f64>().unwrap() + 50.0);
+    let until = |more: &[&str]| {
+        let o = chronaxie(&[&base[..], &["--duration", &duration], more].concat());
+        assert!(o.status.success(), "{}", text(&o.stderr));
+        (serde_json::from_slice::<Value>(&o.stdout).unwrap()["spikes_sha256"].clone(), text(&o.stderr).to_owned())
+    };
+    let whole = scratch("full-whole");
+    let (want, _) = until(&["--out", whole.to_str().unwrap()]);
+    let (got, said) = until(&["--resume", folder]);
+    assert!(said.contains("resumed at ") && !said.contains("resumed at 0.0"), "{said}");
+    assert_eq!(got, want);
+    for file in ["spikes.npz", "spikes.parquet", "checkpoint/spikes.log", "checkpoint/state.bin"] {
+        assert!(std::fs::read(out.join(file)).unwrap() == std::fs::read(whole.join(file)).unwrap(), "{file}");
+    }
+    for folder in [out, whole] {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
 #[test]
 fn the_resolved_configuration_has_the_flags_in_it() {
     let o =
