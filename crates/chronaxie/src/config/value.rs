@@ -90,6 +90,13 @@ pub(crate) fn quote(text: &str) -> String {
     }
 }
 
+/// A number as messages write it: 1e300 without its zeros.
+pub(crate) fn short(x: f64) -> String {
+    const LONGEST: usize = 20;
+    let all = x.to_string();
+    if all.len() <= LONGEST { all } else { format!("{x:e}") }
+}
+
 /// The value as TOML on one line.
 pub(super) fn literal(value: &Value) -> String {
     match value {

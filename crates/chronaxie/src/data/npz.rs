@@ -1,4 +1,4 @@
-//! NumPy's `.npz`: named arrays in a ZIP archive, read whole and written as a stream.
+//! NumPy's `.npz`: named arrays in a ZIP archive, read whole and written as a stream; `.npy`: one of them, read.
 //!
 //! Read: stored or deflated members, little-endian booleans, integers and floats, in C order. Written: stored, below 4 GiB
 //! a member and in all. Nothing that a file holds makes it panic or ask for more memory than its own size allows.
@@ -42,6 +42,14 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Vec<(String, Array)>> {
 /// As [`parse`].
 pub fn parse_some(bytes: &[u8], path: &Path, names: &[&str]) -> Result<Vec<(String, Array)>> {
     some(bytes, path, names, array)
+}
+
+/// The array of an `.npy` file.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_one(bytes: &[u8], path: &Path) -> Result<Array> {
+    array(bytes).map_err(|what| Error::data(path, None, what))
 }
 
 /// A list of words (NumPy's `<U`), if a file has one of this name.

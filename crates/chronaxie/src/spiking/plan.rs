@@ -6,6 +6,7 @@ use super::draws::{Purpose, Stream};
 use super::models::{Kind, Model};
 use super::network::{Codes, Delay, Distribution, DriveKind, Key, Network, Projection, Rule};
 use super::plasticity::fixed::Learning;
+use crate::config::short;
 use crate::{Error, ErrorKind, Result};
 
 pub use super::drives::{PoissonTable, poisson_thresholds};
@@ -245,14 +246,19 @@ impl Plan {
 
     fn quantisation_of(&self, i: usize) -> Quantisation {
         let p = &self.network.projections[i];
-        let mean = match &p.rule {
-            Rule::Edges(edges) => edges.iter().map(|e| f64::from(e.weight)).sum::<f64>() / edges.len().max(1) as f64,
-            _ => p.weight.mean(),
+        let (mean, size) = match &p.rule {
+            Rule::Edges(edges) => {
+                let mean = |of: fn(f32) -> f32| {
+                    edges.iter().map(|e| f64::from(of(e.weight))).sum::<f64>() / edges.len().max(1) as f64
+                };
+                (mean(|w| w), mean(f32::abs))
+            }
+            _ => (p.weight.mean(), p.weight.mean().abs()),
         };
         let unit = self.units[p.target][self.port(p.target, mean < 0.0)];
         let constant = p.weight.constant().filter(|_| !matches!(p.rule, Rule::Edges(_)));
         let largest_error = constant.map_or(unit / 2.0, |w| ((w / unit).round() * unit - w).abs());
-        let relative_error = if mean != 0.0 { largest_error / mean.abs() } else { 0.0 };
+        let relative_error = if size != 0.0 { largest_error / size } else { 0.0 };
         Quantisation { projection: self.label(i), unit, largest_error, relative_error }
     }
 
@@ -298,6 +304,21 @@ impl Plan {
         let like = (0..index).find(|i| self.network.projections[*i].delay == p.delay);
         let like = like.and_then(|i| self.efficacies[i].delay.clone());
         let delay = match p.delay {
+            let (mut size, mut error) = (0.0, 0.0);
+            for w in edges.iter().map(|e| f64::from(e.weight)) {
+                let unit = self.units[p.target][self.port(p.target, w < 0.0)];
+                size += w.abs();
+                error += ((w / unit).round() * unit - w).abs();
+            }
+            if error > 0.01 * size {
+                return refuse(format!(
+                    "weights of {} on average are wrong by {:.1} %, since the largest weight into the same port sets their unit; make \
+                     the weights of {} more alike",
+                    short(size / edges.len() as f64),
+                    100.0 * error / size,
+                    targets.name
+                ));
+            }
             Delay::Drawn(_) if like.is_some() => like,
             Delay::Drawn(d) => {
                 if let Some(problem) = d.problem() {

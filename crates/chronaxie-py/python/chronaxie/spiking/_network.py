@@ -278,16 +278,27 @@ class Network:
         section.update({k: _plain(v, f"{label}.{k}") for k, v in options.items() if v is not None})
         self._list("projection").append(section)
 
-    def drive(self, target: str | Sequence[str], kind: str = "poisson", **options: Any) -> None:
+    def drive(self, target: str | Sequence[str], kind: str = "poisson", *, frames: Any = None, **options: Any) -> None:
         """Input from outside.
 
         Args:
             target: a population, or a list of them; then a number may be a list.
             kind: ``poisson``, each cell's own arrivals of ``weight`` at ``rate`` Hz from each of ``sources`` (1), from
-                ``start`` to ``stop`` ms; or ``dc``, the ``current``.
+                ``start`` to ``stop`` ms; ``dc``, the ``current``; or ``frames``, input from a sense.
+            frames: of that kind: ``[cell]`` or ``[frame, cell]``, or with ``axes`` (``"xy"``) ``[x, y]`` or ``[frame, x, y]``,
+                whose element ``[i, j]`` goes to the cells at x = ``origin[0]`` + i, y = ``origin[1]`` + j (origin: zeros), of
+                ``layer`` (``{"z": 0}``) alone if that is given. Each frame is shown for ``hold`` ms, from ``start`` (0) on, all
+                of them ``repeat`` (1) times, and felt ``delay`` ms (a step) later; a value adds ``weight`` times itself in each
+                step, in the unit of the model. They are cells of a population ``TARGET frames``.
             options: those.
         """
         section = {"target": _plain(target, "target"), "kind": kind}
+        if frames is not None:
+            array = np.asarray(frames)
+            if array.dtype.kind not in "biuf":
+                raise ShapeError(f"network: drive of {target}: frames are an array of {array.dtype}, not of numbers")
+            section["file"] = self._table(f"frames of {target}", {"frames": array.reshape(-1)})
+            options = {"shape": list(array.shape), **options}
         section.update({k: _plain(v, f"drive of {target}.{k}") for k, v in options.items() if v is not None})
         self._list("drive").append(section)
 

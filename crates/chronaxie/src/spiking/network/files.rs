@@ -3,6 +3,7 @@
 use super::Edge;
 use super::distribution::beyond_single;
 use crate::config::{Config, Section};
+use crate::data::npz::Array;
 use crate::spiking::models::{Initial, Model};
 use crate::spiking::record::columns;
 use crate::{Error, Result};
@@ -57,6 +58,18 @@ impl Files {
             return Err(refuse(format!("{} have the lengths {lens:?}", names.join(", "))));
         }
         Ok(found)
+    }
+    /// An array of any shape, all values finite: `name` of an `.npz` file, the only one of an `.npy` file, the rows of a `.csv`
+    /// file without a heading; arrays that are handed over have one dimension.
+    ///
+    /// # Errors
+    /// `Io` and `Data`, with the line where there is one.
+    pub fn array(&self, file: &Path, name: &str) -> Result<Array> {
+        if self.arrays.contains_key(file) {
+            let [values] = self.columns(file, [name])?;
+            return Ok(Array { shape: vec![values.len()], values });
+        }
+        columns::array(&self.folder.join(file), name)
     }
 }
 

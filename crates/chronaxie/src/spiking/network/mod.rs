@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 pub mod distribution;
 pub mod files;
+mod frames;
 pub mod original;
 pub mod original_plasticity;
 pub mod place;

@@ -34,7 +34,7 @@
 //!
 //! [[drive]]
 //! target = "E"
-//! kind = "poisson"
+//! kind = "poisson"             # or "dc" (current), or "frames" (input from a sense; see frames.rs)
 //! rate = 8.0                   # Hz of a source
 //! sources = 1000
 //! weight = 40.0
@@ -47,6 +47,7 @@
 //! ```
 
 use super::files::{Files, edges, given, places};
+use super::frames::frames;
 use super::place::Box4;
 use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage};
 use crate::Result;
@@ -215,7 +216,7 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
     }
     for section in config.tables("drive")? {
         let use_it = chosen(&section)?;
-        drives(&section, &mut network, use_it)?;
+        drives(&section, &mut network, files, use_it)?;
     }
     if !variant.is_empty() && !variants.contains(&variant) {
         variants.sort();
@@ -542,9 +543,15 @@ fn read_delay(section: &Section<'_>) -> Result<Delay> {
     }))
 }
 
-fn drives(section: &Section<'_>, network: &mut Network, use_it: bool) -> Result<()> {
+fn drives(section: &Section<'_>, network: &mut Network, files: &Files, use_it: bool) -> Result<()> {
     let targets = named(section, "target", network)?;
-    let kind = section.choice("kind", &["poisson", "dc"], "poisson")?;
+    let kind = section.choice("kind", &["poisson", "dc", "frames"], "poisson")?;
+    if kind == "frames" {
+        let &[target] = targets.as_slice() else {
+            return Err(section.refuse("target", "must be one population: frames are of its cells"));
+        };
+        return frames(section, target, network, files, use_it);
+    }
     let mut push = |target: usize, kind: DriveKind| {
         if use_it {
             network.drives.push(Drive { target, kind });

@@ -34,7 +34,7 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
             Rule::Total { count, .. } => count as f64 / targets,
             Rule::Distance { .. } | Rule::Edges(_) => {
                 return Err(Error::config(
-                    "simulation.scale: a network with edge lists or distance rules has no smaller form",
+                    "simulation.scale: a network with edge lists, frames or distance rules has no smaller form",
                 ));
             }
         };

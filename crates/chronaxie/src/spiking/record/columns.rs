@@ -1,6 +1,6 @@
 //! Columns of numbers from `.npz`, `.parquet` and `.csv` files: edge lists and spikes.
 
-use crate::data::npz;
+use crate::data::npz::{self, Array};
 use crate::data::parquet::Table;
 use crate::{Error, Result};
 use std::path::Path;
@@ -101,6 +101,60 @@ pub fn from_csv<const N: usize>(bytes: &[u8], path: &Path, names: [&str; N]) -> 
         }
     }
     Ok(columns)
+}
+
+/// An array of any shape, all values finite: `name` of an `.npz` file, the only one of an `.npy` file, or the rows of a `.csv`
+/// file without a heading.
+///
+/// # Errors
+/// `Io` and `Data`, with the line where there is one.
+pub fn array(path: &Path, name: &str) -> Result<Array> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, &e))?;
+    let (array, name) = match path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase).as_deref() {
+        Some("npz") => {
+            let mut all = npz::parse(&bytes, path)?;
+            let Some(at) = all.iter().position(|(n, _)| n == name) else {
+                let there: Vec<&str> = all.iter().map(|(n, _)| n.as_str()).collect();
+                return Err(Error::data(
+                    path,
+                    None,
+                    format!("there is no array {name}; there are: {}", there.join(", ")),
+                ));
+            };
+            (all.swap_remove(at).1, name)
+        }
+        Some("npy") => (npz::parse_one(&bytes, path)?, "the array"),
+        Some("csv") => return rows_of_csv(&bytes, path),
+        _ => return Err(Error::data(path, None, "the name ends in none of .npz, .npy and .csv")),
+    };
+    match array.values.iter().position(|x| !x.is_finite()) {
+        Some(at) => Err(Error::data(path, None, format!("number {at} of {name} is {}", array.values[at]))),
+        None => Ok(array),
+    }
+}
+
+fn rows_of_csv(bytes: &[u8], path: &Path) -> Result<Array> {
+    let mut reader =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).has_headers(false).from_reader(bytes);
+    let refuse = |line: Option<u64>, what: String| Error::data(path, line.map(|l| l as usize), what);
+    let (mut values, mut width, mut rows) = (Vec::new(), 0, 0);
+    for record in reader.records() {
+        let record = record.map_err(|e| refuse(e.position().map(csv::Position::line), reason(&e)))?;
+        let line = record.position().map(csv::Position::line);
+        if rows == 0 {
+            width = record.len();
+        } else if record.len() != width {
+            return Err(refuse(line, format!("{} numbers after rows of {width}", record.len())));
+        }
+        rows += 1;
+        for word in &record {
+            match word.parse::<f64>() {
+                Ok(x) if x.is_finite() => values.push(x),
+                _ => return Err(refuse(line, format!("{} is no finite number", crate::config::quote(word)))),
+            }
+        }
+    }
+    Ok(Array { shape: vec![rows, width], values })
 }
 
 fn reason(e: &csv::Error) -> String {
