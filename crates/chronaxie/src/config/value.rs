@@ -68,7 +68,7 @@ impl fmt::Display for Value {
         match self {
             Value::Boolean(value) => write!(f, "{value}"),
             Value::Integer(value) => write!(f, "the number {value}"),
-            Value::Float(value) => write!(f, "the number {value}"),
+            Value::Float(value) => write!(f, "the number {}", short(*value)),
             Value::String(value) => write!(f, "the string {}", quote(value)),
             Value::Datetime(value) => write!(f, "the date or time {value}"),
             Value::Array(values) => match values.as_slice() {

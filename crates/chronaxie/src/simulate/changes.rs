@@ -5,6 +5,7 @@
 //! values u32, f64s | the bytes of a checkpoint | 32 bytes SHA-256 of all before
 //! ```
 
+use crate::config::short;
 use crate::spiking::Network;
 use crate::spiking::models::Kind;
 use crate::spiking::network::DriveKind;
@@ -135,10 +136,16 @@ fn set_drive(network: &mut Network, index: usize, values: &[f64]) -> Result<()> 
         DriveKind::Poisson { rate_hz, .. } if value >= 0.0 && value.is_finite() => *rate_hz = value,
         DriveKind::Dc { current } if value.is_finite() => *current = value,
         DriveKind::Poisson { .. } => {
-            return Err(Error::config(format!("drive of {name}: a rate of {value} Hz must be finite and at least 0")));
+            return Err(Error::config(format!(
+                "drive of {name}: a rate of {value} Hz must be finite and at least 0",
+                value = short(value)
+            )));
         }
         DriveKind::Dc { .. } => {
-            return Err(Error::config(format!("drive of {name}: a current of {value} must be finite")));
+            return Err(Error::config(format!(
+                "drive of {name}: a current of {value} must be finite",
+                value = short(value)
+            )));
         }
     }
     Ok(())

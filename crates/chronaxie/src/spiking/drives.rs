@@ -3,6 +3,7 @@
 use super::math;
 use super::network::{DriveKind, Key};
 use super::plan::Plan;
+use crate::config::short;
 use crate::{Error, Result};
 
 /// Arrivals of a Poisson drive in a step: as many as there are thresholds that 32 uniform bits reach.
@@ -34,12 +35,17 @@ impl Plan {
                 DriveKind::Poisson { rate_hz, weight, start_ms, stop_ms } => {
                     let mean = rate_hz * dt * 1e-3;
                     if !(mean >= 0.0 && weight.is_finite()) {
-                        return refuse(format!("a rate of {rate_hz} Hz and a weight of {weight} make no drive"));
+                        return refuse(format!(
+                            "a rate of {rate_hz} Hz and a weight of {weight} make no drive",
+                            rate_hz = short(rate_hz),
+                            weight = short(weight)
+                        ));
                     }
                     let port = self.port(d.target, weight < 0.0);
                     let Some(thresholds) = poisson_thresholds(mean) else {
                         return refuse(format!(
-                            "{mean} arrivals a step are more than 500; use a DC current for the mean"
+                            "{mean} arrivals a step are more than 500; use a DC current for the mean",
+                            mean = short(mean)
                         ));
                     };
                     let code = (weight / self.units[d.target][port]).round() as i32;
@@ -48,8 +54,12 @@ impl Plan {
                     self.poisson.push(PoissonTable { target: d.target, port, thresholds, code, start, stop, key });
                 }
                 DriveKind::Dc { current } => {
-                    if !current.is_finite() || self.models[d.target].current().is_none() {
-                        return refuse(format!("{} takes no current of {current}", self.models[d.target].name()));
+                    if !(current as f32).is_finite() || self.models[d.target].current().is_none() {
+                        return refuse(format!(
+                            "{} takes no current of {}",
+                            self.models[d.target].name(),
+                            short(current)
+                        ));
                     }
                 }
             }

@@ -214,7 +214,10 @@ impl Plan {
         for (units, largest) in self.units.iter_mut().zip(largest) {
             for (unit, most) in units.iter_mut().zip(largest).filter(|(_, most)| *most > 0.0) {
                 if !(1e-30..1e30).contains(&most) {
-                    return Err(Error::config(format!("a weight of {most} is beyond what weights can be")));
+                    return Err(Error::config(format!(
+                        "a weight of {most} is beyond what weights can be",
+                        most = short(most)
+                    )));
                 }
                 *unit = 2f64.powi(-120);
                 while most / *unit > 32_767.0 {
@@ -278,7 +281,10 @@ impl Plan {
                 )));
             }
             if steps.is_nan() || steps > f64::from(MAX_DELAY) {
-                return Err(fault(format!("delays of up to {steps} steps are more than {MAX_DELAY}")));
+                return Err(fault(format!(
+                    "delays of up to {steps} steps are more than {MAX_DELAY}",
+                    steps = short(steps)
+                )));
             }
             self.max_delay = self.max_delay.max(steps as u32);
             self.min_delay = self.min_delay.min(shortest as u32);
@@ -298,12 +304,6 @@ impl Plan {
                 let steps = whole(e.delay_ms.into());
                 longest(steps, steps).map_err(|error| error.context(format!("edge {i}")))?;
             }
-            return Ok(Efficacy { weight: None, delay: None });
-        }
-        // Many projections have the same delays, or weights; a table takes milliseconds.
-        let like = (0..index).find(|i| self.network.projections[*i].delay == p.delay);
-        let like = like.and_then(|i| self.efficacies[i].delay.clone());
-        let delay = match p.delay {
             let (mut size, mut error) = (0.0, 0.0);
             for w in edges.iter().map(|e| f64::from(e.weight)) {
                 let unit = self.units[p.target][self.port(p.target, w < 0.0)];
@@ -319,6 +319,12 @@ impl Plan {
                     targets.name
                 ));
             }
+            return Ok(Efficacy { weight: None, delay: None });
+        }
+        // Many projections have the same delays, or weights; a table takes milliseconds.
+        let like = (0..index).find(|i| self.network.projections[*i].delay == p.delay);
+        let like = like.and_then(|i| self.efficacies[i].delay.clone());
+        let delay = match p.delay {
             Delay::Drawn(_) if like.is_some() => like,
             Delay::Drawn(d) => {
                 if let Some(problem) = d.problem() {
@@ -331,7 +337,13 @@ impl Plan {
                         longest(codes.greatest().into(), codes.least().into())?;
                         Some(codes)
                     }
-                    None => return refuse(format!("delays from {} to {} steps are too many", ends.0, ends.1)),
+                    None => {
+                        return refuse(format!(
+                            "delays from {} to {} steps are too many",
+                            short(ends.0),
+                            short(ends.1)
+                        ));
+                    }
                 }
             }
             Delay::Distance { velocity, offset_ms } => {
@@ -339,7 +351,11 @@ impl Plan {
                     return refuse("delays by distance need populations with places (box)".into());
                 };
                 if !(velocity > 0.0 && velocity.is_finite() && offset_ms >= 0.0 && offset_ms.is_finite()) {
-                    return refuse(format!("velocity = {velocity} and offset = {offset_ms} ms make no delays"));
+                    return refuse(format!(
+                        "velocity = {velocity} and offset = {offset_ms} ms make no delays",
+                        velocity = short(velocity),
+                        offset_ms = short(offset_ms)
+                    ));
                 }
                 longest(whole(offset_ms + span(a, b) / velocity).max(1.0), 1.0)?;
                 None
@@ -347,7 +363,7 @@ impl Plan {
         };
         match p.rule {
             Rule::Probability(x) | Rule::Distance { peak: x, .. } if !(0.0..=1.0).contains(&x) => {
-                return refuse(format!("probability {x} is not from 0 to 1"));
+                return refuse(format!("probability {x} is not from 0 to 1", x = short(x)));
             }
             Rule::OneToOne if sources.size != targets.size => {
                 return refuse(format!("one_to_one needs equal sizes, not {} and {}", sources.size, targets.size));
@@ -357,7 +373,11 @@ impl Plan {
                     return refuse("distance needs populations with places (box)".into());
                 }
                 if !(length > 0.0 && radius > 0.0) {
-                    return refuse(format!("length = {length} and radius = {radius} must be above 0"));
+                    return refuse(format!(
+                        "length = {length} and radius = {radius} must be above 0",
+                        length = short(length),
+                        radius = short(radius)
+                    ));
                 }
             }
             Rule::InDegree { count, multapses: false } if count > sources.size - u32::from(self_excluded(p)) => {
@@ -390,7 +410,7 @@ impl Plan {
         let like = (0..index).find(|i| same(&self.network.projections[*i]));
         let like = like.and_then(|i| self.efficacies[i].weight.clone());
         let Some(weight) = like.or_else(|| Codes::new(&p.weight, unit)) else {
-            return refuse(format!("weights of {:?} do not fit in 16 bits of {unit}", p.weight.shape));
+            return refuse(format!("weights of {:?} do not fit in 16 bits of {}", p.weight.shape, short(unit)));
         };
         if weight.least() < 0 && weight.greatest() > 0 && self.units[p.target].len() > 1 {
             return refuse("weights of both signs go to two ports; bound them on one side of 0".into());

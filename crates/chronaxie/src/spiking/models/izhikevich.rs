@@ -10,6 +10,7 @@
 //! a = 0.01, b = -20 are of the form with `v - v_r` of Izhikevich's book (2007), and in this one leave no state of rest.
 
 use super::{Block, Initial, Model, Parameter, Twin, Variable, at_least, cpu, fma, positive, rk4};
+use crate::config::short;
 use crate::simd_math::Lanes;
 
 const PARAMETERS: &[Parameter] = &[
@@ -82,8 +83,9 @@ impl Model for Izhikevich {
         if let Some(problem) = positive(PARAMETERS, p, &[]) {
             return Some(problem);
         }
-        (p[2] >= p[4])
-            .then(|| format!("has c = {} mV at or above V_th = {} mV, so that it never stops firing", p[2], p[4]))
+        (p[2] >= p[4]).then(|| {
+            format!("has c = {} mV at or above V_th = {} mV, so that it never stops firing", short(p[2]), short(p[4]))
+        })
     }
     fn coefficient_count(&self) -> usize {
         9

@@ -9,6 +9,7 @@
 //! operation for operation, on a GPU. Neither shares arithmetic with the other. A new model is its two files, its line in
 //! [`all`], and its twin's name and number in [`Twin`] and `simulate/cuda/models.cuh`.
 
+use crate::config::short;
 use crate::simd_math::Lanes;
 use std::fmt::Debug;
 
@@ -254,7 +255,7 @@ fn refractory_steps(t_ms: f64, dt_ms: f64) -> f64 {
 fn positive(list: &[Parameter], parameters: &[f64], names: &[&str]) -> Option<String> {
     list.iter().zip(parameters).find(|(p, x)| !x.is_finite() || names.contains(&p.name) && **x <= 0.0).map(|(p, x)| {
         let must = if x.is_finite() { "must be above 0" } else { "must be finite" };
-        format!("has {} = {x} {}, which {must}", p.name, p.unit)
+        format!("has {} = {x} {}, which {must}", p.name, p.unit, x = short(*x))
     })
 }
 
@@ -265,8 +266,11 @@ fn reset_problem(list: &[Parameter], p: &[f64], at: [usize; 3]) -> Option<String
     if reset >= threshold {
         return Some(format!(
             "has {} = {reset} mV at or above {} = {threshold} mV, so that it never stops firing",
-            name[0], name[1]
+            name[0],
+            name[1],
+            reset = short(reset),
+            threshold = short(threshold)
         ));
     }
-    (t_ref < 0.0).then(|| format!("has {} = {t_ref} ms, which must not be negative", name[2]))
+    (t_ref < 0.0).then(|| format!("has {} = {t_ref} ms, which must not be negative", name[2], t_ref = short(t_ref)))
 }

@@ -1,6 +1,7 @@
 //! Cells without a state, which only send: Poisson sources, and spikes from a list.
 
 use super::{Block, Kind, Model, Parameter, Twin, Variable};
+use crate::config::short;
 
 /// A Poisson source: fires in a step with probability `1 - e^(-rate dt)`, at most once.
 #[derive(Debug)]
@@ -36,9 +37,10 @@ impl Model for Poisson {
     fn problem(&self, p: &[f64], dt_ms: f64) -> Option<String> {
         let mean = p[0] * dt_ms * 1e-3;
         if mean.is_nan() || mean < 0.0 {
-            return Some(format!("has rate = {} Hz, which must be a number and not negative", p[0]));
+            return Some(format!("has rate = {} Hz, which must be a number and not negative", short(p[0])));
         }
-        (mean > 1.0).then(|| format!("has rate = {} Hz, which is more than one spike a step of {dt_ms} ms", p[0]))
+        (mean > 1.0)
+            .then(|| format!("has rate = {} Hz, which is more than one spike a step of {dt_ms} ms", short(p[0])))
     }
     fn coefficient_count(&self) -> usize {
         0

@@ -1,5 +1,6 @@
 //! Distributions of weights, delays, parameters and initial values, and how they become whole numbers.
 
+use crate::config::short;
 use crate::spiking::draws::Stream;
 use crate::spiking::math::{exp, ln, normal_cdf};
 
@@ -125,10 +126,14 @@ impl Distribution {
             Shape::Uniform { low, high } => high - low,
         };
         if spread.is_nan() || spread < 0.0 {
-            return Some(format!("has the spread {spread}, which must be at least 0"));
+            return Some(format!("has the spread {spread}, which must be at least 0", spread = short(spread)));
         }
         if self.low.is_nan() || self.high.is_nan() || self.low > self.high {
-            return Some(format!("has the bounds {} and {}, of which none can be met", self.low, self.high));
+            return Some(format!(
+                "has the bounds {} and {}, of which none can be met",
+                short(self.low),
+                short(self.high)
+            ));
         }
         if let Some(x) = self.constant().filter(|x| !x.is_finite()) {
             return Some(format!("is {x}"));
@@ -137,11 +142,21 @@ impl Distribution {
             let kept = self.raw(self.high) - self.raw(self.low);
             let thin = self.constant().is_none() && self.outside == Outside::Redraw && kept < 1e-6;
             return thin.then(|| {
-                format!("leaves {kept:.1e} of the distribution between its bounds {} and {}", self.low, self.high)
+                format!(
+                    "leaves {kept:.1e} of the distribution between its bounds {} and {}",
+                    short(self.low),
+                    short(self.high)
+                )
             });
         };
-        (x < self.low || x > self.high)
-            .then(|| format!("is the constant {x}, outside of its bounds {} and {}", self.low, self.high))
+        (x < self.low || x > self.high).then(|| {
+            format!(
+                "is the constant {x}, outside of its bounds {} and {}",
+                short(self.low),
+                short(self.high),
+                x = short(x)
+            )
+        })
     }
     /// A sentence's end that says which value is beyond single precision, in which cells are kept.
     pub fn beyond_single(&self) -> Option<String> {

@@ -17,7 +17,7 @@ use super::original_plasticity::Learned;
 use super::place::Box4;
 use super::read::Settings;
 use super::{Delay, Network, Population, Projection, Rule, Storage};
-use crate::config::{Config, Milliseconds, Section, quote};
+use crate::config::{Config, Milliseconds, Section, quote, short};
 use crate::spiking::draws::{Purpose, Stream};
 use crate::spiking::models::{self, Model};
 use crate::{Error, Result};
@@ -87,7 +87,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
         if (0.0..=1.0).contains(&value) {
             Ok(value)
         } else {
-            Err(s.refuse(key, &format!("must be from 0 to 1, but it is {value}")))
+            Err(s.refuse(key, &format!("must be from 0 to 1, but it is {value}", value = short(value))))
         }
     };
     let (density, probability) = (share("density", 1.0)?, share("connection_probability", 0.01)?);
@@ -97,7 +97,11 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
     if !(mean >= 0.0 && sd >= 0.0) {
         return Err(s.refuse(
             "weight_mean",
-            &format!("= {mean} and weight_std = {sd} must not be negative: inhibition has its cells"),
+            &format!(
+                "= {mean} and weight_std = {sd} must not be negative: inhibition has its cells",
+                mean = short(mean),
+                sd = short(sd)
+            ),
         ));
     }
     let delay = s.get("delay", Milliseconds(dt))?.0;
@@ -164,7 +168,7 @@ impl Cell {
             *value = t.get(key, *value)?;
         }
         if tau <= 0.0 {
-            return Err(t.refuse("tau_m", &format!("must be above 0 ms, but it is {tau}")));
+            return Err(t.refuse("tau_m", &format!("must be above 0 ms, but it is {tau}", tau = short(tau))));
         }
         Ok(match model.name() {
             "lif_delta" => Self {
@@ -197,7 +201,7 @@ fn lifecycle(t: &Section<'_>, notes: &mut Vec<String>) -> Result<()> {
     for key in ["mutation_std_params", "mutation_std_weights"] {
         let sd = t.get(key, if key.ends_with("params") { 0.05 } else { 0.02 })?;
         if sd < 0.0 {
-            return Err(t.refuse(key, &format!("must not be negative, but it is {sd}")));
+            return Err(t.refuse(key, &format!("must not be negative, but it is {sd}", sd = short(sd))));
         }
     }
     if death {

@@ -18,7 +18,7 @@
 use super::read_plasticity::written;
 use super::{Distribution, Outside};
 use crate::Result;
-use crate::config::{Config, Section, quote};
+use crate::config::{Config, Section, quote, short};
 use crate::spiking::plasticity::{
     Bcm, Coincidence, Dependence, Homeostasis, Pairs, Placement, Plasticity, ShortTerm, Stdp,
 };
@@ -81,12 +81,15 @@ impl Learned {
             if value >= 0.0 && value.is_finite() {
                 return Ok(value);
             }
-            Err(t.refuse(key, &format!("must be finite and not negative, but it is {value}")))
+            Err(t.refuse(key, &format!("must be finite and not negative, but it is {value}", value = short(value))))
         };
         let (rate, decay) = (positive(&p, "learning_rate", 0.001)?, positive(&p, "weight_decay", 0.00001)?);
         let (low, high): (f64, f64) = (p.get("weight_min", -1.0)?, p.get("weight_max", 1.0)?);
         if !(low <= high && low.is_finite() && high.is_finite()) {
-            return Err(p.refuse("weight_min", &format!("= {low} is above weight_max = {high}")));
+            return Err(p.refuse(
+                "weight_min",
+                &format!("= {low} is above weight_max = {high}", low = short(low), high = short(high)),
+            ));
         }
         let mut all = Self {
             low,
@@ -147,7 +150,9 @@ impl Learned {
             let t = n.table(name)?;
             let level: f64 = t.get("baseline", 0.5)?;
             if !(0.0..=1.0).contains(&level) {
-                return Err(t.refuse("baseline", &format!("must be from 0 to 1, but it is {level}")));
+                return Err(
+                    t.refuse("baseline", &format!("must be from 0 to 1, but it is {level}", level = short(level)))
+                );
             }
             positive(&t, "decay_rate", 0.1)?;
             *effect = level * positive(&t, key, default)?;
@@ -216,7 +221,10 @@ impl Learned {
         let kind = t.choice("default_type", &["mixed", "facilitating", "depressing", "none"], "mixed")?;
         let share: f64 = t.get("facilitation_fraction", 0.3)?;
         if !(0.0..=1.0).contains(&share) {
-            return Err(t.refuse("facilitation_fraction", &format!("must be from 0 to 1, but it is {share}")));
+            return Err(t.refuse(
+                "facilitation_fraction",
+                &format!("must be from 0 to 1, but it is {share}", share = short(share)),
+            ));
         }
         if !t.get("enabled", false)? || kind == "none" {
             return Ok(());

@@ -51,7 +51,7 @@ use super::frames::frames;
 use super::place::Box4;
 use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage};
 use crate::Result;
-use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote};
+use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote, short};
 use crate::spiking::models::{self, Kind};
 use crate::spiking::record::{Recorder, columns};
 use std::sync::Arc;
@@ -163,14 +163,17 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
     let (s, dt) = (config.table("simulation")?, settings.network.dt_ms);
     if let Some(ms) = settings.checkpoint_every_ms.filter(|&ms| ms < dt) {
         let why = format!(
-            "is {ms} ms, which is less than the step of {dt} ms; without it no checkpoint is written on the way"
+            "is {ms} ms, which is less than the step of {dt} ms; without it no checkpoint is written on the way",
+            ms = short(ms)
         );
         return Err(s.refuse("checkpoint_every", &why));
     }
     let Settings { duration_ms, discard_ms, .. } = settings;
     if duration_ms > 0.0 && discard_ms >= duration_ms {
         settings.notes.push(format!(
-            "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing"
+            "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing",
+            discard_ms = short(discard_ms),
+            duration_ms = short(duration_ms)
         ));
     }
     Ok(settings)
@@ -185,7 +188,9 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
     let discard_ms = s.get("discard", Milliseconds(0.0))?.0;
     let scale = s.get("scale", 1.0)?;
     if !(scale > 0.0 && scale <= 1.0) {
-        return Err(s.refuse("scale", &format!("is {scale}, but a scale is above 0 and at most 1")));
+        return Err(
+            s.refuse("scale", &format!("is {scale}, but a scale is above 0 and at most 1", scale = short(scale)))
+        );
     }
     let variant = s.get("variant", String::new())?;
     let plastic = s.get("plasticity", true)?;
@@ -193,7 +198,7 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
     let hash = s.choice("hash", &["sha256", "none"], "sha256")? == "sha256";
     let checkpoint_every_ms = s.optional::<Milliseconds>("checkpoint_every")?.map(|ms| ms.0);
     if duration_ms / dt > 1e12 {
-        return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", duration_ms / dt)));
+        return Err(s.refuse("duration", &format!("is {} steps, which is more than 10^12", short(duration_ms / dt))));
     }
     let mut network = Network::new(dt, seed)?;
     for section in config.tables("population")? {
@@ -244,14 +249,14 @@ fn ranged(section: &Section<'_>, key: &str, x: f64, low: f64, high: f64) -> Resu
     if (low..=high).contains(&x) {
         return Ok(x);
     }
-    Err(section.refuse(key, &format!("must be from {low} to {high}, but it is {x}")))
+    Err(section.refuse(key, &format!("must be from {low} to {high}, but it is {x}", x = short(x))))
 }
 
 fn whole(section: &Section<'_>, key: &str, x: f64, most: f64) -> Result<f64> {
     if x.fract() == 0.0 && (0.0..=most).contains(&x) {
         return Ok(x);
     }
-    Err(section.refuse(key, &format!("must be a whole number from 0 to {most}, but it is {x}")))
+    Err(section.refuse(key, &format!("must be a whole number from 0 to {most}, but it is {x}", x = short(x))))
 }
 
 #[cfg(test)]
@@ -571,7 +576,10 @@ fn drives(section: &Section<'_>, network: &mut Network, files: &Files, use_it: b
     for (t, &target) in targets.iter().enumerate() {
         let rate_hz = rate.at(t, 0) * sources.at(t, 0);
         if rate.at(t, 0) < 0.0 || sources.at(t, 0) < 0.0 {
-            return Err(section.refuse("rate", &format!("times sources is {rate_hz}, made of a negative number")));
+            return Err(section.refuse(
+                "rate",
+                &format!("times sources is {rate_hz}, made of a negative number", rate_hz = short(rate_hz)),
+            ));
         }
         push(target, DriveKind::Poisson { rate_hz, weight: weight.at(t, 0), start_ms, stop_ms });
     }

@@ -5,6 +5,7 @@
 //! at the published rates (van Albada, Helias and Diesmann, PLOS Comput. Biol. 11:e1004490, 2015). Correlations grow.
 
 use super::{DriveKind, Network, Rule};
+use crate::config::short;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 /// `Config`, where f is not in (0, 1], a population would be empty, or a rule cannot be scaled.
 pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
     if !(f > 0.0 && f <= 1.0) {
-        return Err(Error::config(format!("simulation.scale is {f}: a scale is above 0 and at most 1")));
+        return Err(Error::config(format!("simulation.scale is {f}: a scale is above 0 and at most 1", f = short(f))));
     }
     let mut notes = Vec::new();
     if f == 1.0 {

@@ -4,10 +4,11 @@
 //! [`law`] has it in f64, which is what the fixed form is held to. README.md says the equations.
 
 use super::network::{Distribution, Rule};
+use crate::config::short;
 
 pub mod fixed;
 pub mod law;
-mod planned;
+pub(super) mod planned;
 pub mod rules;
 
 /// How the synapses of a projection change: at most one of `stdp`, `hebb` and `bcm`, and any of the others with it.
@@ -324,18 +325,32 @@ impl Plasticity {
     pub fn problem(&self, dt_ms: f64) -> Option<(&'static str, String)> {
         let tau = |name, ms: f64, least: f64| {
             let steps = ms / dt_ms;
-            (!(steps <= MAX_TAU && ms >= least && ms.is_finite()))
-                .then(|| (name, format!("is {ms} ms, which must be above 0 and at most {MAX_TAU} steps of {dt_ms} ms")))
+            (!(steps <= MAX_TAU && ms >= least && ms.is_finite())).then(|| {
+                (
+                    name,
+                    format!(
+                        "is {ms} ms, which must be above 0 and at most {MAX_TAU} steps of {dt_ms} ms",
+                        ms = short(ms)
+                    ),
+                )
+            })
         };
-        let share = |name, x: f64| (!(0.0..=1.0).contains(&x)).then(|| (name, format!("is {x}, not from 0 to 1")));
+        let share = |name, x: f64| {
+            (!(0.0..=1.0).contains(&x)).then(|| (name, format!("is {x}, not from 0 to 1", x = short(x))))
+        };
         let target = |hz: f64| {
             let fits = (1e-3..=1e3 / dt_ms).contains(&hz);
-            (!fits).then(|| ("target_rate", format!("is {hz} Hz, which must be from 0.001 to one spike a step")))
+            (!fits).then(|| {
+                ("target_rate", format!("is {hz} Hz, which must be from 0.001 to one spike a step", hz = short(hz)))
+            })
         };
         let bounds = self.bounds().and_then(|(low, high)| {
             (!(low >= 0.0 && high > low && high.is_finite())).then(|| {
                 let what = "bounds of a weight's size with 0 <= w_min < w_max";
-                ("w_max", format!("is {high} and w_min is {low}; they must be {what}"))
+                (
+                    "w_max",
+                    format!("is {high} and w_min is {low}; they must be {what}", high = short(high), low = short(low)),
+                )
             })
         });
         let of_stdp = self.stdp.and_then(|s| {
@@ -358,12 +373,13 @@ impl Plasticity {
                 .or_else(|| {
                     let most = 100.0 / m.tau_c_ms * 1e3;
                     let fits = (0.0..=most).contains(&m.baseline_hz);
-                    (!fits).then(|| ("baseline", format!("is {} Hz, not from 0 to {most}", m.baseline_hz)))
+                    (!fits).then(|| ("baseline", format!("is {} Hz, not from 0 to {most}", short(m.baseline_hz))))
                 })
                 .or_else(|| {
                     let steps = (m.delay_ms / dt_ms).round();
                     let fits = (1.0..=65_535.0).contains(&steps);
-                    let what = || format!("is {} ms, which must be from 1 to 65,535 steps of {dt_ms} ms", m.delay_ms);
+                    let what =
+                        || format!("is {} ms, which must be from 1 to 65,535 steps of {dt_ms} ms", short(m.delay_ms));
                     (!fits).then(|| ("modulator_delay", what()))
                 })
                 .or(others)
@@ -384,8 +400,12 @@ impl Plasticity {
                 .or_else(|| {
                     // One spike is so much of a target's trace; larger numbers leave nothing for the rest of a word.
                     let one = 1e3 / (b.tau_ms * b.target_hz);
-                    let what =
-                        format!("is {} Hz: in {} ms a spike comes to {one:.0} times that", b.target_hz, b.tau_ms);
+                    let what = format!(
+                        "is {} Hz: in {} ms a spike comes to {one} times that",
+                        short(b.target_hz),
+                        short(b.tau_ms),
+                        one = short(one.round())
+                    );
                     (one > 4096.0).then_some(("target_rate", what))
                 })
         };
@@ -393,7 +413,7 @@ impl Plasticity {
             let h = self.homeostasis?;
             let steps = h.window_ms / dt_ms;
             let window = (!(1.0..=1e9).contains(&steps.round())).then(|| {
-                let what = format!("is {} ms, which must be from 1 to 1e9 steps of {dt_ms} ms", h.window_ms);
+                let what = format!("is {} ms, which must be from 1 to 1e9 steps of {dt_ms} ms", short(h.window_ms));
                 ("window", what)
             });
             window.or_else(|| target(h.target_hz)).or_else(|| share("scaling_rate", h.rate)).or_else(|| {
@@ -412,7 +432,7 @@ impl Plasticity {
         let of_decay = || {
             let decay = self.decay_per_ms;
             let what = if !(decay >= 0.0 && decay.is_finite()) {
-                format!("is {decay}, which must be finite and not negative")
+                format!("is {decay}, which must be finite and not negative", decay = short(decay))
             } else if decay > 0.0 && self.bounds().is_none() {
                 "is of weights that have bounds".to_owned()
             } else {
