@@ -54,6 +54,7 @@ use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote, short};
 use crate::spiking::models::{self, Kind};
 use crate::spiking::record::{Recorder, columns};
+use crate::spiking::plasticity::planned;
 use std::sync::Arc;
 
 /// A configuration, read.
@@ -169,6 +170,7 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
         return Err(s.refuse("checkpoint_every", &why));
     }
     let Settings { duration_ms, discard_ms, .. } = settings;
+    settings.notes.extend(planned::notes(&settings.network));
     if duration_ms > 0.0 && discard_ms >= duration_ms {
         settings.notes.push(format!(
             "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing",

@@ -2,8 +2,56 @@
 
 use super::fixed::{Learning, MAX_RULES, Rule};
 use super::sign_of;
+use crate::config::short;
+use crate::spiking::network::{Network, Projection, Rule as Pairs};
 use crate::spiking::plan::Plan;
 use crate::{Error, Result};
+
+/// Less of the weights than this beyond the bounds of their plasticity is not worth a word.
+const NOTABLE: f64 = 1e-4;
+
+/// Which share of a projection's weights begins at a bound of its plasticity, since it was drawn beyond it, in a sentence's end that says so;
+/// all of a list of which one does. Nothing where none does.
+fn beyond(p: &Projection) -> Option<(f64, String)> {
+    let (low, high) = p.plasticity.as_ref()?.bounds()?;
+    let bounds = format!("w_min = {} to w_max = {}", short(low), short(high));
+    if let Pairs::Edges(edges) = &p.rule {
+        // As precise as the list.
+        let inside = low as f32..=high as f32;
+        let at = edges.iter().position(|e| !inside.contains(&e.weight.abs()))?;
+        return Some((1.0, format!("has bounds from {bounds}, but edge {at} has the weight {}", edges[at].weight)));
+    }
+    // Sizes of weights of one sign.
+    let (w, size) = (&p.weight, |x: f64| x.abs());
+    let share = match sign_of(w, &p.rule)? {
+        -1 => w.cdf((-high).next_down()) + (1.0 - w.cdf(-low)),
+        _ => w.cdf(low.next_down()) + (1.0 - w.cdf(high)),
+    };
+    let says = match w.constant() {
+        Some(x) => format!("has bounds from {bounds}, but the weight is {}", short(size(x))),
+        None => format!(
+            "has bounds from {bounds}, but of the weights, {} on average, {:.2} % are drawn beyond them",
+            rounded(size(w.mean())),
+            100.0 * share
+        ),
+    };
+    (share > 0.0).then_some((share, says))
+}
+
+/// To five digits.
+fn rounded(x: f64) -> String {
+    short(format!("{x:.4e}").parse().unwrap_or(x))
+}
+
+/// A sentence for each projection of which some weights are drawn beyond the bounds of their plasticity.
+pub(in crate::spiking) fn notes(network: &Network) -> Vec<String> {
+    let name = |i: usize| &network.populations[i].name;
+    let note = |p: &Projection| {
+        let (_, says) = beyond(p).filter(|(share, _)| (NOTABLE..=0.5).contains(share))?;
+        Some(format!("projection {} -> {}: plasticity {says}, and begin at them", name(p.source), name(p.target)))
+    };
+    network.projections.iter().filter_map(note).collect()
+}
 
 impl Plan {
     /// Whether the synapses of a projection change.
@@ -54,6 +102,9 @@ impl Plan {
                     "has bounds from {low} to {high}, less than 64 of the unit {unit} that the largest weight into the same \
                      port sets"
                 ));
+            }
+            if let Some(problem) = beyond(p).and_then(|(share, what)| (share > 0.5).then_some(what)) {
+                return refuse(problem);
             }
             if let Some(m) = plasticity.modulation {
                 let populations = self.network.populations.len();
