@@ -14,6 +14,7 @@ pub mod original_plasticity;
 pub mod place;
 pub mod read;
 mod read_plasticity;
+mod reference;
 pub mod replicas;
 pub mod scale;
 mod storage;

@@ -20,7 +20,7 @@
 //! parameters = { tau_m = 20.0, I_e = { distribution = "normal", mean = 300.0, sd = 10.0 } }
 //! initial = { V = { distribution = "uniform", low = -65.0, high = -50.0 } }
 //!                              # a value a cell: { file = "cells.npz", column = "V" }; places = { file } has columns x, y, z, w
-//! reference = { rate_hz = 5.0 }
+//! reference = { rate_hz = 5.0, dc = { rate_hz = 5.2 } }   # published; of the variant "dc" its own
 //!
 //! [[projection]]
 //! source = "E"                 # a name or a list; with lists a number may be a matrix, a row for each target
@@ -49,12 +49,13 @@
 use super::files::{Files, edges, given, places};
 use super::frames::frames;
 use super::place::Box4;
+use super::reference::reference;
 use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage};
 use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote, short};
 use crate::spiking::models::{self, Kind};
-use crate::spiking::record::{Recorder, columns};
 use crate::spiking::plasticity::planned;
+use crate::spiking::record::{Recorder, columns};
 use std::sync::Arc;
 
 /// A configuration, read.
@@ -169,8 +170,8 @@ pub fn read_with(config: &Config, files: &Files) -> Result<Settings> {
         );
         return Err(s.refuse("checkpoint_every", &why));
     }
-    let Settings { duration_ms, discard_ms, .. } = settings;
     settings.notes.extend(planned::notes(&settings.network));
+    let Settings { duration_ms, discard_ms, .. } = settings;
     if duration_ms > 0.0 && discard_ms >= duration_ms {
         settings.notes.push(format!(
             "discard leaves out {discard_ms} ms of {duration_ms} ms: rates and other metrics are of nothing",
@@ -204,7 +205,7 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
     }
     let mut network = Network::new(dt, seed)?;
     for section in config.tables("population")? {
-        let p = population(&section, &network, files)?;
+        let p = population(&section, &network, files, &variant)?;
         network.add(p);
     }
     if network.populations.is_empty() {
@@ -298,7 +299,7 @@ fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>
     }
 }
 
-fn population(section: &Section<'_>, network: &Network, files: &Files) -> Result<Population> {
+fn population(section: &Section<'_>, network: &Network, files: &Files, variant: &str) -> Result<Population> {
     let name: String = section.require("name")?;
     if name.is_empty() || name.contains(['\n', '\r']) {
         return Err(section.refuse("name", "must be a name on one line"));
@@ -385,10 +386,7 @@ fn population(section: &Section<'_>, network: &Network, files: &Files) -> Result
         *value = distribution(&t, x.name)?.unwrap_or(*value);
         value.beyond_single().map_or(Ok(()), |problem| Err(t.refuse(x.name, &problem)))?;
     }
-    let t = section.table("reference")?;
-    p.reference.rate_hz = t.optional("rate_hz")?;
-    p.reference.cv = t.optional("cv")?;
-    p.reference.correlation = t.optional("correlation")?;
+    p.reference = reference(section, variant)?;
     if model.kind() == Kind::Replay {
         let file: std::path::PathBuf = section.require("file")?;
         let columns = files.columns(&file, ["time", "cell"])?;

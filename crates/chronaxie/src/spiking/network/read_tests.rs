@@ -419,3 +419,124 @@ delay = 1.0
     let network = read(plastic).unwrap().network;
     assert!(Plan::new(network).unwrap_err().to_string().contains("which forgets what plasticity made of them"));
 }
+
+/// What others measured of one variant is not shown beside another.
+#[test]
+fn a_variant_has_its_own_reference() {
+    let of = |table: &str, variant: &str| {
+        let text = format!(
+            "schema = 1\n[simulation]\nvariant = \"{variant}\"\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 3\n\
+             reference = {{ {table} }}\n[[drive]]\ntarget = \"A\"\nkind = \"dc\"\ncurrent = 1\nvariant = \"dc\"\n[[drive]]\n\
+             target = \"A\"\nrate = 1\nweight = 1\nvariant = \"poisson\"\n"
+        );
+        settings(&text)
+            .map(|s| s.network.populations[0].reference)
+            .map(|r| (r.rate_hz, r.cv))
+            .map_err(|e| e.to_string())
+    };
+    let both = "rate_hz = 5.0, cv = 0.9, dc = { rate_hz = 6.0 }";
+    assert_eq!(of(both, "poisson"), Ok((Some(5.0), Some(0.9))));
+    assert_eq!(of(both, "dc"), Ok((Some(6.0), None)));
+    assert_eq!(of("dc = { }, rate_hz = 5.0", "dc"), Ok((None, None)));
+    assert_eq!(of("poisson = { cv = 0.9 }", "dc"), Ok((None, None)));
+    let e = of("rate_hz = 5.0, dc = { rate = 6.0 }", "poisson").unwrap_err();
+    assert!(e.contains("unknown key population[0].reference.dc.rate; did you mean rate_hz?"), "{e}");
+}
+
+/// Weights that would begin at a bound of their plasticity: refused where most would, said where some would.
+#[test]
+fn weights_beyond_the_bounds_of_their_plasticity_are_not_moved_in_silence() {
+    let planned = |weight: &str, rest: &str| {
+        let text = format!(
+            "schema = 1\n[simulation]\n{rest}\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 40\n[[projection]]\n\
+             source = \"A\"\ntarget = \"A\"\n{weight}\ndelay = 1\nplasticity = {{ rule = \"stdp\", w_min = 1, w_max = 80 }}\n"
+        );
+        let s = read(&Config::parse(&text, "net.toml").unwrap()).unwrap();
+        Plan::new(s.network).map(|_| s.notes).map_err(|e| e.to_string())
+    };
+    for fits in [
+        "weight = 80",
+        "weight = -80",
+        "weight = { distribution = \"normal\", mean = 40, sd = 4 }",
+        "weight = { distribution = \"normal\", mean = -60, sd = 20, low = -80, high = -1, outside = \"clip\" }",
+        "weight = { distribution = \"uniform\", low = 1, high = 80 }",
+    ] {
+        assert_eq!(planned(fits, ""), Ok(Vec::new()), "{fits}");
+    }
+    for (weight, says) in [
+        ("weight = 80.5", "but the weight is 80.5"),
+        ("weight = -80.5", "but the weight is 80.5"),
+        ("weight = 0.5", "but the weight is 0.5"),
+        (
+            "weight = { distribution = \"normal\", mean = 100, sd = 10 }",
+            "but of the weights, 100 on average, 97.72 % are drawn beyond them",
+        ),
+    ] {
+        let e = planned(weight, "").unwrap_err();
+        assert!(e.contains(says), "{e}");
+        assert!(e.contains("projection A -> A: plasticity has bounds from w_min = 1 to w_max = 80, "), "{e}");
+        assert_eq!(planned(weight, "plasticity = false"), Ok(Vec::new()));
+    }
+    for weight in [
+        "weight = { distribution = \"normal\", mean = 60, sd = 10, low = 1 }",
+        "weight = { distribution = \"normal\", mean = -60, sd = 10, high = -1 }",
+    ] {
+        let notes = planned(weight, "").unwrap();
+        let says = "60 on average, 2.28 % are drawn beyond them, and begin at them";
+        assert!(notes.len() == 1 && notes[0].contains(says), "{notes:?}");
+    }
+    // A list says which of it.
+    let text = "schema = 1\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 3\n[[projection]]\nsource = \"A\"\ntarget = \"A\"\n\
+                rule = \"edges\"\nfile = \"<e>\"\nplasticity = { rule = \"stdp\", w_max = 3.24 }\n";
+    let list = |weights: [f64; 2]| {
+        let columns = [("source", [0.0; 2]), ("target", [1.0, 2.0]), ("weight", weights), ("delay", [1.0; 2])];
+        let config = Config::parse(text, "net.toml").unwrap();
+        let columns = columns.map(|(name, c)| (name.to_owned(), c.to_vec())).to_vec();
+        Plan::new(read_with(&config, &Files::beside(&config).with("<e>", columns)).unwrap().network)
+            .map_err(|e| e.to_string())
+    };
+    assert!(list([3.24, 0.0]).is_ok());
+    let e = list([3.0, 3.25]).unwrap_err();
+    assert!(e.contains("bounds from w_min = 0 to w_max = 3.24, but edge 1 has the weight 3.25"), "{e}");
+}
+
+/// Numbers without end are written short, wherever a sentence has one.
+#[test]
+fn no_sentence_has_a_number_of_300_digits() {
+    for (from, to) in [
+        ("dt = 0.1", "dt = 1e300"),
+        ("duration = \"2s\"", "duration = 1e300"),
+        ("seed = 3", "scale = 1e300"),
+        ("seed = 3", "checkpoint_every = 1e-300"),
+        ("tau_m = 20.0", "tau_m = 1e300"),
+        ("size = 80", "size = 1e300"),
+        ("indegree = [[8, 0], [4, 2]]", "indegree = 1e300"),
+        ("mu = 1.0, sigma = 0.3", "mu = 1e300, sigma = -1e300"),
+        ("low = -65.0, high = -50.0", "low = 1e300, high = -1e300"),
+        ("A_plus = 0.02", "A_plus = 1e300"),
+        ("w_max = 20.0", "w_max = -1e300"),
+        ("tau_plus = \"15ms\"", "tau_plus = 1e300"),
+        ("mean = 1.5, sd = 0.5, low = 0.1, high = 4.0", "mean = 1e300, sd = 1.0"),
+        ("weight = 0.25", "weight = 1e300"),
+        ("peak = 0.8", "peak = 1e300"),
+        ("length = 1.5", "length = -1e300"),
+        ("velocity = 2.0, offset = 0.1", "velocity = -1e300, offset = 1e300"),
+        ("velocity = 2.0, offset = 0.1", "velocity = 1e-300, offset = 1e300"),
+        ("rate = 8.0", "rate = 1e300"),
+        ("rate = 8.0", "rate = -1e300"),
+        ("weight = 0.5\n", "weight = 1e300\n"),
+        ("current = 2.0", "current = 1e300"),
+        ("every = \"0.5ms\"", "every = -1e300"),
+    ] {
+        assert!(NETWORK.contains(from), "{from}");
+        let text = NETWORK.replacen(from, to, 1).replace("variant = \"near\"\n", "").replace("variant = \"dc\"\n", "");
+        let planned = settings(&text).and_then(|s| Plan::new(s.network)).map(|_| ());
+        let Err(e) = planned else { panic!("{to} is taken") };
+        let e = e.to_string();
+        assert!(
+            e.contains("1e-300") || e.contains("e300") || e.contains("e299") || e.contains("e301") || e.len() < 300,
+            "{to}: {e}"
+        );
+        assert!(!e.contains("00000000000000000000"), "{to}: {e}");
+    }
+}
