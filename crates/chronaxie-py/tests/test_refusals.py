@@ -26,6 +26,10 @@ MADE = [
     (lambda: LTCCell(8, 3), "LTCCell: wiring = 8 is not a wiring"),
     (lambda: LTCCell(wirings.FullyConnected(8), -1), f"LTCCell: in_features = -1 {WHOLE}"),
     (lambda: wirings.Wiring(-3), f"wiring: units = -3 {WHOLE}"),
+    (lambda: wirings.FullyConnected(8, output_dim=0), f"wiring: output_dim = 0 {WHOLE}"),
+    (lambda: wirings.Random(8, output_dim=2.5), f"wiring: output_dim = 2.5 {WHOLE}"),
+    (lambda: wirings.Bernoulli(8, 9), "output_dim"),
+    (lambda: wirings.Wiring(8).set_output_dim(0), f"wiring: output_dim = 0 {WHOLE}"),
     (lambda: CfC(0, 8), f"CfC: input_size = 0 {WHOLE}"),
     (lambda: CfC(5, -8), f"CfC: units = -8 {WHOLE}"),
     (lambda: CfC(5, 8, backbone_dropout=2.0), "CfCCell: backbone_dropout = 2.0 is not within 0 .. 1"),
@@ -76,6 +80,53 @@ def test_optimizers_are_refused_when_they_are_made(make):
         (name,) = options
         with pytest.raises(chronaxie.ConfigError, match=rf"^{make.__name__}: {name}"):
             make(layer if make in (optim.KFAC, optim.NaturalGradient) else layer.parameters(), **options)
+
+
+@pytest.mark.parametrize("make", OPTIONS)
+def test_optimizers_take_flags_for_flags_alone(make):
+    layer = torch.nn.Linear(3, 2)
+    by_layer = make in (optim.KFAC, optim.NaturalGradient)
+    for option in ("maximize", "capturable") if by_layer else ("maximize", "capturable", "fused"):
+        for value in (3, 1, None, "yes", torch.tensor(True)):
+            with pytest.raises(chronaxie.ConfigError, match=rf"^{make.__name__}: {option} = .* is not True or False"):
+                make(layer if by_layer else layer.parameters(), **{option: value})
+
+
+def test_ends_of_sequences_are_whole_numbers():
+    a, w = torch.rand(1, 4, 5), torch.rand(4, 3)
+    angle = torch.rand(1, 4, 3, 5)
+    q, gate = torch.rand(1, 1, 5, 16), torch.rand(1, 1, 5)
+    calls = {
+        "linear_scan": lambda cuts: linear_scan(a, a, cu_seqlens=cuts),
+        "selective_scan": lambda cuts: selective_scan(a, a, -w, w, w, cu_seqlens=cuts),
+        "adaptive_.*": lambda cuts: adaptive_scan(a, a, w, w, theta=angle, cu_seqlens=cuts),
+        "mlstm_exp": lambda cuts: mlstm(q, q, q, gate, gate, cu_seqlens=cuts),
+        "mlstm_sig": lambda cuts: mlstm(q, q, q, gate, gate, gate="sig", cu_seqlens=cuts),
+    }
+    for name, call in calls.items():
+        for cuts, holds in ((torch.tensor([0.0, 2.5, 5.0]), "float32"), (torch.tensor([False, True, True]), "bool")):
+            with pytest.raises(chronaxie.DtypeError, match=f"^{name}: cu_seqlens holds {holds}; ends of sequences are whole numbers"):
+                call(cuts)
+        with pytest.raises(TypeError, match=f"^{name}: cu_seqlens is of type list; a tensor of whole numbers is needed"):
+            call([0, 5])
+        call(torch.tensor([0, 2, 5]))
+
+
+def test_the_mlstm_takes_a_number_for_eps():
+    q, gate = torch.rand(1, 1, 5, 16), torch.rand(1, 1, 5)
+    token, pre, c = q[:, :, 0], gate[..., 0], torch.zeros(1, 1, 16, 16)
+    for eps in ("a", None, -1.0, NAN, float("inf"), True):
+        with pytest.raises(chronaxie.ConfigError, match=f"^mlstm_exp: eps = {eps!r} is not a number from 0 on"):
+            mlstm(q, q, q, gate, gate, eps=eps)
+        with pytest.raises(chronaxie.ConfigError, match=f"^mlstm_step: eps = {eps!r} is not a number from 0 on"):
+            mlstm_step(token, token, token, pre, pre, c, c[..., 0], c[..., 0, 0], eps)
+
+
+def test_any_number_but_0_resets_a_scan():
+    a = torch.rand(1, 4, 5)
+    want = linear_scan(a, a, reset=torch.tensor([[0, 0, 1, 0, 0]]))[0]
+    for mark in (0.5, 256, True):
+        assert torch.equal(linear_scan(a, a, reset=torch.tensor([[0, 0, mark, 0, 0]]))[0], want), mark
 
 
 BLOCKS = {

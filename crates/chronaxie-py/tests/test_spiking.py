@@ -266,6 +266,13 @@ def test_bad_input_is_refused_in_python_too(tmp_path):
         sim.set_state("E", U=0.0)
     with pytest.raises(chronaxie.CheckpointError, match="cannot read"):
         sim.restore(tmp_path / "nothing")
+    with pytest.raises(chronaxie.ConfigError, match="^restore: checkpoint = None is of type NoneType; a Checkpoint or a path is needed"):
+        sim.restore(None)
+    for bad in (3, None, b"file"):
+        with pytest.raises(chronaxie.ConfigError, match=f"^save: path = {bad!r} is of type .*; a path is needed"):
+            sim.save(bad)
+        with pytest.raises(chronaxie.ConfigError, match=f"^Checkpoint: path = {bad!r} is of type .*; a path is needed"):
+            spiking.Checkpoint(bad)
     sim.run(5.0)
     sim.save(tmp_path / "whole")
     content = (tmp_path / "whole").read_bytes()

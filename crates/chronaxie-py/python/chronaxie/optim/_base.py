@@ -85,9 +85,10 @@ class Base(Optimizer):
         group, name = self.param_groups[-1], type(self).__name__
         _know_first(self._adamw[0], group)
         try:
+            for of in ("adamw", "maximize", "capturable", "fused"):
+                if not isinstance(group.get(of, False), bool):
+                    raise ConfigError(f"{name}: {of} = {group[of]!r} is not True or False")
             self._check(group)
-            if not isinstance(group["adamw"], bool):
-                raise ConfigError(f"{name}: adamw = {group['adamw']!r} is not True or False")
             _check_rounding(name, group)
             if group["adamw"]:
                 check_pair(name, self._adamw[1], group[self._adamw[1]])

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
-from ._spikes import mapping, whole
+from ._spikes import mapping, path_of, whole
 
 if TYPE_CHECKING:
     from ._simulation import Simulation
@@ -146,7 +146,7 @@ class Network:
             set: further values, as ``"population.0.size=10"``; the command line's ``--set``.
         """
         network = cls()
-        network._path = os.fspath(path)
+        network._path = path_of("Network.read: path", path)
         flags = {"scale": scale, "seed": seed, "variant": variant}
         network._set = [*set, *(f"simulation.{k}={json.dumps(v)}" for k, v in flags.items() if v is not None)]
         return network

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _native
 from .._errors import ConfigError, ShapeError
-from ._spikes import Spikes, index, number, whole
+from ._spikes import Spikes, index, number, path_of, whole
 
 
 class Population(NamedTuple):
@@ -78,7 +78,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = path_of("Checkpoint: path", path)
         self.step, self.spikes, self.spikes_sha256 = _native.checkpoint(self.path)
 
     def __fspath__(self) -> str:
@@ -253,7 +253,7 @@ class Simulation:
 
     def save(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Writes a checkpoint, atomically: the state, what is under way, and inputs that were changed."""
-        self._session.save(os.fspath(path))
+        self._session.save(path_of("save: path", path))
         return Checkpoint(path)
 
     def restore(self, checkpoint: Checkpoint | str | os.PathLike[str]) -> None:
@@ -262,7 +262,7 @@ class Simulation:
         Raises:
             CheckpointError: it is damaged, or of another network; then nothing has changed.
         """
-        self._session.restore(os.fspath(checkpoint))
+        self._session.restore(path_of("restore: checkpoint", checkpoint, "a Checkpoint or a path"))
 
 
 def populations_of(native: _native.Session | _native.Part) -> tuple[Population, ...]:

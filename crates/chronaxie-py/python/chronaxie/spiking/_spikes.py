@@ -50,6 +50,17 @@ def whole(what: str, value: Any) -> int:
         raise ConfigError(f"{what} = {value!r} is of type {type(value).__name__}; a whole number is needed") from None
 
 
+def path_of(what: str, value: Any, wanted: str = "a path") -> str:
+    """A path.
+
+    Raises:
+        ConfigError: it is none; the message says what is ``wanted``.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigError(f"{what} = {value!r} is of type {type(value).__name__}; {wanted} is needed")
+    return os.fsdecode(value)
+
+
 def number(what: str, value: Any, wanted: str) -> float:
     """One number.
 

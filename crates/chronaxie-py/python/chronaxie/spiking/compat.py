@@ -22,6 +22,7 @@ from .. import _native
 from .._errors import CheckpointError, ConfigError
 from ._network import Network
 from ._simulation import Simulation
+from ._spikes import path_of
 
 _INHIBITORY = ("inhibitory", "fast_spiking")
 _TYPES = ("excitatory", "inhibitory", "regular_spiking", "fast_spiking", "bursting")
@@ -78,7 +79,8 @@ class BrainModel:
             self.config: dict[str, Any] = json.loads(json.dumps(config, allow_nan=False))
             self.notes = tuple(_native.description_notes(json.dumps(self.config), None))
         else:
-            self.notes = tuple(_native.description_notes(None, os.fspath(config)))
+            config = path_of("BrainModel: config", config, "a mapping or the path of its JSON")
+            self.notes = tuple(_native.description_notes(None, config))
             with open(config, encoding="utf-8") as file:
                 self.config = json.load(file)
         for note in self.notes:
@@ -453,6 +455,7 @@ class BrainModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all of the model to one file, from which :meth:`load` goes on to the bit."""
+        path = path_of("BrainModel.save: path", path)
         simulation = self._ready()
         with tempfile.TemporaryDirectory() as folder:
             state = np.fromfile(simulation.save(os.path.join(folder, "state")), np.uint8)
@@ -462,7 +465,7 @@ class BrainModel:
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         np.savez(buffer, about=text, state=state, pre=pre, post=post, weight=weight, delay=delay, external=self._external)
-        aside = f"{os.fspath(path)}.{os.getpid()}.part"
+        aside = f"{path}.{os.getpid()}.part"
         with open(aside, "wb") as file:
             file.write(buffer.getvalue())
         os.replace(aside, path)
@@ -474,14 +477,15 @@ class BrainModel:
         Raises:
             CheckpointError: the file is none, cut off or damaged.
         """
+        path = path_of("BrainModel.load: path", path)
         try:
             with np.load(path, allow_pickle=False) as file:
                 columns = {k: file[k] for k in ("about", "state", "pre", "post", "weight", "delay", "external")}
             about = json.loads(columns["about"].tobytes())
         except OSError as e:
-            raise CheckpointError(f"cannot read {os.fspath(path)}: {e}") from e
+            raise CheckpointError(f"cannot read {path}: {e}") from e
         except Exception as e:  # noqa: BLE001
-            raise CheckpointError(f"{os.fspath(path)}: it is no saved model, or a damaged one: {e}") from e
+            raise CheckpointError(f"{path}: it is no saved model, or a damaged one: {e}") from e
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model = cls(about["config"], backend, seed=about["seed"])

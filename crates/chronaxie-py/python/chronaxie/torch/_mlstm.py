@@ -12,7 +12,7 @@ from .._errors import ConfigError, DataError, DtypeError, ShapeError
 from ._checks import positive, problem, sizes
 from ._framework import short
 from ._functional import native
-from ._passes import call, device_of, differentiable, planned, refuse_double, spell, takes_steps
+from ._passes import call, device_of, differentiable, planned, refuse_cuts, refuse_double, spell, takes_steps
 
 _ENTRIES = {"exp": "mlstm_exp", "sig": "mlstm_sig"}
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -213,6 +213,9 @@ def mlstm(
     """
     entry = _entry(gate)
     normalize = (gate == "exp") if normalize is None else bool(normalize)
+    positive(entry, 0.0, eps=eps)
+    if cu_seqlens is not None:
+        refuse_cuts(entry, cu_seqlens)
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     gates, states, there = checked(entry, q, k, v, i, f, (c_initial, n_initial, m_initial), gate, normalize, count)
     if check_gates:
@@ -299,6 +302,7 @@ def mlstm_step(
     _entry(gate)
     entry = "mlstm_step"
     normalize = (gate == "exp") if normalize is None else bool(normalize)
+    positive(entry, 0.0, eps=eps, norm_eps=norm_eps)
     if q.dim() != 3 or v.dim() != 3:
         raise ShapeError(f"{entry}: q.shape = {tuple(q.shape)}, v.shape = {tuple(v.shape)}: [B, NH, K] and [B, NH, V] are needed")
     if q.dtype not in _NAMES or c.dtype not in _NAMES:

@@ -299,6 +299,14 @@ def refuse_double(entry: str, **tensors: Tensor | None) -> None:
             raise DtypeError(f"{entry}: {name} holds {short(t.dtype)}; all is computed in float32, and it must be {types}")
 
 
+def refuse_cuts(entry: str, cu_seqlens: Any) -> None:
+    """Refuses ends of sequences that are no tensor of whole numbers."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise DtypeError(f"{entry}: cu_seqlens is of type {type(cu_seqlens).__name__}; a tensor of whole numbers is needed")
+    if cu_seqlens.dtype is torch.bool or cu_seqlens.is_floating_point() or cu_seqlens.is_complex():
+        raise DtypeError(f"{entry}: cu_seqlens holds {short(cu_seqlens.dtype)}; ends of sequences are whole numbers, as of int32")
+
+
 def call(entry: str, case: str, returned: int, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The first ``returned`` outputs of an entry, from tensors in the order of its signature."""
     if is_compiling():

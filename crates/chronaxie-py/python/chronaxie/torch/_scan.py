@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from .._errors import ConfigError, DtypeError, ShapeError
 from ._framework import _NAMES, short
 from ._functional import single
-from ._passes import call, device_of, no_tangents, planned, refuse_double, spell, takes_steps, transforms, without_memory
+from ._passes import call, device_of, no_tangents, planned, refuse_cuts, refuse_double, spell, takes_steps, transforms, without_memory
 
 # An entry, its sizes, its options, and its tensors in the order of the signature.
 Prepared = tuple[str, dict[str, int], dict[str, Any], list[Tensor]]
@@ -23,8 +23,10 @@ def _packing(entry: str, batch: int, steps: int, reset: Tensor | None, cu_seqlen
     if reset is not None:
         if tuple(reset.shape) != (batch, steps):
             raise ShapeError(f"{entry}: reset.shape = {tuple(reset.shape)} does not match [B, T] = {(batch, steps)}")
-        return "reset", [reset.to(torch.uint8)]
+        # 0.5 and 256 are not 0 either.
+        return "reset", [reset if reset.dtype is torch.uint8 else (reset != 0).to(torch.uint8)]
     if cu_seqlens is not None:
+        refuse_cuts(entry, cu_seqlens)
         if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
             raise ShapeError(f"{entry}: cu_seqlens.shape = {tuple(cu_seqlens.shape)} does not match [S + 1]")
         if cu_seqlens.is_cpu and not (is_compiling() or transforms() or without_memory(cu_seqlens)):

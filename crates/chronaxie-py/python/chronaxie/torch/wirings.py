@@ -76,7 +76,8 @@ class Wiring:
 
     def set_output_dim(self, output_dim: int) -> None:
         """Makes the first ``output_dim`` neurons the outputs."""
-        if not 0 <= output_dim <= self.units:
+        sizes("wiring", output_dim=output_dim)
+        if output_dim > self.units:
             raise ConfigError(f"wiring: output_dim = {output_dim} is more than units = {self.units}")
         self.output_dim = int(output_dim)
 
@@ -195,6 +196,8 @@ class _Drawn(Wiring):
 
     def __init__(self, **config: Any) -> None:
         self._config = config
+        if config.get("output_dim") is not None:
+            sizes("wiring", output_dim=config["output_dim"])
         units, outputs, command, _, _ = drawn = self._draw(0)
         super().__init__(units)
         self.command_neurons = command
