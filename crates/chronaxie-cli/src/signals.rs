@@ -73,6 +73,8 @@ extern "C" fn end(signal: i32) {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is where the clock's time goes; the call, `_exit` and the atomics are safe in a handler.
     unsafe { clock_gettime(CLOCK_MONOTONIC, &mut now) };
+    // Words of 32 bits on some systems.
+    #[allow(clippy::useless_conversion)]
     let ms = i64::from(now.tv_sec) * 1000 + i64::from(now.tv_nsec) / 1_000_000;
     match FIRST.compare_exchange(-1, ms, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => {

@@ -166,8 +166,29 @@ fn the_end_of_a_job_stops_all_parts_in_order() {
     err.read_to_string(&mut said).unwrap();
     assert_eq!(status.code(), Some(143), "{said}");
     let line = said.trim();
+    // Whether part 0 or what another says comes first does not matter.
     assert!(line.starts_with("error: SIGTERM: simulate: interrupted at ") && !line.contains('\n'), "{said}");
-    let at: f64 = line.split("interrupted at ").nth(1).and_then(|l| l.split(' ').next()).unwrap().parse().unwrap();
+    let at =
+        |line: &str| line.split(" of 1000000 ms").next().and_then(|l| l.rsplit(' ').next()).unwrap().parse::<f64>();
+    let reached = at(line).unwrap();
+    // Likewise where one other part alone is asked to, as a batch system takes a node back.
+    let more = [&BASE[..], &["1", "--resume", &out, "--parts", "2", "--duration", "1000s"]].concat();
+    let mut child = command(&more).spawn().unwrap();
+    let (line, mut err) = until(&mut child, "part 1 is process ");
+    let process = line.trim().rsplit(' ').next().unwrap().to_owned();
+    let mut line = String::new();
+    while !line.starts_with("resumed at ") {
+        line.clear();
+        assert!(err.read_line(&mut line).unwrap() > 0, "it never went on");
+    }
+    assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
+    let status = child.wait().unwrap();
+    let mut said = String::new();
+    err.read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.trim().starts_with("error: simulate: interrupted at part 1 at "), "{said}");
+    let at = at(said.trim()).unwrap();
+    assert!(at > reached, "{at} after {reached}");
     let until = format!("{}", at + 20.0);
     let on = chronaxie(&[&BASE[..], &["1", "--duration", &until, "--resume", &out, "--parts", "2"]].concat());
     let whole = scratch("ended-whole");

@@ -266,7 +266,8 @@ pub fn join(
         }
     };
     let mut link = mesh.control();
-    serve(&plan, &layout, part, setup.fingerprint, &mut *engine, &mut link).map_err(named)?;
+    serve(&plan, &layout, part, setup.fingerprint, &mut *engine, &mut link, &|| progress.interrupted())
+        .map_err(named)?;
     // Its GPU leaves those of the others while they leave it.
     drop(engine);
     mesh.linger();

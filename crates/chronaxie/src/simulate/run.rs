@@ -417,14 +417,16 @@ impl Run<'_> {
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
         let before = energy_j(self.cards);
         while engine.step() < end {
-            if progress.interrupted() {
+            let asked = engine.asked_to_stop();
+            if progress.interrupted() || asked.is_some() {
                 self.book(&mut waiting)?;
                 self.save(engine)?;
                 self.export()?;
                 let at = engine.step() as f64 * dt;
                 let folder = self.folder.path().display();
+                let by = asked.map_or(String::new(), |part| format!(" at part {part}"));
                 let what = format!(
-                    "simulate: interrupted at {at:.1} of {} ms; go on with --resume {folder}",
+                    "simulate: interrupted{by} at {at:.1} of {} ms; go on with --resume {folder}",
                     self.settings.duration_ms
                 );
                 return Err(Error::new(ErrorKind::Interrupted, what));

@@ -158,6 +158,10 @@ pub trait Engine: Send {
     fn table(&self, projection: usize) -> Result<Synapses>;
     /// Spikes times the synapses that each went through, so far.
     fn events(&self) -> u64;
+    /// The part, of several, whose process was asked to stop, if one was: then the run is to end in order.
+    fn asked_to_stop(&self) -> Option<usize> {
+        None
+    }
     /// How the network is cut, as people read it.
     fn config(&self) -> String;
     /// What kind of engine it is, in a word.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Ask {
-    /// u64 steps; answered by the events so far.
+    /// u64 steps; answered by the events so far, and by a byte: whether somebody asked that process to stop.
     Advance = 1,
     /// Answered by its bytes.
     State,
@@ -59,6 +59,7 @@ pub struct PartsEngine<'a> {
     words: String,
     synapses: u64,
     events: u64,
+    asked: Option<usize>,
     broken: bool,
 }
 
@@ -96,8 +97,8 @@ impl<'a> PartsEngine<'a> {
         words: String,
     ) -> Result<Self> {
         let synapses = own.synapses();
-        let mut all =
-            Self { plan, layout, fingerprint, own, link: Mutex::new(link), words, synapses, events: 0, broken: false };
+        let (link, events, asked, broken) = (Mutex::new(link), 0, None, false);
+        let mut all = Self { plan, layout, fingerprint, own, link, words, synapses, events, asked, broken };
         let others = all.ask_all(Ask::Synapses, &[]).inspect_err(|e| all.lock().fail(e));
         let others = match others {
             Ok(others) => others,
@@ -142,12 +143,16 @@ impl<'a> PartsEngine<'a> {
         }
         self.own.advance(steps, spikes)?;
         let mut events = self.own.events();
+        let mut asked = self.asked;
         let mut link = self.lock();
         for part in 1..self.layout.parts() {
-            events += u64_of(&answer(&mut **link, part)?).ok_or_else(|| nonsense(part))?;
+            let bytes = answer(&mut **link, part)?;
+            let (stop, count) = bytes.split_last().ok_or_else(|| nonsense(part))?;
+            events += u64_of(count).ok_or_else(|| nonsense(part))?;
+            asked = asked.or((*stop != 0).then_some(part));
         }
         drop(link);
-        self.events = events;
+        (self.events, self.asked) = (events, asked);
         Ok(())
     }
 }
@@ -243,6 +248,10 @@ impl Engine for PartsEngine<'_> {
         self.events
     }
 
+    fn asked_to_stop(&self) -> Option<usize> {
+        self.asked
+    }
+
     fn config(&self) -> String {
         let every = match self.own.most_steps() {
             _ if self.layout.parts() < 2 => String::new(),
@@ -253,7 +262,8 @@ impl Engine for PartsEngine<'_> {
     }
 }
 
-/// Does what part 0 asks part `part` to do, until the run is over. `engine` has an exchange.
+/// Does what part 0 asks part `part` to do, until the run is over. `engine` has an exchange; part 0 hears after each of its chunks
+/// whether this process was `asked` to stop.
 ///
 /// # Errors
 /// Where a step or a state fails, which part 0 is told; where part 0 has gone.
@@ -264,6 +274,7 @@ pub fn serve(
     fingerprint: [u8; 32],
     engine: &mut dyn PartEngine,
     link: &mut dyn Link,
+    asked: &dyn Fn() -> bool,
 ) -> Result<()> {
     loop {
         let message = link.receive(0)?;
@@ -277,7 +288,7 @@ pub fn serve(
                 Ask::Advance => {
                     let steps = u64_of(more).ok_or_else(|| Error::value("a number of steps is cut off"))?;
                     engine.advance(steps, &mut Vec::new())?;
-                    engine.events().to_le_bytes().to_vec()
+                    engine.events().to_le_bytes().into_iter().chain([u8::from(asked())]).collect()
                 }
                 Ask::State => state_bytes(layout, part, fingerprint, &engine.state()?),
                 Ask::Keys => engine.keys()?.to_bytes(),

@@ -270,7 +270,7 @@ fn parts_over_tcp_have_the_same_bits_and_their_coordinator_all_answers() {
             let layout = Layout::from_bytes(&plan.network, &mesh.more).unwrap();
             let exchange = AllGather::new(mesh.spikes(), Members::new(&plan, &layout), part, mesh.nodes);
             let mut engine = CpuEngine::of_part(&plan, &layout, part, Some(Box::new(exchange)), &|_, _| ())?;
-            serve(&plan, &layout, part, [5; 32], &mut engine, &mut mesh.control())?;
+            serve(&plan, &layout, part, [5; 32], &mut engine, &mut mesh.control(), &|| false)?;
             mesh.linger();
             Ok(())
         };
