@@ -13,6 +13,7 @@ pub mod original;
 pub mod original_plasticity;
 pub mod place;
 pub mod read;
+mod read_drives;
 mod read_plasticity;
 mod reference;
 pub mod replicas;

@@ -47,10 +47,10 @@
 //! ```
 
 use super::files::{Files, edges, given, places};
-use super::frames::frames;
 use super::place::Box4;
+use super::read_drives::drives;
 use super::reference::reference;
-use super::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape, Storage};
+use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule, Shape, Storage};
 use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote, short};
 use crate::spiking::models::{self, Kind};
@@ -103,7 +103,7 @@ impl Setting for Words {
 
 /// A number, a list of numbers, or rows of them.
 #[derive(Debug, Clone, PartialEq)]
-enum Numbers {
+pub(super) enum Numbers {
     One(f64),
     Row(Vec<f64>),
     Rows(Vec<Vec<f64>>),
@@ -131,7 +131,7 @@ impl Setting for Numbers {
 }
 
 impl Numbers {
-    fn at(&self, target: usize, source: usize) -> f64 {
+    pub(super) fn at(&self, target: usize, source: usize) -> f64 {
         match self {
             Self::One(x) => *x,
             Self::Row(x) => x[target],
@@ -425,7 +425,7 @@ fn recorder(section: &Section<'_>, network: &Network) -> Result<Recorder> {
 }
 
 /// The indices of the populations that `key` names.
-fn named(section: &Section<'_>, key: &str, network: &Network) -> Result<Vec<usize>> {
+pub(super) fn named(section: &Section<'_>, key: &str, network: &Network) -> Result<Vec<usize>> {
     let words: Words = section.require(key)?;
     let names = || network.populations.iter().map(|p| p.name.as_str());
     let index = |name: &String| {
@@ -440,7 +440,7 @@ fn named(section: &Section<'_>, key: &str, network: &Network) -> Result<Vec<usiz
     words.0.iter().map(index).collect()
 }
 
-fn numbers(section: &Section<'_>, key: &str, targets: usize, sources: usize) -> Result<Numbers> {
+pub(super) fn numbers(section: &Section<'_>, key: &str, targets: usize, sources: usize) -> Result<Numbers> {
     let numbers: Numbers = section.require(key)?;
     if numbers.fits(targets, sources) {
         return Ok(numbers);
@@ -546,42 +546,4 @@ fn read_delay(section: &Section<'_>) -> Result<Delay> {
         Some(delay) => delay,
         None => section.require::<f64>("delay")?.into(),
     }))
-}
-
-fn drives(section: &Section<'_>, network: &mut Network, files: &Files, use_it: bool) -> Result<()> {
-    let targets = named(section, "target", network)?;
-    let kind = section.choice("kind", &["poisson", "dc", "frames"], "poisson")?;
-    if kind == "frames" {
-        let &[target] = targets.as_slice() else {
-            return Err(section.refuse("target", "must be one population: frames are of its cells"));
-        };
-        return frames(section, target, network, files, use_it);
-    }
-    let mut push = |target: usize, kind: DriveKind| {
-        if use_it {
-            network.drives.push(Drive { target, kind });
-        }
-    };
-    if kind == "dc" {
-        let current = numbers(section, "current", targets.len(), 1)?;
-        targets.iter().enumerate().for_each(|(t, &target)| push(target, DriveKind::Dc { current: current.at(t, 0) }));
-        return Ok(());
-    }
-    let rate = numbers(section, "rate", targets.len(), 1)?;
-    let sources =
-        if section.contains("sources") { numbers(section, "sources", targets.len(), 1)? } else { Numbers::One(1.0) };
-    let weight = numbers(section, "weight", targets.len(), 1)?;
-    let start_ms = section.get("start", Milliseconds(0.0))?.0;
-    let stop_ms = section.optional::<Milliseconds>("stop")?.map_or(f64::INFINITY, |ms| ms.0);
-    for (t, &target) in targets.iter().enumerate() {
-        let rate_hz = rate.at(t, 0) * sources.at(t, 0);
-        if rate.at(t, 0) < 0.0 || sources.at(t, 0) < 0.0 {
-            return Err(section.refuse(
-                "rate",
-                &format!("times sources is {rate_hz}, made of a negative number", rate_hz = short(rate_hz)),
-            ));
-        }
-        push(target, DriveKind::Poisson { rate_hz, weight: weight.at(t, 0), start_ms, stop_ms });
-    }
-    Ok(())
 }

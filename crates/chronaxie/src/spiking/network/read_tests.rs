@@ -1,8 +1,8 @@
 //! Configurations of networks: what they say, and how they are refused.
 
 use super::*;
-use crate::spiking::Plan;
 use crate::spiking::plasticity::{Dependence, Pairs, Placement};
+use crate::spiking::{DriveKind, Plan};
 
 fn settings(text: &str) -> Result<Settings> {
     let config = Config::parse(text, "net.toml")?;
@@ -440,7 +440,7 @@ fn a_variant_has_its_own_reference() {
     assert_eq!(of("dc = { }, rate_hz = 5.0", "dc"), Ok((None, None)));
     assert_eq!(of("poisson = { cv = 0.9 }", "dc"), Ok((None, None)));
     let e = of("rate_hz = 5.0, dc = { rate = 6.0 }", "poisson").unwrap_err();
-    assert!(e.contains("unknown key population[0].reference.dc.rate; did you mean rate_hz?"), "{e}");
+    assert!(e.contains("unknown key population[0].reference.dc.rate; known there: rate_hz, cv, correlation"), "{e}");
 }
 
 /// Weights that would begin at a bound of their plasticity: refused where most would, said where some would.
