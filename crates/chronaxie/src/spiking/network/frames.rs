@@ -77,7 +77,7 @@ pub(super) fn frames(
     }
     let (count, elements) = elements(section, &array, &placed, p)?;
     let steps = hold_steps * count as f64 * f64::from(repeat);
-    if first + steps > 1e15 {
+    if first + steps > 1e15 || count > u32::MAX as usize {
         return Err(section.refuse(
             "hold",
             &format!(
@@ -94,7 +94,9 @@ pub(super) fn frames(
         let list = format!("a list of {steps} steps of frames, and of their numbers,", steps = short(steps));
         format!("{}: {list}", files.path(&file).display())
     };
-    crate::memory::require(16 * (steps as u64).saturating_add(synapses.saturating_mul(each)), what)?;
+    // Synapses are listed in a column that grows by doubling.
+    let rows = (steps as u64).saturating_add(synapses.saturating_mul(2 * each));
+    crate::memory::require(rows.saturating_mul(16), what)?;
     let mut edges = Vec::new();
     for (frame, values) in array.values.chunks(in_frame.max(1)).enumerate().take(count) {
         for &(cell, at) in elements.iter().filter(|(_, at)| values[*at] != 0.0) {
@@ -110,9 +112,11 @@ pub(super) fn frames(
         }
     }
     let (first, hold_steps) = (first as u64, hold_steps as u64);
-    let shown = (0..count as u64 * u64::from(repeat))
-        .flat_map(|k| (0..hold_steps).map(move |s| (first + k * hold_steps + s, (k % count as u64) as u32)));
-    let shown: Vec<(u64, u32)> = shown.collect();
+    let mut shown = Vec::with_capacity(steps as usize);
+    for k in 0..count as u64 * u64::from(repeat) {
+        let begin = first + k * hold_steps;
+        shown.extend((begin..begin + hold_steps).map(|step| (step, (k % count as u64) as u32)));
+    }
     let model = models::find("spikes").map_err(|e| section.refuse("kind", &e))?;
     let mut source = Population::new(free_name(network, target), model, count as u32);
     source.replay = Some(Arc::new(shown));

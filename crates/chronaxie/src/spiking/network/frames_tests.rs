@@ -50,6 +50,18 @@ fn elements_go_to_the_cells_at_their_places_and_frames_to_their_steps() {
     assert_eq!((frames.name.as_str(), frames.size), ("V1 frames", 2));
     let shown = [(4, 0), (5, 0), (6, 1), (7, 1), (8, 0), (9, 0), (10, 1), (11, 1)];
     assert_eq!(frames.replay.as_ref().unwrap().as_slice(), shown);
+    // Another drive of the same cells has frames of its own.
+    let text = format!(
+        "{BOX}[[drive]]\ntarget = \"V1\"\nkind = \"frames\"\nfile = \"<f>\"\nweight = 1\nhold = 1\n[[drive]]\ntarget = \"V1\"\n\
+         kind = \"frames\"\nfile = \"<f>\"\nweight = -1\nhold = 2\n"
+    );
+    let config = Config::parse(&text, "net.toml").unwrap();
+    let files = Files::beside(&config).with("<f>", vec![("frames".into(), vec![1.0; 12])]);
+    let both = read_with(&config, &files).unwrap().network;
+    let names: Vec<&str> = both.populations.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["V1", "V1 frames", "V1 frames 2"]);
+    assert_eq!(both.projections.iter().map(|p| (p.source, p.target)).collect::<Vec<_>>(), [(1, 0), (2, 0)]);
+    Plan::new(both).unwrap();
     // By index: one frame, and frames.
     let twelve: Vec<f64> = (0..12).map(f64::from).collect();
     let s = with("weight = 1\nhold = 5.0", twelve.clone()).unwrap();
