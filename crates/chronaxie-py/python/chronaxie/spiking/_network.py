@@ -289,7 +289,7 @@ class Network:
                 whose element ``[i, j]`` goes to the cells at x = ``origin[0]`` + i, y = ``origin[1]`` + j (origin: zeros), of
                 ``layer`` (``{"z": 0}``) alone if that is given. Each frame is shown for ``hold`` ms, from ``start`` (0) on, all
                 of them ``repeat`` (1) times, and felt ``delay`` ms (a step) later; a value adds ``weight`` times itself in each
-                step, in the unit of the model. They are cells of a population ``TARGET frames``.
+                step, in the unit of the model, or comes to ``current`` times itself. They are cells of a population ``TARGET frames``.
             options: those.
         """
         section = {"target": _plain(target, "target"), "kind": kind}

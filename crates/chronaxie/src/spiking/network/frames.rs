@@ -9,7 +9,8 @@
 //! axes = "xy"                  # cells by where they lie: element [i, j] goes to those at x = i, y = j, of any z and w
 //! origin = [0, 0]              # where element [0, 0] lies
 //! layer = { z = 0 }            # only cells at this z
-//! weight = 0.5                 # what a value of 1 adds in each step, in the unit of the model
+//! weight = 0.5                 # what a value of 1 adds in each step, in the unit of the model;
+//!                              # or current = 300.0: the current that a value of 1 comes to over time, pA
 //! hold = "10ms"                # a frame is shown for so long
 //! start = "0ms"
 //! repeat = 1                   # how often the frames are shown, again from the first
@@ -52,7 +53,9 @@ pub(super) fn frames(
     use_it: bool,
 ) -> Result<()> {
     let placed = placed(section)?;
-    let weight: f64 = section.require("weight")?;
+    // In terms of a current where that is asked for, which does not depend on the step.
+    let strength = if section.contains("current") { "current" } else { "weight" };
+    let size: f64 = section.require(strength)?;
     let hold = section.require::<Milliseconds>("hold")?.0;
     let start = section.get("start", Milliseconds(0.0))?.0;
     let repeat: u32 = section.get("repeat", 1)?;
@@ -68,6 +71,15 @@ pub(super) fn frames(
             .refuse("target", &format!("is {}, whose cells of {} take no input", quote(&p.name), p.model.name())));
     }
     let dt = network.dt_ms;
+    let typical = p.typical();
+    let charge = |port: usize| match strength {
+        "current" => p.model.charge(&typical, port).map(|charge| dt / charge),
+        _ => Some(1.0),
+    };
+    let Some(of_port) = charge(0).zip(charge(p.model.ports().len() - 1)) else {
+        let what = format!("is of currents, which inputs of {} are not; give a weight", p.model.name());
+        return Err(section.refuse("current", &what));
+    };
     let (hold_steps, first) = ((hold / dt).round(), (start / dt).round());
     for (key, ms) in [("hold", hold), ("delay", delay)] {
         if (ms / dt).round() < 1.0 {
@@ -100,13 +112,14 @@ pub(super) fn frames(
     let mut edges = Vec::new();
     for (frame, values) in array.values.chunks(in_frame.max(1)).enumerate().take(count) {
         for &(cell, at) in elements.iter().filter(|(_, at)| values[*at] != 0.0) {
-            let w = (values[at] * weight) as f32;
+            let w = values[at] * size;
+            let w = (w * if w < 0.0 { of_port.1 } else { of_port.0 }) as f32;
             if !w.is_finite() {
                 let what = format!(
                     "times {} (frame {frame}, element {at}) is beyond the range of single precision",
                     short(values[at])
                 );
-                return Err(section.refuse("weight", &format!("{} {what}", short(weight))));
+                return Err(section.refuse(strength, &format!("{} {what}", short(size))));
             }
             edges.push(Edge { source: frame as u32, target: cell, weight: w, delay_ms: delay as f32 });
         }

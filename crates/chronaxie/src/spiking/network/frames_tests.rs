@@ -114,6 +114,33 @@ fn jumps_are_those_of_the_equation_on_every_engine() {
     }
 }
 
+/// A value as a current is the DC current of the same size, whatever the step and the synapses' time constants.
+#[test]
+fn frames_as_currents_come_to_the_potential_of_the_same_dc() {
+    for (model, dt, tau) in
+        [("lif_exp", 0.1, 0.5), ("lif_exp", 0.5, 2.0), ("lif_alpha", 0.1, 0.5), ("lif_delta", 0.1, 0.0)]
+    {
+        let synapses =
+            if tau > 0.0 { format!("tau_syn_ex = {tau}, tau_syn_in = {}", 3.0 * tau) } else { String::new() };
+        let text = format!(
+            "schema = 1\n[simulation]\ndt = {dt}\n[[population]]\nname = \"A\"\nmodel = \"{model}\"\nsize = 2\n\
+             parameters = {{ {synapses} }}\n[[drive]]\ntarget = \"A\"\nkind = \"frames\"\nfile = \"<f>\"\ncurrent = 100\nhold = 300\n"
+        );
+        let config = Config::parse(&text, "net.toml").unwrap();
+        let files = Files::beside(&config).with("<f>", vec![("frames".into(), vec![2.0, -3.0])]);
+        let plan = Plan::new(read_with(&config, &files).unwrap().network).unwrap();
+        let mut engine = CpuEngine::new(&plan, &|_, _| ()).unwrap();
+        engine.advance((250.0 / dt) as u64, &mut Vec::new()).unwrap();
+        for (cell, current) in [(0, 200.0), (1, -300.0)] {
+            let v = f64::from(engine.cell(0, cell).unwrap()[0]);
+            let v = if v < -40.0 { v + 65.0 } else { v };
+            // 40 MOhm; what a step brings at once is seen a little at its end.
+            let (want, ripple) = (0.04 * current, 0.04 * f64::abs(current) * dt / 10.0);
+            assert!((v - want).abs() < ripple, "{model}, {dt} ms: {v} mV of {want}");
+        }
+    }
+}
+
 #[test]
 fn wrong_frames_are_refused_with_field_line_and_values() {
     let values: Vec<f64> = (0..12).map(f64::from).collect();
@@ -124,6 +151,7 @@ fn wrong_frames_are_refused_with_field_line_and_values() {
         Err(e) => e.to_string(),
     };
     for (drive, want) in [
+        ("weight = 1\ncurrent = 1\nhold = 5.0", "unknown key drive[0].weight"),
         ("hold = 5.0", "table [drive[0]] lacks the required key weight (a finite number)"),
         ("weight = 1", "table [drive[0]] lacks the required key hold"),
         ("weight = 1\nhold = 0.1", "net.toml:14: drive[0].hold is 0.1 ms, which is less than the step of 0.5 ms"),
@@ -175,12 +203,15 @@ fn wrong_frames_are_refused_with_field_line_and_values() {
     assert!(e.contains("projection V1 frames -> V1: weights of 0.0099999") && e.contains("sets their unit"), "{e}");
     // Cells without places, a list of targets, a variant that is not the run's.
     let plain = "schema = 1\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 3\n[[population]]\nname = \"P\"\n\
-        model = \"poisson\"\nsize = 3\n[[drive]]\nkind = \"frames\"\nfile = \"<f>\"\nweight = 1\nhold = 1\n";
+        model = \"poisson\"\nsize = 3\n[[population]]\nname = \"C\"\nmodel = \"lif_cond\"\nsize = 3\n[[drive]]\nkind = \"frames\"\nfile = \"<f>\"\nweight = 1\nhold = 1\n";
     for (more, want) in [
         ("target = \"A\"\naxes = \"x\"", "the cells of \"A\" have none (box, places)"),
+        ("target = \"C\"", "drive[0].current is of currents, which inputs of lif_cond are not; give a weight"),
         ("target = [\"A\", \"P\"]", "must be one population"),
         ("target = \"P\"", "whose cells of poisson take no input"),
     ] {
+        let plain =
+            if want.starts_with("drive[0].current") { plain.replace("weight", "current") } else { plain.into() };
         let config = Config::parse(&format!("{plain}{more}"), "net.toml").unwrap();
         let files = Files::beside(&config).with("<f>", vec![("frames".into(), vec![1.0; 3])]);
         let e = read_with(&config, &files).unwrap_err().to_string();
