@@ -34,9 +34,11 @@ use crate::data::sha256_hex;
 
 mod json;
 mod value;
+pub(crate) use value::quote;
+#[cfg(feature = "spiking")]
+pub(crate) use value::short;
 use value::{Entry, MAX_DEPTH, Origin, convert_table, literal};
 pub use value::{Milliseconds, Setting, Table, Value};
-pub(crate) use value::{quote, short};
 
 #[cfg(test)]
 mod tests;
