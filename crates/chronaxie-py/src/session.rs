@@ -26,6 +26,8 @@ pub(crate) type Table = (String, Vec<(String, PyBackedBytes)>);
 /// `(name, model, size, first cell, [(variable, unit)], unit of weights, f32 [size, 4] places)`.
 pub(crate) type Population<'py> =
     (String, &'static str, u32, u64, Vec<(&'static str, &'static str)>, &'static str, Option<Bound<'py, PyByteArray>>);
+/// `(generation, age, alive, died, born)`.
+type Lives<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, u64, u64);
 /// `(target, kind, rate or current, weight, from, until)`.
 type Drive = (usize, &'static str, f64, f64, f64, f64);
 /// `(population, cells, times, [(variable, f32 [samples, cells])])`.
@@ -123,6 +125,17 @@ impl Session {
     fn state<'py>(&self, py: Python<'py>, population: usize) -> PyResult<Vec<Bound<'py, PyByteArray>>> {
         let state = py.detach(|| self.0.state(population));
         py_result(py, state)?.iter().map(|v| column(py, v, f32::to_ne_bytes)).collect()
+    }
+    /// Of all cells, how many stood there before (u32), their ages in steps (u64) and whether they live (u8); how many have died and
+    /// were born. Nothing where no cell can die.
+    fn lives<'py>(&self, py: Python<'py>) -> PyResult<Option<Lives<'py>>> {
+        let lives = py.detach(|| self.0.lives());
+        let one = |l: simulate::Lives| {
+            let generation = column(py, &l.generation, u32::to_ne_bytes)?;
+            let alive = column(py, &l.alive, |x| [u8::from(x)])?;
+            Ok((generation, column(py, &l.age, u64::to_ne_bytes)?, alive, l.died, l.born))
+        };
+        py_result(py, lives)?.map(one).transpose()
     }
     /// Sets variables of a population, f64 each.
     fn set_state(&self, py: Python<'_>, population: usize, values: Vec<(String, PyBackedBytes)>) -> PyResult<()> {

@@ -2,6 +2,7 @@
 
 use super::parts::RATE_HZ;
 use crate::cuda::{CudaDevice, nvml};
+use crate::spiking::life::{Living, Make};
 use crate::spiking::partition::Layout;
 use crate::spiking::simulate::parts::{Exchange, PartEngine, Transport};
 use crate::spiking::simulate::{CpuEngine, CudaPart, Engine, cuda};
@@ -101,8 +102,35 @@ pub(super) fn check_method(method: &str, device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// The engine of a network on the CPU or on these GPUs, and the way in which several share it. Where cells die and are born, it goes from
+/// one death to the next.
+///
+/// # Errors
+/// Of the network, its memory and the devices.
+pub(super) fn engine<'a>(
+    plan: &'a Plan,
+    (device, cards, method): (&Device, &[Arc<CudaDevice>], &str),
+    built: &(dyn Fn(usize, usize) + Sync),
+) -> Result<(Box<dyn Engine + 'a>, Option<&'static str>)> {
+    if plan.network.lifecycle.is_none() {
+        return match device {
+            Device::Cpu => Ok((Box::new(CpuEngine::new(plan, built)?), None)),
+            Device::Cuda(_) => on_gpus(plan, cards, method, built),
+        };
+    }
+    if cards.len() > 1 {
+        plan.refuse_life("a network on several GPUs")?;
+    }
+    let (on_cpu, cards, method) = (matches!(device, Device::Cpu), cards.to_vec(), method.to_owned());
+    let make: Make = Box::new(move |plan| match on_cpu {
+        true => Ok(Box::new(CpuEngine::new(plan, &|_, _| ())?)),
+        false => Ok(on_gpus(plan, &cards, &method, &|_, _| ())?.0),
+    });
+    Ok((Box::new(Living::new(plan.network.clone(), make)?), None))
+}
+
 /// An engine in which GPUs share a network by `method`, and, where there are several, the way that it came to.
-pub(super) fn on_gpus<'a>(
+fn on_gpus<'a>(
     plan: &'a Plan,
     cards: &[Arc<CudaDevice>],
     method: &str,

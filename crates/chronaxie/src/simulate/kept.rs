@@ -1,7 +1,7 @@
 //! What a run keeps of a network, or of each of several that run side by side: spikes, traces, statistics, pictures.
 
 use super::pictures;
-use super::run::PopulationReport;
+use super::run::{PopulationReport, STATE, fingerprint};
 use crate::report::RunFolder;
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::Settings;
@@ -153,6 +153,26 @@ pub(super) fn book_each(
     });
     let booked = work.into_iter().map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner).2);
     booked.fold(Ok(()), Result::and)
+}
+
+/// The checkpoint in a run's folder, which is to be of `network`.
+pub(super) fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {
+    let path = folder.file(STATE);
+    let bytes = std::fs::read(&path).map_err(|e| Error::checkpoint(format!("cannot read {}: {e}", path.display())))?;
+    let c = Checkpoint::from_bytes(&bytes, &path)?;
+    let counts = [c.counts.len(), c.replicas.len()];
+    if c.fingerprint != fingerprint(network) || counts != [network.populations.len(), network.replicas.len()] {
+        let what = match (network.replicas.len(), c.replicas.len()) {
+            (own, other) if own != other => format!("it is of {other} replicas, and these are {own}"),
+            (0, _) => "it is of another network".into(),
+            _ => "it is of another network, or of other replicas".into(),
+        };
+        return Err(Error::checkpoint(format!(
+            "{}: {what}; compare config.toml beside it with --print-config",
+            path.display()
+        )));
+    }
+    Ok(c)
 }
 
 /// Refuses to hash from here on where what came before was not hashed; where nothing is to be hashed, nothing is any more.

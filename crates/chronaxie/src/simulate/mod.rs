@@ -24,6 +24,7 @@ mod steer;
 #[cfg(test)]
 mod tests;
 
+pub use crate::spiking::life::Lives;
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
 pub use capacity::{CapacityOptions, CapacityReport, PlannedRun, capacity};
 pub use held::{HeldFacts, HeldPart};

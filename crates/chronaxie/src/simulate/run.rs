@@ -1,7 +1,7 @@
 //! One simulation, from a configuration to a folder.
 
-use super::gpus::{check_method, devices, energy_j, on_gpus, part_devices, words};
-use super::kept::{Kept, book_each, go_on_hashing, require_logged};
+use super::gpus::{check_method, devices, energy_j, engine, part_devices, words};
+use super::kept::{Kept, book_each, go_on_hashing, load, require_logged};
 use super::parts::{PartsOptions, Team};
 use super::replicas::{Described, One};
 use crate::bench::Provenance;
@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::network::read::{Settings, read};
 use crate::spiking::record::SpikeHash;
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, Weights, pace};
+use crate::spiking::simulate::{Checkpoint, Engine, Spike, Weights, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 /// The checkpoint in a run's folder.
-const STATE: &str = "checkpoint/state.bin";
+pub(super) const STATE: &str = "checkpoint/state.bin";
 
 /// Where and how to run a configuration.
 #[derive(Debug, Clone)]
@@ -125,6 +125,12 @@ pub struct Report {
     pub populations: Vec<PopulationReport>,
     /// The weights that change, from population to population, at the start of the run and now; empty where none does.
     pub weights: Vec<WeightReport>,
+    /// How many cells have died since the first step; nothing where none can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub died: Option<u64>,
+    /// How many children were born.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub born: Option<u64>,
     /// Each of several networks side by side; the populations of all are then called `NAME#K`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<ReplicaReport>,
@@ -240,6 +246,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     }
     let folder = RunFolder::open(&options.out, options.resume)?;
     let plan = Plan::new(settings.network.clone())?;
+    if options.parts.is_some() {
+        plan.refuse_life("a network in parts")?;
+    }
     let mut checkpoint = if options.resume { Some(load(&folder, &plan.network)?) } else { None };
     let since = Instant::now();
     progress.start("build", 0);
@@ -251,15 +260,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
     progress.advance(0, &note);
     let built = |done: usize, of: usize| progress.advance(done as u64, &format!("{note}: {done} of {of} parts"));
     let mut team = options.parts.as_ref().map(|parts| Team::gather(parts, &plan, &cards, progress)).transpose()?;
-    let mut method = None;
-    let mut engine: Box<dyn Engine + '_> = match (&device, &mut team) {
-        (_, Some(team)) => team.engine(&plan, &built)?,
-        (Device::Cpu, None) => Box::new(CpuEngine::new(&plan, &built)?),
-        (Device::Cuda(_), None) => {
-            let (engine, by) = on_gpus(&plan, &cards, &options.method, &built)?;
-            method = by;
-            engine
-        }
+    let (mut engine, method): (Box<dyn Engine + '_>, _) = match &mut team {
+        Some(team) => (team.engine(&plan, &built)?, None),
+        None => engine(&plan, (&device, &cards, &options.method), &built)?,
     };
     progress.finish();
     let build_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -372,25 +375,6 @@ pub(super) fn fingerprint(network: &Network) -> [u8; 32] {
     // Floats are written with as many digits as they have, so other networks have other texts.
     let _ = write!(sink, "{network:?}");
     sink.0.finalize().into()
-}
-
-fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {
-    let path = folder.file(STATE);
-    let bytes = std::fs::read(&path).map_err(|e| Error::checkpoint(format!("cannot read {}: {e}", path.display())))?;
-    let c = Checkpoint::from_bytes(&bytes, &path)?;
-    let counts = [c.counts.len(), c.replicas.len()];
-    if c.fingerprint != fingerprint(network) || counts != [network.populations.len(), network.replicas.len()] {
-        let what = match (network.replicas.len(), c.replicas.len()) {
-            (own, other) if own != other => format!("it is of {other} replicas, and these are {own}"),
-            (0, _) => "it is of another network".into(),
-            _ => "it is of another network, or of other replicas".into(),
-        };
-        return Err(Error::checkpoint(format!(
-            "{}: {what}; compare config.toml beside it with --print-config",
-            path.display()
-        )));
-    }
-    Ok(c)
 }
 
 impl Run<'_> {
@@ -569,6 +553,7 @@ impl Run<'_> {
                 out: kept.folder.path().to_path_buf(),
             });
         }
+        let lives = engine.lives()?;
         let steps = (end - first).max(1) as f64;
         let wall_ms = self.wall * 1e3;
         Ok(Report {
@@ -593,6 +578,8 @@ impl Run<'_> {
             quantisation: self.plan.quantisation().iter().map(|q| q.relative_error).fold(0.0, f64::max),
             populations,
             weights,
+            died: lives.as_ref().map(|lives| lives.died),
+            born: lives.as_ref().map(|lives| lives.born),
             replicas,
             out: self.folder.path().to_path_buf(),
         })

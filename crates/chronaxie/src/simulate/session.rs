@@ -8,6 +8,7 @@ use super::gpus::{check_method, devices};
 use super::steer::{Anew, Books, Core, Job, Place, serve};
 use crate::progress::{Progress, Silent};
 use crate::spiking::connect::Synapses;
+use crate::spiking::life::Lives;
 use crate::spiking::network::Drive;
 use crate::spiking::network::read::Settings;
 use crate::spiking::simulate::Spike;
@@ -185,12 +186,20 @@ impl Session {
     }
 
     /// The state variables of a population, as its model describes them, `[variable][cell]`; not a number where the reduced
-    /// model has merged one away.
+    /// model has merged one away, and of a cell that is dead.
     ///
     /// # Errors
     /// `Config`, where there is no such population; what the device refuses.
     pub fn state(&self, population: usize) -> Result<Vec<Vec<f32>>> {
         self.ask(&Silent, move |core| (core.state(population), None))?
+    }
+
+    /// The generations and ages of all cells; nothing where none can die.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn lives(&self) -> Result<Option<Lives>> {
+        self.ask(&Silent, |core| (core.lives(), None))?
     }
 
     /// Sets state variables of a population, a value a cell each.

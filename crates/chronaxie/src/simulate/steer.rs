@@ -1,16 +1,17 @@
 //! The thread of a session: what it has, and what it does when it is asked.
 
 use super::changes::{Changes, Input};
-use super::gpus::{on_gpus, words};
+use super::gpus::{engine, words};
 use super::run::fingerprint;
 use super::session::{Facts, PopulationFacts, Trace};
 use crate::cuda::CudaDevice;
 use crate::report::write_atomically;
 use crate::spiking::connect::Synapses;
+use crate::spiking::life::Lives;
 use crate::spiking::network::Drive;
 use crate::spiking::network::read::Settings;
 use crate::spiking::record::{Recorder, SpikeHash};
-use crate::spiking::simulate::{Checkpoint, CpuEngine, Engine, Spike, State};
+use crate::spiking::simulate::{Checkpoint, Engine, Spike, State};
 use crate::spiking::{Network, Plan};
 use crate::{Device, Error, ErrorKind, Result};
 use std::path::Path;
@@ -97,10 +98,7 @@ pub(super) fn serve(mut books: Books, place: &Place, built: &SyncSender<Facts>, 
     while let Some((network, state)) = next.take() {
         let plan = Plan::new(network)?;
         let silent = |_, _| {};
-        let (mut engine, method): (Box<dyn Engine + '_>, _) = match place.device {
-            Device::Cpu => (Box::new(CpuEngine::new(&plan, &silent)?), None),
-            Device::Cuda(_) => on_gpus(&plan, &place.cards, &place.method, &silent)?,
-        };
+        let (mut engine, method) = engine(&plan, (&place.device, &place.cards, &place.method), &silent)?;
         if let Some(state) = &state {
             engine.restore(state)?;
         }
@@ -234,7 +232,7 @@ impl Core<'_> {
     /// The state of each cell in the description's terms, and its parameters.
     fn described(&self, population: usize, stepped: &[Vec<f32>]) -> Result<Vec<(Vec<f64>, Vec<f64>)>> {
         let size = self.population(population)?.size;
-        let parameters = self.plan.parameters(population, 0..size)?;
+        let parameters = self.engine.parameters(self.plan, population, 0..size)?;
         let cell = |c: usize| {
             let own: Vec<f64> = parameters.iter().map(|p| p[if p.len() == 1 { 0 } else { c }]).collect();
             let mut state: Vec<f64> = stepped.iter().map(|v| f64::from(v[c])).collect();
@@ -249,11 +247,20 @@ impl Core<'_> {
         let state = self.engine.state()?;
         let cells = self.described(population, &state.variables[population])?;
         let stepped = self.plan.models[population].variables();
+        let first = self.plan.first[population] as usize;
+        let lives = self.engine.lives()?;
+        let alive = |c: usize| lives.as_ref().is_none_or(|lives| lives.alive[first + c]);
         let column = |name: &str| match stepped.iter().position(|v| v.name == name) {
-            Some(at) => cells.iter().map(|(s, _)| s[at] as f32).collect(),
+            Some(at) => {
+                cells.iter().enumerate().map(|(c, (s, _))| if alive(c) { s[at] as f32 } else { f32::NAN }).collect()
+            }
             None => vec![f32::NAN; cells.len()],
         };
         Ok(p.model.variables().iter().map(|v| column(v.name)).collect())
+    }
+
+    pub fn lives(&self) -> Result<Option<Lives>> {
+        self.engine.lives()
     }
 
     pub fn set_state(&mut self, population: usize, values: &[(String, Vec<f32>)]) -> Result<()> {

@@ -22,6 +22,16 @@ pub enum Purpose {
     Site = 6,
     /// The rounds of the permutation of pairs.
     Permutation = 7,
+    /// How old cells are at the start.
+    Age = 8,
+    /// The parameters of a child.
+    Mutation = 9,
+    /// The state that a child begins with.
+    Birth = 10,
+    /// What is added to the weight of a synapse of a child, where it does not change by itself.
+    Weight = 11,
+    /// Likewise of one that does.
+    Strength = 12,
 }
 
 /// 128 uniform bits for number `index` of `owner` (a projection, a drive, a population).

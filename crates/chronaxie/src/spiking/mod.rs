@@ -2,7 +2,7 @@
 //!
 //! [`network`] describes, [`plan`] turns the description into whole numbers, [`connect`] builds the synapses, [`models`]
 //! holds the cells' equations, [`plasticity`] those of synapses, [`simulate`] runs them; [`partition`] shares a network out,
-//! [`capacity`] says how many GPUs it wants.
+//! [`capacity`] says how many GPUs it wants, and [`life`] lets cells die and be born.
 
 pub mod analysis;
 pub mod bench;
@@ -11,6 +11,7 @@ pub mod connect;
 mod device;
 pub mod draws;
 mod drives;
+pub mod life;
 pub mod math;
 pub mod metrics;
 pub mod models;
@@ -21,6 +22,9 @@ pub mod plasticity;
 pub mod record;
 pub mod simulate;
 
-pub use network::{Delay, Distribution, Drive, DriveKind, Network, Outside, Population, Projection, Rule, Shape};
+pub use life::{Life, Lives, Living};
+pub use network::{
+    Delay, Distribution, Drive, DriveKind, Lifecycle, Network, Outside, Population, Projection, Rule, Shape,
+};
 pub use plan::Plan;
 pub use simulate::{Engine, Spike};

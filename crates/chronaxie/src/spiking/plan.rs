@@ -4,7 +4,7 @@
 use super::connect::{Redraw, Subset};
 use super::draws::{Purpose, Stream};
 use super::models::{Kind, Model};
-use super::network::{Codes, Delay, Distribution, DriveKind, Key, Network, Projection, Rule};
+use super::network::{Codes, Delay, Distribution, DriveKind, Key, Network, Population, Projection, Rule};
 use super::plasticity::fixed::Learning;
 use crate::config::short;
 use crate::{Error, ErrorKind, Result};
@@ -68,8 +68,11 @@ impl Plan {
     /// # Errors
     /// `Config`, in a sentence with the population or projection and the values, for everything that cannot be run.
     pub fn new(network: Network) -> Result<Self> {
-        let models: Vec<&'static dyn Model> =
-            network.populations.iter().map(|p| p.model.reduced(&p.constants()).unwrap_or(p.model)).collect();
+        // Children may differ in what a reduced model takes to be the same.
+        let differ = |i: usize| network.lifecycle.as_ref().is_some_and(|life| life.mutates_cells(i));
+        let reduced =
+            |(i, p): (usize, &Population)| p.model.reduced(&p.constants()).filter(|_| !differ(i)).unwrap_or(p.model);
+        let models: Vec<&'static dyn Model> = network.populations.iter().enumerate().map(reduced).collect();
         let mut plan = Self {
             first: network.first_cells(),
             units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
@@ -82,6 +85,9 @@ impl Plan {
             network,
         };
         plan.check_populations()?;
+        if let Some((field, problem)) = plan.network.lifecycle.as_ref().and_then(|life| life.problem(&plan.network)) {
+            return Err(Error::config(format!("lifecycle.{field} {problem}")));
+        }
         plan.choose_units()?;
         for p in 0..plan.network.projections.len() {
             let efficacy = plan.efficacy(p)?;
@@ -114,6 +120,40 @@ impl Plan {
         plan.check_populations()?;
         plan.tabulate_drives()?;
         Ok(plan)
+    }
+
+    /// The plan of `network`, this one's at a later step: with other parameters, and with the synapses of some projections as lists.
+    pub(super) fn reborn(&self, network: Network) -> Result<Self> {
+        let listed = |p: &Projection| matches!(p.rule, Rule::Edges(_));
+        let efficacy = |(p, of): (&Projection, &Efficacy)| match listed(p) {
+            true => Efficacy { weight: None, delay: None },
+            false => of.clone(),
+        };
+        let mut plan = Self {
+            first: self.first.clone(),
+            models: self.models.clone(),
+            units: self.units.clone(),
+            efficacies: network.projections.iter().zip(&self.efficacies).map(efficacy).collect(),
+            learning: None,
+            poisson: Vec::new(),
+            min_delay: self.min_delay,
+            max_delay: self.max_delay,
+            network,
+        };
+        plan.plan_learning()?;
+        plan.tabulate_drives()?;
+        Ok(plan)
+    }
+
+    /// Refuses what runs a network by itself, whose cells are to die and be born.
+    pub(crate) fn refuse_life(&self, what: &str) -> Result<()> {
+        if self.network.lifecycle.is_none() {
+            return Ok(());
+        }
+        Err(Error::config(format!(
+            "lifecycle: {what} does not let cells die; one process on one CPU or GPU does, or lifecycle.death = false \
+             (cell_lifecycle.enable_death in a file of the original) leaves the life cycle"
+        )))
     }
 
     /// How many cells there are.
@@ -190,6 +230,7 @@ impl Plan {
                     (p.weight.quantile(1e-10), p.weight.quantile(1.0 - 1e-10))
                 }
             };
+            let ends = if n.mutates(i) { n.weight_range(i) } else { ends };
             let most = &mut largest[p.target];
             let last = most.len() - 1;
             if let Some(bound) = p.plasticity.and_then(|x| x.bounds()).map(|b| b.1).filter(|w| w.is_finite()) {

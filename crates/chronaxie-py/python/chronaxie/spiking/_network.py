@@ -253,7 +253,7 @@ class Network:
             synapses: ``stored`` (what they are if nothing is said), ``procedural``: drawn again whenever their source fires, by
                 ``fixed_outdegree`` with multapses, ``all_to_all`` or ``one_to_one``, without plasticity; or ``auto``: likewise
                 where stored ones would not fit in free memory. Spikes do not depend on it.
-            options: of the rule; ``multapses`` and ``autapses``.
+            options: of the rule; ``multapses`` and ``autapses``; ``mutation_std_weights`` in place of :meth:`lifecycle`'s.
         """
         section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
         if plasticity is not None:
@@ -301,6 +301,53 @@ class Network:
             options = {"shape": list(array.shape), **options}
         section.update({k: _plain(v, f"drive of {target}.{k}") for k, v in options.items() if v is not None})
         self._list("drive").append(section)
+
+    def lifecycle(
+        self,
+        *,
+        max_age: float | str | None = None,
+        health_decay: float | None = None,
+        reproduction: bool = True,
+        mutation_std_params: float = 0.0,
+        mutation_std_weights: float = 0.0,
+        mutating_params: Sequence[str | Sequence[str]] | None = None,
+        initial_age: Any = None,
+        interval: float | None = None,
+        populations: str | Sequence[str] | None = None,
+    ) -> None:
+        """Cells die, and children stand in their places. What is said last holds.
+
+        Draws are keyed by the cell, or the synapse, and the generation, and a cell's death follows from its age, so spikes are the
+        same bits on the CPU, on a GPU, and in a simulation that was saved and restored across deaths. A network with a life cycle runs
+        alone, on the CPU or one GPU.
+
+        Args:
+            max_age: a cell that is older dies, ms; none does of its age if this is not given.
+            health_decay: a ms: health falls from 1, and below 0.1 a cell dies.
+            reproduction: whether a child stands where a cell dies; if not, nothing fires there again.
+            mutation_std_params: each parameter of a child is its parent's times 1 + N(0, this), held where its model runs.
+            mutation_std_weights: N(0, this) is added to the weights of its synapses, in the unit of the target's model; they keep
+                their sign and the bounds of their distribution or plasticity (without such, twice the largest that is drawn).
+            mutating_params: which parameters, those of a list in the list by one draw; all but the current by default.
+            initial_age: how old cells are at the start, ms: a number or a distribution, so that not all die in one step.
+            interval: cells die at multiples of this, ms; 1, or the step where that is longer. Each such time costs what it takes to
+                save and restore the network, or to make it anew.
+            populations: whose cells; all that are no sources by default.
+        """
+        if self._path is not None:
+            self._list("lifecycle")
+        given = {
+            "max_age": max_age,
+            "health_decay": health_decay,
+            "reproduction": reproduction,
+            "mutation_std_params": mutation_std_params,
+            "mutation_std_weights": mutation_std_weights,
+            "mutating_params": mutating_params,
+            "initial_age": initial_age,
+            "interval": interval,
+            "populations": populations,
+        }
+        self._described["lifecycle"] = {k: _plain(v, f"lifecycle.{k}") for k, v in given.items() if v is not None}
 
     def record(
         self, population: str, variables: Sequence[str] = ("V",), *, cells: Any, every: float = 1.0

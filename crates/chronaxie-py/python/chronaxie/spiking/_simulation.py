@@ -163,6 +163,39 @@ class Simulation:
         columns = self._session.state(i)
         return {name: np.frombuffer(c, np.float32) for name, c in zip(self.populations[i].variables, columns)}
 
+    def _lives(self, population: str | int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        found = self._session.lives()
+        if found is None:
+            return None
+        own = self.populations[self._index(population)]
+        cells = slice(own.first, own.first + own.size)
+        kinds = (np.uint32, np.uint64, np.bool_)
+        generation, age, alive = (np.frombuffer(b, kind)[cells] for b, kind in zip(found[:3], kinds))
+        return generation, age, alive
+
+    def generations(self, population: str | int) -> np.ndarray:
+        """How many cells stood before each cell of a population in its place, u32 ``[size]``: 0 in a network without a life cycle."""
+        found = self._lives(population)
+        return np.zeros(self.populations[self._index(population)].size, np.uint32) if found is None else found[0]
+
+    def ages(self, population: str | int) -> np.ndarray:
+        """How old the cells of a population are, ms, ``[size]``; of dead ones how old they became. In a network without a life cycle
+        all are as old as the simulation."""
+        found = self._lives(population)
+        size = self.populations[self._index(population)].size
+        return np.full(size, self.time) if found is None else found[1] * self.dt
+
+    def alive(self, population: str | int) -> np.ndarray:
+        """Which cells of a population live, bool ``[size]``. The state of one that does not is not a number."""
+        found = self._lives(population)
+        return np.ones(self.populations[self._index(population)].size, bool) if found is None else found[2]
+
+    @property
+    def deaths_and_births(self) -> tuple[int, int]:
+        """How many cells have died, and how many children were born."""
+        found = self._session.lives()
+        return (0, 0) if found is None else (found[3], found[4])
+
     def set_state(self, population: str | int, **values: Any) -> None:
         """Sets state variables of a population, a number or an array ``[size]`` each, within single precision. Others keep their
         bits."""

@@ -3,7 +3,7 @@
 Its configuration, its cells on lattice sites, its senses and its steps of 1 ms, run by the engines of
 :mod:`chronaxie.spiking`: cells are of the model they say they are (``lif``, ``izhikevich``, ``hodgkin_huxley``) and step
 exactly, inhibitory cells and synapses inhibit, delays of any length arrive, weights change as ``plasticity`` and
-``neuromodulation`` of the configuration say, and a saved model goes on to the bit.
+``neuromodulation`` of the configuration say, cells die and are born as ``cell_lifecycle`` says, and a saved model goes on to the bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import warnings
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -29,6 +29,12 @@ _TYPES = ("excitatory", "inhibitory", "regular_spiking", "fast_spiking", "bursti
 _MODELS = ("lif", "izhikevich", "hodgkin_huxley")
 _LIF = {"tau_m": 20.0, "v_rest": -65.0, "v_reset": -70.0, "v_threshold": -50.0, "refractory_period": 5.0}
 _IZHIKEVICH = {"izh_a": 0.02, "izh_b": 0.2, "izh_c": -65.0, "izh_d": 8.0}
+# What of a neuron's params a child differs in, by this engine's names; what is in one list goes by one draw.
+_MUTATING: dict[str, list[Any]] = {
+    "lif": [["lif_delta.C_m", "lif_delta.tau_m"], *(f"lif_delta.{name}" for name in ("E_L", "V_reset", "V_th", "t_ref"))],
+    "izhikevich": [f"izhikevich.{name}" for name in "abcd"],
+    "hodgkin_huxley": [],
+}
 _OF_TYPE = {"fast_spiking": (0.1, 2.0, -65.0), "inhibitory": (0.1, 2.0, -65.0), "bursting": (0.02, 4.0, -55.0)}
 
 
@@ -63,17 +69,27 @@ class BrainModel:
         config: the configuration, as a mapping or the path of its JSON.
         backend: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         seed: of sites, synapses and weights.
+        initial_age: how old neurons are at the start, in steps: a number or a distribution (:func:`chronaxie.spiking.uniform`); 0, as
+            the original's, whose neurons then all die in one step.
+        lifecycle_interval: neurons die at multiples of so many steps; 1, as the original's. Where each dies by itself, 10 or 100
+            save the time that it takes to put a child into the network.
 
     Attributes:
         config: as a mapping.
-        notes: what of the configuration is not simulated yet or is done in another way than the original's, a sentence each.
+        notes: what of the configuration is done in another way than the original's, a sentence each.
 
     Raises:
         ConfigError: a field is missing, unknown or wrong; the sentence names it.
     """
 
     def __init__(
-        self, config: Mapping[str, Any] | str | os.PathLike[str], backend: str = "auto", *, seed: int = 0
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str],
+        backend: str = "auto",
+        *,
+        seed: int = 0,
+        initial_age: Any = None,
+        lifecycle_interval: float = 1.0,
     ) -> None:
         if isinstance(config, Mapping):
             self.config: dict[str, Any] = json.loads(json.dumps(config, allow_nan=False))
@@ -91,6 +107,7 @@ class BrainModel:
             self._default_model, self._default_model
         )
         self.backend, self.seed = backend, seed
+        self.initial_age, self.lifecycle_interval = initial_age, lifecycle_interval
         self._rng = np.random.default_rng(seed)
         self._neurons: list[Neuron] = []
         # Columns of (pre, post, weight, delay in ms) that were added, a group a call.
@@ -98,6 +115,7 @@ class BrainModel:
         self._external: np.ndarray | None = None
         self._fed: set[int] = set()
         self._step = 0
+        self._died = self._born = 0
         self._simulation: Simulation | None = None
 
     # What the configuration says, by the original's names.
@@ -308,6 +326,17 @@ class BrainModel:
                 parameters = {}
             places = np.array([n.position() for n in own], dtype=float)
             net.population(model, {"lif": "lif_delta"}.get(model, model), positions=places, parameters=parameters)
+        life = self.get_lifecycle_config()
+        if life.get("enable_death", True):
+            net.lifecycle(
+                max_age=life.get("max_age", 100_000),
+                health_decay=life.get("health_decay_per_step", 0.0001),
+                reproduction=life.get("enable_reproduction", True),
+                mutation_std_params=life.get("mutation_std_params", 0.05),
+                mutating_params=[name for model in groups for name in _MUTATING[model]],
+                initial_age=self.initial_age,
+                interval=self.lifecycle_interval,
+            )
         if not self._synapses:
             return net
         pre, post, weight, delay = (np.concatenate(c) for c in zip(*self._synapses))
@@ -319,44 +348,48 @@ class BrainModel:
             group[members] = g
         for s, source in enumerate(groups):
             for t, target in enumerate(groups):
-                for of_kind, weights, plasticity in kinds:
+                for of_kind, weights, plasticity, spread in kinds:
                     among = (group[pre] == s) & (group[post] == t) & of_kind
                     if among.any():
                         edges = {"source": place[pre[among]], "target": place[post[among]], "delay": delay[among]}
-                        net.projection(source, target, edges={**edges, "weight": weights[among]}, plasticity=plasticity)
+                        edges["weight"] = weights[among]
+                        net.projection(source, target, edges=edges, plasticity=plasticity, mutation_std_weights=spread)
         return net
 
     def _kinds(
         self, weight: np.ndarray, unit: np.ndarray, dt: float
-    ) -> list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None]]:
-        """Which synapses do the same, all weights in the unit of the model behind them, and what those synapses do."""
+    ) -> list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None, float | None]]:
+        """Which synapses do the same, all weights in the unit of the model behind them, what those synapses do, and by what standard
+        deviation those of a child differ."""
         both = _native.original_plasticity(json.dumps(self.config), dt)
         inhibits = weight < 0.0
         scaled = weight * unit * np.where(inhibits, both[1][0], both[0][0])
-        if all(plasticity is None for _, shares in both for _, plasticity in shares):
-            return [(np.ones(len(weight), bool), scaled, None)]
+        life = self.get_lifecycle_config()
+        spread = float(life.get("mutation_std_weights", 0.02)) if life.get("enable_death", True) else 0.0
+        if spread == 0.0 and all(plasticity is None for _, shares in both for _, plasticity in shares):
+            return [(np.ones(len(weight), bool), scaled, None, None)]
         # Which facilitate, of those that are mixed: the same whenever the model is made.
         drawn = np.random.default_rng([self.seed, 1]).random(len(weight))
-        found: list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None]] = []
-        for sign, (_, shares) in enumerate(both):
+        found: list[tuple[np.ndarray, np.ndarray, dict[str, Any] | None, float | None]] = []
+        for sign, (gain, shares) in enumerate(both):
             begin = 0.0
             for k, (share, text) in enumerate(shares):
                 end = begin + share if k + 1 < len(shares) else 2.0
                 own = (inhibits == bool(sign)) & (begin <= drawn) & (drawn < end)
                 begin = end
-                if text is None:
-                    found.append((own, scaled, None))
+                if text is None and spread == 0.0:
+                    found.append((own, scaled, None, None))
                     continue
                 for size in np.unique(unit[own]):
-                    plasticity: dict[str, Any] = json.loads(text)
+                    plasticity: dict[str, Any] | None = None if text is None else json.loads(text)
                     of_size, weights = own & (unit == size), scaled
                     for key in ("w_min", "w_max", "weight_decay"):
-                        if key in plasticity:
+                        if plasticity is not None and key in plasticity:
                             plasticity[key] *= float(size)
-                    if "w_max" in plasticity:
+                    if plasticity is not None and "w_max" in plasticity:
                         sizes = np.clip(np.abs(scaled), plasticity["w_min"], plasticity["w_max"])
                         weights = -sizes if sign else sizes
-                    found.append((of_size, weights, plasticity))
+                    found.append((of_size, weights, plasticity, spread * float(size) * gain or None))
         return found
 
     def feed_sense_input(self, sense_name: str, input_matrix: np.ndarray, z_layer: int = 0) -> None:
@@ -399,7 +432,7 @@ class BrainModel:
         """One step of 1 ms.
 
         Returns:
-            ``step``, ``spikes`` (the numbers of the neurons that fired), ``deaths`` and ``births``, of which there are none.
+            ``step``, ``spikes`` (the numbers of the neurons that fired), ``deaths`` and ``births`` (how many at its end).
         """
         simulation = self._ready()
         assert self._external is not None
@@ -412,9 +445,34 @@ class BrainModel:
         self._external[:] = 0.0
         spikes = simulation.run(steps=self._substeps)
         fired = [members[spikes.of(g)[1]] for g, members in enumerate(groups.values())]
-        stats = {"step": self._step, "spikes": sorted(np.concatenate(fired).tolist()), "deaths": 0, "births": 0}
+        died, born = self._died, self._born
+        self._died, self._born = simulation.deaths_and_births
+        stats = {"step": self._step, "spikes": sorted(np.concatenate(fired).tolist())}
         self._step += 1
-        return stats
+        return {**stats, "deaths": self._died - died, "births": self._born - born}
+
+    def generations(self) -> np.ndarray:
+        """How many neurons stood before each neuron at its site, u32: its number stays that of the site."""
+        return self._gather(lambda simulation, g: simulation.generations(g), np.uint32)
+
+    def ages(self) -> np.ndarray:
+        """The age of every neuron, in steps of 1 ms; of a dead one that at its death."""
+        return self._gather(lambda simulation, g: np.rint(simulation.ages(g)), np.int64)
+
+    def health(self) -> np.ndarray:
+        """The health of every neuron: 1 at its birth, less ``health_decay_per_step`` a step."""
+        return 1.0 - self.ages() * float(self.get_lifecycle_config().get("health_decay_per_step", 0.0001))
+
+    def alive(self) -> np.ndarray:
+        """Which neurons live."""
+        return self._gather(lambda simulation, g: simulation.alive(g), bool)
+
+    def _gather(self, of: Callable[[Simulation, int], np.ndarray], kind: type) -> np.ndarray:
+        simulation = self._ready()
+        found = np.empty(len(self._neurons), kind)
+        for g, members in enumerate(self._groups()[0].values()):
+            found[members] = of(simulation, g)
+        return found
 
     _cached: tuple[dict[str, np.ndarray], np.ndarray] | None = None
 
@@ -445,11 +503,7 @@ class BrainModel:
 
     def potentials(self) -> np.ndarray:
         """The membrane potential of every neuron, mV, f32."""
-        simulation = self._ready()
-        found = np.empty(len(self._neurons), np.float32)
-        for g, members in enumerate(self._groups()[0].values()):
-            found[members] = simulation.state(g)["V"]
-        return found
+        return self._gather(lambda simulation, g: simulation.state(g)["V"], np.float32)
 
     # Exact save and resume.
 
@@ -461,6 +515,7 @@ class BrainModel:
             state = np.fromfile(simulation.save(os.path.join(folder, "state")), np.uint8)
         neurons = [list(n[1:7]) + [dict(n.params)] for n in self._neurons]
         about = {"config": self.config, "neurons": neurons, "step": self._step, "seed": self.seed, "fed": sorted(self._fed)}
+        about.update(initial_age=self.initial_age, lifecycle_interval=self.lifecycle_interval)
         pre, post, weight, delay = (np.concatenate(c) for c in zip(*self._synapses)) if self._synapses else [np.empty(0)] * 4
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -488,7 +543,8 @@ class BrainModel:
             raise CheckpointError(f"{path}: it is no saved model, or a damaged one: {e}") from e
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            model = cls(about["config"], backend, seed=about["seed"])
+            own = {k: about[k] for k in ("initial_age", "lifecycle_interval") if k in about}
+            model = cls(about["config"], backend, seed=about["seed"], **own)
         for x, y, z, w, neuron_type, model_type, params in about["neurons"]:
             model.add_neuron(x, y, z, w, params=params, neuron_type=neuron_type, model_type=model_type)
         if len(columns["pre"]):
@@ -500,4 +556,5 @@ class BrainModel:
             simulation.restore(state)
         model._external, model._step = columns["external"].copy(), about["step"]
         model._fed = set(about["fed"])
+        model._died, model._born = simulation.deaths_and_births
         return model

@@ -63,6 +63,13 @@ impl Plan {
     /// Refuses to draw again what cannot be drawn by its source alone.
     pub(in crate::spiking) fn check_storage(&self) -> Result<()> {
         for (i, p) in self.network.projections.iter().enumerate().filter(|(_, p)| p.storage == Storage::Procedural) {
+            if self.network.mutates(i) {
+                let label = self.label(i);
+                return Err(Error::config(format!(
+                    "projection {label}: synapses = \"procedural\" draws synapses again at each spike, which forgets what \
+                     lifecycle.mutation_std_weights made of them; let it be synapses = \"stored\""
+                )));
+            }
             if let Some(why) = p.not_procedural(&self.network) {
                 let label = self.label(i);
                 return Err(Error::config(format!(

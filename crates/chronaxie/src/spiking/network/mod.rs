@@ -9,6 +9,7 @@ use std::sync::Arc;
 pub mod distribution;
 pub mod files;
 mod frames;
+pub mod lifecycle;
 pub mod original;
 pub mod original_plasticity;
 pub mod place;
@@ -22,6 +23,7 @@ mod storage;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
 pub use files::{Files, Given};
+pub use lifecycle::Lifecycle;
 pub use replicas::{Key, Replica};
 pub use storage::Storage;
 
@@ -38,16 +40,22 @@ pub struct Network {
     pub projections: Vec<Projection>,
     /// Inputs from outside.
     pub drives: Vec<Drive>,
+    /// How cells live and die, if they do.
+    pub lifecycle: Option<Lifecycle>,
     /// Where each of several networks side by side begins; nothing in a network that is one.
     pub replicas: Vec<Replica>,
 }
 
 impl std::fmt::Debug for Network {
-    /// Checkpoints know a network by this: of one without replicas it says nothing of them, as it did before there were such.
+    /// Checkpoints know a network by this: of one without a life cycle or replicas it says nothing of them, as it did before there were
+    /// such.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut all = f.debug_struct("Network");
         all.field("dt_ms", &self.dt_ms).field("seed", &self.seed).field("populations", &self.populations);
         all.field("projections", &self.projections).field("drives", &self.drives);
+        if let Some(life) = &self.lifecycle {
+            all.field("lifecycle", life);
+        }
         if !self.replicas.is_empty() {
             all.field("replicas", &self.replicas);
         }
@@ -227,6 +235,7 @@ impl Network {
             populations: Vec::new(),
             projections: Vec::new(),
             drives: Vec::new(),
+            lifecycle: None,
             replicas: Vec::new(),
         })
     }

@@ -10,13 +10,14 @@
 //!
 //! What the file does not say has the defaults of the original's functions, in an optional table `simulation`: `density` 1,
 //! `connection_probability` 0.01, `weight_mean` 0.1, `weight_std` 0.05, `delay` one step, `dt` 1 ms (0.05 ms for
-//! Hodgkin-Huxley). Besides: `inhibitory_fraction` 0.2, `plasticity` true (false keeps all weights), and `input`, a current in the
-//! original's unit (mV; 20) into the first z-layer of every area with a sense, where `feed_sense_input` puts its matrix.
+//! Hodgkin-Huxley). Besides: `initial_age` 0 ms, or a distribution of ages that cells begin with, and `lifecycle_interval` 1 ms, at
+//! multiples of which they die ([`lifecycle`](super::lifecycle)); `inhibitory_fraction` 0.2, `plasticity` true (false keeps all weights),
+//! and `input`, a current in the original's unit (mV; 20) into the first z-layer of every area with a sense, where `feed_sense_input` puts its matrix.
 
 use super::original_plasticity::Learned;
 use super::place::Box4;
 use super::read::Settings;
-use super::{Delay, Network, Population, Projection, Rule, Storage};
+use super::{Delay, Lifecycle, Network, Population, Projection, Rule, Storage};
 use crate::config::{Config, Milliseconds, Section, quote, short};
 use crate::spiking::draws::{Purpose, Stream};
 use crate::spiking::models::{self, Model};
@@ -79,7 +80,6 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
     let mut network = Network::new(dt, s.get("seed", 1u64)?)?;
     let cell = Cell::read(&neuron.table("params_default")?, model, dt)?;
     let learned = Learned::read(config, dt, &mut notes)?;
-    lifecycle(&config.table("cell_lifecycle")?, &mut notes)?;
     let areas = areas(config, [x, y, z, w], &mut notes)?;
 
     let share = |key: &str, default: f64| {
@@ -111,6 +111,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
     if network.populations.is_empty() {
         return Err(root.refuse("areas", &format!("hold no cell at density {density}")));
     }
+    let mut units = Vec::new();
     for source in 0..network.populations.len() {
         let inhibits = network.populations[source].name.ends_with(INHIBITORY);
         let unit = cell.weight * learned.gain(inhibits);
@@ -120,6 +121,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
                 if probability == 0.0 {
                     continue;
                 }
+                units.push(unit);
                 network.projections.push(Projection {
                     source,
                     target,
@@ -133,6 +135,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
             }
         }
     }
+    network.lifecycle = lifecycle(config, &network, &units)?;
     let settings = Settings {
         duration_ms: s.get("duration", Milliseconds(1000.0))?.0,
         discard_ms: s.get("discard", Milliseconds(0.0))?.0,
@@ -194,24 +197,34 @@ impl Cell {
     }
 }
 
-fn lifecycle(t: &Section<'_>, notes: &mut Vec<String>) -> Result<()> {
-    let (death, birth) = (t.get("enable_death", true)?, t.get("enable_reproduction", true)?);
-    let age = t.get("max_age", 100_000u64)?;
-    let decay = t.get("health_decay_per_step", 0.0001f64)?;
-    for key in ["mutation_std_params", "mutation_std_weights"] {
-        let sd = t.get(key, if key.ends_with("params") { 0.05 } else { 0.02 })?;
-        if sd < 0.0 {
-            return Err(t.refuse(key, &format!("must not be negative, but it is {sd}", sd = short(sd))));
+/// `cell_lifecycle` of `network`, whose projections are all there, with what each one's weight of 1 is; steps are of 1 ms.
+fn lifecycle(config: &Config, network: &Network, units: &[f64]) -> Result<Option<Lifecycle>> {
+    let (t, s) = (config.table("cell_lifecycle")?, config.table("simulation")?);
+    let mut life = Lifecycle::new(network, f64::INFINITY);
+    let death = t.get("enable_death", true)?;
+    life.reproduction = t.get("enable_reproduction", true)?;
+    life.max_age_ms = t.get("max_age", 100_000u64)? as f64;
+    life.health_decay_per_ms = t.get("health_decay_per_step", 0.0001f64)?;
+    life.mutation_std_params = t.get("mutation_std_params", 0.05)?;
+    let sd = t.get("mutation_std_weights", 0.02)?;
+    life.mutation_std_weights = units.iter().map(|unit| sd * unit).collect();
+    // Parameters of the file: dV/dt = (-(V - v_rest) + I) / tau_m holds for children too.
+    let words = |group: &&[&str]| group.iter().map(|name| (*name).to_owned()).collect();
+    let own: &[&[&str]] = match network.populations[0].model.name() {
+        "lif_delta" => &[&["C_m", "tau_m"], &["E_L"], &["V_reset"], &["V_th"], &["t_ref"]],
+        "izhikevich" => &[&["a"], &["b"], &["c"], &["d"]],
+        _ => &[],
+    };
+    life.mutating = Some(own.iter().map(words).collect());
+    super::lifecycle::ages(&s, ["initial_age", "lifecycle_interval"], &mut life)?;
+    match life.problem(network) {
+        Some((field @ ("initial_age" | "interval"), problem)) => {
+            Err(s.refuse(if field == "interval" { "lifecycle_interval" } else { field }, &problem))
         }
+        Some(("health_decay", problem)) => Err(t.refuse("health_decay_per_step", &problem)),
+        Some((field, problem)) => Err(t.refuse(field, &problem)),
+        None => Ok(death.then_some(life)),
     }
-    if death {
-        let then = if decay > 0.0 { (0.9 / decay).min(age as f64) } else { age as f64 };
-        notes.push(format!(
-            "the life cycle is not simulated yet: no cell dies{}, which in the original all do by step {then:.0}",
-            if birth { " and has a child" } else { "" }
-        ));
-    }
-    Ok(())
 }
 
 fn areas(config: &Config, lattice: [i32; 4], notes: &mut Vec<String>) -> Result<Vec<Area>> {

@@ -39,6 +39,9 @@
 //! sources = 1000
 //! weight = 40.0
 //!
+//! [lifecycle]                  # cells that die and are born: see lifecycle.rs
+//! max_age = "100 s"
+//!
 //! [[record]]                   # state variables of chosen cells; spikes are recorded by simulation.record
 //! population = "E"
 //! variables = ["V"]
@@ -84,7 +87,7 @@ const MOST_PLACES: u64 = 1 << 26;
 
 /// A name, or a list of names.
 #[derive(Debug, Clone, PartialEq)]
-struct Words(Vec<String>, bool);
+pub(super) struct Words(pub(super) Vec<String>, bool);
 
 impl Setting for Words {
     fn expected() -> String {
@@ -218,9 +221,11 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
         variants.extend(own);
         Ok(use_it)
     };
+    let mut spreads = Vec::new();
     for section in config.tables("projection")? {
         let use_it = chosen(&section)?;
         projections(&section, &mut network, files, use_it)?;
+        spreads.resize(network.projections.len(), section.optional::<f64>("mutation_std_weights")?);
     }
     for section in config.tables("drive")? {
         let use_it = chosen(&section)?;
@@ -231,6 +236,7 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
         variants.dedup();
         return Err(s.refuse("variant", &format!("is {}, but there are {}", quote(&variant), variants.join(", "))));
     }
+    network.lifecycle = super::lifecycle::read(config, &network, &spreads)?;
     let recorders = config.tables("record")?.iter().map(|s| recorder(s, &network)).collect::<Result<Vec<_>>>()?;
     config.finish()?;
     if !plastic {
@@ -267,7 +273,7 @@ fn whole(section: &Section<'_>, key: &str, x: f64, most: f64) -> Result<f64> {
 mod tests;
 
 /// The distribution under `key`: a number, or a table.
-fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>> {
+pub(super) fn distribution(section: &Section<'_>, key: &str) -> Result<Option<Distribution>> {
     if !section.is_table(key) {
         return Ok(section.optional::<f64>(key)?.map(Distribution::from));
     }

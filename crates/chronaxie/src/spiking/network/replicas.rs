@@ -49,6 +49,12 @@ impl Network {
             if n.populations.is_empty() {
                 return Err(Error::config(format!("replica {k} has no population")));
             }
+            if n.lifecycle.is_some() {
+                return Err(Error::config(format!(
+                    "replica {k} has a life cycle, whose cells die and are born in a network that runs alone; lifecycle.death = false \
+                     (cell_lifecycle.enable_death in a file of the original) leaves it"
+                )));
+            }
             let (population, projection, drive) = (all.populations.len(), all.projections.len(), all.drives.len());
             all.replicas.push(Replica { seed: n.seed, population, projection, drive });
             all.populations.extend(n.populations.iter().cloned().map(|mut p| {

@@ -92,6 +92,9 @@ pub fn scale(network: &mut Network, f: f64) -> Result<Vec<String>> {
             _ => {}
         }
     }
+    if let Some(life) = &mut network.lifecycle {
+        life.mutation_std_weights.iter_mut().for_each(|sd| *sd /= f.sqrt());
+    }
     for drive in &mut network.drives {
         if let DriveKind::Poisson { rate_hz, weight, .. } = &mut drive.kind {
             *rate_hz *= f;

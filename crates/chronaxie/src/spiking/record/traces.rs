@@ -77,7 +77,10 @@ impl Recorder {
         let mut values = vec![Vec::with_capacity(self.cells.len()); self.variables.len()];
         for &cell in &self.cells {
             let mut state: Vec<f64> = engine.cell(self.population, cell)?.into_iter().map(f64::from).collect();
-            let parameters: Vec<f64> = plan.parameters(self.population, cell..cell + 1)?.iter().map(|p| p[0]).collect();
+            let parameters: Vec<f64> = {
+                let own = engine.parameters(plan, self.population, cell..cell + 1)?;
+                own.iter().map(|p| p[0]).collect()
+            };
             stepped.leave(&parameters, &mut state);
             for (v, values) in self.variables.iter().zip(&mut values) {
                 let name = described.variables()[*v].name;

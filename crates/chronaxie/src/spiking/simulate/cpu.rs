@@ -24,6 +24,7 @@ use super::parts::{Every, Exchange, Keys};
 use super::{Engine, Spike, State};
 use crate::spiking::connect::{Part, Subset, Synapses, list, rows, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch, listed};
+use crate::spiking::life::Reweighed;
 use crate::spiking::network::Key;
 use crate::spiking::plan::{MOST_APART, Plan, PoissonTable};
 use crate::{Error, Result, pool};
@@ -47,6 +48,8 @@ pub struct CpuEngine<'a> {
     pub(super) every: Every,
     /// What fired here from a step on, of which nobody was told and which waits for what fired elsewhere.
     pub(super) untold: Option<(u64, Vec<Spike>)>,
+    /// What weights have grown by in all since it was made.
+    grown: u64,
     crew: Crew,
 }
 
@@ -70,6 +73,7 @@ impl<'a> CpuEngine<'a> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_shards(plan: &'a Plan, count: usize, built: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        plan.refuse_life("an engine by itself")?;
         let redraw = plan.redraw_on_host(1.0)?;
         let ring = (u64::from(plan.max_delay) + MOST_APART + 1).next_power_of_two() as usize;
         let shards = shard::build(plan, count, redraw, &|done| built(done, count))?;
@@ -81,7 +85,7 @@ impl<'a> CpuEngine<'a> {
 
     pub(super) fn of_lanes(plan: &'a Plan, lanes: Vec<Lane<'a>>, every: Every) -> Self {
         let (crew, recent) = (Crew::new(), Vec::new());
-        Self { plan, lanes, step: 0, recent, exchange: None, every, untold: None, crew }
+        Self { plan, lanes, step: 0, recent, exchange: None, every, untold: None, grown: 0, crew }
     }
 
     /// What the synapses here that change are known by.
@@ -115,6 +119,20 @@ impl<'a> CpuEngine<'a> {
     #[cfg(test)]
     pub(super) fn sweep_after(&mut self, entries: usize) {
         self.lanes.iter_mut().filter_map(|l| l.learner.as_mut()).for_each(|l| l.sweep_after(entries));
+    }
+
+    /// The largest sum that synapses brought to a slot at once when it was made.
+    fn heaviest(&self) -> u64 {
+        self.lanes.iter().map(|l| u64::from(l.shard.rows.heaviest)).max().unwrap_or(0)
+    }
+
+    /// The largest sum that these drives bring to a slot at once.
+    fn driven(&self, drives: &[PoissonTable]) -> u64 {
+        let driven = |of: &PoissonTable| -> u64 {
+            let same = drives.iter().filter(|d| (d.target, d.port) == (of.target, of.port));
+            same.map(|d| (d.thresholds.len() as u64 + 1) * u64::from(d.code.unsigned_abs())).sum()
+        };
+        drives.iter().map(driven).max().unwrap_or(0)
     }
 
     /// The shards.
@@ -353,17 +371,32 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn redrive(&mut self, plan: &Plan) -> Result<bool> {
-        let heaviest = self.lanes.iter().map(|l| u64::from(l.shard.rows.heaviest)).max().unwrap_or(0);
-        let driven = |of: &PoissonTable| -> u64 {
-            let same = plan.poisson.iter().filter(|d| (d.target, d.port) == (of.target, of.port));
-            same.map(|d| (d.thresholds.len() as u64 + 1) * u64::from(d.code.unsigned_abs())).sum()
-        };
         // The heaviest cell may not be the one that is driven; then building anew tells.
-        if heaviest + plan.poisson.iter().map(driven).max().unwrap_or(0) > i32::MAX as u64 {
+        if self.heaviest() + self.grown + self.driven(&plan.poisson) > i32::MAX as u64 {
             return Ok(false);
         }
         let constants = self.lanes.iter().map(|lane| lane.constants(plan)).collect::<Result<Vec<_>>>()?;
         self.lanes.iter_mut().zip(constants).for_each(|(lane, new)| lane.redrive(plan, new));
+        Ok(true)
+    }
+
+    fn reweigh(&mut self, synapses: &[Reweighed]) -> Result<bool> {
+        let grown = |s: &Reweighed| u64::from(s.new.unsigned_abs().saturating_sub(s.old.unsigned_abs()));
+        let grown = self.grown + synapses.iter().map(grown).sum::<u64>();
+        // As if all were onto the heaviest cell.
+        if self.heaviest() + grown + self.driven(&self.plan.poisson) > i32::MAX as u64 {
+            return Ok(false);
+        }
+        for synapse in synapses {
+            let p = self.plan.first.partition_point(|first| *first <= u64::from(synapse.target)) - 1;
+            let cell = synapse.target - self.plan.first[p] as u32;
+            for lane in &mut self.lanes {
+                if lane.reweigh((p, cell), synapse)? {
+                    break;
+                }
+            }
+        }
+        self.grown = grown;
         Ok(true)
     }
 

@@ -6,6 +6,9 @@
 use super::Spike;
 use crate::Result;
 use crate::spiking::connect::rows;
+use crate::spiking::draws::Purpose;
+use crate::spiking::life::{standard, weights};
+use crate::spiking::network::Key;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Kind, Learning, Rule};
 use crate::spiking::plasticity::{Pairs, Plasticity, law};
@@ -382,6 +385,49 @@ impl<'a> Eager<'a> {
             self.grow(i, step);
         }
         spikes.iter().map(|s| self.outgoing[s.cell as usize].len() as u64).sum()
+    }
+
+    /// Forgets what cells that die have sent, what has come to them and what they left behind.
+    pub(super) fn forget(&mut self, dies: &[bool]) {
+        let (synapses, dies) = (&self.synapses, |cell: u32| dies[cell as usize]);
+        self.arrivals.iter_mut().for_each(|list| list.retain(|(i, _)| !dies(synapses[*i as usize].source)));
+        self.returns.iter_mut().for_each(|list| list.retain(|i| !dies(synapses[*i as usize].target)));
+        let of_dying = |cell: &usize| dies(*cell as u32);
+        for cell in (0..self.entries.len()).filter(of_dying) {
+            self.entries[cell].clear();
+            self.counts.iter_mut().for_each(|counts| counts[cell] = 0);
+        }
+    }
+
+    /// Changes the weights of the synapses of children; `before` is how many stood where each cell stood.
+    pub(super) fn mutate(&mut self, dies: &[bool], before: &[u32]) {
+        let known = |s: &Synapse| (s.source, s.delay, s.rule, s.target);
+        let mut order: Vec<usize> = (0..self.synapses.len()).collect();
+        order.sort_by(|a, b| {
+            let [a, b] = [*a, *b].map(|i| &self.synapses[i]);
+            known(a).cmp(&known(b)).then(a.strength.total_cmp(&b.strength))
+        });
+        let key = Key { seed: self.plan.network.seed, owner: 0 };
+        for (place, i) in order.into_iter().enumerate() {
+            let s = &self.synapses[i];
+            let (p, port, _) = s.place;
+            let sd = self.plan.network.weight_sd(s.projection) / self.plan.units[p][port] * 65_536.0;
+            let ends = [s.source, s.target].map(|cell| cell as usize);
+            let ends = &ends[..if ends[0] == ends[1] { 1 } else { 2 }];
+            let mut changes: u64 = ends.iter().map(|cell| u64::from(before[*cell])).sum();
+            let rule = self.rule(s);
+            let (mut strength, bounds) = (s.strength, self.law(s).bounds());
+            let (low, high) = bounds.unwrap_or((rule.low.into(), rule.high.into()));
+            for _ in ends.iter().filter(|cell| dies[**cell]) {
+                strength += sd * standard(key, Purpose::Strength, weights::index(place as u64, changes));
+                strength = match self.in_fixed {
+                    true => strength.round().clamp(rule.low.into(), rule.high.into()),
+                    false => strength.clamp(low, high),
+                };
+                changes += 1;
+            }
+            self.synapses[i].strength = strength;
+        }
     }
 
     fn law_entry(&self, last: Option<&Entry>, step: u64) -> Vec<f64> {

@@ -3,8 +3,9 @@
 use super::learner::{Learner, slots_of};
 use super::pending::Pending;
 use super::{Learned, Spike};
-use crate::spiking::connect::{Part, Redraw, Shard, Subset};
+use crate::spiking::connect::{Part, Redraw, Shard, Subset, rows};
 use crate::spiking::draws::{BATCH, Purpose};
+use crate::spiking::life::Reweighed;
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Inputs, Kind, Model, PAD};
 use crate::spiking::plan::{Plan, PoissonTable};
@@ -204,6 +205,31 @@ impl<'a> Lane<'a> {
             cells.source.iter_mut().for_each(|d| d.quad = u64::MAX);
             (cells.coefficients, cells.stride, cells.chances) = (new.coefficients, new.stride, new.chances);
         }
+    }
+
+    /// Gives a synapse onto a cell of a population another weight, where the cell is here; true where it is.
+    pub(super) fn reweigh(&mut self, (population, cell): (usize, u32), of: &Reweighed) -> Result<bool> {
+        let part = &self.shard.parts[population];
+        let Some(at) = part.cells().find(cell) else { return Ok(false) };
+        let port = self.plan.port(population, of.negative) as u32;
+        let synapse = |code: i16| rows::pack(part.slot + port * part.count() + at, code.into());
+        let (old, new) = (synapse(of.old), synapse(of.new));
+        let groups = self.shard.rows.groups(of.source).filter(|(delay, _)| *delay == of.delay);
+        let places = groups.map(|(_, places)| places.start as usize..places.end as usize);
+        // One that has come to 0 lies at the first port.
+        let zero = rows::pack(part.slot + at, 0);
+        let old = if of.old == 0 { zero } else { old };
+        let new = if of.new == 0 { zero } else { new };
+        for places in places.collect::<Vec<_>>() {
+            if let Some(found) = self.shard.rows.synapses[places].iter_mut().find(|s| **s == old) {
+                *found = new;
+                return Ok(true);
+            }
+        }
+        Err(Error::value(format!(
+            "there is no synapse of {} units from cell {} to cell {cell} of population {population}",
+            of.old, of.source
+        )))
     }
 
     /// Whether cells of a population have constants of their own.

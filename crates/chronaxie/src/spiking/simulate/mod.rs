@@ -6,6 +6,7 @@
 //! numbers too, and each by itself ([`plasticity`](super::plasticity)).
 
 use super::connect::Synapses;
+use super::life::{Lives, Reweighed};
 use super::network::Network;
 use crate::Result;
 
@@ -20,6 +21,7 @@ mod lane;
 pub mod learned;
 mod learner;
 pub mod measure;
+mod mortal;
 pub(crate) mod pace;
 pub mod parts;
 mod pending;
@@ -28,13 +30,15 @@ pub mod reference;
 #[cfg(test)]
 mod learning_tests;
 #[cfg(test)]
+mod life_tests;
+#[cfg(test)]
 mod procedural_tests;
 #[cfg(test)]
 mod replica_tests;
 #[cfg(test)]
 mod rules_tests;
 #[cfg(test)]
-mod tests;
+pub(in crate::spiking) mod tests;
 
 pub use checkpoint::Checkpoint;
 pub use cpu::CpuEngine;
@@ -139,7 +143,31 @@ pub trait Engine: Send {
         let _ = plan;
         Ok(false)
     }
-    /// The state of a cell of a population, as it is stepped.
+    /// Goes on with other weights of these synapses, in this order; false where the engine must be built anew for that, and nothing has
+    /// changed.
+    ///
+    /// # Errors
+    /// `Value`, where a synapse is none of the network.
+    fn reweigh(&mut self, synapses: &[Reweighed]) -> Result<bool> {
+        let _ = synapses;
+        Ok(false)
+    }
+    /// The parameters of cells of a population, with DC drives, as of [`Plan::parameters`](super::Plan::parameters): the plan's, but where
+    /// cells have children.
+    ///
+    /// # Errors
+    /// As there.
+    fn parameters(&self, plan: &super::Plan, population: usize, cells: std::ops::Range<u32>) -> Result<Vec<Vec<f64>>> {
+        plan.parameters(population, cells)
+    }
+    /// The cells between two steps, of a network whose cells die.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn lives(&self) -> Result<Option<Lives>> {
+        Ok(None)
+    }
+    /// The state of a cell of a population, as it is stepped. That of a cell that is dead is not a number.
     ///
     /// # Errors
     /// What the device refuses.

@@ -6,12 +6,16 @@
 
 use super::Spike;
 use super::eager::Eager;
+use super::mortal::Mortal;
 use crate::Result;
 use crate::spiking::connect::{Redraw, Shard, rows, shard};
 use crate::spiking::draws::{Purpose, draw};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Inputs, Kind, PAD};
 use crate::spiking::plan::Plan;
+
+/// `[step % len][population][port][cell]`, in units.
+pub(super) type Ring = Vec<Vec<Vec<Vec<f64>>>>;
 
 /// The law in motion.
 #[derive(Debug)]
@@ -24,10 +28,12 @@ pub struct Reference<'a> {
     parameters: Vec<Vec<Vec<f64>>>,
     /// `[population][cell][variable]`.
     states: Vec<Vec<Vec<f64>>>,
-    /// `[step % len][population][port][cell]`, in units: whole numbers, but for what synapses that change pass on in f64.
-    ring: Vec<Vec<Vec<Vec<f64>>>>,
+    /// Whole numbers, but for what synapses that change pass on in f64.
+    ring: Ring,
     /// Synapses that change.
     eager: Option<Eager<'a>>,
+    /// Cells that die and are born.
+    mortal: Option<Mortal>,
     events: u64,
 }
 
@@ -63,7 +69,8 @@ impl<'a> Reference<'a> {
         let empty: Vec<_> = (0..sizes.len()).map(zeros).collect();
         let ring = vec![empty; plan.max_delay as usize + 1];
         let eager = plan.learning.as_ref().map(|l| Eager::new(plan, l, in_f32)).transpose()?;
-        Ok(Self { plan, shards, in_f32, step: 0, parameters, states, ring, eager, events: 0 })
+        let mortal = Mortal::new(plan, &ring)?;
+        Ok(Self { plan, shards, in_f32, step: 0, parameters, states, ring, eager, mortal, events: 0 })
     }
 
     /// `[cell][variable]` of a population.
@@ -74,6 +81,11 @@ impl<'a> Reference<'a> {
     /// Deliveries so far.
     pub fn events(&self) -> u64 {
         self.events
+    }
+
+    /// How many cells stood where each stands, and which live; nothing where none dies.
+    pub fn lives(&self) -> Option<(&[u32], &[bool])> {
+        self.mortal.as_ref().map(Mortal::lives)
     }
 
     /// (source, target, delay, rule, weight) of every synapse that changes, in the unit of the target's model.
@@ -89,7 +101,7 @@ impl<'a> Reference<'a> {
         for _ in 0..steps {
             let from = spikes.len();
             let (len, step) = (self.ring.len() as u64, self.step);
-            let ring = &mut self.ring;
+            let ring = self.mortal.as_mut().map_or(&mut self.ring, |mortal| &mut mortal.passed);
             let mut add = |delay: u16, (p, port, c): (usize, usize, usize), amount: f64| {
                 ring[((step + u64::from(delay)) % len) as usize][p][port][c] += amount;
             };
@@ -102,9 +114,15 @@ impl<'a> Reference<'a> {
             let now = (self.step % self.ring.len() as u64) as usize;
             self.ring[now].iter_mut().flatten().for_each(|sums| sums.fill(0.0));
             for i in from..spikes.len() {
-                self.send(spikes[i].cell);
+                match &mut self.mortal {
+                    None => self.send(spikes[i].cell),
+                    Some(mortal) => self.events += mortal.send(spikes[i], &mut self.ring),
+                }
             }
-            let ring = &mut self.ring;
+            if let Some(mortal) = &mut self.mortal {
+                mortal.passed[now].iter_mut().flatten().for_each(|sums| sums.fill(0.0));
+            }
+            let ring = self.mortal.as_mut().map_or(&mut self.ring, |mortal| &mut mortal.passed);
             let mut add = |delay: u16, (p, port, c): (usize, usize, usize), amount: f64| {
                 ring[((step + u64::from(delay)) % len) as usize][p][port][c] += amount;
             };
@@ -112,6 +130,9 @@ impl<'a> Reference<'a> {
                 self.events += eager.fired(step, &spikes[from..], &mut add);
             }
             self.step += 1;
+            if let Some(mortal) = &mut self.mortal {
+                mortal.end(self.plan, self.step, &mut self.states, &mut self.ring, self.eager.as_mut());
+            }
         }
         Ok(())
     }
@@ -121,12 +142,23 @@ impl<'a> Reference<'a> {
         let (model, key) = (plan.models[p], plan.network.population_key(p));
         let now = (step % self.ring.len() as u64) as usize;
         for c in 0..self.states[p].len() as u32 {
-            let own: Vec<f64> =
+            let mut own: Vec<f64> =
                 self.parameters[p].iter().map(|v| v[if v.len() == 1 { 0 } else { c as usize }]).collect();
+            let at = plan.first[p] as u32 + c;
+            if let Some(mortal) = &self.mortal {
+                if !mortal.is_alive(at) {
+                    continue;
+                }
+                mortal.own(plan, (p, c), &mut own);
+            }
             let index = (step / 4) << 32 | u64::from(c);
             let fires = match model.kind() {
                 Kind::Dynamics => {
                     let mut input: Vec<f64> = self.ring[now][p].iter().map(|sums| sums[c as usize]).collect();
+                    if let Some(mortal) = &self.mortal {
+                        let passed = mortal.passed[now][p].iter().map(|sums| sums[c as usize]);
+                        input.iter_mut().zip(passed).for_each(|(sum, x)| *sum += x);
+                    }
                     for d in plan.poisson.iter().filter(|d| d.target == p && (d.start..d.stop).contains(&step)) {
                         let bits = draw(d.key.seed, Purpose::Drive, d.key.owner, index)[(step % 4) as usize];
                         let count = d.thresholds.iter().filter(|t| bits >= **t).count() as i64;
@@ -151,7 +183,7 @@ impl<'a> Reference<'a> {
                 }
             };
             if fires {
-                spikes.push(Spike { step, cell: plan.first[p] as u32 + c });
+                spikes.push(Spike { step, cell: at });
             }
         }
     }

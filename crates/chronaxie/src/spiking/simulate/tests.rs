@@ -48,6 +48,20 @@ pub(super) fn balanced(size: u32, seed: u64) -> Network {
     n
 }
 
+/// Every cell of the first population with every one, 1 ms apart.
+pub(in crate::spiking) fn joined(weight: Distribution) -> Projection {
+    Projection {
+        source: 0,
+        target: 0,
+        rule: Rule::AllToAll,
+        weight,
+        delay: Delay::Drawn(1.0.into()),
+        autapses: true,
+        plasticity: None,
+        storage: Storage::Stored,
+    }
+}
+
 fn run(engine: &mut dyn Engine, pieces: &[u64]) -> Vec<Spike> {
     let mut spikes = Vec::new();
     pieces.iter().for_each(|steps| engine.advance(*steps, &mut spikes).unwrap());

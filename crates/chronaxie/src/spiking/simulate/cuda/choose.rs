@@ -35,6 +35,7 @@ pub fn engine_in<'a>(
     built: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Box<dyn Engine + 'a>> {
     few(layout.parts())?;
+    plan.refuse_life("an engine by itself")?;
     match Taken::new(plan, &common(devices)?, &layout, redraw_on(plan, devices, &layout)?)? {
         Taken::Streaming(config) => Ok(Box::new(LearningEngine::as_chosen(plan, devices, config, layout, built)?)),
         Taken::Resident(_) => Ok(Box::new(CudaEngine::in_layout(plan, devices, layout, built)?)),

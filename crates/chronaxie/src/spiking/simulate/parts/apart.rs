@@ -26,6 +26,7 @@ impl<'a> CpuEngine<'a> {
         mut exchange: Option<Box<dyn Exchange + 'a>>,
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
+        plan.refuse_life("a part of a network")?;
         let cells = layout.cells(part);
         let redraw = plan.redraw_on_host(cells as f64 / plan.cells() as f64)?;
         let most = (cells / CELLS_A_THREAD).clamp(1, 1 << 16) as usize;

@@ -126,6 +126,7 @@ impl<'a> CudaPart<'a> {
         (exchange, wanted): (Option<Box<dyn Exchange + 'a>>, Transport),
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
+        plan.refuse_life("a part of a network")?;
         let here = devices.len();
         let own = own_first(plan, layout, part, here.max(1))?;
         let config = Config::apart(plan, &common(devices)?, &own, here)?;
