@@ -121,8 +121,7 @@ def brain(config, **options):
 def moved(model, steps):
     found = []
     for n in range(steps):
-        if n % 2 == 0:
-            model.feed_sense_input("vision", np.full((6, 5), 30.0))
+        model.feed_sense_input("vision", np.full((6, 5), 40.0 + n % 3))
         found.append(model.step())
     return found
 

@@ -269,3 +269,38 @@ fn on_a_gpu_networks_of_a_session_are_shared() {
         assert_eq!(session.facts().engine.contains("cells by index"), gpus > 1, "{}", session.facts().engine);
     }
 }
+
+/// A life cycle between runs: lives, states and recorders of children, inputs that change, and the way back.
+#[test]
+fn a_session_has_cells_that_die_and_are_born() {
+    let text = format!(
+        "{NETWORK}\n[lifecycle]\nmax_age = 40.0\ninitial_age = {{ distribution = \"uniform\", low = 0.0, high = 40.0 }}\n\
+         mutation_std_params = 0.03\nmutation_std_weights = 5.0\ninterval = 4.0"
+    );
+    let session = open(&text);
+    let first = session.run(777, true, &Silent).unwrap();
+    let lives = session.lives().unwrap().unwrap();
+    assert!(lives.died == lives.born && lives.died > 500 && lives.alive.iter().all(|alive| *alive));
+    // Sources stay what they are.
+    assert!(lives.generation[500..].iter().all(|g| *g == 0) && lives.generation[..500].iter().any(|g| *g == 2));
+    let path = std::env::temp_dir().join(format!("chronaxie-session-life-{}", std::process::id()));
+    session.save(path.clone()).unwrap();
+    session.set_drive(2, 130.0).unwrap();
+    session.set_input(0, (0..400).map(|i| 360.0 + f64::from(i) / 10.0).collect()).unwrap();
+    let last = session.run(700, true, &Silent).unwrap();
+    let (state, traces) = (session.state(0).unwrap(), session.take_traces().unwrap());
+    assert!(first.len() > 300 && last.len() > 300 && traces[0].values[0].iter().all(|v| v.is_finite()));
+    // In another session, and in this one, from before the changes.
+    let other = open(&text);
+    for again in [&other, &session] {
+        again.restore(path.clone()).unwrap();
+        assert!(again.lives().unwrap().unwrap() == lives);
+        again.set_input(0, (0..400).map(|i| 360.0 + f64::from(i) / 10.0).collect()).unwrap();
+        again.set_drive(2, 130.0).unwrap();
+        assert!(again.run(700, true, &Silent).unwrap() == last);
+        assert_eq!(again.state(0).unwrap(), state);
+        assert_eq!(again.synapses(1).unwrap(), session.synapses(1).unwrap());
+    }
+    std::fs::remove_file(path).unwrap();
+    assert!(open(NETWORK).lives().unwrap().is_none());
+}

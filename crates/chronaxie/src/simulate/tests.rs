@@ -288,6 +288,34 @@ fn on_a_gpu_networks_on_two_devices_have_the_cpus_spikes() {
     }
 }
 
+/// A run that is stopped and resumed across deaths, with what it says of them.
+#[test]
+fn a_run_of_cells_that_die_resumes_to_the_same_spikes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/lifecycle.toml");
+    let mut config = Config::read(path).unwrap();
+    ["simulation.duration=\"200ms\"", "simulation.discard=0"].iter().for_each(|set| config.set(set).unwrap());
+    pool::set_num_threads(2);
+    let (whole, parts) = (scratch("life"), scratch("life-parts"));
+    let want = run(&config, &RunOptions::new(&whole), &Silent).unwrap();
+    let (died, born) = (want.died.unwrap(), want.born.unwrap());
+    assert!(want.spikes > 1000 && died == born && (60..140).contains(&died), "{} spikes, {died} dead", want.spikes);
+    let e = run(&config, &RunOptions::new(&parts), &StopAt(AtomicU32::new(4))).unwrap_err();
+    assert_eq!(e.kind(), &ErrorKind::Interrupted);
+    pool::set_num_threads(1);
+    let got = run(&config, &RunOptions::resume_from(&parts).unwrap(), &Silent).unwrap();
+    assert_eq!((got.spikes, &got.spikes_sha256, got.died), (want.spikes, &want.spikes_sha256, want.died));
+    for file in ["spikes.npz", "traces.npz", "checkpoint/state.bin"] {
+        assert_eq!(std::fs::read(parts.join(file)).unwrap(), std::fs::read(whole.join(file)).unwrap(), "{file}");
+    }
+    let e = run(
+        &config,
+        &RunOptions { parts: Some(PartsOptions::new(2, Vec::new())), ..RunOptions::new(scratch("no")) },
+        &Silent,
+    );
+    assert!(e.unwrap_err().to_string().contains("a network in parts does not let cells die"));
+    [whole, parts].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
+}
+
 /// A network's step is taken apart on the CPU, and timed as a whole on a GPU: parts add up, bytes are those of the sizes.
 #[test]
 fn a_step_is_profiled() {

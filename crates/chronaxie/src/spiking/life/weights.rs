@@ -1,8 +1,8 @@
 //! Weights that change where a cell at one end of their synapse dies: a child's are its parent's and a normal number.
 //!
 //! A synapse changes once for each death of the cell before it and once for each of the cell behind it (a synapse of a cell onto itself
-//! once for each of that one), and how often it has changed is the number of its next draw. What it changes by is rounded to its unit, and it
-//! stays within its bounds and on its side of 0.
+//! once for each of that one), and how often it has changed is the number of its next draw. What it changes by is rounded to its unit,
+//! and it stays within its bounds and on its side of 0.
 
 use super::{Life, standard};
 use crate::spiking::connect::Synapses;

@@ -233,10 +233,10 @@ fn parameter(model: &dyn Model, name: &str) -> Option<usize> {
 
 /// What `lifecycle` says, if it says something; all of the network is there, and what projections say of their weights.
 pub(super) fn read(config: &Config, network: &Network, spreads: &[Option<f64>]) -> Result<Option<Lifecycle>> {
-    let t = config.table("lifecycle")?;
     if !config.root().contains("lifecycle") {
         return Ok(None);
     }
+    let t = config.table("lifecycle")?;
     let mut life = Lifecycle::new(network, f64::INFINITY);
     let death = t.get("death", true)?;
     life.max_age_ms = t.optional::<Milliseconds>("max_age")?.map_or(f64::INFINITY, |ms| ms.0);

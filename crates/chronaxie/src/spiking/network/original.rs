@@ -11,8 +11,9 @@
 //! What the file does not say has the defaults of the original's functions, in an optional table `simulation`: `density` 1,
 //! `connection_probability` 0.01, `weight_mean` 0.1, `weight_std` 0.05, `delay` one step, `dt` 1 ms (0.05 ms for
 //! Hodgkin-Huxley). Besides: `initial_age` 0 ms, or a distribution of ages that cells begin with, and `lifecycle_interval` 1 ms, at
-//! multiples of which they die ([`lifecycle`](super::lifecycle)); `inhibitory_fraction` 0.2, `plasticity` true (false keeps all weights),
-//! and `input`, a current in the original's unit (mV; 20) into the first z-layer of every area with a sense, where `feed_sense_input` puts its matrix.
+//! multiples of which they die ([`lifecycle`](super::lifecycle)); `inhibitory_fraction` 0.2, `plasticity` true (false keeps all
+//! weights), and `input`, a current in the original's unit (mV; 20) into the first z-layer of every area with a sense, where
+//! `feed_sense_input` puts its matrix.
 
 use super::original_plasticity::Learned;
 use super::place::Box4;

@@ -1,6 +1,7 @@
 //! A configuration with every field of the original, each read, bounded, and refused where it is wrong.
 
 use crate::config::Config;
+use crate::spiking::life::{Life, Living, Make};
 use crate::spiking::network::read::read;
 use crate::spiking::network::{DriveKind, Rule, Shape};
 use crate::spiking::plasticity::ShortTerm;
@@ -126,9 +127,12 @@ const STILL: [&str; 6] = [
 const LIVELY: [&str; 4] =
     ["simulation.input=40", "simulation.weight_mean=20", "plasticity.weight_max=100", "plasticity.weight_min=-100"];
 
-/// The test's configuration, changed so.
+/// Engines by themselves do without.
+const UNDYING: &str = "cell_lifecycle.enable_death=false";
+
+/// The test's configuration, changed so, of cells that do not die.
 pub(crate) fn brain(set: &[&str]) -> crate::spiking::network::Network {
-    read(&config(BRAIN, &[&LIVELY[..], set].concat())).unwrap().network
+    read(&config(BRAIN, &[&LIVELY[..], &[UNDYING], set].concat())).unwrap().network
 }
 
 fn config(text: &str, set: &[&str]) -> Config {
@@ -142,7 +146,7 @@ fn refused(text: &str, set: &[&str]) -> Error {
 }
 
 fn spikes(set: &[&str], steps: u64) -> (Plan, Vec<Spike>) {
-    let plan = Plan::new(read(&config(BRAIN, set)).unwrap().network).unwrap();
+    let plan = Plan::new(read(&config(BRAIN, &[&[UNDYING], set].concat())).unwrap().network).unwrap();
     let mut engine = CpuEngine::with_shards(&plan, 2, &|_, _| {}).unwrap();
     let mut found = Vec::new();
     engine.advance(steps, &mut found).unwrap();
@@ -204,6 +208,17 @@ fn every_field_is_read() {
         }));
         assert!(t.delay_ms.iter().all(|d| *d == 1.0));
     }
+    let life = n.lifecycle.as_ref().unwrap();
+    assert_eq!((life.max_age_ms, life.health_decay_per_ms, life.reproduction), (100_000.0, 0.0001, true));
+    assert_eq!((life.interval_ms, life.mutation_std_params, life.populations.len()), (1.0, 0.05, 4));
+    for (p, sd) in n.projections.iter().zip(&life.mutation_std_weights) {
+        let unit = (1.0 - (-0.05f64).exp()) * if p.source % 2 == 1 { 2.5 } else { 2.0 };
+        assert!((sd - 0.02 * unit).abs() < 1e-15);
+    }
+    // C_m with tau_m, then E_L, V_reset, V_th, t_ref; what goes in is no property.
+    let groups: Vec<Vec<usize>> = life.groups(n, 0).into_iter().map(|g| g.1).collect();
+    assert_eq!(groups, [vec![0, 1], vec![2], vec![4], vec![3], vec![5]]);
+    assert!(brain(&[]).lifecycle.is_none());
     for word in ["homeostatic", "metaplasticity", "short-term", "neuromodulation", "synapses that inhibit"] {
         assert!(s.notes.iter().any(|n| n.contains(word)), "{word}: {:?}", s.notes);
     }
@@ -265,6 +280,11 @@ fn every_field_is_refused_where_it_is_wrong() {
         ("plasticity.short_term.facilitation_fraction=2", "must be from 0 to 1, but it is 2"),
         ("neuromodulation.dopamine.baseline=2", "must be from 0 to 1, but it is 2"),
         ("neuromodulation.serotonin.inhibition_strength=-1", "finite and not negative, but it is -1"),
+        ("cell_lifecycle.health_decay_per_step=-1", "cell_lifecycle.health_decay_per_step is -1 a ms"),
+        ("cell_lifecycle.mutation_std_params=-1", "cell_lifecycle.mutation_std_params is -1"),
+        ("cell_lifecycle.mutation_std_weights=-1", "cell_lifecycle.mutation_std_weights is -"),
+        ("simulation.lifecycle_interval=0", "simulation.lifecycle_interval is 0 ms"),
+        ("simulation.initial_age=-3", "simulation.initial_age comes down to -3 ms"),
         ("areas.0.coord_ranges.x=[0,6]", "within 0 and 5"),
         ("areas.0.coord_ranges.x=[3,2]", "the first and the last site"),
         ("areas.1.name=V1_like", "which another area has"),
@@ -411,6 +431,34 @@ fn weights_are_those_of_the_main_loop() {
     }
 }
 
+/// The file with its life cycle: all cells die in the step of the original, or one by one where they begin at ages of their own; spikes
+/// and weights are the law's.
+#[test]
+fn cells_of_the_file_die_and_are_born() {
+    let short = "cell_lifecycle.health_decay_per_step=0.004";
+    let ages = "simulation.initial_age={ distribution = \"uniform\", low = 0.0, high = 220.0 }";
+    for (set, deaths) in [(&[short][..], 138 * 5), (&[short, ages, "simulation.plasticity=false"][..], 700)] {
+        let network = read(&config(BRAIN, &[&LIVELY[..], set].concat())).unwrap().network;
+        let plan = Plan::new(network.clone()).unwrap();
+        let steps = 1300;
+        let (mut want, mut got) = (Vec::new(), Vec::new());
+        let mut law = Reference::in_f32(&plan).unwrap();
+        law.advance(steps, &mut want).unwrap();
+        let make: Make = Box::new(|plan| Ok(Box::new(CpuEngine::with_shards(plan, 2, &|_, _| ())?)));
+        let mut engine = Living::new(network, make).unwrap();
+        engine.advance(steps, &mut got).unwrap();
+        let lives = engine.lives().unwrap().unwrap();
+        assert!(want.len() > 3000 && got == want, "{} spikes, not {}", got.len(), want.len());
+        assert!(lives.died >= deaths && lives.died == lives.born, "{lives:?}");
+        assert_eq!(lives.generation, law.lives().unwrap().0);
+        if set.len() == 1 {
+            // 1 - 225 * 0.004 is below a tenth, as doubles are subtracted.
+            let life = Life::of(&plan).unwrap();
+            assert_eq!((life.next(0), life.next(225), life.dying(450).len()), (Some(225), Some(450), 138));
+        }
+    }
+}
+
 /// All of the file at once, and each rule: the law's bits on any number of threads and shards, and from a checkpoint.
 #[test]
 fn all_that_changes_has_the_same_bits_however_it_is_cut_and_resumed() {
@@ -468,7 +516,7 @@ fn each_table_says_what_synapses_do() {
         (None, 16)
     );
     let kept = read(&config(BRAIN, &["simulation.plasticity=false"])).unwrap().notes;
-    assert!(kept.len() == 2 && kept[0].starts_with("neuromodulation"), "{kept:?}");
+    assert!(kept.len() == 1 && kept[0].starts_with("neuromodulation"), "{kept:?}");
     let still = |set: &[&str]| first(&[&STILL[..], set].concat());
     let decay = still(&["plasticity.weight_decay=0.5"]).unwrap();
     let unit = 1.0 - (-0.05f64).exp();

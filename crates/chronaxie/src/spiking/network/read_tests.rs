@@ -540,3 +540,34 @@ fn no_sentence_has_a_number_of_300_digits() {
         assert!(!e.contains("00000000000000000000"), "{to}: {e}");
     }
 }
+
+#[test]
+fn a_life_cycle_is_read() {
+    let text = |life: &str| format!("{NETWORK}\n[lifecycle]\n{life}\n");
+    let says = |life: &str| settings(&text(life)).map(|_| ()).unwrap_err().to_string();
+    let all = "max_age = \"2 s\"\nhealth_decay = 1e-3\nmutation_std_params = 0.05\nmutation_std_weights = 0.02\ninterval = 10.0\n\
+               mutating_params = [[\"C_m\", \"tau_m\"], \"izhikevich.a\"]\npopulations = [\"I\", \"E\"]\n\
+               initial_age = { distribution = \"uniform\", low = 0.0, high = 900.0 }";
+    let n = settings(&text(all)).unwrap().network;
+    let life = n.lifecycle.as_ref().unwrap();
+    assert_eq!((life.max_age_ms, life.health_decay_per_ms, life.interval_ms), (2000.0, 1e-3, 10.0));
+    assert_eq!((&life.populations[..], life.reproduction, life.mutation_std_params), (&[0, 1][..], true, 0.05));
+    assert_eq!(life.mutation_std_weights, [0.02; 3]);
+    assert_eq!((life.initial_age_ms.mean(), life.groups(&n, 1)), (450.0, vec![(0, vec![0])]));
+    // What is left out: all cells, every step of a ms, no mutation; and a projection's own.
+    let own = text("max_age = 50.0").replace("peak = 0.8", "peak = 0.8\nmutation_std_weights = 0.5");
+    let near = settings(&own.replace("seed = 3", "seed = 3\nvariant = \"near\"")).unwrap().network.lifecycle.unwrap();
+    assert_eq!((near.populations, near.interval_ms, near.mutation_std_params), (vec![0, 1], 1.0, 0.0));
+    assert_eq!(near.mutation_std_weights, [0.0, 0.0, 0.0, 0.5]);
+    assert!(settings(&text("death = false")).unwrap().network.lifecycle.is_none());
+    assert!(settings(NETWORK).unwrap().network.lifecycle.is_none());
+    let again = Config::parse(&text(all), "n.toml").unwrap();
+    read(&again).unwrap();
+    let again = read(&Config::parse(&again.resolved(), "n.toml").unwrap()).unwrap().network;
+    assert_eq!(format!("{again:?}"), format!("{n:?}"));
+    assert!(says("reproduction = true").contains("lifecycle.max_age is missing and health_decay is 0"));
+    assert!(says("max_age = -1").contains("lifecycle.max_age must be a duration that is not negative"));
+    assert!(says("max_age = 1.0\nmutation_std_weights = -1.0").contains("lifecycle.mutation_std_weights is -1"));
+    assert!(says("max_age = 1.0\nmaximum_age = 1.0").contains("maximum_age"));
+    assert!(says("max_age = 1.0\npopulations = \"J\"").contains("names \"J\", which is no population"));
+}

@@ -211,7 +211,7 @@ fn a_run_resumes_across_deaths_to_the_same_bits() {
 /// ends all.
 #[test]
 fn cells_without_children_are_gone() {
-    let pair = [balanced(125, 11), learning(125, 24, [Placement::Axonal; 4])];
+    let pair = [balanced(140, 11), learning(140, 24, [Placement::Axonal; 4])];
     for mut network in pair {
         network = mortal(network, 1.0);
         let life = network.lifecycle.as_mut().unwrap();
@@ -234,9 +234,9 @@ fn cells_without_children_are_gone() {
         let life = Life::of(&plan).unwrap();
         assert!(want.iter().all(|s| life.alive(s.cell, s.step)));
         let late = |s: &&Spike| s.step > 10_010;
-        assert!(want.iter().filter(late).count() > 100 && want.iter().filter(late).all(|s| s.cell >= 500));
-        assert_eq!(life.counts(STEPS), [500, 0]);
-        assert_eq!(engine.lives().unwrap().unwrap().alive.iter().filter(|alive| **alive).count(), 125);
+        assert!(want.iter().filter(late).count() > 100 && want.iter().filter(late).all(|s| s.cell >= 560));
+        assert_eq!(life.counts(STEPS), [560, 0]);
+        assert_eq!(engine.lives().unwrap().unwrap().alive.iter().filter(|alive| **alive).count(), 140);
     }
 }
 

@@ -17,6 +17,8 @@ mod kernels;
 #[cfg(test)]
 mod layout_tests;
 pub mod learning;
+#[cfg(test)]
+mod life_tests;
 mod lost;
 mod memory;
 mod narrow;
