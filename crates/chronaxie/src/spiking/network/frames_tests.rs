@@ -70,6 +70,18 @@ fn elements_go_to_the_cells_at_their_places_and_frames_to_their_steps() {
     assert_eq!((edges(&s).len(), s.network.populations[1].replay.as_ref().unwrap().len()), (11, 10));
 }
 
+/// Cells that show frames neither die nor are born, and their numbers do not mutate.
+#[test]
+fn frames_have_no_life_cycle() {
+    let twelve: Vec<f64> = (0..12).map(f64::from).collect();
+    let n = with("weight = 1\nhold = 5.0\n[lifecycle]\nmax_age = 50.0\nmutation_std_weights = 0.5", twelve)
+        .unwrap()
+        .network;
+    let life = n.lifecycle.as_ref().unwrap();
+    assert_eq!((&life.populations[..], &life.mutation_std_weights[..]), (&[0][..], &[0.0][..]));
+    Plan::new(n).unwrap();
+}
+
 /// Against the equation, `V' = E_L + (V - E_L) e^(-dt / tau) + w` while a frame is shown, two steps later; with the same spikes on
 /// every engine, and a checkpoint between two frames.
 #[test]

@@ -236,6 +236,8 @@ fn described(config: &Config, files: &Files) -> Result<Settings> {
         variants.dedup();
         return Err(s.refuse("variant", &format!("is {}, but there are {}", quote(&variant), variants.join(", "))));
     }
+    // Numbers of frames, which drives put in as weights, are nobody's to change.
+    spreads.resize(network.projections.len(), Some(0.0));
     network.lifecycle = super::lifecycle::read(config, &network, &spreads)?;
     let recorders = config.tables("record")?.iter().map(|s| recorder(s, &network)).collect::<Result<Vec<_>>>()?;
     config.finish()?;
