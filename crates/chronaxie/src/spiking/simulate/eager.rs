@@ -414,17 +414,17 @@ impl<'a> Eager<'a> {
             let sd = self.plan.network.weight_sd(s.projection) / self.plan.units[p][port] * 65_536.0;
             let ends = [s.source, s.target].map(|cell| cell as usize);
             let ends = &ends[..if ends[0] == ends[1] { 1 } else { 2 }];
-            let mut changes: u64 = ends.iter().map(|cell| u64::from(before[*cell])).sum();
+            let changes: u64 = ends.iter().map(|cell| u64::from(before[*cell])).sum();
             let rule = self.rule(s);
             let (mut strength, bounds) = (s.strength, self.law(s).bounds());
             let (low, high) = bounds.unwrap_or((rule.low.into(), rule.high.into()));
-            for _ in ends.iter().filter(|cell| dies[**cell]) {
+            let now = changes + ends.iter().filter(|cell| dies[**cell]).count() as u64;
+            for changes in changes..now {
                 strength += sd * standard(key, Purpose::Strength, weights::index(place as u64, changes));
                 strength = match self.in_fixed {
                     true => strength.round().clamp(rule.low.into(), rule.high.into()),
                     false => strength.clamp(low, high),
                 };
-                changes += 1;
             }
             self.synapses[i].strength = strength;
         }

@@ -211,17 +211,17 @@ fn a_run_resumes_across_deaths_to_the_same_bits() {
 /// ends all.
 #[test]
 fn cells_without_children_are_gone() {
-    let pair = [balanced(140, 11), learning(140, 24, [Placement::Axonal; 4])];
+    let pair = [balanced(160, 11), learning(160, 24, [Placement::Axonal; 4])];
     for mut network in pair {
         network = mortal(network, 1.0);
         let life = network.lifecycle.as_mut().unwrap();
-        (life.reproduction, life.max_age_ms, life.populations) = (false, 1000.0, vec![0]);
-        life.initial_age_ms = Distribution::uniform(0.0, 200.0);
+        (life.reproduction, life.max_age_ms, life.populations) = (false, 1050.0, vec![0]);
+        life.initial_age_ms = Distribution::uniform(0.0, 100.0);
         let plan = Plan::new(network.clone()).unwrap();
         let (mut want, mut law) = (Vec::new(), Reference::in_f32(&plan).unwrap());
         law.advance(STEPS, &mut want).unwrap();
         let mut engine = living(&network, 2);
-        let mut got = run(&mut engine, &[8800]);
+        let mut got = run(&mut engine, &[9900]);
         let half = through_bytes(engine.state().unwrap());
         assert!(half.variables.iter().flatten().flatten().all(|x| x.is_finite()));
         let lives = engine.lives().unwrap().unwrap();
@@ -229,14 +229,14 @@ fn cells_without_children_are_gone() {
         assert!(engine.cell(0, dead).unwrap()[0].is_nan());
         engine = living(&network, 3);
         engine.restore(&half).unwrap();
-        got.extend(run(&mut engine, &[STEPS - 8800]));
+        got.extend(run(&mut engine, &[STEPS - 9900]));
         assert!(want.len() >= 10_000 && got == want, "{} spikes, not {}", got.len(), want.len());
         let life = Life::of(&plan).unwrap();
         assert!(want.iter().all(|s| life.alive(s.cell, s.step)));
-        let late = |s: &&Spike| s.step > 10_010;
-        assert!(want.iter().filter(late).count() > 100 && want.iter().filter(late).all(|s| s.cell >= 560));
-        assert_eq!(life.counts(STEPS), [560, 0]);
-        assert_eq!(engine.lives().unwrap().unwrap().alive.iter().filter(|alive| **alive).count(), 140);
+        let late = |s: &&Spike| s.step > 10_510;
+        assert!(want.iter().filter(late).count() > 50 && want.iter().filter(late).all(|s| s.cell >= 640));
+        assert_eq!(life.counts(STEPS), [640, 0]);
+        assert_eq!(engine.lives().unwrap().unwrap().alive.iter().filter(|alive| **alive).count(), 160);
     }
 }
 

@@ -49,6 +49,8 @@ pub(super) struct Mortal {
     /// Of every cell, its parameters, without inputs from outside.
     parameters: Vec<Vec<f64>>,
     synapses: Vec<Synapse>,
+    /// Of every projection, by what its weights change, if they do.
+    spreads: Vec<Option<Spread>>,
     /// Of every cell, those that it sends to.
     outgoing: Vec<Vec<usize>>,
     /// Spikes of the last `max_delay` steps.
@@ -88,6 +90,7 @@ impl Mortal {
             alive: vec![true; cells],
             parameters,
             synapses: Vec::new(),
+            spreads: (0..n.projections.len()).map(|i| n.mutates(i).then(|| Spread::of(plan, i))).collect(),
             outgoing: vec![Vec::new(); cells],
             recent: Vec::new(),
             passed: empty.clone(),
@@ -189,7 +192,7 @@ impl Mortal {
             states[p][cell as usize] = births::state(plan, p, who, own);
         }
         if life.reproduction {
-            self.mutate(plan, &dies);
+            self.mutate(&dies);
             if let Some(eager) = eager {
                 eager.mutate(&dies, &before);
             }
@@ -200,12 +203,13 @@ impl Mortal {
         }
     }
 
-    fn mutate(&mut self, plan: &Plan, dies: &[bool]) {
-        for s in self.synapses.iter_mut().filter(|s| plan.network.mutates(s.projection)) {
+    fn mutate(&mut self, dies: &[bool]) {
+        for s in &mut self.synapses {
+            let Some(spread) = &self.spreads[s.projection] else { continue };
             let ends = [s.source, s.target];
             let ends = &ends[..if s.source == s.target { 1 } else { 2 }];
             for _ in ends.iter().filter(|cell| dies[**cell as usize]) {
-                s.code = Spread::of(plan, s.projection).changed(s.code, s.row, s.changes);
+                s.code = spread.changed(s.code, s.row, s.changes);
                 s.changes += 1;
             }
         }
