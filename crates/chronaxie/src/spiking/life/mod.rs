@@ -2,8 +2,8 @@
 //!
 //! A cell dies when its age is beyond `max_age` or its health below a tenth, at the next multiple of the interval; both count steps, so
 //! which generation stands at a site in which step follows from the step alone ([`Life`]). What a child is follows from draws keyed by
-//! the cell and its generation ([`births`]); a synapse changes where a cell at one of its ends dies, by draws keyed by the synapse and by
-//! how often it has changed ([`weights`]). [`Living`] runs any engine from one death to the next.
+//! the cell and its generation (`births.rs`); a synapse changes where a cell at one of its ends dies, by draws keyed by the synapse and by
+//! how often it has changed (`weights.rs`). [`Living`] runs any engine from one death to the next.
 
 use super::draws::{Purpose, draw, uniform};
 use super::math::normal_quantile;

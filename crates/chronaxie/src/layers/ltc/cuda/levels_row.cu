@@ -38,6 +38,8 @@ __device__ __forceinline__ Tile tile_of(int n, int tiles, int all) {
   return {blockIdx.x + (i64)row * gridDim.x, first, min(kTileRows, all - first)};
 }
 
+// All roles, each at a place of its own.
+__device__ __forceinline__ void all_meet() { asm volatile("bar.sync 3, %0;" ::"r"(blockDim.x) : "memory"); }
 __device__ __forceinline__ void workers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 __device__ __forceinline__ void chain_meets(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
 
@@ -71,12 +73,9 @@ struct Gates {
   }
   // Both sums of this warp's targets, of a tile; to [targets, kTileRows].
   __device__ __forceinline__ void sums(const float* tile, float2* to, int lane) const {
-    // A unit is read while the one before it is summed.
-    int4 next = mine.y > 0 ? units[mine.x] : make_int4(0, 0, 0, 0);
 #pragma unroll 1
     for (int n = mine.x; n < mine.x + mine.y; n++) {
-      const int4 unit = next;
-      if (n + 1 < mine.x + mine.y) next = units[n + 1];
+      const int4 unit = units[n];
       const float2 begin = constant[unit.z];
       float num[2] = {begin.x, begin.x}, den[2] = {begin.y, begin.y};
       tile_sums(synapses, from, unit, tile, lane, num, den);
@@ -92,7 +91,9 @@ struct Walk {
   int k, s;  // unfolds and steps done
   // c, and what num and den begin with, of a step with these sums.
   __device__ __forceinline__ void step(const Cell& cell, float2 sums, bool timed, float time) {
-    c = timed ? __fdiv_rn(cell.rate_c, time) : cell.rate_c;
+    // Without a call where the compiler has fewer registers.
+    const auto over = [&] { return kOldCompiler ? quotient(cell.rate_c, time) : __fdiv_rn(cell.rate_c, time); };
+    c = timed ? over() : cell.rate_c;
     num = cell.num + sums.x, den = cell.den + c + sums.y;
   }
 };
@@ -230,7 +231,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
       if (n < count) of_chain.sums(lone_tile, sums_of(n, 0), lane);
       if (has_sinks) of_sinks.sums(read_tile, sums_of(before, chain), lane);
       if (n + 1 < count) make_lines(next, next.first / unfolds);
-      __syncthreads();
+      all_meet();
     }
   } else if (thread < kWorkers + chain_threads) {
     // By way of the warp, so that they stay in registers: a constant is some thirty clocks away.
@@ -333,7 +334,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
         }
         if (leads && t.first + t.rows == all) final_state[t.b * hidden + j] = w.v;
       }
-      __syncthreads();
+      all_meet();
     }
   } else {
     // A state is kept from tile to tile where the last one goes.
@@ -374,7 +375,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
           final_state[t.b * hidden + j] = w.v;
         }
       }
-      __syncthreads();
+      all_meet();
     }
   }
 }

@@ -80,11 +80,9 @@ ltc_state_sums(Schedule schedule, const float* __restrict__ u, int pitch,  // [r
     copies_here();
     __syncthreads();
     if (more && two) read(first + stride, 1 - half);
-    int4 next = mine.y > 0 ? units[mine.x] : make_int4(0, 0, 0, 0);
 #pragma unroll 1
     for (int n = mine.x; n < mine.x + mine.y; n++) {
-      const int4 unit = next;
-      if (n + 1 < mine.x + mine.y) next = units[n + 1];
+      const int4 unit = units[n];
       const float2 begin = constant[unit.z];
       float num[2] = {begin.x, begin.x}, den[2] = {begin.y, begin.y};
       tile_sums(synapses, from, unit, tiles + half * inputs * kTileRows, lane, num, den);
