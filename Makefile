@@ -73,13 +73,13 @@ $(CHRONAXIE): FORCE
 FORCE:
 
 # Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
-# numbers alone every sixth; by the oldest for sm_75, where code is its own, every twelfth of each source. The other architectures,
-# whose code is one of those two kinds, take turns: every twelfth is compiled for one of them. At least one of each is compiled; which
+# numbers alone every eighth; by the oldest for sm_75, where code is its own, every sixteenth of each source. The other architectures,
+# whose code is one of those two kinds, take turns: every sixteenth is compiled for one of them. At least one of each is compiled; which
 # ones, and for what, changes with the source. `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
-ALIKE = --one-in 6 --alike
-ONE_IN = 12
+ALIKE = --one-in 8 --alike
+ONE_IN = 16
 SPREAD = --spread
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)

@@ -4,7 +4,7 @@
 //                 n - 2, as levels_sums.cu makes them
 //   the chain     its unfolds of tile n - 1, of which near synapses alone are left: a warp or some, that meet once an unfold
 //   one warp      states of the sinks of tile n - 3
-// and all meet at its end. So nothing waits for an unfold but the chain, which has other work beside it. Synapses are in shared memory but for
+// and at its end the workers meet the others. So nothing waits for an unfold but the chain, which has other work beside it. Synapses are in shared memory but for
 // near ones, in registers; sums and states that another role reads go through a ring in global memory, which the second-level cache holds.
 //
 // Floor (1.98 GHz) of B128 T64 H256 K6 by AutoNCP, 7,348 synapses in workers' hands, 384 unfolds, 128 rows on 132 multiprocessors: a special
@@ -38,10 +38,30 @@ __device__ __forceinline__ Tile tile_of(int n, int tiles, int all) {
   return {blockIdx.x + (i64)row * gridDim.x, first, min(kTileRows, all - first)};
 }
 
-// All roles, each at a place of its own.
-__device__ __forceinline__ void all_meet() { asm volatile("bar.sync 3, %0;" ::"r"(blockDim.x) : "memory"); }
-__device__ __forceinline__ void workers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
-__device__ __forceinline__ void chain_meets(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
+// So many threads, a number that the compiler knows.
+template <int kBarrier, int kCount>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kCount) : "memory");
+}
+// kMore threads and the chain's, of which there are one, two or three warps.
+template <int kBarrier, int kMore>
+__device__ __forceinline__ void meet_with_chain(int threads) {
+  if (threads == 32) {
+    if constexpr (kMore == 0)
+      __syncwarp();
+    else
+      meet<kBarrier, kMore + 32>();
+  } else if (threads == 64) {
+    meet<kBarrier, kMore + 64>();
+  } else {
+    meet<kBarrier, kMore + 96>();
+  }
+}
+__device__ __forceinline__ void workers_meet() { meet<1, kWorkers>(); }
+__device__ __forceinline__ void chain_meets(int threads) { meet_with_chain<2, 0>(threads); }
+// The workers and another role, each at a place of its own. The chain and the warp of the sinks have nothing from each other.
+__device__ __forceinline__ void chain_and_workers(int threads) { meet_with_chain<3, kWorkers>(threads); }
+__device__ __forceinline__ void sinks_and_workers() { meet<4, kWorkers + 32>(); }
 
 // The synapses of some targets in shared memory (levels_sums.cu has their schedule), and those targets that a warp has.
 struct Gates {
@@ -231,7 +251,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
       if (n < count) of_chain.sums(lone_tile, sums_of(n, 0), lane);
       if (has_sinks) of_sinks.sums(read_tile, sums_of(before, chain), lane);
       if (n + 1 < count) make_lines(next, next.first / unfolds);
-      all_meet();
+      chain_and_workers(chain_threads), sinks_and_workers();
     }
   } else if (thread < kWorkers + chain_threads) {
     // By way of the warp, so that they stay in registers: a constant is some thirty clocks away.
@@ -334,7 +354,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
         }
         if (leads && t.first + t.rows == all) final_state[t.b * hidden + j] = w.v;
       }
-      all_meet();
+      chain_and_workers(threads);
     }
   } else {
     // A state is kept from tile to tile where the last one goes.
@@ -375,7 +395,7 @@ ltc_levels_row(Schedule far, Schedule near, Schedule out_of, const int* __restri
           final_state[t.b * hidden + j] = w.v;
         }
       }
-      all_meet();
+      sinks_and_workers();
     }
   }
 }
