@@ -29,6 +29,7 @@
 //! Precision `fast` takes the same path: one or two terms of the exponential's polynomial would be all there is to save.
 #![allow(unsafe_code)]
 
+mod apart;
 mod avx;
 mod backward;
 mod close;

@@ -5,26 +5,34 @@ use super::{Block, Coefficients, Inputs};
 use crate::simd_math::Lanes;
 
 /// Runs a body over the cells of a block: `C` coefficients, `S` variables, `P` ports.
+///
+/// A short body is compiled apart for each kind of input and of coefficients; of a long one, next to which a branch is nothing, that
+/// would be four times the code.
 macro_rules! stepper {
-    ($name:ident, $body:path, $c:literal, $s:literal, $p:literal) => {
+    ($name:ident, $body:path, $c:literal, $s:literal, $p:literal, $short:literal) => {
         pub(super) mod $name {
             use super::*;
 
             #[inline(always)]
             fn cells<const FMA: bool, const R: usize, const N: usize>(block: &mut Block<'_>) {
+                let sums = matches!(block.inputs, Inputs::Sums(..));
                 let each = matches!(block.coefficients, Coefficients::Each { .. });
-                match (&block.inputs, each) {
-                    (Inputs::Given(_), false) => vectors::<N, false, false>(block),
-                    (Inputs::Given(_), true) => vectors::<N, false, true>(block),
-                    (Inputs::Sums(..), false) => vectors::<N, true, false>(block),
-                    (Inputs::Sums(..), true) => vectors::<N, true, true>(block),
+                if $short {
+                    match (sums, each) {
+                        (false, false) => vectors::<N>(block, false, false),
+                        (false, true) => vectors::<N>(block, false, true),
+                        (true, false) => vectors::<N>(block, true, false),
+                        (true, true) => vectors::<N>(block, true, true),
+                    }
+                } else {
+                    vectors::<N>(block, sums, each);
                 }
             }
 
             /// The slices lie in locals and are as long as each other: what the loop reads and where it ends stays in registers. Inside
             /// there are loops alone: a closure that stays a call is compiled without the vectors.
             #[inline(always)]
-            fn vectors<const N: usize, const SUMS: bool, const EACH: bool>(block: &mut Block<'_>) {
+            fn vectors<const N: usize>(block: &mut Block<'_>, from_sums: bool, each: bool) {
                 let count = block.spikes.len();
                 let mut c = [Lanes::<N>::splat(0.0); $c];
                 let mut rows: [&[[f32; N]]; $c] = [&[]; $c];
@@ -64,14 +72,14 @@ macro_rules! stepper {
                     for i in 0..$s {
                         s[i].0 = states[i][at];
                     }
-                    if EACH {
+                    if each {
                         for i in 0..$c {
                             c[i].0 = rows[i][at];
                         }
                     }
                     let mut input = [Lanes::<N>::splat(0.0); $p];
                     for i in 0..$p {
-                        if SUMS {
+                        if from_sums {
                             let sum = sums[i][at];
                             sums[i][at] = [0; N];
                             for l in 0..N {
@@ -95,11 +103,11 @@ macro_rules! stepper {
     };
 }
 
-stepper!(lif_exp, super::super::lif_exp::body, 7, 3, 1);
-stepper!(lif_exp2, super::super::lif_exp::body2, 9, 4, 2);
-stepper!(lif_delta, super::super::lif_delta::body, 5, 2, 1);
-stepper!(lif_alpha, super::super::lif_alpha::body, 15, 6, 2);
-stepper!(lif_cond, super::super::lif_cond::body, 12, 4, 2);
-stepper!(adex, super::super::adex::body, 20, 5, 2);
-stepper!(izhikevich, super::super::izhikevich::body, 9, 2, 1);
-stepper!(hodgkin_huxley, super::super::hodgkin_huxley::body, 14, 5, 1);
+stepper!(lif_exp, super::super::lif_exp::body, 7, 3, 1, true);
+stepper!(lif_exp2, super::super::lif_exp::body2, 9, 4, 2, true);
+stepper!(lif_delta, super::super::lif_delta::body, 5, 2, 1, true);
+stepper!(lif_alpha, super::super::lif_alpha::body, 15, 6, 2, true);
+stepper!(lif_cond, super::super::lif_cond::body, 12, 4, 2, true);
+stepper!(adex, super::super::adex::body, 20, 5, 2, false);
+stepper!(izhikevich, super::super::izhikevich::body, 9, 2, 1, true);
+stepper!(hodgkin_huxley, super::super::hodgkin_huxley::body, 14, 5, 1, false);

@@ -102,20 +102,18 @@ impl Model for HodgkinHuxley {
     }
 }
 
-/// `x / (1 - e^-x)`, by its series near 0, where the quotient would be 0 by 0.
+/// `x`, or 1 near 0, where [`quotient`] takes its series.
 #[inline(always)]
-fn quotient<const N: usize>(x: Lanes<N>) -> Lanes<N> {
-    let one = Lanes::splat(1.0);
-    let size = x.map(f32::abs);
-    let away = at_least(size, Lanes::splat(0.01), x, one);
-    let near = fma(x, fma(x, Lanes::splat(1.0 / 12.0), Lanes::splat(0.5)), one);
-    at_least(size, Lanes::splat(0.01), away / (one - exp::<true, N>(Lanes::splat(0.0) - away)), near)
+fn away<const N: usize>(x: Lanes<N>) -> Lanes<N> {
+    at_least(x.map(f32::abs), Lanes::splat(0.01), x, Lanes::splat(1.0))
 }
 
-/// `e^(by x)`.
+/// `x / (1 - e^-x)` of `e`, the exponential of `-away(x)`; by its series near 0, where the quotient would be 0 by 0.
 #[inline(always)]
-fn e<const N: usize>(x: Lanes<N>, by: f32) -> Lanes<N> {
-    exp::<true, N>(x * Lanes::splat(by))
+fn quotient<const N: usize>(x: Lanes<N>, e: Lanes<N>) -> Lanes<N> {
+    let one = Lanes::splat(1.0);
+    let near = fma(x, fma(x, Lanes::splat(1.0 / 12.0), Lanes::splat(0.5)), one);
+    at_least(x.map(f32::abs), Lanes::splat(0.01), away(x) / (one - e), near)
 }
 
 /// `a (1 - x) - b x`.
@@ -140,12 +138,25 @@ impl<const N: usize> rk4::Derivative<N, 4> for Change<'_, N> {
         let square = n * n;
         let k = c[5] * (square * square) * (v - c[8]);
         let leak = c[6] * (v - c[9]);
-        let rest = v + number(65.0);
+        let (zero, rest) = (number(0.0), v + number(65.0));
+        let (x_m, x_n) = ((v + number(40.0)) * number(0.1), (v + number(55.0)) * number(0.1));
+        let mut e = [
+            zero - away(x_m),
+            zero - away(x_n),
+            rest * number(-1.0 / 18.0),
+            rest * number(-1.0 / 20.0),
+            (v + number(35.0)) * number(-0.1),
+            rest * number(-1.0 / 80.0),
+        ];
+        // A loop, so that the compiler has one exponential before it at a time: of six it makes numbers one by one.
+        for e in &mut e {
+            *e = exp::<true, N>(*e);
+        }
         [
             (self.currents[stage] - na - k - leak) * c[3],
-            gate(m, quotient((v + number(40.0)) * number(0.1)), number(4.0) * e(rest, -1.0 / 18.0)),
-            gate(h, number(0.07) * e(rest, -1.0 / 20.0), one / (one + e(v + number(35.0), -0.1))),
-            gate(n, number(0.1) * quotient((v + number(55.0)) * number(0.1)), number(0.125) * e(rest, -1.0 / 80.0)),
+            gate(m, quotient(x_m, e[0]), number(4.0) * e[2]),
+            gate(h, number(0.07) * e[3], one / (one + e[4])),
+            gate(n, number(0.1) * quotient(x_n, e[1]), number(0.125) * e[5]),
         ]
     }
 }

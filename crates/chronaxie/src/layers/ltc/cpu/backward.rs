@@ -4,9 +4,10 @@
 //! adjoint runs from the last unfold to the first, the recurrent synapses sum over the unfolds, and the inputs take their
 //! gradient. The sensory synapses sum over [`BLOCK`](super::layout::BLOCK) steps at once.
 
+use super::apart::{adjoint, parameter_sums, sums};
 use super::fold::Neuron;
 use super::forward::Call;
-use super::gates::{Times, adjoint, lane_sum, parameter_sums, source, sums};
+use super::gates::{Times, lane_sum, source};
 use super::layout::{Buffers, Group, Sizes, Sums, kept};
 use super::lstm::{self, Kept};
 use super::words;
@@ -71,6 +72,11 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
     let want_inputs = call.wants_inputs(&grads);
     // With kept unfolds nothing is rebuilt, and the sensory gates are first met by the gradient of the inputs.
     let stored = kept(call.p);
+    let from = |keep: bool| match (keep, stored) {
+        (true, false) => source::READ,
+        (true, true) => source::KEEP,
+        (false, _) => source::EVALUATE,
+    };
     let read_sensory = sizes.keep_sensory && (!stored || want_inputs);
     let (kept, sensory_kept) = (call.recurrent.packs.len() * 2 * R, call.sensory.packs.len() * 2 * R);
     for j in 0..hidden {
@@ -120,21 +126,13 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 }
                 b.sensory[..2 * hidden * N].fill(0.0);
                 let (num, den) = b.sensory[..2 * hidden * N].split_at_mut(hidden * N);
-                if sizes.keep_sensory {
-                    sums::<FMA, R, N, true>(&call.sensory, u, num, den, sensory_gates);
-                } else {
-                    sums::<FMA, R, N, false>(&call.sensory, u, num, den, &mut []);
-                }
+                sums::<R>(sizes.keep_sensory, &call.sensory, u, [num, den], sensory_gates);
                 for k in 0..unfolds {
                     let (now, next) = b.v[k * state..(k + 2) * state].split_at_mut(state);
                     b.unfold[..2 * hidden * N].copy_from_slice(&b.sensory[..2 * hidden * N]);
                     let (num, den) = b.unfold[..2 * hidden * N].split_at_mut(hidden * N);
-                    if sizes.keep_recurrent {
-                        let gates = &mut b.gates[k * kept..(k + 1) * kept];
-                        sums::<FMA, R, N, true>(&call.recurrent, now, num, den, gates);
-                    } else {
-                        sums::<FMA, R, N, false>(&call.recurrent, now, num, den, &mut []);
-                    }
+                    let gates = if sizes.keep_recurrent { &mut b.gates[k * kept..(k + 1) * kept] } else { &mut [] };
+                    sums::<R>(sizes.keep_recurrent, &call.recurrent, now, [&mut *num, &mut *den], gates);
                     call.finish_unfold::<FMA, R, N>(rate, num, den, now, next);
                     let inverse = b.inverse[k * cells..(k + 1) * cells].as_chunks_mut::<R>().0;
                     for (inverse, den) in inverse.iter_mut().zip(den.as_chunks::<N>().0) {
@@ -171,35 +169,15 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                 let pulled = &mut b.pulled[..state];
                 pulled.fill(0.0);
                 let gates = if sizes.keep_recurrent { &mut b.gates[k * kept..(k + 1) * kept] } else { &mut [] };
-                match (sizes.keep_recurrent, stored) {
-                    (true, false) => adjoint::<FMA, R, N, { source::READ }>(
-                        &call.recurrent,
-                        v,
-                        alpha,
-                        beta,
-                        gates,
-                        b.products,
-                        pulled,
-                    ),
-                    (true, true) => adjoint::<FMA, R, N, { source::KEEP }>(
-                        &call.recurrent,
-                        v,
-                        alpha,
-                        beta,
-                        gates,
-                        b.products,
-                        pulled,
-                    ),
-                    (false, _) => adjoint::<FMA, R, N, { source::EVALUATE }>(
-                        &call.recurrent,
-                        v,
-                        alpha,
-                        beta,
-                        gates,
-                        b.products,
-                        pulled,
-                    ),
-                }
+                adjoint::<R>(
+                    from(sizes.keep_recurrent),
+                    &call.recurrent,
+                    v,
+                    [&*alpha, &*beta],
+                    gates,
+                    b.products,
+                    pulled,
+                );
                 for (a, pulled) in b.a.iter_mut().zip(&pulled[..cells]) {
                     *a = mul_add::<FMA>(*pulled, -std::f32::consts::LN_2, *a);
                 }
@@ -220,44 +198,13 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
                     total[2] += f64::from(lane_sum(row(cm_sum) * rate));
                 }
                 let times = Times { count: unfolds, v: b.v, alpha: b.alpha, beta: b.beta, gates: b.gates };
-                if sizes.keep_recurrent {
-                    parameter_sums::<FMA, R, N, true>(&call.recurrent, &times, b.partial, total.recurrent);
-                } else {
-                    parameter_sums::<FMA, R, N, false>(&call.recurrent, &times, b.partial, total.recurrent);
-                }
+                parameter_sums::<R>(sizes.keep_recurrent, &call.recurrent, &times, b.partial, total.recurrent);
             }
             if want_inputs {
                 let du = &mut b.du[..input];
                 du.fill(0.0);
-                match (sizes.keep_sensory, stored) {
-                    (true, false) => adjoint::<FMA, R, N, { source::READ }>(
-                        &call.sensory,
-                        u,
-                        alpha_sum,
-                        beta_sum,
-                        sensory_gates,
-                        b.products,
-                        du,
-                    ),
-                    (true, true) => adjoint::<FMA, R, N, { source::KEEP }>(
-                        &call.sensory,
-                        u,
-                        alpha_sum,
-                        beta_sum,
-                        sensory_gates,
-                        b.products,
-                        du,
-                    ),
-                    (false, _) => adjoint::<FMA, R, N, { source::EVALUATE }>(
-                        &call.sensory,
-                        u,
-                        alpha_sum,
-                        beta_sum,
-                        sensory_gates,
-                        b.products,
-                        du,
-                    ),
-                }
+                let of = [&*alpha_sum, &*beta_sum];
+                adjoint::<R>(from(sizes.keep_sensory), &call.sensory, u, of, sensory_gates, b.products, du);
                 input_gradient::<FMA, R>(call, g, t, [b.y, b.normal], moments, du, total, grads);
             }
             if let (Some(lstm), Some((_, kept))) = (&call.lstm, &given.lstm) {
@@ -284,11 +231,7 @@ fn body<const FMA: bool, const R: usize, const N: usize>(
         }
         if grads.parameters {
             let times = Times { count, v: b.u, alpha: b.alpha_sum, beta: b.beta_sum, gates: b.sensory_gates };
-            if read_sensory {
-                parameter_sums::<FMA, R, N, true>(&call.sensory, &times, b.partial, total.sensory);
-            } else {
-                parameter_sums::<FMA, R, N, false>(&call.sensory, &times, b.partial, total.sensory);
-            }
+            parameter_sums::<R>(read_sensory, &call.sensory, &times, b.partial, total.sensory);
         }
     }
     for (to, from) in [(grads.h0, &*b.a), (grads.c0, &*b.lstm_c)] {
