@@ -1,6 +1,6 @@
 #!/bin/bash
-# scripts/run-steps.sh STEP ...: runs each make target, and goes on after a failure. Prints the time of each, and last one line:
-# N passed, N failed, N skipped. A step that runs tests counts them; any other counts as one.
+# scripts/run-steps.sh STEP ...: runs each make target, and goes on after a failure. Prints of each its time, when it began and how long
+# it kept a core at work, and last one line: N passed, N failed, N skipped. A step that runs tests counts them; any other counts as one.
 # With `build` among them, the steps of $beside run next to those that follow it, since few keep two cores at work to their end;
 # what a step then says is printed when it ends.
 set -u
@@ -18,16 +18,19 @@ case " $* " in
 *" deny "*) nice scripts/cargo-deny.sh --version >"$logs/fetch-deny.log" 2>&1 & ;;
 esac
 
+start=$(date +%s)
+TIMEFORMAT='%0U %0S'
 step() { # NAME, and `quietly` where another one prints meanwhile
     local began line
     began=$(date +%s)
     rm -f "$logs/$1.rc"
+    echo $((began - start)) >"$logs/$1.began"
     if [ "${2:-}" = quietly ]; then
-        "${MAKE:-make}" --no-print-directory "$1" >"$logs/$1.log" 2>&1
+        { time "${MAKE:-make}" --no-print-directory "$1" >"$logs/$1.log" 2>&1; } 2>"$logs/$1.cores"
         echo $? >"$logs/$1.rc"
     else
         echo "== $1"
-        { "${MAKE:-make}" --no-print-directory "$1" 2>&1; echo $? >"$logs/$1.rc"; } | tee "$logs/$1.log"
+        { time "${MAKE:-make}" --no-print-directory "$1" 2>&1; echo $? >"$logs/$1.rc"; } 2>"$logs/$1.cores" | tee "$logs/$1.log"
     fi
     echo $(($(date +%s) - began)) >"$logs/$1.seconds"
     line="$([ "$(cat "$logs/$1.rc")" = 0 ] && echo passed || echo FAILED) in $(cat "$logs/$1.seconds") s"
@@ -73,7 +76,9 @@ for step in "$@"; do
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     result=passed
     [ "$rc" -ne 0 ] && result=FAILED
-    line=$(printf '%-14s %-7s %5d s  %5d passed %3d failed %3d skipped' "$step" "$result" "$(cat "$logs/$step.seconds")" "$p" "$f" "$s")
+    read -r user system <"$logs/$step.cores" || user=0 system=0
+    line=$(printf '%-14s %-7s %5d s from %4d s on, %5d s of cores  %5d passed %3d failed %3d skipped' "$step" "$result" \
+        "$(cat "$logs/$step.seconds")" "$(cat "$logs/$step.began")" "$((user + system))" "$p" "$f" "$s")
     table="$table$line
 "
 done
