@@ -311,9 +311,13 @@ void Engine::loop() {
     emu_switch(&scheduler, f->sp);
     current = nullptr;
     if (failure) return;
-    if (idle_yields >= idle_before + kPatience && async.empty()) {
+    if (idle_yields >= idle_before + kPatience) {
       idle_before = idle_yields;
-      emu_switch(&own, runner);
+      // Whoever spins may wait for what a copy lets another thread do.
+      if (async.empty())
+        emu_switch(&own, runner);
+      else
+        perform(random() % async.size());
     }
     if (f->done && f->block->cluster->live == 0) {
       // Its copies must have arrived: shared memory ends with the block.

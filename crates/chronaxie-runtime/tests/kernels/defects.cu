@@ -128,6 +128,29 @@ extern "C" __global__ void __launch_bounds__(128) no_copy_wait(int* out /* [128]
 }
 
 #if __CUDA_ARCH__ >= 900
+// Threads that spin until another one has waited for a bulk copy, and has said so; or not.
+extern "C" __global__ void __launch_bounds__(128) spins_beside_a_copy(int* out /* [128] */, const int* in) {
+  __shared__ alignas(128) int s[128];
+  __shared__ unsigned long long barrier;
+  __shared__ int flag;
+  if (threadIdx.x == 0) init(&barrier), flag = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&barrier, sizeof s);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(s)),
+        "l"(in), "r"((unsigned)sizeof s), "r"(address(&barrier))
+        : "memory");
+    wait(&barrier, 0);
+    if (!kBroken) *(volatile int*)&flag = 1;
+  } else {
+    while (*(volatile int*)&flag == 0) {
+    }
+    wait(&barrier, 0);
+  }
+  out[threadIdx.x] = 127 - s[threadIdx.x];
+}
+
 // A bulk copy of `in`, read without a wait.
 extern "C" __global__ void __launch_bounds__(128) no_bulk_wait(int* out /* [128] */, const int* in) {
   __shared__ alignas(128) int s[128];
