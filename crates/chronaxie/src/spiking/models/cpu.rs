@@ -5,11 +5,8 @@ use super::{Block, Coefficients, Inputs};
 use crate::simd_math::Lanes;
 
 /// Runs a body over the cells of a block: `C` coefficients, `S` variables, `P` ports.
-///
-/// A short body is compiled apart for each kind of input and of coefficients; of a long one, next to which a branch is nothing, that
-/// would be four times the code.
 macro_rules! stepper {
-    ($name:ident, $body:path, $c:literal, $s:literal, $p:literal, $short:literal) => {
+    ($name:ident, $body:path, $c:literal, $s:literal, $p:literal) => {
         pub(super) mod $name {
             use super::*;
 
@@ -17,15 +14,12 @@ macro_rules! stepper {
             fn cells<const FMA: bool, const R: usize, const N: usize>(block: &mut Block<'_>) {
                 let sums = matches!(block.inputs, Inputs::Sums(..));
                 let each = matches!(block.coefficients, Coefficients::Each { .. });
-                if $short {
-                    match (sums, each) {
-                        (false, false) => vectors::<N>(block, false, false),
-                        (false, true) => vectors::<N>(block, false, true),
-                        (true, false) => vectors::<N>(block, true, false),
-                        (true, true) => vectors::<N>(block, true, true),
-                    }
-                } else {
-                    vectors::<N>(block, sums, each);
+                // Each kind of input and of coefficients has code of its own.
+                match (sums, each) {
+                    (false, false) => vectors::<N>(block, false, false),
+                    (false, true) => vectors::<N>(block, false, true),
+                    (true, false) => vectors::<N>(block, true, false),
+                    (true, true) => vectors::<N>(block, true, true),
                 }
             }
 
@@ -103,11 +97,11 @@ macro_rules! stepper {
     };
 }
 
-stepper!(lif_exp, super::super::lif_exp::body, 7, 3, 1, true);
-stepper!(lif_exp2, super::super::lif_exp::body2, 9, 4, 2, true);
-stepper!(lif_delta, super::super::lif_delta::body, 5, 2, 1, true);
-stepper!(lif_alpha, super::super::lif_alpha::body, 15, 6, 2, true);
-stepper!(lif_cond, super::super::lif_cond::body, 12, 4, 2, true);
-stepper!(adex, super::super::adex::body, 20, 5, 2, false);
-stepper!(izhikevich, super::super::izhikevich::body, 9, 2, 1, true);
-stepper!(hodgkin_huxley, super::super::hodgkin_huxley::body, 14, 5, 1, false);
+stepper!(lif_exp, super::super::lif_exp::body, 7, 3, 1);
+stepper!(lif_exp2, super::super::lif_exp::body2, 9, 4, 2);
+stepper!(lif_delta, super::super::lif_delta::body, 5, 2, 1);
+stepper!(lif_alpha, super::super::lif_alpha::body, 15, 6, 2);
+stepper!(lif_cond, super::super::lif_cond::body, 12, 4, 2);
+stepper!(adex, super::super::adex::body, 20, 5, 2);
+stepper!(izhikevich, super::super::izhikevich::body, 9, 2, 1);
+stepper!(hodgkin_huxley, super::super::hodgkin_huxley::body, 14, 5, 1);
