@@ -73,22 +73,25 @@ $(CHRONAXIE): FORCE
 FORCE:
 
 # Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
-# numbers alone every eighth; by the oldest for sm_75, where code is its own, every sixteenth of each source. The other architectures,
-# whose code is one of those two kinds, take turns: every sixteenth is compiled for one of them. At least one of each is compiled; which
+# numbers alone every eighth, and of a source at most eight that differ in more; by the oldest for sm_75, where code is its own, every
+# sixteenth of each source. The other architectures, whose code is one of those two kinds, take turns: every sixteenth is compiled for
+# one of them, of one half of the sources by the newest and of the other by the oldest. At least one of each is compiled; which
 # ones, and for what, changes with the source. `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
-ALIKE = --one-in 8 --alike
+ALIKE = --one-in 8 --alike --kinds 8
 ONE_IN = 16
 SPREAD = --spread
+HALF13 = --sources 1/2
+HALF12 = --sources 2/2
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a $(ALIKE)
-	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD)
+	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD) $(HALF13)
 	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD) $(HALF12)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= HALF13= HALF12= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
 
 # In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
 # the repeats on a GPU.

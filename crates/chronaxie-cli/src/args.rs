@@ -186,6 +186,12 @@ pub(crate) struct Compile {
     /// changes with the source
     #[arg(long)]
     pub alike: bool,
+    /// With --alike: at most N that do not differ in numbers alone of each source; which those are changes with the source
+    #[arg(long, value_name = "N", default_value_t = u32::MAX, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub kinds: u32,
+    /// Only every N-th source; which those are changes with the sources, and each is in one of the N parts
+    #[arg(long, value_name = "K/N", value_parser = part)]
+    pub sources: Option<(usize, usize)>,
     /// Each specialisation that is so chosen for one of the architectures alone: they take turns, and which comes first changes
     /// with the source
     #[arg(long)]

@@ -103,6 +103,17 @@ fn kernels(spec: &Specialisation, kinds: bool) -> (&str, &[&'static str], Vec<St
     (&spec.source.name, &spec.entries, kinds)
 }
 
+/// The specialisations of one source by kind, those kinds that are asked for.
+fn kinds<'a, 'b>(of_source: &'b [&'a Specialisation], args: &Compile) -> Vec<&'b [&'a Specialisation]> {
+    let first = of_source.first().map_or(0, |s| first(s));
+    if args.sources.is_some_and(|(k, n)| first % n != k - 1) {
+        return Vec::new();
+    }
+    let all: Vec<_> = of_source.chunk_by(|a, b| kernels(a, args.alike) == kernels(b, args.alike)).collect();
+    let step = all.len().div_ceil(args.kinds as usize).max(1);
+    all.into_iter().skip(first % step).step_by(step).collect()
+}
+
 /// Where the turns of a source's specialisations begin: elsewhere when it changes.
 fn first(spec: &Specialisation) -> usize {
     let key = spec.key("sm_90a", &CompileOptions::default()).to_string();
@@ -122,7 +133,8 @@ fn jobs(args: &Compile, archs: &[String]) -> Result<Vec<Job>> {
     for (family, specs) in all.iter().filter(|(name, _)| families.is_empty() || families.iter().any(|f| f == name)) {
         let mut specs: Vec<&Specialisation> = specs.iter().collect();
         specs.sort_by(|a, b| kernels(a, args.alike).cmp(&kernels(b, args.alike)));
-        for of_one_source in specs.chunk_by(|a, b| kernels(a, args.alike) == kernels(b, args.alike)) {
+        let of_sources = specs.chunk_by(|a, b| kernels(a, false) == kernels(b, false));
+        for of_one_source in of_sources.flat_map(|of_source| kinds(of_source, args)) {
             let turn = if args.alike { first(of_one_source[0]) } else { 0 };
             let number = |arch: &String| turn + COMPARED_ARCHS.iter().position(|a| a == arch).unwrap_or(0);
             let mut wanted = vec![Vec::new(); of_one_source.len()];
@@ -335,6 +347,34 @@ mod tests {
         assert_eq!(spread(&[vec![0, 1], vec![], vec![1], vec![0, 1]], 1, 1), [Some(1), None, Some(1), Some(1)]);
         assert_eq!([0, 1, 2].map(|first| spread(&[vec![4, 5, 6]], first, 8)), [[Some(4)], [Some(5)], [Some(6)]]);
         assert_eq!(spread(&[vec![]], 3, 8), [None]);
+    }
+
+    /// Of eight kinds of one source as many as are asked for, and each source in one part of all.
+    #[test]
+    fn kinds_and_sources_are_left_out_by_number() {
+        let spec = |text: &'static str, number: i32, of: usize| {
+            let mut spec = Specialisation::new(KernelSource::embedded("toy.cu", text), &["toy"]);
+            let bit = |n: usize| (of >> n & 1 == 1).into();
+            spec.constants = vec![("kRows", number.into()), ("kA", bit(0)), ("kB", bit(1)), ("kC", bit(2))];
+            spec
+        };
+        let args = |given: &[&str]| {
+            let line = ["chronaxie", "compile"].iter().chain(given);
+            match <crate::args::Cli as clap::Parser>::try_parse_from(line).unwrap().command {
+                Some(crate::args::Command::Compile(c)) => c,
+                _ => unreachable!("compile was asked for"),
+            }
+        };
+        for text in ["", "1", "22"] {
+            let all: Vec<_> = (0..16).map(|n| spec(text, n as i32 / 8, n % 8)).collect();
+            let mut all: Vec<&Specialisation> = all.iter().collect();
+            all.sort_by(|a, b| kernels(a, true).cmp(&kernels(b, true)));
+            let count = |given: &[&str]| kinds(&all, &args(given)).len();
+            assert_eq!([count(&[]), count(&["--alike"])], [1, 8]);
+            assert_eq!(count(&["--alike", "--kinds", "4"]), 4);
+            assert!((2..=3).contains(&count(&["--alike", "--kinds", "3"])));
+            assert_eq!((1..=3).map(|k| count(&["--sources", &format!("{k}/3")])).sum::<usize>(), 1);
+        }
     }
 
     #[test]
