@@ -12,21 +12,19 @@ macro_rules! stepper {
 
             #[inline(always)]
             fn cells<const FMA: bool, const R: usize, const N: usize>(block: &mut Block<'_>) {
-                let sums = matches!(block.inputs, Inputs::Sums(..));
                 let each = matches!(block.coefficients, Coefficients::Each { .. });
-                // Each kind of input and of coefficients has code of its own.
-                match (sums, each) {
-                    (false, false) => vectors::<N>(block, false, false),
-                    (false, true) => vectors::<N>(block, false, true),
-                    (true, false) => vectors::<N>(block, true, false),
-                    (true, true) => vectors::<N>(block, true, true),
+                match (&block.inputs, each) {
+                    (Inputs::Given(_), false) => vectors::<N, false, false>(block),
+                    (Inputs::Given(_), true) => vectors::<N, false, true>(block),
+                    (Inputs::Sums(..), false) => vectors::<N, true, false>(block),
+                    (Inputs::Sums(..), true) => vectors::<N, true, true>(block),
                 }
             }
 
             /// The slices lie in locals and are as long as each other: what the loop reads and where it ends stays in registers. Inside
             /// there are loops alone: a closure that stays a call is compiled without the vectors.
             #[inline(always)]
-            fn vectors<const N: usize>(block: &mut Block<'_>, from_sums: bool, each: bool) {
+            fn vectors<const N: usize, const SUMS: bool, const EACH: bool>(block: &mut Block<'_>) {
                 let count = block.spikes.len();
                 let mut c = [Lanes::<N>::splat(0.0); $c];
                 let mut rows: [&[[f32; N]]; $c] = [&[]; $c];
@@ -66,14 +64,14 @@ macro_rules! stepper {
                     for i in 0..$s {
                         s[i].0 = states[i][at];
                     }
-                    if each {
+                    if EACH {
                         for i in 0..$c {
                             c[i].0 = rows[i][at];
                         }
                     }
                     let mut input = [Lanes::<N>::splat(0.0); $p];
                     for i in 0..$p {
-                        if from_sums {
+                        if SUMS {
                             let sum = sums[i][at];
                             sums[i][at] = [0; N];
                             for l in 0..N {

@@ -15,7 +15,7 @@ pub(super) trait Derivative<const N: usize, const S: usize> {
 /// One step of the first `S` variables. `h` is the step, and `c` h/2 and h/6.
 ///
 /// The stages are a loop: one after the other in the code, with each exponential apart, those of the two models take a compiler
-/// minutes. The loop takes as long for `adex` and 8 % longer for `hodgkin_huxley`, with the same bits.
+/// minutes. The loop takes as long for `adex` and 7 to 13 % longer for `hodgkin_huxley`, with the same bits.
 #[inline(always)]
 pub(super) fn body<const N: usize, const S: usize>(
     s: [Lanes<N>; S],
