@@ -6,6 +6,8 @@
 
 #[path = "gpu/bundle.rs"]
 mod bundle;
+#[path = "gpu/carrier.rs"]
+mod carrier;
 
 use chronaxie_runtime::cuda::{
     Arg, Boxes, CudaDevice, DeviceBuffer, Event, Graph, Header, Kernel, KernelSource, LaunchConfig, PinnedBuffer,
@@ -199,33 +201,6 @@ fn out_of_memory_says_how_much_and_harms_nothing() {
     d.release_cached_memory().unwrap();
     let x = upload_on(&d, &stream, &[1f32, 2.0], [2]).unwrap();
     assert_eq!(floats(&x, 2), [1.0, 2.0]);
-}
-
-#[test]
-fn pinned_memory_waits_for_its_copies() {
-    let Some(d) = device() else { return };
-    let n = 4 << 20;
-    let (s, t) = (d.new_stream().unwrap(), d.new_stream().unwrap());
-    let mut host = PinnedBuffer::alloc(&d, n * 4).unwrap();
-    assert!(host.as_slice::<f32>().unwrap().iter().all(|v| *v == 0.0));
-    let (mut a, b) = (DeviceBuffer::alloc(&d, &s, n * 4).unwrap(), DeviceBuffer::alloc(&d, &s, n * 4).unwrap());
-    let (k, ready) = (kernel(&d, "toy_scale"), Event::new(&d, false).unwrap());
-    for round in 0..5 {
-        host.as_mut_slice::<f32>().unwrap().iter_mut().enumerate().for_each(|(i, v)| *v = (i % 97 + round) as f32);
-        host.send(&mut a.view_mut(Dtype::F32, [n]).unwrap(), &s).unwrap();
-        scale(&k, s.as_ref(), &a, &b, 0.5, n).unwrap();
-        s.record(&ready).unwrap();
-        t.wait(&ready).unwrap();
-        host.receive(&b.view(Dtype::F32, [n]).unwrap(), &t).unwrap();
-        let back = host.as_slice::<f32>().unwrap();
-        assert!(back.iter().enumerate().all(|(i, v)| *v == (i % 97 + round) as f32 + 3.0), "round {round}");
-        b.used_on(&t).unwrap();
-    }
-    let mut small = PinnedBuffer::alloc(&d, 6).unwrap();
-    assert!(small.as_slice::<f32>().is_err() && small.as_mut_slice::<u8>().unwrap().len() == 6);
-    assert!(small.send(&mut a.bytes_view_mut(), &s).unwrap_err().to_string().contains("6 bytes"));
-    PinnedBuffer::alloc(&d, 0).unwrap().as_slice::<f32>().unwrap();
-    s.synchronize().unwrap();
 }
 
 #[test]

@@ -284,6 +284,17 @@ impl PinnedBuffer {
         // SAFETY: as in `as_slice`, and self is exclusively borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), n) })
     }
+    /// The memory, for a thread that must not ask the driver.
+    ///
+    /// # Safety
+    /// [`is_copied`](Self::is_copied) has said yes since the last `send` or `receive`.
+    pub(super) unsafe fn memory(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: initialised bytes of our own, which no copy uses, as the caller vouches; self is exclusively borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
+    }
     fn check_copy(&self, other: u64, place: Place, contiguous: bool, bytes: usize) -> Result<()> {
         if place != Place::Cuda(self.device.index()) || !contiguous || bytes > self.bytes {
             return Err(Error::shape(format!(

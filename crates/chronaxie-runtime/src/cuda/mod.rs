@@ -3,7 +3,7 @@
 //! One binary serves machines with and without a GPU. The driver and NVRTC are opened through the library's own symbol
 //! tables; where one is missing or too old, an error says what was looked for, where, and how to install it.
 //!
-//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `graph`; `search` and
+//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `carrier` (files), `graph`; `search` and
 //! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `bundle`, `user`.
 //!
 //! | variable | what it does |
@@ -21,6 +21,7 @@
 
 mod bundle;
 pub mod cache;
+mod carrier;
 mod compile;
 mod copy;
 mod device;
@@ -47,6 +48,7 @@ mod tests;
 
 pub use bundle::Bundle;
 pub use cache::{Cache, CacheCounts, Key};
+pub use carrier::{Carried, Carrier};
 pub use compile::{
     Archs, COMPARED_ARCHS, CompileOptions, Constant, Header, KernelSource, Specialisation, emitted_source, parse_arch,
     set_debug_kernels,
