@@ -10,6 +10,8 @@
 #   CHRONAXIE_EMULATED_MEMORY_MIB memory of all devices together (8192)
 #   CHRONAXIE_EMULATED_LOST       DEVICE:KERNEL:N: with the N-th launch of a kernel a device fails for good; DEVICE:KERNEL:N:silent: it
 #                                 says nothing any more, and who waits for it waits for ever
+#   CHRONAXIE_EMULATED_CUFILE     what the emulated libcufile refuses, as the head of tests/emulated-gpu/cufile.cpp says; it is used where
+#                                 CHRONAXIE_CUFILE names it (the folder cufile beside that of CHRONAXIE_NVRTC), which is 0 here otherwise
 #   CHRONAXIE_EMULATED_KERNELS    a file to which the names of kernels that ran are added
 #   CHRONAXIE_EMULATED_KEEP       if set, what the compiler saw of each kernel is kept, and where is said
 set -eu
@@ -35,11 +37,11 @@ if [ ! -e "$to/.complete" ]; then
     flock 8
     if [ ! -e "$to/.complete" ]; then
         rm -rf "$to"
-        mkdir -p "$to/lib" "$to/nvrtc" "$to/device" "$to/o"
+        mkdir -p "$to/lib" "$to/nvrtc" "$to/cufile" "$to/device" "$to/o"
         cp $from/abi.h "$to"
         cp $from/device/*.h "$to/device"
         flags="-std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror"
-        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names; do
+        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names cufile; do
             # shellcheck disable=SC2086
             $cxx $flags -c $from/$part.cpp -o "$to/o/$part.o"
         done
@@ -48,6 +50,7 @@ if [ ! -e "$to/.complete" ]; then
             $cxx -shared -Wl,-soname,libcuda.so.1 fiber.o machine.o waits.o copies.o memory.o driver.o work.o modules.o -o ../lib/libcuda.so.1 -ldl -lpthread
             $cxx -shared translate.o nvrtc.o -o ../nvrtc/libnvrtc.so.13.0 -ldl
             $cxx translate.o ptx_names.o -o ../emulated-ptx
+            $cxx -shared -Wl,-soname,libcufile.so.0 cufile.o ../lib/libcuda.so.1 -o ../cufile/libcufile.so.0
         )
         # Those of other sources that nobody used for a day.
         find "$target_dir/emulated" -mindepth 1 -maxdepth 1 -type d -mmin +1440 ! -name "$hash" -exec rm -rf {} +
@@ -59,6 +62,8 @@ fi
 
 LD_LIBRARY_PATH="$to/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 CHRONAXIE_NVRTC="$to/nvrtc" CHRONAXIE_CACHE_DIR="$to/cache" CHRONAXIE_EMULATED_CXX="$cxx" CHRONAXIE_PACK=
-export LD_LIBRARY_PATH CHRONAXIE_NVRTC CHRONAXIE_CACHE_DIR CHRONAXIE_EMULATED_CXX CHRONAXIE_PACK
+# A real libcufile knows a real libcuda only.
+CHRONAXIE_CUFILE="${CHRONAXIE_CUFILE-0}"
+export LD_LIBRARY_PATH CHRONAXIE_CUFILE CHRONAXIE_NVRTC CHRONAXIE_CACHE_DIR CHRONAXIE_EMULATED_CXX CHRONAXIE_PACK
 cd "$caller"
 exec "$@"

@@ -28,10 +28,13 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a pinned buffer. A copy of as many takes 0.15 to 0.35 ms, a hundred times what starting it takes, and a write 1 to 4 ms.
 const PIECE: usize = 8 << 20;
-/// Pinned buffers: one for each thread, and half as many into which the next pieces come meanwhile.
-const BUFFERS: usize = THREADS + THREADS / 2;
-/// Threads that write or read: one copies 2 to 5 GB/s between its buffer and the system's cache of the file.
-const THREADS: usize = 8;
+/// Pinned buffers: for every thread that reads, and half as many from which the device copies meanwhile.
+const BUFFERS: usize = READERS + READERS / 2;
+/// Threads that read: one copies 2 to 5 GB/s out of the system's cache of the file.
+const READERS: usize = 8;
+/// Threads that write. File systems of one machine let one at a time write to a file (on ext4 and tmpfs two were no faster than one), and
+/// those who wait for it spin; others, and files opened for direct access, gain by several.
+const WRITERS: usize = 4;
 /// How long `ready`, or a copy that nothing has to precede, may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two questions whether a copy has come.
@@ -92,11 +95,11 @@ impl Way<'_> {
 }
 
 /// The part of a file that is written or read.
-struct Span<'a> {
-    file: &'a File,
+pub(super) struct Span<'a> {
+    pub file: &'a File,
     path: &'a Path,
-    offset: u64,
-    bytes: usize,
+    pub offset: u64,
+    pub bytes: usize,
 }
 
 impl Span<'_> {
@@ -125,7 +128,7 @@ impl Span<'_> {
 }
 
 impl Carrier {
-    /// A carrier for `device`, with 12 pinned buffers of 8 MiB: for eight threads, and four into which the device copies meanwhile.
+    /// A carrier for `device`, with 12 pinned buffers of 8 MiB: for up to eight threads, and four for copies meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] where the system has not as much to pin; [`ErrorKind::Cuda`].
@@ -186,7 +189,8 @@ impl Carrier {
     }
 
     /// Copies `bytes` bytes of `file`, whose name is `path`, from byte `offset` on to bytes `at..at + bytes` of `target`, after what is
-    /// on the stream of `target` now. When it returns they are there, for every stream.
+    /// on the stream of `target` now. When it returns they are there, for every stream. Where cuFile is present and takes the file, they
+    /// come straight from the storage, else through pinned buffers; which it was is the result, and why it was not cuFile is logged.
     ///
     /// # Errors
     /// As [`Carrier::save`]; [`ErrorKind::Io`] also where the file ends too early. The bytes of `target` are then old or new ones.
@@ -211,6 +215,15 @@ impl Carrier {
         let _capture = self.device.outside_capture()?;
         self.before.record(target.stream())?;
         self.wait(&self.before)?;
+        #[cfg(target_os = "linux")]
+        if let Some(cufile) = super::cufile::CuFile::get() {
+            use super::cufile::{Stop, tell};
+            match cufile.read(&self.device, &span, target, at) {
+                Ok(()) => return Ok(Carried::CuFile),
+                Err(Stop::Ends(end)) => return Err(span.too_short(end)),
+                Err(Stop::Refused(why)) => tell(&why),
+            }
+        }
         self.carry(Way::Load(target), at, &span)?;
         Ok(Carried::Pinned)
     }
@@ -275,8 +288,9 @@ impl Carrier {
 
     fn carry(&mut self, way: Way<'_>, at: usize, span: &Span<'_>) -> Result<()> {
         self.settle()?;
-        let threads = THREADS.min(self.buffers.len()).min(span.bytes.div_ceil(self.buffers[0].bytes()));
         let save = matches!(way, Way::Save(_));
+        let most = if save { WRITERS } else { READERS };
+        let threads = most.min(self.buffers.len()).min(span.bytes.div_ceil(self.buffers[0].bytes()));
         let (jobs, next_job) = channel();
         let (give_back, done) = channel();
         let (next_job, stop) = (Mutex::new(next_job), AtomicBool::new(false));

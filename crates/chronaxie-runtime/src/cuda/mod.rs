@@ -3,13 +3,14 @@
 //! One binary serves machines with and without a GPU. The driver and NVRTC are opened through the library's own symbol
 //! tables; where one is missing or too old, an error says what was looked for, where, and how to install it.
 //!
-//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `carrier` (files), `graph`; `search` and
+//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `carrier` and `cufile` (files), `graph`; `search` and
 //! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `bundle`, `user`.
 //!
 //! | variable | what it does |
 //! |---|---|
 //! | `CHRONAXIE_NVRTC` | the NVRTC to use: a file, or a folder that holds one |
 //! | `CHRONAXIE_NCCL` | the NCCL to use, where parts of a network exchange spikes by it: a file, or a folder that holds one |
+//! | `CHRONAXIE_CUFILE` | `0`: files are never read by cuFile; `1`: also where its kernel driver is not seen; the cuFile to use: a file, or a folder that holds one |
 //! | `CHRONAXIE_CACHE_DIR` | where compiled kernels are kept; empty for nowhere |
 //! | `CHRONAXIE_CACHE_MB` | how much is kept there (512) |
 //! | `CHRONAXIE_PACK` | a cubin pack to take kernels from |
@@ -24,6 +25,8 @@ pub mod cache;
 mod carrier;
 mod compile;
 mod copy;
+#[cfg(target_os = "linux")]
+mod cufile;
 mod device;
 mod driver;
 mod graph;

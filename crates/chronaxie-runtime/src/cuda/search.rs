@@ -166,26 +166,57 @@ fn by_loader(driver_major: Option<u32>, arch: &str) -> Option<Found> {
 /// # Errors
 /// `Unavailable` that says where it was looked for and how to install it.
 pub(super) fn nccl() -> Result<PathBuf> {
-    const NAME: &str = "libnccl.so.2";
-    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
-    if let Some(path) = variable("CHRONAXIE_NCCL").map(PathBuf::from) {
-        let file = if path.is_dir() { path.join(NAME) } else { path };
-        let absent = || Error::unavailable(format!("CHRONAXIE_NCCL names {}, which does not exist", file.display()));
-        return if file.is_file() { Ok(file) } else { Err(absent()) };
+    const NAMES: &[&str] = &["libnccl.so.2"];
+    if let Some(path) = std::env::var_os("CHRONAXIE_NCCL").filter(|v| !v.is_empty()) {
+        return library_at(Path::new(&path), "CHRONAXIE_NCCL", NAMES);
     }
-    let folders = folders(&["nvidia/nccl/lib"], &lock(&STATE).sites, &variable);
-    if let Some(file) = folders.iter().map(|f| f.join(NAME)).find(|f| f.is_file()) {
+    library_of(NAMES, &["nvidia/nccl/lib"]).map_err(|looked| {
+        Error::unavailable(format!(
+            "GPUs of several processes exchange spikes by NCCL, and no {} was found; install it with `{INSTALL_NCCL}` (a driver of CUDA \
+             12: nvidia-nccl-cu12), which PyTorch brings along, or name it in CHRONAXIE_NCCL. {looked}",
+            NAMES[0]
+        ))
+    })
+}
+
+/// The cuFile of this machine, likewise; or that at `named`, a file or a folder.
+///
+/// # Errors
+/// `Unavailable` that says where it was looked for.
+#[cfg(target_os = "linux")]
+pub(super) fn cufile(named: Option<&Path>) -> Result<PathBuf> {
+    const NAMES: &[&str] = &["libcufile.so.0", "libcufile.so"];
+    if let Some(path) = named {
+        return library_at(path, "CHRONAXIE_CUFILE", NAMES);
+    }
+    library_of(NAMES, &["nvidia/cu13/lib", "nvidia/cufile/lib"])
+        .map_err(|looked| Error::unavailable(format!("no {} was found. {looked}", NAMES[0])))
+}
+
+/// The library that a person named: a file, or a folder that holds one of `names`.
+fn library_at(path: &Path, by: &str, names: &[&str]) -> Result<PathBuf> {
+    let within = |folder: &Path| {
+        let list: Vec<_> = names.iter().map(|name| folder.join(name)).collect();
+        list.iter().find(|f| f.is_file()).unwrap_or(&list[0]).clone()
+    };
+    let file = if path.is_dir() { within(path) } else { path.to_path_buf() };
+    let absent = || Error::unavailable(format!("{by} names {}, which does not exist", file.display()));
+    if file.is_file() { Ok(file) } else { Err(absent()) }
+}
+
+/// The first of `names` in a folder or, by its name alone, on the loader's path; else where it was looked for.
+fn library_of(names: &[&str], wheels: &[&str]) -> Result<PathBuf, String> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+    let folders = folders(wheels, &lock(&STATE).sites, &variable);
+    if let Some(file) = folders.iter().flat_map(|f| names.iter().map(move |n| f.join(n))).find(|f| f.is_file()) {
         return Ok(file);
     }
-    if super::nvrtc::open_local(Path::new(NAME)).map(std::mem::forget).is_ok() {
-        return Ok(NAME.into());
+    if let Some(name) = names.iter().find(|n| super::nvrtc::open_local(Path::new(n)).map(std::mem::forget).is_ok()) {
+        return Ok(name.into());
     }
     let list: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
-    Err(Error::unavailable(format!(
-        "GPUs of several processes exchange spikes by NCCL, and no {NAME} was found; install it with `{INSTALL_NCCL}` (a driver of CUDA \
-         12: nvidia-nccl-cu12), which PyTorch brings along, or name it in CHRONAXIE_NCCL. Looked in: {}, and the loader's path",
-        if list.is_empty() { "no folder".to_string() } else { list.join(", ") }
-    )))
+    let list = if list.is_empty() { "no folder".to_string() } else { list.join(", ") };
+    Err(format!("Looked in: {list}, and the loader's path"))
 }
 
 /// The folders that may hold a library, in the order of the search, each once; `wheels` are those of its wheels.

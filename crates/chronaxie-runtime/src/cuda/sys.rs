@@ -170,9 +170,34 @@ impl MemAccessDesc {
     }
 }
 
+/// A `CUfileError_t`, which calls return by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CuFileError {
+    pub err: c_uint,
+    pub cu_err: CUresult,
+}
+
+/// The union of a `CUfileDescr_t`; other systems than Linux have a pointer in it.
+#[repr(C)]
+pub union CuFileFd {
+    pub fd: c_int,
+    pub handle: *mut c_void,
+}
+
+/// A `CUfileDescr_t`.
+#[repr(C)]
+pub struct CuFileDescr {
+    pub kind: c_uint,
+    pub handle: CuFileFd,
+    pub fs_ops: *const c_void,
+}
+
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<MemPoolProps>() == 88);
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<LaunchConfigRaw>() == 56 && size_of::<KernelNode>() == 72);
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<CuFileDescr>() == 24 && size_of::<CuFileError>() == 8);
 
 macro_rules! table {
     ($(#[$meta:meta])* $name:ident { $($field:ident = $symbol:literal ($($arg:ty),*) -> $ret:ty;)* }) => {
@@ -303,5 +328,17 @@ table! {
         ncclCommGetAsyncError = "ncclCommGetAsyncError" (NcclComm, *mut c_int) -> c_int;
         ncclAllGather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, NcclComm, CUstream) -> c_int;
         ncclBroadcast = "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, NcclComm, CUstream) -> c_int;
+    }
+}
+
+pub type CuFileHandle = *mut c_void;
+
+table! {
+    /// What reads files straight into device memory.
+    CuFileApi {
+        cuFileDriverOpen = "cuFileDriverOpen" () -> CuFileError;
+        cuFileHandleRegister = "cuFileHandleRegister" (*mut CuFileHandle, *mut CuFileDescr) -> CuFileError;
+        cuFileHandleDeregister = "cuFileHandleDeregister" (CuFileHandle) -> ();
+        cuFileRead = "cuFileRead" (CuFileHandle, *mut c_void, usize, i64, i64) -> isize;
     }
 }

@@ -89,16 +89,15 @@ fn host(buffer: &DeviceBuffer) -> Vec<u8> {
     download(&buffer.bytes_view()).unwrap()
 }
 
-/// Saves all of `bytes` and loads it again; that it came back, and by which way.
-fn round_trip(d: &Arc<CudaDevice>, carrier: &mut Carrier, name: &str, bytes: &[u8]) -> Carried {
+/// Saves all of `bytes` and loads it again.
+fn round_trip(d: &Arc<CudaDevice>, carrier: &mut Carrier, name: &str, bytes: &[u8]) {
     let (s, f, n) = (d.new_stream().unwrap(), Scratch::new(name, b""), bytes.len());
     let source = on_device(d, &s, bytes);
     carrier.save(&source, 0, n, &mark(d, &s), &f.file, &f.path, 0).unwrap();
     assert!(f.bytes() == bytes, "{name}: what was saved differs");
     let mut target = DeviceBuffer::alloc(d, &s, n).unwrap();
-    let how = carrier.load(&f.file, &f.path, 0, &mut target, 0, n).unwrap();
+    carrier.load(&f.file, &f.path, 0, &mut target, 0, n).unwrap();
     assert!(host(&target) == bytes, "{name}: what was loaded differs");
-    how
 }
 
 #[test]
@@ -125,6 +124,7 @@ fn bytes_go_to_files_and_come_back() {
                 let mut want = vec![0x55; room];
                 want[at..at + n].copy_from_slice(&bytes[at..at + n]);
                 assert!(host(&target) == want, "{count} buffers, {n} bytes from byte {offset} to byte {at}");
+                // By cuFile on a machine that has it, but for nothing.
                 assert!(how == Carried::Pinned || n > 0);
             }
         }
@@ -259,7 +259,7 @@ fn a_file_that_is_too_short_is_a_sentence() {
         let e = carrier.load(&File::open(&path).unwrap(), &path, 0, &mut target, 0, 9_000).unwrap_err();
         assert!(e.kind() == &ErrorKind::Io && e.to_string().contains("cannot read"), "{e}");
     }
-    assert_eq!(round_trip(&d, &mut carrier, "after", &noise(9_000, 4)), Carried::Pinned);
+    round_trip(&d, &mut carrier, "after", &noise(9_000, 4));
 }
 
 #[cfg(target_os = "linux")]
@@ -383,4 +383,95 @@ fn a_lost_device_is_an_error_and_no_hang() {
     }
     found(&carrier.load(&f.file, &f.path, 0, &mut x, 0, 50_000).unwrap_err());
     assert!(f.bytes() == noise(50_000, 1), "nothing was written");
+}
+
+/// Loads by cuFile in a process of its own, since one process has one cuFile: that of the emulated GPU, told what to refuse, or a real one.
+#[cfg(target_os = "linux")]
+#[test]
+fn files_come_by_cufile_where_it_takes_them() {
+    const TEST: &str = "carrier::files_come_by_cufile_where_it_takes_them";
+    let Some(d) = device() else { return };
+    if is_child() {
+        return load_three_times(&d);
+    }
+    let emulated = emulated(&d);
+    drop(d);
+    let run = |cufile: &str, refused: &str| {
+        let set = [("CHRONAXIE_CUFILE", cufile), ("CHRONAXIE_EMULATED_CUFILE", refused), ("CHRONAXIE_LOG", "info")];
+        let out = child(TEST, &set);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{cufile} {refused}: {text}");
+        text
+    };
+    let has = |text: &str, part: &str, times: usize| assert_eq!(text.matches(part).count(), times, "{part} in {text}");
+    let text = run("0", "");
+    has(&text, "came: Pinned", 3);
+    has(&text, "not by cuFile: CHRONAXIE_CUFILE=0", 1);
+    let text = run("/no/such/folder", "");
+    has(&text, "came: Pinned", 3);
+    has(
+        &text,
+        "warning: files are read through pinned memory and not by cuFile: CHRONAXIE_CUFILE names /no/such/folder",
+        1,
+    );
+    if !emulated {
+        // Whether it serves this machine is not known; the bytes are right either way.
+        return println!("with a real cuFile: {}", run("1", ""));
+    }
+    let stand_in = Path::new(&std::env::var_os("CHRONAXIE_NVRTC").unwrap()).with_file_name("cufile");
+    let stand_in = stand_in.to_str().unwrap();
+    // 50 MB in pieces of 16 MiB, twice, and 5 bytes.
+    let text = run(stand_in, "");
+    has(&text, "came: CuFile", 3);
+    has(&text, "counts: 1 opened, 3 registered, 3 ended, 7 reads", 1);
+    has(&text, "not by cuFile", 0);
+    has(&run(stand_in, "short"), "came: CuFile", 3);
+    for (refused, why, reads) in [
+        ("open", "nvidia-fs is not loaded (cuFile error 5001)", "0 opened, 0 registered, 0 ended, 0 reads"),
+        ("register", "does not serve this file (cuFile error 5008)", "1 opened, 0 registered, 0 ended, 0 reads"),
+        ("read=1", "cuFileRead failed: GPUDirect Storage does not serve this file", "1 opened, 3 registered, 3 ended"),
+        ("error=1", "cuFileRead failed: Input/output error", "1 opened, 3 registered, 3 ended"),
+    ] {
+        let text = run(stand_in, refused);
+        has(&text, "came: Pinned", 3);
+        has(&text, "not by cuFile", 1);
+        has(&text, why, 1);
+        has(&text, reads, 1);
+    }
+    // After some pieces have come.
+    let text = run(stand_in, "read=3");
+    has(&text, "came: Pinned", 3);
+    has(&text, "1 opened, 3 registered, 3 ended", 1);
+}
+
+#[cfg(target_os = "linux")]
+fn load_three_times(d: &Arc<CudaDevice>) {
+    let s = d.new_stream().unwrap();
+    let (n, bytes) = (50_000_000, noise(50_001_234, 7));
+    let f = Scratch::new("cufile", &bytes);
+    let mut carrier = Carrier::with_buffers(d, 3, 1 << 20).unwrap();
+    let mut target = DeviceBuffer::alloc(d, &s, n + 500).unwrap();
+    for (offset, at, n) in [(0, 0, n), (1234, 500, n), (77, 3, 5)] {
+        fill_bytes(&mut target.bytes_view_mut(), 0x55, &s).unwrap();
+        let how = carrier.load(&f.file, &f.path, offset as u64, &mut target, at, n).unwrap();
+        let got = host(&target);
+        assert!(got[at..at + n] == bytes[offset..offset + n], "{n} bytes from byte {offset} to byte {at} differ");
+        assert!(got[..at].iter().chain(&got[at + n..]).all(|b| *b == 0x55), "the rest was touched");
+        println!("came: {how:?}");
+    }
+    let Some(stand_in) = std::env::var_os("CHRONAXIE_CUFILE").filter(|v| Path::new(v).is_dir()) else { return };
+    // SAFETY: the stand-in has been opened already, or has no initialisers; the function has this signature.
+    let counts = unsafe {
+        let library = libloading::Library::new(Path::new(&stand_in).join("libcufile.so.0")).unwrap();
+        let ask = library.get::<unsafe extern "C" fn(*mut u64)>(b"emulated_cufile_counts").unwrap();
+        let mut counts = [0u64; 4];
+        ask(counts.as_mut_ptr());
+        counts
+    };
+    let [opened, registered, ended, reads] = counts;
+    println!("counts: {opened} opened, {registered} registered, {ended} ended, {reads} reads");
+    // What is no regular file, and ends at once.
+    let null = Path::new("/dev/null");
+    let e = carrier.load(&File::open(null).unwrap(), null, 5, &mut target, 0, 100).unwrap_err();
+    assert!(e.kind() == &ErrorKind::Io && e.to_string().contains("ends at byte 5, and bytes 5 to 105"), "{e}");
 }
