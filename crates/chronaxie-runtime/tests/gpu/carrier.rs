@@ -2,8 +2,8 @@
 
 use super::{child, device, is_child, kernel, scale};
 use chronaxie_runtime::cuda::{
-    Arg, Carried, Carrier, CudaDevice, DeviceBuffer, Event, LaunchConfig, PinnedBuffer, Stream, download, fill_bytes,
-    upload_on,
+    Arg, Carried, Carrier, CudaDevice, DeviceBuffer, Event, Graph, LaunchConfig, PinnedBuffer, Stream, download,
+    fill_bytes, upload_on,
 };
 use chronaxie_runtime::{Dtype, ErrorKind};
 use std::fs::File;
@@ -286,12 +286,15 @@ fn a_full_disk_ends_it_and_the_carrier_goes_on() {
 
 #[test]
 fn two_carriers_work_at_once() {
+    fn may_change_threads<T: Send>(value: T) -> T {
+        value
+    }
     let Some(d) = device() else { return };
     std::thread::scope(|scope| {
         for thread in 0..2 {
             let d = &*d;
             scope.spawn(move || {
-                let mut carrier = Carrier::with_buffers(d, 3, 5_000).unwrap();
+                let mut carrier = may_change_threads(Carrier::with_buffers(d, 3, 5_000).unwrap());
                 for round in 0..10 {
                     round_trip(
                         d,
@@ -341,6 +344,33 @@ fn what_cannot_be_carried_is_refused() {
             assert!(e.kind() == &ErrorKind::Device && e.to_string().contains("cuda:1"), "{e}");
         }
     }
+}
+
+#[test]
+fn a_capture_is_left_alone() {
+    let Some(d) = device() else { return };
+    let (s, t) = (d.new_stream().unwrap(), d.new_stream().unwrap());
+    let bytes = noise(30_000, 5);
+    let (source, ready) = (on_device(&d, &s, &bytes), mark(&d, &s));
+    let (mut target, mut captured) = (on_device(&d, &s, &[0; 30_000]), on_device(&d, &t, &[0x55; 30_000]));
+    d.synchronize().unwrap();
+    let mut carrier = Carrier::with_buffers(&d, 3, 4096).unwrap();
+    let f = Scratch::new("capture", b"");
+    let work = || {
+        fill_bytes(&mut captured.bytes_view_mut(), 7, &t)?;
+        carrier.save(&source, 0, 30_000, &ready, &f.file, &f.path, 0)?;
+        carrier.load(&f.file, &f.path, 0, &mut target, 0, 30_000)?;
+        let e = carrier.load(&f.file, &f.path, 0, &mut captured, 0, 30_000).unwrap_err();
+        assert!(e.kind() == &ErrorKind::Cuda && e.to_string().contains("is being captured"), "{e}");
+        Ok(())
+    };
+    // SAFETY: what is filled lives until the graph has run.
+    let graph = unsafe { Graph::capture(&t, work) }.unwrap();
+    assert!(f.bytes() == bytes && host(&target) == bytes && host(&captured) == [0x55; 30_000]);
+    assert_eq!(graph.nodes(), 1);
+    graph.launch(&t).unwrap();
+    t.synchronize().unwrap();
+    assert!(host(&captured) == [7; 30_000]);
 }
 
 /// The emulated device can be lost: with a driver that says so, and with one that says nothing.
