@@ -66,7 +66,7 @@ fn a_run_ends_with_the_promised_object_and_goes_on_from_its_checkpoint() {
     // Onto what is there already, only by --resume; and never from another network.
     refuses(&[&base[..], &["--out", a]].concat(), "is not empty");
     refuses(&["simulate", EXAMPLE, "--scale", "0.03", "--seed", "8", "--resume", a], "another network");
-    std::fs::write(&checkpoint, b"chrxspk3 and nothing more").unwrap();
+    std::fs::write(&checkpoint, b"chrxspk4 and nothing more").unwrap();
     refuses(&[&base[..], &["--resume", b]].concat(), "cut off");
     for folder in [a, b, bare] {
         std::fs::remove_dir_all(folder).unwrap();

@@ -1,12 +1,13 @@
 //! What a run keeps of a network, or of each of several that run side by side: spikes, traces, statistics, pictures.
 
 use super::pictures;
-use super::run::{PopulationReport, STATE, fingerprint};
+use super::run::{STATE, fingerprint};
+use super::told::PopulationReport;
 use crate::report::RunFolder;
 use crate::spiking::metrics::{Gatherer, Statistics};
 use crate::spiking::network::read::Settings;
 use crate::spiking::record::{Books, SpikeHash, SpikeLog, TraceLog, traces};
-use crate::spiking::simulate::{Checkpoint, Engine, Spike, by_replica};
+use crate::spiking::simulate::{Checkpoint, Engine, Spike, Stored, by_replica};
 use crate::spiking::{Network, Plan};
 use crate::{Error, Result, pool};
 use std::sync::{Mutex, PoisonError};
@@ -47,10 +48,6 @@ impl<'a> Kept<'a> {
         }
         let books = Books::new(&settings.network, discard, hash, counts, log);
         Ok(Self { network: &settings.network, folder, books, traces: logs })
-    }
-
-    pub fn sync(&self) -> Result<()> {
-        self.books.log().map_or(Ok(()), SpikeLog::sync)
     }
 
     /// How many spikes are recorded.
@@ -156,10 +153,9 @@ pub(super) fn book_each(
 }
 
 /// The checkpoint in a run's folder, which is to be of `network`.
-pub(super) fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> {
+pub(super) fn load(folder: &RunFolder, network: &Network) -> Result<(Checkpoint, Stored)> {
     let path = folder.file(STATE);
-    let bytes = std::fs::read(&path).map_err(|e| Error::checkpoint(format!("cannot read {}: {e}", path.display())))?;
-    let c = Checkpoint::from_bytes(&bytes, &path)?;
+    let (c, stored) = Checkpoint::open(&path)?;
     let counts = [c.counts.len(), c.replicas.len()];
     if c.fingerprint != fingerprint(network) || counts != [network.populations.len(), network.replicas.len()] {
         let what = match (network.replicas.len(), c.replicas.len()) {
@@ -172,7 +168,7 @@ pub(super) fn load(folder: &RunFolder, network: &Network) -> Result<Checkpoint> 
             path.display()
         )));
     }
-    Ok(c)
+    Ok((c, stored))
 }
 
 /// Refuses to hash from here on where what came before was not hashed; where nothing is to be hashed, nothing is any more.

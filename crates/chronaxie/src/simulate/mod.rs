@@ -17,12 +17,14 @@ mod replicas;
 #[cfg(test)]
 mod replicas_tests;
 mod run;
+mod saver;
 mod session;
 #[cfg(test)]
 mod session_tests;
 mod steer;
 #[cfg(test)]
 mod tests;
+mod told;
 
 pub use crate::spiking::life::Lives;
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
@@ -32,6 +34,7 @@ pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
 pub use parts::{PartsOptions, RATE_HZ, join};
 pub use profile::{NetworkReport, StepPart, is_network, profile, profile_case, refuse_case};
 pub use replicas::{MOST_REPLICAS, described, grid, seeds};
-pub use run::{PopulationReport, ReplicaReport, Report, RunOptions, WeightReport, resolved, run};
+pub use run::{RunOptions, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};
 pub use steer::checkpoint;
+pub use told::{PopulationReport, ReplicaReport, Report, WeightReport};

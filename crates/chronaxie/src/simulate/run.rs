@@ -4,6 +4,8 @@ use super::gpus::{check_method, devices, energy_j, engine, part_devices, words};
 use super::kept::{Kept, book_each, go_on_hashing, load, require_logged};
 use super::parts::{PartsOptions, Team};
 use super::replicas::{Described, One};
+use super::saver::{Save, Saver};
+use super::told::{PopulationReport, ReplicaReport, Report, WeightReport};
 use crate::bench::Provenance;
 use crate::config::Config;
 use crate::cuda::CudaDevice;
@@ -11,13 +13,11 @@ use crate::data::sha256_hex;
 use crate::progress::Progress;
 use crate::report::{RunFolder, RunRecord, RunStatus, utc};
 use crate::spiking::network::read::{Settings, read};
-use crate::spiking::record::SpikeHash;
-use crate::spiking::simulate::{Checkpoint, Engine, Spike, Weights, pace};
+use crate::spiking::record::{SpikeHash, SpikeLog};
+use crate::spiking::simulate::{Around, Engine, Snapshot, Spike, Weights, pace};
 use crate::spiking::{Network, Plan};
 use crate::{Backend, Device, Error, ErrorKind, Result};
-use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use std::time::{Instant, SystemTime};
 
 /// The checkpoint in a run's folder.
 pub(super) const STATE: &str = "checkpoint/state.bin";
+/// Snapshots at a time: one that is written, and one that waits.
+const SNAPSHOTS: usize = 2;
 
 /// Where and how to run a configuration.
 #[derive(Debug, Clone)]
@@ -75,140 +77,6 @@ impl RunOptions {
         };
         Ok(Self { resume: true, ..Self::new(folder) })
     }
-}
-
-/// What a run came to; `Serialize` gives the JSON object that `simulate` ends with.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct Report {
-    /// Model time, ms.
-    pub model_ms: f64,
-    /// Wall time of the steps of this process, ms; building and files are not in it.
-    pub wall_ms: f64,
-    /// Wall time over model time, of the steps of this process.
-    pub real_time_factor: f64,
-    /// All spikes.
-    pub spikes: u64,
-    /// SHA-256 over u64 step and u64 cell of all spikes, sorted; nothing with `simulation.hash = "none"`.
-    pub spikes_sha256: Option<String>,
-    /// What its GPUs took by the driver's counter, J, which goes on by tens of milliseconds, from the first step of this process to its
-    /// last, checkpoints between them too; nothing on the CPU, and where there is no such counter.
-    pub energy_j: Option<f64>,
-    /// Wall time of making the network, ms.
-    pub build_ms: f64,
-    /// `cpu` or `cuda:N`.
-    pub backend: String,
-    /// How many GPUs share the network, from that one on; 0 on the CPU.
-    pub gpus: usize,
-    /// How the network was cut for it.
-    pub engine: String,
-    /// What the real-time factor cannot fall below on this device, by the bytes of the run's events and the trips between its
-    /// multiprocessors; nothing where that is not known.
-    pub floor_real_time_factor: Option<f64>,
-    /// Mean rate of each population after `discard_ms`.
-    pub rates_hz: BTreeMap<String, f64>,
-    /// Left out of rates and statistics, ms.
-    pub discard_ms: f64,
-    /// The seed.
-    pub seed: u64,
-    /// How many cells.
-    pub cells: u64,
-    /// How many synapses.
-    pub synapses: u64,
-    /// Deliveries in the steps of this process, a step.
-    pub events_per_step: f64,
-    /// Threads.
-    pub threads: usize,
-    /// The largest error of a projection's weights as whole numbers, over their mean.
-    pub quantisation: f64,
-    /// What was measured of each population, with what others measured beside it.
-    pub populations: Vec<PopulationReport>,
-    /// The weights that change, from population to population, at the start of the run and now; empty where none does.
-    pub weights: Vec<WeightReport>,
-    /// How many cells have died since the first step; nothing where none can.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub died: Option<u64>,
-    /// How many children were born.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub born: Option<u64>,
-    /// Each of several networks side by side; the populations of all are then called `NAME#K`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub replicas: Vec<ReplicaReport>,
-    /// The folder of the run.
-    pub out: PathBuf,
-}
-
-/// What one of several networks side by side came to: what a run of its own would have.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct ReplicaReport {
-    /// What it overrides.
-    pub set: Vec<String>,
-    /// The seed.
-    pub seed: u64,
-    /// Model time, ms.
-    pub model_ms: f64,
-    /// All spikes.
-    pub spikes: u64,
-    /// As of a [`Report`].
-    pub spikes_sha256: Option<String>,
-    /// Mean rate of each population after `discard_ms`.
-    pub rates_hz: BTreeMap<String, f64>,
-    /// Left out of rates and statistics, ms.
-    pub discard_ms: f64,
-    /// How many cells.
-    pub cells: u64,
-    /// What was measured of each population.
-    pub populations: Vec<PopulationReport>,
-    /// As of a [`Report`].
-    pub weights: Vec<WeightReport>,
-    /// Its folder.
-    pub out: PathBuf,
-}
-
-/// The weights of the synapses that change from one population to another.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct WeightReport {
-    /// `source -> target`.
-    pub projection: String,
-    /// At the start of the run.
-    pub before: Weights,
-    /// At its end.
-    pub after: Weights,
-}
-
-impl WeightReport {
-    /// Under the names of replica `k`, where it is that one's.
-    fn of_replica(&self, k: usize) -> Option<Self> {
-        let own = format!("#{k}");
-        let (source, target) = self.projection.split_once(" -> ")?;
-        let projection = format!("{} -> {}", source.strip_suffix(&own)?, target.strip_suffix(&own)?);
-        let named = |of: &Weights| Weights { projection: projection.clone(), ..of.clone() };
-        Some(Self { before: named(&self.before), after: named(&self.after), projection })
-    }
-}
-
-/// One population of a [`Report`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct PopulationReport {
-    /// Its name.
-    pub name: String,
-    /// Its cells.
-    pub size: u32,
-    /// Mean rate.
-    pub rate_hz: f64,
-    /// Published.
-    pub reference_rate_hz: Option<f64>,
-    /// Mean coefficient of variation of interspike intervals, of cells with at least 6 spikes.
-    pub cv: Option<f64>,
-    /// Published.
-    pub reference_cv: Option<f64>,
-    /// Mean pairwise correlation of counts in 2 ms, of the first 250 cells.
-    pub correlation: Option<f64>,
-    /// Published.
-    pub reference_correlation: Option<f64>,
 }
 
 /// The configuration with its defaults and overrides.
@@ -276,12 +144,13 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
 
     let begun = engine.weights()?;
     folder.create()?;
-    if let Some(c) = &mut checkpoint {
-        engine.restore(&c.state)?;
+    if let Some((c, stored)) = &mut checkpoint {
+        engine.resume(std::mem::take(&mut c.state), Some(stored))?;
         go_on_hashing(settings.hash, c)?;
         require_logged(settings.record, c.hash.spikes(), c.logged)?;
-        progress.log(&format!("resumed at {:.1} ms", c.state.step as f64 * plan.network.dt_ms));
+        progress.log(&format!("resumed at {:.1} ms", engine.step() as f64 * plan.network.dt_ms));
     }
+    let checkpoint = checkpoint.map(|(c, _)| c);
     let none = || if settings.hash { SpikeHash::default() } else { SpikeHash::none() };
     let mut kept = Vec::new();
     let from = [engine.step(), (settings.discard_ms / plan.network.dt_ms).round() as u64];
@@ -311,6 +180,9 @@ pub fn run(config: &Config, options: &RunOptions, progress: &dyn Progress) -> Re
         cards: &cards,
         method,
         begun,
+        saver: Saver::new()?,
+        taken: 0,
+        taking: None,
         reached: 0,
         wall: 0.0,
         energy_j: None,
@@ -356,6 +228,10 @@ struct Run<'a> {
     method: Option<&'static str>,
     /// The weights that change, at the start.
     begun: Vec<Weights>,
+    /// What writes checkpoints, how many snapshots were taken for it, and one whose spikes are not booked yet.
+    saver: Saver,
+    taken: u64,
+    taking: Option<Box<dyn Snapshot>>,
     /// The engine's next step.
     reached: u64,
     wall: f64,
@@ -397,6 +273,9 @@ impl Run<'_> {
         let mut chunk = least;
         let begun = engine.step();
         self.reached = begun;
+        if every.is_some() {
+            engine.prepare(SNAPSHOTS)?;
+        }
         progress.start("simulate", self.settings.duration_ms.round() as u64);
         let (mut spikes, mut waiting) = (Vec::new(), Vec::new());
         let before = energy_j(self.cards);
@@ -405,6 +284,7 @@ impl Run<'_> {
             if progress.interrupted() || asked.is_some() {
                 self.book(&mut waiting)?;
                 self.save(engine)?;
+                self.saver.wait()?;
                 self.export()?;
                 let at = engine.step() as f64 * dt;
                 let folder = self.folder.path().display();
@@ -421,7 +301,10 @@ impl Run<'_> {
             let steps = pace::next(chunk, until - engine.step(), until == end, least);
             // The spikes of the chunk before are booked while this one runs.
             let (ran, booked) = std::thread::scope(|scope| {
-                let books = scope.spawn(|| self.book(&mut waiting));
+                let books = scope.spawn(|| {
+                    self.book(&mut waiting)?;
+                    self.offer()
+                });
                 let ran = engine.advance(steps, &mut spikes);
                 (ran, books.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             });
@@ -432,7 +315,11 @@ impl Run<'_> {
             let fired = spikes.len();
             std::mem::swap(&mut spikes, &mut waiting);
             let saves = every.is_some_and(|every| engine.step().is_multiple_of(every)) && engine.step() < end;
-            if saves || engine.step() >= end {
+            if saves {
+                // Its spikes are booked while the next chunk runs.
+                self.take(engine)?;
+            }
+            if engine.step() >= end {
                 self.book(&mut waiting)?;
             }
             let took = since.elapsed().as_secs_f64();
@@ -447,13 +334,11 @@ impl Run<'_> {
             let factor = self.wall * 1e3 / done;
             let note = format!("{several}real-time factor {factor:.3}, {:.0} spikes/s", fired as f64 / took);
             progress.advance(ms as u64, &note);
-            if saves {
-                self.save(engine)?;
-            }
         }
         self.energy_j = before.and_then(|before| Some(energy_j(self.cards)? - before));
         progress.finish();
-        self.save(engine)
+        self.save(engine)?;
+        self.saver.wait()
     }
 
     /// Hashes, counts and records spikes, in order, and forgets them.
@@ -482,19 +367,38 @@ impl Run<'_> {
         })
     }
 
-    fn save(&self, engine: &dyn Engine) -> Result<()> {
-        self.kept.iter().try_for_each(Kept::sync)?;
+    /// Takes a snapshot, to be written once its spikes are booked.
+    fn take(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let since = Instant::now();
+        self.saver.make_way()?;
+        self.taking = Some(engine.snapshot()?);
+        self.taken += 1;
+        let took = since.elapsed().as_secs_f64() * 1e3;
+        crate::log::debug(format_args!("a snapshot of step {} was taken in {took:.2} ms", engine.step()));
+        Ok(())
+    }
+
+    /// Has the snapshot written that was taken, if one was; its spikes are booked, and no later ones.
+    fn offer(&mut self) -> Result<()> {
+        let Some(snapshot) = self.taking.take() else { return Ok(()) };
         let hashes = self.kept.iter().map(|kept| kept.books.hash.clone());
         let replicas = if self.replicas.is_empty() { Vec::new() } else { hashes.collect() };
-        let checkpoint = Checkpoint {
+        let around = Around {
             fingerprint: fingerprint(&self.plan.network),
-            state: engine.state()?,
             hash: self.all_hash().clone(),
             replicas,
             logged: self.kept.iter().map(Kept::logged).sum(),
             counts: self.kept.iter().flat_map(|kept| &kept.books.counts).copied().collect(),
         };
-        self.folder.write(STATE, checkpoint.to_bytes())
+        let logs = self.kept.iter().filter_map(|kept| kept.books.log()).map(SpikeLog::handle).collect::<Result<_>>()?;
+        self.saver.offer(Save { snapshot, around, logs, path: self.folder.file(STATE) });
+        Ok(())
+    }
+
+    /// Likewise both, where all spikes are booked.
+    fn save(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        self.take(engine)?;
+        self.offer()
     }
 
     /// The hash of all spikes.
@@ -578,6 +482,8 @@ impl Run<'_> {
             quantisation: self.plan.quantisation().iter().map(|q| q.relative_error).fold(0.0, f64::max),
             populations,
             weights,
+            checkpoints_taken: self.taken,
+            checkpoints_written: self.saver.written(),
             died: lives.as_ref().map(|lives| lives.died),
             born: lives.as_ref().map(|lives| lives.born),
             replicas,

@@ -322,10 +322,10 @@ impl Core<'_> {
         std::mem::replace(&mut self.books.traces, empty)
     }
 
-    pub fn save(&self, path: &Path) -> Result<()> {
+    pub fn save(&mut self, path: &Path) -> Result<()> {
         let checkpoint = Checkpoint {
             fingerprint: fingerprint(&self.books.described),
-            state: self.engine.state()?,
+            state: self.engine.snapshot()?.collect()?,
             hash: self.books.hash.clone(),
             replicas: Vec::new(),
             logged: 0,
@@ -346,12 +346,12 @@ impl Core<'_> {
                 self.plan.network.seed
             )));
         }
-        let before = self.engine.state()?;
-        self.engine.restore(&c.state).map_err(|e| e.context(path.display()))?;
+        let before = self.engine.snapshot()?.collect()?;
+        self.engine.resume(c.state, None).map_err(|e| e.context(path.display()))?;
         let anew = match self.change(changes) {
             Ok(anew) => anew,
             Err(e) => {
-                self.engine.restore(&before)?;
+                self.engine.resume(before, None)?;
                 return Err(e);
             }
         };

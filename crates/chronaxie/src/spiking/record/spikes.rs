@@ -204,12 +204,13 @@ impl SpikeLog {
         self.count += spikes.len() as u64;
         Ok(())
     }
-    /// Makes sure that the disk has it.
+    /// The file, as somebody else can make sure that the disk has it, and what it is called.
     ///
     /// # Errors
     /// `Io`.
-    pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|e| Error::io("write", &self.path, &e))
+    pub fn handle(&self) -> Result<(PathBuf, File)> {
+        let file = self.file.try_clone().map_err(|e| Error::io("open", &self.path, &e))?;
+        Ok((self.path.clone(), file))
     }
     /// Calls `with` for pieces of the log, in order.
     ///

@@ -1,24 +1,35 @@
 //! Checkpoints: one file with everything the rest of a run follows from.
 //!
 //! ```text
-//! 8 bytes "chrxspk3" | u64 length of the rest without the checksum | body | 32 bytes SHA-256 of all before
+//! 8 bytes "chrxspk4" | u64 where the body begins | u64 its length | zeros up to byte 4096 |
+//! strengths, each u32 | zeros up to a page of 4096 bytes | eligibilities, each i32 | zeros up to a page | body |
+//! 32 bytes SHA-256 of the first 24 bytes and the body
 //! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes: of all, then of each replica) | spikes logged u64 |
 //!       spikes counted (u32, then u64 a population) |
 //!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell |
-//!       synapses that change (u32: 0 or 1; then): strengths u64, each u32 | entries u64, numbers of one u32, each u32 |
-//!       under way u64, each u32 ahead, u64 slot, i32 units | eligibilities u64, each i32 |
+//!       synapses that change (u32: 0 or 1; then): strengths u64, their sum u64 | groups u64, each u32 |
+//!       entries u64, numbers of one u32, each u32 |
+//!       under way u64, each u32 ahead, u64 slot, i32 units | eligibilities u64, their sum u64 |
 //!       windows u32, each: cells u64, each u32 | levels u32, each u32 step, u32 level
 //! ```
 //! The fingerprint is that of the resolved configuration; connectivity is not stored, since it follows from that. Random
-//! numbers have no state. Inputs that are under way follow from the recent spikes, but for those of synapses that change.
+//! numbers have no state. Inputs that are under way follow from the recent spikes, but for those of synapses that change. Sums are those
+//! of `snapshot.rs`: what is large comes first, from devices and by several threads, and what is said of it after it.
 
+use super::snapshot::{self, PAGE, Section, Snapshot, Stored};
 use super::{Learned, Spike, State};
+use crate::report::write_aside;
 use crate::spiking::record::SpikeHash;
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
-const MAGIC: &[u8; 8] = b"chrxspk3";
+const MAGIC: &[u8; 8] = b"chrxspk4";
+/// What the checksum has of the first page.
+const HEAD: usize = 24;
+const CHECKSUM: u64 = 32;
 
 /// A run between two steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,14 +48,85 @@ pub struct Checkpoint {
     pub counts: Vec<u64>,
 }
 
+/// What a checkpoint has beside a state.
+#[derive(Debug, Clone)]
+pub struct Around {
+    /// As of [`Checkpoint`].
+    pub fingerprint: [u8; 32],
+    /// Likewise.
+    pub hash: SpikeHash,
+    /// Likewise.
+    pub replicas: Vec<SpikeHash>,
+    /// Likewise.
+    pub logged: u64,
+    /// Likewise.
+    pub counts: Vec<u64>,
+}
+
+impl Around {
+    /// Writes a checkpoint of `snapshot` aside, and renames.
+    ///
+    /// # Errors
+    /// `Io`, and what the device refuses; then the file that was there is what it was.
+    pub fn write(self, snapshot: Box<dyn Snapshot>, path: &Path) -> Result<()> {
+        let Self { fingerprint, hash, replicas, logged, counts } = self;
+        write_aside(path, |file| {
+            let (state, sections) = snapshot.write(file, path, PAGE)?;
+            let checkpoint = Checkpoint { fingerprint, state, hash, replicas, logged, counts };
+            let body = checkpoint.body(sections);
+            let at = sections[1].next().max(PAGE);
+            let head = head(at, &body);
+            let mut file = file;
+            let mut put = |offset: u64, bytes: &[u8]| {
+                file.seek(SeekFrom::Start(offset))?;
+                file.write_all(bytes)
+            };
+            let done = put(at, &body).and_then(|()| put(at + body.len() as u64, &checksum(&head, &body)));
+            done.and_then(|()| put(0, &head)).map_err(|e| Error::io("write", path, &e))
+        })
+    }
+}
+
+/// The first bytes of a file whose body begins at `at`.
+fn head(at: u64, body: &[u8]) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..8].copy_from_slice(MAGIC);
+    head[8..16].copy_from_slice(&at.to_le_bytes());
+    head[16..].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    head
+}
+
+fn checksum(head: &[u8], body: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new_with_prefix(head);
+    hash.update(body);
+    hash.finalize().into()
+}
+
+/// Where the body lies of a file of `len` bytes that begins with `head`, and its length; or what is wrong.
+fn body_at(head: &[u8], len: u64) -> std::result::Result<(u64, usize), &'static str> {
+    if !head.starts_with(MAGIC) {
+        let other = head.starts_with(&MAGIC[..7]);
+        return Err(if other {
+            "it is a checkpoint of another version"
+        } else {
+            "it is no checkpoint of a simulation"
+        });
+    }
+    const CUT: &str = "it is cut off, or more than a checkpoint";
+    let number = |at: usize| head.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
+    let (at, body) = number(8).zip(number(16)).ok_or(CUT)?;
+    let end = at.checked_add(body).and_then(|end| end.checked_add(CHECKSUM));
+    let fits = end == Some(len) && at >= PAGE && at.is_multiple_of(PAGE);
+    let body = usize::try_from(body).ok().filter(|_| fits).ok_or(CUT)?;
+    Ok((at, body))
+}
+
 impl Checkpoint {
     /// What a file begins with.
     pub const MAGIC: &[u8; 8] = MAGIC;
-    /// The file's bytes.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut b = MAGIC.to_vec();
-        b.extend([0; 8]);
-        b.extend(self.fingerprint);
+
+    fn body(&self, [strengths, eligible]: [Section; 2]) -> Vec<u8> {
+        let mut b = self.fingerprint.to_vec();
         b.extend(self.state.step.to_le_bytes());
         let hash: Vec<u8> = std::iter::once(&self.hash).chain(&self.replicas).flat_map(SpikeHash::to_bytes).collect();
         b.extend((hash.len() as u32).to_le_bytes());
@@ -66,8 +148,10 @@ impl Checkpoint {
         }
         b.extend(u32::from(self.state.learned.is_some()).to_le_bytes());
         if let Some(learned) = &self.state.learned {
-            b.extend((learned.strengths.len() as u64).to_le_bytes());
-            b.extend(learned.strengths.iter().flat_map(|x| x.to_le_bytes()));
+            b.extend(strengths.count.to_le_bytes());
+            b.extend(strengths.sum.to_le_bytes());
+            b.extend((learned.groups.len() as u64).to_le_bytes());
+            b.extend(learned.groups.iter().flat_map(|x| x.to_le_bytes()));
             b.extend((learned.entries.len() as u64).to_le_bytes());
             b.extend((learned.entries.first().map_or(0, Vec::len) as u32).to_le_bytes());
             b.extend(learned.entries.iter().flatten().flat_map(|x| x.to_le_bytes()));
@@ -77,8 +161,8 @@ impl Checkpoint {
                 b.extend(slot.to_le_bytes());
                 b.extend(units.to_le_bytes());
             }
-            b.extend((learned.eligible.len() as u64).to_le_bytes());
-            b.extend(learned.eligible.iter().flat_map(|x| x.to_le_bytes()));
+            b.extend(eligible.count.to_le_bytes());
+            b.extend(eligible.sum.to_le_bytes());
             b.extend((learned.counts.len() as u32).to_le_bytes());
             for counts in &learned.counts {
                 b.extend((counts.len() as u64).to_le_bytes());
@@ -87,10 +171,30 @@ impl Checkpoint {
             b.extend((learned.levels.len() as u32).to_le_bytes());
             b.extend(learned.levels.iter().flatten().flat_map(|x| x.to_le_bytes()));
         }
-        let len = (b.len() - 16) as u64;
-        b[8..16].copy_from_slice(&len.to_le_bytes());
-        let sum = Sha256::digest(&b);
-        b.extend(sum);
+        b
+    }
+
+    /// The file's bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut b = vec![0; PAGE as usize];
+        let mut add = |numbers: &[u32]| {
+            b.resize((b.len() as u64).next_multiple_of(PAGE) as usize, 0);
+            let section =
+                Section { offset: b.len() as u64, count: numbers.len() as u64, sum: snapshot::sum(0, numbers) };
+            b.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+            section
+        };
+        let mut sections = [Section { offset: PAGE, ..Section::default() }; 2];
+        if let Some(learned) = &self.state.learned {
+            let eligible: Vec<u32> = learned.eligible.iter().map(|x| *x as u32).collect();
+            sections = [add(&learned.strengths), add(&eligible)];
+        }
+        b.resize((b.len() as u64).next_multiple_of(PAGE) as usize, 0);
+        let body = self.body(sections);
+        let head = head(b.len() as u64, &body);
+        b[..HEAD].copy_from_slice(&head);
+        b.extend(&body);
+        b.extend(checksum(&head, &body));
         b
     }
 
@@ -100,27 +204,75 @@ impl Checkpoint {
     /// `Checkpoint`, where the bytes are not a whole and undamaged checkpoint of this format.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
         let refuse = |what: &str| Error::checkpoint(format!("{}: {what}", path.display()));
-        if !bytes.starts_with(MAGIC) {
-            let newer = bytes.starts_with(&MAGIC[..7]);
-            let what =
-                if newer { "it is a checkpoint of another version" } else { "it is no checkpoint of a simulation" };
-            return Err(refuse(what));
-        }
-        let told = bytes.get(8..16).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
-        let Some(body) = bytes.len().checked_sub(48).filter(|len| Some(*len as u64) == told) else {
-            return Err(refuse("it is cut off, or more than a checkpoint"));
+        let (at, len) = body_at(bytes, bytes.len() as u64).map_err(refuse)?;
+        let (pages, rest) = bytes.split_at(at as usize);
+        let (mut c, sections) = Self::from_body(&pages[..HEAD], rest, len, at).map_err(refuse)?;
+        let mut next = HEAD;
+        let mut numbers = |section: Section| {
+            let zeros = &pages[next..section.offset as usize];
+            let own = pages.get(section.offset as usize..section.end()? as usize)?;
+            next = section.offset as usize + own.len();
+            let numbers: Vec<u32> = own.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            (snapshot::sum(0, &numbers) == section.sum && zeros.iter().all(|x| *x == 0)).then_some(numbers)
         };
-        let (content, sum) = bytes.split_at(16 + body);
-        if Sha256::digest(content).as_slice() != sum {
-            return Err(refuse("its checksum does not fit: it is damaged"));
+        const DAMAGED: &str = "the sum of its synapses does not fit: it is damaged";
+        let [strengths, eligible] = sections;
+        let both = numbers(strengths).zip(numbers(eligible)).ok_or_else(|| refuse(DAMAGED))?;
+        if pages[next..].iter().any(|x| *x != 0) {
+            return Err(refuse(DAMAGED));
         }
-        let mut reader = Reader { bytes: &content[16..] };
-        reader.checkpoint().filter(|_| reader.bytes.is_empty()).ok_or_else(|| refuse("its parts do not fit together"))
+        if let Some(learned) = &mut c.state.learned {
+            learned.strengths = both.0;
+            learned.eligible = both.1.into_iter().map(|x| x as i32).collect();
+        }
+        Ok(c)
+    }
+
+    /// Reads a file but for the strengths and eligibilities of synapses, which stay in it.
+    ///
+    /// # Errors
+    /// `Checkpoint`, where it is not a whole checkpoint of this format, or what was read is damaged; `Io`.
+    pub fn open(path: &Path) -> Result<(Self, Stored)> {
+        let refuse = |what: &str| Error::checkpoint(format!("{}: {what}", path.display()));
+        let fail = |e: std::io::Error| Error::checkpoint(format!("cannot read {}: {e}", path.display()));
+        let file = File::open(path).map_err(fail)?;
+        let len = file.metadata().map_err(fail)?.len();
+        let mut from = &file;
+        let mut head = Vec::new();
+        from.take(HEAD as u64).read_to_end(&mut head).map_err(fail)?;
+        let (at, body) = body_at(&head, len).map_err(refuse)?;
+        from.seek(SeekFrom::Start(at)).map_err(fail)?;
+        let mut rest = Vec::new();
+        from.take(body as u64 + CHECKSUM).read_to_end(&mut rest).map_err(fail)?;
+        let (checkpoint, [strengths, eligible]) = Self::from_body(&head, &rest, body, at).map_err(refuse)?;
+        Ok((checkpoint, Stored { file, path: path.to_path_buf(), strengths, eligible }))
+    }
+
+    /// From a body of `len` bytes with its checksum, which begins at byte `at`; where its numbers lie before it.
+    fn from_body(
+        head: &[u8],
+        rest: &[u8],
+        len: usize,
+        at: u64,
+    ) -> std::result::Result<(Self, [Section; 2]), &'static str> {
+        let (body, sum) = rest.split_at_checked(len).ok_or("it is cut off")?;
+        if checksum(head, body).as_slice() != sum {
+            return Err("its checksum does not fit: it is damaged");
+        }
+        let mut reader = Reader { bytes: body, sections: [Section { offset: PAGE, ..Section::default() }; 2] };
+        let read = reader.checkpoint().filter(|_| reader.bytes.is_empty());
+        let [strengths, mut eligible] = reader.sections;
+        eligible.offset = strengths.next();
+        // Everything before the body is theirs.
+        let fits = strengths.end().is_some() && eligible.end().is_some() && eligible.next() == at;
+        read.filter(|_| fits).map(|c| (c, [strengths, eligible])).ok_or("its parts do not fit together")
     }
 }
 
 struct Reader<'a> {
     bytes: &'a [u8],
+    /// Of strengths and eligibilities: how many, and their sums.
+    sections: [Section; 2],
 }
 
 impl<'a> Reader<'a> {
@@ -177,8 +329,9 @@ impl<'a> Reader<'a> {
         Some(raw.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])))
     }
     fn learned(&mut self) -> Option<Learned> {
+        (self.sections[0].count, self.sections[0].sum) = (self.u64()?, self.u64()?);
         let count = usize::try_from(self.u64()?).ok()?;
-        let strengths = self.u32s(count)?.collect();
+        let groups = self.u32s(count)?.collect();
         let cells = usize::try_from(self.u64()?).ok()?;
         let width = self.u32()? as usize;
         // An entry has at least its step.
@@ -191,8 +344,7 @@ impl<'a> Reader<'a> {
         for _ in 0..self.u64()? {
             under_way.push((self.u32()?, self.u64()?, self.u32()? as i32));
         }
-        let count = usize::try_from(self.u64()?).ok()?;
-        let eligible = self.u32s(count)?.map(|x| x as i32).collect();
+        (self.sections[1].count, self.sections[1].sum) = (self.u64()?, self.u64()?);
         let mut counts = Vec::new();
         for _ in 0..self.u32()? {
             let cells = usize::try_from(self.u64()?).ok()?;
@@ -202,7 +354,8 @@ impl<'a> Reader<'a> {
         for _ in 0..self.u32()? {
             levels.push([self.u32()?, self.u32()?]);
         }
-        Some(Learned { strengths, entries, under_way, eligible, counts, levels })
+        let (strengths, eligible) = Default::default();
+        Some(Learned { strengths, groups, entries, under_way, eligible, counts, levels })
     }
 }
 
@@ -229,6 +382,7 @@ mod tests {
         let mut c = sample();
         c.state.learned = Some(Learned {
             strengths: vec![1, 70_000, u32::MAX],
+            groups: vec![1, 0, 1],
             entries: vec![vec![3, 9], vec![u32::MAX, 0]],
             under_way: vec![(0, 5, -7), (2, 1 << 40, 3)],
             eligible: vec![0, -5, i32::MIN],
@@ -243,6 +397,39 @@ mod tests {
         for c in [sample(), learned()] {
             assert_eq!(Checkpoint::from_bytes(&c.to_bytes(), Path::new("c")).unwrap(), c);
         }
+    }
+
+    /// Written to a file from a state, it has the same bytes; its numbers are read from it when they are asked for.
+    #[test]
+    fn a_file_has_the_same_bytes() {
+        let folder = std::env::temp_dir().join(format!("chronaxie-checkpoint-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("state.bin");
+        for c in [sample(), learned()] {
+            let Checkpoint { fingerprint, state, hash, replicas, logged, counts } = c.clone();
+            let around = Around { fingerprint, hash, replicas, logged, counts };
+            around.write(Box::new(snapshot::Captured(state)), &path).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), c.to_bytes());
+            let (mut read, stored) = Checkpoint::open(&path).unwrap();
+            stored.fill(&mut read.state).unwrap();
+            assert_eq!(read, c);
+        }
+        let good = learned().to_bytes();
+        let says = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let filled = Checkpoint::open(&path).and_then(|(mut c, stored)| stored.fill(&mut c.state));
+            filled.unwrap_err().to_string()
+        };
+        for end in [0, 6, 8, 20, 24, 4096, good.len() - 1] {
+            let e = says(&good[..end]);
+            assert!(e.contains("no checkpoint") || e.contains("cut off"), "{end}: {e}");
+        }
+        for at in [4096, 4107, 8192, 8203] {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(says(&bad).contains("the sum of its synapses does not fit"), "{at}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
@@ -269,17 +456,18 @@ mod tests {
         let good = learned().to_bytes();
         let mut rng = crate::rng::Rng::new(6, 0);
         for _ in 0..20_000 {
-            let mut body = good[16..good.len() - 32].to_vec();
+            let at = u64::from_le_bytes(good[8..16].try_into().unwrap()) as usize;
+            let mut body = good[at..good.len() - 32].to_vec();
             body.truncate(rng.below(body.len() as u64 + 1) as usize);
             for _ in 0..rng.below(4).min(body.len() as u64) {
                 let at = rng.below(body.len() as u64) as usize;
                 body[at] = rng.next_u32() as u8;
             }
-            let mut bytes = MAGIC.to_vec();
-            bytes.extend((body.len() as u64).to_le_bytes());
-            bytes.extend(body);
-            let sum = Sha256::digest(&bytes);
-            bytes.extend(sum);
+            let head = head(at as u64, &body);
+            let mut bytes = good[..at].to_vec();
+            bytes[..HEAD].copy_from_slice(&head);
+            bytes.extend(&body);
+            bytes.extend(checksum(&head, &body));
             let _ = Checkpoint::from_bytes(&bytes, Path::new("c"));
         }
     }

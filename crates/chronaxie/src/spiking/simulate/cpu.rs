@@ -345,6 +345,10 @@ impl Engine for CpuEngine<'_> {
         Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone(), learned })
     }
 
+    fn order(&self) -> Result<Option<Keys>> {
+        Ok(Some(CpuEngine::keys(self)))
+    }
+
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
         if let (Some(learning), Some(learned)) = (&self.plan.learning, &state.learned) {

@@ -21,6 +21,9 @@ use std::sync::{Mutex, PoisonError};
 pub struct Learned {
     /// By the order above, once every spike before this step was applied that has come to the synapse.
     pub strengths: Vec<u32>,
+    /// Of each cell of the network a number, where strengths are in the order of these of their targets first, and by the order above in each;
+    /// then those that are alike are in any. Nothing where they are in the order above. A GPU writes them as its blocks have them.
+    pub groups: Vec<u32>,
     /// Of each cell, the last entry before the recent spikes; `NEVER` where there is none.
     pub entries: Vec<Vec<u32>>,
     /// What synapses with their delay behind them have passed on and has not arrived: steps from this one on, slot of the
@@ -234,6 +237,7 @@ pub(super) fn gather(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now: 
     }
     Learned {
         strengths: in_order(plan, &shards, &strengths),
+        groups: Vec::new(),
         entries,
         under_way,
         eligible: if learning.modulators.is_empty() { Vec::new() } else { in_order(plan, &shards, &eligible) },
@@ -288,6 +292,21 @@ pub(super) fn strengths(lanes: &[Lane<'_>], now: u64) -> Vec<Vec<u32>> {
 
 /// Refuses what is not the state of `synapses` synapses of this plan that change.
 pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u64, synapses: usize) -> Result<()> {
+    let fits = learned.groups.is_empty()
+        && learned.strengths.len() == synapses
+        && learned.eligible.len() == if learning.modulators.is_empty() { 0 } else { synapses };
+    if !fits {
+        return Err(misfit());
+    }
+    check_beside(plan, learning, learned, step)
+}
+
+fn misfit() -> Error {
+    Error::checkpoint("the synapses of the state are not those of this network")
+}
+
+/// Likewise, whatever the strengths are.
+pub(super) fn check_beside(plan: &Plan, learning: &Learning, learned: &Learned, step: u64) -> Result<()> {
     let oldest = step.saturating_sub(plan.max_delay.into());
     let shares = 1 + learning.traces.len();
     let entry = |e: &Vec<u32>| {
@@ -297,11 +316,9 @@ pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u
     };
     let slots = plan.first_slots().last().copied().unwrap_or(0);
     let fits =
-        learned.strengths.len() == synapses
-            && learned.entries.len() as u64 == plan.cells()
+        learned.entries.len() as u64 == plan.cells()
             && learned.entries.iter().all(entry)
             && learned.under_way.iter().all(|(ahead, slot, _)| *ahead < plan.max_delay && *slot < slots)
-            && learned.eligible.len() == if learning.modulators.is_empty() { 0 } else { synapses }
             && learned.eligible.iter().all(|e| is_eligibility(*e))
             && learned.counts.len() == learning.scalings.len()
             && learned.counts.iter().all(|c| c.len() as u64 == plan.cells())
@@ -310,7 +327,7 @@ pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u
                 l[0] == NEVER || (u64::from(m.delay)..oldest + u64::from(m.delay)).contains(&l[0].into())
             })
             && step < u64::from(NEVER);
-    if fits { Ok(()) } else { Err(Error::checkpoint("the synapses of the state are not those of this network")) }
+    if fits { Ok(()) } else { Err(misfit()) }
 }
 
 /// Takes the lanes to a state.
@@ -441,6 +458,16 @@ impl<'a> Summary<'a> {
         let [source, target] = [source, target].map(|cell| self.of[cell as usize] as usize);
         let populations = self.plan.network.populations.len();
         self.counts[2 * (source * populations + target) + usize::from(negative)].add(strength);
+    }
+    /// Adds what another has counted of the same plan.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (all, own) in self.counts.iter_mut().zip(&other.counts) {
+            all.sum += own.sum;
+            all.squares += own.squares;
+            all.count += own.count;
+            all.units.resize(all.units.len().max(own.units.len()), 0);
+            all.units.iter_mut().zip(&own.units).for_each(|(all, own)| *all += own);
+        }
     }
     /// As [`joined`] takes it.
     pub(super) fn numbers(self) -> Vec<u64> {

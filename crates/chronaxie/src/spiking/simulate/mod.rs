@@ -26,6 +26,7 @@ pub(crate) mod pace;
 pub mod parts;
 mod pending;
 pub mod reference;
+pub mod snapshot;
 
 #[cfg(test)]
 mod learning_tests;
@@ -40,12 +41,13 @@ mod rules_tests;
 #[cfg(test)]
 pub(in crate::spiking) mod tests;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Around, Checkpoint};
 pub use cpu::CpuEngine;
 pub use cuda::{CudaEngine, CudaPart};
 pub use learned::{Learned, Weights};
 pub use parts::{Exchange, PartEngine, PartsEngine, Transport};
 pub use reference::Reference;
+pub use snapshot::{Snapshot, Stored};
 
 /// A cell that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +85,7 @@ pub fn runs<'a>(spikes: &'a [Spike], firsts: &'a [u64]) -> impl Iterator<Item = 
 
 /// All that the rest of a simulation follows from, beside the plan; the same for every engine, shard count and thread
 /// count.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct State {
     /// The next step.
     pub step: u64,
@@ -129,6 +131,35 @@ pub trait Engine: Send {
     /// # Errors
     /// What the device refuses.
     fn state(&self) -> Result<State>;
+    /// Makes room for so many snapshots at a time, before the first, where the engine can go on while they are written.
+    ///
+    /// # Errors
+    /// What the device refuses, but for a lack of memory.
+    fn prepare(&mut self, snapshots: usize) -> Result<()> {
+        let _ = snapshots;
+        Ok(())
+    }
+    /// The state between two steps, to be written while the engine goes on.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn snapshot(&mut self) -> Result<Box<dyn Snapshot>> {
+        Ok(Box::new(snapshot::Captured(self.state()?)))
+    }
+    /// Goes to the state of a checkpoint, whose synapses may lie in its file still.
+    ///
+    /// # Errors
+    /// As [`restore`](Self::restore), and where the file cannot be read.
+    fn resume(&mut self, state: State, stored: Option<&Stored>) -> Result<()> {
+        snapshot::resume(self, state, stored)
+    }
+    /// What the synapses that change are known by, in the order of a state, where the engine can say it.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn order(&self) -> Result<Option<parts::Keys>> {
+        Ok(None)
+    }
     /// Goes to a state that an engine of the same plan was in.
     ///
     /// # Errors

@@ -78,6 +78,14 @@ pub(super) fn rows() -> Specialisation {
     Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
+/// What snapshots take of synapses that change.
+pub(super) fn snapshot() -> Specialisation {
+    let source =
+        KernelSource::embedded("spiking/simulate/cuda/learning/snapshot.cu", include_str!("learning/snapshot.cu"));
+    let entries = ["spiking_arrange", "spiking_take", "spiking_put", "spiking_check", "spiking_total", "spiking_last"];
+    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
+}
+
 /// Everything that a simulation may launch.
 pub fn specialisations() -> Vec<Specialisation> {
     let places = [Place::Shared, Place::Calendar, Place::Global];
@@ -102,6 +110,7 @@ pub fn specialisations() -> Vec<Specialisation> {
     let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
         steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
     };
-    let steps = kinds.map(form).chain([build(false), build(true), order(), rows(), hear(false), hear(true)]);
+    let steps =
+        kinds.map(form).chain([build(false), build(true), order(), rows(), snapshot(), hear(false), hear(true)]);
     steps.chain(super::learning::specialisations()).collect()
 }

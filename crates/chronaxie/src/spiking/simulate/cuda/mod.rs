@@ -27,11 +27,14 @@ mod narrow_tests;
 mod replay;
 #[cfg(test)]
 mod replica_tests;
+mod shots;
 #[cfg(test)]
 mod tests;
 mod unit;
 
 use super::cpu::check_state;
+use super::parts::Keys;
+use super::snapshot::{Snapshot, Stored};
 use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
 use crate::spiking::connect::{self, list};
@@ -492,41 +495,29 @@ impl Engine for CudaEngine<'_> {
         self.state_with(None)
     }
 
+    fn prepare(&mut self, snapshots: usize) -> Result<()> {
+        self.prepared(snapshots).map(drop)
+    }
+
+    fn snapshot(&mut self) -> Result<Box<dyn Snapshot>> {
+        self.taken()
+    }
+
+    fn resume(&mut self, state: State, stored: Option<&Stored>) -> Result<()> {
+        self.resumed(state, stored)
+    }
+
+    fn order(&self) -> Result<Option<Keys>> {
+        self.resident.as_ref().map(|r| r.keys(self.step)).transpose()
+    }
+
     fn restore(&mut self, state: &State) -> Result<()> {
         check_state(self.plan, state)?;
-        if self.units.is_empty() {
-            self.whole()?;
-        }
-        let mut values: Vec<f32> = Vec::new();
-        for (p, variables) in state.variables.iter().enumerate() {
-            for own in variables {
-                match self.layout.order(p) {
-                    None => values.extend(own),
-                    Some(order) => values.extend(order.cells().iter().map(|cell| own[*cell as usize])),
-                }
-            }
-        }
-        let recent = self.rows(&state.recent);
+        self.present()?;
         if let Some(resident) = &mut self.resident {
             resident.restore(state)?;
         }
-        for unit in &mut self.units {
-            // A launch that was lost may have left some of its own.
-            unit.clear_mails()?;
-            for card in &mut unit.cards {
-                unit.memory.write(&mut card.cells.states, &values)?;
-                match &self.resident {
-                    Some(resident) => resident.restore_ring(card.number, &mut card.synapses.ring, state, &recent)?,
-                    None => {
-                        card.synapses.restore(&unit.memory, &card.net, self.config.local(), &recent, state.step)?;
-                    }
-                }
-            }
-        }
-        self.step = state.step;
-        self.recent.clone_from(&state.recent);
-        (self.failed, self.unheard) = (None, false);
-        Ok(())
+        self.go_on(state)
     }
 
     fn cell(&self, population: usize, cell: u32) -> Result<Vec<f32>> {

@@ -2,7 +2,7 @@
 //! which does it.
 
 use super::gather::Link;
-use super::{Keys, PartEngine, join, split, state_bytes, state_from_bytes};
+use super::{Keys, PartEngine, join, merged, split, state_bytes, state_from_bytes};
 use crate::spiking::connect::{Synapses, list};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
@@ -186,6 +186,10 @@ impl Engine for PartsEngine<'_> {
             states.push(state_from_bytes(self.plan, &self.layout, i + 1, self.fingerprint, &bytes)?);
         }
         join(self.plan, &self.layout, states, &self.keys()?)
+    }
+
+    fn order(&self) -> Result<Option<Keys>> {
+        merged(self.plan, &self.keys()?).map(Some)
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

@@ -192,6 +192,18 @@ fn misfit() -> Error {
     Error::checkpoint("the states of the parts do not fit together")
 }
 
+/// What the synapses of all parts are known by, from what those of each are.
+pub(super) fn merged(plan: &Plan, keys: &[Keys]) -> Result<Keys> {
+    let rows = (0..plan.cells() as usize).map(|cell| keys.iter().map(|k| k.rows.get(cell).copied().unwrap_or(0)).sum());
+    let mut all = Keys { rows: rows.collect(), keys: Vec::new() };
+    walk(plan, keys, |k, i| {
+        all.keys.push(*keys[k].keys.get(i)?);
+        Some(())
+    })
+    .ok_or_else(misfit)?;
+    Ok(all)
+}
+
 /// The state of the whole from those of all parts, and what their synapses are known by; `keys` is not looked at where no
 /// synapse changes.
 ///
@@ -276,6 +288,7 @@ pub fn split(plan: &Plan, layout: &Layout, state: &State, keys: &[Keys]) -> Resu
         let eligible = if all.eligible.is_empty() { Vec::new() } else { eligible };
         part.learned = Some(Learned {
             strengths,
+            groups: Vec::new(),
             eligible,
             entries: all.entries.clone(),
             under_way: all.under_way.clone(),

@@ -18,12 +18,16 @@ mod layout;
 mod on_card;
 mod resident;
 #[cfg(test)]
+mod snapshot_tests;
+mod snapshots;
+#[cfg(test)]
 mod tests;
 mod wide;
 #[cfg(test)]
 mod wide_tests;
 
 use super::super::learned::{self, Learned, Weights};
+use super::super::parts::Keys;
 use super::super::{Engine, Spike, State};
 use super::common;
 use super::lost::{of_several, wait_for_all};
@@ -470,6 +474,10 @@ impl Engine for LearningEngine<'_> {
         }
         let learned = self.config.changes.then(|| self.learned()).transpose()?;
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
+    }
+
+    fn order(&self) -> Result<Option<Keys>> {
+        Ok(self.config.changes.then(|| learned::keys(self.plan, &self.shards())))
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::super::Config;
 use super::super::kernels::rows;
 use super::layout::tables;
+use super::snapshots::Taker;
 use crate::cuda::{Arg, DeviceBuffer, Kernel, LaunchConfig};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
@@ -26,24 +27,25 @@ pub(super) enum What {
 pub(super) struct OnCard {
     pub memory: Memory,
     /// `Net` of network.cuh.
-    net: Vec<u8>,
+    pub(super) net: Vec<u8>,
     /// `Learn` of rows.cuh.
     pub learn: Vec<u8>,
     visit: Kernel,
     heads: Kernel,
     early: Kernel,
-    blocks: u32,
+    pub(super) blocks: u32,
     /// Blocks of the card, and rows of its own cells.
-    local: usize,
-    rows: usize,
+    pub(super) local: usize,
+    pub(super) rows: usize,
     /// Numbers of a row's entries.
     numbers: usize,
     history: DeviceBuffer,
     counts: DeviceBuffer,
     kept: DeviceBuffer,
     /// Of each cell of the network its row, and of each row its cell.
-    row_of: DeviceBuffer,
-    cell_of: DeviceBuffer,
+    pub(super) row_of: DeviceBuffer,
+    pub(super) cell_of: DeviceBuffer,
+    pub(super) taker: Taker,
     _held: Vec<DeviceBuffer>,
 }
 
@@ -112,6 +114,7 @@ impl OnCard {
             memory: memory.clone(),
             net: net.to_vec(),
             learn,
+            taker: Taker::new(device, config, &learns)?,
             visit: device.kernel(&spec, "spiking_visit")?,
             heads: device.kernel(&spec, "spiking_heads")?,
             early: device.kernel(&spec, "spiking_early")?,
@@ -127,6 +130,8 @@ impl OnCard {
             _held: held,
         };
         all.begin(0)?;
+        // Rows lie as threads made them; from now on as the network has them.
+        all.arrange(plan.cells() as usize, true)?;
         Ok(all)
     }
 

@@ -6,6 +6,7 @@
 
 use super::super::Config;
 use super::on_card::{OnCard, What};
+use super::snapshots::{self, OfCells, Snapshots, Source};
 use crate::cuda::DeviceBuffer;
 use crate::spiking::connect::list::Known;
 use crate::spiking::device::Memory;
@@ -14,9 +15,10 @@ use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
 use crate::spiking::simulate::learned::{self, Learned, Summary, Weights};
 use crate::spiking::simulate::parts::Keys;
-use crate::spiking::simulate::{Spike, State};
-use crate::{Error, Result};
+use crate::spiking::simulate::{Snapshot, Spike, State, Stored};
+use crate::{Error, Result, pool};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// What the kernel has room for in shared memory beside what is counted here, as `kMostRules` and `kMostTraces`.
 const MOST_RULES: usize = 16;
@@ -104,6 +106,7 @@ pub(in super::super) struct Resident<'a> {
     /// The row of each cell of the network.
     row_of: Vec<u32>,
     cards: Vec<OnCard>,
+    snapshots: Option<Snapshots>,
 }
 
 /// Of some cells, the synapses on a card: what each is known by beside its source, and its strength.
@@ -124,7 +127,7 @@ impl<'a> Resident<'a> {
         };
         let cards = cards.enumerate().map(one).collect::<Result<_>>()?;
         let (layout, row_of) = (layout.clone(), row_of.to_vec());
-        Ok(Some(Self { plan, learning, config, layout, learns, row_of, cards }))
+        Ok(Some(Self { plan, learning, config, layout, learns, row_of, cards, snapshots: None }))
     }
 
     /// `Learn` of rows.cuh of each card.
@@ -194,11 +197,29 @@ impl<'a> Resident<'a> {
     }
 
     fn summary(&self, now: u64) -> Result<Summary<'a>> {
-        let mut summary = Summary::new(self.plan);
-        self.each(now, |source, key, strength| {
-            let negative = self.learning.rules[(key >> 32) as usize & 511].sign < 0;
-            summary.add(source, key as u32, negative, strength);
+        let begins = self.begins()?;
+        let threads = pool::num_threads();
+        let all: Vec<_> = (0..threads).map(|_| Mutex::new(Summary::new(self.plan))).collect();
+        self.list(now, &begins, |cells, listed| {
+            for ((keys, strengths), begin) in listed.iter().zip(&begins) {
+                pool::for_each(threads, |k| {
+                    let mut own = all[k].lock().unwrap_or_else(PoisonError::into_inner);
+                    let cut = |k: usize| cells.start + cells.len() * k / threads;
+                    for source in cut(k)..cut(k + 1) {
+                        let row = row(begin, &cells, source);
+                        for (key, strength) in keys[row.clone()].iter().zip(&strengths[row]) {
+                            let negative = self.learning.rules[(key >> 32) as usize & 511].sign < 0;
+                            own.add(source as u32, *key as u32, negative, *strength);
+                        }
+                    }
+                });
+            }
+            Ok(())
         })?;
+        let mut summary = Summary::new(self.plan);
+        for own in all {
+            summary.merge(&own.into_inner().unwrap_or_else(PoisonError::into_inner));
+        }
         Ok(summary)
     }
 
@@ -281,14 +302,8 @@ impl<'a> Resident<'a> {
             card.early(&ring, recent, now, -1)?;
             let ring = card.memory.download::<u32>(&ring, 0, numbers)?;
             let slots = slots(plan, config, (&self.layout, number));
-            for (k, slots) in slots.chunks(config.pitch).enumerate() {
-                for ahead in 0..plan.max_delay {
-                    let step = (now + u64::from(ahead)) as usize & (config.ring - 1);
-                    let here = &ring[(k * config.ring + step) * config.pitch..][..config.pitch];
-                    let some = here.iter().zip(slots).filter(|(sum, _)| **sum != 0);
-                    under_way.extend(some.map(|(sum, slot)| (ahead, *slot, *sum as i32)));
-                }
-            }
+            let shape = [config.local(), config.ring, config.pitch];
+            snapshots::under_way(&ring, &slots, shape, (now, plan.max_delay), &mut under_way);
         }
         under_way.sort_unstable();
         Ok(Learned { strengths: all, entries, under_way, ..Learned::default() })
@@ -307,6 +322,56 @@ impl<'a> Resident<'a> {
             (count.saturating_sub(depth)..count).rev().map(entry).find(|e| i64::from(e[0]) < step)
         };
         Ok(learned::entries(self.plan, self.learning, now, last))
+    }
+
+    /// Makes room for `most` snapshots at a time, where each card's cells are these, and their states begin here; how many there is room
+    /// for.
+    pub(in super::super) fn prepare(
+        &mut self,
+        cells: &[OfCells<'_>],
+        first_state: &[usize],
+        most: usize,
+    ) -> Result<usize> {
+        self.look(first_state)?;
+        self.snapshots.as_mut().map_or(Ok(0), |s| s.prepare(&self.cards, cells, most))
+    }
+
+    /// Looks at where strengths lie, once.
+    fn look(&mut self, first_state: &[usize]) -> Result<()> {
+        if self.snapshots.is_none() {
+            let Self { plan, config, layout, cards, row_of, .. } = self;
+            self.snapshots = Some(Snapshots::new(plan, config, layout, cards, row_of, first_state)?);
+        }
+        Ok(())
+    }
+
+    /// A snapshot, for which room was made.
+    pub(in super::super) fn snapshot(
+        &self,
+        cells: &[OfCells<'_>],
+        recent: (&[Spike], &[u64]),
+        now: u64,
+    ) -> Option<Result<Box<dyn Snapshot>>> {
+        self.snapshots.as_ref().map(|s| s.take(&self.cards, cells, recent, now))
+    }
+
+    /// Goes to a state whose strengths are in the order of snapshots, but for the rings, and says so; nothing has changed where they are not.
+    pub(in super::super) fn resume(
+        &mut self,
+        state: &State,
+        stored: Option<&Stored>,
+        first_state: &[usize],
+    ) -> Result<bool> {
+        let Some(learned) = state.learned.as_ref().filter(|l| !l.groups.is_empty()) else { return Ok(false) };
+        self.look(first_state)?;
+        let Some(snapshots) = self.snapshots.as_ref().filter(|s| s.fits(learned)) else { return Ok(false) };
+        learned::check_beside(self.plan, self.learning, learned, state.step)?;
+        let source = stored.map_or(Source::Here(&learned.strengths), Source::File);
+        let brought = snapshots.bring(&self.cards, &source)?;
+        self.restore_entries(state, learned)?;
+        let snapshots = self.snapshots.as_ref();
+        snapshots.map_or(Ok(()), |s| s.put(&self.cards, &brought, state.step))?;
+        Ok(true)
     }
 
     /// Goes to a state, but for the rings; the others as [`learned`](Self::learned) has them.
@@ -418,7 +483,7 @@ fn row(begin: &[u64], cells: &Range<usize>, source: usize) -> Range<usize> {
 }
 
 /// Of each slot of a card's shards (`[local, pitch]`) the network's slot; `u64::MAX` where there is none.
-fn slots(plan: &Plan, config: &Config, (layout, card): (&Layout, usize)) -> Vec<u64> {
+pub(super) fn slots(plan: &Plan, config: &Config, (layout, card): (&Layout, usize)) -> Vec<u64> {
     let mut slots = vec![u64::MAX; config.local() * config.pitch];
     for k in 0..config.local() {
         let parts = config.shard(plan, layout, card * config.local() + k).0;

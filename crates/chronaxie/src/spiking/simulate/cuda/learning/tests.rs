@@ -19,7 +19,7 @@ pub(super) fn steps(gpu: &Gpu, few: u64, many: u64) -> u64 {
 }
 
 /// A network of every kind of plasticity, with sources at random and from a list, and two kinds of cells.
-fn mixed(size: u32, seed: u64) -> Network {
+pub(super) fn mixed(size: u32, seed: u64) -> Network {
     let mut n = learning(size, seed, DENDRITIC);
     let mut inhibitory = Population::new("I", models::find("lif_alpha").unwrap(), size);
     inhibitory.initial[0] = Distribution::uniform(-65.0, -51.0);
@@ -66,7 +66,7 @@ pub(super) fn on_devices(
 
 /// Which kernel runs a network, and with what.
 #[derive(Debug, Clone, Copy)]
-enum How {
+pub(super) enum How {
     /// Blocks, and the least entries of a cell.
     Streaming(u32, usize),
     /// Likewise on several devices.
@@ -77,7 +77,7 @@ enum How {
     Cards(usize, [usize; 4]),
 }
 
-fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
+pub(super) fn engine(plan: &Plan, gpu: &Gpu, how: How) -> Box<dyn Engine> {
     match how {
         How::Streaming(blocks, depth) => Box::new(on(plan, gpu, blocks, depth, 1)),
         How::Devices(cards, blocks, depth) => Box::new(on(plan, gpu, blocks, depth, cards)),
