@@ -7,7 +7,8 @@
 //! body: fingerprint (32) | step u64 | spikes hashed (u32 length, bytes: of all, then of each replica) | spikes logged u64 |
 //!       spikes counted (u32, then u64 a population) |
 //!       populations u32, each: variables u32, cells u32, values f32 | recent spikes u64, each u64 step, u32 cell |
-//!       synapses that change (u32: 0 or 1; then): strengths u64, their sum u64 | groups u64, each u32 |
+//!       synapses that change (u32: 0 or 1; then): strengths u64, their sum u64 |
+//!       as a GPU has them (u32: 0 or 1; then): up to date as of u32 | cells u64, of each a group u32, spikes u32 and their steps u32 |
 //!       entries u64, numbers of one u32, each u32 |
 //!       under way u64, each u32 ahead, u64 slot, i32 units | eligibilities u64, their sum u64 |
 //!       windows u32, each: cells u64, each u32 | levels u32, each u32 step, u32 level
@@ -16,6 +17,7 @@
 //! numbers have no state. Inputs that are under way follow from the recent spikes, but for those of synapses that change. Sums are those
 //! of `snapshot.rs`: what is large comes first, from devices and by several threads, and what is said of it after it.
 
+use super::learned::Behind;
 use super::snapshot::{self, PAGE, Section, Snapshot, Stored};
 use super::{Learned, Spike, State};
 use crate::report::write_aside;
@@ -150,8 +152,16 @@ impl Checkpoint {
         if let Some(learned) = &self.state.learned {
             b.extend(strengths.count.to_le_bytes());
             b.extend(strengths.sum.to_le_bytes());
-            b.extend((learned.groups.len() as u64).to_le_bytes());
-            b.extend(learned.groups.iter().flat_map(|x| x.to_le_bytes()));
+            b.extend(u32::from(learned.behind.is_some()).to_le_bytes());
+            if let Some(behind) = &learned.behind {
+                b.extend(behind.settled.to_le_bytes());
+                b.extend((behind.groups.len() as u64).to_le_bytes());
+                for (group, past) in behind.groups.iter().zip(&behind.past) {
+                    b.extend(group.to_le_bytes());
+                    b.extend((past.len() as u32).to_le_bytes());
+                    b.extend(past.iter().flat_map(|x| x.to_le_bytes()));
+                }
+            }
             b.extend((learned.entries.len() as u64).to_le_bytes());
             b.extend((learned.entries.first().map_or(0, Vec::len) as u32).to_le_bytes());
             b.extend(learned.entries.iter().flatten().flat_map(|x| x.to_le_bytes()));
@@ -328,10 +338,22 @@ impl<'a> Reader<'a> {
         let raw = self.take(count.checked_mul(4)?)?;
         Some(raw.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])))
     }
+    fn behind(&mut self) -> Option<Behind> {
+        let mut behind = Behind { settled: self.u32()?, ..Behind::default() };
+        for _ in 0..self.u64()? {
+            behind.groups.push(self.u32()?);
+            let count = self.u32()? as usize;
+            behind.past.push(self.u32s(count)?.collect());
+        }
+        Some(behind)
+    }
     fn learned(&mut self) -> Option<Learned> {
         (self.sections[0].count, self.sections[0].sum) = (self.u64()?, self.u64()?);
-        let count = usize::try_from(self.u64()?).ok()?;
-        let groups = self.u32s(count)?.collect();
+        let behind = match self.u32()? {
+            0 => None,
+            1 => Some(self.behind()?),
+            _ => return None,
+        };
         let cells = usize::try_from(self.u64()?).ok()?;
         let width = self.u32()? as usize;
         // An entry has at least its step.
@@ -355,7 +377,7 @@ impl<'a> Reader<'a> {
             levels.push([self.u32()?, self.u32()?]);
         }
         let (strengths, eligible) = Default::default();
-        Some(Learned { strengths, groups, entries, under_way, eligible, counts, levels })
+        Some(Learned { strengths, behind, entries, under_way, eligible, counts, levels })
     }
 }
 
@@ -382,7 +404,7 @@ mod tests {
         let mut c = sample();
         c.state.learned = Some(Learned {
             strengths: vec![1, 70_000, u32::MAX],
-            groups: vec![1, 0, 1],
+            behind: Some(Behind { groups: vec![1, 0], settled: 7, past: vec![vec![2, 5], vec![]] }),
             entries: vec![vec![3, 9], vec![u32::MAX, 0]],
             under_way: vec![(0, 5, -7), (2, 1 << 40, 3)],
             eligible: vec![0, -5, i32::MIN],

@@ -345,8 +345,8 @@ impl Engine for CpuEngine<'_> {
         Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone(), learned })
     }
 
-    fn order(&self) -> Result<Option<Keys>> {
-        Ok(Some(CpuEngine::keys(self)))
+    fn order(&self) -> Result<Option<(&Plan, Keys)>> {
+        Ok(Some((self.plan, CpuEngine::keys(self))))
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

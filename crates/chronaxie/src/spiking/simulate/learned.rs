@@ -21,9 +21,8 @@ use std::sync::{Mutex, PoisonError};
 pub struct Learned {
     /// By the order above, once every spike before this step was applied that has come to the synapse.
     pub strengths: Vec<u32>,
-    /// Of each cell of the network a number, where strengths are in the order of these of their targets first, and by the order above in each;
-    /// then those that are alike are in any. Nothing where they are in the order above. A GPU writes them as its blocks have them.
-    pub groups: Vec<u32>,
+    /// Where strengths are as a GPU has them between two launches; nothing where they are as was just said.
+    pub behind: Option<Behind>,
     /// Of each cell, the last entry before the recent spikes; `NEVER` where there is none.
     pub entries: Vec<Vec<u32>>,
     /// What synapses with their delay behind them have passed on and has not arrived: steps from this one on, slot of the
@@ -36,6 +35,18 @@ pub struct Learned {
     /// Of each modulator, its last jump by a spike before the recent ones: when, and the level after; `NEVER` where there is
     /// none.
     pub levels: Vec<[u32; 2]>,
+}
+
+/// Strengths in another order, and not up to date: what a GPU can write without looking at them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Behind {
+    /// Of each cell of the network a number: strengths are in the order of those of their targets first, and in each in that of
+    /// [`Learned`]; those that are alike in any.
+    pub groups: Vec<u32>,
+    /// A synapse is up to date as of the last spike that passed it, or as of this step, whichever is later.
+    pub settled: u32,
+    /// Of each cell, the steps of its spikes before the recent ones, as far back as synapses have yet to hear of; rising.
+    pub past: Vec<Vec<u32>>,
 }
 
 /// The weights of the synapses that change from one population to another.
@@ -237,7 +248,7 @@ pub(super) fn gather(plan: &Plan, learning: &Learning, lanes: &[Lane<'_>], now: 
     }
     Learned {
         strengths: in_order(plan, &shards, &strengths),
-        groups: Vec::new(),
+        behind: None,
         entries,
         under_way,
         eligible: if learning.modulators.is_empty() { Vec::new() } else { in_order(plan, &shards, &eligible) },
@@ -292,7 +303,7 @@ pub(super) fn strengths(lanes: &[Lane<'_>], now: u64) -> Vec<Vec<u32>> {
 
 /// Refuses what is not the state of `synapses` synapses of this plan that change.
 pub(super) fn check(plan: &Plan, learning: &Learning, learned: &Learned, step: u64, synapses: usize) -> Result<()> {
-    let fits = learned.groups.is_empty()
+    let fits = learned.behind.is_none()
         && learned.strengths.len() == synapses
         && learned.eligible.len() == if learning.modulators.is_empty() { 0 } else { synapses };
     if !fits {

@@ -8,6 +8,7 @@
 use super::connect::Synapses;
 use super::life::{Lives, Reweighed};
 use super::network::Network;
+use super::plan::Plan;
 use crate::Result;
 
 mod barrier;
@@ -153,11 +154,11 @@ pub trait Engine: Send {
     fn resume(&mut self, state: State, stored: Option<&Stored>) -> Result<()> {
         snapshot::resume(self, state, stored)
     }
-    /// What the synapses that change are known by, in the order of a state, where the engine can say it.
+    /// The plan, and what the synapses that change are known by, in the order of a state, where the engine can say it.
     ///
     /// # Errors
     /// What the device refuses.
-    fn order(&self) -> Result<Option<parts::Keys>> {
+    fn order(&self) -> Result<Option<(&Plan, parts::Keys)>> {
         Ok(None)
     }
     /// Goes to a state that an engine of the same plan was in.

@@ -1,7 +1,10 @@
 //! What an engine was in at a step, on its way to a file while the engine goes on; and the numbers of synapses in such a file.
 
+use super::learned::Behind;
 use super::parts::Keys;
-use super::{Engine, State};
+use super::{Engine, Spike, State};
+use crate::spiking::plan::Plan;
+use crate::spiking::plasticity::fixed::{Learning, NEVER, Rule};
 use crate::{Error, Result, pool};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -207,55 +210,128 @@ pub(super) fn resume<E: Engine + ?Sized>(engine: &mut E, mut state: State, store
     engine.restore(&state)
 }
 
-/// A state whose strengths are in the order of [`Learned`](super::Learned), from one that may have them by groups; `keys` says what the
+/// A state whose strengths are as [`Learned`](super::Learned) has them, from one that may have them as a GPU has; `keys` says what the
 /// synapses of the network are known by.
 ///
 /// # Errors
 /// `Checkpoint`, where they are not those of the network.
-pub fn in_order(mut state: State, keys: impl FnOnce() -> Result<Option<Keys>>) -> Result<State> {
-    let Some(learned) = state.learned.as_mut().filter(|l| !l.groups.is_empty()) else { return Ok(state) };
+pub fn in_order<'p>(mut state: State, keys: impl FnOnce() -> Result<Option<(&'p Plan, Keys)>>) -> Result<State> {
+    let Some(behind) = state.learned.as_mut().and_then(|l| l.behind.take()) else { return Ok(state) };
     let misfit = || Error::checkpoint("the synapses of the state are not those of this network");
-    let keys = keys()?.ok_or_else(misfit)?;
-    let groups = std::mem::take(&mut learned.groups);
-    let ordered = ordered(&groups, &learned.strengths, &keys).ok_or_else(misfit)?;
-    learned.strengths = ordered;
+    let (plan, keys) = keys()?.ok_or_else(misfit)?;
+    let ordered = plan.learning.as_ref().and_then(|l| ordered(plan, l, &state, &behind, &keys));
+    let ordered = ordered.ok_or_else(misfit)?;
+    state.learned.as_mut().into_iter().for_each(|l| l.strengths.clone_from(&ordered));
     Ok(state)
 }
 
-/// Strengths that lie by the group of their target first, in the order of their keys.
-fn ordered(groups: &[u32], strengths: &[u32], keys: &Keys) -> Option<Vec<u32>> {
-    let group = |key: u64| groups.get(key as u32 as usize).map(|g| *g as usize);
-    if keys.keys.len() != strengths.len() {
+/// The strengths of a state that is `behind`, up to date and in the order of their keys.
+fn ordered(plan: &Plan, learning: &Learning, state: &State, behind: &Behind, keys: &Keys) -> Option<Vec<u32>> {
+    let learned = state.learned.as_ref()?;
+    let (cells, width) = (keys.rows.len(), learning.width());
+    let entries = learned.entries.len() == cells && learned.entries.iter().all(|e| e.len() == width);
+    let groups = behind.groups.len() == cells && behind.past.len() == cells;
+    let targets = keys.keys.iter().all(|key| (*key as u32 as usize) < cells);
+    if !entries || !groups || !targets || keys.keys.len() != learned.strengths.len() {
         return None;
     }
-    // Where each group begins; a group's synapses come in the order in which the keys have them.
-    let mut at = vec![0usize; groups.iter().max().map_or(0, |g| *g as usize + 1)];
-    for key in &keys.keys {
-        at[group(*key)?] += 1;
+    // Of each cell, its last entry, and the steps of its spikes.
+    let (mut last, mut past) = (learned.entries.clone(), behind.past.clone());
+    let mut next = vec![0; width];
+    for Spike { step, cell } in &state.recent {
+        let last = last.get_mut(*cell as usize)?;
+        learning.entry((last[0] != NEVER).then_some(&last[..]), *step as u32, &mut next);
+        last.copy_from_slice(&next);
+        past[*cell as usize].push(*step as u32);
+    }
+    // Pieces of the sources, and where each finds its strengths: a group's synapses come in the order in which the keys have them.
+    let pieces = (4 * pool::num_threads()).clamp(1, cells.max(1));
+    let mut firsts = vec![0usize; pieces + 1];
+    for (k, first) in firsts.iter_mut().enumerate() {
+        *first = keys.rows[..cells * k / pieces].iter().map(|n| *n as usize).sum();
+    }
+    if firsts[pieces] != keys.keys.len() {
+        return None;
+    }
+    let many = behind.groups.iter().max().map_or(0, |g| *g as usize + 1);
+    if many > cells {
+        return None;
+    }
+    let of = |key: u64| behind.groups[key as u32 as usize] as usize;
+    let mut at = vec![vec![0usize; many]; pieces];
+    for (at, ends) in at.iter_mut().zip(firsts.windows(2)) {
+        keys.keys[ends[0]..ends[1]].iter().for_each(|key| at[of(*key)] += 1);
     }
     let mut sum = 0;
-    at.iter_mut().for_each(|at| sum += std::mem::replace(at, sum));
-    let mut all = Vec::with_capacity(strengths.len());
-    for key in &keys.keys {
-        let at = &mut at[group(*key)?];
-        all.push(strengths[*at]);
-        *at += 1;
+    for group in 0..many {
+        at.iter_mut().for_each(|at| sum += std::mem::replace(&mut at[group], sum));
     }
-    // Those that are alike are in the order of their strengths.
-    let mut from = 0;
-    for row in &keys.rows {
-        let end = from + *row as usize;
-        let (own, strengths) = (keys.keys.get(from..end)?, all.get_mut(from..end)?);
-        let mut i = 0;
-        for alike in own.chunk_by(|a, b| a == b) {
-            if alike.len() > 1 {
-                strengths[i..i + alike.len()].sort_unstable();
+    let mut all = vec![0u32; keys.keys.len()];
+    let mut rest = &mut all[..];
+    let mut work = Vec::with_capacity(pieces);
+    for (at, ends) in at.into_iter().zip(firsts.windows(2)) {
+        let (own, more) = rest.split_at_mut(ends[1] - ends[0]);
+        rest = more;
+        work.push(Mutex::new((own, at)));
+    }
+    let now = state.step as i64;
+    pool::for_each(pieces, |k| {
+        let mut work = work[k].lock().unwrap_or_else(PoisonError::into_inner);
+        let (own, at) = &mut *work;
+        let (mut from, first) = (0, firsts[k]);
+        for source in cells * k / pieces..cells * (k + 1) / pieces {
+            let keys = &keys.keys[first + from..][..keys.rows[source] as usize];
+            let strengths = &mut own[from..][..keys.len()];
+            for (key, strength) in keys.iter().zip(&mut *strengths) {
+                let at = &mut at[of(*key)];
+                let rule = learning.rules.get((key >> 32) as usize & 511);
+                let spikes = &past[*key as u32 as usize];
+                let raw = learned.strengths[*at];
+                *strength = rule.map_or(raw, |rule| {
+                    let delay = (key >> 41) as i64;
+                    caught_up(learning, rule, raw, (&last[source], behind.settled.into()), (spikes, delay), now)
+                });
+                *at += 1;
             }
-            i += alike.len();
+            // Those that are alike are in the order of their strengths.
+            let mut i = 0;
+            for alike in keys.chunk_by(|a, b| a == b) {
+                strengths[i..i + alike.len()].sort_unstable();
+                i += alike.len();
+            }
+            from += keys.len();
         }
-        from = end;
+    });
+    debug_assert_eq!(plan.cells() as usize, cells);
+    drop(work);
+    Some(all)
+}
+
+/// A strength that is up to date as of its source's `last` entry or step `settled`, as of step `now`: grown by what its target, whose
+/// spikes these are, has done meanwhile. Of synapses of resident kernels, whose delay lies behind them.
+fn caught_up(
+    learning: &Learning,
+    rule: &Rule,
+    mut strength: u32,
+    (last, settled): (&[u32], i64),
+    (spikes, delay): (&[u32], i64),
+    now: i64,
+) -> u32 {
+    let Some(pair) = rule.stdp.as_ref().filter(|_| last[0] != NEVER) else { return strength };
+    let (trace, before) = (&learning.traces[pair.x], last[1 + pair.x]);
+    let (passed, after) = (i64::from(last[0]), trace.after(before));
+    let begin = passed.max(settled) - delay;
+    for spike in &spikes[spikes.partition_point(|step| i64::from(*step) < begin)..] {
+        let spike = i64::from(*spike);
+        if spike >= now - delay {
+            break;
+        }
+        // The spike of the same time counts nothing, but those before it do.
+        let steps = spike + delay - passed;
+        let x = if steps == 0 { before } else { trace.later(after, steps.clamp(0, NEVER.into()) as u32) };
+        strength = rule.grown(pair, strength, x, trace.bits);
     }
-    (from == all.len()).then_some(all)
+    strength
 }
 
 #[cfg(test)]
@@ -278,23 +354,5 @@ mod tests {
         assert_ne!(sum(0, &[0]), sum(0, &[0, 0]));
         // What snapshot.cu is held to.
         assert_eq!(mixed(0, 0), 0x9E37_79B1 * 0xC2B2_AE35);
-    }
-
-    #[test]
-    fn groups_are_put_in_order() {
-        // Two sources; targets 0, 1, 2 in the groups 1, 0, 1; a key is delay << 41 | rule << 32 | target.
-        let key = |delay: u64, target: u64| delay << 41 | target;
-        let keys =
-            Keys { rows: vec![4, 2], keys: vec![key(1, 0), key(1, 1), key(2, 0), key(2, 0), key(1, 1), key(3, 2)] };
-        // Group 0: source 0 target 1, source 1 target 1; group 1: source 0 target 0 at 1, 2 and 2, source 1 target 2.
-        let strengths = [10, 11, 20, 22, 21, 23];
-        let all = ordered(&[1, 0, 1], &strengths, &keys).unwrap();
-        assert_eq!(all, [20, 10, 21, 22, 11, 23]);
-        assert_eq!(ordered(&[1, 0], &strengths, &keys), None);
-        assert_eq!(ordered(&[1, 0, 1], &strengths[1..], &keys), None);
-        let short = Keys { rows: vec![4], ..keys.clone() };
-        assert_eq!(ordered(&[1, 0, 1], &strengths, &short), None);
-        let long = Keys { rows: vec![4, 3], ..keys };
-        assert_eq!(ordered(&[1, 0, 1], &strengths, &long), None);
     }
 }

@@ -293,7 +293,7 @@ impl<'a> CudaEngine<'a> {
             return Err(Error::value(format!("a chunk of {steps} steps says that it ran {done}")));
         }
         (self.step, self.run) = (from + done, self.run + done);
-        if let Some(resident) = self.resident.as_ref().filter(|_| flags & unit::FULL != 0) {
+        if let Some(resident) = self.resident.as_mut().filter(|_| flags & unit::FULL != 0) {
             if self.config.is_apart() {
                 // What fired elsewhere has not been heard of, so nothing can be brought up to date; room was made before.
                 return Err(Error::value(format!("step {}: the entries of a cell have no room", self.step)));
@@ -507,8 +507,8 @@ impl Engine for CudaEngine<'_> {
         self.resumed(state, stored)
     }
 
-    fn order(&self) -> Result<Option<Keys>> {
-        self.resident.as_ref().map(|r| r.keys(self.step)).transpose()
+    fn order(&self) -> Result<Option<(&Plan, Keys)>> {
+        self.resident.as_ref().map(|r| Ok((self.plan, r.keys(self.step)?))).transpose()
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

@@ -188,8 +188,8 @@ impl Engine for PartsEngine<'_> {
         join(self.plan, &self.layout, states, &self.keys()?)
     }
 
-    fn order(&self) -> Result<Option<Keys>> {
-        merged(self.plan, &self.keys()?).map(Some)
+    fn order(&self) -> Result<Option<(&Plan, Keys)>> {
+        Ok(Some((self.plan, merged(self.plan, &self.keys()?)?)))
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

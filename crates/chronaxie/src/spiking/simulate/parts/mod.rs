@@ -288,7 +288,7 @@ pub fn split(plan: &Plan, layout: &Layout, state: &State, keys: &[Keys]) -> Resu
         let eligible = if all.eligible.is_empty() { Vec::new() } else { eligible };
         part.learned = Some(Learned {
             strengths,
-            groups: Vec::new(),
+            behind: None,
             eligible,
             entries: all.entries.clone(),
             under_way: all.under_way.clone(),

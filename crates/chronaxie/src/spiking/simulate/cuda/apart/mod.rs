@@ -321,7 +321,8 @@ impl<'a> CudaPart<'a> {
                 full |= memory.download::<u32>(&ears.full, 0, 1)?[0] != 0;
             }
             if full {
-                resident.settle(self.engine.step)?;
+                let step = self.engine.step;
+                self.engine.resident.as_mut().map_or(Ok(()), |resident| resident.settle(step))?;
                 for (unit, ears) in self.engine.units.iter().zip(&mut self.ears) {
                     unit.memory.clear(&mut ears.full)?;
                 }

@@ -476,8 +476,8 @@ impl Engine for LearningEngine<'_> {
         Ok(State { step: self.step, variables, recent: self.recent.clone(), learned })
     }
 
-    fn order(&self) -> Result<Option<Keys>> {
-        Ok(self.config.changes.then(|| learned::keys(self.plan, &self.shards())))
+    fn order(&self) -> Result<Option<(&Plan, Keys)>> {
+        Ok(self.config.changes.then(|| (self.plan, learned::keys(self.plan, &self.shards()))))
     }
 
     fn restore(&mut self, state: &State) -> Result<()> {

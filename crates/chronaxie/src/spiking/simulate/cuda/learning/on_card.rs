@@ -114,7 +114,7 @@ impl OnCard {
             memory: memory.clone(),
             net: net.to_vec(),
             learn,
-            taker: Taker::new(device, config, &learns)?,
+            taker: Taker::new(device, &learns)?,
             visit: device.kernel(&spec, "spiking_visit")?,
             heads: device.kernel(&spec, "spiking_heads")?,
             early: device.kernel(&spec, "spiking_early")?,

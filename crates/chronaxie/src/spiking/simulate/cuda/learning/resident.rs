@@ -13,7 +13,7 @@ use crate::spiking::device::Memory;
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER};
-use crate::spiking::simulate::learned::{self, Learned, Summary, Weights};
+use crate::spiking::simulate::learned::{self, Behind, Learned, Summary, Weights};
 use crate::spiking::simulate::parts::Keys;
 use crate::spiking::simulate::{Snapshot, Spike, State, Stored};
 use crate::{Error, Result, pool};
@@ -107,6 +107,8 @@ pub(in super::super) struct Resident<'a> {
     row_of: Vec<u32>,
     cards: Vec<OnCard>,
     snapshots: Option<Snapshots>,
+    /// The step as of which all synapses were last brought up to date.
+    settled: u64,
 }
 
 /// Of some cells, the synapses on a card: what each is known by beside its source, and its strength.
@@ -127,7 +129,7 @@ impl<'a> Resident<'a> {
         };
         let cards = cards.enumerate().map(one).collect::<Result<_>>()?;
         let (layout, row_of) = (layout.clone(), row_of.to_vec());
-        Ok(Some(Self { plan, learning, config, layout, learns, row_of, cards, snapshots: None }))
+        Ok(Some(Self { plan, learning, config, layout, learns, row_of, cards, snapshots: None, settled: 0 }))
     }
 
     /// `Learn` of rows.cuh of each card.
@@ -136,7 +138,8 @@ impl<'a> Resident<'a> {
     }
 
     /// Brings all synapses up to date and makes room for entries.
-    pub(in super::super) fn settle(&self, now: u64) -> Result<()> {
+    pub(in super::super) fn settle(&mut self, now: u64) -> Result<()> {
+        self.settled = now;
         let oldest = now.saturating_sub(self.plan.max_delay.into());
         let cells = self.plan.cells() as usize;
         self.cards.iter().try_for_each(|card| card.visit(What::Settle, 0..cells, [now, oldest], [0; 4]))
@@ -352,7 +355,7 @@ impl<'a> Resident<'a> {
         recent: (&[Spike], &[u64]),
         now: u64,
     ) -> Option<Result<Box<dyn Snapshot>>> {
-        self.snapshots.as_ref().map(|s| s.take(&self.cards, cells, recent, now))
+        self.snapshots.as_ref().map(|s| s.take(&self.cards, cells, recent, [now, self.settled]))
     }
 
     /// Goes to a state whose strengths are in the order of snapshots, but for the rings, and says so; nothing has changed where they are not.
@@ -362,20 +365,44 @@ impl<'a> Resident<'a> {
         stored: Option<&Stored>,
         first_state: &[usize],
     ) -> Result<bool> {
-        let Some(learned) = state.learned.as_ref().filter(|l| !l.groups.is_empty()) else { return Ok(false) };
+        let Some((learned, behind)) = state.learned.as_ref().and_then(|l| Some((l, l.behind.as_ref()?))) else {
+            return Ok(false);
+        };
         self.look(first_state)?;
-        let Some(snapshots) = self.snapshots.as_ref().filter(|s| s.fits(learned)) else { return Ok(false) };
+        let Some(snapshots) = self.snapshots.as_ref().filter(|s| s.fits(behind)) else { return Ok(false) };
         learned::check_beside(self.plan, self.learning, learned, state.step)?;
+        self.check_past(state, behind)?;
+        // Room for what is to come.
+        let mut counts: Vec<usize> = behind.past.iter().map(|past| past.len().max(1)).collect();
+        state.recent.iter().for_each(|spike| counts[spike.cell as usize] += 1);
+        if counts.iter().any(|count| count + 3 > self.learns.depth) {
+            return Ok(false);
+        }
         let source = stored.map_or(Source::Here(&learned.strengths), Source::File);
         let brought = snapshots.bring(&self.cards, &source)?;
         self.restore_entries(state, learned)?;
-        let snapshots = self.snapshots.as_ref();
-        snapshots.map_or(Ok(()), |s| s.put(&self.cards, &brought, state.step))?;
+        let settled = behind.settled.into();
+        self.snapshots.as_ref().map_or(Ok(()), |s| s.put(&self.cards, &brought, settled))?;
+        self.settled = settled;
         Ok(true)
+    }
+
+    /// Refuses what is no past of the network's cells.
+    fn check_past(&self, state: &State, behind: &Behind) -> Result<()> {
+        let oldest = state.step.saturating_sub(self.plan.max_delay.into());
+        let rising = |past: &Vec<u32>| {
+            past.windows(2).all(|w| w[0] < w[1]) && past.last().is_none_or(|x| u64::from(*x) < oldest)
+        };
+        let fits = behind.past.len() as u64 == self.plan.cells()
+            && behind.past.iter().all(rising)
+            && u64::from(behind.settled) <= state.step
+            && state.recent.iter().all(|spike| u64::from(spike.cell) < self.plan.cells());
+        if fits { Ok(()) } else { Err(Error::checkpoint("the spikes of the state are not those of this network")) }
     }
 
     /// Goes to a state, but for the rings; the others as [`learned`](Self::learned) has them.
     pub(in super::super) fn restore(&mut self, state: &State) -> Result<()> {
+        self.settled = state.step;
         let Some(learned) = &state.learned else { return Ok(()) };
         let (plan, learning) = (self.plan, self.learning);
         let begins = self.begins()?;
@@ -429,8 +456,16 @@ impl<'a> Resident<'a> {
             heads[row * width..][..width].copy_from_slice(entry);
             // Of a card elsewhere there are rows alone.
             let Some((history, counts)) = past.get_mut(row / own) else { continue };
-            history[row % own * depth * width..][..width].copy_from_slice(entry);
-            counts[row % own] = 1;
+            // Of what was before the last one the steps alone are looked at.
+            let past = learned.behind.as_ref().map_or(&[][..], |b| &b.past[cell]);
+            let all = past.iter().rev().skip(usize::from(past.last() == Some(&entry[0]))).rev();
+            for (i, step) in all.enumerate() {
+                history[(row % own * depth + i) * width] = *step;
+                counts[row % own] += 1;
+            }
+            let last = row % own * depth + counts[row % own] as usize;
+            history[last * width..][..width].copy_from_slice(entry);
+            counts[row % own] += 1;
         }
         let mut out = vec![0; width];
         for Spike { step, cell } in &state.recent {

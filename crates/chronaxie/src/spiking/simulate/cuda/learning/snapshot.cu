@@ -1,18 +1,17 @@
-// What a snapshot takes of rows of synapses that change, so that the next launch of steps may follow at once: strengths, caught up
-// and in an order that follows from the network and from which cells each shard has. By shard, in it by source, delay, rule and
-// target.
+// What a snapshot takes of rows of synapses that change, so that the next launch of steps may follow at once: strengths as they are,
+// grown by what came before the last spike that passed, or before all were last brought up to date (`settled`), and what is needed to
+// catch up. In an order that follows from the network and from which cells each shard has: by shard, in it by source, delay, rule, target.
 //
 //   spiking_arrange   once: each row's synapses in this order, those that do not change behind them; how many of them change
 //   spiking_take      strengths to a list, and their sum (`mixed` of snapshot.rs); begin [local, cells + 1] says where a row's begin
 //   spiking_put       the inverse; before it spiking_check, how many strengths are beyond their bounds
 //   spiking_total     the sum of a list
-//   spiking_last      each cell's last entry before a step
+//   spiking_last      each cell's last entry before a step; the steps of all that are kept
 //
 // Full microcircuit on an H200 (217 million synapses that change, of 299, on 132 shards): 1.74 GB of words of eight bytes to read, of
 // rows of 27 in segments of 64 (217 bytes in 7.8 sectors of 32: 2.5 GB), 0.87 GB to write, 0.08 of begins and rows: 3.4 GB, 0.86 ms at 4
-// TB/s; instructions, some 90 a synapse with what catches up (2 entries of the target on the mean), 0.7 G of a warp: 0.75 ms of 528
-// schedulers at 1.755 GHz. What a target's entries are asked for lies in shared memory, as where rows are walked: through the second
-// cache each would be a sector (14 GB, 2 ms, rows.cu).
+// TB/s. A first form brought each synapse up to date: 6 ms where a run had gone on for 2 s, since a warp walks through as many entries as
+// the lane that has most (some five of 45 instructions, where the mean is one), and another 230 instructions a row of 21.
 #include "rows.cuh"
 
 struct Take {
@@ -22,10 +21,10 @@ struct Take {
   const u64* base;           // [local] where a shard's list begins
   unsigned* strengths;       // [base of the last shard + its synapses]
   unsigned* counts;          // [local, cells] of spiking_arrange; of spiking_last [local, rows, width]
+  unsigned* steps;           // [local, rows, 1 + depth] of spiking_last: entries ever left, and of those kept the steps
   u64* sum;                  // what is added to: hashes; of spiking_check a one for each
   u64 first;                 // the number of the first strength, of those of all cards
-  unsigned cells, now, oldest, deep;  // deep: entries of a cell that shared memory has room for, a power of two
-  unsigned sorts, unused;             // of spiking_arrange: whether rows are put in order, or counted alone
+  unsigned cells, settled, oldest, sorts;  // sorts: of spiking_arrange, whether rows are put in order, or counted alone
 };
 
 __device__ __forceinline__ u64 mixed(u64 index, unsigned number) {
@@ -91,41 +90,21 @@ extern "C" __global__ void __launch_bounds__(256) spiking_arrange(const Net net,
   }
 }
 
-// The last entries of a shard's cells.
-struct Recent {
-  const Learn& learn;
-  const unsigned* history;  // [rows, depth, width] of the shard
-  const unsigned* steps;    // [deep, rows] in shared memory
-  unsigned rows, deep;
-
-  __device__ __forceinline__ unsigned step(unsigned cell, unsigned index, unsigned count) const {
-    if (count - index <= deep) return steps[(index & (deep - 1)) * rows + cell];
-    return history[((u64)cell * learn.depth + (index & (learn.depth - 1))) * learn.width];
-  }
-  __device__ __forceinline__ const Trace& trace_of(unsigned k) const { return learn.traces[k]; }
-};
-
 constexpr int kTakers = 512;
+// Blocks a multiprocessor; of more registers elsewhere.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr int kTakersAtOnce = 3;
+#else
+constexpr int kTakersAtOnce = 2;
+#endif
 enum What { kTake, kPut, kCheck };
 
 // Blocks: [slice of the sources, shard].
 template <int kWhat>
 __device__ __forceinline__ void go(const Net& net, const Learn& learn, const Take& ask) {
-  extern __shared__ unsigned shared[];
   const unsigned k = blockIdx.x % net.local, slice = blockIdx.x / net.local, slices = gridDim.x / net.local;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  unsigned *counts = shared, *steps = counts + net.rows;
-  unsigned short* cell_of = (unsigned short*)(steps + ask.deep * net.rows);
-  const unsigned* history = learn.history + (u64)k * net.rows * learn.depth * learn.width;
-  for (unsigned i = threadIdx.x; i < net.rows; i += kTakers) {
-    const unsigned count = learn.counts[k * net.rows + i];
-    counts[i] = count;
-    for (unsigned j = count > ask.deep ? count - ask.deep : 0; j < count; ++j)
-      steps[(j & (ask.deep - 1)) * net.rows + i] = history[((u64)i * learn.depth + (j & (learn.depth - 1))) * learn.width];
-  }
-  for (unsigned i = threadIdx.x; i < net.pitch; i += kTakers) cell_of[i] = learn.cell_of[k * net.pitch + i];
-  __syncthreads();
-  const Recent past = {learn, history, steps, net.rows, ask.deep};
+  const Entries past = {learn, learn.history + (u64)k * net.rows * learn.depth * learn.width};
   const unsigned* begins = ask.begin + k * (ask.cells + 1ull);
   unsigned* list = ask.strengths + ask.base[k];
   const u64 number = ask.first + ask.base[k];
@@ -134,8 +113,8 @@ __device__ __forceinline__ void go(const Net& net, const Learn& learn, const Tak
   const unsigned end = (unsigned)((u64)ask.cells * (slice + 1) / slices), pitch = 8 * net.by_row;
   unsigned cell = (unsigned)((u64)ask.cells * slice / slices) + warp;
   char* const segments = (char*)((u64*)net.segments + k * net.by_shard);
-  // Of a source: where its synapses begin in the list and end, and its row, loaded two sources ahead; its words, and what the row is
-  // known by, a number a lane, one ahead: a warp would wait for each trip to memory. Nothing is reckoned with what is under way.
+  // Of a source: where its synapses begin in the list and end, and its row, loaded two sources ahead; its words, and the last spike
+  // that has passed, one ahead: a warp would wait for each trip to memory. Nothing is reckoned with what is under way.
   struct Source {
     unsigned begin, end, row;
   };
@@ -144,7 +123,7 @@ __device__ __forceinline__ void go(const Net& net, const Learn& learn, const Tak
     return {__ldg(begins + which), __ldg(begins + which + 1), __ldg(ask.row_of + which)};
   };
   auto word_of = [&](const u64* segment, unsigned count) { return lane < count && lane < room ? segment[net.head + lane] : 0; };
-  auto head_of = [&](const u64* segment) { return lane < learn.width ? ((const unsigned*)segment)[lane] : 0; };
+  auto head_of = [&](const u64* segment) { return kWhat == kPut ? *(const unsigned*)segment : 0; };
   Source next = source(cell);
   unsigned begin = next.begin, count = next.end - next.begin, row = next.row;
   u64* segment = (u64*)(segments + (u64)row * pitch);
@@ -160,29 +139,34 @@ __device__ __forceinline__ void go(const Net& net, const Learn& learn, const Tak
     // Where it goes on is not looked for unless it may.
     Row own = {segment + net.head, nullptr, room, count};
     if (count >= room) own = row_at(net, k, row);
-    const unsigned last = __shfl_sync(~0u, head, 0);
+    const unsigned last = head;
     for (unsigned first = 0; first < count; first += 32) {
       const unsigned i = first + lane;
       const bool here = i < count;
       if (here && (first > 0 || i >= own.here)) word = *own.at(i);
-      const Rule& rule = learn.rules[here ? rule_of(learn, word) - 1 : 0];
-      const unsigned x = __shfl_sync(~0u, head, 1 + (rule.kind & 1 ? rule.x : 0));
       if (!here) continue;
-      const unsigned low = (unsigned)word & 0xFFFFu, delay = low >> net.slot_bits;
-      unsigned strength = (unsigned)(word >> 32), until = 0, *const at = list + begin + i;
-      if (kWhat != kCheck && (rule.kind & 1)) {
-        const unsigned target = cell_of[low & ((1u << net.slot_bits) - 1)], left = counts[target];
-        until = before(past, target, left, ask.now, delay);
-        if (kWhat == kTake) strength = caught_up(learn, past, rule, word, target, left, delay, until, last, x);
-      }
-      if (kWhat == kPut) {
-        *own.at(i) = with(learn, word, until, *at);
-      } else if (kWhat == kCheck) {
-        sum += *at < rule.low || *at > rule.high;
-      } else {
-        *at = strength;
+      unsigned* const at = list + begin + i;
+      if (kWhat == kTake) {
+        const unsigned strength = (unsigned)(word >> 32);
+        __stcs(at, strength);
         sum += mixed(number + begin + i, strength);
+        continue;
       }
+      const Rule& rule = learn.rules[rule_of(learn, word) - 1];
+      if (kWhat == kCheck) {
+        sum += *at < rule.low || *at > rule.high;
+        continue;
+      }
+      unsigned until = 0;
+      if (rule.kind & 1) {
+        const unsigned low = (unsigned)word & 0xFFFFu, delay = low >> net.slot_bits;
+        const unsigned target = learn.cell_of[k * net.pitch + (low & ((1u << net.slot_bits) - 1))];
+        const unsigned since = last == kNone || last < ask.settled ? ask.settled : last;
+        // Entries of this step and later are yet to be heard of.
+        until = learn.counts[k * net.rows + target];
+        while (until > 0 && past.step(target, until - 1, 0) + delay >= since) --until;
+      }
+      *own.at(i) = with(learn, word, until, *at);
     }
     begin = next_begin, count = next_count, row = next_row, segment = next_segment, word = next_word, head = next_head;
   }
@@ -191,7 +175,7 @@ __device__ __forceinline__ void go(const Net& net, const Learn& learn, const Tak
   if (lane == 0) atomicAdd(ask.sum, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(kTakers, 2) spiking_take(const Net net, const Learn learn, const Take ask) {
+extern "C" __global__ void __launch_bounds__(kTakers, kTakersAtOnce) spiking_take(const Net net, const Learn learn, const Take ask) {
   go<kTake>(net, learn, ask);
 }
 extern "C" __global__ void __launch_bounds__(kTakers, 2) spiking_put(const Net net, const Learn learn, const Take ask) {
@@ -209,15 +193,21 @@ extern "C" __global__ void __launch_bounds__(256) spiking_total(const unsigned* 
   if (threadIdx.x % 32 == 0) atomicAdd(out, sum);
 }
 
+// A warp a row of the card's own cells.
 extern "C" __global__ void __launch_bounds__(256) spiking_last(const Net net, const Learn learn, const Take ask) {
-  const unsigned rows = net.local * net.rows;
-  for (unsigned i = blockIdx.x * 256 + threadIdx.x; i < rows; i += gridDim.x * 256) {
-    const unsigned count = learn.counts[i];
-    const unsigned* history = learn.history + (u64)i * learn.depth * learn.width;
-    unsigned from = count, *out = ask.counts + (u64)i * learn.width;
-    const unsigned least = count > learn.depth ? count - learn.depth : 0;
-    while (from > least && history[(u64)((from - 1) & (learn.depth - 1)) * learn.width] >= ask.oldest) --from;
-    for (unsigned j = 0; j < learn.width; ++j)
-      out[j] = from > least ? history[(u64)((from - 1) & (learn.depth - 1)) * learn.width + j] : j == 0 ? kNone : 0;
+  const unsigned rows = net.local * net.rows, lane = threadIdx.x % 32;
+  for (unsigned i = (blockIdx.x * 256 + threadIdx.x) / 32; i < rows; i += gridDim.x * 8) {
+    const unsigned count = learn.counts[i], depth = learn.depth, kept = count < depth ? count : depth;
+    const unsigned *history = learn.history + (u64)i * depth * learn.width, least = count - kept;
+    unsigned *steps = ask.steps + i * (depth + 1ull), before = 0;  // how many of those kept lie before `oldest`: they ascend
+    if (lane == 0) steps[0] = count;
+    for (unsigned j = lane; __any_sync(~0u, j < kept); j += 32) {
+      const unsigned step = j < kept ? history[((least + j) & (depth - 1)) * learn.width] : kNone;
+      if (j < kept) steps[1 + j] = step;
+      before += __popc(__ballot_sync(~0u, step < ask.oldest));
+    }
+    const unsigned* last = history + ((least + before - 1) & (depth - 1)) * learn.width;
+    for (unsigned j = lane; j < learn.width; j += 32)
+      ask.counts[(u64)i * learn.width + j] = before > 0 ? last[j] : j == 0 ? kNone : 0;
   }
 }

@@ -2,7 +2,7 @@
 //! host, or to a file, while the next ones run.
 //!
 //! Strengths lie in the order that `snapshot.cu` has them in: by shard, in it by source, delay, rule and target. Which cell is of which
-//! shard goes with them ([`Learned::groups`]), so that any engine can put them in order.
+//! shard goes with them ([`Behind`]), and what synapses have yet to hear of, so that any engine can put them in order and up to date.
 
 use super::super::Config;
 use super::super::kernels::snapshot;
@@ -12,6 +12,7 @@ use crate::cuda::{Arg, Carrier, CudaDevice, DeviceBuffer, Event, Kernel, LaunchC
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
+use crate::spiking::simulate::learned::Behind;
 use crate::spiking::simulate::snapshot::{Section, Snapshot, Stored};
 use crate::spiking::simulate::{Learned, Spike, State};
 use crate::{Error, ErrorKind, Result};
@@ -20,11 +21,9 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Threads of a block, as `kTakers`.
+/// Threads of a block, as `kTakers`, and blocks a multiprocessor.
 const TAKERS: u32 = 512;
-/// Entries of a cell in shared memory, at most.
-const DEEP: usize = 16;
-
+const AT_ONCE: u32 = 3;
 /// The kernels of snapshot.cu on a card.
 pub(super) struct Taker {
     arrange: Kernel,
@@ -33,36 +32,23 @@ pub(super) struct Taker {
     check: Kernel,
     total: Kernel,
     last: Kernel,
-    deep: usize,
-    shared: u32,
     width: usize,
+    depth: usize,
 }
 
 impl Taker {
-    pub fn new(device: &Arc<CudaDevice>, config: &Config, learns: &Learns) -> Result<Self> {
+    pub fn new(device: &Arc<CudaDevice>, learns: &Learns) -> Result<Self> {
         let spec = snapshot();
-        let bytes = |deep: usize| 4 * config.cells * (1 + deep) + 2 * config.pitch;
-        let props = device.props();
-        // Two blocks a multiprocessor, where they have room.
-        let (half, all) = (props.shared_per_sm as usize / 2 - 1024, props.shared_per_block_optin as usize);
-        let deeps = || [DEEP, 8, 4, 2, 1].map(|deep| deep.min(learns.depth)).into_iter();
-        let deep = deeps().find(|deep| bytes(*deep) <= half).or_else(|| deeps().find(|deep| bytes(*deep) <= all));
-        let deep = deep.ok_or_else(|| Error::value(format!("shards of {} cells have no snapshots", config.cells)))?;
         let kernel = |name: &str| device.kernel(&spec, name);
-        let (take, put, check) = (kernel("spiking_take")?, kernel("spiking_put")?, kernel("spiking_check")?);
-        for one in [&take, &put, &check] {
-            one.set_max_dynamic_shared(bytes(deep) as u32)?;
-        }
         Ok(Self {
             arrange: kernel("spiking_arrange")?,
-            take,
-            put,
-            check,
+            take: kernel("spiking_take")?,
+            put: kernel("spiking_put")?,
+            check: kernel("spiking_check")?,
             total: kernel("spiking_total")?,
             last: kernel("spiking_last")?,
-            deep,
-            shared: bytes(deep) as u32,
             width: learns.width,
+            depth: learns.depth,
         })
     }
 }
@@ -78,14 +64,14 @@ struct Begins {
     count: usize,
 }
 
-/// What a kernel is asked, of strengths, counts and sums that lie at these addresses.
+/// What a kernel is asked, of strengths, counts, steps and sums that lie at these addresses.
 #[derive(Default)]
 struct Asked<'b> {
     begins: Option<&'b Begins>,
     cells: usize,
-    now: u64,
+    settled: u64,
     oldest: u64,
-    at: [u64; 3],
+    at: [u64; 4],
     sorts: bool,
 }
 
@@ -96,11 +82,11 @@ impl OnCard {
 
     fn ask(&self, kernel: &Kernel, launch: &LaunchConfig, asked: &Asked<'_>) -> Result<()> {
         let (begin, base) = asked.begins.map_or((0, 0), |b| (b.begin.address(), b.base.address()));
-        let [strengths, counts, sum] = asked.at;
-        let fields = [self.row_of.address(), self.cell_of.address(), begin, base, strengths, counts, sum];
+        let [strengths, counts, steps, sum] = asked.at;
+        let fields = [self.row_of.address(), self.cell_of.address(), begin, base, strengths, counts, steps, sum];
         let fields = fields.into_iter().fold(Fields::default(), Fields::u64).u64(asked.begins.map_or(0, |b| b.first));
-        let fields = fields.u32(asked.cells as u32).u32(asked.now as u32).u32(asked.oldest as u32);
-        let fields = fields.u32(self.taker.deep as u32).u32(asked.sorts.into()).padded();
+        let fields = fields.u32(asked.cells as u32).u32(asked.settled as u32).u32(asked.oldest as u32);
+        let fields = fields.u32(asked.sorts.into()).padded();
         let args = [Arg::Bytes(&self.net), Arg::Bytes(&self.learn), Arg::Bytes(&fields.0)];
         // SAFETY: the structs are those of the headers, whose sizes the launch checks; what they point to has as many numbers as the
         // card has synapses, cells of the network or rows, and is used on this stream.
@@ -110,7 +96,7 @@ impl OnCard {
     /// Puts each row in order, or leaves it; how many of its synapses change, `[local, cells]`.
     pub(super) fn arrange(&self, cells: usize, sorts: bool) -> Result<DeviceBuffer> {
         let counts = self.memory.room(4 * self.local * cells)?;
-        let asked = Asked { begins: None, cells, now: 0, oldest: 0, at: [0, counts.address(), 0], sorts };
+        let asked = Asked { cells, at: [0, counts.address(), 0, 0], sorts, ..Asked::default() };
         self.ask(&self.taker.arrange, &self.plainly(), &asked)?;
         Ok(counts)
     }
@@ -134,26 +120,13 @@ impl OnCard {
         Ok(Begins { begin, base, cells, first, count: all as usize })
     }
 
-    /// Takes, puts or checks strengths.
-    fn walk(
-        &self,
-        kernel: &Kernel,
-        begins: &Begins,
-        now: u64,
-        strengths: &DeviceBuffer,
-        sum: &DeviceBuffer,
-    ) -> Result<()> {
-        let slices = (2 * self.memory.device.props().sm_count).div_ceil(self.local as u32);
-        let launch = LaunchConfig {
-            shared_bytes: self.taker.shared,
-            ..LaunchConfig::new((slices * self.local as u32, 1, 1), (TAKERS, 1, 1))
-        };
-        let at = [strengths.address(), 0, sum.address()];
-        self.ask(
-            kernel,
-            &launch,
-            &Asked { begins: Some(begins), cells: begins.cells, now, oldest: 0, at, sorts: false },
-        )
+    /// Takes, checks or puts strengths, which are up to date as of step `settled`.
+    fn walk(&self, kernel: &Kernel, begins: &Begins, settled: u64, [strengths, sum]: [&DeviceBuffer; 2]) -> Result<()> {
+        let slices = (AT_ONCE * self.memory.device.props().sm_count).div_ceil(self.local as u32);
+        let launch = LaunchConfig::new((slices * self.local as u32, 1, 1), (TAKERS, 1, 1));
+        let at = [strengths.address(), 0, 0, sum.address()];
+        let asked = Asked { begins: Some(begins), cells: begins.cells, settled, at, ..Asked::default() };
+        self.ask(kernel, &launch, &asked)
     }
 }
 
@@ -169,9 +142,10 @@ struct Tables {
     row_of: Vec<u32>,
     /// Of each card.
     begins: Vec<Begins>,
-    /// Rows of a card's own cells, numbers of an entry.
+    /// Rows of a card's own cells, numbers of an entry, entries of a cell.
     own: usize,
     width: usize,
+    depth: usize,
     /// Of sums of what is under way: shards, steps, slots; and the longest delay.
     ring: [usize; 3],
     max_delay: u32,
@@ -185,6 +159,7 @@ struct Held {
     ring: DeviceBuffer,
     states: DeviceBuffer,
     last: DeviceBuffer,
+    steps: DeviceBuffer,
     sum: DeviceBuffer,
     taken: Event,
     /// What brings it to the host beside the steps.
@@ -260,6 +235,7 @@ impl Snapshots {
             begins,
             own: config.local() * config.cells,
             width: cards.first().map_or(1, |card| card.taker.width),
+            depth: cards.first().map_or(1, |card| card.taker.depth),
             ring: [config.local(), config.ring, config.pitch],
             max_delay: plan.max_delay,
             carriers: Mutex::new(Vec::new()),
@@ -268,8 +244,8 @@ impl Snapshots {
     }
 
     /// Whether a state has its strengths as these cards have them.
-    pub fn fits(&self, learned: &Learned) -> bool {
-        learned.groups == self.tables.groups
+    pub fn fits(&self, behind: &Behind) -> bool {
+        behind.groups == self.tables.groups
     }
 
     /// Makes room for `most` at a time; how many there is room for.
@@ -282,6 +258,7 @@ impl Snapshots {
                     ring: memory.room(ring.bytes())?,
                     states: memory.room(states.bytes())?,
                     last: memory.room(4 * self.tables.own * self.tables.width)?,
+                    steps: memory.room(4 * self.tables.own * (1 + self.tables.depth))?,
                     sum: memory.room(8)?,
                     taken: Event::new(device, false)?,
                     beside: device.new_stream()?,
@@ -307,7 +284,7 @@ impl Snapshots {
         cards: &[OnCard],
         cells: &[OfCells<'_>],
         (recent, rows): (&[Spike], &[u64]),
-        now: u64,
+        [now, settled]: [u64; 2],
     ) -> Result<Box<dyn Snapshot>> {
         let mut free = self.pool.lock();
         let held = loop {
@@ -322,16 +299,18 @@ impl Snapshots {
         for (((card, (states, ring)), begins), held) in of_all {
             let (memory, stream) = (&card.memory, card.memory.stream);
             memory.clear(&mut held.sum)?;
-            card.walk(&card.taker.take, begins, now, &held.strengths, &held.sum)?;
+            card.walk(&card.taker.take, begins, settled, [&held.strengths, &held.sum])?;
             copy_device(&mut held.states.bytes_view_mut(), &states.bytes_view(), stream)?;
             copy_device(&mut held.ring.bytes_view_mut(), &ring.bytes_view(), stream)?;
             card.early(&held.ring, rows, now, -1)?;
             let oldest = now.saturating_sub(self.tables.max_delay.into());
-            let asked = Asked { oldest, at: [0, held.last.address(), 0], ..Asked::default() };
+            let at = [0, held.last.address(), held.steps.address(), 0];
+            let asked = Asked { oldest, at, ..Asked::default() };
             card.ask(&card.taker.last, &card.plainly(), &asked)?;
             held.taken.record(stream)?;
         }
-        Ok(Box::new(Taken { tables: self.tables.clone(), lent, step: now, recent: recent.to_vec() }))
+        let (tables, recent) = (self.tables.clone(), recent.to_vec());
+        Ok(Box::new(Taken { tables, lent, step: now, settled, recent }))
     }
 
     /// Brings strengths to the cards, as [`put`](Self::put) takes them.
@@ -372,7 +351,7 @@ impl Snapshots {
             unsafe { card.taker.total.launch(memory.stream, &card.plainly(), &args)? };
             sum = sum.wrapping_add(memory.download::<u64>(&sums, 0, 1)?[0]);
             memory.clear(&mut sums)?;
-            card.walk(&card.taker.check, begins, 0, &numbers, &sums)?;
+            card.walk(&card.taker.check, begins, 0, [&numbers, &sums])?;
             beyond += memory.download::<u64>(&sums, 0, 1)?[0];
             brought.push(numbers);
         }
@@ -383,10 +362,10 @@ impl Snapshots {
         }
     }
 
-    /// Gives the synapses such strengths, before step `now`.
-    pub fn put(&self, cards: &[OnCard], brought: &[DeviceBuffer], now: u64) -> Result<()> {
-        let all = cards.iter().zip(&self.tables.begins).zip(brought);
-        all.map(|((card, begins), numbers)| card.walk(&card.taker.put, begins, now, numbers, numbers)).collect()
+    /// Gives the synapses such strengths, which are up to date as of step `settled`.
+    pub fn put(&self, cards: &[OnCard], brought: &[DeviceBuffer], settled: u64) -> Result<()> {
+        let mut all = cards.iter().zip(&self.tables.begins).zip(brought);
+        all.try_for_each(|((card, begins), x)| card.walk(&card.taker.put, begins, settled, [x, x]))
     }
 }
 
@@ -406,6 +385,7 @@ struct Taken {
     tables: Arc<Tables>,
     lent: Lent,
     step: u64,
+    settled: u64,
     recent: Vec<Spike>,
 }
 
@@ -421,8 +401,13 @@ impl Taken {
         let t = &*self.tables;
         let mut variables: Vec<Vec<Vec<f32>>> =
             t.populations.iter().map(|(size, count, _)| vec![vec![0.0; *size]; *count]).collect();
-        let mut learned = Learned { groups: t.groups.clone(), ..Learned::default() };
-        learned.entries = vec![Vec::new(); t.row_of.len()];
+        let (mut learned, cells) = (Learned::default(), t.row_of.len());
+        learned.entries = vec![Vec::new(); cells];
+        let mut behind =
+            Behind { groups: t.groups.clone(), settled: self.settled as u32, past: vec![Vec::new(); cells] };
+        // What synapses have yet to hear of, and what will be known as recent spikes.
+        let since = self.settled.saturating_sub(t.max_delay.into());
+        let until = self.step.saturating_sub(t.max_delay.into());
         let mut sum = 0u64;
         for (number, held) in self.lent.held.iter().enumerate() {
             let memory = Self::beside(held)?;
@@ -436,15 +421,20 @@ impl Taken {
                 }
             }
             let last: Vec<u32> = memory.download(&held.last, 0, t.own * t.width)?;
+            let steps: Vec<u32> = memory.download(&held.steps, 0, t.own * (1 + t.depth))?;
             for (cell, row) in t.row_of.iter().enumerate() {
                 if let Some(row) = (*row as usize).checked_sub(number * t.own).filter(|row| *row < t.own) {
                     learned.entries[cell] = last[row * t.width..][..t.width].to_vec();
+                    let own = &steps[row * (1 + t.depth)..][..1 + t.depth];
+                    let kept = own[1..][..t.depth.min(own[0] as usize)].iter().copied();
+                    behind.past[cell].extend(kept.filter(|step| (since..until).contains(&u64::from(*step))));
                 }
             }
             let ring: Vec<u32> = memory.download(&held.ring, 0, t.ring.iter().product())?;
             under_way(&ring, &t.slots[number], t.ring, (self.step, t.max_delay), &mut learned.under_way);
         }
         learned.under_way.sort_unstable();
+        learned.behind = Some(behind);
         let (step, recent) = (self.step, self.recent.clone());
         Ok((State { step, variables, recent, learned: Some(learned) }, sum))
     }
