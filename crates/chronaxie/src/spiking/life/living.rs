@@ -26,7 +26,7 @@ type Job = Box<dyn FnMut(&mut Core<'_>) -> Option<State> + Send>;
 enum Turn<T> {
     Done(T),
     /// The engine is to be made anew; then it goes on.
-    Anew(State),
+    Anew(Box<State>),
 }
 
 /// Runs a network whose cells die and are born.
@@ -99,7 +99,7 @@ impl Living {
         let (answer, told) = sync_channel(1);
         let job: Job = Box::new(move |core| {
             let (said, anew) = match work(core) {
-                Ok(Turn::Anew(state)) => return Some(state),
+                Ok(Turn::Anew(state)) => return Some(*state),
                 Ok(Turn::Done(value)) => (Ok(value), None),
                 Err(e) => (Err(e), None),
             };
@@ -260,7 +260,7 @@ impl Engine for Living {
         let to = self.step + steps;
         let mut found = Vec::new();
         let all = self.ask(move |core| match core.advance(to, &mut found)? {
-            Some(state) => Ok(Turn::Anew(state)),
+            Some(state) => Ok(Turn::Anew(Box::new(state))),
             None => Ok(Turn::Done(std::mem::take(&mut found))),
         })?;
         spikes.extend(all);
@@ -279,7 +279,7 @@ impl Engine for Living {
             if std::mem::replace(&mut anew, true) {
                 return Ok(Turn::Done(()));
             }
-            Ok(core.restore(&state)?.map_or(Turn::Done(()), Turn::Anew))
+            Ok(core.restore(&state)?.map_or(Turn::Done(()), |state| Turn::Anew(Box::new(state))))
         })?;
         self.step = step;
         Ok(())
@@ -289,7 +289,7 @@ impl Engine for Living {
         let mut network = Some(plan.network.clone());
         self.ask(move |core| {
             let Some(network) = network.take() else { return Ok(Turn::Done(true)) };
-            Ok(core.redrive(network)?.map_or(Turn::Done(true), Turn::Anew))
+            Ok(core.redrive(network)?.map_or(Turn::Done(true), |state| Turn::Anew(Box::new(state))))
         })
     }
 

@@ -351,7 +351,7 @@ impl<'a> Reader<'a> {
         (self.sections[0].count, self.sections[0].sum) = (self.u64()?, self.u64()?);
         let behind = match self.u32()? {
             0 => None,
-            1 => Some(self.behind()?),
+            1 => Some(Box::new(self.behind()?)),
             _ => return None,
         };
         let cells = usize::try_from(self.u64()?).ok()?;
@@ -404,7 +404,7 @@ mod tests {
         let mut c = sample();
         c.state.learned = Some(Learned {
             strengths: vec![1, 70_000, u32::MAX],
-            behind: Some(Behind { groups: vec![1, 0], settled: 7, past: vec![vec![2, 5], vec![]] }),
+            behind: Some(Box::new(Behind { groups: vec![1, 0], settled: 7, past: vec![vec![2, 5], vec![]] })),
             entries: vec![vec![3, 9], vec![u32::MAX, 0]],
             under_way: vec![(0, 5, -7), (2, 1 << 40, 3)],
             eligible: vec![0, -5, i32::MIN],

@@ -22,7 +22,7 @@ pub struct Learned {
     /// By the order above, once every spike before this step was applied that has come to the synapse.
     pub strengths: Vec<u32>,
     /// Where strengths are as a GPU has them between two launches; nothing where they are as was just said.
-    pub behind: Option<Behind>,
+    pub behind: Option<Box<Behind>>,
     /// Of each cell, the last entry before the recent spikes; `NEVER` where there is none.
     pub entries: Vec<Vec<u32>>,
     /// What synapses with their delay behind them have passed on and has not arrived: steps from this one on, slot of the

@@ -303,7 +303,7 @@ impl<'a> CudaPart<'a> {
 
     /// Makes room for the entries of `steps` steps, while all that fired has been heard of.
     fn make_room(&mut self, steps: u64) -> Result<()> {
-        let (Some(resident), Some(learns)) = (&self.engine.resident, &self.engine.config.learns) else { return Ok(()) };
+        let Some(learns) = &self.engine.config.learns else { return Ok(()) };
         // A cell fires once a step at most.
         let most = u64::from(self.engine.plan.max_delay) + 2 + self.unsettled + steps;
         if self.engine.config.is_apart() && (most + 3 >= learns.depth as u64 || self.unsettled >= self.settled_after) {

@@ -365,7 +365,7 @@ impl<'a> Resident<'a> {
         stored: Option<&Stored>,
         first_state: &[usize],
     ) -> Result<bool> {
-        let Some((learned, behind)) = state.learned.as_ref().and_then(|l| Some((l, l.behind.as_ref()?))) else {
+        let Some((learned, behind)) = state.learned.as_ref().and_then(|l| Some((l, l.behind.as_deref()?))) else {
             return Ok(false);
         };
         self.look(first_state)?;

@@ -434,7 +434,7 @@ impl Taken {
             under_way(&ring, &t.slots[number], t.ring, (self.step, t.max_delay), &mut learned.under_way);
         }
         learned.under_way.sort_unstable();
-        learned.behind = Some(behind);
+        learned.behind = Some(Box::new(behind));
         let (step, recent) = (self.step, self.recent.clone());
         Ok((State { step, variables, recent, learned: Some(learned) }, sum))
     }
