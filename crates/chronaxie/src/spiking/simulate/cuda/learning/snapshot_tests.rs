@@ -25,14 +25,17 @@ fn resume(engine: &mut dyn Engine, path: &Path) -> Result<()> {
 }
 
 #[test]
-fn on_a_gpu_a_snapshot_is_the_state_of_its_moment() {
+fn on_a_gpu_networks_are_written_while_they_go_on() {
     let Some(gpu) = gpu() else { return };
     let plan = Plan::new(mixed(30, 46)).unwrap();
     let steps = steps(&gpu, 450, 20_000);
     let cpu = cpu(&plan, 2 * (steps / 3)).1;
     let folder = scratch("moment");
     let path = folder.join("state.bin");
-    for how in [How::Resident(2, 16, 128, 8), How::Resident(3, 8, 128, 2), How::Cards(3, [2, 16, 128, 4])] {
+    // One of them is enough where each takes seconds.
+    let all = [How::Cards(3, [2, 16, 128, 4]), How::Resident(2, 16, 128, 8), How::Resident(3, 8, 128, 2)];
+    let few = if gpu.device.name().starts_with("emulated") { 1 } else { 3 };
+    for how in all.into_iter().take(few) {
         let mut first = engine(&plan, &gpu, how);
         run(&mut *first, &[steps / 3]);
         first.prepare(2).unwrap();
