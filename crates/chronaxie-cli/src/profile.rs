@@ -125,7 +125,7 @@ fn print_network(r: &NetworkReport, out: &mut Out) -> Outcome {
             format!("{:.3}", p.us),
             p.share.map_or(String::new(), |s| format!("{:.0} %", 100.0 * s)),
             p.bytes.map_or(String::new(), |n| bytes(n.round() as u64)),
-            p.memory_us.map_or(String::new(), |us| format!("{us:.3}")),
+            p.ceiling_us().map_or(String::new(), |us| format!("{us:.3}")),
             format!("{} {}", count(p.count), p.of),
         ]
     };

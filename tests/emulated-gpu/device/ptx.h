@@ -76,6 +76,7 @@ inline void cvta_to_global_u64(u64& d, u64 a) { d = a; }
 // --- special registers
 inline u32 special_cluster_ctarank() { return emu::self->cluster_rank; }
 inline u32 special_cluster_nctarank() { return emu::self->cluster_blocks; }
+inline u32 special_tid_x() { return emu::self->thread_index.x; }
 inline u32 special_laneid() { return emu::self->lane; }
 inline u32 special_warpid() { return emu::self->warp; }
 inline u64 special_globaltimer() { return (u64)clock64(); }

@@ -13,7 +13,7 @@ mod inputs;
 mod record;
 
 pub use ceiling::{Bound, Ceilings};
-pub use record::{NetworkRecord, Provenance, Record, SCHEMA, date_utc};
+pub use record::{NetworkRecord, Provenance, Record, SCHEMA, StepPart, date_utc};
 
 use ceiling::add;
 #[cfg(feature = "train")]

@@ -133,6 +133,41 @@ pub struct NetworkRecord {
     pub replicas: usize,
     /// Wall time over the model time of all of them.
     pub real_time_factor_per_replica: Option<f64>,
+    /// Of a family of a step's parts on a GPU: all of them, by the kernel with clocks, as shares of a step that was run with them.
+    pub parts: Vec<StepPart>,
+}
+
+/// A part of a step, or what is done with what it leaves.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StepPart {
+    /// `delivery`, `drives`, `update`, ...
+    pub what: String,
+    /// Microseconds a step: the median of the windows; of each the mean over threads.
+    pub us: f64,
+    /// Of all parts that follow each other; none for what is done beside them.
+    pub share: Option<f64>,
+    /// Bytes a step, by the plan's sizes and by what fired; none where it moves none.
+    pub bytes: Option<f64>,
+    /// What these bytes alone take at the bandwidth of a copy that touches as much memory; on a GPU those that no cache holds.
+    pub memory_us: Option<f64>,
+    /// On a GPU: what its instructions take that somebody counted.
+    pub compute_us: Option<f64>,
+    /// On a GPU: what trips take that follow each other.
+    pub latency_us: Option<f64>,
+    /// How many there are a step of what the part works on.
+    pub count: f64,
+    /// What those are: `synapses`, `draws`, `cells`, `spikes`.
+    pub of: String,
+    /// What binds it: `memory`, `additions`, `compute`, `latency`, `threads`, `files`, `host`, or that it is `not reckoned`.
+    pub bound: String,
+}
+
+impl StepPart {
+    /// The longest of what was reckoned of its time, us.
+    pub fn ceiling_us(&self) -> Option<f64> {
+        [self.memory_us, self.compute_us, self.latency_us].into_iter().flatten().reduce(f64::max)
+    }
 }
 
 /// What does not change within one run of `bench`.

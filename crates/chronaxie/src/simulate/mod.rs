@@ -26,13 +26,14 @@ mod steer;
 mod tests;
 mod told;
 
+pub use crate::bench::StepPart;
 pub use crate::spiking::life::Lives;
 pub use analyze::{AnalysisReport, AnalyzeOptions, PopulationAnalysis, analyze};
 pub use capacity::{CapacityOptions, CapacityReport, PlannedRun, capacity};
 pub use held::{HeldFacts, HeldPart};
 pub use partition::{MethodReport, PartitionOptions, PartitionReport, partition};
 pub use parts::{PartsOptions, RATE_HZ, join};
-pub use profile::{NetworkReport, StepPart, is_network, profile, profile_case, refuse_case};
+pub use profile::{NetworkReport, is_network, profile, profile_case, refuse_case};
 pub use replicas::{MOST_REPLICAS, described, grid, seeds};
 pub use run::{RunOptions, resolved, run};
 pub use session::{Facts, PopulationFacts, Session, Trace};

@@ -5,14 +5,15 @@
 //! step.
 
 use super::run::fingerprint;
-use crate::bench::{self, Whole};
+use crate::bench::{self, StepPart, Whole};
 use crate::config::Config;
 use crate::op::Case;
 use crate::spiking::bench::{Spiking, others};
 use crate::spiking::network::read::read;
 use crate::spiking::record::{SpikeHash, SpikeLog};
 use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Parts, Runner, addition_ns};
-use crate::spiking::simulate::{CpuEngine, Engine, Spike};
+use crate::spiking::simulate::reckon::{EXPLAINS, Load, Rates, reckoned};
+use crate::spiking::simulate::{CpuEngine, Engine, Spike, runs};
 use crate::spiking::{Network, Plan};
 use crate::{Device, Error, Result};
 use serde::Serialize;
@@ -23,28 +24,6 @@ use std::time::Instant;
 pub fn is_network(config: &Config) -> bool {
     let root = config.root();
     ["population", "simulation", "lattice_shape"].iter().any(|key| root.contains(key))
-}
-
-/// A part of a step, or what is done with what it leaves.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct StepPart {
-    /// `delivery`, `drives`, `update`, ...
-    pub what: String,
-    /// Microseconds a step: the median of the windows; of each the mean over threads.
-    pub us: f64,
-    /// Of all parts that follow each other; none for what is done beside them.
-    pub share: Option<f64>,
-    /// Bytes a step, by the plan's sizes and by what fired; none where it moves none.
-    pub bytes: Option<f64>,
-    /// What these bytes alone take at the bandwidth of a copy that touches as much memory.
-    pub memory_us: Option<f64>,
-    /// How many there are a step of what the part works on.
-    pub count: f64,
-    /// What those are: `synapses`, `draws`, `cells`, `spikes`.
-    pub of: String,
-    /// What binds it: `memory`, `additions`, `compute`, `latency`, `threads`, `files`.
-    pub bound: String,
 }
 
 /// What a step of a network costs on a device. Times are medians of windows.
@@ -91,8 +70,8 @@ pub struct NetworkReport {
     pub replayed_us: Option<f64>,
     /// Wall time over model time, of `step_us`.
     pub real_time_factor: f64,
-    /// The parts of a step, which follow each other; on a GPU those of a warp of each block of the resident kernel, as shares
-    /// of `step_us`, and none where the kernel has no clocks.
+    /// The parts of a step, which follow each other; on a GPU those of every fourth warp of each block, as shares of `step_us`, and none
+    /// where there is no compiler for the kernel with clocks.
     pub parts: Vec<StepPart>,
     /// Their sum: a step with the clock between its parts.
     pub parts_us: f64,
@@ -112,8 +91,6 @@ pub struct NetworkReport {
 const SECONDS: f64 = 1.0;
 /// Windows of each way.
 const WINDOWS: usize = 11;
-/// Below this share of the measured time, no throughput explains it.
-const EXPLAINS: f64 = 0.5;
 
 /// A log of spikes that is gone when the profile ends.
 struct Scratch(PathBuf);
@@ -134,6 +111,8 @@ struct Windows {
     /// Of the resident kernel: what a warp of each block does, and the share of each.
     shares: Vec<Vec<(&'static str, f64)>>,
     spikes: u64,
+    /// Of each population, on a GPU.
+    fired: Vec<u64>,
     moved: Moved,
     steps: u64,
 }
@@ -176,7 +155,7 @@ fn profile_of(
     let from_ms = runner.engine().step() as f64 * dt;
     let name = format!("chronaxie-profile-{}-{:02x?}.log", std::process::id(), &fingerprint(&plan.network)[..4]);
     let file = Scratch(std::env::temp_dir().join(name.replace(['[', ']', ',', ' '], "")));
-    let (events, found) = timed(&mut runner, window, &file)?;
+    let (events, found) = timed(&mut runner, &plan, window, &file)?;
     let since = Instant::now();
     let state = runner.engine().state()?;
     let state_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -200,11 +179,10 @@ fn profile_of(
     let (parts, ceilings) = match &runner {
         Runner::Cpu(engine) => parts(engine, &plan, &found, device)?,
         Runner::Cuda(engine) => {
-            let bytes = events * engine.synapse_bytes().unwrap_or(0.0);
-            (
-                resident(&found.shares, step_us, bytes, [spikes, events, plan.cells() as f64], device)?,
-                CEILINGS.to_owned(),
-            )
+            let Device::Cuda(d) = device else { return Err(Error::value("a GPU's engine without one")) };
+            let load = Load { spikes: found.fired.iter().map(|n| *n as f64 / steps).collect(), events };
+            let rates = Rates::of(d, gpus)?;
+            (reckoned(&**engine, &found.shares, step_us, &load, &rates), rates.source)
         }
     };
     let parts_us = parts.iter().map(|p| p.us).sum();
@@ -267,8 +245,9 @@ fn warm(runner: &mut Runner<'_>, plan: &Plan, discard: u64) -> Result<u64> {
 }
 
 /// The windows, and the deliveries of all of them.
-fn timed(runner: &mut Runner<'_>, window: u64, file: &Scratch) -> Result<(u64, Windows)> {
+fn timed(runner: &mut Runner<'_>, plan: &Plan, window: u64, file: &Scratch) -> Result<(u64, Windows)> {
     let (mut found, mut spikes, mut waiting) = (Windows::default(), Vec::new(), Vec::new());
+    found.fired = vec![0; plan.models.len()];
     let (mut hash, mut log) = (SpikeHash::default(), SpikeLog::open(&file.0, 0)?);
     let events = runner.engine().events();
     let per_step = |seconds: f64| seconds / window as f64;
@@ -276,10 +255,15 @@ fn timed(runner: &mut Runner<'_>, window: u64, file: &Scratch) -> Result<(u64, W
     let count = |spikes: &[Spike], runner: &Runner<'_>, found: &mut Windows| {
         found.spikes += spikes.len() as u64;
         found.steps += window;
-        if let Runner::Cpu(engine) = runner {
-            let m = engine.moved(spikes);
-            let all = &mut found.moved;
-            (all.fixed, all.rows, all.groups) = (all.fixed + m.fixed, all.rows + m.rows, all.groups + m.groups);
+        match runner {
+            Runner::Cpu(engine) => {
+                let m = engine.moved(spikes);
+                let all = &mut found.moved;
+                (all.fixed, all.rows, all.groups) = (all.fixed + m.fixed, all.rows + m.rows, all.groups + m.groups);
+            }
+            Runner::Cuda(_) => {
+                runs(spikes, &plan.first[..plan.models.len()]).for_each(|(p, run)| found.fired[p] += run.len() as u64);
+            }
         }
     };
     for round in 0..WINDOWS {
@@ -363,6 +347,8 @@ fn of_spikes(what: &str, seconds: &[f64], spikes: f64, bytes: f64, bound: &str) 
         share: None,
         bytes: Some(bytes * spikes),
         memory_us: None,
+        compute_us: None,
+        latency_us: None,
         count: spikes,
         of: "spikes".to_owned(),
         bound: bound.to_owned(),
@@ -419,6 +405,8 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
             share: Some(1e6 * median(found, part) / (1e6 * sum).max(1e-12)),
             bytes: (bytes > 0.0).then_some(bytes),
             memory_us,
+            compute_us: None,
+            latency_us: None,
             count,
             of: of.to_owned(),
             bound: bound.to_owned(),
@@ -427,37 +415,6 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
     // What no network of this kind has is left out.
     list.retain(|p| p.us > 0.0 || p.count > 0.0);
     Ok((list, format!("{source}; an addition to sums in the caches takes {addition:.2} ns")))
-}
-
-/// Where the ceilings of a GPU come from.
-const CEILINGS: &str = "the data sheet's bandwidth, and two trips to the second cache";
-
-/// The parts of a step of the resident kernel, by the clocks of the second warp of each block: medians of their shares of a step.
-fn resident(
-    shares: &[Vec<(&'static str, f64)>],
-    step_us: f64,
-    bytes: f64,
-    [spikes, events, cells]: [f64; 3],
-    device: &Device,
-) -> Result<Vec<StepPart>> {
-    let Some(first) = shares.first() else { return Ok(Vec::new()) };
-    let rate = bench::ceilings(device, false, 1 << 30)?.bytes_per_s;
-    let part = |(k, (what, _)): (usize, &(&str, f64))| {
-        let share = bench::spread(shares.iter().map(|s| s[k].1).collect()).0;
-        let us = share * step_us;
-        let (bytes, count, of, bound) = match *what {
-            "delivery" => (Some(bytes), events, "synapses", "latency"),
-            "calendar" => (Some(8.0 * events), events, "synapses", "latency"),
-            "update" | "drives" => (None, cells, "cells", "compute"),
-            "launches and the host" => (None, spikes, "spikes", "host"),
-            _ => (None, spikes, "spikes", "latency"),
-        };
-        let memory_us = bytes.map(|b| 1e6 * b / rate);
-        let bound = if memory_us.is_some_and(|m| m >= EXPLAINS * us) { "memory" } else { bound };
-        let (what, of, bound) = ((*what).to_owned(), of.to_owned(), bound.to_owned());
-        StepPart { what, us, share: Some(share), bytes, memory_us, count, of, bound }
-    };
-    Ok(first.iter().enumerate().map(part).filter(|p| p.us > 0.0).collect())
 }
 
 /// Seconds of a part in a window.

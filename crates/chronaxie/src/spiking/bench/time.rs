@@ -3,7 +3,7 @@
 use super::Spiking;
 use super::compare;
 use super::networks::{Section, Workload};
-use crate::bench::{self, Found, NetworkRecord, Options, Record, Timing, Whole};
+use crate::bench::{self, Found, NetworkRecord, Options, Record, StepPart, Timing, Whole};
 use crate::cuda::{CudaDevice, nvml};
 use crate::op::{Case, Cost, Precision};
 use crate::progress::{Progress, stop_if_interrupted};
@@ -12,7 +12,8 @@ use crate::spiking::connect::Redraw;
 use crate::spiking::models::Kind;
 use crate::spiking::record::SpikeHash;
 use crate::spiking::simulate::measure::{LEARNING_BYTES, Moved, Part, Runner};
-use crate::spiking::simulate::{Spike, cuda};
+use crate::spiking::simulate::reckon::{Load, Rates, reckoned};
+use crate::spiking::simulate::{Spike, cuda, runs};
 use crate::{Device, Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -158,6 +159,7 @@ pub(super) fn measure(
     let Timed { ms, what, run_steps, runs, spikes, events, launches, rates_hz, rate_hz } = timed;
     let steps = (run_steps * runs) as f64;
     let whole = work.section == Section::All;
+    let parts = if whole { Vec::new() } else { rig.parts_of_a_step(run_steps, device)? };
     let (memory, flops) = rig.cost(work.section, what == WHOLE_STEP, events, steps);
     let dt = plan.network.dt_ms;
     // Of a second of model time, or of a step.
@@ -185,6 +187,7 @@ pub(super) fn measure(
         real_time_factor: whole.then_some(median * 1e-3),
         replicas: plan.network.replicas.len().max(1),
         real_time_factor_per_replica: whole.then(|| median * 1e-3 / plan.network.replicas.len().max(1) as f64),
+        parts,
     };
     Ok(Outcome::Timed(Box::new(Measured {
         family: family.name(),
@@ -315,15 +318,14 @@ impl Rig<'_> {
                 Ok((which.iter().map(|p| parts.of(*p)).sum(), names.join(" + ")))
             }
             Runner::Cuda(engine) => {
-                // The kernel's clocks are those of one warp of a block, which may have no cells of a large network: its update
-                // is timed as a whole step, of which it is nearly all in this family's networks.
-                let clocked = section != Section::Update;
+                // Cells and learning are nearly all of a step of their families' networks, which is timed as a whole, so that it stays
+                // what it has been held against; its parts are timed beside.
+                let clocked = section == Section::Delivery;
                 let shares = if clocked { engine.advance_in_parts(steps, spikes)? } else { None };
                 if let Some(shares) = shares {
                     let took = since.elapsed().as_secs_f64();
                     // A phase ends when the block's last warp is through.
-                    let of = ["delivery", "waiting for the block's warps after delivery", "calendar"];
-                    let phase = |name: &str| of.contains(&name);
+                    let phase = |name: &str| cuda::parts::OF_DELIVERY.contains(&name);
                     let (names, parts): (Vec<&str>, Vec<f64>) = shares.into_iter().filter(|(n, _)| phase(n)).unzip();
                     return Ok((took * parts.iter().sum::<f64>(), names.join(" + ")));
                 }
@@ -369,6 +371,25 @@ impl Rig<'_> {
         let events = self.runner.engine().events() - events;
         let (runs, rates_hz) = (ms.len() as u64, BTreeMap::new());
         Ok(Timed { ms, what, run_steps: steps, runs, spikes: fired, events, launches: 0, rates_hz, rate_hz: None })
+    }
+
+    /// All parts of a step on a GPU, of some runs of `steps` with clocks between them, which are not timed otherwise.
+    fn parts_of_a_step(&mut self, steps: u64, device: &Device) -> Result<Vec<StepPart>> {
+        let (Runner::Cuda(engine), Device::Cuda(device)) = (&mut self.runner, device) else { return Ok(Vec::new()) };
+        let firsts = &self.plan.first[..self.plan.models.len()];
+        let (mut spikes, mut fired, mut shares) = (Vec::new(), vec![0u64; firsts.len()], Vec::new());
+        let (events, since) = (engine.events(), Instant::now());
+        for _ in 0..RUNS[0] {
+            let Some(here) = engine.advance_in_parts(steps, &mut spikes)? else { return Ok(Vec::new()) };
+            shares.push(here);
+            runs(&spikes, firsts).for_each(|(p, run)| fired[p] += run.len() as u64);
+            spikes.clear();
+        }
+        let all = (RUNS[0] as u64 * steps) as f64;
+        let step_us = since.elapsed().as_secs_f64() * 1e6 / all;
+        let spikes = fired.iter().map(|n| *n as f64 / all).collect();
+        let load = Load { spikes, events: (engine.events() - events) as f64 / all };
+        Ok(reckoned(&**engine, &shares, step_us, &load, &Rates::of(device, self.work.gpus)?))
     }
 
     /// What all timed steps move at the least, of synapses and of states, with the bytes of the memory that each lie in; and what

@@ -169,7 +169,7 @@ fn read_runs(name: &str, v: &Value, all: &mut Vec<Run>) {
         // Of a network without a calendar it is the clock itself.
         let (calendar, clock) = if config == "network.toml" { ("calendar", "") } else { ("", "calendar") };
         let parts: [(&'static [&'static str], f64); 4] = [
-            (&[MEETING], part(&["waiting for other blocks", "telling and logging", clock])),
+            (&[MEETING], part(&["waiting for other blocks", "telling and logging", "telling what fired", clock])),
             (&[UPDATE], part(&["update", &behind("their update")])),
             (&[DRIVES], part(&["drives"])),
             (&[DELIVERY, CALENDAR], part(&["delivery", &behind("delivery"), calendar])),

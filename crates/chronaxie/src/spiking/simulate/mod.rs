@@ -26,6 +26,7 @@ mod mortal;
 pub(crate) mod pace;
 pub mod parts;
 mod pending;
+pub mod reckon;
 pub mod reference;
 pub mod snapshot;
 
@@ -108,14 +109,19 @@ pub trait Engine: Send {
     /// # Errors
     /// What the device refuses.
     fn advance(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<()>;
-    /// Likewise with clocks between the parts of a step: their names, and which share of the time each takes. `None` where this engine
-    /// has no such clocks; then nothing has run.
+    /// Likewise with clocks between the parts of a step: their names, and which share of the time each takes; together they are all of it.
+    /// `None` where this engine has no such clocks; then nothing has run.
     ///
     /// # Errors
     /// What the device refuses.
     fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
         let _ = (steps, spikes);
         Ok(None)
+    }
+    /// What a part of a step works on, by its name there, where steps have this load.
+    fn part_cost(&self, part: &str, load: &reckon::Load) -> reckon::PartCost {
+        let _ = (part, load);
+        reckon::PartCost::default()
     }
     /// Runs `steps` steps as a graph of as many launches of one step each: the seconds from the launch of the graph, which is made before,
     /// to its end. Nobody gets their spikes, so that there is no [`state`](Self::state) any more. `None` where this engine has no such

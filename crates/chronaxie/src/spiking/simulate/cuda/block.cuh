@@ -26,7 +26,7 @@ struct Block {
   const Net& net;
   const Run& run;
   const Many& many;
-  Laps<kTimed>& laps;
+  Clocks& laps;
   unsigned number;  // of this block's shard on its card, of kMany
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come; from net.weights_at on, of !kShared, weights
@@ -246,7 +246,7 @@ struct Block {
       if ((unsigned)head >> kTagBits & 1) atomicOr(ends, 1u);
     }
     __syncwarp();
-    laps.lap(0);
+    laps.lap(kHeaders);
     unsigned count = (unsigned)(head >> (kTagBits + 1)) & ((1u << net.id_bits) - 1), others = 0;
     if (kEven && plenty && count > 0) {
       const unsigned before = shard * kWarps;
@@ -313,7 +313,7 @@ struct Block {
   __device__ __forceinline__ void meet_and_spread(u64 step, unsigned* ends, unsigned* listed) const {
     unsigned* const list = (unsigned*)sums + net.spread_at;
     gather_rows(step, ends, listed, list);
-    laps.lap(0);
+    laps.lap(kHeaders);
     __syncthreads();
     const unsigned count = min(listed[0], net.spread);
     uint2* const over = (uint2*)(list + net.spread);

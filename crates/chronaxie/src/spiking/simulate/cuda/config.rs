@@ -474,29 +474,18 @@ impl Config {
     }
 
     pub(super) fn steps(&self) -> Specialisation {
+        self.kernel(false)
+    }
+
+    /// Likewise with clocks between the parts of a step.
+    pub(super) fn timed(&self) -> Specialisation {
+        self.kernel(true)
+    }
+
+    fn kernel(&self, timed: bool) -> Specialisation {
         let (narrow, near, many) = (self.narrow.is_some(), self.near > 0, self.cards > 1);
-        kernels::steps(
-            self.place,
-            self.heavy,
-            [self.held, self.learns.is_some(), many, false, near, narrow, self.seeds],
-        )
-    }
-
-    /// Whether its kernel has a form with clocks between the parts of a step.
-    pub fn has_clocks(&self) -> bool {
-        self.timed().is_some()
-    }
-
-    /// Likewise with clocks between the parts of a step; of light models and one seed alone, on several cards with states in shared
-    /// memory.
-    pub(super) fn timed(&self) -> Option<Specialisation> {
-        let has = !self.heavy
-            && !self.seeds
-            && self.learns.is_none()
-            && (self.cards == 1 || self.near > 0)
-            && (self.held || self.place == Place::Calendar);
-        let (near, narrow, many) = (self.near > 0, self.narrow.is_some(), self.cards > 1);
-        has.then(|| kernels::steps(self.place, false, [self.held, false, many, true, near, narrow, false]))
+        let flags = [self.held, self.learns.is_some(), many, timed, near, narrow, self.seeds];
+        kernels::steps(self.place, self.heavy, flags)
     }
 }
 

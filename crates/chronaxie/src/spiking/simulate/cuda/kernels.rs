@@ -7,6 +7,7 @@ pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
+    ("laps.cuh", include_str!("laps.cuh")),
     ("launch.cuh", include_str!("launch.cuh")),
     ("cells.cuh", include_str!("cells.cuh")),
     ("rules.cuh", include_str!("learning/rules.cuh")),
@@ -98,15 +99,21 @@ pub fn specialisations() -> Vec<Specialisation> {
     let shared = [false, true].map(|heavy| (Place::Shared, heavy, [false, true, true, false, false, false]));
     let near = [(false, false), (true, false), (false, true)];
     let near = near.map(|(many, narrow)| (Place::Calendar, false, [false, false, many, false, true, narrow]));
-    // Held, learns, many, timed, near, narrow.
+    // Held, learns, many, timed, near, narrow: those of a network on one card, and some on several.
     let timed = [
-        (Place::Shared, [true, false, false, true, false, false]),
-        (Place::Calendar, [false, false, false, true, true, false]),
-        (Place::Calendar, [false, false, false, true, true, true]),
-        (Place::Calendar, [false, false, true, true, true, false]),
+        (Place::Shared, false, [true, false, false, true, false, false]),
+        (Place::Shared, false, [true, true, false, true, false, false]),
+        (Place::Shared, false, [false, true, false, true, false, false]),
+        (Place::Shared, true, [false, false, false, true, false, false]),
+        (Place::Shared, true, [false, true, false, true, false, false]),
+        (Place::Shared, false, [false, true, true, true, false, false]),
+        (Place::Calendar, true, [false, false, false, true, false, false]),
+        (Place::Calendar, false, [false, false, false, true, true, false]),
+        (Place::Calendar, false, [false, false, false, true, true, true]),
+        (Place::Calendar, false, [false, false, true, true, true, false]),
     ];
     let kinds = kinds.chain(shared).chain(near).flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
-    let kinds = kinds.chain(timed.map(|(place, flags)| ((place, false, flags), false)));
+    let kinds = kinds.chain(timed.map(|kind| (kind, false)));
     let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
         steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
     };

@@ -1,5 +1,6 @@
 // What a launch of steps.cu is given, on one card or on several.
 #pragma once
+#include "laps.cuh"
 #include "rows.cuh"
 
 constexpr bool kShared = kPlace == 0, kCalendar = kPlace == 1;
@@ -18,10 +19,11 @@ constexpr bool kTight = false, kLoose = false, kFew = kSpread && !kNear && !kHea
 constexpr bool kTight = false, kLoose = kNear, kFew = false;
 #endif
 constexpr int kWarps = kThreads / 32;
+typedef Laps<kTimed, kLaps, kThreads> Clocks;
 // Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
 constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kNarrow && (kLoose || kThreads < 1024);
-constexpr int kBatch = kTight                                              ? 1
-                       : (kMany || kTimed) && kThreads == 1024 && !kHeld ? 2
+constexpr int kBatch = kTight                                ? 1
+                       : (kMany || kTimed) && kThreads == 1024 && (!kHeld || (kTimed && kSeeds)) ? 2
                        : kShared || kHeavy                               ? 4
                        : kLoose && kSeeds                                ? 2
                        : kLoose || kThreads < 1024                       ? 3
@@ -39,9 +41,9 @@ constexpr int kSpreadBatch = 5, kSideBySide = 2;
 // registers for the last.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
 constexpr int kNarrowBatch = 2;
-constexpr bool kCounted = (kSeeds && !kLearns) || kFew;
+constexpr bool kCounted = (kSeeds && !kLearns) || kFew || (kTimed && !kLearns);
 #else
-constexpr bool kCounted = kFew || (kSpread && !kNear);
+constexpr bool kCounted = kFew || (kSpread && !kNear) || (kTimed && !kLearns);
 constexpr int kNarrowBatch = kTight || kTimed || kSeeds ? 2 : kLoose ? 4 : 3;
 #endif
 
@@ -58,7 +60,7 @@ struct Run {
   u64* heads;   // [2, kReplicas, shards]; zeros when the launch begins, as boxes
   u64* boxes;   // [2, shards, rows]
   u64* log;     // [capacity] (step - from) << 32 | row
-  // [13] steps done, spikes logged, flags: kFull, kLost, deliveries; of kTimed clocks of the parts, and nanoseconds of a block; zeros
+  // [16] steps done, spikes logged, flags: kFull, kLost, deliveries; of kTimed clocks of the parts, and nanoseconds of a block; zeros
   u64* result;
   u64 from;
   u64 capacity;  // at least three times the cells
@@ -79,12 +81,6 @@ constexpr u64 kFull = 1, kLost = 2;
 // A word that another block may be writing.
 __device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
 __device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
-
-__device__ __forceinline__ u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
 
 // What of a launch is this block's card's.
 template <bool kOn>
@@ -125,35 +121,6 @@ struct Share<false> {
 constexpr unsigned kTagBits = 12, kReplicas = 8, kMostIds = 4;
 // Of kLearns: rules and traces in shared memory, and spikes of a step that are listed there.
 constexpr unsigned kMostRules = kLearns ? 16 : 1, kMostTraces = kLearns ? 4 : 1, kListed = 256;
-// Clocks between the parts of a step, of kTimed, of the second warp of each block (the first one tells): waiting for headers, delivery, waiting for the
-// block, cells, waiting for the block, telling and logging, drawing, the calendar.
-constexpr int kParts = 8;
-template <bool kOn>
-struct Laps {
-  u64 sums[kParts];
-  u64 last, since;
-  __device__ __forceinline__ void begin() {
-    if (threadIdx.x < kParts) sums[threadIdx.x] = 0;
-    if (threadIdx.x == 32) since = nanoseconds(), last = (u64)clock64();
-  }
-  __device__ __forceinline__ void lap(int part) {
-    if (threadIdx.x != 32) return;
-    const u64 now = (u64)clock64();
-    sums[part] += now - last;
-    last = now;
-  }
-  __device__ __forceinline__ void end(u64* result) {
-    if (threadIdx.x < kParts) atomicAdd(result + 4 + threadIdx.x, sums[threadIdx.x]);
-    if (threadIdx.x == 32 && blockIdx.x == 0) result[4 + kParts] = nanoseconds() - since;
-  }
-};
-template <>
-struct Laps<false> {
-  __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void lap(int) {}
-  __device__ __forceinline__ void end(u64*) {}
-};
-
 // What the models of kHeld have at most.
 constexpr int kMostVariables = 4;
 // What all lanes of a warp know alike from step to step: of kFew in shared memory, since no register is left for it.

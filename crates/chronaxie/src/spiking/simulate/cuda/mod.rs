@@ -24,6 +24,9 @@ mod memory;
 mod narrow;
 #[cfg(test)]
 mod narrow_tests;
+pub(crate) mod parts;
+#[cfg(test)]
+mod parts_tests;
 mod replay;
 #[cfg(test)]
 mod replica_tests;
@@ -35,6 +38,7 @@ mod unit;
 use super::cpu::check_state;
 use super::parts::Keys;
 use super::snapshot::{Snapshot, Stored};
+use super::reckon::{Load, PartCost};
 use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
 use crate::spiking::connect::{self, list};
@@ -58,7 +62,6 @@ use lost::{of_several, wait_for, wait_for_all};
 pub use narrow::Narrow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use unit::{Card, Exchange, Given, Unit};
 
 /// Spikes that a log has room for beside those of four steps in which every cell fires.
@@ -105,7 +108,7 @@ pub struct CudaEngine<'a> {
     run: u64,
     /// Whether launches have clocks, and those so far; nanoseconds of those launches.
     timed: bool,
-    laps: [u64; unit::PARTS.len()],
+    laps: [u64; parts::RESIDENT],
     kernel_ns: u64,
 }
 
@@ -467,24 +470,11 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
-        self.whole()?;
-        for unit in &mut self.units {
-            if !unit.can_time(&self.config)? {
-                return Ok(None);
-            }
-        }
-        (self.timed, self.laps, self.kernel_ns) = (true, Default::default(), 0);
-        let since = Instant::now();
-        let ran = self.advance(steps, spikes);
-        let all_ns = since.elapsed().as_nanos() as f64;
-        self.timed = false;
-        ran?;
-        // What the kernel's clocks do not see: launches, and spikes that the host takes up while nothing runs.
-        let kernel = (self.kernel_ns as f64 / self.units.len() as f64 / all_ns.max(1.0)).min(1.0);
-        let all = self.laps.iter().sum::<u64>().max(1) as f64;
-        let parts = unit::PARTS.iter().zip(self.laps).map(|(name, lap)| (*name, kernel * lap as f64 / all));
-        let has = |name: &str| name != unit::CALENDAR || self.config.place == config::Place::Calendar;
-        Ok(Some(parts.filter(|(name, _)| has(name)).chain([(unit::BESIDE, 1.0 - kernel)]).collect()))
+        self.advanced_in_parts(steps, spikes)
+    }
+
+    fn part_cost(&self, part: &str, load: &Load) -> PartCost {
+        self.cost(part, load)
     }
 
     fn replay(&mut self, steps: u64) -> Result<Option<f64>> {

@@ -167,8 +167,8 @@ fn assert_same(plan: &Plan, gpu: &Gpu, config: Config, steps: u64) {
         engine.restore(&fresh.state().unwrap()).unwrap();
     }
     let mut timed = Vec::new();
-    let parts = engine.advance_in_parts(steps, &mut timed).unwrap().unwrap();
-    assert!(timed == want && parts.iter().any(|(name, _)| *name == unit::CALENDAR), "{what}: with clocks");
+    let shares = engine.advance_in_parts(steps, &mut timed).unwrap().unwrap();
+    assert!(timed == want && shares.iter().any(|(name, _)| *name == parts::CALENDAR), "{what}: with clocks");
 }
 
 /// Rows within their segments, rows much longer, empty ones, and lists with room and without.

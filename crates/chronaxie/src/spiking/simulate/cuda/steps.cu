@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __shared__ Trace traces[kMostTraces];
   __shared__ unsigned listed[2];
   __shared__ Share<kMany> share;
-  __shared__ Laps<kTimed> laps;
+  __shared__ Clocks laps;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, self = kMany ? blockIdx.x % only.local : blockIdx.x;
   if constexpr (kMany) share.take(given, cards, blockIdx.x / only.local);
   const Net& net = share.net(only);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const u64 row = (u64)self * net.rows;
   const Past past = {learn, rules, traces, entries, entries + net.rows, entries + net.rows * (1 + learn.deep),
                      list + kListed + 16 * warp, cell_of, net.rows, self};
-  const Walk walk = {net, past, held};
+  const Walk<Clocks> walk = {net, past, laps, held};
   if (threadIdx.x < 2) listed[threadIdx.x] = 0;
   if constexpr (kLearns) {
     if (threadIdx.x < learn.rule_count) rules[threadIdx.x] = learn.rules[threadIdx.x];
@@ -121,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x < 2) spikes[threadIdx.x] = 0;
   if (threadIdx.x == 2) ends = 0;
+  laps.clear();
   if constexpr (kShared)
     for (u64 i = threadIdx.x; i < size; i += kThreads) held[i] = kept[i];
   if constexpr (!kShared)
@@ -191,9 +192,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const unsigned parity = (unsigned)step % 2;
     const unsigned before = (unsigned)(step - 1) % 2;
     if (step > run.from) block.meet(step - 1, &ends, {kSpread ? listed : listed + before, list, learn.more + self * ((u64)net.shards * net.rows)});
-    laps.lap(1);
+    laps.lap(kDelivery);
     __syncthreads();
-    laps.lap(2);
+    laps.lap(kDelivered);
     if constexpr (kSpread)
       if (threadIdx.x < 2) listed[threadIdx.x] = 0;
     if constexpr (kLearns) {
@@ -201,6 +202,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       for (unsigned i = warp, count = listed[before]; i < count; i += kWarps)
         walk.row((unsigned)step - 1, i < kListed ? list[i] : more[i]);
       __syncthreads();
+      laps.lap(kLearned);
       if (threadIdx.x == 0) listed[before] = 0;
     }
     if constexpr (kCounted)
@@ -221,16 +223,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         cells.sweep(block.slots(step), part, step, i, count, spike);
       }
     }
-    laps.lap(3);
+    laps.lap(kUpdate);
     __syncthreads();
-    laps.lap(4);
+    laps.lap(kUpdated);
     if (warp == 0) {  // which has no cells of its own where some warp has none
       const unsigned count = spikes[parity];
       __syncwarp();
       if (lane == 0) spikes[parity] = 0;
       full = block.tell(step, count, ids[parity], full, past);
     }
-    laps.lap(5);
+    laps.lap(kTold);
     if constexpr (kCounted)
       if (step + 1 - run.from >= steps_here()) continue;
     if constexpr (!kCounted)
@@ -238,11 +240,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // A quarter of the tasks a step, alike on all four schedulers.
     for (unsigned t = from; t < to; ++t)
       if ((kHeld ? warp / 4 : t) % 4 == (unsigned)step % 4) cells.refill(part, kHeld ? cell : turn_to(t), step / 4 + 1, own);
-    laps.lap(6);
+    laps.lap(kDrives);
     if constexpr (kCalendar) block.gather(step + 1);
-    laps.lap(7);
+    laps.lap(kGathered);
+    laps.turn(step, run.result + 4);
   }
-  laps.end(run.result);
+  laps.end(run.result + 4);
   if constexpr (kHeld)
     if (from < to) cells.end(part, cell, own);
   if constexpr (kNear)

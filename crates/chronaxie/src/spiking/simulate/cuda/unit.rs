@@ -7,11 +7,12 @@ use super::kernels;
 use super::learning::none;
 use super::lost::wait_for;
 use super::memory::Cells;
+use super::parts::RESIDENT;
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Graph, Kernel, LaunchConfig, PinnedBuffer, Stream};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
-use crate::{Dtype, Error, Place, Result, Shape, View};
+use crate::{Dtype, Error, ErrorKind, Place, Result, Shape, View};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,23 +22,8 @@ pub const FULL: u64 = 1;
 pub const LOST: u64 = 2;
 /// How long a kernel waits for another card's.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
-/// What the second warp of a block does in a step, as launch.cuh has them; the first one tells.
-pub const PARTS: [&str; 8] = [
-    "waiting for other blocks",
-    "delivery",
-    "waiting for the block's warps after delivery",
-    "update",
-    "waiting for the block's warps after their update",
-    "passing what the first warp tells",
-    "drives",
-    CALENDAR,
-];
-/// The part that a ring has not.
-pub const CALENDAR: &str = "calendar";
-/// What is not in the kernel.
-pub const BESIDE: &str = "launches and the host";
 /// Words of a launch's result.
-const WORDS: usize = 5 + PARTS.len();
+const WORDS: usize = 5 + RESIDENT;
 /// Spikes that are copied at a time.
 const COPY: usize = 1 << 20;
 
@@ -135,8 +121,8 @@ pub struct Told {
     pub count: u64,
     pub flags: u64,
     pub events: u64,
-    /// Clocks of [`PARTS`].
-    pub laps: [u64; PARTS.len()],
+    /// Clocks of the parts of a step.
+    pub laps: [u64; RESIDENT],
     /// Nanoseconds of the launch, where it has clocks.
     pub ns: u64,
 }
@@ -266,15 +252,13 @@ impl Unit {
         self.cards.iter_mut().flat_map(|card| &mut card.mails).try_for_each(|mail| mail.clear(&self.memory))
     }
 
-    /// Whether there is a kernel with clocks, which is made.
+    /// Makes the kernel with clocks, or says that there is no compiler for it, and no pack has it.
     pub fn can_time(&mut self, config: &Config) -> Result<bool> {
-        let Some(spec) = config.timed() else { return Ok(false) };
         if self.timed.is_none() {
-            let kernel = self.memory.device.kernel(&spec, "spiking_steps")?;
-            kernel.set_max_dynamic_shared(config.shared_bytes())?;
-            self.timed = Some(kernel);
+            self.timed = if_there(self.memory.device.kernel(&config.timed(), "spiking_steps"))?;
+            self.timed.as_ref().map_or(Ok(()), |kernel| kernel.set_max_dynamic_shared(config.shared_bytes()))?;
         }
-        Ok(true)
+        Ok(self.timed.is_some())
     }
 
     /// Where its cards are told, by the launch's parity.
@@ -385,7 +369,7 @@ impl Unit {
                 flags: word(2),
                 events: word(3),
                 laps: std::array::from_fn(|k| word(4 + k)),
-                ns: word(4 + PARTS.len()),
+                ns: word(4 + RESIDENT),
             })
         };
         self.cards.iter_mut().map(one).collect()
@@ -417,6 +401,14 @@ impl Unit {
             list.extend(self.copied.as_slice::<i32>()?[..here].iter().map(|x| *x as u32));
         }
         Ok(list)
+    }
+}
+
+/// Nothing for what cannot be compiled here.
+pub fn if_there(kernel: Result<Kernel>) -> Result<Option<Kernel>> {
+    match kernel {
+        Err(e) if e.kind() == &ErrorKind::Unavailable => Ok(None),
+        kernel => kernel.map(Some),
     }
 }
 

@@ -105,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_hear(const Net
   const Ear ear = {net, noted, self};
   const Past past = {far,   learn.rules, learn.traces, learn.counts + (u64)self * net.rows, nullptr, nullptr, known[warp],
                      learn.cell_of + (u64)self * net.pitch, net.rows, self};
-  const Walk walk = {net, past, net.ring + (u64)self * net.steps * net.pitch};
+  Laps<false, kLaps, kThreads> none;
+  const Walk<Laps<false, kLaps, kThreads>> walk = {net, past, none, net.ring + (u64)self * net.steps * net.pitch};
   u64 events = 0;
   unsigned before = 0;  // spikes that were shared out
   for (unsigned t = 0; t < heard.steps; ++t) {

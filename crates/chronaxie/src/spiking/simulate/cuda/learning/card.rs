@@ -1,7 +1,8 @@
 //! A card of a network whose synapses change: its kernels, what they work on, and how they are launched.
 
 use super::super::memory::{seed_or_seeds, seeds};
-use super::super::unit::{Exchange, Mail, PATIENCE_NS};
+use super::super::parts::STREAMING;
+use super::super::unit::{Exchange, Mail, PATIENCE_NS, if_there};
 use super::drawn::{self, Drawn};
 use super::layout::{Rows, describe, places, require_memory, upload};
 use super::wide::{self, Wide};
@@ -18,12 +19,17 @@ use std::sync::Arc;
 /// The most cards, as `kMostCards`.
 const MOST_CARDS: usize = 8;
 
+/// Words of `control`.
+const WORDS: usize = 6 + STREAMING;
+
 /// A card's share: cells of every population, and the synapses onto them; entries of all cells.
 pub(super) struct Card {
     pub number: usize,
     pub memory: Memory,
     _stream: Stream,
     kernels: [Kernel; 3],
+    /// The first of them with clocks; made when it is first asked for.
+    timed: Option<Kernel>,
     /// Where synapses lie, and what they began with.
     pub shards: Vec<Shard>,
     pub rows: Vec<Rows>,
@@ -37,7 +43,7 @@ pub(super) struct Card {
     pub kept: DeviceBuffer,
     pub wide: Option<Wide>,
     /// Spikes of a launch: how many (u64), blocks at meetings (u32), whether entries fill their room (u32), steps and spikes; then
-    /// whether another card is lost.
+    /// whether another card is lost; clocks of the parts of a step, and nanoseconds.
     control: DeviceBuffer,
     /// The end of the last launch.
     ended: Event,
@@ -65,6 +71,9 @@ pub(super) struct Told {
     pub full: bool,
     /// Whether another card is lost.
     pub lost: bool,
+    /// Clocks of the parts of a step, and nanoseconds, where it has such.
+    pub laps: [u64; STREAMING],
+    pub ns: u64,
 }
 
 impl Card {
@@ -80,7 +89,7 @@ impl Card {
     ) -> Result<Self> {
         let stream = device.new_stream()?;
         let memory = Memory { device: device.clone(), stream: stream.as_ref() };
-        let spec = config::steps(config, !plan.network.has_one_seed());
+        let spec = config::steps(config, !plan.network.has_one_seed(), false);
         let kernel = |name| device.kernel(&spec, name);
         let kernels = [kernel("spiking_learn")?, kernel("spiking_catch_up")?, kernel("spiking_keep")?];
         let resident = device.props().sm_count * kernels[0].max_active_blocks(config.threads, 0)?;
@@ -116,11 +125,12 @@ impl Card {
         let (counts, kept) = (memory.zeros(each)?, memory.zeros(each)?);
         let wide = |_| Wide::new(plan, learning, config, &memory, &rows, &shards);
         let wide = config.wide.then_some(()).map(wide).transpose()?;
-        let (control, log) = (memory.zeros(40)?, memory.room(8 * capacity)?);
+        let (control, log) = (memory.zeros(8 * WORDS)?, memory.room(8 * capacity)?);
         let told = if config.cards > 1 { 8 * 2 * config.cards * (1 + cells) } else { 0 };
         let card = Self {
             number,
             kernels,
+            timed: None,
             shards,
             rows,
             drawn,
@@ -203,14 +213,25 @@ impl Card {
             (self.log, self.capacity) = (self.memory.room(8 * least)?, least);
         }
         self.memory.write(&mut self.log, under_way)?;
-        self.memory.write(&mut self.control, &[under_way.len() as u64, 0, 0, 0, 0])
+        let mut control = [0; WORDS];
+        control[0] = under_way.len() as u64;
+        self.memory.write(&mut self.control, &control)
     }
 
-    /// Up to `steps` steps from `from` on, or with 0 nothing, behind `begun` spikes of the log; `mails` are those of all cards.
+    /// Makes the kernel with clocks, or says that there is no compiler for it, and no pack has it.
+    pub fn can_time(&mut self, config: &Config, seeds: bool) -> Result<bool> {
+        if self.timed.is_none() {
+            self.timed = if_there(self.memory.device.kernel(&config::steps(config, seeds, true), "spiking_learn"))?;
+        }
+        Ok(self.timed.is_some())
+    }
+
+    /// Up to `steps` steps from `from` on, or with 0 nothing, by the kernel with clocks where it is `timed`, behind `begun` spikes of the log;
+    /// `mails` are those of all cards.
     pub fn launch(
         &mut self,
         (plan, learning, config): (&Plan, &Learning, &Config),
-        [from, steps]: [u64; 2],
+        ([from, steps], timed): ([u64; 2], bool),
         begun: usize,
         mails: &[u64],
     ) -> Result<()> {
@@ -231,9 +252,10 @@ impl Card {
         let launch = LaunchConfig { cooperative: true, ..Self::plain(config) };
         let net = self.net(plan, learning, config);
         let args = [Arg::Bytes(&net), Arg::Bytes(&run.0), Arg::Bytes(self.wide()), Arg::Bytes(&many.0)];
+        let kernel = self.timed.as_ref().filter(|_| timed).unwrap_or(&self.kernels[0]);
         // SAFETY: the structs are those of learn.cuh, whose sizes the launch checks; all that they point to belongs to this
         // engine and is used on this stream alone, but for the mail, which other cards write as words.
-        unsafe { self.kernels[0].launch(self.memory.stream, &launch, &args) }?;
+        unsafe { kernel.launch(self.memory.stream, &launch, &args) }?;
         self.ended.record(self.memory.stream)
     }
 
@@ -244,8 +266,15 @@ impl Card {
 
     /// Waits for the last launch.
     pub fn told(&self) -> Result<Told> {
-        let told = self.memory.download::<u64>(&self.control, 0, 5)?;
-        Ok(Told { done: told[2], count: told[3], full: told[1] >> 32 != 0, lost: told[4] != 0 })
+        let told = self.memory.download::<u64>(&self.control, 0, WORDS)?;
+        Ok(Told {
+            done: told[2],
+            count: told[3],
+            full: told[1] >> 32 != 0,
+            lost: told[4] != 0,
+            laps: std::array::from_fn(|k| told[5 + k]),
+            ns: told[5 + STREAMING],
+        })
     }
 
     /// How many spikes the log has room for.

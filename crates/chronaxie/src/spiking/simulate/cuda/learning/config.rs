@@ -160,9 +160,10 @@ fn threads(heavy: bool, wide: bool) -> u32 {
     if heavy || wide { 512 } else { 1024 }
 }
 
-pub(super) fn steps(config: &Config, seeds: bool) -> Specialisation {
+/// What runs steps, with clocks between the parts of a step or without.
+pub(super) fn steps(config: &Config, seeds: bool, timed: bool) -> Specialisation {
     let kind = if config.drawn == 0 { Kind::Changes } else { Kind::Draws { changes: config.changes } };
-    of_kind(config.heavy, config.wide, config.cards > 1, seeds, kind)
+    of_kind([config.heavy, config.wide, config.cards > 1, seeds, timed], kind)
 }
 
 /// What happens to synapses.
@@ -174,7 +175,7 @@ enum Kind {
     Draws { changes: bool },
 }
 
-fn of_kind(heavy: bool, wide: bool, many: bool, seeds: bool, kind: Kind) -> Specialisation {
+fn of_kind([heavy, wide, many, seeds, timed]: [bool; 5], kind: Kind) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kHeavy", Constant::Bool(heavy)),
@@ -183,10 +184,13 @@ fn of_kind(heavy: bool, wide: bool, many: bool, seeds: bool, kind: Kind) -> Spec
         ("kSeeds", Constant::Bool(seeds)),
         ("kChanges", Constant::Bool(kind != Kind::Draws { changes: false })),
         ("kDrawn", Constant::Bool(kind != Kind::Changes)),
+        ("kTimed", Constant::Bool(timed)),
         ("kThreads", Constant::Int(threads(heavy, wide) as i32)),
     ];
+    // Between launches there are no clocks.
     let entries = ["spiking_learn", "spiking_catch_up", "spiking_keep"];
-    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
+    let entries = if timed { &entries[..1] } else { &entries[..] };
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, entries) }
 }
 
 /// Everything that a simulation with plasticity, or of synapses that are drawn again, may launch.
@@ -196,6 +200,15 @@ pub fn specialisations() -> Vec<Specialisation> {
     let kinds = kinds.filter(|(kind, wide)| !wide || *kind != Kind::Draws { changes: false });
     let kinds = kinds.flat_map(|kind| [false, true].map(|heavy| (kind, heavy)));
     let kinds = kinds.flat_map(|kind| [false, true].map(|many| (kind, many)));
-    let form = |(((kind, wide), heavy), many)| [false, true].map(|seeds| of_kind(heavy, wide, many, seeds, kind));
-    kinds.flat_map(form).chain([super::drawn::weigh()]).collect()
+    let form =
+        |(((kind, wide), heavy), many)| [false, true].map(|seeds| of_kind([heavy, wide, many, seeds, false], kind));
+    let timed = [
+        (Kind::Changes, false, false),
+        (Kind::Changes, true, false),
+        (Kind::Changes, false, true),
+        (Kind::Draws { changes: false }, false, false),
+        (Kind::Draws { changes: true }, true, false),
+    ];
+    let timed = timed.map(|(kind, wide, many)| of_kind([false, wide, many, false, true], kind));
+    kinds.flat_map(form).chain(timed).chain([super::drawn::weigh()]).collect()
 }

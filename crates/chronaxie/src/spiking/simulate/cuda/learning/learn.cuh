@@ -1,6 +1,7 @@
 // What the streaming kernels of networks whose synapses change are given (steps.cu), and how a synapse catches up.
 #pragma once
 #include "draws.cuh"
+#include "laps.cuh"
 #include "models.cuh"
 #include "rules.cuh"
 
@@ -61,7 +62,7 @@ struct Run {
   u64* logged;        // how many
   unsigned* arrived;  // blocks at meetings, ever
   unsigned* full;     // a cell's entries fill their room
-  u64* result;        // [2] steps done, spikes logged
+  u64* result;        // [15] steps done, spikes logged; whether another card is lost; of kTimed clocks of the parts, and nanoseconds of a block
   u64 from, capacity; // capacity: at least twice the cells
   unsigned steps;
   unsigned begun;     // spikes in the log before the first of this launch
@@ -86,12 +87,6 @@ __device__ __forceinline__ u64 peek(const u64* p) { return *(volatile u64*)p; }
 __device__ __forceinline__ void poke(u64* p, u64 x) { *(volatile u64*)p = x; }
 __device__ __forceinline__ unsigned peek(const unsigned* p) { return *(volatile unsigned*)p; }
 __device__ __forceinline__ void poke(unsigned* p, unsigned x) { *(volatile unsigned*)p = x; }
-
-__device__ __forceinline__ u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
 
 // Entry `index` of a cell.
 __device__ __forceinline__ unsigned* entry(const Net& net, unsigned cell, unsigned index) {

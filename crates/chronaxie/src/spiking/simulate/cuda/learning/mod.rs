@@ -16,6 +16,7 @@ pub(super) mod drawn;
 mod drawn_tests;
 mod layout;
 mod on_card;
+mod parts;
 mod resident;
 #[cfg(test)]
 mod snapshot_tests;
@@ -28,9 +29,11 @@ mod wide_tests;
 
 use super::super::learned::{self, Learned, Weights};
 use super::super::parts::Keys;
+use super::super::reckon::{Load, PartCost};
 use super::super::{Engine, Spike, State};
 use super::common;
 use super::lost::{of_several, wait_for_all};
+use super::parts::{BETWEEN_US, MEETING_US, STREAMING};
 use super::unit::{Exchange, PATIENCE_NS};
 use crate::cuda::{CudaDevice, DeviceBuffer};
 use crate::spiking::connect::{Shard, Synapses, list};
@@ -93,6 +96,10 @@ pub struct LearningEngine<'a> {
     events: u64,
     run: u64,
     launches: u64,
+    /// Whether launches have clocks, and those so far; nanoseconds of those launches.
+    timed: bool,
+    laps: [u64; STREAMING],
+    kernel_ns: u64,
 }
 
 /// What changes of each shard's synapses, in the order of its rows.
@@ -178,7 +185,7 @@ impl<'a> LearningEngine<'a> {
         // Every kernel is loaded and has run on every device before any waits for another.
         for card in cards.iter_mut().filter(|_| mails.len() > 1) {
             card.prepare(&[], 0)?;
-            card.launch((plan, learning, &config), [0; 2], 0, &mails)?;
+            card.launch((plan, learning, &config), ([0; 2], false), 0, &mails)?;
             card.told()?;
         }
         Ok(Self {
@@ -195,6 +202,9 @@ impl<'a> LearningEngine<'a> {
             events: 0,
             run: 0,
             launches: 0,
+            timed: false,
+            laps: Default::default(),
+            kernel_ns: 0,
         })
     }
 
@@ -220,7 +230,8 @@ impl<'a> LearningEngine<'a> {
         let (plan, learning, config) = self.made();
         self.cards.iter_mut().try_for_each(|card| card.prepare(&under_way, least))?;
         for card in &mut self.cards {
-            card.launch((plan, learning, &config), [self.step, steps.min(MOST_STEPS)], begun, &self.mails)?;
+            let run = ([self.step, steps.min(MOST_STEPS)], self.timed);
+            card.launch((plan, learning, &config), run, begun, &self.mails)?;
         }
         if self.cards.len() > 1 {
             let name = |k: usize| self.cards[k].memory.device.name();
@@ -236,6 +247,10 @@ impl<'a> LearningEngine<'a> {
                 PATIENCE_NS / 1_000_000_000,
                 self.step
             )));
+        }
+        for card in &told {
+            self.laps.iter_mut().zip(card.laps).for_each(|(all, here)| *all += here);
+            self.kernel_ns += card.ns;
         }
         let count = first.count as usize;
         if first.done == 0 || first.done > steps || !(begun..=capacity).contains(&count) {
@@ -458,6 +473,14 @@ impl Engine for LearningEngine<'_> {
         ran
     }
 
+    fn advance_in_parts(&mut self, steps: u64, spikes: &mut Vec<Spike>) -> Result<Option<Vec<(&'static str, f64)>>> {
+        self.advanced_in_parts(steps, spikes)
+    }
+
+    fn part_cost(&self, part: &str, load: &Load) -> PartCost {
+        self.cost(part, load)
+    }
+
     fn state(&self) -> Result<State> {
         self.whole()?;
         let mut variables = Vec::new();
@@ -562,8 +585,8 @@ impl Engine for LearningEngine<'_> {
         let an_event = an_event * self.plan.expected_kept(self.config.redraw) / self.plan.expected_synapses().max(1.0);
         let bytes = self.events as f64 / self.run.max(1) as f64 * an_event / self.config.cards as f64;
         let meetings = match (self.config.cards, self.config.blocks) {
-            (2.., _) => 4.1,
-            (_, 2..) => 1.4,
+            (2.., _) => 3.0 * MEETING_US + BETWEEN_US,
+            (_, 2..) => 2.0 * MEETING_US,
             _ => 0.0,
         };
         let rate = self.cards.first()?.memory.device.props().memory_bytes_per_s.max(1) as f64;

@@ -43,16 +43,20 @@
 static_assert(kChanges || !kWide, "rules are of synapses that change");
 
 constexpr unsigned kWarps = kThreads / 32;
+typedef Laps<kTimed, kGridLaps, kThreads> Clocks;
 
 struct Grid {
   const Net& net;
   const Run& run;
   const Wide& wide;
   const Many& many;
+  Clocks& laps;
 
-  // All blocks are here before one goes on, and what they wrote before is seen after.
-  __device__ __forceinline__ void meet(unsigned& target) const {
+  // All blocks are here before one goes on, and what they wrote before is seen after. Waiting for the block is the part of a step that is
+  // given, for the others the one after it.
+  __device__ __forceinline__ void meet(unsigned& target, int lap) const {
     __syncthreads();
+    laps.lap(lap);
     target += gridDim.x;
     if (threadIdx.x == 0) {
       __threadfence();
@@ -62,6 +66,7 @@ struct Grid {
       __threadfence();
     }
     __syncthreads();
+    laps.lap(lap + 1);
   }
 
   __device__ __forceinline__ int* slots(u64 step) const {
@@ -428,8 +433,10 @@ struct Grid {
       ends[threadIdx.x] = before + pieces;
       __syncthreads();
       const unsigned all = ends[kThreads - 1];
+      laps.lap(kList);
+      int part = kFixed;
       // Neighbouring pieces go to other multiprocessors, so that few spikes keep all of them busy.
-      for (unsigned p = warp * gridDim.x + blockIdx.x; p < all; p += gridDim.x * kWarps) {
+      for (unsigned p = warp * gridDim.x + blockIdx.x; p < all; p += gridDim.x * kWarps, laps.lap(part)) {
         unsigned low = 0;
         for (unsigned half = kThreads / 2; half > 0; half /= 2)
           if (ends[low + half - 1] <= p) low += half;
@@ -438,6 +445,7 @@ struct Grid {
         const unsigned cell = (unsigned)__ldcg(run.log + begin + here / kinds), which = (unsigned)(here % kinds);
         if constexpr (kDrawn)
           if (which >= net.row_count) {
+            part = kRedrawn;
             const Drawn& d = net.drawn[which - net.row_count];
             const unsigned k = (p - before_row) * 32 + lane;
             Synapse s;
@@ -445,6 +453,7 @@ struct Grid {
             continue;
           }
         const Rows rows = net.rows[which];
+        part = rows.strengths != nullptr ? kChanging : kFixed;
         const u64 i = __ldg(rows.first + cell) + (u64)(p - before_row) * 32 + lane;
         if (i >= __ldg(rows.first + cell + 1)) continue;
         if (rows.strengths != nullptr) {
@@ -459,6 +468,7 @@ struct Grid {
         }
       }
       __syncthreads();
+      laps.lap(kPassed);
     }
   }
 };
@@ -467,23 +477,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     spiking_learn(const Net net, const Run run, const Wide wide, const Many many) {
   __shared__ unsigned ends[kThreads], sums[kWarps];
   __shared__ u64 heads[kMany ? kMostCards : 1];
-  const Grid grid = {net, run, wide, many};
+  __shared__ Clocks laps;
+  const Grid grid = {net, run, wide, many, laps};
   unsigned target = 0;
   // A kernel is loaded and has run before it waits for another card's.
   if (kMany && run.steps == 0) return;
+  laps.clear();
+  laps.begin();
   // Spikes under way in axons come first in the log.
   u64 begin = kWide ? run.begun : 0, step = run.from, low = 0;
   if (kWide && wide.parts > 0 && begin > 0) {
     grid.arrive(step, low, begin);
-    grid.meet(target);
+    laps.lap(kAxons);
+    grid.meet(target, kPassed);
   }
   for (;;) {
     grid.advance(step);
-    grid.meet(target);
+    laps.lap(kAdvance);
+    grid.meet(target, kAdvanced);
     u64 end = __ldcg(run.logged);
     if constexpr (kMany) {
       end = grid.exchange(step, begin, end, heads);
-      grid.meet(target);
+      laps.lap(kExchange);
+      grid.meet(target, kAdvanced);
       if (peek(many.lost) != 0) break;
       // Nobody looks at it before the next meeting.
       if (blockIdx.x == 0 && threadIdx.x == 0) __stcg(run.logged, end);
@@ -494,9 +510,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     begin = end;
     ++step;
     if (step - run.from >= run.steps || full || begin + net.cells > run.capacity) break;
-    if (kWide && wide.parts > 0) grid.arrive(step, low, end);
-    grid.meet(target);
+    if (kWide && wide.parts > 0) {
+      grid.arrive(step, low, end);
+      laps.lap(kAxons);
+    }
+    grid.meet(target, kPassed);
+    laps.turn(step, run.result + 3);
   }
+  laps.end(run.result + 3);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     run.result[0] = step - run.from;
     run.result[1] = begin;

@@ -4,6 +4,7 @@
 // memory brings a row with what is known of its cell. Of each cell of the block, the steps of its last `deep` spikes and the
 // traces at its last `shallow` lie in shared memory, all of the last `depth` in global memory, which nobody else touches.
 #pragma once
+#include "laps.cuh"
 #include "rows.cuh"
 
 // Whether rows are walked after later steps of the block's own cells.
@@ -72,9 +73,11 @@ struct Past {
 };
 
 // One warp takes the spike of `row` in step `now`: its synapses grow, pass on, and lose.
+template <class Clocks>
 struct Walk {
   const Net& net;
   const Past& past;
+  Clocks& laps;  // of steps.cu
   int* ring;  // [steps, pitch]
 
   // A synapse, by a lane; what it leaves behind goes to `at`.
@@ -118,6 +121,7 @@ struct Walk {
     u64 word = lane < net.segment ? __ldcs(segment + lane) : 0;
     const u64 more = lane + 32 < net.segment ? __ldcs(segment + lane + 32) : 0;
     if (lane < net.head) past.known[2 * lane] = (unsigned)word, past.known[2 * lane + 1] = (unsigned)(word >> 32), word = 0;
+    laps.lap(kRow);
     unsigned i = 0, end = 0;
     if (__any_sync(~0u, word == marker_here || more == marker_here)) {
       const unsigned* first = net.first + past.self() * (rows + 1) + row;
@@ -156,6 +160,7 @@ struct Walk {
       word = i < end ? __ldcs(at) : 0;
       i += 32;
     }
+    laps.lap(kLearning);
     __syncwarp();
   }
 };
