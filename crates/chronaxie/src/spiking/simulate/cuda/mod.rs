@@ -37,8 +37,8 @@ mod unit;
 
 use super::cpu::check_state;
 use super::parts::Keys;
-use super::snapshot::{Snapshot, Stored};
 use super::reckon::{Load, PartCost};
+use super::snapshot::{Snapshot, Stored};
 use super::{Engine, Spike, State, Weights, learned};
 use crate::cuda::CudaDevice;
 use crate::spiking::connect::{self, list};
