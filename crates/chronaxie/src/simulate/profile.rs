@@ -157,9 +157,9 @@ fn profile_of(
     let file = Scratch(std::env::temp_dir().join(name.replace(['[', ']', ',', ' '], "")));
     let (events, found) = timed(&mut runner, &plan, window, &file)?;
     let since = Instant::now();
-    let state = runner.engine().state()?;
+    let variables = runner.engine().variables()?;
     let state_ms = since.elapsed().as_secs_f64() * 1e3;
-    let state_bytes: usize = state.variables.iter().flatten().map(|v| 4 * v.len()).sum();
+    let state_bytes: usize = variables.iter().flatten().map(|v| 4 * v.len()).sum();
     let steps = found.steps as f64;
     let (spikes, events) = (found.spikes as f64 / steps, events as f64 / steps);
     let replayed_us = replayed(&mut runner, window)?;

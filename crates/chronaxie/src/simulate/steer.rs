@@ -99,8 +99,8 @@ pub(super) fn serve(mut books: Books, place: &Place, built: &SyncSender<Facts>, 
         let plan = Plan::new(network)?;
         let silent = |_, _| {};
         let (mut engine, method) = engine(&plan, (&place.device, &place.cards, &place.method), &silent)?;
-        if let Some(state) = &state {
-            engine.restore(state)?;
+        if let Some(state) = state {
+            engine.resume(state, None)?;
         }
         if !std::mem::replace(&mut told, true) {
             let _ = built.send(facts(&plan, (&*engine, method), &place.device, &books));
@@ -244,8 +244,8 @@ impl Core<'_> {
 
     pub fn state(&self, population: usize) -> Result<Vec<Vec<f32>>> {
         let p = self.population(population)?;
-        let state = self.engine.state()?;
-        let cells = self.described(population, &state.variables[population])?;
+        let variables = self.engine.variables()?;
+        let cells = self.described(population, &variables[population])?;
         let stepped = self.plan.models[population].variables();
         let first = self.plan.first[population] as usize;
         let lives = self.engine.lives()?;
@@ -281,7 +281,7 @@ impl Core<'_> {
             }
             at.push(index);
         }
-        let mut state = self.engine.state()?;
+        let mut state = self.engine.snapshot()?.collect()?;
         let cells = self.described(population, &state.variables[population])?;
         for (c, (mut own, parameters)) in cells.into_iter().enumerate() {
             at.iter().zip(values).for_each(|(index, (_, list))| own[*index] = list[c].into());
@@ -289,7 +289,7 @@ impl Core<'_> {
             // Only these: what is not set keeps its bits.
             at.iter().for_each(|index| state.variables[population][*index][c] = own[*index] as f32);
         }
-        self.engine.restore(&state)
+        self.engine.resume(state, None)
     }
 
     pub fn synapses(&self, projection: usize) -> Result<Synapses> {
@@ -312,7 +312,8 @@ impl Core<'_> {
     /// Goes on with other inputs; what comes back is built anew.
     fn change(&mut self, changes: Changes) -> Result<Option<Anew>> {
         let plan = self.plan.redriven(changes.apply(&self.books.described)?)?;
-        let anew = if self.engine.redrive(&plan)? { None } else { Some((plan.network, self.engine.state()?)) };
+        let anew =
+            if self.engine.redrive(&plan)? { None } else { Some((plan.network, self.engine.snapshot()?.collect()?)) };
         self.books.changes = changes;
         Ok(anew)
     }

@@ -329,7 +329,7 @@ impl Engine for CpuEngine<'_> {
         Ok(())
     }
 
-    fn state(&self) -> Result<State> {
+    fn variables(&self) -> Result<Vec<Vec<Vec<f32>>>> {
         let variables = self.plan.models.iter().enumerate().map(|(p, model)| {
             let size = self.plan.network.populations[p].size as usize;
             let mut values = vec![vec![0.0; size]; model.variables().len()];
@@ -341,8 +341,12 @@ impl Engine for CpuEngine<'_> {
             }
             values
         });
+        Ok(variables.collect())
+    }
+
+    fn state(&self) -> Result<State> {
         let learned = self.plan.learning.as_ref().map(|l| learned::gather(self.plan, l, &self.lanes, self.step));
-        Ok(State { step: self.step, variables: variables.collect(), recent: self.recent.clone(), learned })
+        Ok(State { step: self.step, variables: self.variables()?, recent: self.recent.clone(), learned })
     }
 
     fn order(&self) -> Result<Option<(&Plan, Keys)>> {

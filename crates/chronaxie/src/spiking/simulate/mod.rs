@@ -138,6 +138,13 @@ pub trait Engine: Send {
     /// # Errors
     /// What the device refuses.
     fn state(&self) -> Result<State>;
+    /// What a state has of the cells alone: `[population][variable][cell]`.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn variables(&self) -> Result<Vec<Vec<Vec<f32>>>> {
+        Ok(self.state()?.variables)
+    }
     /// Makes room for so many snapshots at a time, before the first, where the engine can go on while they are written.
     ///
     /// # Errors

@@ -330,8 +330,8 @@ impl<'a> CudaEngine<'a> {
         self.units.iter().flat_map(|unit| unit.cards.iter().map(move |card| (unit, card)))
     }
 
-    /// The state, with these last entries of all cells before the recent spikes, where they are known elsewhere.
-    fn state_with(&self, old: Option<&[Vec<u32>]>) -> Result<State> {
+    /// The states of all cells.
+    fn of_cells(&self) -> Result<Vec<Vec<Vec<f32>>>> {
         self.whole()?;
         if self.unheard {
             return Err(Error::value(format!(
@@ -352,6 +352,12 @@ impl<'a> CudaEngine<'a> {
                 }
             }
         }
+        Ok(variables)
+    }
+
+    /// The state, with these last entries of all cells before the recent spikes, where they are known elsewhere.
+    fn state_with(&self, old: Option<&[Vec<u32>]>) -> Result<State> {
+        let variables = self.of_cells()?;
         let rings: Vec<_> = self.cards().map(|(_, card)| &card.synapses.ring).collect();
         let learned = |r: &Resident<'_>| r.learned(&rings, &self.rows(&self.recent), self.step, old);
         let learned = self.resident.as_ref().map(learned).transpose()?;
@@ -479,6 +485,10 @@ impl Engine for CudaEngine<'_> {
 
     fn replay(&mut self, steps: u64) -> Result<Option<f64>> {
         self.replayed(steps)
+    }
+
+    fn variables(&self) -> Result<Vec<Vec<Vec<f32>>>> {
+        self.of_cells()
     }
 
     fn state(&self) -> Result<State> {
