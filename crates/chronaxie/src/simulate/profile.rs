@@ -364,7 +364,8 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
     let [update, drives] = engine.resident_bytes();
     let threads = engine.threads() as f64;
     // What is stored of synapses, of which a step reads rows from anywhere.
-    let store = 4 * engine.synapses();
+    let word = engine.word();
+    let store = word * engine.synapses();
     let heads = 16 * plan.cells() * engine.shards().count() as u64;
     let addition = addition_ns(engine.slots(), fixed / groups.max(1e-9));
     let window = found.steps as f64 / (3 * found.alone.len()).max(1) as f64;
@@ -376,7 +377,9 @@ fn parts(engine: &CpuEngine<'_>, plan: &Plan, found: &Windows, device: &Device) 
         // Bytes, the memory that they lie in, and what is counted.
         let (bytes, touched, count, of) = match part {
             // A synapse is a word; one that changes has left one in a bucket. A group of them is a word of the calendar.
-            Part::Delivery => (4.0 * (fixed + changing) + 8.0 * groups, store, fixed + changing, "synapses"),
+            Part::Delivery => {
+                (word as f64 * fixed + 4.0 * changing + 8.0 * groups, store, fixed + changing, "synapses")
+            }
             Part::Learning => (LEARNING_BYTES as f64 * changing, store, changing, "synapses"),
             Part::Drives => (drives as f64, drives, engine.draws() as f64, "draws"),
             Part::Update => (update as f64, update, plan.cells() as f64, "cells"),

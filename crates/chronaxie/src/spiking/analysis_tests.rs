@@ -195,6 +195,7 @@ fn graphs_are_those_of_the_matrix() {
                 autapses: true,
                 plasticity: None,
                 storage: Storage::Stored,
+                weight_bits: Default::default(),
             });
         }
         let plan = Plan::new(n).unwrap();
@@ -307,6 +308,7 @@ fn on_a_gpu_networks_and_their_trains_are_counted_alike() {
             autapses,
             plasticity,
             storage: Storage::Stored,
+            weight_bits: Default::default(),
         });
     }
     let plan = Plan::new(n).unwrap();

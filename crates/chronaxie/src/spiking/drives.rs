@@ -48,7 +48,10 @@ impl Plan {
                             mean = short(mean)
                         ));
                     };
-                    let code = (weight / self.units[d.target][port]).round() as i32;
+                    // As weights of 16 bits.
+                    let (unit, more) =
+                        (self.coarse_unit(d.target, port), f64::from(1u32 << self.shifts[d.target][port]));
+                    let code = ((weight / unit).round() * more) as i32;
                     let step = |ms: f64| if ms >= 1e15 { u64::MAX } else { (ms / dt).round().max(0.0) as u64 };
                     let (start, stop, key) = (step(start_ms), step(stop_ms), self.network.drive_key(index));
                     self.poisson.push(PoissonTable { target: d.target, port, thresholds, code, start, stop, key });

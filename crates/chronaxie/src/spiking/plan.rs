@@ -2,16 +2,20 @@
 //! for every engine, so that all of them have the same spikes.
 
 mod size;
+mod units;
 
 use super::connect::Subset;
 use super::draws::{Purpose, Stream};
 use super::models::{Kind, Model};
-use super::network::{Codes, Delay, Distribution, DriveKind, Key, Network, Population, Projection, Rule};
+use super::network::{
+    Codes, Delay, Distribution, DriveKind, Key, Network, Population, Projection, Rule, WeightBits, Weights,
+};
 use super::plasticity::fixed::Learning;
 use crate::config::short;
 use crate::{Error, Result};
 
 pub use super::drives::{PoissonTable, poisson_thresholds};
+pub use units::Quantisation;
 
 /// The longest delay, in steps: a delay is stored in 16 bits.
 pub const MAX_DELAY: u32 = 65_535;
@@ -28,8 +32,10 @@ pub struct Plan {
     pub first: Vec<u64>,
     /// Each population's model, reduced where its parameters allow it.
     pub models: Vec<&'static dyn Model>,
-    /// `[population][port]`: the value of a weight of 1; a power of two.
+    /// `[population][port]`: the value of a sum of 1; a power of two.
     pub units: Vec<Vec<f64>>,
+    /// `[population][port]`: weights of 16 bits, strengths and drives are whole numbers of `2^shift` units. 0 where no weight has 32.
+    pub shifts: Vec<Vec<u32>>,
     /// One a projection of the network.
     pub efficacies: Vec<Efficacy>,
     /// What the synapses of the projections that have plasticity do; nothing where none has.
@@ -45,23 +51,10 @@ pub struct Plan {
 /// Weights and delays of a projection.
 #[derive(Debug, Clone)]
 pub struct Efficacy {
-    /// Multiples of the unit; `None` for lists of edges.
-    pub weight: Option<Codes>,
+    /// Multiples of the port's unit, of synapses that change of that of weights of 16 bits; `None` for lists of edges.
+    pub weight: Option<Weights>,
     /// Steps; `None` where they follow from distances or a list.
     pub delay: Option<Codes>,
-}
-
-/// What the quantisation of a projection's weights costs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Quantisation {
-    /// `source -> target`.
-    pub projection: String,
-    /// The value of a weight of 1.
-    pub unit: f64,
-    /// The largest error.
-    pub largest_error: f64,
-    /// The largest error over the mean weight's size.
-    pub relative_error: f64,
 }
 
 impl Plan {
@@ -78,6 +71,7 @@ impl Plan {
         let mut plan = Self {
             first: network.first_cells(),
             units: models.iter().map(|m| vec![1.0; m.ports().len()]).collect(),
+            shifts: models.iter().map(|m| vec![0; m.ports().len()]).collect(),
             models,
             efficacies: Vec::new(),
             learning: None,
@@ -112,6 +106,7 @@ impl Plan {
             first: self.first.clone(),
             models: self.models.clone(),
             units: self.units.clone(),
+            shifts: self.shifts.clone(),
             efficacies: Vec::new(),
             learning: None,
             poisson: Vec::new(),
@@ -135,6 +130,7 @@ impl Plan {
             first: self.first.clone(),
             models: self.models.clone(),
             units: self.units.clone(),
+            shifts: self.shifts.clone(),
             efficacies: network.projections.iter().zip(&self.efficacies).map(efficacy).collect(),
             learning: None,
             poisson: Vec::new(),
@@ -210,67 +206,6 @@ impl Plan {
         if negative { self.models[population].ports().len() - 1 } else { 0 }
     }
 
-    /// The finest power of two at which every weight into a port is an i16.
-    fn choose_units(&mut self) -> Result<()> {
-        let mut largest: Vec<Vec<f64>> = self.units.iter().map(|u| vec![0.0; u.len()]).collect();
-        let n = &self.network;
-        for (i, p) in n.projections.iter().enumerate() {
-            let label = self.label(i);
-            if self.models[p.target].ports().is_empty() {
-                let model = self.models[p.target].name();
-                return Err(Error::config(format!("projection {label}: cells of {model} take no synapses")));
-            }
-            let ends = match &p.rule {
-                Rule::Edges(edges) => edges.iter().fold((0f64, 0f64), |(low, high), e| {
-                    let w = f64::from(e.weight);
-                    (if w < low { w } else { low }, if w > high { w } else { high })
-                }),
-                _ => {
-                    if let Some(problem) = p.weight.problem() {
-                        return Err(Error::config(format!("projection {label}: weight {problem}")));
-                    }
-                    (p.weight.quantile(1e-10), p.weight.quantile(1.0 - 1e-10))
-                }
-            };
-            let ends = if n.mutates(i) { n.weight_range(i) } else { ends };
-            let most = &mut largest[p.target];
-            let last = most.len() - 1;
-            if let Some(bound) = p.plasticity.and_then(|x| x.bounds()).map(|b| b.1).filter(|w| w.is_finite()) {
-                let port = if ends.0 < 0.0 { last } else { 0 };
-                most[port] = most[port].max(bound);
-            }
-            most[last] = most[last].max(-ends.0);
-            most[0] = most[0].max(ends.1);
-        }
-        for d in &n.drives {
-            if let DriveKind::Poisson { weight, .. } = d.kind {
-                let port = self.models[d.target].ports().len().saturating_sub(1) * usize::from(weight < 0.0);
-                match largest[d.target].get_mut(port) {
-                    Some(most) => *most = most.max(weight.abs()),
-                    None => {
-                        let p = &n.populations[d.target];
-                        return Err(Error::config(format!("drive of {}: its cells take no input", p.name)));
-                    }
-                }
-            }
-        }
-        for (units, largest) in self.units.iter_mut().zip(largest) {
-            for (unit, most) in units.iter_mut().zip(largest).filter(|(_, most)| *most > 0.0) {
-                if !(1e-30..1e30).contains(&most) {
-                    return Err(Error::config(format!(
-                        "a weight of {most} is beyond what weights can be",
-                        most = short(most)
-                    )));
-                }
-                *unit = 2f64.powi(-120);
-                while most / *unit > 32_767.0 {
-                    *unit *= 2.0;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The number of each population's first slot in the network, and of all slots: a slot is a cell's port, the slots of a
     /// port lie together.
     pub fn first_slots(&self) -> Vec<u64> {
@@ -285,34 +220,18 @@ impl Plan {
         first
     }
 
-    /// What the weights of each projection lose by being whole numbers.
-    pub fn quantisation(&self) -> Vec<Quantisation> {
-        (0..self.network.projections.len()).map(|i| self.quantisation_of(i)).collect()
-    }
-
-    fn quantisation_of(&self, i: usize) -> Quantisation {
-        let p = &self.network.projections[i];
-        let (mean, size) = match &p.rule {
-            Rule::Edges(edges) => {
-                let mean = |of: fn(f32) -> f32| {
-                    edges.iter().map(|e| f64::from(of(e.weight))).sum::<f64>() / edges.len().max(1) as f64
-                };
-                (mean(|w| w), mean(f32::abs))
-            }
-            _ => (p.weight.mean(), p.weight.mean().abs()),
-        };
-        let unit = self.units[p.target][self.port(p.target, mean < 0.0)];
-        let constant = p.weight.constant().filter(|_| !matches!(p.rule, Rule::Edges(_)));
-        let largest_error = constant.map_or(unit / 2.0, |w| ((w / unit).round() * unit - w).abs());
-        let relative_error = if size != 0.0 { largest_error / size } else { 0.0 };
-        Quantisation { projection: self.label(i), unit, largest_error, relative_error }
-    }
-
     fn efficacy(&mut self, index: usize) -> Result<Efficacy> {
         let label = self.label(index);
         let fault = |what: String| Error::config(format!("projection {label}: {what}"));
         let refuse = |what: String| Err(fault(what));
         let p = &self.network.projections[index];
+        if p.plasticity.is_some() && p.weight_bits == WeightBits::ThirtyTwo {
+            return refuse(
+                "weight_bits = 32 is of weights that do not change: those that do are strengths of 16 bits and 16 more behind the point, \
+                 whatever it says; leave it, or the plasticity"
+                    .into(),
+            );
+        }
         let (sources, targets) = (&self.network.populations[p.source], &self.network.populations[p.target]);
         let dt = self.network.dt_ms;
         let whole = |ms: f64| (ms / dt).round();
@@ -349,17 +268,16 @@ impl Plan {
             }
             let (mut size, mut error) = (0.0, 0.0);
             for w in edges.iter().map(|e| f64::from(e.weight)) {
-                let unit = self.units[p.target][self.port(p.target, w < 0.0)];
+                let unit = self.grain(index, w < 0.0).0;
                 size += w.abs();
                 error += ((w / unit).round() * unit - w).abs();
             }
             if error > 0.01 * size {
                 return refuse(format!(
-                    "weights of {} on average are wrong by {:.1} %, since the largest weight into the same port sets their unit; make \
-                     the weights of {} more alike",
+                    "weights of {} on average are wrong by {:.1} %, {}",
                     short(size / edges.len() as f64),
                     100.0 * error / size,
-                    targets.name
+                    self.coarse(index)
                 ));
             }
             return Ok(Efficacy { weight: None, delay: None });
@@ -448,24 +366,26 @@ impl Plan {
             _ => {}
         }
         // Both signs of a weight may go to ports of different units: then the coarser one is that of both.
-        let unit = self.units[p.target][self.port(p.target, p.weight.mean() < 0.0)];
-        let same = |q: &Projection| q.weight == p.weight && self.units[q.target] == self.units[p.target];
-        let like = (0..index).find(|i| same(&self.network.projections[*i]));
-        let like = like.and_then(|i| self.efficacies[i].weight.clone());
-        let Some(weight) = like.or_else(|| Codes::new(&p.weight, unit)) else {
+        let (unit, shift) = self.grain(index, p.weight.mean() < 0.0);
+        let same = |j: &usize| {
+            let q = &self.network.projections[*j];
+            let grain = |i: usize| [false, true].map(|negative| self.grain(i, negative));
+            q.weight == p.weight && q.weight_bits == p.weight_bits && grain(*j) == grain(index)
+        };
+        let like = (0..index).find(same).and_then(|i| self.efficacies[i].weight.clone());
+        let Some(weight) = like.or_else(|| p.weight_bits.weights(&p.weight, unit, shift)) else {
             return refuse(format!("weights of {:?} do not fit in 16 bits of {}", p.weight.shape, short(unit)));
         };
         if weight.least() < 0 && weight.greatest() > 0 && self.units[p.target].len() > 1 {
             return refuse("weights of both signs go to two ports; bound them on one side of 0".into());
         }
-        let error = self.quantisation_of(index).relative_error;
+        let error = self.rounding(index);
         if error > 0.01 {
             return refuse(format!(
-                "weights of {:.4} in units of {unit} are wrong by up to {:.1} %, since the largest weight into the same port \
-                 sets the unit; make the weights of {} more alike",
+                "weights of {:.4} in units of {unit} are wrong by up to {:.1} %, {}",
                 p.weight.mean(),
                 100.0 * error,
-                targets.name
+                self.coarse(index)
             ));
         }
         Ok(Efficacy { weight: Some(weight), delay })

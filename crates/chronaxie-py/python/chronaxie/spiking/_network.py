@@ -230,6 +230,7 @@ class Network:
         edges: Mapping[str, Any] | None = None,
         plasticity: Mapping[str, Any] | None = None,
         synapses: str | None = None,
+        weight_bits: int | None = None,
         **options: Any,
     ) -> None:
         """Synapses.
@@ -253,6 +254,8 @@ class Network:
             synapses: ``stored`` (what they are if nothing is said), ``procedural``: drawn again whenever their source fires, by
                 ``fixed_outdegree`` with multapses, ``all_to_all`` or ``one_to_one``, without plasticity; or ``auto``: likewise
                 where stored ones would not fit in free memory. Spikes do not depend on it.
+            weight_bits: 16 (what they are if nothing is said), or 32: weights of single precision, where others into the same cells
+                are so much larger that 16 bits are refused; 8 bytes a synapse. Without plasticity.
             options: of the rule; ``multapses`` and ``autapses``; ``mutation_std_weights`` in place of :meth:`lifecycle`'s.
         """
         section: dict[str, Any] = {"source": _plain(source, "source"), "target": _plain(target, "target"), "rule": rule}
@@ -260,6 +263,8 @@ class Network:
             options["plasticity"] = dict(mapping(f"network: {source} -> {target}.plasticity", plasticity))
         if synapses is not None:
             options["synapses"] = synapses
+        if weight_bits is not None:
+            options["weight_bits"] = weight_bits
         label = f"{source} -> {target}"
         if edges is not None:
             both = {k: v for k, v in {"weight": weight, "delay": delay}.items() if v is not None}

@@ -199,6 +199,7 @@ fn in_degree(source: usize, target: usize, count: u32, weight: Distribution, [lo
         autapses: true,
         plasticity: None,
         storage: Storage::Stored,
+        weight_bits: Default::default(),
     }
 }
 

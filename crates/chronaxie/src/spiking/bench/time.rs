@@ -400,9 +400,9 @@ impl Rig<'_> {
         let (synapse, update) = (engine.synapse_bytes(), engine.update_bytes());
         let stored = synapse.unwrap_or(4.0) * engine.synapses() as f64;
         let delivery = match &self.runner {
-            Runner::Cpu(_) => {
-                // A synapse is a word; a group of them of one delay is two of the calendar.
-                4 * events + LEARNING_BYTES * (events - moved.fixed.min(events)) + 8 * moved.groups
+            Runner::Cpu(engine) => {
+                // A synapse is a word, or two where weights have 32 bits; a group of them of one delay is two of the calendar.
+                engine.word() * events + LEARNING_BYTES * (events - moved.fixed.min(events)) + 8 * moved.groups
             }
             Runner::Cuda(_) => (events as f64 * synapse.unwrap_or(12.0)) as u64,
         };

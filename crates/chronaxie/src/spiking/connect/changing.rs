@@ -59,13 +59,13 @@ impl Changing {
                 let port = if kind.sign < 0 { plan.models[p.target].ports().len() as u32 - 1 } else { 0 };
                 let first = part.slot + port * part.count();
                 // What the greatest strength passes on.
-                let most = kind.passed(kind.high, super::super::plasticity::fixed::ONE).unsigned_abs();
+                let most = kind.brought(kind.high, super::super::plasticity::fixed::ONE).unsigned_abs();
                 let cells = part.cells();
                 enumerate(plan, i, cells, &mut |s, t, code, delay| {
                     let slot = first + cells.index(t);
                     let code = code.unsigned_abs();
                     let load = &mut load[slot as usize];
-                    *load = load.saturating_add(if kind.stdp.is_some() { most } else { code });
+                    *load = load.saturating_add(if kind.stdp.is_some() { most } else { code << kind.shift });
                     let key = u64::from(delay) << 41 | u64::from(rule) << 32 | u64::from(slot) << 16 | u64::from(code);
                     buckets[(s >> BUCKET) as usize].push(u64::from(s % (1 << BUCKET)) << 57 | key);
                 });

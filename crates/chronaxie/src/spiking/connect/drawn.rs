@@ -80,11 +80,13 @@ impl Plan {
         Ok(())
     }
 
-    /// Bytes of entries under way, of synapses that are drawn again, on the host: four each, those of all spikes of the longest delay.
+    /// Bytes of entries under way, of synapses that are drawn again, on the host: four each, or eight of long weights, those of all spikes of
+    /// the longest delay.
     pub(in crate::spiking) fn under_way(&self, redraw: Redraw) -> f64 {
         let drawn = self.expected_synapses() - self.expected_kept(redraw);
         let sums = 4.0 * f64::from(self.max_delay) * self.first_slots().last().map_or(0.0, |slots| *slots as f64);
-        (4.0 * drawn * RATE_HZ * 1e-3 * self.network.dt_ms * f64::from(self.max_delay)).min(2.0 * sums)
+        let bytes = if self.has_long(|i| self.draws(i, redraw)) { 8.0 } else { 4.0 };
+        (bytes * drawn * RATE_HZ * 1e-3 * self.network.dt_ms * f64::from(self.max_delay)).min(2.0 * sums)
     }
 
     /// What a user can do whose network does not fit: the projections whose synapses need not be stored.

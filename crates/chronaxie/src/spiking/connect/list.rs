@@ -30,7 +30,8 @@ pub fn synapses(plan: &Plan, projection: usize) -> Result<Synapses> {
     let mut table = Synapses::default();
     let dt = plan.network.dt_ms;
     enumerate(plan, projection, 0..plan.network.populations[p.target].size, &mut |source, target, code, delay| {
-        let unit = plan.units[p.target][plan.port(p.target, code < 0)];
+        let port = plan.port(p.target, code < 0);
+        let unit = if p.plasticity.is_some() { plan.coarse_unit(p.target, port) } else { plan.units[p.target][port] };
         table.source.push(source);
         table.target.push(target);
         table.weight.push((f64::from(code) * unit) as f32);
@@ -77,7 +78,7 @@ pub(in crate::spiking) fn changed(
     };
     require_memory(plan, projection, BYTES + 2.5 * std::mem::size_of::<(Known, u32)>() as f64)?;
     let (p, rule) = (&plan.network.projections[projection], &learning.rules[usize::from(rule)]);
-    let value = f64::from(rule.sign) * plan.units[p.target][rule.port] / 65_536.0;
+    let value = f64::from(rule.sign) * plan.coarse_unit(p.target, rule.port) / 65_536.0;
     let mut now = now()?;
     now.sort_unstable();
     let mut begun: Vec<(Known, u32)> = Vec::with_capacity(now.len());

@@ -4,6 +4,8 @@
 //! bucket; a bucket, which lies in the cache, is sorted by source, and a row by delay. To put each synapse where it belongs
 //! at once took six times as long: every write misses the cache, and most the table of pages too. In transit a synapse
 //! takes 8 bytes, for the sources of one population at a time.
+//!
+//! Where weights are longer than 16 bits, a synapse has 8 bytes, and 16 in transit ([`Word`]).
 
 use super::drawn::Redraw;
 use super::rules::visit;
@@ -29,7 +31,9 @@ pub struct Group {
 pub struct Rows {
     /// Slot in the lower 16 bits, weight in the upper.
     pub synapses: Vec<u32>,
-    /// Where each row begins in `synapses`, and their number; nothing where all synapses are drawn again.
+    /// In place of those, where some weight has more than 16 bits: slot in the lower half, weight in the upper.
+    pub long: Vec<u64>,
+    /// Where each row begins in `synapses` or `long`, and their number; nothing where all synapses are drawn again.
     pub first: Vec<u64>,
     /// The groups of all rows, each row's by rising delay.
     pub groups: Vec<Group>,
@@ -41,22 +45,97 @@ pub struct Rows {
     pub load: Vec<u32>,
 }
 
-/// A synapse.
-#[inline(always)]
-pub fn pack(slot: u32, code: i32) -> u32 {
-    slot | (code as u32) << 16
+/// A synapse: slot and weight, of 16 or 32 bits.
+pub trait Word: Copy + PartialEq {
+    /// In transit, with the number of its source in its bucket and its delay.
+    type Transit: Copy + Default;
+    /// A synapse onto a slot of this weight in units.
+    fn pack(slot: u32, code: i32) -> Self;
+    /// The slot.
+    fn slot(self) -> u16;
+    /// The weight, in units.
+    fn weight(self) -> i32;
+    /// On its way.
+    fn send(self, source: u32, delay: u16) -> Self::Transit;
+    /// That of a synapse in transit.
+    fn of(transit: Self::Transit) -> Self;
+    /// Its source's number.
+    fn source(transit: Self::Transit) -> usize;
+    /// Its delay.
+    fn delay(transit: Self::Transit) -> u16;
+    /// The synapses of some rows.
+    fn all(rows: &mut Rows) -> &mut Vec<Self>;
 }
 
-/// The slot of a synapse.
-#[inline(always)]
-pub fn slot(synapse: u32) -> u16 {
-    synapse as u16
+impl Word for u32 {
+    /// Source, slot, weight and delay, 16 bits each.
+    type Transit = u64;
+    #[inline(always)]
+    fn pack(slot: u32, code: i32) -> Self {
+        slot | (code as u32) << 16
+    }
+    #[inline(always)]
+    fn slot(self) -> u16 {
+        self as u16
+    }
+    #[inline(always)]
+    fn weight(self) -> i32 {
+        self as i32 >> 16
+    }
+    #[inline(always)]
+    fn send(self, source: u32, delay: u16) -> u64 {
+        u64::from(self) << 16 | u64::from(delay) << 48 | u64::from(source)
+    }
+    #[inline(always)]
+    fn of(transit: u64) -> Self {
+        (transit >> 16) as u32
+    }
+    #[inline(always)]
+    fn source(transit: u64) -> usize {
+        usize::from(transit as u16)
+    }
+    #[inline(always)]
+    fn delay(transit: u64) -> u16 {
+        (transit >> 48) as u16
+    }
+    fn all(rows: &mut Rows) -> &mut Vec<Self> {
+        &mut rows.synapses
+    }
 }
 
-/// The weight of a synapse, in units.
-#[inline(always)]
-pub fn weight(synapse: u32) -> i32 {
-    synapse as i32 >> 16
+impl Word for u64 {
+    type Transit = (u64, u16, u16);
+    #[inline(always)]
+    fn pack(slot: u32, code: i32) -> Self {
+        u64::from(slot) | u64::from(code as u32) << 32
+    }
+    #[inline(always)]
+    fn slot(self) -> u16 {
+        self as u16
+    }
+    #[inline(always)]
+    fn weight(self) -> i32 {
+        (self >> 32) as i32
+    }
+    #[inline(always)]
+    fn send(self, source: u32, delay: u16) -> (u64, u16, u16) {
+        (self, source as u16, delay)
+    }
+    #[inline(always)]
+    fn of((word, ..): (u64, u16, u16)) -> Self {
+        word
+    }
+    #[inline(always)]
+    fn source((_, source, _): (u64, u16, u16)) -> usize {
+        usize::from(source)
+    }
+    #[inline(always)]
+    fn delay((.., delay): (u64, u16, u16)) -> u16 {
+        delay
+    }
+    fn all(rows: &mut Rows) -> &mut Vec<Self> {
+        &mut rows.long
+    }
 }
 
 impl Rows {
@@ -75,9 +154,11 @@ impl Rows {
         // Room that is asked for and not used is never touched, so it costs nothing; to grow would copy.
         let fixed = (0..n.projections.len()).filter(|i| plan.keeps(*i, redraw));
         let expected: f64 = fixed.map(|i| expected_here(plan, i, parts)).sum();
-        rows.synapses.reserve_exact((expected * 1.01) as usize + 4096);
-        for source in 0..n.populations.len() {
-            rows.fill(plan, source, parts, redraw, &mut load);
+        let room = (expected * 1.01) as usize + 4096;
+        if plan.has_long(|i| plan.keeps(i, redraw)) {
+            rows.fill_all::<u64>(plan, parts, redraw, &mut load, room);
+        } else {
+            rows.fill_all::<u32>(plan, parts, redraw, &mut load, room);
         }
         rows.weighed(plan, parts, redraw, load)
     }
@@ -99,14 +180,21 @@ impl Rows {
         Ok(self)
     }
 
-    fn fill(&mut self, plan: &Plan, source: usize, parts: &[Part], redraw: Redraw, load: &mut [u32]) {
+    fn fill_all<W: Word>(&mut self, plan: &Plan, parts: &[Part], redraw: Redraw, load: &mut [u32], room: usize) {
+        W::all(self).reserve_exact(room);
+        for source in 0..plan.network.populations.len() {
+            self.fill::<W>(plan, source, parts, redraw, load);
+        }
+    }
+
+    fn fill<W: Word>(&mut self, plan: &Plan, source: usize, parts: &[Part], redraw: Redraw, load: &mut [u32]) {
         let n = &plan.network;
         let size = n.populations[source].size as usize;
         let own = || n.projections.iter().enumerate().filter(|(i, p)| p.source == source && plan.keeps(*i, redraw));
         let expected: f64 = own().map(|(i, _)| expected_here(plan, i, parts)).sum();
         let count = size.div_ceil(1 << BUCKET);
         let room = (expected / count as f64 * 1.05) as usize + 16;
-        let mut buckets: Vec<Vec<u64>> = (0..count).map(|_| Vec::with_capacity(room)).collect();
+        let mut buckets: Vec<Vec<W::Transit>> = (0..count).map(|_| Vec::with_capacity(room)).collect();
         for (i, p) in own() {
             let part = &parts[p.target];
             let (ports, cells) = (plan.models[p.target].ports().len() as u32, part.cells());
@@ -114,27 +202,27 @@ impl Rows {
             let mut put = |s: u32, t: u32, code: i32, delay: u16| {
                 let port = if code < 0 { ports - 1 } else { 0 };
                 let slot = first + port * stride + cells.index(t);
-                let synapse = u64::from(pack(slot, code)) << 16 | u64::from(delay) << 48;
-                buckets[(s >> BUCKET) as usize].push(synapse | u64::from(s & ((1 << BUCKET) - 1)));
+                let synapse = W::pack(slot, code).send(s & ((1 << BUCKET) - 1), delay);
+                buckets[(s >> BUCKET) as usize].push(synapse);
                 let load = &mut load[slot as usize];
                 *load = load.saturating_add(code.unsigned_abs());
             };
             enumerate(plan, i, cells, &mut put);
         }
-        let mut sorter = Sorter { counts: vec![0; plan.max_delay as usize + 2], row: Vec::new() };
+        let mut sorter = Sorter::<W> { counts: vec![0; plan.max_delay as usize + 2], row: Vec::new() };
         let mut sorted = Vec::new();
         for (b, bucket) in buckets.into_iter().enumerate() {
             let cells = (size - (b << BUCKET)).min(1 << BUCKET);
             let mut ends = [0usize; 1 << BUCKET];
-            bucket.iter().for_each(|s| ends[(*s & MASK) as usize] += 1);
+            bucket.iter().for_each(|s| ends[W::source(*s)] += 1);
             let mut next = 0;
             for end in &mut ends {
                 (*end, next) = (next, next + *end);
             }
             sorted.clear();
-            sorted.resize(bucket.len(), 0);
+            sorted.resize(bucket.len(), W::Transit::default());
             for s in &bucket {
-                let end = &mut ends[(*s & MASK) as usize];
+                let end = &mut ends[W::source(*s)];
                 sorted[*end] = *s;
                 *end += 1;
             }
@@ -142,7 +230,8 @@ impl Rows {
             for end in &ends[..cells] {
                 sorter.sort(&mut sorted[start..*end], self);
                 start = *end;
-                self.first.push(self.synapses.len() as u64);
+                let len = W::all(self).len() as u64;
+                self.first.push(len);
                 self.first_group.push(self.groups.len() as u64);
             }
         }
@@ -154,6 +243,26 @@ impl Rows {
         match self.first_group.get(cell..cell + 2) {
             Some(at) => &self.groups[at[0] as usize..at[1] as usize],
             None => &[],
+        }
+    }
+
+    /// How many synapses there are.
+    pub fn len(&self) -> usize {
+        self.synapses.len() + self.long.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `with(slot, weight in units)` for the synapses at these places.
+    pub fn each(&self, places: Range<u64>, mut with: impl FnMut(u16, i32)) {
+        let places = places.start as usize..places.end as usize;
+        if self.long.is_empty() {
+            self.synapses[places].iter().for_each(|s| with(s.slot(), s.weight()));
+        } else {
+            self.long[places].iter().for_each(|s| with(s.slot(), s.weight()));
         }
     }
 
@@ -171,9 +280,11 @@ impl Rows {
 
 /// A cell of `population` at which so many units can arrive in one step.
 pub(in crate::spiking) fn overflow(plan: &Plan, population: usize, units: u64) -> Error {
+    let long = plan.is_long(population);
     Error::config(format!(
-        "population {}: the inputs of a cell can add up to {units} units, which is more than 32 bits hold",
-        plan.network.populations[population].name
+        "population {}: the inputs of a cell can add up to {units} units, which is more than 32 bits hold{}",
+        plan.network.populations[population].name,
+        if long { "; weight_bits = 16 in all projections onto it makes units coarser" } else { "" }
     ))
 }
 
@@ -205,8 +316,7 @@ pub(in crate::spiking) fn enumerate<'s>(
         }
         (None, _, Rule::Edges(edges)) => visit(plan, projection, targets, &mut |s, t, edge, _| {
             let e = &edges[edge as usize];
-            let unit = plan.units[p.target][plan.port(p.target, e.weight < 0.0)];
-            let code = (f64::from(e.weight) / unit).round() as i32;
+            let code = plan.number(projection, e.weight.into());
             put(s, t, code, (f64::from(e.delay_ms) / n.dt_ms).round() as u16);
         }),
         _ => {}
@@ -215,8 +325,6 @@ pub(in crate::spiking) fn enumerate<'s>(
 
 /// Sources a bucket, as a power of two.
 const BUCKET: u32 = 7;
-/// Where a synapse in transit has its source: then slot, weight and delay, 16 bits each.
-const MASK: u64 = (1 << BUCKET) - 1;
 
 /// About how many synapses of a projection lie in a shard.
 pub(super) fn expected_here(plan: &Plan, projection: usize, parts: &[Part]) -> f64 {
@@ -226,44 +334,44 @@ pub(super) fn expected_here(plan: &Plan, projection: usize, parts: &[Part]) -> f
 }
 
 /// Sorts rows by delay, stably.
-struct Sorter {
+struct Sorter<W> {
     counts: Vec<u32>,
-    row: Vec<u32>,
+    row: Vec<W>,
 }
 
-impl Sorter {
+impl<W: Word> Sorter<W> {
     /// Adds a row of synapses in transit to `rows`.
-    fn sort(&mut self, row: &mut [u64], rows: &mut Rows) {
+    fn sort(&mut self, row: &mut [W::Transit], rows: &mut Rows) {
         let groups = &mut rows.groups;
-        let mut push = |delay: u64, mut len: usize| {
+        let mut push = |delay: u16, mut len: usize| {
             while len > 0 {
                 let here = len.min(usize::from(u16::MAX));
-                groups.push(Group { delay: delay as u16, len: here as u16 });
+                groups.push(Group { delay, len: here as u16 });
                 len -= here;
             }
         };
         // Counting takes a pass over all delays there could be; a short row does without.
         if row.len() * 4 < self.counts.len() {
-            row.sort_by_key(|s| s >> 48);
-            for same in row.chunk_by(|a, b| a >> 48 == b >> 48) {
-                push(same[0] >> 48, same.len());
+            row.sort_by_key(|s| W::delay(*s));
+            for same in row.chunk_by(|a, b| W::delay(*a) == W::delay(*b)) {
+                push(W::delay(same[0]), same.len());
             }
-            rows.synapses.extend(row.iter().map(|s| (s >> 16) as u32));
+            W::all(rows).extend(row.iter().map(|s| W::of(*s)));
             return;
         }
         self.counts.fill(0);
-        row.iter().for_each(|s| self.counts[(*s >> 48) as usize] += 1);
+        row.iter().for_each(|s| self.counts[usize::from(W::delay(*s))] += 1);
         let mut next = 0;
         for (delay, count) in self.counts.iter_mut().enumerate() {
-            push(delay as u64, *count as usize);
+            push(delay as u16, *count as usize);
             (*count, next) = (next, next + *count);
         }
-        self.row.resize(row.len(), 0);
+        self.row.resize(row.len(), W::pack(0, 0));
         for s in row.iter() {
-            let at = &mut self.counts[(*s >> 48) as usize];
-            self.row[*at as usize] = (*s >> 16) as u32;
+            let at = &mut self.counts[usize::from(W::delay(*s))];
+            self.row[*at as usize] = W::of(*s);
             *at += 1;
         }
-        rows.synapses.extend_from_slice(&self.row);
+        W::all(rows).extend_from_slice(&self.row);
     }
 }

@@ -8,7 +8,8 @@ use super::{Life, standard};
 use crate::spiking::connect::Synapses;
 use crate::spiking::connect::rows::enumerate;
 use crate::spiking::draws::Purpose;
-use crate::spiking::network::{Edge, Key};
+use crate::spiking::network::weights::single;
+use crate::spiking::network::{Edge, Key, WeightBits};
 use crate::spiking::plan::Plan;
 use crate::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -45,6 +46,10 @@ pub(crate) struct Spread {
     pub range: (i32, i32),
     /// Whether the projection's mean weight is below 0.
     pub inhibits: bool,
+    /// Those units are `2^shift` of the port's, which weights are counted in.
+    pub shift: u32,
+    /// Whether weights have 32 bits.
+    pub long: bool,
 }
 
 impl Spread {
@@ -52,24 +57,30 @@ impl Spread {
     pub fn of(plan: &Plan, projection: usize) -> Self {
         let p = &plan.network.projections[projection];
         let inhibits = mean(plan, projection) < 0.0;
-        let unit = plan.units[p.target][plan.port(p.target, inhibits)];
+        let (unit, shift) = plan.grain(projection, inhibits);
         let (low, high) = plan.network.weight_range(projection);
-        let code = |w: f64, negative: bool| {
-            (w / plan.units[p.target][plan.port(p.target, negative)]).round().clamp(-32_767.0, 32_767.0)
+        let most = match p.weight_bits {
+            WeightBits::Sixteen => 32_767.0,
+            WeightBits::ThirtyTwo => f64::from(32_767 << 16),
         };
+        let code = |w: f64, negative: bool| (w / plan.grain(projection, negative).0).round().clamp(-most, most);
         Self {
             key: plan.network.projection_key(projection),
             sd: plan.network.weight_sd(projection) / unit,
             range: (code(low, low < 0.0) as i32, code(high, high < 0.0) as i32),
             inhibits,
+            shift,
+            long: p.weight_bits == WeightBits::ThirtyTwo,
         }
     }
 
     /// A weight of `code` units after its change `number`, of the synapse in row `row` of its projection's table.
     pub fn changed(&self, code: i32, row: u64, number: u64) -> i32 {
+        let code = code >> self.shift;
         let (low, high) = side(code, self.range, self.inhibits);
         let moved = f64::from(code) + self.sd * standard(self.key, Purpose::Weight, index(row, number));
-        moved.round().clamp(low.into(), high.into()) as i32
+        let moved = moved.round().clamp(low.into(), high.into()) as i32;
+        if self.long { single(moved) } else { moved << self.shift }
     }
 }
 
@@ -93,9 +104,9 @@ pub struct Reweighed {
     /// Whether it acts on the port of weights below 0.
     pub negative: bool,
     /// In units.
-    pub old: i16,
+    pub old: i32,
     /// Likewise.
-    pub new: i16,
+    pub new: i32,
 }
 
 /// The synapses of a projection that mutates, row by row.
@@ -106,7 +117,7 @@ pub(super) struct Table {
     /// The network's cells.
     source: Vec<u32>,
     target: Vec<u32>,
-    code: Vec<i16>,
+    code: Vec<i32>,
     delay: Vec<u16>,
     edges: Option<Arc<Vec<Edge>>>,
     /// The rows of each cell of the network before and behind its synapses.
@@ -142,7 +153,7 @@ impl Rows {
 impl Table {
     /// As they were drawn.
     pub fn new(plan: &Plan, projection: usize) -> Result<Self> {
-        let asked = (36.0 * 1.05 * plan.expected(projection)) as u64;
+        let asked = (38.0 * 1.05 * plan.expected(projection)) as u64;
         if let Some(free) = crate::memory::free().filter(|free| asked > *free) {
             let what = format!(
                 "the weights of {:.3e} synapses of {} change where cells are born, for which {:.1} GB are needed, but {:.1} GB are free",
@@ -168,7 +179,7 @@ impl Table {
         enumerate(plan, projection, 0..plan.network.populations[p.target].size, &mut |s, t, code, delay| {
             all.source.push(source + s);
             all.target.push(target + t);
-            all.code.push(code as i16);
+            all.code.push(code);
             all.delay.push(delay);
         });
         if all.code.len() > u32::MAX as usize {
@@ -200,7 +211,7 @@ impl Table {
                     }
                     let old = self.code[row];
                     for number in changes(source, target, sites(from))..changes(source, target, sites(to)) {
-                        self.code[row] = self.spread.changed(self.code[row].into(), row as u64, number) as i16;
+                        self.code[row] = self.spread.changed(self.code[row], row as u64, number);
                     }
                     if self.code[row] != old {
                         let (delay, new) = (self.delay[row], self.code[row]);
@@ -221,7 +232,7 @@ impl Table {
         }
         let p = &plan.network.projections[projection];
         let [first, behind] = [p.source, p.target].map(|i| plan.first[i] as u32);
-        let unit = |code: i16| plan.units[p.target][plan.port(p.target, code < 0)];
+        let unit = |code: i32| plan.units[p.target][plan.port(p.target, code < 0)];
         Some(Synapses {
             source: self.source.iter().map(|cell| cell - first).collect(),
             target: self.target.iter().map(|cell| cell - behind).collect(),
@@ -269,7 +280,7 @@ impl Changing {
         for i in own() {
             let Some(number) = plan.rule(i) else { continue };
             let (p, rule) = (&n.projections[i], &learning.rules[usize::from(number)]);
-            let sd = n.weight_sd(i) / plan.units[p.target][rule.port] * 65_536.0;
+            let sd = n.weight_sd(i) / plan.coarse_unit(p.target, rule.port) * 65_536.0;
             all.spreads.insert((p.source, p.target, number), (sd, rule.low, rule.high));
             let [source, target] = [p.source, p.target].map(|i| plan.first[i] as u32);
             enumerate(plan, i, 0..n.populations[p.target].size, &mut |s, t, _, delay| {

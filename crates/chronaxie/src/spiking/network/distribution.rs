@@ -163,7 +163,7 @@ impl Distribution {
         [self.quantile(1e-10), self.quantile(1.0 - 1e-10)].into_iter().find_map(|x| beyond_single("is", x))
     }
     /// P(value <= x) before bounds.
-    fn raw(&self, x: f64) -> f64 {
+    pub(super) fn raw(&self, x: f64) -> f64 {
         if x.is_infinite() {
             return if x < 0.0 { 0.0 } else { 1.0 };
         }
@@ -307,6 +307,10 @@ impl Codes {
             (0..1 << GUIDE).map(|b: u32| thresholds.partition_point(|t| *t <= b << (32 - GUIDE)) as u16).collect();
         Some(Self { first, thresholds, guide })
     }
+    /// Always `code`.
+    pub fn one(code: i32) -> Self {
+        Self { first: code, thresholds: Vec::new(), guide: vec![0; 1 << GUIDE] }
+    }
     /// The code that `bits` mean.
     #[inline(always)]
     pub fn pick(&self, bits: u32) -> i32 {
@@ -319,6 +323,10 @@ impl Codes {
     /// `2^32 P(code <= least + i)`, rising.
     pub fn thresholds(&self) -> &[u32] {
         &self.thresholds
+    }
+    /// As kernels have them (`Codes` of codes.cuh): thresholds, how many, and the first code.
+    pub(in crate::spiking) fn words(&self) -> (Vec<u32>, u32, i32) {
+        (self.thresholds.clone(), self.thresholds.len() as u32, self.first)
     }
     /// The least code.
     pub fn least(&self) -> i32 {

@@ -14,6 +14,7 @@
 //! hold = "10ms"                # a frame is shown for so long
 //! start = "0ms"
 //! repeat = 1                   # how often the frames are shown, again from the first
+//! weight_bits = 16             # or 32, as of a projection
 //! delay = 0.1                  # ms until a frame is felt: a step, or as long as parts are not to exchange spikes
 //! ```
 //!
@@ -60,6 +61,7 @@ pub(super) fn frames(
     let start = section.get("start", Milliseconds(0.0))?.0;
     let repeat: u32 = section.get("repeat", 1)?;
     let delay = section.get("delay", Milliseconds(network.dt_ms))?.0;
+    let weight_bits = super::read::weight_bits(section)?;
     let file: PathBuf = section.require("file")?;
     let array = read(section, files, &file)?;
     if !use_it {
@@ -146,6 +148,7 @@ pub(super) fn frames(
         autapses: true,
         plasticity: None,
         storage: Storage::Stored,
+        weight_bits,
     });
     Ok(())
 }

@@ -213,6 +213,14 @@ fn wrong_frames_are_refused_with_field_line_and_values() {
     let files = Files::beside(&config).with("<f>", vec![("frames".into(), vec![1.0; 12])]);
     let e = Plan::new(read_with(&config, &files).unwrap().network).unwrap_err().to_string();
     assert!(e.contains("projection V1 frames -> V1: weights of 0.0099999") && e.contains("sets their unit"), "{e}");
+    assert!(e.contains("or say weight_bits = 32"), "{e}");
+    let config = Config::parse(
+        &format!(
+            "{lost}[[drive]]\ntarget = \"V1\"\nkind = \"frames\"\nfile = \"<f>\"\nweight = 0.01\nhold = 1\nweight_bits = 32"
+        ),
+        "net.toml",
+    );
+    Plan::new(read_with(&config.unwrap(), &files).unwrap().network).unwrap();
     // Cells without places, a list of targets, a variant that is not the run's.
     let plain = "schema = 1\n[[population]]\nname = \"A\"\nmodel = \"lif_exp\"\nsize = 3\n[[population]]\nname = \"P\"\n\
         model = \"poisson\"\nsize = 3\n[[population]]\nname = \"C\"\nmodel = \"lif_cond\"\nsize = 3\n[[drive]]\nkind = \"frames\"\nfile = \"<f>\"\nweight = 1\nhold = 1\n";

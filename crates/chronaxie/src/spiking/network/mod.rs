@@ -20,12 +20,14 @@ mod reference;
 pub mod replicas;
 pub mod scale;
 mod storage;
+pub mod weights;
 
 pub use distribution::{Codes, Distribution, Outside, Shape};
 pub use files::{Files, Given};
 pub use lifecycle::Lifecycle;
 pub use replicas::{Key, Replica};
 pub use storage::Storage;
+pub use weights::{WeightBits, Weights};
 
 /// A network.
 #[derive(Clone)]
@@ -116,6 +118,8 @@ pub struct Projection {
     pub plasticity: Option<Plasticity>,
     /// Whether they are kept.
     pub storage: Storage,
+    /// How precise weights are.
+    pub weight_bits: WeightBits,
 }
 
 /// How long spikes take.

@@ -132,6 +132,7 @@ pub(super) fn read(config: &Config) -> Result<Settings> {
                     autapses: false,
                     plasticity,
                     storage: Storage::Stored,
+                    weight_bits: Default::default(),
                 });
             }
         }

@@ -30,6 +30,7 @@
 //! weight = 40.0                # constant, or { distribution = "normal", mean, sd, low, high, outside = "redraw" }
 //! delay = 1.5                  # ms; likewise, or { velocity = 2.0, offset = 0.1 }
 //! synapses = "stored"          # or "procedural": drawn again at each spike, "auto": likewise where they would not fit in memory
+//! weight_bits = 16             # or 32: weights of single precision, 8 bytes a synapse
 //! plasticity = { rule = "stdp", w_max = 80.0 }    # see read_plasticity.rs; simulation.plasticity = false keeps weights
 //!
 //! [[drive]]
@@ -53,7 +54,7 @@ use super::files::{Files, edges, given, places};
 use super::place::Box4;
 use super::read_drives::drives;
 use super::reference::reference;
-use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule, Shape, Storage};
+use super::{Delay, Distribution, Network, Outside, Population, Projection, Rule, Shape, Storage, WeightBits};
 use crate::Result;
 use crate::config::{Config, Milliseconds, Section, Setting, Value, nearest, quote, short};
 use crate::spiking::models::{self, Kind};
@@ -510,6 +511,7 @@ fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_
     }
     let plasticity = super::read_plasticity::plasticity(section, network)?;
     let storage = Storage::of(section.choice("synapses", &Storage::WORDS, "stored")?);
+    let weight_bits = weight_bits(section)?;
     for (t, &target) in targets.iter().enumerate() {
         for (s, &source) in sources.iter().enumerate() {
             let number = table.as_ref().map_or(1.0, |(_, table)| table.at(t, s));
@@ -537,10 +539,27 @@ fn projections(section: &Section<'_>, network: &mut Network, files: &Files, use_
                 }
                 _ => Rule::Probability(ranged(section, key, number, 0.0, 1.0)?),
             };
-            network.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity, storage });
+            network.projections.push(Projection {
+                source,
+                target,
+                rule,
+                weight,
+                delay,
+                autapses,
+                plasticity,
+                storage,
+                weight_bits,
+            });
         }
     }
     Ok(())
+}
+
+/// How precise weights are to be.
+pub(super) fn weight_bits(section: &Section<'_>) -> Result<WeightBits> {
+    let bits = section.get("weight_bits", 16)?;
+    let none = || section.refuse("weight_bits", &format!("is {bits}, but weights have 16 or 32 bits"));
+    WeightBits::of(bits).ok_or_else(none)
 }
 
 fn read_delay(section: &Section<'_>) -> Result<Delay> {

@@ -418,6 +418,19 @@ delay = 1.0
     let plastic = "synapses = \"procedural\"\nplasticity = { rule = \"stdp\", w_max = 3.0 }";
     let network = read(plastic).unwrap().network;
     assert!(Plan::new(network).unwrap_err().to_string().contains("which forgets what plasticity made of them"));
+    // How precise weights are, which a checkpoint knows and a resolved configuration says.
+    for (text, bits) in [
+        ("", WeightBits::Sixteen),
+        ("weight_bits = 16", WeightBits::Sixteen),
+        ("weight_bits = 32", WeightBits::ThirtyTwo),
+    ] {
+        assert_eq!(read(text).unwrap().network.projections[0].weight_bits, bits);
+    }
+    let says = |text: &str| read(text).unwrap_err().to_string();
+    let e = says("weight_bits = 24");
+    assert!(e.contains(":14: projection[0].weight_bits is 24, but weights have 16 or 32 bits"), "{e}");
+    assert!(says("weight_bit = 32").contains("unknown key projection[0].weight_bit; did you mean weight_bits?"));
+    assert!(says("weight_bits = 32.5").contains("projection[0].weight_bits"));
 }
 
 /// What others measured of one variant is not shown beside another.

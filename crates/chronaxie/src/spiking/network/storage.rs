@@ -1,6 +1,6 @@
 //! Whether synapses are kept: those of some rules can be drawn again from their source alone, whenever it fires.
 
-use super::{Delay, Network, Projection, Rule};
+use super::{Delay, Network, Projection, Rule, WeightBits};
 
 /// Where the synapses of a projection come from when a cell fires. Spikes do not depend on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,18 +28,22 @@ impl Storage {
     }
 }
 
-/// Checkpoints know a network by this: it says nothing of storage, on which no spike depends.
+/// Checkpoints know a network by this: it says nothing of storage, on which no spike depends, and of the bits of weights where they are
+/// those that all had before there were others.
 impl std::fmt::Debug for Projection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Projection")
-            .field("source", &self.source)
+        let mut all = f.debug_struct("Projection");
+        all.field("source", &self.source)
             .field("target", &self.target)
             .field("rule", &self.rule)
             .field("weight", &self.weight)
             .field("delay", &self.delay)
             .field("autapses", &self.autapses)
-            .field("plasticity", &self.plasticity)
-            .finish()
+            .field("plasticity", &self.plasticity);
+        if self.weight_bits != WeightBits::Sixteen {
+            all.field("weight_bits", &self.weight_bits);
+        }
+        all.finish()
     }
 }
 

@@ -30,6 +30,7 @@ fn space(cells: u32) -> Plan {
             autapses: false,
             plasticity: None,
             storage: Storage::Stored,
+            weight_bits: Default::default(),
         });
     }
     Plan::new(n).unwrap()

@@ -29,11 +29,13 @@ impl Plan {
         }
     }
 
-    /// Bytes of it on the host: four a synapse that is kept and their place while rows are sorted; the heads of rows; 64 bytes a cell;
+    /// Bytes of it on the host: four a synapse that is kept, or eight where weights are long, and their place while rows are sorted; the
+    /// heads of rows; 64 bytes a cell;
     /// and what is under way of synapses that are drawn again.
     pub(crate) fn bytes(&self, share: f64, redraw: Redraw) -> u64 {
+        let kept = if self.has_long(|i| self.keeps(i, redraw)) { 12.0 } else { 6.0 };
         let synapses = |i: usize| {
-            self.expected(i) * if self.changes(i) { 12.0 } else { f64::from(u8::from(self.keeps(i, redraw))) * 6.0 }
+            self.expected(i) * if self.changes(i) { 12.0 } else { f64::from(u8::from(self.keeps(i, redraw))) * kept }
         };
         let synapses: f64 = (0..self.network.projections.len()).map(synapses).sum();
         ((synapses + self.under_way(redraw)) * share + 64.0 * self.cells() as f64) as u64

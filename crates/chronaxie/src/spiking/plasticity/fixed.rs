@@ -1,6 +1,6 @@
 //! Plasticity in whole numbers: what every engine computes, bit for bit.
 //!
-//! A *strength* is a weight's size in units of `2^-16` of the unit that its port's inputs are summed in, so that its upper
+//! A *strength* is a weight's size in units of `2^-16` of the unit that its port's weights of 16 bits have, so that its upper
 //! half is the weight that a static synapse would have. Traces are whole numbers of `2^-bits`; what time takes from them is
 //! a product with an entry of a table of `2^32 e^(-steps / tau)`, rounded. Nothing here is a float, so there is nothing
 //! that another machine could round otherwise.
@@ -47,6 +47,8 @@ pub struct Rule {
     pub sign: i32,
     /// Index of the port that it acts on.
     pub port: usize,
+    /// What is passed on counts `2^shift` of the port's units.
+    pub shift: u32,
     /// The least strength.
     pub low: u32,
     /// The greatest.
@@ -234,10 +236,20 @@ impl Rule {
         let step = (u64::from(share) * u64::from(room) + (1 << 30)) >> 31;
         strength - (step as u32).min(strength - self.low)
     }
-    /// What a spike passes on, in the unit of the port: the strength times what short-term plasticity leaves of it.
+    /// What a spike passes on, in the unit of weights of 16 bits: the strength times what short-term plasticity leaves of it.
     #[inline(always)]
     pub fn passed(&self, strength: u32, effect: u32) -> i32 {
         ((u64::from(strength) * u64::from(effect) + (1 << 46)) >> 47) as i32 * self.sign
+    }
+    /// Likewise, in the unit of the port.
+    #[inline(always)]
+    pub fn brought(&self, strength: u32, effect: u32) -> i32 {
+        self.passed(strength, effect) << self.shift
+    }
+    /// What one of a strength's whole units is in the unit of the port, with its sign.
+    #[inline(always)]
+    pub fn step(&self) -> i32 {
+        self.sign << self.shift
     }
     /// The strength that a weight of so many units begins with.
     #[inline(always)]
@@ -301,12 +313,13 @@ impl Learning {
         Some(Pair { x, y: x, ..none })
     }
 
-    /// Adds what a projection does, whose weights have this sign and go to a port of this index and unit; `None` where there are too many rules.
+    /// Adds what a projection does, whose weights have this sign and go to a port of this index, where they have this unit, `2^shift` of the
+    /// port's; `None` where there are too many rules.
     pub(in crate::spiking) fn add(
         &mut self,
         what: &super::Plasticity,
         sign: i32,
-        (port, unit): (usize, f64),
+        (port, unit, shift): (usize, f64, u32),
         dt_ms: f64,
     ) -> Option<u16> {
         let strength = |w: f64| (w / unit * 65_536.0).round().clamp(0.0, 2_147_483_647.0) as u32;
@@ -328,7 +341,7 @@ impl Learning {
         self.early |= !stdp.as_ref().is_some_and(|p| p.axonal);
         let together = what.coincidence.map(|c| Together::new(&c));
         let decay = Rule::decay_of(what.decay_per_ms * dt_ms / unit);
-        let rule = Rule { sign, port, low, high, stdp, scaling, together, decay, short, copy: 0 };
+        let rule = Rule { sign, port, shift, low, high, stdp, scaling, together, decay, short, copy: 0 };
         self.index(rule)
     }
 

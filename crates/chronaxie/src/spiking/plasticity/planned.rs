@@ -79,8 +79,8 @@ impl Plan {
                 return refuse("needs weights of one sign; bound them on one side of 0".into());
             };
             let port = self.port(p.target, sign < 0);
-            let unit = self.units[p.target][port];
-            let rule = learning.add(plasticity, sign, (port, unit), self.network.dt_ms);
+            let (unit, shift) = (self.coarse_unit(p.target, port), self.shifts[p.target][port]);
+            let rule = learning.add(plasticity, sign, (port, unit, shift), self.network.dt_ms);
             // Others between the same populations that do the same.
             let alike = |j: &usize| {
                 let q = &self.network.projections[*j];

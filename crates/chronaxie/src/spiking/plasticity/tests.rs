@@ -63,7 +63,7 @@ fn pairwise(s: &Stdp, w: f64, before: &[u64], after: &[u64], delay: u64) -> f64 
 /// The same by entries, as engines have them.
 fn by_entries(s: &Stdp, w: f64, before: &[u64], after: &[u64], delay: u64, unit: f64) -> f64 {
     let mut learning = Learning::default();
-    let index = learning.add(&Plasticity::stdp(*s), 1, (0, unit), DT).unwrap();
+    let index = learning.add(&Plasticity::stdp(*s), 1, (0, unit, 0), DT).unwrap();
     let rule = &learning.rules[usize::from(index)];
     let pair = rule.stdp.as_ref().unwrap();
     let (ahead, back) = if pair.axonal { (delay, 0) } else { (0, delay) };
@@ -154,7 +154,7 @@ fn short_term_plasticity_follows_its_law() {
         ShortTerm { u: 1.0, tau_rec_ms: 50.0, tau_fac_ms: 20.0 },
     ] {
         let mut learning = Learning::default();
-        let index = learning.add(&Plasticity::short_term(of), 1, (0, 1.0), DT).unwrap();
+        let index = learning.add(&Plasticity::short_term(of), 1, (0, 1.0, 0), DT).unwrap();
         let rule = &learning.rules[usize::from(index)];
         let mut rng = Rng::new(3, 0);
         let mut entry: Option<Vec<u32>> = None;
@@ -202,7 +202,7 @@ fn decay_is_the_same_in_one_go_and_in_pieces() {
     for (per_ms, unit) in [(1e-5, 1e-3), (0.013, 0.25), (1e-9, 0.25), (40.0, 0.25)] {
         let what = Plasticity::coincidence(Coincidence { a: 0.0, a_pre: 0.0, bounds: Some((2.0, 90.0)) });
         let mut learning = Learning::default();
-        let index = learning.add(&what.and_decay(per_ms), 1, (0, unit), DT).unwrap();
+        let index = learning.add(&what.and_decay(per_ms), 1, (0, unit, 0), DT).unwrap();
         let rule = &learning.rules[usize::from(index)];
         for _ in 0..200 {
             let from = rng.below(1 << 20) as i64;

@@ -22,7 +22,8 @@ use super::learned::{self, Weights};
 use super::measure::{Clock, Part as Timed, Parts};
 use super::parts::{Every, Exchange, Keys};
 use super::{Engine, Spike, State};
-use crate::spiking::connect::{Part, Subset, Synapses, list, rows, shard, shards_for};
+use crate::spiking::connect::rows::Word;
+use crate::spiking::connect::{Part, Subset, Synapses, list, shard, shards_for};
 use crate::spiking::draws::{BATCH, Purpose, batch, listed};
 use crate::spiking::life::Reweighed;
 use crate::spiking::network::Key;
@@ -410,7 +411,7 @@ impl Engine for CpuEngine<'_> {
 
     fn synapses(&self) -> u64 {
         let changing = |l: &Lane<'_>| l.shard.changing.as_ref().map_or(0, |c| c.slots.len() as u64);
-        self.lanes.iter().map(|l| l.shard.rows.synapses.len() as u64 + l.shard.drawn + changing(l)).sum()
+        self.lanes.iter().map(|l| l.shard.rows.len() as u64 + l.shard.drawn + changing(l)).sum()
     }
 
     fn weights(&self) -> Result<Vec<Weights>> {
@@ -458,25 +459,35 @@ pub(super) fn check_state(plan: &Plan, state: &State) -> Result<()> {
 
 /// Adds the synapses of all groups that are `due`.
 pub(super) fn add(due: &[u64], synapses: &[u32], sums: &mut [i32; 65_536]) {
+    add_words(due, synapses, sums);
+}
+
+/// Likewise of eight bytes each.
+pub(super) fn add_long(due: &[u64], synapses: &[u64], sums: &mut [i32; 65_536]) {
+    add_words(due, synapses, sums);
+}
+
+#[inline(always)]
+fn add_words<W: Word>(due: &[u64], synapses: &[W], sums: &mut [i32; 65_536]) {
     /// Groups ahead that memory is asked for: some 300 ns of work.
     const AHEAD: usize = 8;
     for (i, group) in due.iter().enumerate() {
         if let Some(ahead) = due.get(i + AHEAD) {
             let place = (ahead >> 16) as usize;
-            for line in (0..(*ahead & 0xFFFF) as usize).step_by(16).take(4) {
+            for line in (0..(*ahead & 0xFFFF) as usize).step_by(64 / size_of::<W>()).take(4) {
                 prefetch(&synapses[place + line]);
             }
         }
         let place = (group >> 16) as usize;
         for &synapse in &synapses[place..place + (group & 0xFFFF) as usize] {
-            let sum = &mut sums[usize::from(rows::slot(synapse))];
-            *sum = sum.wrapping_add(rows::weight(synapse));
+            let sum = &mut sums[usize::from(synapse.slot())];
+            *sum = sum.wrapping_add(synapse.weight());
         }
     }
 }
 
 #[inline(always)]
-fn prefetch(at: &u32) {
+fn prefetch<W>(at: &W) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint about an address, which here is that of a living object.
     unsafe {

@@ -119,7 +119,7 @@ impl<'a> Eager<'a> {
         self.synapses.iter().map(|s| {
             let (p, port, _) = s.place;
             let sign = f64::from(self.rule(s).sign);
-            let w = sign * s.strength / 65_536.0 * self.plan.units[p][port];
+            let w = sign * s.strength / 65_536.0 * self.plan.coarse_unit(p, port);
             (s.source, s.target, s.delay, s.rule, w)
         })
     }
@@ -135,7 +135,7 @@ impl<'a> Eager<'a> {
     /// What it does, with bounds in strengths.
     fn law(&self, s: &Synapse) -> Plasticity {
         let (p, port, _) = s.place;
-        self.described(s).scaled(65_536.0 / self.plan.units[p][port])
+        self.described(s).scaled(65_536.0 / self.plan.coarse_unit(p, port))
     }
 
     fn ms(&self, steps: u64) -> f64 {
@@ -264,13 +264,13 @@ impl<'a> Eager<'a> {
         let s = &self.synapses[i as usize];
         let (rule, e) = (self.rule(s), &self.entries[s.source as usize][entry]);
         let amount = if self.in_fixed {
-            f64::from(rule.passed(s.strength as u32, self.learning.effect(rule, &e.fixed)))
+            f64::from(rule.brought(s.strength as u32, self.learning.effect(rule, &e.fixed)))
         } else {
             let effect = rule.short.map_or(1.0, |k| {
                 let at = self.learning.traces.len() + 2 * k;
                 e.law[at] * e.law[at + 1]
             });
-            f64::from(rule.sign) * s.strength / 65_536.0 * effect
+            f64::from(rule.step()) * s.strength / 65_536.0 * effect
         };
         add(if axonal { 0 } else { s.delay }, s.place, amount);
         let Some(pair) = &rule.stdp else { return };
@@ -411,7 +411,7 @@ impl<'a> Eager<'a> {
         for (place, i) in order.into_iter().enumerate() {
             let s = &self.synapses[i];
             let (p, port, _) = s.place;
-            let sd = self.plan.network.weight_sd(s.projection) / self.plan.units[p][port] * 65_536.0;
+            let sd = self.plan.network.weight_sd(s.projection) / self.plan.coarse_unit(p, port) * 65_536.0;
             let ends = [s.source, s.target].map(|cell| cell as usize);
             let ends = &ends[..if ends[0] == ends[1] { 1 } else { 2 }];
             let changes: u64 = ends.iter().map(|cell| u64::from(before[*cell])).sum();

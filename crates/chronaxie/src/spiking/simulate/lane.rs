@@ -3,7 +3,8 @@
 use super::learner::{Learner, slots_of};
 use super::pending::Pending;
 use super::{Learned, Spike};
-use crate::spiking::connect::{Part, Redraw, Shard, Subset, rows};
+use crate::spiking::connect::rows::Word;
+use crate::spiking::connect::{Part, Redraw, Shard, Subset};
 use crate::spiking::draws::{BATCH, Purpose};
 use crate::spiking::life::Reweighed;
 use crate::spiking::math;
@@ -68,7 +69,7 @@ impl<'a> Lane<'a> {
     pub(super) fn new(plan: &'a Plan, shard: Shard, redraw: Redraw, ring: usize) -> Result<Self> {
         let cells = (0..plan.models.len()).map(|i| Cells::new(plan, i, &shard.parts[i])).collect::<Result<_>>()?;
         let sums = vec![0i32; 65_536].into_boxed_slice().try_into().expect("as long as the array");
-        let learner = plan.learning.as_ref().map(|l| Learner::new(plan, l, shard.slots, ring));
+        let learner = plan.learning.as_ref().map(|l| Learner::new(plan, l, &shard, ring));
         Ok(Self {
             plan,
             poisson: plan.poisson.clone(),
@@ -86,7 +87,12 @@ impl<'a> Lane<'a> {
     pub(super) fn deliver(&mut self, step: u64) {
         let slot = (step & (self.calendar.len() as u64 - 1)) as usize;
         let due = &mut self.calendar[slot];
-        super::cpu::add(due, &self.shard.rows.synapses, &mut self.sums);
+        let rows = &self.shard.rows;
+        if rows.long.is_empty() {
+            super::cpu::add(due, &rows.synapses, &mut self.sums);
+        } else {
+            super::cpu::add_long(due, &rows.long, &mut self.sums);
+        }
         due.clear();
         if let Some(pending) = &mut self.pending {
             pending.deliver(step, &mut self.sums[..]);
@@ -209,19 +215,27 @@ impl<'a> Lane<'a> {
 
     /// Gives a synapse onto a cell of a population another weight, where the cell is here; true where it is.
     pub(super) fn reweigh(&mut self, (population, cell): (usize, u32), of: &Reweighed) -> Result<bool> {
+        if self.shard.rows.long.is_empty() {
+            self.reweigh_as::<u32>((population, cell), of)
+        } else {
+            self.reweigh_as::<u64>((population, cell), of)
+        }
+    }
+
+    fn reweigh_as<W: Word>(&mut self, (population, cell): (usize, u32), of: &Reweighed) -> Result<bool> {
         let part = &self.shard.parts[population];
         let Some(at) = part.cells().find(cell) else { return Ok(false) };
         let port = self.plan.port(population, of.negative) as u32;
-        let synapse = |code: i16| rows::pack(part.slot + port * part.count() + at, code.into());
+        let synapse = |code: i32| W::pack(part.slot + port * part.count() + at, code);
         let (old, new) = (synapse(of.old), synapse(of.new));
         let groups = self.shard.rows.groups(of.source).filter(|(delay, _)| *delay == of.delay);
         let places = groups.map(|(_, places)| places.start as usize..places.end as usize);
         // One that has come to 0 lies at the first port.
-        let zero = rows::pack(part.slot + at, 0);
+        let zero = W::pack(part.slot + at, 0);
         let old = if of.old == 0 { zero } else { old };
         let new = if of.new == 0 { zero } else { new };
         for places in places.collect::<Vec<_>>() {
-            if let Some(found) = self.shard.rows.synapses[places].iter_mut().find(|s| **s == old) {
+            if let Some(found) = W::all(&mut self.shard.rows)[places].iter_mut().find(|s| **s == old) {
                 *found = new;
                 return Ok(true);
             }

@@ -494,7 +494,7 @@ impl<'a> Summary<'a> {
         let populations = n.populations.len();
         let named = self.counts.iter().enumerate().filter(|(_, c)| c.count > 0).map(|(i, c)| {
             let (source, target, negative) = (i / 2 / populations, i / 2 % populations, i % 2 == 1);
-            let unit = plan.units[target][plan.port(target, negative)];
+            let unit = plan.coarse_unit(target, plan.port(target, negative));
             let name = |p: usize| n.populations[p].name.as_str();
             c.weights(format!("{} -> {}", name(source), name(target)), if negative { -unit } else { unit })
         });

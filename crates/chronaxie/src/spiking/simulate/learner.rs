@@ -106,8 +106,10 @@ pub(super) struct Learner<'a> {
     common: Common,
     /// By step: the groups that spikes reach, of rules with the delay before the synapse.
     visits: Vec<Vec<Visit>>,
-    /// By step: what arrives, slot in the lower 16 bits, units in the upper.
+    /// By step: what arrives, slot in the lower 16 bits, units of weights of 16 bits in the upper.
     amounts: Vec<Vec<u32>>,
+    /// By slot: such a unit is `2^shift` of its sums'; nothing where all are alike.
+    shifts: Vec<u8>,
     /// What was under way when a state was restored: step, slot, units.
     early: Vec<(u64, u16, i32)>,
     /// Synapses are grown up to before this time of theirs, at least.
@@ -123,8 +125,13 @@ fn due(last: u32, offset: i64, back: i64, grown: u32) -> i64 {
 }
 
 impl<'a> Learner<'a> {
-    pub(super) fn new(plan: &'a Plan, learning: &'a Learning, slots: usize, ring: usize) -> Self {
-        let cells = plan.cells() as usize;
+    pub(super) fn new(plan: &'a Plan, learning: &'a Learning, shard: &Shard, ring: usize) -> Self {
+        let (cells, slots) = (plan.cells() as usize, shard.slots);
+        let any = (0..plan.models.len()).any(|p| plan.is_long(p));
+        let mut shifts = vec![0; if any { slots } else { 0 }];
+        for (part, ports) in shard.parts.iter().zip(&plan.shifts).filter(|_| any) {
+            ports.iter().enumerate().for_each(|(port, shift)| shifts[part.slots(port)].fill(*shift as u8));
+        }
         Self {
             plan,
             learning,
@@ -133,6 +140,7 @@ impl<'a> Learner<'a> {
             common: Common::new(learning, slots),
             visits: (0..ring).map(|_| Vec::new()).collect(),
             amounts: vec![Vec::new(); ring],
+            shifts,
             early: Vec::new(),
             grown: 0,
             most: 8 * cells + (1 << 16),
@@ -344,13 +352,10 @@ impl<'a> Learner<'a> {
                     }
                 };
                 let sum = &mut sums[usize::from(slot)];
-                *sum = sum.wrapping_add(amount);
+                *sum = sum.wrapping_add(amount << rule.shift);
             }
         }
-        for amount in &self.amounts[at] {
-            let sum = &mut sums[usize::from(*amount as u16)];
-            *sum = sum.wrapping_add(*amount as i32 >> 16);
-        }
+        self.add(&self.amounts[at], sums);
         self.amounts[at].clear();
         if !self.early.is_empty() {
             for (_, slot, amount) in self.early.iter().filter(|(when, ..)| *when == step) {
@@ -358,6 +363,15 @@ impl<'a> Learner<'a> {
                 *sum = sum.wrapping_add(*amount);
             }
             self.early.retain(|(when, ..)| *when > step);
+        }
+    }
+
+    #[inline(always)]
+    fn add(&self, amounts: &[u32], sums: &mut [i32]) {
+        for amount in amounts {
+            let sum = &mut sums[usize::from(*amount as u16)];
+            let shift = if self.shifts.is_empty() { 0 } else { self.shifts[usize::from(*amount as u16)] };
+            *sum = sum.wrapping_add((*amount as i32 >> 16) << shift);
         }
     }
 
@@ -510,10 +524,7 @@ impl<'a> Learner<'a> {
 
     /// Adds to `sums` what arrives in `step` beside what visits will bring.
     pub(super) fn under_way(&self, step: u64, sums: &mut [i32]) {
-        for amount in &self.amounts[(step & self.mask()) as usize] {
-            let sum = &mut sums[usize::from(*amount as u16)];
-            *sum = sum.wrapping_add(*amount as i32 >> 16);
-        }
+        self.add(&self.amounts[(step & self.mask()) as usize], sums);
         for (_, slot, amount) in self.early.iter().filter(|(when, ..)| *when == step) {
             let sum = &mut sums[usize::from(*slot)];
             *sum = sum.wrapping_add(*amount);

@@ -52,7 +52,7 @@ pub(super) fn strengths(plan: &Plan, reference: &Reference<'_>) -> Vec<u32> {
     let mut all: Vec<(u32, u16, u16, u32, u32)> = Vec::new();
     for (source, target, delay, rule, w) in reference.weights() {
         let p = plan.first.partition_point(|first| *first <= u64::from(target)) - 1;
-        let unit = plan.units[p][plan.port(p, plan.learning.as_ref().unwrap().rules[usize::from(rule)].sign < 0)];
+        let unit = plan.coarse_unit(p, plan.port(p, plan.learning.as_ref().unwrap().rules[usize::from(rule)].sign < 0));
         all.push((source, delay, rule, target, (w.abs() / unit * 65_536.0).round() as u32));
     }
     all.sort_unstable();

@@ -4,7 +4,7 @@ use super::cpu::{self, CpuEngine};
 use super::{Engine, Spike, cuda};
 use crate::cuda::CudaDevice;
 use crate::spiking::Plan;
-use crate::spiking::connect::rows;
+use crate::spiking::connect::rows::Word;
 use crate::spiking::models::Kind;
 use crate::{Device, Result};
 use std::sync::Arc;
@@ -175,6 +175,11 @@ impl CpuEngine<'_> {
         plan.poisson.iter().map(|d| d.target).chain(sources).map(size).sum()
     }
 
+    /// Bytes of a synapse that does not change.
+    pub fn word(&self) -> u64 {
+        if self.shards().any(|shard| !shard.rows.long.is_empty()) { 8 } else { 4 }
+    }
+
     /// The slots of the largest shard.
     pub fn slots(&self) -> usize {
         self.lanes.iter().map(|l| l.shard.slots).max().unwrap_or(1)
@@ -212,7 +217,7 @@ pub fn addition_ns(slots: usize, group: f64) -> f64 {
     const SYNAPSES: usize = 2048;
     let slots = slots.clamp(1, 1 << 16) as u64;
     let mut rng = crate::rng::Rng::new(1, 0);
-    let synapses: Vec<u32> = (0..SYNAPSES).map(|i| rows::pack(rng.below(slots) as u32, i as i32 % 64)).collect();
+    let synapses: Vec<u32> = (0..SYNAPSES).map(|i| u32::pack(rng.below(slots) as u32, i as i32 % 64)).collect();
     let len = (group.round() as usize).clamp(1, SYNAPSES);
     let due: Vec<u64> = (0..SYNAPSES / len).map(|i| ((i * len) as u64) << 16 | len as u64).collect();
     let mut sums: Box<[i32; 65_536]> = vec![0; 65_536].into_boxed_slice().try_into().expect("as long as the array");

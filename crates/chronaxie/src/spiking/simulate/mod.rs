@@ -35,6 +35,8 @@ mod learning_tests;
 #[cfg(test)]
 mod life_tests;
 #[cfg(test)]
+pub(in crate::spiking) mod long_tests;
+#[cfg(test)]
 mod procedural_tests;
 #[cfg(test)]
 mod replica_tests;

@@ -6,22 +6,28 @@
 //! written, and read once more. Measured in the README.
 
 use super::Spike;
-use crate::spiking::connect::{Part, Redraw, drawn, rows};
+use crate::spiking::connect::rows::Word;
+use crate::spiking::connect::{Part, Redraw, drawn};
 use crate::spiking::plan::Plan;
 
 /// Synapses of a step that are listed before they are summed, however few slots there are.
 const LISTED: usize = 1024;
 
 /// What arrives in a step: a list, and, where that became longer than there are slots, sums.
-#[derive(Default)]
-struct Arrivals {
+struct Arrivals<W> {
     /// As rows have them: slot and weight.
-    list: Vec<u32>,
+    list: Vec<W>,
     sums: Vec<i32>,
 }
 
-impl Arrivals {
-    fn push(&mut self, synapse: u32, slots: usize) {
+impl<W> Default for Arrivals<W> {
+    fn default() -> Self {
+        Self { list: Vec::new(), sums: Vec::new() }
+    }
+}
+
+impl<W: Word> Arrivals<W> {
+    fn push(&mut self, synapse: W, slots: usize) {
         if self.list.len() >= slots.max(LISTED) {
             self.sums.resize(slots, 0);
             add(&self.list, &mut self.sums);
@@ -31,10 +37,10 @@ impl Arrivals {
     }
 }
 
-fn add(list: &[u32], sums: &mut [i32]) {
+fn add<W: Word>(list: &[W], sums: &mut [i32]) {
     for &synapse in list {
-        let sum = &mut sums[usize::from(rows::slot(synapse))];
-        *sum = sum.wrapping_add(rows::weight(synapse));
+        let sum = &mut sums[usize::from(synapse.slot())];
+        *sum = sum.wrapping_add(synapse.weight());
     }
 }
 
@@ -43,8 +49,17 @@ pub(super) struct Pending {
     slots: usize,
     /// Of each population, the projections whose sources it has, with the port of negative weights.
     projections: Vec<Vec<(usize, u32)>>,
-    /// `[step % len]`, a power of two.
-    calendar: Vec<Arrivals>,
+    calendar: Calendar,
+}
+
+/// `[step % len]`, a power of two; of four or of eight bytes a synapse.
+enum Calendar {
+    Short(Vec<Arrivals<u32>>),
+    Long(Vec<Arrivals<u64>>),
+}
+
+fn empty<W>(ring: usize) -> Vec<Arrivals<W>> {
+    (0..ring).map(|_| Arrivals::default()).collect()
 }
 
 impl Pending {
@@ -55,44 +70,71 @@ impl Pending {
             projections[p.source].push((i, plan.port(p.target, true) as u32));
         }
         let any = projections.iter().any(|own| !own.is_empty());
-        any.then(|| Self { slots, projections, calendar: (0..ring).map(|_| Arrivals::default()).collect() })
+        let long = plan.has_long(|i| plan.draws(i, redraw));
+        let calendar = if long { Calendar::Long(empty(ring)) } else { Calendar::Short(empty(ring)) };
+        any.then_some(Self { slots, projections, calendar })
     }
 
     /// Draws the row of a spike, of which what arrives before `now` has arrived; how many synapses are to come.
     pub fn schedule(&mut self, plan: &Plan, parts: &[Part], spike: Spike, now: u64) -> u64 {
-        let population = plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
-        let source = spike.cell - plan.first[population] as u32;
-        let mask = self.calendar.len() as u64 - 1;
-        let calendar = &mut self.calendar;
-        let mut events = 0;
-        for &(projection, port) in &self.projections[population] {
-            let part = &parts[plan.network.projections[projection].target];
-            drawn::row(plan, projection, source, part.cells(), &mut |target, code, delay| {
-                let when = spike.step + u64::from(delay);
-                if when >= now {
-                    let slot = drawn::slot_of(part, port, target, code);
-                    calendar[(when & mask) as usize].push(rows::pack(slot, code), self.slots);
-                    events += 1;
-                }
-            });
+        let (slots, projections) = (self.slots, &self.projections);
+        match &mut self.calendar {
+            Calendar::Short(calendar) => schedule(calendar, slots, projections, plan, parts, spike, now),
+            Calendar::Long(calendar) => schedule(calendar, slots, projections, plan, parts, spike, now),
         }
-        events
     }
 
     /// Adds what arrives in `step`.
     pub fn deliver(&mut self, step: u64, sums: &mut [i32]) {
-        let at = (step & (self.calendar.len() as u64 - 1)) as usize;
-        let due = &mut self.calendar[at];
-        add(&due.list, sums);
-        due.list.clear();
-        for (sum, more) in sums.iter_mut().zip(std::mem::take(&mut due.sums)) {
-            *sum = sum.wrapping_add(more);
+        match &mut self.calendar {
+            Calendar::Short(calendar) => deliver(calendar, step, sums),
+            Calendar::Long(calendar) => deliver(calendar, step, sums),
         }
     }
 
     /// Forgets what is under way.
     pub fn clear(&mut self) {
-        self.calendar.iter_mut().for_each(|due| *due = Arrivals::default());
+        match &mut self.calendar {
+            Calendar::Short(calendar) => calendar.iter_mut().for_each(|due| *due = Arrivals::default()),
+            Calendar::Long(calendar) => calendar.iter_mut().for_each(|due| *due = Arrivals::default()),
+        }
+    }
+}
+
+fn schedule<W: Word>(
+    calendar: &mut [Arrivals<W>],
+    slots: usize,
+    projections: &[Vec<(usize, u32)>],
+    plan: &Plan,
+    parts: &[Part],
+    spike: Spike,
+    now: u64,
+) -> u64 {
+    let population = plan.first.partition_point(|first| *first <= u64::from(spike.cell)) - 1;
+    let source = spike.cell - plan.first[population] as u32;
+    let mask = calendar.len() as u64 - 1;
+    let mut events = 0;
+    for &(projection, port) in &projections[population] {
+        let part = &parts[plan.network.projections[projection].target];
+        drawn::row(plan, projection, source, part.cells(), &mut |target, code, delay| {
+            let when = spike.step + u64::from(delay);
+            if when >= now {
+                let slot = drawn::slot_of(part, port, target, code);
+                calendar[(when & mask) as usize].push(W::pack(slot, code), slots);
+                events += 1;
+            }
+        });
+    }
+    events
+}
+
+fn deliver<W: Word>(calendar: &mut [Arrivals<W>], step: u64, sums: &mut [i32]) {
+    let at = (step & (calendar.len() as u64 - 1)) as usize;
+    let due = &mut calendar[at];
+    add(&due.list, sums);
+    due.list.clear();
+    for (sum, more) in sums.iter_mut().zip(std::mem::take(&mut due.sums)) {
+        *sum = sum.wrapping_add(more);
     }
 }
 
@@ -103,15 +145,15 @@ mod tests {
     /// However long the list becomes, the sums are those of all that was put there.
     #[test]
     fn a_long_list_becomes_sums() {
-        let (mut due, mut want) = (Arrivals::default(), vec![0i32; 3]);
+        let (mut due, mut want) = (Arrivals::<u32>::default(), vec![0i32; 3]);
         for k in 0..5000u32 {
             let (slot, code) = (k % 3, k as i32 % 700 - 300);
-            due.push(rows::pack(slot, code), 3);
+            due.push(u32::pack(slot, code), 3);
             want[slot as usize] += code;
             assert!(due.list.len() <= LISTED);
         }
         assert!(due.sums.iter().any(|x| *x != 0));
-        let mut pending = Pending { slots: 3, projections: Vec::new(), calendar: vec![due] };
+        let mut pending = Pending { slots: 3, projections: Vec::new(), calendar: Calendar::Short(vec![due]) };
         let mut sums = vec![0; 3];
         pending.deliver(0, &mut sums);
         assert_eq!(sums, want);

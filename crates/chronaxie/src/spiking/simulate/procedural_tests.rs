@@ -57,9 +57,19 @@ pub(super) fn network(size: u32, longest_ms: f64, seed: u64) -> Network {
         (0, 0, Rule::InDegree { count: 5, multapses: true }, positive(30.0), clipped, true),
         (1, 0, Rule::Probability(0.05), Distribution::uniform(-90.0, -50.0), 0.6.into(), true),
     ] {
-        let (plasticity, storage) = (None, Storage::Stored);
+        let (plasticity, storage, weight_bits) = (None, Storage::Stored, Default::default());
         let delay = Delay::Drawn(delay);
-        n.projections.push(Projection { source, target, rule, weight, delay, autapses, plasticity, storage });
+        n.projections.push(Projection {
+            source,
+            target,
+            rule,
+            weight,
+            delay,
+            autapses,
+            plasticity,
+            storage,
+            weight_bits,
+        });
     }
     for target in 0..2 {
         let kind = DriveKind::Poisson { rate_hz: 4000.0, weight: 45.0, start_ms: 0.0, stop_ms: f64::INFINITY };
@@ -108,7 +118,7 @@ fn spikes_are_those_of_stored_synapses_for_any_threads_shards_and_pieces() {
         assert_eq!(engine.state().unwrap(), want.1);
         assert_eq!((engine.events(), engine.synapses()), (want.2, want.3));
         assert!(engine.config().contains("synapses drawn at each spike"), "{}", engine.config());
-        let kept: usize = engine.shards().map(|s| s.rows.synapses.len()).sum();
+        let kept: usize = engine.shards().map(|s| s.rows.len()).sum();
         assert!(kept > 0 && (kept as f64) < 0.2 * want.3 as f64, "{kept} synapses are stored");
     }
 }
@@ -228,6 +238,7 @@ fn inputs_of_drawn_synapses_can_be_too_much_too() {
             autapses: true,
             plasticity: None,
             storage,
+            weight_bits: Default::default(),
         });
         let plan = Plan::new(n).unwrap();
         CpuEngine::new(&plan, &|_, _| ()).map(drop).unwrap_err().to_string()
@@ -252,6 +263,7 @@ fn memory_is_reckoned_without_drawn_synapses_and_decides_where_it_may() {
             autapses: true,
             plasticity: None,
             storage,
+            weight_bits: Default::default(),
         });
     }
     let mut plan = Plan::new(n).unwrap();

@@ -8,7 +8,7 @@ use super::Spike;
 use super::eager::Eager;
 use super::mortal::Mortal;
 use crate::Result;
-use crate::spiking::connect::{Redraw, Shard, rows, shard};
+use crate::spiking::connect::{Redraw, Shard, shard};
 use crate::spiking::draws::{Purpose, draw};
 use crate::spiking::math;
 use crate::spiking::models::{Block, Coefficients, Inputs, Kind, PAD};
@@ -193,16 +193,16 @@ impl<'a> Reference<'a> {
         for shard in &self.shards {
             for (delay, places) in shard.rows.groups(cell) {
                 let sums = &mut self.ring[((self.step + u64::from(delay)) % len) as usize];
-                for &synapse in &shard.rows.synapses[places.start as usize..places.end as usize] {
-                    let slot = u32::from(rows::slot(synapse));
+                shard.rows.each(places, |slot, weight| {
+                    let slot = u32::from(slot);
                     let Some(p) = shard.parts.iter().rposition(|part| part.slot <= slot && part.count() > 0) else {
-                        continue;
+                        return;
                     };
                     let part = &shard.parts[p];
                     let (port, c) = ((slot - part.slot) / part.count(), (slot - part.slot) % part.count());
-                    sums[p][port as usize][(part.low + c) as usize] += f64::from(rows::weight(synapse));
+                    sums[p][port as usize][(part.low + c) as usize] += f64::from(weight);
                     self.events += 1;
-                }
+                });
             }
         }
     }

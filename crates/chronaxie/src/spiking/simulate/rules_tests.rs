@@ -106,6 +106,7 @@ fn taught(what: Plasticity, seed: u64) -> Network {
             autapses: true,
             plasticity,
             storage: crate::spiking::network::Storage::Stored,
+            weight_bits: Default::default(),
         });
     };
     join(1, Rule::OneToOne, None);
@@ -315,6 +316,7 @@ pub(super) fn mixed(seed: u64, placement: [Placement; 4]) -> Network {
             autapses: true,
             plasticity: Some(hebb(80.0, Dependence::Additive, placement[3])),
             storage: crate::spiking::network::Storage::Stored,
+            weight_bits: Default::default(),
         });
     }
     n

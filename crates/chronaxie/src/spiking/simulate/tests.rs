@@ -39,6 +39,7 @@ pub(super) fn balanced(size: u32, seed: u64) -> Network {
             autapses: i % 2 == 0,
             plasticity: None,
             storage: Storage::Stored,
+            weight_bits: Default::default(),
         });
     }
     for target in 0..2 {
@@ -59,6 +60,7 @@ pub(in crate::spiking) fn joined(weight: Distribution) -> Projection {
         autapses: true,
         plasticity: None,
         storage: Storage::Stored,
+        weight_bits: Default::default(),
     }
 }
 
@@ -163,12 +165,12 @@ fn rows_hold_what_the_rules_enumerate() {
                 for (delay, places) in shard.rows.groups(cell) {
                     assert!(delay > last, "delays of a row rise");
                     last = delay;
-                    for &s in &shard.rows.synapses[places.start as usize..places.end as usize] {
-                        let slot = u32::from(super::super::connect::rows::slot(s));
+                    shard.rows.each(places, |slot, weight| {
+                        let slot = u32::from(slot);
                         let p = shard.parts.iter().rposition(|p| p.slot <= slot).unwrap();
                         let t = plan.first[p] as u32 + shard.parts[p].low + slot - shard.parts[p].slot;
-                        got.push((cell, t, super::super::connect::rows::weight(s), delay));
-                    }
+                        got.push((cell, t, weight, delay));
+                    });
                 }
             }
         }
@@ -212,6 +214,7 @@ fn every_spike_is_delivered_once_at_the_right_step() {
             autapses: true,
             plasticity: None,
             storage: Storage::Stored,
+            weight_bits: Default::default(),
         });
         let plan = Plan::new(n).unwrap();
         let e = &plan.efficacies[0];

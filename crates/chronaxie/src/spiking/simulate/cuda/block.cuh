@@ -31,7 +31,7 @@ struct Block {
   int* ring;
   int* sums;             // [pitch] of kCalendar: what arrives in the step to come; from net.weights_at on, of !kShared, weights
   unsigned* noted;       // [steps] of kCalendar
-  unsigned* calendar;    // [steps, room]
+  Due* calendar;         // [steps, room]
   const unsigned* first;
 
   __device__ __forceinline__ unsigned self() const { return kMany ? number : blockIdx.x; }
@@ -64,7 +64,7 @@ struct Block {
       }
       const unsigned at = atomicAdd(noted + when, 1u) & ~kSpilt;
       if (at < net.room) {
-        __stcg(calendar + (u64)when * net.room + at, (unsigned)s.weight << 16 | s.slot);
+        __stcg(calendar + (u64)when * net.room + at, due(s));
         return;
       }
     }
@@ -82,13 +82,14 @@ struct Block {
       for (int k = 0; k < kN; ++k) add(step, words[k]);
       return;
     }
-    unsigned at[kN], when[kN], entry[kN];
+    unsigned at[kN], when[kN];
+    Due entry[kN];
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
       const Synapse s = unpack_word(words[k]);
       const unsigned late = (unsigned)step + s.delay;
       when[k] = kNarrow ? late - (late < net.steps ? 0 : net.steps) : place(step + s.delay);
-      entry[k] = (unsigned)s.weight << 16 | s.slot, at[k] = kSpilt;
+      entry[k] = due(s), at[k] = kSpilt;
       if (s.weight != 0 && s.delay == 1) atomicAdd(sums + s.slot, s.weight);
       if (s.weight != 0 && s.delay != 1) at[k] = atomicAdd(noted + when[k], 1u) & ~kSpilt;
     }
@@ -97,7 +98,7 @@ struct Block {
       if (at[k] < net.room)
         __stcg(calendar + (u64)when[k] * net.room + at[k], entry[k]);
       else if (at[k] != kSpilt)
-        atomicAdd(ring + (u64)when[k] * net.pitch + (entry[k] & 0xFFFFu), (int)entry[k] >> 16);
+        atomicAdd(ring + (u64)when[k] * net.pitch + slot_of(entry[k]), weight_of(entry[k]));
     }
   }
 
@@ -297,13 +298,17 @@ struct Block {
         continue;
       }
       const unsigned n = __popc(__ballot_sync(~0u, i < all));
+      if constexpr (kLong) {
+        deliver<u64>(step, n, row);
+        continue;
+      }
       if constexpr (!kNarrow) {
         if (!kShared && net.wide) {
           deliver<u64>(step, n, row);
           continue;
         }
       }
-      deliver<unsigned>(step, n, row);
+      if constexpr (!kLong) deliver<unsigned>(step, n, row);
     }
   }
 
@@ -317,6 +322,7 @@ struct Block {
     __syncthreads();
     const unsigned count = min(listed[0], net.spread);
     uint2* const over = (uint2*)(list + net.spread);
+    if constexpr (kLong) return spread_out<u64>(step, count, list, listed + 1, over);
     if (net.wide)
       spread_out<u64>(step, count, list, listed + 1, over);
     else
@@ -396,7 +402,7 @@ struct Block {
     for (unsigned k = 0; k < all; ++k) {
       const void* words = k < held ? net.segments : net.rest;
       const u64 i = k < held ? at + k : rest + more + (k - held);
-      if (net.wide)
+      if (kLong || net.wide)
         add(step, unpack<!kShared>(net, ((const u64*)words)[i], sums + net.weights_at));
       else
         add(step, unpack_word(((const unsigned*)words)[i]));
@@ -453,7 +459,7 @@ struct Block {
 
   // A row's segment to the second cache.
   __device__ __forceinline__ void prefetch(unsigned row) const {
-    const unsigned size = net.wide ? 8 : 4, bytes = net.segment * size;
+    const unsigned size = kLong || net.wide ? 8 : 4, bytes = net.segment * size;
     const char* at = (const char*)net.segments + segment_of(net, self(), row) * size;
     for (unsigned k = 0; k < bytes; k += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + k));
     if constexpr (kNarrow) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + bytes - 4));  // which begins anywhere
@@ -462,11 +468,18 @@ struct Block {
   // Adds what the calendar has for `step`, which nobody adds to any more.
   __device__ __forceinline__ void gather(u64 step) const {
     const unsigned here = noted[place(step)], count = min(here & ~kSpilt, net.room);
-    const unsigned* from = calendar + (u64)place(step) * net.room;
-    const auto take = [&](unsigned entry) { atomicAdd(sums + (entry & 0xFFFFu), (int)entry >> 16); };
+    const Due* from = calendar + (u64)place(step) * net.room;
+    const auto take = [&](Due entry) { atomicAdd(sums + slot_of(entry), weight_of(entry)); };
     if constexpr (kMany) {  // which has no registers for whole pieces of 16 bytes
 #pragma unroll 4
       for (unsigned i = threadIdx.x; i < count; i += kThreads) take(__ldcg(from + i));
+    } else if constexpr (kLong) {
+#pragma unroll 2
+      for (unsigned i = 2 * threadIdx.x; i < count; i += 2 * kThreads) {
+        const ulonglong2 two = __ldcg((const ulonglong2*)(from + i));
+        take(two.x);
+        if (i + 1 < count) take(two.y);
+      }
     } else {
 #pragma unroll 2
       for (unsigned i = 4 * threadIdx.x; i < count; i += 4 * kThreads) {

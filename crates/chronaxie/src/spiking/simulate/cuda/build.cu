@@ -10,17 +10,8 @@
 // Full microcircuit (2.99e8 synapses) on an H200: each pass is 2.99e8 draws of 100 instructions (0.02 ms a million: 6 ms in
 // all) and as many additions to 41 MB of counts, which the second cache holds; the second writes 2.99e8 words of 4 bytes, each
 // to a sector of its own (32 bytes read and written: 19 GB, 4.5 ms at 4.3 TB/s). Floor of both: 20 ms.
-#include "draws.cuh"
+#include "codes.cuh"
 #include "network.cuh"
-
-// Codes of a distribution, drawn by 32 bits.
-struct Codes {
-  const unsigned* thresholds;
-  int count, first;
-};
-__device__ __forceinline__ int pick(const Codes& codes, unsigned bits) {
-  return codes.first + reached(bits, codes.thresholds, codes.count);
-}
 
 enum Rule { kList, kTotal, kInDegree, kOutDegree };
 
@@ -36,7 +27,9 @@ struct Source {
   unsigned n_source, n_target, no_self;
   unsigned home, population;  // of the sources, of the targets
   unsigned ports;
-  unsigned changes, low, high, most;  // of synapses that change: 1 + their rule's number, bounds, what one can pass on at most; or 0
+  // Of synapses that change: 1 + their rule's number, bounds, what one can pass on at most; or 0. Of kLong the upper half of the first is by
+  // how many bits what they pass on is shifted.
+  unsigned changes, low, high, most;
 };
 
 // Where cells are, of kMany.
@@ -131,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256)
         source = (unsigned)(k / s.degree);
         target = other(s, d.w[0], s.n_target, source);
       }
-      weight = pick(s.weight, d.w[2]);
+      weight = pick_weight(s.weight, d.w[2]);
       delay = s.from == nullptr ? (unsigned)pick(s.delay, d.w[3]) : build.fills ? delay_between(s, source, target) : 1;
     }
     // The shard whose part of the population has the target: floor(size k / shards) <= target.
@@ -156,15 +149,17 @@ extern "C" __global__ void __launch_bounds__(256)
       atomicAdd(count, twice ? 2u : 1u);
       if (twice) atomicAdd(build.doubles + row, 1u);
       const unsigned size = (unsigned)(weight < 0 ? -weight : weight);
-      atomicAdd(build.load + shard * net.pitch + slot, (u64)(s.most > 0 ? s.most : size));
+      const u64 most = s.most > 0 ? s.most : kLong ? (u64)size << (s.changes >> 16) : size;
+      atomicAdd(build.load + shard * net.pitch + slot, most);
       continue;
     }
     const unsigned place = atomicSub(count, 1u) - 1;
     if (net.head > 0) {
       const unsigned size = (unsigned)(weight < 0 ? -weight : weight) << 16;
       const unsigned strength = size < s.low ? s.low : size > s.high ? s.high : size;
-      const unsigned low = s.changes << 16 | delay << net.slot_bits | slot;
-      put<u64>(net, shard, row, place, (u64)(s.changes > 0 ? strength : (unsigned)weight) << 32 | low);
+      const unsigned changes = kLong ? s.changes & 0xFFFFu : s.changes;
+      const unsigned low = changes << 16 | delay << net.slot_bits | slot;
+      put<u64>(net, shard, row, place, (u64)(changes > 0 ? strength : (unsigned)weight) << 32 | low);
     } else if (net.narrow.delays > 0) {
       unsigned left, number = number_of(net.narrow, weight, left);
       const unsigned low = (delay - net.narrow.shortest) << net.slot_bits | slot;

@@ -158,12 +158,13 @@ impl Builder<'_> {
         let e = &self.plan.efficacies[index];
         let mut codes = Fields::default();
         let mut held = Vec::new();
-        for of in [&e.weight, &e.delay] {
-            // Delays by distance have none.
-            let thresholds = of.as_ref().map_or(&[][..], |codes| codes.thresholds());
-            let table = self.memory.upload(thresholds)?;
-            let least = of.as_ref().map_or(1, |codes| codes.least());
-            codes = codes.u64(table.address()).u32(thresholds.len() as u32).u32(least as u32);
+        let none = || (Vec::new(), 0, 1);
+        let weights = e.weight.as_ref().map_or_else(none, |weights| weights.words());
+        // Delays by distance have none.
+        let delays = e.delay.as_ref().map_or_else(none, |d| d.words());
+        for (words, count, first) in [weights, delays] {
+            let table = self.memory.upload(&words)?;
+            codes = codes.u64(table.address()).u32(count).u32(first as u32);
             held.push(table);
         }
         self.launch(index, 0, &codes, count, [rule, degree], net, build)
@@ -246,8 +247,8 @@ impl Builder<'_> {
         let rule = learning.zip(self.plan.rule(index)).map(|(l, rule)| (&l.rules[usize::from(rule)], rule));
         let source = match rule {
             Some((rule, number)) => {
-                let most = if rule.stdp.is_some() { rule.passed(rule.high, ONE).unsigned_abs() } else { 0 };
-                source.u32(u32::from(number) + 1).u32(rule.low).u32(rule.high).u32(most)
+                let most = if rule.stdp.is_some() { rule.brought(rule.high, ONE).unsigned_abs() } else { 0 };
+                source.u32((u32::from(number) + 1) | rule.shift << 16).u32(rule.low).u32(rule.high).u32(most)
             }
             None => source.u32(0).u32(0).u32(0).u32(0),
         }
@@ -277,7 +278,7 @@ impl Synapses {
         built: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self> {
         let device = &memory.device;
-        let spec = kernels::build(config.cards > 1);
+        let spec = kernels::build(config.cards > 1, config.long);
         let kernel = |name| device.kernel(&spec, name);
         let k = config.local();
         let rows = config.shards * config.cells;
@@ -350,7 +351,7 @@ impl Synapses {
             device.release_cached_memory()?;
         }
         let ring = memory.zeros(4 * k * config.ring * config.pitch)?;
-        let calendar = memory.room(4 * k * config.ring * config.room)?;
+        let calendar = memory.room(config.due() * k * config.ring * config.room)?;
         let noted = memory.zeros(4 * k * config.ring)?;
         let restore = kernel("spiking_restore")?;
         Ok(Self { base, first, segments, rest, ring, calendar, noted, weights, degrees, count, card, restore })

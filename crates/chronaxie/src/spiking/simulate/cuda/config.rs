@@ -146,6 +146,8 @@ pub struct Config {
     pub spread: usize,
     /// Whether networks side by side draw by seeds of their own.
     pub seeds: bool,
+    /// Whether weights have 32 bits.
+    pub long: bool,
 }
 
 impl Config {
@@ -277,8 +279,16 @@ impl Config {
         } else {
             Place::Global
         };
-        let low = slot_bits + ring.trailing_zeros();
+        let (low, long) = (slot_bits + ring.trailing_zeros(), plan.has_long(|_| true));
+        if long && low > 32 {
+            return Err(Error::config(format!(
+                "network: {pitch} inputs of a multiprocessor and delays of up to {} steps take {low} bits of a synapse, which has 32 \
+                 beside a weight of as many; use more GPUs, shorter delays, or weight_bits = 16",
+                plan.max_delay
+            )));
+        }
         let codes = match place {
+            _ if long => 0,
             Place::Shared => 0,
             _ if low <= 16 || low >= 32 => 0,
             _ => distinct(plan, MOST_CODES.min((1 << (32 - low)) - 1)).map_or(0, |w| w.len()),
@@ -308,7 +318,7 @@ impl Config {
         let row = synapses / (shards as f64 * plan.cells().max(1) as f64);
         let head = learns.map_or(0, |l| l.head);
         let rounds = CALENDAR_HZ * 1e-3 * plan.network.dt_ms * plan.cells() as f64 / f64::from(threads);
-        let narrow = (cards == 1 && near > 0 && codes == 0 && low > 16 && row >= 1.0)
+        let narrow = (cards == 1 && near > 0 && codes == 0 && low > 16 && row >= 1.0 && !long)
             .then(|| Narrow::choose(plan, slot_bits))
             .flatten()
             .filter(|_| asked.bytes.map_or(rounds > ROUNDS, |bytes| bytes == 4));
@@ -335,7 +345,7 @@ impl Config {
             pitch,
             cells,
             slot_bits,
-            wide: low > 16 && codes == 0 && narrow.is_none(),
+            wide: (low > 16 && codes == 0 && narrow.is_none()) || (long && learns.is_none()),
             codes,
             narrow,
             segment: if row < 1.0 && learns.is_none() { 0 } else { segment },
@@ -347,6 +357,7 @@ impl Config {
             learns,
             spread,
             seeds: !plan.network.has_one_seed(),
+            long,
         };
         let most = 0.9 * device.memory_bytes as f64;
         if let Some(segment) = asked.segment {
@@ -432,11 +443,6 @@ impl Config {
         (bits, ((64 - HEAD_BITS - bits) / bits).min(MOST_IDS))
     }
 
-    /// Bytes of a synapse.
-    pub fn synapse(&self) -> usize {
-        if self.wide || self.learns.is_some() { 8 } else { 4 }
-    }
-
     /// Bytes that a block has in shared memory for what is under way, and for what its cells did.
     pub fn shared_bytes(&self) -> u32 {
         match self.place {
@@ -484,7 +490,7 @@ impl Config {
 
     fn kernel(&self, timed: bool) -> Specialisation {
         let (narrow, near, many) = (self.narrow.is_some(), self.near > 0, self.cards > 1);
-        let flags = [self.held, self.learns.is_some(), many, timed, near, narrow, self.seeds];
+        let flags = [self.held, self.learns.is_some(), many, timed, near, narrow, self.seeds, self.hears_long()];
         kernels::steps(self.place, self.heavy, flags)
     }
 }
@@ -493,7 +499,7 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, kib) = match self.place {
             Place::Shared => ("ring", 4 * self.ring * self.pitch / 1024),
-            Place::Calendar => ("calendar", 4 * self.ring * (self.pitch + self.room) / 1024),
+            Place::Calendar => ("calendar", self.ring * (4 * self.pitch + self.due() * self.room) / 1024),
             Place::Global => ("ring", 4 * self.ring * self.pitch / 1024),
         };
         write!(
@@ -559,7 +565,7 @@ pub(super) fn few(cards: usize) -> Result<()> {
 pub(super) fn distinct(plan: &Plan, most: usize) -> Option<Vec<i32>> {
     let mut all = std::collections::BTreeSet::new();
     for weight in plan.efficacies.iter().map(|e| e.weight.as_ref()) {
-        let weight = weight?;
+        let weight = weight?.codes()?;
         if (weight.greatest() - weight.least()) as usize > most {
             return None;
         }

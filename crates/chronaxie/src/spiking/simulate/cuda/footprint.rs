@@ -45,6 +45,21 @@ impl Footprint {
 }
 
 impl Config {
+    /// Bytes of a synapse.
+    pub fn synapse(&self) -> usize {
+        if self.wide || self.learns.is_some() { 8 } else { 4 }
+    }
+
+    /// Bytes of what a calendar has of a synapse.
+    pub(super) fn due(&self) -> usize {
+        if self.long { 8 } else { 4 }
+    }
+
+    /// Whether what it delivers has weights of 32 bits, where those that change have not as many bytes anyway.
+    pub(super) fn hears_long(&self) -> bool {
+        self.long && self.learns.is_none()
+    }
+
     /// Bytes of each card's memory.
     pub fn footprint(&self, plan: &Plan) -> Footprint {
         let (rows, local) = ((self.shards * self.cells) as f64, self.local() as f64);
@@ -73,7 +88,7 @@ impl Config {
             rows: if self.narrow.is_some() { 0.0 } else { first },
             // Beside states: the number of each row's cell, of its synapses, and on several cards its cell's in its population.
             cells: states + if self.cards > 1 { 12.0 } else { 8.0 } * rows,
-            under_way: 4.0 * local * self.ring as f64 * (pitch + self.room as f64),
+            under_way: local * self.ring as f64 * (4.0 * pitch + (self.due() * self.room) as f64),
             spikes: unit::mail_bytes(self) as f64 * 2.0 + 24.0 * log_capacity(self.logged(plan)) as f64,
             // Of its own cells; beside them rows that wait to be walked.
             entries: self.learns.map_or(0.0, |l| 4.0 * own_rows * (l.depth * l.width + self.shards + 8) as f64),

@@ -5,6 +5,7 @@ use crate::cuda::{Constant, Header, KernelSource, Specialisation};
 
 pub(super) const HEADERS: &[Header] = &[
     ("draws.cuh", include_str!("../../draws.cuh")),
+    ("codes.cuh", include_str!("../../codes.cuh")),
     ("math.cuh", include_str!("../../math.cuh")),
     ("network.cuh", include_str!("network.cuh")),
     ("laps.cuh", include_str!("laps.cuh")),
@@ -32,7 +33,7 @@ pub(super) const HEADERS: &[Header] = &[
 pub(super) fn steps(
     place: Place,
     heavy: bool,
-    [held, learns, many, timed, near, narrow, seeds]: [bool; 7],
+    [held, learns, many, timed, near, narrow, seeds, long]: [bool; 8],
 ) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/steps.cu", include_str!("steps.cu"));
     let constants = vec![
@@ -45,15 +46,16 @@ pub(super) fn steps(
         ("kNear", Constant::Bool(near)),
         ("kNarrow", Constant::Bool(narrow)),
         ("kSeeds", Constant::Bool(seeds)),
+        ("kLong", Constant::Bool(long)),
         ("kThreads", Constant::Int(threads(place, heavy, many) as i32)),
     ];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_steps"]) }
 }
 
-/// What makes networks, on one card or on several.
-pub(super) fn build(many: bool) -> Specialisation {
+/// What makes networks, on one card or on several, whose weights have 16 bits or 32.
+pub(super) fn build(many: bool, long: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/build.cu", include_str!("build.cu"));
-    let constants = vec![("kMany", Constant::Bool(many))];
+    let constants = vec![("kMany", Constant::Bool(many)), ("kLong", Constant::Bool(long))];
     let entries = ["spiking_build", "spiking_scan", "spiking_degrees", "spiking_restore"];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
@@ -65,9 +67,10 @@ pub(super) fn order() -> Specialisation {
 }
 
 /// What fired elsewhere, in parts.
-pub(super) fn hear(learns: bool) -> Specialisation {
+pub(super) fn hear(learns: bool, long: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/apart/hear.cu", include_str!("apart/hear.cu"));
-    let constants = vec![("kLearns", Constant::Bool(learns)), ("kMany", Constant::Bool(true))];
+    let flags = [("kLearns", learns), ("kMany", true), ("kLong", long)];
+    let constants = flags.map(|(name, on)| (name, Constant::Bool(on))).to_vec();
     let entries = ["spiking_hear", "spiking_pack", "spiking_shortest", "spiking_room"];
     Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
@@ -76,7 +79,8 @@ pub(super) fn hear(learns: bool) -> Specialisation {
 pub(super) fn rows() -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/rows.cu", include_str!("learning/rows.cu"));
     let entries = ["spiking_visit", "spiking_heads", "spiking_early"];
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
+    let constants = vec![("kLong", Constant::Bool(false))];
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
 /// What snapshots take of synapses that change.
@@ -84,7 +88,8 @@ pub(super) fn snapshot() -> Specialisation {
     let source =
         KernelSource::embedded("spiking/simulate/cuda/learning/snapshot.cu", include_str!("learning/snapshot.cu"));
     let entries = ["spiking_arrange", "spiking_take", "spiking_put", "spiking_check", "spiking_total", "spiking_last"];
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &entries) }
+    let constants = vec![("kLong", Constant::Bool(false))];
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &entries) }
 }
 
 /// Everything that a simulation may launch.
@@ -115,9 +120,13 @@ pub fn specialisations() -> Vec<Specialisation> {
     let kinds = kinds.chain(shared).chain(near).flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
     let kinds = kinds.chain(timed.map(|kind| (kind, false)));
     let form = |((place, heavy, [held, learns, many, timed, near, narrow]), seeds): ((_, _, [bool; 6]), _)| {
-        steps(place, heavy, [held, learns, many, timed, near, narrow, seeds])
+        let may = !learns && !narrow;
+        let long = [false, true].into_iter().filter(move |long| may || !long);
+        long.map(move |long| steps(place, heavy, [held, learns, many, timed, near, narrow, seeds, long]))
     };
-    let steps =
-        kinds.map(form).chain([build(false), build(true), order(), rows(), snapshot(), hear(false), hear(true)]);
+    let either = [false, true];
+    let builds = either.into_iter().flat_map(|many| either.map(|long| build(many, long)));
+    let hears = [hear(false, false), hear(true, false), hear(false, true)];
+    let steps = kinds.flat_map(form).chain(builds).chain([order(), rows(), snapshot()]).chain(hears);
     steps.chain(super::learning::specialisations()).collect()
 }

@@ -22,7 +22,8 @@ constexpr int kWarps = kThreads / 32;
 typedef Laps<kTimed, kLaps, kThreads> Clocks;
 // Whether warps have as many spikes each; whether they look ahead; segments that a lane has on their way at once.
 constexpr bool kEven = !kShared && !kMany, kAhead = kEven && !kNarrow && (kLoose || kThreads < 1024);
-constexpr int kBatch = kTight                                ? 1
+constexpr int kBatch = kTight                                              ? 1
+                       : kLong && kHeld                                  ? (kTimed ? 2 : 3)
                        : (kMany || kTimed) && kThreads == 1024 && (!kHeld || (kTimed && kSeeds)) ? 2
                        : kShared || kHeavy                               ? 4
                        : kLoose && kSeeds                                ? 2

@@ -2,8 +2,7 @@
 //!
 //! One kernel runs up to 4094 steps without the host (`steps.cu`): one block a shard, all resident. A chunk ends
 //! where the log of its spikes might not hold another step. The device puts them in order (`order.cu`), and the host takes them up,
-//! those of several cards together, while the next one runs.
-//! Networks are made on the device (`build.cu`).
+//! those of several cards together, while the next one runs. Networks are made on the device (`build.cu`).
 #![allow(unsafe_code)]
 
 mod apart;
@@ -19,6 +18,8 @@ mod layout_tests;
 pub mod learning;
 #[cfg(test)]
 mod life_tests;
+#[cfg(test)]
+mod long_tests;
 mod lost;
 mod memory;
 mod narrow;
@@ -574,17 +575,7 @@ impl Engine for CudaEngine<'_> {
         Some(self.config.synapse() as f64)
     }
 
-    /// The exchange of spikes between all blocks (two trips to the second cache, 0.7 us; between cards 2 us), and the bytes of
-    /// rows at the memory's bandwidth.
     fn floor_us(&self) -> Option<f64> {
-        let events = self.events as f64 / self.run.max(1) as f64 / self.config.here as f64;
-        let bytes = events * self.config.synapse() as f64;
-        let exchange = match (self.config.here, self.config.meeting()) {
-            (1, 1) => 0.0,
-            (1, _) => 0.7,
-            _ => 2.0,
-        };
-        let rate = self.units.first()?.memory.device.props().memory_bytes_per_s.max(1) as f64;
-        Some(exchange + bytes / rate * 1e6)
+        self.floor()
     }
 }

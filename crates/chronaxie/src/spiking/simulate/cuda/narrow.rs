@@ -50,7 +50,7 @@ fn count(window: Window) -> u64 {
 fn expected(plan: &Plan) -> Option<Vec<f64>> {
     let mut all = vec![0.0; CODES];
     for (projection, efficacy) in plan.efficacies.iter().enumerate() {
-        let (weight, synapses) = (efficacy.weight.as_ref()?, plan.expected(projection));
+        let (weight, synapses) = (efficacy.weight.as_ref()?.codes()?, plan.expected(projection));
         let mut before = 0.0;
         for (k, code) in (weight.least()..=weight.greatest()).enumerate() {
             let below = weight.thresholds().get(k).map_or(1.0, |t| f64::from(*t) / 4_294_967_296.0);

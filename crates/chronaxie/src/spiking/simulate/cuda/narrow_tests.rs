@@ -115,6 +115,7 @@ fn network(cells: u32, each: u32, longest_ms: f64, spread: f64) -> Plan {
                 autapses: true,
                 plasticity: None,
                 storage: Storage::Stored,
+                weight_bits: Default::default(),
             });
         }
     }

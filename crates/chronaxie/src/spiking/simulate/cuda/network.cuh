@@ -57,7 +57,7 @@ struct Net {
   void* segments;              // [local, shards * rows, segment] or [shards * rows, local, segment]
   void* rest;
   int* ring;           // [local, steps, pitch]
-  unsigned* calendar;  // [local, steps, room]
+  unsigned* calendar;  // [local, steps, room] of Due
   unsigned* noted;     // [local, steps] how many of them there are, or kSpilt
   const int* weights;  // [codes] ascending
   union {
@@ -94,12 +94,32 @@ __device__ __forceinline__ u64 segment_of(const Net& net, u64 shard, u64 row) { 
 constexpr unsigned kSpilt = 1u << 31;
 
 // Four bytes: slot, then delay in the lower 16 bits, weight in the upper; or, where 16 are too few and weights are few, slot and delay
-// in as many as they take, and a weight's number above. Eight: slot in 32 bits, delay and weight in 16 each. No slot has all bits
-// set. Zeros add nothing.
+// in as many as they take, and a weight's number above. Eight: slot in 32 bits, delay and weight in 16 each; of kLong the weight in the
+// upper 32, below it the delay, and the slot in as many as it takes. No slot has all bits set. Zeros add nothing.
 struct Synapse {
   unsigned slot, delay;
   int weight;
 };
+
+// What a calendar has of a synapse: slot in the lower half, weight in the upper; four bytes, of kLong eight.
+template <bool kEight>
+struct DueOf {
+  typedef unsigned Word;
+};
+template <>
+struct DueOf<true> {
+  typedef u64 Word;
+};
+typedef DueOf<kLong>::Word Due;
+__device__ __forceinline__ Due due(const Synapse& s) {
+  if constexpr (kLong)
+    return (u64)(unsigned)s.weight << 32 | s.slot;
+  else
+    return (unsigned)s.weight << 16 | s.slot;
+}
+__device__ __forceinline__ unsigned slot_of(Due word) { return kLong ? (unsigned)word : (unsigned)word & 0xFFFFu; }
+__device__ __forceinline__ int weight_of(unsigned word) { return (int)word >> 16; }
+__device__ __forceinline__ int weight_of(u64 word) { return (int)(word >> 32); }
 template <bool kCodes>
 __device__ __forceinline__ Synapse unpack(const Net& net, unsigned s, const int* weights) {
   if (!kCodes || net.codes == 0) return {s & ((1u << net.slot_bits) - 1), (s & 0xFFFFu) >> net.slot_bits, (int)s >> 16};
@@ -108,8 +128,13 @@ __device__ __forceinline__ Synapse unpack(const Net& net, unsigned s, const int*
   return {s & ((1u << net.slot_bits) - 1), (s & ((1u << net.code_shift) - 1)) >> net.slot_bits, code == 0 ? 0 : weights[code - 1]};
 }
 template <bool kCodes>
-__device__ __forceinline__ Synapse unpack(const Net&, u64 s, const int*) {
-  return {(unsigned)s, (unsigned)(s >> 32) & 0xFFFFu, (unsigned)s == ~0u ? 0 : (int)((long long)s >> 48)};
+__device__ __forceinline__ Synapse unpack(const Net& net, u64 s, const int*) {
+  if constexpr (kLong) {
+    const unsigned low = (unsigned)s;
+    return {low & ((1u << net.slot_bits) - 1), low >> net.slot_bits, low == ~0u ? 0 : (int)(s >> 32)};
+  } else {
+    return {(unsigned)s, (unsigned)(s >> 32) & 0xFFFFu, (unsigned)s == ~0u ? 0 : (int)((long long)s >> 48)};
+  }
 }
 __device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned delay, int weight, unsigned& s) {
   unsigned high = (unsigned)weight;
@@ -126,8 +151,11 @@ __device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned del
   }
   s = high << net.code_shift | delay << net.slot_bits | slot;
 }
-__device__ __forceinline__ void pack(const Net&, unsigned slot, unsigned delay, int weight, u64& s) {
-  s = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
+__device__ __forceinline__ void pack(const Net& net, unsigned slot, unsigned delay, int weight, u64& s) {
+  if constexpr (kLong)
+    s = (u64)(unsigned)weight << 32 | (delay << net.slot_bits | slot);
+  else
+    s = (u64)(unsigned short)weight << 48 | (u64)delay << 32 | slot;
 }
 // Narrow ones, four bytes: slot, above it number * delays + delay - shortest; nothing is number 0. A weight beyond its window has
 // two words.

@@ -206,7 +206,7 @@ impl CudaEngine<'_> {
                 let added = if c.place == Place::Shared { 0.0 } else { 4.0 * events };
                 latency(events, "synapses").bytes(c.synapse() as f64 * events, stored, l2).bytes(added, calendar, l2)
             }
-            CALENDAR => latency(events, "synapses").bytes(4.0 * events, calendar, l2),
+            CALENDAR => latency(events, "synapses").bytes(self.config.due() as f64 * events, calendar, l2),
             UPDATE => {
                 let states = self.update_bytes() as f64;
                 update.bytes(states + 4.0 * far, 0.5 * states + 8.0 * far, l2)

@@ -7,7 +7,7 @@
 // A lane advances a cell; where a warp has 32 at most (kHeld), their state stays in registers. A warp polls the headers of some
 // shards and delivers their spikes; 2^lane_bits lanes take a segment, two words each: one trip to memory brings it.
 // What is to arrive lies, by kPlace, in a ring [steps, pitch] of i32 in shared memory; or, for larger shards, in a calendar in
-// global memory: a list of {slot: 16, weight: 16} for each step to come, which is added up in shared memory while blocks wait for
+// global memory: a list of {slot: 16, weight: 16} (of kLong 32 each) for each step to come, which is added up in shared memory while blocks wait for
 // each other (appending is 4 bytes, where a ring far larger than the second cache has two sectors for each addition), and in
 // a ring in global memory what a list has no room for, with states and arrivals in shared memory if they fit (kNear); or, for what has
 // more slots than that, in the ring in global memory alone.
@@ -63,6 +63,7 @@ static_assert(!kLearns || kPlace == 0, "rows of synapses that change add to shar
 static_assert(!kNear || (kPlace == 1 && !kHeavy), "beside the sums of a calendar");
 static_assert(!kMany || !kHeld, "on one card");
 static_assert(!kNarrow || (kNear && !kMany), "beside a calendar, on one card");
+static_assert(!kLong || (!kNarrow && !kLearns), "eight bytes a synapse; what changes has as many anyway");
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) 
     spiking_steps(const Net only, const Run given, const Learn known, const Many cards) {
@@ -91,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   unsigned* const near_thresholds = (unsigned*)(near_drives + net.drive_count);
   unsigned char* const near_guides = (unsigned char*)(near_thresholds + (net.thresholds + 1) / 2 * 2);
   uint2* const near_tasks = (uint2*)near_guides + net.guides / 2;
-  const Block block = {net, run, many, laps, self, kShared ? held : kept, held, noted, net.calendar + (u64)self * net.steps * net.room,
+  const Block block = {net, run, many, laps, self, kShared ? held : kept, held, noted, (Due*)net.calendar + (u64)self * net.steps * net.room,
                        net.first + self * ((u64)net.shards * net.rows + 1)};
   // Of kLearns, behind the ring: the list, what warps' rows are known by, counts, steps, traces, tables, and of each slot its cell.
   unsigned* const list = (unsigned*)held + size;

@@ -89,6 +89,7 @@ pub(super) fn zoo(which: &[usize], dt_ms: f64, longest_ms: f64, seed: u64) -> Ne
                 autapses,
                 plasticity: None,
                 storage: Storage::Stored,
+                weight_bits: Default::default(),
             });
             k += 1;
         }

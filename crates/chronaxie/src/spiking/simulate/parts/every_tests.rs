@@ -48,6 +48,7 @@ pub(in crate::spiking) fn areas(count: usize, size: u32, between: f64, seed: u64
             autapses: false,
             plasticity: None,
             storage,
+            weight_bits: Default::default(),
         });
     };
     let drawn = |low: f64, more: f64| Delay::Drawn(Distribution::uniform(0.1 * low, 0.1 * (low + more)));

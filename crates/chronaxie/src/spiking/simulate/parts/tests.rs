@@ -51,6 +51,7 @@ pub(in crate::spiking) fn everything() -> Network {
             autapses: false,
             plasticity: None,
             storage: Storage::Stored,
+            weight_bits: Default::default(),
         });
     };
     add(k, c, Rule::OneToOne, 4.0, drawn);

@@ -50,11 +50,11 @@ impl Collector {
         members: Members,
         memory: &Memory,
         across: u64,
-        learns: bool,
+        [learns, long]: [bool; 2],
     ) -> Result<Self> {
         let pieces = at.pieces();
         let own = pieces.iter().position(|piece| *piece == Some(at.part)).unwrap_or(0);
-        let pack = memory.device.kernel(&kernels::hear(learns), "spiking_pack")?;
+        let pack = memory.device.kernel(&kernels::hear(learns, long), "spiking_pack")?;
         let device = &memory.device;
         let mut all = Self {
             levels,

@@ -42,7 +42,7 @@ struct Ear {
     if (net.room > 0) {
       const unsigned at = atomicAdd(noted + place, 1u) & ~kSpilt;
       if (at < net.room) {
-        net.calendar[((u64)self * net.steps + place) * net.room + at] = (unsigned)s.weight << 16 | s.slot;
+        ((Due*)net.calendar)[((u64)self * net.steps + place) * net.room + at] = due(s);
         return;
       }
     }
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spiking_hear(const Net
         if (heard.events != nullptr && self == 0 && lane < n) events += heard.degrees[row];
         if constexpr (kLearns) {
           for (unsigned k = 0; k < n; ++k) walk.row((unsigned)step, __shfl_sync(~0u, row, k));
-        } else if (net.wide) {
+        } else if (kLong || net.wide) {
           ear.deliver<u64>(step, n, row);
         } else {
           ear.deliver<unsigned>(step, n, row);
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(256) spiking_shortest(const Net net
         const u64 word = (j < in_segment ? (const u64*)net.segments : (const u64*)net.rest)[at];
         // What changes may grow.
         note(((unsigned)word & 0xFFFFu) >> net.slot_bits, rule_of(learn, word) > 0 || word >> 32 != 0);
-      } else if (net.wide) {
+      } else if (kLong || net.wide) {
         const Synapse s = unpack<true>(net, (j < in_segment ? (const u64*)net.segments : (const u64*)net.rest)[at], net.weights);
         note(s.delay, s.weight != 0);
       } else {

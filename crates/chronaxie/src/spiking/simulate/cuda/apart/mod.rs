@@ -147,7 +147,7 @@ impl<'a> CudaPart<'a> {
         mut exchange: Option<Box<dyn Exchange + 'a>>,
     ) -> Result<Self> {
         let (plan, config) = (engine.plan, engine.config);
-        let spec = kernels::hear(config.learns.is_some());
+        let spec = kernels::hear(config.learns.is_some(), config.hears_long());
         let mut ears = Vec::with_capacity(engine.units.len());
         for unit in &engine.units {
             let kernel = |name| unit.memory.device.kernel(&spec, name);
@@ -219,9 +219,9 @@ impl<'a> CudaPart<'a> {
     fn by_device(&mut self, levels: Levels, at: Where) -> Result<()> {
         let memory = &self.engine.units[0].memory;
         let members = Members::new(self.engine.plan, &self.whole);
-        let learns = self.engine.config.learns.is_some();
+        let flags = [self.engine.config.learns.is_some(), self.engine.config.hears_long()];
         self.carrier = format!(", spikes of other parts by {levels}");
-        self.collector = Some(Collector::new(levels, at, members, memory, self.across, learns)?);
+        self.collector = Some(Collector::new(levels, at, members, memory, self.across, flags)?);
         Ok(())
     }
 
@@ -235,7 +235,9 @@ impl<'a> CudaPart<'a> {
         let mut all = MOST_APART;
         for (k, (unit, card)) in self.engine.cards().enumerate() {
             let memory = &unit.memory;
-            let kernel = memory.device.kernel(&kernels::hear(config.learns.is_some()), "spiking_shortest")?;
+            let kernel = memory
+                .device
+                .kernel(&kernels::hear(config.learns.is_some(), config.hears_long()), "spiking_shortest")?;
             let least = memory.upload(&[MOST_APART as u32])?;
             let learn = self.learn(k);
             let args = [Arg::Bytes(&card.net), Arg::Bytes(&learn), Arg::U32(first), Arg::U64(least.address())];

@@ -14,6 +14,7 @@ use crate::spiking::partition::{self, Load};
 use crate::spiking::plasticity::Placement;
 use crate::spiking::simulate::CpuEngine;
 use crate::spiking::simulate::learning_tests::learning;
+use crate::spiking::simulate::long_tests::long;
 use crate::spiking::simulate::parts::every_tests::areas;
 use crate::spiking::simulate::parts::tests::everything;
 use crate::spiking::simulate::parts::{
@@ -224,11 +225,17 @@ fn on_a_gpu_networks_in_parts_of_any_layout_have_the_cpus_spikes() {
     let load = Load::new(&plan, 8.0, false);
     let w_slice = partition::all().iter().find(|by| by.name() == "w_slice").unwrap().layout(&load, 2).unwrap();
     for (layout, on) in [
-        (w_slice, On::Cards(1, 2, Lies::Calendar, 16)),
+        (w_slice.clone(), On::Cards(1, 2, Lies::Calendar, 16)),
         (scattered(&plan, 3, Some(1)), On::Cards(1, 2, Lies::Shared, 8)),
         (scattered(&plan, 1, None), On::Cards(1, 2, Lies::Shared, 8)),
     ] {
         assert_same(&plan, &gpu, &layout, &[on], 1, steps, &want);
+    }
+    // Weights of 32 bits.
+    let plan = Plan::new(long(plan.network.clone(), 1)).unwrap();
+    let want = whole(&plan, steps);
+    for (layout, lies) in [(w_slice, Lies::Calendar), (scattered(&plan, 3, Some(1)), Lies::Shared)] {
+        assert_same(&plan, &gpu, &layout, &[On::Cards(1, 2, lies, 16)], 1, steps, &want);
     }
 }
 

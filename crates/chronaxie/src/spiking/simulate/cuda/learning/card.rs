@@ -8,7 +8,7 @@ use super::layout::{Rows, describe, places, require_memory, upload};
 use super::wide::{self, Wide};
 use super::{Config, Spike, config};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Event, Kernel, LaunchConfig, Stream};
-use crate::spiking::connect::{Shard, rows, shard};
+use crate::spiking::connect::{Shard, shard};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
@@ -194,7 +194,7 @@ impl Card {
             .u32(self.grown)
             .u64(self.drawn.table.address())
             .u32(self.drawn.count)
-            .u32(0)
+            .u32(config.long)
             .0
     }
 
@@ -338,10 +338,10 @@ impl Card {
                         continue;
                     }
                     let base = (when & (config.ring as u64 - 1)) as usize * pitch;
-                    for &s in &shard.rows.synapses[synapses.start as usize..synapses.end as usize] {
-                        let at = &mut ring[base + places[usize::from(rows::slot(s))] as usize];
-                        *at = at.wrapping_add(sign * rows::weight(s));
-                    }
+                    shard.rows.each(synapses, |slot, weight| {
+                        let at = &mut ring[base + places[usize::from(slot)] as usize];
+                        *at = at.wrapping_add(sign * weight);
+                    });
                 }
             }
         }

@@ -50,6 +50,8 @@ pub struct Config {
     pub drawn: usize,
     /// Whether synapses of others are kept.
     pub keeps: bool,
+    /// Bits of the slot of synapses that do not change, where weights have 32 bits; else 0.
+    pub long: u32,
 }
 
 /// How many bits numbers up to `most` take.
@@ -98,6 +100,17 @@ impl Config {
             )));
         }
         let heavy = plan.models.iter().any(|m| m.twin().is_heavy());
+        let ports = plan.models.iter().map(|m| m.ports().len()).max().unwrap_or(1).max(1);
+        let long = if plan.has_long(|_| true) { bits(ports as u64 * plan.cells() - 1).max(1) } else { 0 };
+        if long > 0 && long + delay_bits > 32 {
+            return Err(Error::config(format!(
+                "network: {} inputs of {} cells and delays of up to {} steps take {long} + {delay_bits} bits of a synapse, which has 32 \
+                 beside a weight of as many on the CUDA backend; use --backend cpu, or weight_bits = 16",
+                ports as u64 * plan.cells(),
+                plan.cells(),
+                plan.max_delay
+            )));
+        }
         let config = Self {
             blocks: blocks.max(1),
             threads: threads(heavy, wide),
@@ -106,7 +119,7 @@ impl Config {
             ring: (plan.max_delay as usize + 1).next_power_of_two(),
             // What the longest delay holds at a spike a step, one before it, one to come, and one to spare.
             depth: if changes { (plan.max_delay as usize + 4).next_power_of_two().max(32) } else { 0 },
-            ports: plan.models.iter().map(|m| m.ports().len()).max().unwrap_or(1).max(1),
+            ports,
             cell_bits,
             delay_bits,
             windows: WINDOWS,
@@ -117,6 +130,7 @@ impl Config {
             redraw: Redraw::Nothing,
             drawn: 0,
             keeps: true,
+            long,
         };
         Ok(config.redrawing(plan, Redraw::Asked))
     }
@@ -163,7 +177,7 @@ fn threads(heavy: bool, wide: bool) -> u32 {
 /// What runs steps, with clocks between the parts of a step or without.
 pub(super) fn steps(config: &Config, seeds: bool, timed: bool) -> Specialisation {
     let kind = if config.drawn == 0 { Kind::Changes } else { Kind::Draws { changes: config.changes } };
-    of_kind([config.heavy, config.wide, config.cards > 1, seeds, timed], kind)
+    of_kind([config.heavy, config.wide, config.cards > 1, seeds, timed, config.long > 0], kind)
 }
 
 /// What happens to synapses.
@@ -175,13 +189,14 @@ enum Kind {
     Draws { changes: bool },
 }
 
-fn of_kind([heavy, wide, many, seeds, timed]: [bool; 5], kind: Kind) -> Specialisation {
+fn of_kind([heavy, wide, many, seeds, timed, long]: [bool; 6], kind: Kind) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/steps.cu", include_str!("steps.cu"));
     let constants = vec![
         ("kHeavy", Constant::Bool(heavy)),
         ("kWide", Constant::Bool(wide)),
         ("kMany", Constant::Bool(many)),
         ("kSeeds", Constant::Bool(seeds)),
+        ("kLong", Constant::Bool(long)),
         ("kChanges", Constant::Bool(kind != Kind::Draws { changes: false })),
         ("kDrawn", Constant::Bool(kind != Kind::Changes)),
         ("kTimed", Constant::Bool(timed)),
@@ -200,8 +215,10 @@ pub fn specialisations() -> Vec<Specialisation> {
     let kinds = kinds.filter(|(kind, wide)| !wide || *kind != Kind::Draws { changes: false });
     let kinds = kinds.flat_map(|kind| [false, true].map(|heavy| (kind, heavy)));
     let kinds = kinds.flat_map(|kind| [false, true].map(|many| (kind, many)));
-    let form =
-        |(((kind, wide), heavy), many)| [false, true].map(|seeds| of_kind([heavy, wide, many, seeds, false], kind));
+    let kinds = kinds.flat_map(|kind| [false, true].map(|seeds| (kind, seeds)));
+    let form = |((((kind, wide), heavy), many), seeds)| {
+        [false, true].map(|long| of_kind([heavy, wide, many, seeds, false, long], kind))
+    };
     let timed = [
         (Kind::Changes, false, false),
         (Kind::Changes, true, false),
@@ -209,6 +226,6 @@ pub fn specialisations() -> Vec<Specialisation> {
         (Kind::Draws { changes: false }, false, false),
         (Kind::Draws { changes: true }, true, false),
     ];
-    let timed = timed.map(|(kind, wide, many)| of_kind([false, wide, many, false, true], kind));
-    kinds.flat_map(form).chain(timed).chain([super::drawn::weigh()]).collect()
+    let timed = timed.map(|(kind, wide, many)| of_kind([false, wide, many, false, true, false], kind));
+    kinds.flat_map(form).chain(timed).chain([false, true].map(super::drawn::weigh)).collect()
 }

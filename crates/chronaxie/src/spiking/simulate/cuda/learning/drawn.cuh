@@ -21,16 +21,7 @@
 //   other, each of 32 lines of the first cache, are 640 clocks. Not tried: the guide by upper bits that the CPU has (Codes), two or three
 //   loads in place of 13; tables in shared memory.
 #pragma once
-#include "draws.cuh"
-
-// Codes of a distribution, drawn by 32 bits.
-struct Codes {
-  const unsigned* thresholds;
-  int count, first;
-};
-__device__ __forceinline__ int pick(const Codes& codes, unsigned bits) {
-  return codes.first + reached(bits, codes.thresholds, codes.count);
-}
+#include "codes.cuh"
 
 enum DrawnRule { kAllToAll, kOneToOne, kOutDegree };
 
@@ -68,7 +59,7 @@ __device__ __forceinline__ bool drawn(const Drawn& d, unsigned source, unsigned 
   }
   const unsigned cell = d.target + target;
   if (d.own != nullptr && !(__ldg(d.own + cell / 32) >> cell % 32 & 1)) return false;
-  s.weight = pick(d.weight, by_source ? w.w[2] : w.w[0]);
+  s.weight = pick_weight(d.weight, by_source ? w.w[2] : w.w[0]);
   s.delay = (unsigned)pick(d.delay, by_source ? w.w[3] : w.w[1]);
   s.slot = cell + (s.weight < 0 ? d.port : 0) * cells;
   return true;

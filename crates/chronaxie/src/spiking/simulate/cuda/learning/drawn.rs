@@ -4,7 +4,7 @@ use super::super::kernels::HEADERS;
 use super::card::Card;
 use super::layout::places;
 use super::{Config, Spike};
-use crate::cuda::{Arg, DeviceBuffer, KernelSource, LaunchConfig, Specialisation};
+use crate::cuda::{Arg, Constant, DeviceBuffer, KernelSource, LaunchConfig, Specialisation};
 use crate::spiking::connect::{Shard, drawn, rows};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::network::Rule;
@@ -25,9 +25,10 @@ pub(super) struct Drawn {
 }
 
 /// What says how much they can bring to each slot.
-pub(super) fn weigh() -> Specialisation {
+pub(super) fn weigh(long: bool) -> Specialisation {
     let source = KernelSource::embedded("spiking/simulate/cuda/learning/drawn.cu", include_str!("drawn.cu"));
-    Specialisation { headers: HEADERS, fmad: false, ..Specialisation::new(source, &["spiking_weigh"]) }
+    let constants = vec![("kLong", Constant::Bool(long))];
+    Specialisation { headers: HEADERS, constants, fmad: false, ..Specialisation::new(source, &["spiking_weigh"]) }
 }
 
 impl Drawn {
@@ -53,10 +54,8 @@ impl Drawn {
             let (p, key, e) = (&n.projections[i], n.projection_key(i), &plan.efficacies[i]);
             let (Some(weight), Some(delay)) = (&e.weight, &e.delay) else { continue };
             let mut fields = Fields::default();
-            for codes in [weight, delay] {
-                let count = codes.thresholds().len() as u32;
-                let at = keep(memory.upload(codes.thresholds())?);
-                fields = fields.u64(at).u32(count).u32(codes.least() as u32);
+            for (words, count, first) in [weight.words(), delay.words()] {
+                fields = fields.u64(keep(memory.upload(&words)?)).u32(count).u32(first as u32);
             }
             let rule = match p.rule {
                 Rule::AllToAll => 0,
@@ -90,7 +89,8 @@ impl Drawn {
         }
         let cells = plan.cells() as usize;
         let load = memory.zeros(8 * config.ports * cells)?;
-        let (kernel, blocks) = (memory.device.kernel(&weigh(), "spiking_weigh")?, memory.device.props().sm_count * 8);
+        let (kernel, blocks) =
+            (memory.device.kernel(&weigh(config.long > 0), "spiking_weigh")?, memory.device.props().sm_count * 8);
         for fields in &self.structs {
             let args = [Arg::Bytes(fields), Arg::U32(cells as u32), Arg::U64(load.address())];
             // SAFETY: the struct is that of drawn.cuh; what it points to and the sums, one a port and cell, live on this stream.

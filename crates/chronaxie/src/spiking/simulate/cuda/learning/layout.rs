@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::cuda::{CudaDevice, DeviceBuffer};
-use crate::spiking::connect::{Shard, rows, shards_for};
+use crate::spiking::connect::{Shard, shards_for};
 use crate::spiking::device::{Fields, Memory};
 use crate::spiking::partition::Layout;
 use crate::spiking::plan::Plan;
@@ -94,13 +94,16 @@ pub(super) fn upload(plan: &Plan, config: &Config, memory: &Memory, shards: &[Sh
         add(&shard.rows.first);
         shard.changing.iter().for_each(|c| add(&c.first));
         let places = places(plan, shard);
-        let mut words: Vec<u64> = Vec::with_capacity(shard.rows.synapses.len());
+        let mut words: Vec<u64> = Vec::with_capacity(shard.rows.len());
         for cell in 0..cells {
             for (delay, here) in shard.rows.groups(cell) {
-                words.extend(shard.rows.synapses[here.start as usize..here.end as usize].iter().map(|s| {
-                    let weight = u64::from(rows::weight(*s) as u16);
-                    weight << 48 | u64::from(delay) << 32 | u64::from(places[usize::from(rows::slot(*s))])
-                }));
+                shard.rows.each(here, |slot, weight| {
+                    let (place, delay) = (u64::from(places[usize::from(slot)]), u64::from(delay));
+                    words.push(match config.long {
+                        0 => u64::from(weight as u16) << 48 | delay << 32 | place,
+                        slot_bits => u64::from(weight as u32) << 32 | delay << slot_bits | place,
+                    });
+                });
             }
         }
         if !shard.rows.first.is_empty() {
@@ -224,7 +227,7 @@ pub(super) fn tables(
             .u32(pair.map_or(0, |p| p.minus))
             .u32(r.low)
             .u32(r.high)
-            .u32(r.sign as u32)
+            .u32(r.step() as u32)
             .u32(pair.map_or(0, |p| p.x as u32))
             .u32(pair.map_or(0, |p| p.y as u32))
             .u32(r.port as u32)

@@ -54,7 +54,8 @@ struct Net {
   unsigned cell_bits, delay_bits;
   unsigned grown;  // synapses are grown up to before this step of theirs, at least
   const Drawn* drawn;  // [drawn_count] of kDrawn (drawn.cuh)
-  unsigned drawn_count, unused;
+  unsigned drawn_count;
+  unsigned slot_bits;  // of kLong: of words that do not change
 };
 
 struct Run {

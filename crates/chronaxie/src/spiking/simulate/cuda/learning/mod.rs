@@ -15,6 +15,8 @@ pub(super) mod drawn;
 #[cfg(test)]
 mod drawn_tests;
 mod layout;
+#[cfg(test)]
+mod long_tests;
 mod on_card;
 mod parts;
 mod resident;

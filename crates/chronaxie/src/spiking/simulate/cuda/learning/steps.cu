@@ -12,7 +12,7 @@
 // What another block has written is read past the first cache. See spiking/plasticity/README.md for the rule.
 //
 //   ring [steps, ports, cells] of i32; history [cells, depth, width] entries; counts [cells] entries ever left
-//   rows that do not change: words {slot: 32, delay: 16, weight: 16}; that do: {cell, delay, rule} in 32 bits, and strengths
+//   rows that do not change: words {slot: 32, delay: 16, weight: 16}, of kLong {slot and delay: 32, weight: 32}; that do: {cell, delay, rule} in 32 bits, and strengths
 //
 // Full microcircuit with every excitatory synapse changing, on an H200, a step (25 spikes, 71,000 + 26,000 events):
 //   bytes   71,000 x (8 read, 4 written) + 26,000 x 8 read = 1.06 MB: 0.25 us at 4.3 TB/s
@@ -464,6 +464,11 @@ struct Grid {
             pass(rows, i, step, cell);
         } else {
           const u64 word = __ldcs((const u64*)rows.words + i);
+          if constexpr (kLong) {
+            const unsigned low = (unsigned)word;
+            add(step, low & ((1u << net.slot_bits) - 1), low >> net.slot_bits, (int)(word >> 32));
+            continue;
+          }
           add(step, (unsigned)word, (unsigned)(word >> 32) & 0xFFFFu, (int)((long long)word >> 48));
         }
       }

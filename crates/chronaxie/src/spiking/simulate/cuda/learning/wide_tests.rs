@@ -164,6 +164,7 @@ fn on_a_gpu_axons_reach_long_rows() {
             autapses: true,
             plasticity: Some(plasticity),
             storage: crate::spiking::network::Storage::Stored,
+            weight_bits: Default::default(),
         });
     }
     let steps = steps(&gpu, 600, 20_000);
