@@ -8,6 +8,7 @@ use super::config::Place;
 use crate::Result;
 use crate::spiking::connect::Redraw;
 use crate::spiking::models::{Kind, Twin};
+use crate::spiking::network::{Codes, Weights};
 use crate::spiking::plan::Plan;
 use crate::spiking::simulate::reckon::{Load, PartCost};
 use crate::spiking::simulate::{Engine, Spike};
@@ -98,8 +99,13 @@ impl Deliveries {
             let here = load.spikes.get(p.source).copied().unwrap_or(0.0) * plan.expected(i) / size;
             if plan.draws(i, redraw) {
                 let e = &plan.efficacies[i];
-                let tables = [&e.weight, &e.delay].into_iter().flatten();
-                let halvings: f64 = tables.map(|c| f64::from(c.greatest() - c.least() + 1).log2().ceil()).sum();
+                let halvings = |codes: &Codes| f64::from(codes.greatest() - codes.least() + 1).log2().ceil();
+                let weights = e.weight.as_ref().map_or(0.0, |weights| match weights {
+                    Weights::Codes { codes, .. } => halvings(codes),
+                    // Two loads, of both ends of a line.
+                    Weights::Curve(_) => 2.0,
+                });
+                let halvings = weights + e.delay.as_ref().map_or(0.0, halvings);
                 of.drawing += here * (REDRAW + HALVING * halvings);
                 of.drawn += here;
             } else if !plan.changes(i) {
@@ -189,7 +195,8 @@ impl CudaEngine<'_> {
         // Of rows that change: the entry of the cell, in every shard.
         let heads = c.learns.map_or(0.0, |l| 8.0 * l.head as f64) * spikes * c.meeting() as f64;
         let entry = c.learns.map_or(0.0, |l| 8.0 * l.width as f64);
-        let calendar = 4.0 * (c.ring * c.room * c.meeting()) as f64;
+        let (due, places) = (c.due() as f64, (c.ring * c.room * c.meeting()) as f64);
+        let calendar = due * places;
         let [update, drives] = instructions(plan);
         // Arrivals of four steps of a drive and cell are a word, written once and read in each step.
         let far = if c.held || c.near > 0 { 0.0 } else { drives.count };
@@ -203,10 +210,10 @@ impl CudaEngine<'_> {
                 latency(spikes, "spikes").latency(us)
             }
             DELIVERY => {
-                let added = if c.place == Place::Shared { 0.0 } else { 4.0 * events };
+                let added = if c.place == Place::Shared { 0.0 } else { due * events };
                 latency(events, "synapses").bytes(c.synapse() as f64 * events, stored, l2).bytes(added, calendar, l2)
             }
-            CALENDAR => latency(events, "synapses").bytes(self.config.due() as f64 * events, calendar, l2),
+            CALENDAR => latency(events, "synapses").bytes(due * events, calendar, l2),
             UPDATE => {
                 let states = self.update_bytes() as f64;
                 update.bytes(states + 4.0 * far, 0.5 * states + 8.0 * far, l2)
