@@ -7,6 +7,8 @@ pub mod call;
 pub mod check;
 pub mod config;
 pub mod data;
+#[cfg(any(feature = "report", feature = "spiking"))]
+mod files;
 pub mod kernels;
 #[cfg(feature = "layers")]
 pub mod layers;

@@ -1,5 +1,6 @@
 //! Folders of runs: never half-written files, never over somebody's other files.
 
+use crate::files::write_aside;
 use crate::{Error, Result};
 use std::fs;
 use std::io::Write as _;
@@ -11,22 +12,6 @@ use std::path::{Path, PathBuf};
 /// `Io`, where the system refuses; then nothing is left behind.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_aside(path, |mut file| file.write_all(bytes).map_err(|e| Error::io("write", path, &e)))
-}
-
-/// Likewise, what `write` writes.
-///
-/// # Errors
-/// `Io`, where the system refuses, and what `write` says; then nothing is left behind.
-pub fn write_aside(path: &Path, write: impl FnOnce(&fs::File) -> Result<()>) -> Result<()> {
-    let name = path.file_name().map_or_else(|| "file".into(), |n| n.to_string_lossy().into_owned());
-    let aside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let fail = |e: std::io::Error| Error::io("write", path, &e);
-    let all = || {
-        let file = fs::File::create(&aside).map_err(fail)?;
-        write(&file)?;
-        file.sync_all().and_then(|()| fs::rename(&aside, path)).map_err(fail)
-    };
-    all().inspect_err(|_| drop(fs::remove_file(&aside)))
 }
 
 /// The folder of a run.

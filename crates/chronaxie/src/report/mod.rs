@@ -7,6 +7,5 @@ mod folder;
 mod record;
 
 pub use curve::{Curve, Line, Panel};
-pub(crate) use folder::write_aside;
 pub use folder::{RunFolder, write_atomically};
 pub use record::{RunRecord, RunStatus, utc};

@@ -20,7 +20,7 @@
 use super::learned::Behind;
 use super::snapshot::{self, PAGE, Section, Snapshot, Stored};
 use super::{Learned, Spike, State};
-use crate::report::write_aside;
+use crate::files::write_aside;
 use crate::spiking::record::SpikeHash;
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};

@@ -28,7 +28,7 @@ fn resume(engine: &mut dyn Engine, path: &Path) -> Result<()> {
 fn on_a_gpu_networks_are_written_while_they_go_on() {
     let Some(gpu) = gpu() else { return };
     let plan = Plan::new(mixed(30, 46)).unwrap();
-    let steps = steps(&gpu, 450, 20_000);
+    let steps = steps(&gpu, 240, 20_000);
     let cpu = cpu(&plan, 2 * (steps / 3)).1;
     let folder = scratch("moment");
     let path = folder.join("state.bin");
@@ -56,7 +56,8 @@ fn on_a_gpu_networks_are_written_while_they_go_on() {
         let want = first.state().unwrap();
         assert!(want == cpu, "{how:?}");
         // The same cut, another one, the streaming kernel, the CPU.
-        for other in [how, How::Resident(4, 16, 128, 8), How::Streaming(2, 0)] {
+        let others = [how, How::Streaming(2, 0), How::Resident(4, 16, 128, 8)];
+        for other in others.into_iter().take(few.max(2)) {
             let mut second = engine(&plan, &gpu, other);
             run(&mut *second, &[50]);
             resume(&mut *second, &path).unwrap();
