@@ -234,7 +234,10 @@ fn on_a_gpu_networks_in_parts_of_any_layout_have_the_cpus_spikes() {
     // Weights of 32 bits.
     let plan = Plan::new(long(plan.network.clone(), 1)).unwrap();
     let want = whole(&plan, steps);
-    for (layout, lies) in [(w_slice, Lies::Calendar), (scattered(&plan, 3, Some(1)), Lies::Shared)] {
+    let ways = if steps > 60 { 2 } else { 1 };
+    for (layout, lies) in
+        [(w_slice, Lies::Calendar), (scattered(&plan, 3, Some(1)), Lies::Shared)].into_iter().take(ways)
+    {
         assert_same(&plan, &gpu, &layout, &[On::Cards(1, 2, lies, 16)], 1, steps, &want);
     }
 }
