@@ -52,6 +52,16 @@ def cuda():
     return torch.device("cuda", 0)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request):
+    """The name of a backend that runs here, without PyTorch's word for it."""
+    if request.param == "cuda" and not chronaxie.devices()["cuda"]:
+        if os.environ.get("CHRONAXIE_REQUIRE_GPU") == "1":
+            pytest.fail("CHRONAXIE_REQUIRE_GPU=1 and there is no CUDA device")
+        pytest.skip("there is no CUDA device")
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """Cells that die and are born: from Python, from a checkpoint, on the command line, and as the original's model has them."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,17 +11,6 @@ import chronaxie
 from chronaxie import spiking
 from chronaxie.spiking import compat
 from test_brain_model import CONFIG, STILL
-
-BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "cuda" and not chronaxie.devices()["cuda"]:
-        if os.environ.get("CHRONAXIE_REQUIRE_GPU") == "1":
-            pytest.fail("CHRONAXIE_REQUIRE_GPU=1 and there is no CUDA device")
-        pytest.skip("there is no CUDA device")
-    return request.param
 
 
 def mortal(**life):

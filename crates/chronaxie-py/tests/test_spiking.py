@@ -14,17 +14,6 @@ import pytest
 import chronaxie
 from chronaxie import spiking
 
-BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "cuda" and not chronaxie.devices()["cuda"]:
-        if os.environ.get("CHRONAXIE_REQUIRE_GPU") == "1":
-            pytest.fail("CHRONAXIE_REQUIRE_GPU=1 and there is no CUDA device")
-        pytest.skip("there is no CUDA device")
-    return request.param
-
 
 def balanced(seed=5, arrays=False):
     net = spiking.Network(dt=0.1, seed=seed)

@@ -1,24 +1,12 @@
 """Weights of 32 bits, from code."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 
 import chronaxie
 from chronaxie import spiking
-
-BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "cuda" and not chronaxie.devices()["cuda"]:
-        if os.environ.get("CHRONAXIE_REQUIRE_GPU") == "1":
-            pytest.fail("CHRONAXIE_REQUIRE_GPU=1 and there is no CUDA device")
-        pytest.skip("there is no CUDA device")
-    return request.param
 
 
 def same(a, b):

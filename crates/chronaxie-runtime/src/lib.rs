@@ -10,6 +10,7 @@ pub mod error;
 pub mod host;
 pub mod log;
 pub mod pool;
+pub mod positioned;
 pub mod scratch;
 pub mod sha256;
 pub mod simd;

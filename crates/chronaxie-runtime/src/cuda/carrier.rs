@@ -16,10 +16,10 @@ use super::lock;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::stream::{Event, Stream, StreamRef};
 use crate::error::{Error, ErrorKind, Result};
+use crate::positioned::{read_to_end_at, write_all_at};
 use crate::tensor::Dtype;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -482,46 +482,4 @@ impl Waited {
             patience.as_secs_f64()
         )))
     }
-}
-
-#[cfg(unix)]
-fn write_all_at(file: &File, data: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, data, offset)
-}
-
-#[cfg(windows)]
-fn write_all_at(file: &File, mut data: &[u8], mut offset: u64) -> io::Result<()> {
-    while !data.is_empty() {
-        match std::os::windows::fs::FileExt::seek_write(file, data, offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(n) => (data, offset) = (&data[n..], offset + n as u64),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, data: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, data, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, data: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, data, offset)
-}
-
-/// Fills `data` as far as the file goes, and says how far that is.
-fn read_to_end_at(file: &File, data: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut count = 0;
-    while count < data.len() {
-        match read_at(file, &mut data[count..], offset + count as u64) {
-            Ok(0) => break,
-            Ok(n) => count += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(count)
 }

@@ -3,6 +3,7 @@
 use super::learned::Behind;
 use super::parts::Keys;
 use super::{Engine, Spike, State};
+use crate::positioned::{read_to_end_at, write_all_at};
 use crate::spiking::plan::Plan;
 use crate::spiking::plasticity::fixed::{Learning, NEVER, Rule};
 use crate::{Error, Result, pool};
@@ -93,30 +94,7 @@ pub fn sum(first: u64, numbers: &[u32]) -> u64 {
     numbers.iter().enumerate().fold(0, |sum, (i, x)| sum.wrapping_add(mixed(first + i as u64, *x)))
 }
 
-#[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-#[cfg(not(unix))]
-fn write_at(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-    use std::io::{Seek as _, SeekFrom, Write as _};
-    let mut own = file.try_clone()?;
-    own.seek(SeekFrom::Start(offset))?;
-    own.write_all(bytes)
-}
-#[cfg(not(unix))]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
-    use std::io::{Read as _, Seek as _, SeekFrom};
-    let mut own = file.try_clone()?;
-    own.seek(SeekFrom::Start(offset))?;
-    own.read_exact(bytes)
-}
-
-/// Calls `with(piece, first)` for pieces of numbers, on all threads where files have places to read and write at; the sum of what
+/// Calls `with(piece, first)` for pieces of numbers, on all threads; the sum of what
 /// they say, or the first error.
 fn each_piece<T: Send>(
     numbers: impl Iterator<Item = T>,
@@ -134,11 +112,7 @@ fn each_piece<T: Send>(
             (Err(e), _) | (_, Err(e)) => Err(e),
         };
     };
-    if cfg!(unix) {
-        pool::for_each(pieces.len(), one);
-    } else {
-        (0..pieces.len()).for_each(one);
-    }
+    pool::for_each(pieces.len(), one);
     all.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -149,7 +123,7 @@ fn each_piece<T: Send>(
 pub(super) fn write_numbers(file: &File, path: &Path, offset: u64, numbers: &[u32]) -> Result<Section> {
     let sum = each_piece(numbers.chunks(PIECE), |piece, first| {
         let bytes: Vec<u8> = piece.iter().flat_map(|x| x.to_le_bytes()).collect();
-        write_at(file, &bytes, offset + 4 * first)?;
+        write_all_at(file, &bytes, offset + 4 * first)?;
         Ok(sum(first, piece))
     });
     let sum = sum.map_err(|e| Error::io("write", path, &e))?;
@@ -180,7 +154,10 @@ impl Stored {
         let mut numbers = vec![0u32; section.count as usize];
         let all = each_piece(numbers.chunks_mut(PIECE), |piece, first| {
             let mut bytes = vec![0; 4 * piece.len()];
-            read_at(&self.file, &mut bytes, section.offset + 4 * first)?;
+            // The file may have been cut off since it was opened.
+            if read_to_end_at(&self.file, &mut bytes, section.offset + 4 * first)? < bytes.len() {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
             let read = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
             piece.iter_mut().zip(read).for_each(|(to, x)| *to = x);
             Ok(sum(first, piece))
@@ -219,14 +196,15 @@ pub fn in_order<'p>(mut state: State, keys: impl FnOnce() -> Result<Option<(&'p 
     let Some(behind) = state.learned.as_mut().and_then(|l| l.behind.take()) else { return Ok(state) };
     let misfit = || Error::checkpoint("the synapses of the state are not those of this network");
     let (plan, keys) = keys()?.ok_or_else(misfit)?;
-    let ordered = plan.learning.as_ref().and_then(|l| ordered(plan, l, &state, &behind, &keys));
-    let ordered = ordered.ok_or_else(misfit)?;
-    state.learned.as_mut().into_iter().for_each(|l| l.strengths.clone_from(&ordered));
+    let ordered = plan.learning.as_ref().and_then(|l| ordered(l, &state, &behind, &keys)).ok_or_else(misfit)?;
+    if let Some(learned) = &mut state.learned {
+        learned.strengths = ordered;
+    }
     Ok(state)
 }
 
 /// The strengths of a state that is `behind`, up to date and in the order of their keys.
-fn ordered(plan: &Plan, learning: &Learning, state: &State, behind: &Behind, keys: &Keys) -> Option<Vec<u32>> {
+fn ordered(learning: &Learning, state: &State, behind: &Behind, keys: &Keys) -> Option<Vec<u32>> {
     let learned = state.learned.as_ref()?;
     let (cells, width) = (keys.rows.len(), learning.width());
     let entries = learned.entries.len() == cells && learned.entries.iter().all(|e| e.len() == width);
@@ -302,7 +280,6 @@ fn ordered(plan: &Plan, learning: &Learning, state: &State, behind: &Behind, key
             from += keys.len();
         }
     });
-    debug_assert_eq!(plan.cells() as usize, cells);
     drop(work);
     Some(all)
 }
