@@ -33,9 +33,12 @@ fn assert_timed(plan: &Plan, engine: &mut dyn Engine, steps: u64, names: &[&str]
         (sum - 1.0).abs() < 1e-9 && shares.iter().all(|(_, share)| (0.0..1.0).contains(share)),
         "{what}: {shares:?}"
     );
-    // Emulated clocks are no nanoseconds.
-    let done = shares.iter().filter(|(name, _)| *name != BESIDE);
-    assert!(done.clone().all(|(_, share)| *share > 0.0), "{what}: {shares:?}");
+    // Emulated clocks are no nanoseconds. Clocks are of some warps, and which of a few rows those get is chance: of one kind perhaps none.
+    let of_rows = |name: &str| [DELIVERY, ROWS, LEARNING, REDRAWN, AXONS].contains(&name);
+    let (rows, done): (Vec<_>, Vec<_>) =
+        shares.iter().filter(|(name, _)| *name != BESIDE).partition(|of| of_rows(of.0));
+    assert!(done.iter().all(|(_, share)| *share > 0.0), "{what}: {shares:?}");
+    assert!(rows.iter().map(|(_, share)| share).sum::<f64>() > 0.0, "{what}: {shares:?}");
     // What each is said to work on.
     let load = Load { spikes: vec![1.0; plan.models.len()], events: 1000.0 };
     let rates = Rates { bytes: 1e12, instructions: 1e12, source: String::new() };
