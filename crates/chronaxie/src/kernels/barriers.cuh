@@ -60,6 +60,15 @@ __device__ __forceinline__ void bulk_copy_at(unsigned to, const void* from, unsi
                : "memory");
 }
 
+// Both as far as L2 alone, ahead of a copy.
+__device__ __forceinline__ void box_prefetch(const void* map, int column, int row, int z, int w) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(column), "r"(row), "r"(z), "r"(w)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_prefetch(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // The same to each block of the cluster whose bit is set in `blocks`: to the same place, and its bytes count at the same barrier.
 __device__ __forceinline__ void box_copy_to(unsigned to, const void* map, int column, int row, int z, int w, unsigned barrier,
                                             unsigned blocks) {

@@ -79,11 +79,12 @@ struct Places {
 // acc += a b over the 64 terms of a place; `across` as by_terms has it. They are made when products_wait says so.
 template <bool kAByTerms, bool kBByTerms, int NT>
 __device__ __forceinline__ void begin_products(float (&acc)[NT][4], unsigned a, unsigned b, unsigned across) {
+  const u64 of_a = kAByTerms ? by_terms(a, 0) : by_rows(a), of_b = kBByTerms ? by_terms(b, across) : by_rows(b);
   products_begin();
 #pragma unroll
   for (int k = 0; k < kTerms / 16; ++k)
-    wgmma<kBf16, kAByTerms, kBByTerms>(acc, kAByTerms ? by_terms(a + 16 * k * kLine, 0) : by_rows(a + 32 * k),
-                                       kBByTerms ? by_terms(b + 16 * k * kLine, across) : by_rows(b + 32 * k));
+    wgmma<kBf16, kAByTerms, kBByTerms>(acc, further(of_a, (kAByTerms ? 16 * kLine : 32) * k),
+                                       further(of_b, (kBByTerms ? 16 * kLine : 32) * k));
   products_end();
 }
 
@@ -235,10 +236,10 @@ struct ByWgmma {
 #pragma unroll
       for (int e = 0; e < 4; ++e) of_k[k][e] = times<kBf16>(of_k[k][e], e < 2 ? low : high);
     }
+    const u64 of_b = by_terms(b, kGroupRows);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < kTerms / 16; ++k)
-      wgmma_of<kBf16, true>(acc, of_k[k], by_terms(b + 16 * k * kLine, kGroupRows));
+    for (int k = 0; k < kTerms / 16; ++k) wgmma_of<kBf16, true>(acc, of_k[k], further(of_b, 16 * k * kLine));
     products_end();
   }
   __device__ __forceinline__ void end() { products_wait(acc); }

@@ -1,29 +1,16 @@
-// What the kernel that goes through whole chains is made of (sm_90a): slices of 64 tokens by 64 columns that come by cp.async,
-// barriers between its warpgroups, and what its products need.
+// What the mLSTM kernels by chains are made of (sm_90a): slices of 64 tokens by 64 columns, how they come, and what products need.
 #pragma once
 #include "tensor.cuh"
 #include "wgmma.cuh"
 #include "barriers.cuh"
 
-constexpr int kRows = 64;               // tokens of a chunk
-constexpr int kLine = 128;              // bytes of a row of a slice, 64 columns
+constexpr int kRows = 64;          // tokens of a chunk
+constexpr int kLine = 128;         // bytes of a row of a slice, 64 columns
 constexpr int kSlice = kRows * kLine;
-constexpr int kSlices = kColumns / 64;  // of the queries, of a warpgroup
-constexpr int kAhead = 2;               // chunks that are copied ahead
-constexpr int kTile8 = 8 * kLine;       // bytes of a tile of eight rows
+constexpr int kTile8 = 8 * kLine;  // bytes of a tile of eight rows
 
-__device__ __forceinline__ void warp_arrives(u64* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
 // Of the third warpgroup.
 __device__ __forceinline__ void helpers_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-// An 8 x 8 matrix of 16-bit numbers, a row's pairs in four lanes, turned.
-__device__ __forceinline__ unsigned turned(unsigned x) {
-  unsigned d;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(x));
-  return d;
-}
 // Until all products are made but the group begun last.
 __device__ __forceinline__ void products_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 // Sums that a wait for others made ready too: no use of them moves before it.
@@ -77,29 +64,9 @@ __device__ __forceinline__ void fetch_slice(char* to, const Source& s) {
   }
 }
 
-// Columns of h, which are tokens.
-template <int NT>
-__device__ __forceinline__ void scale_columns(float (&o)[NT][4], const float* by) {
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const float2 w = *reinterpret_cast<const float2*>(by + 8 * n + threadIdx.x % 4 * 2);
-    o[n][0] *= w.x;
-    o[n][1] *= w.y;
-    o[n][2] *= w.x;
-    o[n][3] *= w.y;
-  }
-}
-
-// q, k, v and grad_h as the copy engine brings slices of them, and a bit for each that has such a map; as in mod.rs.
+// q, k, v, grad_h and, backward, h as the copy engine brings slices of them, and a bit for each that has such a map; as in mod.rs.
 struct alignas(64) Maps {
-  u64 of[4][16];
+  u64 of[5][16];
   i64 which, rest[7];
 };
-enum { kMapQ, kMapK, kMapV, kMapGradH };
-
-// What the rows and the keys of a chunk weigh, of two chunks.
-struct Weights {
-  float query[2][kRows], last[2][kRows];  // s e^(m - M), and 1 / N
-  unsigned key[2][kRows / 2];             // e^(log i - b - M_L), rounded, in pairs
-  float left[2];
-};
+enum { kMapQ, kMapK, kMapV, kMapGradH, kMapH };

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod ladder;
+mod maps;
 mod sources;
 mod step;
 mod tune;
@@ -9,18 +10,21 @@ mod tune;
 use super::spec::Mlstm;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result, View, ViewMut};
-use chronaxie_runtime::cuda::{Arg, Boxes, CudaDevice, Kernel, LaunchConfig, TensorMap};
+use chronaxie_runtime::cuda::{Arg, CudaDevice, Kernel, LaunchConfig};
 pub(super) use ladder::{LadderPlan, ladder_specialisations};
+use maps::Maps;
 pub(super) use sources::specialisations;
 use sources::{HEADERS, dtype_code, kernels_of};
 use std::sync::Arc;
 pub(super) use step::{StepPlan, step_specialisations};
-use tune::{CHAIN_THREADS, Config, Tiles, Walk, Wish, chains, walk_paired};
+use tune::{CHAIN_THREADS, Config, H, Tiles, Walk, Wish, chains, walks};
 
 /// Threads a block of the portable kernels and of those of gates, as `kThreads` in mlstm.cuh.
 const THREADS: u32 = 256;
 /// Bytes of what is known of a chunk before any state is, as `kRecord` in hopper_walks.cuh.
-const RECORD: usize = 17920;
+const RECORD: usize = 17936;
+/// Forward, `kWeighed` there.
+const WEIGHED: usize = 9232;
 
 /// Threads a block of the kernels for small heads, and bytes of a tile, as `kSquare` in small.cuh.
 const SMALL_THREADS: u32 = 128;
@@ -86,18 +90,6 @@ struct Call {
     numbers: [f64; 2],
 }
 
-/// `Maps` of hopper_chains.cuh: of q, k, v and grad_h, and a bit for each that has one.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Default)]
-struct Maps {
-    of: [TensorMap; 4],
-    which: i64,
-    rest: [i64; 7],
-}
-
-/// The places in [`TOKENS`] of the tensors in [`Maps`].
-const MAPPED: [usize; 4] = [0, 1, 2, 6];
-
 /// The bytes of a kernel's struct.
 ///
 /// # Safety
@@ -123,6 +115,8 @@ struct PassPlan {
     signature: Signature,
     config: Config,
     kernels: Vec<Kernel>,
+    /// By chains: blocks that make pairs, as many as there is room for.
+    pair_blocks: usize,
     layout: Layout,
     /// In the order of [`Call`]: m, gates, kept, rates, grads, tensor.
     regions: Vec<RegionId>,
@@ -154,13 +148,14 @@ impl PassPlan {
             }
         } else if config.small.is_some() {
             // All of their shared memory is static.
-        } else if by_chains && backward {
-            kernels[2].set_max_dynamic_shared(Config::pairs_shared() as u32)?;
-            for role in 0..3 {
-                kernels[3 + role].set_max_dynamic_shared(Config::walk_shape(p, role).shared as u32)?;
+        } else if by_chains && !backward {
+            kernels[2].set_max_dynamic_shared(Config::pairs_shape(false).1 as u32)?;
+            kernels[4].set_max_dynamic_shared(Config::walk_shape(p, H).shared as u32)?;
+        } else if by_chains {
+            kernels[2].set_max_dynamic_shared(Config::pairs_shape(true).1 as u32)?;
+            for (&role, kernel) in walks(p).iter().zip(&kernels[3..]) {
+                kernel.set_max_dynamic_shared(Config::walk_shape(p, role).shared as u32)?;
             }
-        } else if let Some((_, shared)) = config.chain_shape(p) {
-            kernels[2].set_max_dynamic_shared(shared as u32)?;
         } else if let Some(t) = tiles {
             let dynamic = |shared: (usize, usize)| shared.0 as u32;
             kernels[2].set_max_dynamic_shared(dynamic(t.state_shared()))?;
@@ -188,8 +183,10 @@ impl PassPlan {
         let rates = if by_chains { chains * chunks * 64 * parts } else { tokens };
         let rates = only(on_tensor_cores && backward && config.small.is_none(), rates);
         let sums = only(config.small.is_some(), group * chunks);
+        // Forward by chains n before each chunk, as tiles of eight rows of 16-bit numbers.
+        let tiles_n = only(by_chains && !backward, chains * chunks * 4 * k.next_multiple_of(128));
         let slopes = only(backward, sums);
-        let products = if by_chains { chains * parts } else { chains * chunks.div_ceil(Config::segment()) };
+        let products = if by_chains { chains * 8 * parts } else { chains * chunks.div_ceil(Config::segment()) };
         let given = backward && with_n && !by_chains;
         let mut layout = Layout::new(gap);
         let list = [
@@ -198,7 +195,7 @@ impl PassPlan {
             ("input_gates", Dtype::F32, tokens),
             ("most", Dtype::F64, chains * chunks),
             ("states_c", states, kept * kv),
-            ("states_n", Dtype::F32, only(with_n, kept * k)),
+            ("states_n", Dtype::F32, only(with_n, if by_chains && !backward { chains * chunks } else { kept } * k)),
             ("starts_c", Dtype::F32, started * kv),
             ("starts_n", Dtype::F32, started * k),
             ("inverse", Dtype::F32, only(given, tokens)),
@@ -217,14 +214,15 @@ impl PassPlan {
             ("rate_i", Dtype::F32, rates),
             ("products", Dtype::F64, only(on_tensor_cores && backward && config.small.is_none(), products)),
             ("sums_c", Dtype::F32, sums * kv),
-            ("sums_n", Dtype::F32, only(with_n, sums * k)),
+            ("sums_n", Dtype::F32, only(with_n, tiles_n + sums * k)),
             ("slopes_c", Dtype::F32, slopes * kv),
             ("slopes_n", Dtype::F32, only(with_n, slopes * k)),
-            ("records", Dtype::F32, only(by_chains && backward, chains * chunks * RECORD / 4)),
+            ("records", Dtype::F32, only(by_chains, chains * chunks * if backward { RECORD } else { WEIGHED } / 4)),
         ];
         let push = |(name, dtype, n)| layout.push(name, dtype, n);
         let regions = list.into_iter().map(push).collect::<Result<_>>()?;
-        Ok(Self { signature: p.signature_of(pass)?, config, kernels, layout, regions })
+        let pair_blocks = Config::pairs_shape(backward).0 * device.props().sm_count as usize;
+        Ok(Self { signature: p.signature_of(pass)?, config, kernels, pair_blocks, layout, regions })
     }
 
     fn call(&self, p: &Mlstm, inputs: &[View<'_>], outputs: &[ViewMut<'_>], scratch: u64) -> Call {
@@ -266,28 +264,6 @@ impl PassPlan {
             options: [!p.has_gauge(), p.normalize, through].map(i64::from),
             numbers: [1.0 / (p.dqk as f64).sqrt(), p.eps],
         }
-    }
-
-    /// How the copy engine finds chunks of 64 tokens. A tensor that no map can have is brought by threads.
-    fn maps(&self, p: &Mlstm, device: &CudaDevice, call: &Call) -> Maps {
-        let mut maps = Maps::default();
-        if self.config.chains.is_none() || p.batch * p.heads * p.steps == 0 {
-            return maps;
-        }
-        for (nth, (of, width)) in MAPPED.into_iter().zip([p.dqk, p.dqk, p.dv, p.dv]).enumerate() {
-            let tokens = call.tokens[of];
-            let [b, h, t, _] = tokens.strides;
-            let sizes = [width, p.steps, p.heads, p.batch];
-            // Along an axis of one nobody goes anywhere.
-            let stride = |size: usize, s: i64| if size == 1 { 16 } else { u64::try_from(2 * s).unwrap_or(u64::MAX) };
-            let strides = [stride(p.steps, t), stride(p.heads, h), stride(p.batch, b)];
-            let boxes = Boxes { address: tokens.data, sizes: sizes.map(|n| n as u64), strides, rows: 64 };
-            if let (true, Ok(map)) = (tokens.is_plain(), TensorMap::new(device, &boxes)) {
-                maps.of[nth] = map;
-                maps.which |= 1 << nth;
-            }
-        }
-        maps
     }
 
     /// The launches of the pass in order.
@@ -402,27 +378,35 @@ impl PassPlan {
         if backward && self.config.chains.is_some() {
             let each = (chunks as u32, chains as u32);
             let one = |kernel| Launch { threads: 128, ..gates(kernel, each) };
-            if !walk_paired(p, 0) {
-                launch(Launch { shared: Config::pairs_shared() as u32, ..one(2) })?;
-            }
-            for role in (0..3).filter(|role| *role < 2 || p.wants.inputs) {
+            let blocks = self.pair_blocks.min(chains * chunks) as u32;
+            let shared = Config::pairs_shape(true).1 as u32;
+            launch(Launch { grid: (blocks, 1), shared, mapped: true, ..one(2) })?;
+            let roles = walks(p);
+            for (at, &role) in roles.iter().enumerate().filter(|(_, role)| **role != 2 || p.wants.inputs) {
                 let Walk { blocks, cluster, shared } = Config::walk_shape(p, role);
                 let (grid, shared, cluster) = ((blocks as u32, chains as u32), shared as u32, cluster as u32);
-                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(3 + role, grid) })?;
+                launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(3 + at, grid) })?;
             }
             if p.wants.gates || p.has_gauge() {
-                launch(one(6))?;
-                launch(gates(7, warps(chains)))?;
-                launch(gates(8, warps(chains * chunks)))?;
+                launch(one(3 + roles.len()))?;
+                launch(gates(4 + roles.len(), warps(chains)))?;
+                launch(gates(5 + roles.len(), warps(chains * chunks)))?;
             }
             if p.has_gauge() && (p.last_state || p.initial_state) {
-                launch(gates(9, (chains as u32, 1)))?;
+                launch(gates(6 + roles.len(), (chains as u32, 1)))?;
             }
             return Ok(());
         }
-        if let Some((blocks, shared)) = self.config.chain_shape(p) {
-            let (grid, threads, shared) = ((blocks as u32, chains as u32), CHAIN_THREADS, shared as u32);
-            return launch(Launch { grid, threads, shared, mapped: true, ..gates(2, (0, 0)) });
+        if self.config.chains.is_some() {
+            let blocks = self.pair_blocks.min(chains * chunks) as u32;
+            let shared = Config::pairs_shape(false).1 as u32;
+            launch(Launch { threads: 128, shared, mapped: true, ..gates(2, (blocks, 1)) })?;
+            if p.normalize {
+                launch(Launch { threads: 128, ..gates(3, (p.dqk.div_ceil(128) as u32, chains as u32)) })?;
+            }
+            let Walk { blocks, cluster, shared } = Config::walk_shape(p, H);
+            let (grid, shared, cluster) = ((blocks as u32, chains as u32), shared as u32, cluster as u32);
+            return launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(4, grid) });
         }
         if !backward {
             for window in 0..windows {
@@ -554,7 +538,8 @@ impl Plan for CudaPlan {
             return Ok(());
         }
         let call = plan.call(&self.problem, args.inputs, args.outputs, args.scratch.address());
-        let maps = plan.maps(&self.problem, &self.device, &call);
+        let maps =
+            if plan.config.chains.is_some() { Maps::of(&self.problem, &self.device, &call) } else { Maps::default() };
         plan.visit(&self.problem, pass, |launch| {
             let mut config = LaunchConfig::new((launch.grid.0, launch.grid.1, 1), (launch.threads, 1, 1));
             config.cluster = (launch.cluster > 1).then_some((launch.cluster, 1, 1));

@@ -1,6 +1,6 @@
 //! The sources of the kernels, what they are compiled for, and those of a pass.
 
-use super::tune::{Config, Tiles, walk_columns, walk_paired};
+use super::tune::{Config, H, KEYS, Tiles, walk_columns, walks};
 use crate::layers::mlstm::spec::Mlstm;
 use crate::{Dtype, Result, kernels};
 use chronaxie_runtime::cuda::{Archs, CudaDevice, Header, Kernel, KernelSource, Specialisation};
@@ -16,12 +16,14 @@ const HOPPER_FORWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_forward.cu", include_str!("hopper_forward.cu"));
 const HOPPER_BACKWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_backward.cu", include_str!("hopper_backward.cu"));
-const HOPPER_CHAINS: KernelSource =
-    KernelSource::embedded("layers/mlstm/cuda/hopper_chains.cu", include_str!("hopper_chains.cu"));
+const HOPPER_WEIGHTS: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_weights.cu", include_str!("hopper_weights.cu"));
 const HOPPER_PAIRS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_pairs.cu", include_str!("hopper_pairs.cu"));
 const HOPPER_WALKS: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/hopper_walks.cu", include_str!("hopper_walks.cu"));
+const HOPPER_KEYS: KernelSource =
+    KernelSource::embedded("layers/mlstm/cuda/hopper_keys.cu", include_str!("hopper_keys.cu"));
 const SMALL_FORWARD: KernelSource =
     KernelSource::embedded("layers/mlstm/cuda/small_forward.cu", include_str!("small_forward.cu"));
 const SMALL_BACKWARD: KernelSource =
@@ -63,9 +65,10 @@ const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states
 const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
 const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
 
-const CHAIN_ENTRIES: [&str; 1] = ["hopper_forward"];
+const WEIGHTS_ENTRIES: [&str; 2] = ["chain_weights", "chain_norms"];
 const PAIR_ENTRIES: [&str; 4] = ["chain_pairs", "chain_rates", "chain_totals", "chain_gates"];
 const WALK_ENTRIES: [&str; 1] = ["hopper_walk"];
+const KEYS_ENTRIES: [&str; 1] = ["hopper_keys"];
 
 const SMALL_FORWARD_ENTRIES: [&str; 3] = ["small_sums", "small_states", "small_outputs"];
 const SMALL_BACKWARD_ENTRIES: [&str; 3] = ["small_back_sums", "small_back_states", "small_gradients"];
@@ -123,22 +126,23 @@ fn of_chains(source: KernelSource, entries: &[&'static str], dtype: Dtype, colum
     spec
 }
 
-/// That of h.
-fn by_chains(dtype: Dtype, columns: usize) -> Specialisation {
-    of_chains(HOPPER_CHAINS, &CHAIN_ENTRIES, dtype, columns)
-}
-
-/// That of the gradient of q, k or v: `role` 0 to 2; that of q may make pairs, too.
-fn walk(dtype: Dtype, columns: usize, role: usize, paired: bool) -> Specialisation {
+/// That of the gradient of q, k or v, of h, or of the gradients of k and v: `role` as in [`walk_columns`].
+fn walk(dtype: Dtype, columns: usize, role: usize) -> Specialisation {
+    if role == KEYS {
+        return of_chains(HOPPER_KEYS, &KEYS_ENTRIES, dtype, columns);
+    }
     let mut spec = of_chains(HOPPER_WALKS, &WALK_ENTRIES, dtype, columns);
     spec.constants.push(("kRole", (role as i32).into()));
-    spec.constants.push(("kPaired", i32::from(paired).into()));
     spec
 }
 
 /// What runs before and behind those.
-fn around_walks(dtype: Dtype) -> Specialisation {
-    of_chains(HOPPER_PAIRS, &PAIR_ENTRIES, dtype, 64)
+fn around_walks(dtype: Dtype, backward: bool) -> Specialisation {
+    if backward {
+        of_chains(HOPPER_PAIRS, &PAIR_ENTRIES, dtype, 64)
+    } else {
+        of_chains(HOPPER_WEIGHTS, &WEIGHTS_ENTRIES, dtype, 64)
+    }
 }
 
 /// The portable kernels, of which nothing but the element type shapes one (f16 and bf16 differ in how they are loaded), and
@@ -156,13 +160,12 @@ pub(in super::super) fn specialisations() -> Vec<Specialisation> {
     for columns in [128, 256] {
         list.push(hopper(HOPPER_FORWARD, &HOPPER_FORWARD_ENTRIES, bf16, columns));
         list.push(hopper(HOPPER_BACKWARD, &HOPPER_BACKWARD_ENTRIES, bf16, columns));
-        list.push(by_chains(bf16, columns));
+        list.push(walk(bf16, columns, H));
     }
-    list.push(around_walks(bf16));
-    for (columns, role) in [(512, 0), (512, 1), (256, 2), (256, 0), (256, 1), (128, 2)] {
-        list.push(walk(bf16, columns, role, false));
+    list.extend([around_walks(bf16, true), around_walks(bf16, false)]);
+    for (columns, role) in [(512, 0), (512, 1), (256, 2), (256, 0), (256, 1), (128, 2), (256, KEYS), (128, KEYS)] {
+        list.push(walk(bf16, columns, role));
     }
-    list.push(walk(bf16, 256, 0, true));
     list
 }
 
@@ -198,15 +201,18 @@ pub(super) fn kernels_of(p: &Mlstm, backward: bool, config: &Config, device: &Ar
     list.push(device.kernel(&small, "gate_scan")?);
     list.push(device.kernel(&small, "gate_carry")?);
     if let Some(columns) = config.chains {
+        let around = around_walks(p.dtype, backward);
         if !backward {
-            list.push(device.kernel(&by_chains(p.dtype, columns), CHAIN_ENTRIES[0])?);
+            for entry in WEIGHTS_ENTRIES {
+                list.push(device.kernel(&around, entry)?);
+            }
+            list.push(device.kernel(&walk(p.dtype, columns, H), WALK_ENTRIES[0])?);
             return Ok(list);
         }
-        let around = around_walks(p.dtype);
         list.push(device.kernel(&around, PAIR_ENTRIES[0])?);
-        for role in 0..3 {
-            let spec = walk(p.dtype, walk_columns(p, role), role, walk_paired(p, role));
-            list.push(device.kernel(&spec, WALK_ENTRIES[0])?);
+        for &role in walks(p) {
+            let spec = walk(p.dtype, walk_columns(p, role), role);
+            list.push(device.kernel(&spec, spec.entries[0])?);
         }
         for entry in &PAIR_ENTRIES[1..] {
             list.push(device.kernel(&around, entry)?);

@@ -15,8 +15,6 @@ const SIMT_WINDOW_BYTES: usize = 256 << 20;
 /// Tokens of a chunk of the kernels that go through chains, and their threads.
 const CHAIN_TOKENS: usize = 64;
 pub(super) const CHAIN_THREADS: u32 = 384;
-/// Columns of h of a block of theirs.
-const CHAIN_COLUMNS: usize = 128;
 /// The most that a head, or a chunk, of the kernels for small heads may have, `kEdge` there.
 const SMALL_HEAD: usize = 64;
 /// Tokens of a chunk of the kernels on tensor cores are a multiple of this, `kStep` in tensor.cuh.
@@ -261,11 +259,19 @@ fn tiles(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish) -> Option<
     None
 }
 
-/// Columns of the state of the backward kernel by chains that makes the gradient of q, k or v (`role` 0 to 2), as `kColumns`
-/// there: it has whole rows, of v's size or, for the gradient of v, of k's.
+/// Columns of the state of the kernel by chains that makes the gradient of q, k or v (`role` 0 to 2) or h, as `kColumns` there: it has
+/// whole rows, of v's size or, for h and the gradient of v alone, of k's.
 pub(super) fn walk_columns(p: &Mlstm, role: usize) -> usize {
-    let width = if role < 2 { p.dv } else { p.dqk };
+    let width = if role == 2 || role == H { p.dqk } else { p.dv };
     width.next_power_of_two().clamp(128, 512)
+}
+/// The roles of the kernels that make h, and the gradients of k and v together.
+pub(super) const H: usize = 3;
+pub(super) const KEYS: usize = 4;
+/// The roles of the kernels that go through chains backward, in the order in which they run: where one block holds a chain's state, one
+/// kernel makes the gradients of k and v.
+pub(super) fn walks(p: &Mlstm) -> &'static [usize] {
+    if p.dqk <= WALK_ROWS && p.dv <= WALK_WIDE { &[0, KEYS] } else { &[0, 1, 2] }
 }
 /// Rows of the state of one of its blocks, and columns at most: two blocks have halves of more of them.
 const WALK_ROWS: usize = 128;
@@ -275,11 +281,6 @@ const WALK_WIDE: usize = 256;
 fn walk_blocks(p: &Mlstm, role: usize) -> usize {
     let rows = if role < 2 { p.dqk } else { p.dv };
     rows.div_ceil(WALK_ROWS) * walk_columns(p, role).div_ceil(WALK_WIDE)
-}
-
-/// Whether a block of the gradient of q has a whole chain, and makes its pairs, too.
-pub(super) fn walk_paired(p: &Mlstm, role: usize) -> bool {
-    role == 0 && walk_blocks(p, role) == 1
 }
 
 /// A launch of the backward kernel by chains: the blocks of a chain, of a cluster, and their dynamic shared memory.
@@ -304,12 +305,11 @@ fn chain_columns(p: &Mlstm, backward: bool, props: &DeviceProps, wish: &Wish, ab
         )));
     }
     // A block has a multiprocessor to itself, and goes through a chain alone: there must be blocks for most of them.
-    let across = if backward { walk_blocks(p, 0) } else { p.dv.div_ceil(CHAIN_COLUMNS) };
+    let across = walk_blocks(p, if backward { 0 } else { H });
     let blocks = chains(p) * across;
     let pays = props.compute_capability == (9, 0) && p.dqk.max(p.dv) > 64 && 4 * blocks >= 3 * props.sm_count as usize;
     let chosen = fits && (wish.path == Some(Path::Chains) || (wish.path.is_none() && pays));
-    let columns = || if p.dqk > 128 { 256 } else { p.dqk.next_multiple_of(64) };
-    Ok(chosen.then(|| if backward { walk_columns(p, 0) } else { columns() }))
+    Ok(chosen.then(|| walk_columns(p, if backward { 0 } else { H })))
 }
 
 /// Tokens of a chunk of the kernels for small heads, and how many chains they take at a time, if they are to run.
@@ -402,39 +402,38 @@ impl Config {
         let window = wish.window.map_or(chunks.div_ceil(chunks.div_ceil(most)), |w| w.min(chunks));
         Ok(Self { tiles, length, window, windows: chunks.div_ceil(window), chains: None, small: None })
     }
-    /// Where whole chains are gone through: blocks of a chain, and their dynamic shared memory.
-    pub(super) fn chain_shape(&self, p: &Mlstm) -> Option<(usize, usize)> {
-        // Slices of 64 tokens and 64 columns: two places for those of q, three for those of k and v, one for pairs. Tiles of eight
-        // rows: n's parts, and those of what tokens add to it.
-        let shared = |columns: usize| {
-            1024 + 8192 * (2 * (columns / 64) + 3 * (columns / 64 + 2) + 1) + 1024 * (columns / 64 + 1)
-        };
-        self.chains.map(|columns| (p.dv.div_ceil(CHAIN_COLUMNS), shared(columns)))
-    }
-    /// Backward by chains: the kernel of `role` as in [`walk_columns`].
+    /// By chains: the kernel of `role` as in [`walk_columns`].
     pub(super) fn walk_shape(p: &Mlstm, role: usize) -> Walk {
-        let (columns, blocks, paired) = (walk_columns(p, role), walk_blocks(p, role), walk_paired(p, role));
+        let columns = walk_columns(p, role);
+        if role == KEYS {
+            // As in hopper_keys.cu: v, twice k and pairs, what goes into the state, the state itself, gradients on their way out.
+            let slices = columns / 64 + 2 * 3 + (columns / 64 + 3) + 2 * (columns / 64) + 2;
+            return Walk { blocks: 1, cluster: 1, shared: 1024 + 8192 * slices + 1040 * 2 + 2 * 8 * 256 + 8 * 9 };
+        }
+        let blocks = walk_blocks(p, role);
         // Slices of 64 tokens and 64 columns, as in hopper_walks.cu: those of what reads the state, its pairs and, for the gates,
         // its rows, and those of what goes into it, in a ring of places; gradients of two chunks on their way out; sums for another
-        // block; vectors; or, instead of gradients, pairs that are made.
+        // block; vectors.
         let halved = columns > WALK_WIDE;
-        let (wide, ring) = (columns.min(WALK_WIDE) / 64, if paired || (role == 2 && !halved) { 4 } else { 3 });
-        let (reads, into) = (wide + usize::from(!paired) + if role < 2 { 2 } else { 0 }, wide + 2);
+        let (wide, ring) = (columns.min(WALK_WIDE) / 64, if role >= 2 && !halved { 4 } else { 3 });
+        let (reads, into) = (wide + 1 + if role < 2 { 2 } else { 0 }, wide + 2);
         let places = if ring == 3 { ring * reads.max(into) } else { ring / 2 * (reads + into) };
         let out = if halved { 2 + 4 } else { 4 };
-        let more = if paired { 1024 + 3 * 8192 + 2560 } else { 8192 * out };
-        let shared = 1024 + 8192 * places + 784 * (ring - 1) + more + 8 * (3 * ring + 8);
+        let norms = if role == H { (ring - 1) * 16 * columns + 512 } else { 0 };
+        let rates = if role < 2 { 2 * 8 * 256 } else { 0 };
+        let shared = 1024 + 8192 * (places + out) + 1040 * (ring - 1) + norms + rates + 8 * (3 * ring + 6);
         // Two blocks of a chain bring what both read once. Clusters of four do not all fit at once.
         let cluster = if blocks.is_multiple_of(2) { 2 } else { 1 };
         Walk { blocks, cluster, shared }
     }
-    /// Dynamic shared memory of the kernel that makes a chunk's pairs before them: three places of two slices.
-    pub(super) const fn pairs_shared() -> usize {
-        1024 + 3 * 2 * 8192
+    /// The kernel that makes chunks' pairs before them: how many of its blocks have a multiprocessor, and their dynamic shared memory, four
+    /// places of three slices or, forward, of two.
+    pub(super) const fn pairs_shape(backward: bool) -> (usize, usize) {
+        if backward { (2, 1024 + 4 * 3 * 8192) } else { (3, 1024 + 4 * 2 * 8192) }
     }
-    /// Warps of a chain that have parts of q.dq each, as `parts_of` in hopper_walks.cuh.
+    /// Blocks of a chain that have parts of q.dq each, as `parts_of` in hopper_walks.cuh.
     pub(super) fn walk_parts(p: &Mlstm) -> usize {
-        8 * walk_blocks(p, 0)
+        walk_blocks(p, 0)
     }
     /// Chunks of the longest sequence that there may be.
     pub(super) fn chunks(&self, p: &Mlstm) -> usize {
@@ -502,7 +501,9 @@ mod tests {
         for (k, v) in [(16, 16), (128, 256), (256, 512), (512, 512), (512, 16)] {
             let p = Mlstm::new(Gate::Sigmoid, [1, 1, 64, k, v]);
             let most = DeviceProps::SM_90.shared_per_block_optin as usize;
-            assert!((0..3).all(|role| Config::walk_shape(&p, role).shared <= most), "{k} {v}");
+            let roles = walks(&p).iter().chain(if k <= 256 { Some(&H) } else { None });
+            assert!(roles.clone().all(|role| Config::walk_shape(&p, *role).shared <= most), "{k} {v}");
+            assert_eq!(walks(&p).contains(&KEYS), k <= 128 && v <= 256, "{k} {v}");
         }
         let few = choose([1, 4, 65536, 256, 512], Dtype::F16, forward, &DeviceProps::SM_90, None).unwrap();
         assert!(few.contains("s64"), "few chains have small tiles: {few}");
@@ -548,7 +549,7 @@ mod tests {
         assert_eq!(of([64, 16, 2048, 64, 64]), "small:g512 chunk=64 threads=128");
         assert!(of([1, 1, 1 << 24, 64, 64]).starts_with("mma:"), "{}", of([1, 1, 1 << 24, 64, 64]));
         assert_eq!(some("wgmma").unwrap(), "wgmma:c128g4s64r4 chunk=128 window=4 threads=256");
-        assert_eq!(some("chains").unwrap(), "chains:n64 chunk=64 threads=384");
+        assert_eq!(some("chains").unwrap(), "chains:n128 chunk=64 threads=384");
         let e = choose([1, 1, 9, 272, 64], Dtype::F16, Pass::Forward, &DeviceProps::SM_90, Some("chains")).unwrap_err();
         assert!(
             e.to_string().contains("heads of q and k of at most 256 and chunks of 64 tokens, not 272 and 64"),
