@@ -1,8 +1,9 @@
 //! Inverse roots on the CPU: where there are as many matrices as threads each thread takes its own, else all of them share the
 //! products of one. The bits do not depend on how many there are.
 //!
-//! An iteration of Newton is 2 + log2 p products of half of n^3 multiply-adds: 64 x 128^2 at p = 4 and a condition number of 34 (6
-//! iterations) are 3.2 GFLOP, 4 x 1024^2 103 GFLOP; `tile.rs` says what a core does.
+//! The iteration is that of cuda/newton.cuh, of order 5, and where it does not converge Newton's. A product is half of n^3 multiply-adds:
+//! 64 x 128^2 at p = 4 and a condition number of 34 are 18 products, 2.4 GFLOP, 4 x 1024^2 77 GFLOP; `tile.rs` says what a core does.
+//! By Newton alone, from a bound of the largest eigenvalue that is several times that, 4 x 1024^2 were 44.
 #![allow(unsafe_code)]
 
 use super::spec::{InverseRoot, MOST_ITERATIONS, Method, RECORD, Status, WORST_RESIDUAL};
@@ -25,7 +26,14 @@ pub(super) struct CpuPlan {
 }
 
 /// Matrices that a task works on besides the result.
-const MATRICES: usize = 5;
+const MATRICES: usize = 6;
+/// Iterations of order 5 at most, as `kMostIterations` in newton.cuh, and what is enough of the root, relative: a third of f32's rounding.
+const MOST_DEEP: usize = 24;
+const ENOUGH: f64 = 2e-8;
+/// Steps of the power method, whose estimate of the largest eigenvalue is at least nine tenths of that but for odd vectors, and what that
+/// becomes in M: up to 1.75 of it the iteration converges.
+const POWER_STEPS: usize = 16;
+const LARGEST: f64 = 1.55;
 
 /// Floats that [`one`] works in.
 pub(crate) fn floats(n: usize) -> usize {
@@ -127,7 +135,9 @@ pub(crate) fn one(p: &InverseRoot, a: &[f32], root: &mut [f32], record: &mut [f3
     let found = if !norm.is_finite() {
         None
     } else if by_newton(p) {
-        newton(p, mean, norm, eps, root, rest, threads).or_else(|| eigen(p, mean, eps, root, rest, threads))
+        deep(p, mean, eps, root, rest, threads)
+            .or_else(|| newton(p, mean, norm, eps, root, rest, threads))
+            .or_else(|| eigen(p, mean, eps, root, rest, threads))
     } else {
         eigen(p, mean, eps, root, rest, threads)
     };
@@ -183,6 +193,145 @@ fn residual(p: &InverseRoot, a: &[f32], shift: f64, root: &[f32]) -> f64 {
     }
     let off: f64 = x.iter().zip(&z).map(|(x, z)| (x - z) * (x - z)).sum();
     (off / n.max(1) as f64).sqrt()
+}
+
+/// Calls `f` for each row of `to`, on all threads where there are many.
+fn by_rows(to: &mut [f32], n: usize, threads: bool, f: impl Fn(usize, &mut [f32]) + Sync) {
+    const BAND: usize = 32;
+    let each = |(band, rows): (usize, &mut [f32])| {
+        rows.chunks_exact_mut(n).enumerate().for_each(|(r, row)| f(band * BAND + r, row));
+    };
+    if threads {
+        let len = to.len();
+        let to = Shared::new(to);
+        for_each(n.div_ceil(BAND), |band| {
+            let first = band * BAND * n;
+            // SAFETY: the rows of this band.
+            each((band, unsafe { to.part(first, len.min(first + BAND * n) - first) }));
+        });
+    } else {
+        to.chunks_mut(BAND * n).enumerate().for_each(each);
+    }
+}
+
+/// The length of A z behind some steps of the power method, z of unit length from signs.
+fn largest(a: &[f32], n: usize, shift: f64) -> f64 {
+    let mut rng = Rng::new(0x6c61_7267, n as u64);
+    let mut z: Vec<f32> = (0..n).map(|_| if rng.below(2) == 0 { 1.0 } else { -1.0 }).collect();
+    let mut length = 0.0;
+    for _ in 0..POWER_STEPS {
+        let by = 1.0 / z.iter().map(|&z| f64::from(z) * f64::from(z)).sum::<f64>().sqrt();
+        z.iter_mut().for_each(|z| *z = (f64::from(*z) * by) as f32);
+        // Of symmetric A the sum of rows, which needs no sum across lanes.
+        let mut to: Vec<f32> = z.iter().map(|z| (shift * f64::from(*z)) as f32).collect();
+        for (row, &z) in a.chunks_exact(n).zip(&z) {
+            to.iter_mut().zip(row).for_each(|(to, a)| *to += z * a);
+        }
+        length = to.iter().map(|&z| f64::from(z) * f64::from(z)).sum::<f64>().sqrt();
+        z = to;
+    }
+    length
+}
+
+/// `E = I - M`, `Y <- Y T`, `M <- T^p M` with four terms in E of `T = (I - E)^(-1/p)`, as cuda/newton.cuh has it; none where it does
+/// not converge.
+fn deep(p: &InverseRoot, a: &[f32], eps: f64, y: &mut [f32], rest: &mut [f32], threads: bool) -> Option<Record> {
+    let n = p.order;
+    if n == 0 {
+        return Some(Record { status: Status::Newton, iterations: 0, residual: 0.0 });
+    }
+    let root_of = f64::from(p.denominator);
+    let mut c = [1.0; 6];
+    (0..5).for_each(|i| c[i + 1] = c[i] * (1.0 / root_of + i as f64) / (i + 1) as f64);
+    let zeta = LARGEST / largest(a, n, eps);
+    if !zeta.is_finite() || zeta <= 0.0 {
+        return None;
+    }
+    let (matrices, pack) = rest.split_at_mut(5 * n * n);
+    let mut matrices = matrices.chunks_exact_mut(n * n);
+    let mut next = || matrices.next().unwrap_or_default();
+    let (mut m, e, mut one, mut two, three) = (next(), next(), next(), next(), next());
+    by_rows(m, n, threads, |r, row| {
+        row.iter_mut().zip(&a[r * n..]).for_each(|(m, &a)| *m = (zeta * f64::from(a)) as f32);
+        row[r] = (zeta * (f64::from(a[r * n + r]) + eps)) as f32;
+    });
+    let mut before = f64::INFINITY;
+    let mut iterations = 0;
+    let residual = loop {
+        by_rows(e, n, threads, |r, row| {
+            row.iter_mut().zip(&m[r * n..]).for_each(|(e, m)| *e = -m);
+            row[r] = 1.0 - m[r * n + r];
+        });
+        let mut squares = 0.0;
+        stepper::squares(e, &mut squares);
+        let now = squares.sqrt();
+        // Only an eigenvalue below 0, or roundings of one that is as good as 0, takes E further from 0; NaN ends it too.
+        let falls = now <= (1.001 * before).min(1e4);
+        if !falls || iterations == MOST_DEEP {
+            return None;
+        }
+        // What the terms that are left out leave of the root.
+        let left = |terms: usize| c[terms + 1] * now.powi(terms as i32 + 1);
+        let terms = [1, 2].into_iter().find(|&terms| left(terms) <= ENOUGH).unwrap_or(4);
+        let last = left(terms) <= ENOUGH;
+        let [_, c1, c2, c3, c4, _] = c.map(|c| c as f32);
+        // F = T - I.
+        if terms == 1 {
+            by_rows(three, n, threads, |r, row| row.iter_mut().zip(&e[r * n..]).for_each(|(f, e)| *f = c1 * e));
+        } else {
+            product(one, e, e, n, pack, threads);
+            if terms == 2 {
+                let of = |r: usize| e[r * n..].iter().zip(&one[r * n..]);
+                by_rows(three, n, threads, |r, row| {
+                    row.iter_mut().zip(of(r)).for_each(|(f, (e, e2))| *f = c2 * e2 + c1 * e);
+                });
+            } else {
+                let of = |r: usize| e[r * n..].iter().zip(&one[r * n..]);
+                by_rows(two, n, threads, |r, row| {
+                    row.iter_mut().zip(of(r)).for_each(|(g, (e, e2))| *g = c4 * e2 + c3 * e);
+                    row[r] += c2;
+                });
+                product(three, one, two, n, pack, threads);
+                by_rows(three, n, threads, |r, row| row.iter_mut().zip(&e[r * n..]).for_each(|(f, e)| *f += c1 * e));
+            }
+        }
+        if iterations == 0 {
+            by_rows(y, n, threads, |r, row| {
+                row.copy_from_slice(&three[r * n..][..n]);
+                row[r] += 1.0;
+            });
+        } else {
+            product(one, y, three, n, pack, threads);
+            by_rows(y, n, threads, |r, row| row.iter_mut().zip(&one[r * n..]).for_each(|(y, yf)| *y += yf));
+        }
+        iterations += 1;
+        before = now;
+        if last {
+            break root_of * left(terms);
+        }
+        // T^p - I = r, by the bits of p behind the first: 2 r + r r, and r + f + r f; f stays where it is.
+        let mut begun = false;
+        for bit in (0..p.denominator.ilog2()).rev() {
+            for times in 0..=(p.denominator >> bit & 1) {
+                let r = if begun { &*one } else { &*three };
+                product(two, r, if times == 0 { r } else { three }, n, pack, threads);
+                let (own, other) = if times == 0 { (2.0, 0.0) } else { (1.0, 1.0) };
+                by_rows(two, n, threads, |i, row| {
+                    let of = r[i * n..].iter().zip(&three[i * n..]);
+                    row.iter_mut().zip(of).for_each(|(to, (r, f))| *to += own * r + other * f);
+                });
+                std::mem::swap(&mut one, &mut two);
+                begun = true;
+            }
+        }
+        product(two, if begun { one } else { three }, m, n, pack, threads);
+        by_rows(two, n, threads, |r, row| row.iter_mut().zip(&m[r * n..]).for_each(|(to, m)| *to += m));
+        std::mem::swap(&mut m, &mut two);
+    };
+    let size = zeta.powf(1.0 / root_of) as f32;
+    by_rows(y, n, threads, |_, row| row.iter_mut().for_each(|y| *y *= size));
+    let good = y.iter().all(|x| x.is_finite());
+    good.then_some(Record { status: Status::Newton, iterations, residual })
 }
 
 fn newton(

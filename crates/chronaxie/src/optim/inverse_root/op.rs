@@ -52,9 +52,10 @@ impl Problem for InverseRoot {
     }
     fn cost(&self, _: Pass) -> Cost {
         let (count, n) = (self.count as u64, self.order as u64);
-        // Newton at a condition number of 34 (6 iterations; the iteration of cuda/newton.cu needs 18 products of these 24 at p =
-        // 4, and 3 of tensor cores for each); every product is symmetric and half of it is made.
-        let products = 6 * (2 + u64::from(self.denominator.ilog2()));
+        // At a condition number of 34, by the iteration of order 5: three times one product for Y, three for T and M, and those of T^p; on tensor
+        // cores each is three. Every product is symmetric and half of it is made.
+        let p = self.denominator;
+        let products = 3 * (4 + u64::from(p.ilog2() + p.count_ones() - 1));
         Cost {
             bytes: 8 * count * n * n,
             flops: count * products * n * n * n,
