@@ -52,8 +52,8 @@ impl Problem for InverseRoot {
     }
     fn cost(&self, _: Pass) -> Cost {
         let (count, n) = (self.count as u64, self.order as u64);
-        // At a condition number of 34, by the iteration of order 5: three times one product for Y, three for T and M, and those of T^p; on tensor
-        // cores each is three. Every product is symmetric and half of it is made.
+        // At a condition number of 34, by the iteration of order 5: three times one product for Y, three for T and M, and those of T^p;
+        // on tensor cores each is three. Every product is symmetric and half of it is made.
         let p = self.denominator;
         let products = 3 * (4 + u64::from(p.ilog2() + p.count_ones() - 1));
         Cost {
