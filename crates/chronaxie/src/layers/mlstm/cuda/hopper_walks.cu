@@ -229,7 +229,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
         const int t = h / 32 * 16 + h % 32 / 4 + 8 * half;
         if (h % 4 > 0) continue;
         const float l = fmaf(vectors[kRead + t], dot, vectors[kOfL + t]);
-        reinterpret_cast<float*>(begin + kLastAt)[i % 2 * kRows + t] = 1.f / (max(fabsf(l), vectors[kFloor + t]) + (float)x.eps);
+        // No `max`, which would lose what is no number.
+        const float size = fabsf(l), floor = vectors[kFloor + t];
+        reinterpret_cast<float*>(begin + kLastAt)[i % 2 * kRows + t] = 1.f / ((size < floor ? floor : size) + (float)x.eps);
         if (x.l && blockIdx.x == 0 && t < chain.len - (i64)i * kRows) x.l[chunk_of(x, chain, i).flat + t] = l;
       }
       barrier_arrive(&normed[i % 2]);

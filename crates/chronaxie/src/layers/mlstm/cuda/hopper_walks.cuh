@@ -154,7 +154,7 @@ __device__ __forceinline__ void made_ready(float (&y)[8][4]) {
 
 // Two weights as the products that change the state have them.
 __device__ __forceinline__ unsigned rounded(float2 w) {
-  return kBf16 ? pack<kBf16>(w.x, w.y) : pack<kBf16>(min(w.x, 65504.f), min(w.y, 65504.f));
+  return kBf16 ? pack<kBf16>(w.x, w.y) : pack<kBf16>(within_f16(w.x), within_f16(w.y));
 }
 
 // out += state b, of 64 tokens: of the state 64 rows in a warpgroup's registers, rounded, in one part or in two; b lies by its own rows.

@@ -70,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) chain_weights(const Call x,
       const bool on = thread < now.chain.len - now.nth * kRows;
       const float before = token.before, behind = max(before, token.end), highest = max(before, token.until), scale = (float)x.scale;
       const double m = token.sum + highest;
-      // Infinity times zero would be no number.
-      const float exact = on ? expf(token.column - behind) : 0.f, weight = kBf16 ? exact : min(exact, 65504.f);
+      const float exact = on ? expf(token.column - behind) : 0.f, weight = kBf16 ? exact : within_f16(exact);
       column[thread] = on ? kLog2 * token.column : __int_as_float(0xff800000);
       top[thread] = on ? kLog2 * highest - log2f(scale) : __int_as_float(0x7f800000);
       into[thread] = vectors[kInto + thread] = weight;

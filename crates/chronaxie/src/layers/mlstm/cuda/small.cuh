@@ -287,8 +287,7 @@ struct Weights {
   __device__ __forceinline__ void put(int pair, float low, float high, float low_n, float high_n) {
     exact[2 * pair] = low_n;
     exact[2 * pair + 1] = high_n;
-    // Infinity times zero would be no number.
-    if (!kBf16) low = min(low, 65504.f), high = min(high, 65504.f);
+    if (!kBf16) low = within_f16(low), high = within_f16(high);
     pairs[pair] = pack<kBf16>(low, high);
   }
 };

@@ -27,6 +27,8 @@ constexpr int kArch = 900;
 constexpr int kTogether = kColumns > kEdge || (kEdge == 128 && (kArch < 900 || kArch >= 1200)) ? 1 : 256 / kEdge;
 // Blocks that scan states: of 128 registers for a square of 128 the compiler spills.
 constexpr int kScans = kEdge == 128 ? 1 : 256 / kEdge;
+// A weight as f16 has it: infinity times zero would be no number, and what is none stays so.
+__device__ __forceinline__ float within_f16(float w) { return w > 65504.f ? 65504.f : w; }
 // Where the tile of b begins in a place of the ring, and the bytes of a place.
 constexpr int kPlaceB = kEdge * kDeepPitch;
 constexpr int kPlace = kPlaceB + (kColumns * kDeepPitch > kStep * kWidePitch ? kColumns * kDeepPitch : kStep * kWidePitch);
@@ -324,8 +326,7 @@ __device__ __forceinline__ void scan(const Call& x, i64 window, int mode, int st
     const float past = (float)x.scale * expf(before - max(before, r.a));
     float w = kBack ? past * r.b : expf(r.a - top);
     weigh_n[to][thread] = kBack ? past * r.c : w;
-    // Infinity times zero would be no number.
-    if (!kBf16) w = min(w, 65504.f);
+    if (!kBf16) w = within_f16(w);
     reinterpret_cast<unsigned short*>(weigh[to])[thread] = (unsigned short)pack<kBf16>(w, w);
     if (thread == 0) left[to] = expf(before - top);
   };

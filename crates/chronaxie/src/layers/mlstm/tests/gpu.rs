@@ -3,6 +3,7 @@
 use super::cpu::{BOTH, assert_law, problem, run_on, sample};
 use crate::check::gpu::gpu;
 use crate::layers::mlstm::{Gate, Gates};
+use crate::op::Pass;
 use crate::op::Values;
 use crate::{Device, Dtype};
 
@@ -20,6 +21,42 @@ fn on_a_gpu_windows_change_no_bit() {
         assert_law(&p, &inputs, &whole, "one window");
         for variant in ["simt:w1", "simt:w3"] {
             assert_eq!(run_on(&device, &p, &BOTH, &inputs, Some(variant)).unwrap(), whole, "{variant}");
+        }
+    }
+}
+
+/// A gate that is no number makes h none from there on, in f16 too, whose weights have a largest; nothing without a GPU.
+#[test]
+fn on_a_gpu_gates_that_are_no_numbers_show() {
+    let Some(gpu) = gpu() else { return };
+    let cc = gpu.device.props().compute_capability;
+    if cc < (8, 0) {
+        return;
+    }
+    let device = Device::Cuda(gpu.device.clone());
+    let variants = ["small", "mma", "wgmma", "chains"];
+    for (dtype, gate, name) in [
+        (Dtype::F16, Gate::Exponential, "i"),
+        (Dtype::F16, Gate::Exponential, "f"),
+        (Dtype::F16, Gate::Sigmoid, "f"),
+        (Dtype::Bf16, Gate::Exponential, "i"),
+    ] {
+        for variant in variants.into_iter().filter(|v| cc == (9, 0) || ["small", "mma"].contains(v)) {
+            let mut p = problem(gate, [1, 1, 200, 32, 48]);
+            (p.dtype, p.normalize) = (dtype, true);
+            let mut inputs = sample(&p, 4);
+            inputs.get_mut(name).unwrap().data[70] = f64::NAN;
+            let h = run_on(&device, &p, &[Pass::Forward], &inputs, Some(variant)).unwrap();
+            let h = &h.get("h").unwrap().data;
+            let what = format!("{variant}, {dtype}, {gate:?}, {name}");
+            assert!(h[..70 * 48].iter().all(|x| x.is_finite()), "{what}: before");
+            let shown = h[70 * 48..].iter().position(|x| !x.is_nan());
+            assert!(
+                shown.is_none(),
+                "{what}: {:?} at {:?}",
+                shown.map(|at| h[70 * 48 + at]),
+                shown.map(|at| 70 + at / 48)
+            );
         }
     }
 }
