@@ -1,4 +1,4 @@
-// What mLSTM's backward kernels by chains (sm_90a) share: what is known of a chunk of 64 tokens before any state is.
+// What the mLSTM kernels by chains (sm_90a) share: what is known of a chunk of 64 tokens before any state is, and how blocks come to it.
 #pragma once
 #include "hopper_chains.cuh"
 #include "cluster.cuh"
