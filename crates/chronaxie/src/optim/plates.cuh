@@ -93,9 +93,7 @@ struct MomentsOf {
 template <class Emit>
 __device__ __forceinline__ void moments_of_plates(const Plate* plates, const i64* first_tile, const MomentsOf& o, Emit emit) {
   __shared__ double slots[kWarps];
-  const double norm = folded(o.partials, o.runs, slots);
-  if (blockIdx.x == 0 && threadIdx.x == 0) o.grad_norm[0] = (float)norm;
-  const float scale = o.clip > 0. && norm > o.clip ? (float)(o.clip / norm) : 1.f;
+  const float scale = scale_of(o.partials, o.runs, o.clip, slots, o.grad_norm);
   const Graft graft = graft_of(o.step, o.ln_beta1, o.ln_second, o.eps, o.has_second);
   const int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16 * 4;
   for (int t = (int)blockIdx.x; t < o.tiles; t += (int)gridDim.x) {
@@ -141,8 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
                   const float* parameter, const double* partials, float* g, float* first, float* second, int count, int runs,
                   int has_second, double clip, float pull, float beta1, float rest1, float keep2, float new2) {
   __shared__ double slots[kWarps];
-  const double norm = folded(partials, runs, slots);
-  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  const float scale = scale_of(partials, runs, clip, slots, nullptr);
   const int which = entry_of(first_chunk, count, blockIdx.x);
   const Block& b = blocks[of[which]];
   const i64 begin = (blockIdx.x - first_chunk[which]) * kChunk, end = min(b.elements, begin + kChunk);

@@ -24,7 +24,7 @@ pub(super) const HEADERS: &[Header] = &[
 /// As in products.cuh.
 pub(super) const THREADS: u32 = 384;
 pub(super) const SIDE: usize = 64;
-const EDGE: usize = 128;
+pub(super) const EDGE: usize = 128;
 /// Columns of a tile of a product with precision `fast`, and rows of a root under one power of two (slabs.cuh).
 const WIDE: usize = 256;
 pub(super) const SLAB: usize = 16;
@@ -78,17 +78,16 @@ pub(super) fn specialisation(mut spec: Specialisation, precision: Precision) -> 
 /// have more tiles of them to spread over the device.
 const LEAST: usize = EDGE;
 
-/// Which blocks are plates: the least side.
+/// Which matrices are plates: the least side, if there is one of whose sides all are as long (`has`).
 ///
 /// # Errors
 /// A variant by a name that there is not, or that the device or the problem has nothing for.
 pub(super) fn least(
     entry: &str,
-    grid: &Grid,
+    has: impl Fn(usize) -> bool,
     compute_capability: (u32, u32),
     variant: Option<&str>,
 ) -> Result<Option<usize>> {
-    let has = |least: usize| grid.blocks.iter().any(|b| is_plate(b, least));
     let on = compute_capability == (9, 0);
     match variant {
         None => Ok((on && has(LEAST)).then_some(LEAST)),
@@ -103,6 +102,11 @@ pub(super) fn least(
         Some("wgmma") => Ok(Some(1)),
         Some(v) => Err(Error::config(format!("{entry}: variant `{v}` is not one of simt, wgmma on a CUDA device"))),
     }
+}
+
+/// Whether a grid has such blocks.
+pub(super) fn some(grid: &Grid) -> impl Fn(usize) -> bool + '_ {
+    |least| grid.blocks.iter().any(|b| is_plate(b, least))
 }
 
 /// Whether a block is a matrix with factors and sides of at least `least`.
@@ -140,7 +144,7 @@ fn tiles(b: &Block, side: usize) -> usize {
 }
 
 /// Tiles of 128 rows and so many columns that are on or below the diagonal of a Gram matrix.
-fn triangle(n: usize, across: usize) -> usize {
+pub(super) fn triangle(n: usize, across: usize) -> usize {
     (0..n.div_ceil(EDGE)).map(|row| n.div_ceil(across).min((row * EDGE + EDGE - 1) / across + 1)).sum()
 }
 
@@ -350,7 +354,7 @@ mod tests {
             Grid::new(&[Parameter::new(0, shape)], cut).unwrap()
         };
         let (large, small, line) = (of(&[1000, 300], 512), of(&[90, 300], 512), of(&[300], 512));
-        let least = |grid: &Grid, arch, v| least("shampoo", grid, arch, v);
+        let least = |grid: &Grid, arch, v| least("shampoo", some(grid), arch, v);
         assert_eq!(least(&large, (9, 0), None).unwrap(), Some(128));
         assert_eq!(least(&large, (10, 0), None).unwrap(), None);
         assert_eq!(least(&small, (9, 0), None).unwrap(), None);

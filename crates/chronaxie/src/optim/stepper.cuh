@@ -113,6 +113,13 @@ __device__ __forceinline__ double folded(const double* partials, int runs, doubl
   return sqrt(block_sum(sum, slots));
 }
 
+// What clipping leaves of the gradient; the norm is written where that is asked for.
+__device__ __forceinline__ float scale_of(const double* partials, int runs, double clip, double* slots, float* grad_norm) {
+  const double norm = folded(partials, runs, slots);
+  if (grad_norm && blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
+  return clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+}
+
 // By what share of itself a parameter shrinks: decoupled, (l2: not here), corrected, independent.
 __device__ __forceinline__ float shrink_of(int mode, double weight_decay, float rate, float largest) {
   const double part = largest > 0 ? (double)rate / largest : 0.;

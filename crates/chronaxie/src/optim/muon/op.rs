@@ -4,7 +4,9 @@ use super::reference::{self, State};
 use super::spec::{Muon, NAME};
 use super::{cpu, cuda};
 use crate::cuda::Specialisation;
-use crate::op::{Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Signature, Tensors, Tolerance, Values};
+use crate::op::{
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeats, Signature, Tensors, Tolerance, Values,
+};
 use crate::optim::blocks::Grid;
 use crate::optim::sample;
 use crate::optim::stepper::{Stepper, ones};
@@ -21,14 +23,19 @@ impl Problem for Muon {
     }
     fn plan(&self, device: &Device, options: &PlanOptions) -> Result<Box<dyn Plan>> {
         let problem = self.clone().build()?;
-        options.one_way(self.entry(), device)?;
         match device {
-            Device::Cpu => Ok(Box::new(cpu::CpuPlan::new(problem, options)?)),
+            Device::Cpu => {
+                options.one_way(self.entry(), device)?;
+                Ok(Box::new(cpu::CpuPlan::new(problem, options)?))
+            }
             Device::Cuda(device) => Ok(Box::new(cuda::CudaPlan::new(problem, device, options)?)),
         }
     }
     fn sample(&self, pass: Pass, seed: u64) -> Result<Tensors> {
         Ok(sample::state(&self.signature_of(pass)?, &Grid::default(), &self.parameters, 12, seed))
+    }
+    fn repeated(&self, pass: Pass, seed: u64) -> Result<Option<Repeats>> {
+        Ok(sample::repeated(&self.signature_of(pass)?, &Grid::default(), 12, seed))
     }
     fn reference(&self, pass: Pass, inputs: &Tensors, f32_arithmetic: bool) -> Result<Tensors> {
         self.signature_of(pass)?;
@@ -38,11 +45,7 @@ impl Problem for Muon {
         self.tolerance_of(output)
     }
     fn cost(&self, _: Pass) -> Cost {
-        let products = |m: &super::spec::Matrix| {
-            let (side, n) = (m.side() as u64, m.elements() as u64);
-            self.steps as u64 * (3 * side * n + side * side * side)
-        };
-        let flops = 17 * self.elements as u64 + self.matrices().iter().map(products).sum::<u64>();
+        let flops = 17 * self.elements as u64 + self.matrices().iter().map(|m| self.flops_of(m)).sum::<u64>();
         Cost { bytes: 36 * self.elements as u64, flops, special: 0, serial_steps: 3 * self.steps as u64 }
     }
 }
@@ -98,7 +101,7 @@ impl Op for MuonOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => &["L8_M512_N512"],
+            CaseSet::Compared => &["L8_M512_N512", "lm350m"],
             CaseSet::Cpu => &["L4_M128_N64"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -108,12 +111,16 @@ impl Op for MuonOp {
                 "L1_M140_N33,decay=0.1,mode=corrected,steps=3",
                 "L1_M4_N9,K=6,decay=0.1,mode=independent",
                 "P2,shapes=9x6+2x3x7,decay=0.1,momentum=0.8",
+                "P4,shapes=130x300+257x129+20+90x500,clip=1,decay=0.1",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
     }
+    fn smaller(&self, case: &Case) -> Option<Case> {
+        sample::smaller(case, 256)
+    }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
-        sample::allow(case, &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps", "shapes"])?;
+        sample::allow(case, &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps", "words", "shapes"])?;
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Muon::new(elements, parameters);
         p.common = sample::common(case)?;

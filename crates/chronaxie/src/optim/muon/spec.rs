@@ -102,6 +102,11 @@ impl Muon {
         };
         self.parameters.iter().filter_map(of).collect()
     }
+    /// Operations of the products of a matrix: of symmetric ones the half.
+    pub(super) fn flops_of(&self, m: &Matrix) -> u64 {
+        let (side, n) = (m.side() as u64, m.elements() as u64);
+        self.steps as u64 * (3 * side * n + side * side * side)
+    }
     /// First element and length of the parameters that are no matrices.
     pub(super) fn others(&self) -> Vec<(usize, usize)> {
         let flat = self.parameters.iter().filter(|p| p.shape.len() < 2 && p.shape.elements() > 0);

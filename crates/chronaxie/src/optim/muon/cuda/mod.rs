@@ -1,12 +1,16 @@
-//! Launches of Muon's step: what muon.cu has, the same for every model.
+//! Launches of Muon's step: matrices on Hopper's tensor cores (hopper.rs), and what muon.cu has for all else.
 #![allow(unsafe_code)]
 
-use super::spec::{Muon, NAME};
+mod hopper;
+
+use super::spec::{Matrix, Muon, NAME};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
-use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::ongpu::{CHUNK, HEADERS, Jobs, THREADS, TILE, Words};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::optim::ongpu::{CHUNK, HEADERS, Jobs, TILE, Words};
+use crate::optim::plates;
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
+use hopper::{Hopper, Visit};
 use std::sync::Arc;
 
 const ENTRIES: [&str; 8] = ["squares", "momentum", "adamw", "divide", "gram", "quintic", "advance", "apply"];
@@ -15,7 +19,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/muon/cuda/muon.cu", include_str!("muon.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
     spec.headers = HEADERS;
-    vec![spec]
+    vec![spec, hopper::specialisation()]
 }
 
 pub(super) struct CudaPlan {
@@ -25,6 +29,8 @@ pub(super) struct CudaPlan {
     signature: Signature,
     layout: Layout,
     runs: Runs,
+    /// Matrices on tensor cores, and the least side of one; the tables are of the others.
+    plates: Option<(Hopper, usize)>,
     /// Holds the tables.
     _buffer: DeviceBuffer,
     matrices: u64,
@@ -45,7 +51,13 @@ impl CudaPlan {
     pub(super) fn new(problem: Muon, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let spec = &specialisations()[0];
         let runs = Runs::new(problem.elements);
-        let (list, others) = (problem.matrices(), problem.others());
+        let (mut list, others) = (problem.matrices(), problem.others());
+        let has = |least: usize| list.iter().any(|m| m.side() >= least);
+        let least = plates::least(NAME, has, device.props().compute_capability, options.variant.as_deref())?;
+        let mut on_plates: Vec<Matrix> = Vec::new();
+        if let Some(least) = least {
+            (on_plates, list) = list.into_iter().partition(|m| m.side() >= least);
+        }
         let (mut w, mut xs, mut gs) = (Words::default(), 0, 0);
         let mut matrices = Vec::new();
         for m in &list {
@@ -68,6 +80,7 @@ impl CudaPlan {
             (jobs.of, jobs.first) = (address(jobs.of as usize), address(jobs.first as usize));
         }
         let mut layout = Layout::new(options.scratch_gap);
+        let plates = least.map(|least| Ok::<_, crate::Error>((Hopper::new(&on_plates, device, &mut layout)?, least)));
         let [squares, momentum, adamw, divide, gram, quintic, advance, apply] =
             ENTRIES.map(|entry| device.kernel(spec, entry));
         Ok(Self {
@@ -75,6 +88,7 @@ impl CudaPlan {
             kernels: [squares?, momentum?, adamw?, divide?, gram?, quintic?, advance?, apply?],
             signature: problem.signature_of(Pass::Step)?,
             runs,
+            plates: plates.transpose()?,
             matrices: address(matrices),
             count: list.len(),
             others: address(others_at),
@@ -92,76 +106,51 @@ impl CudaPlan {
             problem,
         })
     }
-    /// Blocks of a launch of each kernel, and how often a step launches it.
-    fn grids(&self) -> [(usize, usize); 8] {
-        let steps = self.problem.steps;
-        [
-            (self.runs.count.max(1), 1),
-            (self.chunks.jobs, 1),
-            (self.rest.jobs.max(1), 1),
-            (self.count, 1),
-            (self.triangles.jobs, steps),
-            (self.triangles.jobs, steps),
-            (self.tiles.jobs, steps),
-            (self.chunks.jobs, 1),
-        ]
+    fn same(&self, inputs: [u64; 3], outputs: [u64; 6], base: u64) -> Same<'_> {
+        let [grad, decay, rate] = inputs;
+        let [parameter, first, second, step, largest, grad_norm] = outputs;
+        let partials = Arg::U64(self.layout.address(base, self.partials));
+        let (layout, runs) = (&self.layout, self.runs.count);
+        Same {
+            layout,
+            base,
+            grad,
+            decay,
+            rate,
+            parameter,
+            first,
+            second,
+            step,
+            largest,
+            grad_norm,
+            partials,
+            runs,
+        }
     }
-}
-
-impl Plan for CudaPlan {
-    fn entry(&self) -> &'static str {
-        NAME
-    }
-    fn place(&self) -> Place {
-        Place::Cuda(self.device.index())
-    }
-    fn signature(&self, pass: Pass) -> Option<&Signature> {
-        (pass == Pass::Step).then_some(&self.signature)
-    }
-    fn config(&self) -> String {
-        format!(
-            "{NAME} simt: {} matrices, {} tiles of products with {}",
-            self.count, self.tiles.jobs, self.triangles.jobs
-        )
-    }
-    fn variant(&self) -> &'static str {
-        "simt"
-    }
-    fn scratch(&self, _: Pass) -> &Layout {
-        &self.layout
-    }
-    fn execute(&self, _: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+    /// The launches of a step in order.
+    fn each(&self, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
         let p = &self.problem;
-        let [grad, decay, rate] = [0, 1, 2].map(|i| Arg::U64(args.inputs[i].address()));
-        let [parameter, first, second, step, largest, grad_norm] =
-            [0, 1, 2, 3, 4, 5].map(|i| Arg::U64(args.outputs[i].address()));
-        let region = |id| Arg::U64(self.layout.address(args.scratch.address(), id));
-        let [partials, mut x, mut y, g, h] = [self.partials, self.x, self.y, self.g, self.h].map(region);
+        let [grad, decay, rate, parameter, first, second, step, largest, grad_norm] =
+            [s.grad, s.decay, s.rate, s.parameter, s.first, s.second, s.step, s.largest, s.grad_norm].map(Arg::U64);
+        let [mut x, mut y, g, h] = [self.x, self.y, self.g, self.h].map(|id| s.region(id));
         let matrices = Arg::U64(self.matrices);
         let count = |n: usize| Arg::I32(n as i32);
         let at = |jobs: &Jobs| Arg::U64(jobs.first);
         let runs = count(self.runs.count);
         let (clip, weight_decay) = (Arg::F64(p.common.clip), Arg::F64(p.common.weight_decay));
-        let grids = self.grids();
-        let put = |which: usize, list: &[Arg<'_>]| {
-            let blocks = grids[which].0;
-            if blocks == 0 {
-                return Ok(());
-            }
-            let config = LaunchConfig::new((blocks as u32, 1, 1), (THREADS, 1, 1));
-            // SAFETY: the arguments are those of the kernel's signature in muon.cu or stepper.cuh; the views were checked against
-            // the signature, the scratch holds the layout and the tables belong to this plan.
-            unsafe { self.kernels[which].launch(args.stream, &config, list) }
+        let mut put = |which: usize, blocks: usize, list: &[Arg<'_>]| {
+            if blocks == 0 { Ok(()) } else { visit(&self.kernels[which], plates::each(blocks), list) }
         };
         let n = Arg::I64(p.elements as i64);
-        put(0, &[grad, partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)])?;
+        let list = [grad, s.partials, rate, step, largest, n, Arg::I64(self.runs.run as i64)];
+        put(0, self.runs.count.max(1), &list)?;
         let list = [
             matrices,
             at(&self.chunks),
             grad,
             decay,
             parameter,
-            partials,
+            s.partials,
             first,
             x,
             count(self.count),
@@ -171,14 +160,14 @@ impl Plan for CudaPlan {
             Arg::F32(p.momentum as f32),
             Arg::I32(i32::from(p.nesterov)),
         ];
-        put(1, &list)?;
+        put(1, self.chunks.jobs, &list)?;
         let list = [
             Arg::U64(self.others),
             at(&self.rest),
             grad,
             decay,
             rate,
-            partials,
+            s.partials,
             step,
             parameter,
             first,
@@ -197,23 +186,105 @@ impl Plan for CudaPlan {
             Arg::F32(p.epsilon as f32),
             weight_decay,
         ];
-        put(2, &list)?;
-        put(3, &[matrices, x])?;
+        put(2, self.rest.jobs.max(1), &list)?;
+        put(3, self.count, &[matrices, x])?;
         let all = count(self.count);
         for _ in 0..p.steps {
-            put(4, &[matrices, at(&self.triangles), x, g, all])?;
-            put(5, &[matrices, at(&self.triangles), g, h, all])?;
-            put(6, &[matrices, at(&self.tiles), x, h, y, all])?;
+            put(4, self.triangles.jobs, &[matrices, at(&self.triangles), x, g, all])?;
+            put(5, self.triangles.jobs, &[matrices, at(&self.triangles), g, h, all])?;
+            put(6, self.tiles.jobs, &[matrices, at(&self.tiles), x, h, y, all])?;
             std::mem::swap(&mut x, &mut y);
         }
         let mode = Arg::I32(p.common.mode as i32);
-        put(7, &[matrices, at(&self.chunks), x, decay, rate, largest, parameter, all, mode, weight_decay])
+        let list = [matrices, at(&self.chunks), x, decay, rate, largest, parameter, all, mode, weight_decay];
+        put(7, self.chunks.jobs, &list)?;
+        self.plates.as_ref().map_or(Ok(()), |(plates, _)| plates.step(p, s, visit))
+    }
+}
+
+/// Addresses of one call; zeros where launches are only counted.
+struct Same<'a> {
+    layout: &'a Layout,
+    base: u64,
+    grad: u64,
+    decay: u64,
+    rate: u64,
+    parameter: u64,
+    first: u64,
+    second: u64,
+    step: u64,
+    largest: u64,
+    grad_norm: u64,
+    /// Sums of squares of the gradient, and how many.
+    partials: Arg<'static>,
+    runs: usize,
+}
+
+impl Same<'_> {
+    fn region(&self, id: RegionId) -> Arg<'static> {
+        Arg::U64(self.layout.address(self.base, id))
+    }
+}
+
+impl Plan for CudaPlan {
+    fn entry(&self) -> &'static str {
+        NAME
+    }
+    fn place(&self) -> Place {
+        Place::Cuda(self.device.index())
+    }
+    fn signature(&self, pass: Pass) -> Option<&Signature> {
+        (pass == Pass::Step).then_some(&self.signature)
+    }
+    fn config(&self) -> String {
+        let rest = format!("{} matrices, {} tiles of products with {}", self.count, self.tiles.jobs, self.triangles.jobs);
+        match &self.plates {
+            None => format!("{NAME} simt: {rest}"),
+            Some((plates, _)) => format!(
+                "{NAME} wgmma: {} matrices by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {} tiles of products and {} of \
+                 triangles; f32: {rest}",
+                plates.count, plates.products.jobs, plates.gram.jobs
+            ),
+        }
+    }
+    fn variant(&self) -> &'static str {
+        if self.plates.is_some() { "wgmma" } else { "simt" }
+    }
+    fn tensor_cores(&self) -> bool {
+        self.plates.is_some()
+    }
+    /// An operation of an exact product is three on tensor cores; f32 units do a sixteenth of what they do.
+    fn cost(&self, _: Pass, least: Cost) -> Cost {
+        let Some((_, plate)) = &self.plates else { return least };
+        let of = |m: &Matrix| if m.side() >= *plate { 3 } else { 16 } * self.problem.flops_of(m);
+        Cost { flops: self.problem.matrices().iter().map(of).sum(), ..least }
+    }
+    fn scratch(&self, _: Pass) -> &Layout {
+        &self.layout
+    }
+    fn execute(&self, _: Pass, args: &mut Args<'_, '_>) -> Result<()> {
+        let (mut inputs, mut outputs) = ([0; 3], [0; 6]);
+        inputs.iter_mut().zip(args.inputs).for_each(|(a, v)| *a = v.address());
+        outputs.iter_mut().zip(&*args.outputs).for_each(|(a, v)| *a = v.address());
+        let stream = args.stream;
+        // SAFETY: the arguments are those of the kernel's signature in muon.cu, hopper.cu or their headers; the views were checked
+        // against the signature, the scratch holds the layout and the tables belong to this plan.
+        let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
+            kernel.launch(stream, &config, list)
+        };
+        self.each(&self.same(inputs, outputs, args.scratch.address()), visit)
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
-        let used = self.grids().into_iter().zip(&self.kernels).filter(|((blocks, _), _)| *blocks > 0);
-        used.map(|((blocks, launches), kernel)| {
-            LaunchReport::new(kernel, launches, (blocks as u32, 1, 1), (THREADS, 1, 1), 0)
-        })
-        .collect()
+        let mut list: Vec<LaunchReport> = Vec::new();
+        let visit = &mut |kernel: &Kernel, c: LaunchConfig, _: &[Arg<'_>]| {
+            let report = LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?;
+            match list.iter_mut().find(|r| r.kernel == report.kernel && r.grid == report.grid) {
+                Some(r) => r.launches += 1,
+                None => list.push(report),
+            }
+            Ok(())
+        };
+        self.each(&self.same([0; 3], [0; 6], 0), visit)?;
+        Ok(list)
     }
 }

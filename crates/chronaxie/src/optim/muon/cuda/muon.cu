@@ -13,8 +13,8 @@
 //   apply     run of 4096 elements of a matrix: the parameter
 //
 // Operations of a step: 3 side n + side^3 multiply-adds an iteration of a matrix of n elements: for 24 layers of width 1024 (302 M
-// parameters in matrices) 5 iterations are 6.2 PFLOP, 120 ms at 51 TFLOP/s of f32. These tiles are the simplest right ones; split
-// precision on tensor cores, as in newton.cu, is what is faster. Bytes: 36 an element, 3.6 ms there.
+// parameters in matrices) 5 iterations are 6.2 PFLOP, 120 ms at 51 TFLOP/s of f32. These tiles are the simplest right ones; on Hopper
+// matrices with sides of 128 and more are hopper.cu's. Bytes: 36 an element, 3.6 ms there.
 #include "stepper.cuh"
 
 struct Matrix {
@@ -22,12 +22,6 @@ struct Matrix {
 };
 
 constexpr float kA = 3.4445f, kB = -4.775f, kC = 2.0315f;
-
-__device__ __forceinline__ float scale_of(const double* partials, int runs, double clip, double* slots, float* grad_norm) {
-  const double norm = folded(partials, runs, slots);
-  if (grad_norm && blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
-  return clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
-}
 
 // Where element e of a matrix [rows, columns] lies in x: one that is tall lies down.
 __device__ __forceinline__ i64 lying(const Matrix& m, i64 e) {

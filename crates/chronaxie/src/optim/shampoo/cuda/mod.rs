@@ -142,7 +142,7 @@ impl CudaPlan {
         let every = if problem.every_block { 1 } else { problem.precondition_frequency };
         let grid = problem.grid.clone();
         let props = device.props();
-        let least = plates::least(NAME, &grid, props.compute_capability, options.variant.as_deref())?;
+        let least = plates::least(NAME, plates::some(&grid), props.compute_capability, options.variant.as_deref())?;
         let rest = |b: &Block| least.is_none_or(|least| !is_plate(b, least));
         let tables = Tables::new(device, &grid, every, TILE, &rest)?;
         let runs = Runs::new(problem.elements);

@@ -187,7 +187,7 @@ impl CudaPlan {
     /// From which side on blocks are for Hopper's tensor cores, if any are.
     fn least(p: &Soap, device: &CudaDevice, options: &PlanOptions) -> Result<Option<usize>> {
         let (arch, variant) = (device.props().compute_capability, options.variant.as_deref());
-        let least = plates::least(NAME, &p.grid, arch, variant)?;
+        let least = plates::least(NAME, plates::some(&p.grid), arch, variant)?;
         match (p.opens, variant) {
             (true, Some("wgmma")) => Err(Error::config(format!(
                 "{NAME}: variant `wgmma` is for turns into bases, and the first step makes none"
