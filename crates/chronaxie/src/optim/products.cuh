@@ -105,11 +105,33 @@ struct GramTile {
   }
   // Of 64 rows the block of terms k.
   __device__ __forceinline__ int block(int side, int k) const { return kColumns ? g.at(k, side) : g.at(side, k); }
+  // On the diagonal both operands are one.
+  __device__ __forceinline__ bool one() const { return row == column; }
+  __device__ __forceinline__ void copy(unsigned at, int k, unsigned barrier) const {
+    barrier_expect_at(barrier, one() ? kPair : 2 * kPair);
+    g.copy_two(at, block(2 * row, k), block(2 * row + 1, k), barrier);
+    if (!one()) g.copy_two(at + kPair, block(2 * column, k), block(2 * column + 1, k), barrier);
+  }
+  __device__ __forceinline__ float scale_a(int side, int k) const { return __ldg(g.scale + block(2 * row + side, k)); }
+  __device__ __forceinline__ float scale_b(int side, int k) const { return __ldg(g.scale + block(2 * column + side, k)); }
+  // L2 is asked for the factor's rows.
+  __device__ __forceinline__ void ahead(int lane) const {
+    const int left = column * kEdge;
+#pragma unroll 1
+    for (int r = lane; r < kEdge; r += 32) {
+      const int i = row * kEdge + r, last = min(i, left + kEdge - 1);
+      if (i >= n) break;
+      const float* line = factor + triangle(i);
+      for (int j = left; j < last; j += 32) prefetch(line + j);
+      prefetch(line + last);
+    }
+  }
 };
 
-template <bool kColumns>
-__device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* first, const char* packed, const float* scales,
-                                               float* factors, int tiles, int count, float keep, float weight) {
+// Products of blocks of numbers, 128 x 128 a tile: `take(tile, plate, nth)` says what a tile is of, `emit(acc, tile, group, warp's floats)`
+// takes each warpgroup's part of it.
+template <class Tile, bool kAByTerms, bool kBByTerms, class Take, class Emit>
+__device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int count, Take take, Emit emit) {
   extern __shared__ __align__(16) char dynamic[];
   __shared__ __align__(8) u64 barriers[2 * kGramRing];
   // Of the first terms of a tile, by their place, the plate: whoever copies ahead has looked it up.
@@ -125,7 +147,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   }
   __syncthreads();
   Turn turn;
-  GramTile<kColumns> now;
+  Tile now;
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x >= 256) {
@@ -134,31 +156,18 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
 #pragma unroll 1
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x) {
       const int m = plate_of(first, count, tile);
-      now.take(plates, first, m, tile, packed, scales, factors);
-      const bool diagonal = now.row == now.column;
+      take(now, m, tile);
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         if (lane == 0) {
           const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
           if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
           if (k == 0) plate_at[turn.place] = m;
-          barrier_expect_at(barrier, diagonal ? kPair : 2 * kPair);
-          now.g.copy_two(at, now.block(2 * now.row, k), now.block(2 * now.row + 1, k), barrier);
-          if (!diagonal) now.g.copy_two(at + kPair, now.block(2 * now.column, k), now.block(2 * now.column + 1, k), barrier);
+          now.copy(at, k, barrier);
         }
         turn.advance(kGramRing);
         __syncwarp();
-        if (k == 0) {
-          const int left = now.column * kEdge;
-#pragma unroll 1
-          for (int r = lane; r < kEdge; r += 32) {
-            const int i = now.row * kEdge + r, last = min(i, left + kEdge - 1);
-            if (i >= now.n) break;
-            const float* line = now.factor + triangle(i);
-            for (int j = left; j < last; j += 32) prefetch(line + j);
-            prefetch(line + last);
-          }
-        }
+        if (k == 0) now.ahead(lane);
       }
     }
     return;
@@ -171,23 +180,23 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   if (tile >= tiles) return;
   float acc[16][4] = {}, some[2][16][4], scale[2][2];
   barrier_wait_at(full, 0);
-  now.take(plates, first, plate_at[0], tile, packed, scales, factors);
-  GramTile<kColumns> done = now;
+  take(now, plate_at[0], tile);
+  Tile done = now;
   int k = 0, done_k = 0;
   Turn freed = turn;
   auto start = [&](float(&d)[16][4], float(&both)[2]) {
     barrier_wait_at(full + 8 * turn.place, turn.round & 1);
     if (k == now.chunks) {
       k = 0;
-      now.take(plates, first, plate_at[turn.place], tile, packed, scales, factors);
+      take(now, plate_at[turn.place], tile);
     }
     const unsigned at = begin + turn.place * 2 * kPair;
-    const float of_a = __ldg(now.g.scale + now.block(2 * now.row + group, k));
+    const float of_a = now.scale_a(group, k);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) both[i] = of_a * __ldg(now.g.scale + now.block(2 * now.column + i, k));
-    const unsigned of_b = now.row == now.column ? at : at + kPair;
+    for (int i = 0; i < 2; ++i) both[i] = of_a * now.scale_b(i, k);
+    const unsigned of_b = now.one() ? at : at + kPair;
     products_begin();
-    multiply_tiles<kColumns, kColumns>(d, at + group * kTileBytes, of_b);
+    multiply_tiles<kAByTerms, kBByTerms>(d, at + group * kTileBytes, of_b);
     products_end();
     turn.advance(kGramRing);
     if (++k == now.chunks) tile += (int)gridDim.x;
@@ -198,27 +207,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     take_in(acc, d, both);
     if (++done_k < done.chunks) return;
     done_k = 0;
-    const int row = done.row * kEdge + 64 * group + 16 * warp;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const int column = done.column * kEdge + kSide * half + lane;
-      put_down<false>(own, acc, half);
-#pragma unroll 1
-      for (int r0 = 0; r0 < 16; r0 += 8) {
-        float old[8][2];
-#pragma unroll
-        for (int e = 0; e < 16; ++e) {
-          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
-          old[e / 2][e % 2] = i < done.n && j <= i ? done.factor[triangle(i) + j] : 0.f;
-        }
-#pragma unroll
-        for (int e = 0; e < 16; ++e) {
-          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
-          if (i < done.n && j <= i)
-            done.factor[triangle(i) + j] = keep * old[e / 2][e % 2] + weight * own[put_at(r0 + e / 2, e % 2 * 32 + lane)];
-        }
-      }
-    }
+    emit(acc, done, group, own);
 #pragma unroll
     for (int n = 0; n < 16; ++n)
 #pragma unroll
@@ -247,6 +236,37 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
     products_wait_but_one(some[1]);
     finish(some[1], scale[1]);
   }
+}
+template <bool kColumns>
+__device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* first, const char* packed, const float* scales,
+                                               float* factors, int tiles, int count, float keep, float weight) {
+  using Tile = GramTile<kColumns>;
+  auto take = [&](Tile& t, int m, int tile) { t.take(plates, first, m, tile, packed, scales, factors); };
+  auto emit = [&](const float(&acc)[16][4], const Tile& t, int group, float* own) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int row = t.row * kEdge + 64 * group + 16 * warp;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const int column = t.column * kEdge + kSide * half + lane;
+      put_down<false>(own, acc, half);
+#pragma unroll 1
+      for (int r0 = 0; r0 < 16; r0 += 8) {
+        float old[8][2];
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
+          old[e / 2][e % 2] = i < t.n && j <= i ? t.factor[triangle(i) + j] : 0.f;
+        }
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+          const int i = row + r0 + e / 2, j = column + e % 2 * 32;
+          if (i < t.n && j <= i)
+            t.factor[triangle(i) + j] = keep * old[e / 2][e % 2] + weight * own[put_at(r0 + e / 2, e % 2 * 32 + lane)];
+        }
+      }
+    }
+  };
+  multiply_blocks<Tile, kColumns, kColumns>(first, tiles, count, take, emit);
 }
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     plate_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,

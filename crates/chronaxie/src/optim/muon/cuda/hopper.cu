@@ -7,7 +7,7 @@
 //   plate_gram_rows   128 x 128 of the triangle of t = x x^T
 //   plate_pack        64 x 64 of the triangle: the whole of t as blocks of numbers
 //   plate_gram_rows   of t = b t + c t t^T, since t is symmetric
-//   plate_spread      64 x 64 of the triangle: the whole of a I + t as it is
+//   plate_pack        of a I + t
 //   plate_advance     128 x 128 of (a I + t) x, as blocks of numbers of the next x
 //   plate_apply       64 x 64: the parameter
 //
@@ -92,15 +92,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   for (i64 e = threadIdx.x; e < size; e += kThreads) triangles[p.factors[0] + e] = 0.f;
 }
 
+// A tile of a product of a symmetric matrix t, [rows, rows] of a plate, and the plate x.
+struct AdvanceTile {
+  Blocks t, x;
+  int chunks, row, column, plate;
+  __device__ __forceinline__ bool one() const { return false; }
+  __device__ __forceinline__ void copy(unsigned at, int k, unsigned barrier) const {
+    barrier_expect_at(barrier, 2 * kPair);
+    t.copy_two(at, t.at(2 * row, k), t.at(2 * row + 1, k), barrier);
+    x.copy_two(at + kPair, x.at(k, 2 * column), x.at(k, 2 * column + 1), barrier);
+  }
+  __device__ __forceinline__ float scale_a(int side, int k) const { return __ldg(t.scale + t.at(2 * row + side, k)); }
+  __device__ __forceinline__ float scale_b(int side, int k) const { return __ldg(x.scale + x.at(k, 2 * column + side)); }
+  __device__ __forceinline__ void ahead(int) const {}
+};
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
-    plate_advance(const Plate* plates, const i64* first, const char* packed, const float* scales, const float* roots, char* to,
-                  float* to_scales, int tiles, int count) {
-  to_blocks<false>(plates, first, packed, scales, roots, to, to_scales, tiles, count);
+    plate_advance(const Plate* plates, const Plate* squares, const i64* first, const char* of_t, const float* scales_t, const char* of_x,
+                  const float* scales_x, char* to, float* to_scales, int tiles, int count) {
+  __shared__ unsigned most[16];
+  auto take = [&](AdvanceTile& tile, int m, int nth) {
+    tile.t = blocks_of(squares[m], of_t, scales_t), tile.x = blocks_of(plates[m], of_x, scales_x);
+    const int across = edges_of(plates[m].columns), here = nth - (int)__ldg(first + m);
+    tile.chunks = tile.x.down, tile.row = here / across, tile.column = here % across, tile.plate = m;
+  };
+  auto emit = [&](const float(&acc)[16][4], const AdvanceTile& tile, int group, float* own) {
+    const i64 block = plates[tile.plate].block;
+    // All warps of the group have read what the last tile's largest numbers were.
+    asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
+    pack_tile<false>(acc, own, most, to + block * kBlockBytes, to_scales + block, tile.x.down, tile.x.across, tile.row, tile.column);
+  };
+  multiply_blocks<AdvanceTile, false, true>(first, tiles, count, take, emit);
 }
 
-// `emit(plate, row, column, x)` of each tile of 64 x 64 of a symmetric matrix, of which the triangle is there.
+// `emit(plate, row, column, x)` of each tile of 64 x 64 of a I and a symmetric matrix, of which the triangle is there.
 template <class Emit>
-__device__ __forceinline__ void both_triangles(const Plate* plates, const i64* first_pair, const float* triangles, int count, Emit emit) {
+__device__ __forceinline__ void both_triangles(const Plate* plates, const i64* first_pair, const float* triangles, int count, float a,
+                                               Emit emit) {
   __shared__ float tile[kSide * kTurn];
   const int m = plate_of(first_pair, count, (int)blockIdx.x);
   const Plate& p = plates[m];
@@ -111,7 +138,7 @@ __device__ __forceinline__ void both_triangles(const Plate* plates, const i64* f
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
     const int i = at.x * kSide + row + 16 * (e / 4), j = at.y * kSide + column + e % 4;
-    x[e / 4][e % 4] = i < n && j <= i ? from[triangle(i) + j] : 0.f;
+    x[e / 4][e % 4] = i < n && j <= i ? from[triangle(i) + j] + (i == j ? a : 0.f) : 0.f;
   }
   if (at.x == at.y) {
     float y[4][4];
@@ -129,23 +156,12 @@ __device__ __forceinline__ void both_triangles(const Plate* plates, const i64* f
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    plate_pack(const Plate* plates, const i64* first_pair, const float* triangles, char* to, float* scales, int count) {
+    plate_pack(const Plate* plates, const i64* first_pair, const float* triangles, char* to, float* scales, int count, float a) {
   __shared__ unsigned most[kWarps];
-  both_triangles(plates, first_pair, triangles, count, [&](const Plate& p, int r, int c, const float(&x)[4][4]) {
+  both_triangles(plates, first_pair, triangles, count, a, [&](const Plate& p, int r, int c, const float(&x)[4][4]) {
     const i64 block = p.block + r * (i64)sides_of(p.columns) + c;
     const unsigned largest = pack_block(x, to + block * kBlockBytes, (int)threadIdx.x / 16, (int)threadIdx.x % 16 * 4, most);
     if (threadIdx.x == 0) scales[block] = scale_down(largest);
-  });
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    plate_spread(const Plate* plates, const i64* first_pair, const float* triangles, float* to, int count, float a) {
-  both_triangles(plates, first_pair, triangles, count, [&](const Plate& p, int r, int c, const float(&x)[4][4]) {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) {
-      const i64 i = r * kSide + (int)threadIdx.x / 16 + 16 * (e / 4), j = c * kSide + (int)threadIdx.x % 16 * 4 + e % 4;
-      if (i < p.rows && j < p.rows) to[p.roots[0] + i * p.rows + j] = i == j ? a + x[e / 4][e % 4] : x[e / 4][e % 4];
-    }
   });
 }
 

@@ -16,12 +16,11 @@ enum Of {
     Divide,
     Gram,
     Pack,
-    Spread,
     Advance,
     Apply,
 }
-const ENTRIES: [&str; 7] =
-    ["plate_momentum", "plate_divide", "plate_gram_rows", "plate_pack", "plate_spread", "plate_advance", "plate_apply"];
+const ENTRIES: [&str; 6] =
+    ["plate_momentum", "plate_divide", "plate_gram_rows", "plate_pack", "plate_advance", "plate_apply"];
 
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/muon/cuda/hopper.cu", include_str!("hopper.cu"));
@@ -50,8 +49,6 @@ pub(super) struct Hopper {
     packed: [RegionId; 3],
     scales: [RegionId; 3],
     triangles: RegionId,
-    /// The whole of what x is multiplied by.
-    whole: RegionId,
     sums: RegionId,
 }
 
@@ -63,18 +60,17 @@ impl Hopper {
             plates::prepare(&kernels[of as usize])?;
         }
         let sides = |n: usize| n.div_ceil(SIDE);
-        let (mut w, mut blocks, mut of_t, mut numbers, mut all) = (Words::default(), 0, 0, 0, 0);
+        let (mut w, mut blocks, mut of_t, mut numbers) = (Words::default(), 0, 0, 0);
         let (mut lying, mut squares) = (Vec::new(), Vec::new());
         for m in list {
             let (side, length) = (m.side(), m.elements() / m.side());
             let stands = usize::from(m.rows > m.columns);
-            // Both axes have the same triangle, and the same place for the whole of it.
-            lying.extend([m.first, m.columns, side, length, blocks, numbers, numbers, all, all, stands]);
-            squares.extend([0, side, side, side, of_t, numbers, numbers, all, all, 0]);
+            // Both axes have the same triangle.
+            lying.extend([m.first, m.columns, side, length, blocks, numbers, numbers, 0, 0, stands]);
+            squares.extend([0, side, side, side, of_t, numbers, numbers, 0, 0, 0]);
             blocks += sides(side) * sides(length);
             of_t += sides(side) * sides(side);
             numbers += side * (side + 1) / 2;
-            all += side * side;
         }
         let [lying, squares] = [lying, squares].map(|words| w.push(words));
         let mut of = |jobs: &dyn Fn(usize, usize) -> usize| {
@@ -113,7 +109,6 @@ impl Hopper {
                 numbers_of("scales of t", of_t)?,
             ],
             triangles: numbers_of("triangles", numbers)?,
-            whole: numbers_of("a I + t", all)?,
             sums: layout.push("sums of squares", Dtype::F64, blocks)?,
         })
     }
@@ -124,7 +119,7 @@ impl Hopper {
         let first = |jobs: &Jobs| Arg::U64(jobs.first);
         let [lying, squares] = [self.plates, self.squares].map(Arg::U64);
         let [mut x, mut y, t] = [0, 1, 2].map(|i| [self.packed[i], self.scales[i]].map(|id| s.region(id)));
-        let [triangles, whole, sums] = [self.triangles, self.whole, self.sums].map(|id| s.region(id));
+        let [triangles, sums] = [self.triangles, self.sums].map(|id| s.region(id));
         let aligned = plates::aligned(&[s.grad, s.decay, s.parameter, s.first]);
         let [grad, decay, parameter, of_first, rate, largest] =
             [s.grad, s.decay, s.parameter, s.first, s.rate, s.largest].map(Arg::U64);
@@ -158,12 +153,13 @@ impl Hopper {
             (plates::config(self.multiprocessors, self.gram.jobs), || plates::each(self.pairs.jobs));
         for _ in 0..p.steps {
             put(Of::Gram, of_gram.clone(), &gram(lying, x, Arg::F32(0.0), Arg::F32(1.0)))?;
-            let pairs = [squares, first(&self.pairs), triangles];
-            put(Of::Pack, of_pairs(), &[&pairs[..], &t, &[count(&self.pairs)]].concat())?;
+            let packed = |a| [squares, first(&self.pairs), triangles, t[0], t[1], count(&self.pairs), a];
+            put(Of::Pack, of_pairs(), &packed(Arg::F32(0.0)))?;
             put(Of::Gram, of_gram.clone(), &gram(squares, t, b, c))?;
-            put(Of::Spread, of_pairs(), &[&pairs[..], &[whole, count(&self.pairs), a]].concat())?;
+            put(Of::Pack, of_pairs(), &packed(a))?;
             let tiles = Arg::I32(self.products.jobs as i32);
-            let list = [lying, first(&self.products), x[0], x[1], whole, y[0], y[1], tiles, count(&self.products)];
+            let count = count(&self.products);
+            let list = [lying, squares, first(&self.products), t[0], t[1], x[0], x[1], y[0], y[1], tiles, count];
             put(Of::Advance, plates::config(self.multiprocessors, self.products.jobs), &list)?;
             std::mem::swap(&mut x, &mut y);
         }

@@ -111,21 +111,7 @@ impl CudaPlan {
         let [parameter, first, second, step, largest, grad_norm] = outputs;
         let partials = Arg::U64(self.layout.address(base, self.partials));
         let (layout, runs) = (&self.layout, self.runs.count);
-        Same {
-            layout,
-            base,
-            grad,
-            decay,
-            rate,
-            parameter,
-            first,
-            second,
-            step,
-            largest,
-            grad_norm,
-            partials,
-            runs,
-        }
+        Same { layout, base, grad, decay, rate, parameter, first, second, step, largest, grad_norm, partials, runs }
     }
     /// The launches of a step in order.
     fn each(&self, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
@@ -237,11 +223,12 @@ impl Plan for CudaPlan {
         (pass == Pass::Step).then_some(&self.signature)
     }
     fn config(&self) -> String {
-        let rest = format!("{} matrices, {} tiles of products with {}", self.count, self.tiles.jobs, self.triangles.jobs);
+        let rest =
+            format!("{} matrices, {} tiles of products with {}", self.count, self.tiles.jobs, self.triangles.jobs);
         match &self.plates {
             None => format!("{NAME} simt: {rest}"),
             Some((plates, _)) => format!(
-                "{NAME} wgmma: {} matrices by 3 x f16 under scales of 64 x 64 numbers and of 64 of a row, {} tiles of products and {} of \
+                "{NAME} wgmma: {} matrices by 3 x f16 under scales of 64 x 64 numbers, {} tiles of products and {} of \
                  triangles; f32: {rest}",
                 plates.count, plates.products.jobs, plates.gram.jobs
             ),
