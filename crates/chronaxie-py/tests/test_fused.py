@@ -244,11 +244,31 @@ def test_parameters_have_taken_as_many_steps(make):
         optimizer.step()
 
 
-def test_muons_own_refusals():
-    """What is no matrix may be of any type, and be left out of a step; a step in half precision there is not."""
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_muons_fused_steps_of_large_matrices_are_as_exact_as_they_say(device, precision):
+    """Tall, wide and square ones, beside one that is too small for tensor cores, against Newton-Schulz in float64."""
+    shapes = [(200, 130), (150, 400), (256, 256), (40, 300)]
+    params = [torch.nn.Parameter(torch.zeros(s, device=device)) for s in shapes]
+    grads = [normal(*s, seed=k).to(device) for k, s in enumerate(shapes)]
+    for p, g in zip(params, grads):
+        p.grad = g.clone()
+    optim.Muon(params, lr=1.0, weight_decay=0.0, fused=True, precision=precision).step()
+    for p, g in zip(params, grads):
+        x = g.double() * 1.95
+        x = x / x.norm()
+        for _ in range(5):
+            t = x @ x.mT
+            x = 3.4445 * x + (-4.775 * t + 2.0315 * t @ t) @ x
+        x = x * max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+        off = float((p.detach().double() + x).norm() / x.norm())
+        half = precision == "fast" and device.type == "cuda" and min(p.shape) >= 128
+        least, most = (1e-4, 4e-3) if half and torch.cuda.get_device_capability(device)[0] == 9 else (0.0, 2e-5)
+        assert least <= off < most, (tuple(p.shape), off)
+
+
+def test_muons_fused_steps_and_what_is_no_matrix():
+    """What is no matrix may be of any type, and be left out of a step."""
     p = torch.nn.Parameter(normal(4, 3))
-    with pytest.raises(chronaxie.ConfigError, match="fused=True and precision='fast' exclude each other; it multiplies in float32"):
-        optim.Muon([p], fused=True, precision="fast")
     halves, none = torch.nn.Parameter(normal(5).bfloat16()), torch.nn.Parameter(normal(5))
     optimizer = optim.Muon([halves, p, none], fused=True, adamw_lr=0.1)
     p.grad, halves.grad = torch.ones_like(p), torch.ones_like(halves)

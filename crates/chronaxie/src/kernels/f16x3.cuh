@@ -147,7 +147,15 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[16][4], unsigned a, un
 #pragma unroll
   for (int i = 0; i < 4; ++i) wgmma<false, kAByTerms, kBByTerms>(d, rows(a, i), columns_of<kBByTerms>(b, i));
 }
-// The same with a in registers, of the 16 rows of a warp.
+// The same of the upper tiles alone.
+template <bool kAByTerms, bool kBByTerms>
+__device__ __forceinline__ void multiply_highs(float (&d)[16][4], unsigned a, unsigned b) {
+  auto rows = [](unsigned at, int i) { return kAByTerms ? by_terms(at + 2048 * i, kTileBytes) : by_rows(at + 32 * i); };
+  wgmma_first<false, kAByTerms, kBByTerms>(d, rows(a, 0), columns_of<kBByTerms>(b, 0));
+#pragma unroll
+  for (int i = 1; i < 4; ++i) wgmma<false, kAByTerms, kBByTerms>(d, rows(a, i), columns_of<kBByTerms>(b, i));
+}
+// multiply_tiles with a in registers, of the 16 rows of a warp.
 template <bool kBByTerms>
 __device__ __forceinline__ void multiply_rows(float (&d)[16][4], const unsigned (&high)[4][4], const unsigned (&low)[4][4],
                                               unsigned b) {

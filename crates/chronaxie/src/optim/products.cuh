@@ -19,7 +19,12 @@
 
 constexpr int kPlateThreads = 384;
 constexpr int kEdge = 128;                         // of a tile of a product
-constexpr int kGramRing = 3, kProductRing = 6;     // of two pairs; of one
+constexpr int kProductRing = 6;                    // of pairs
+// Of blocks: a pair of each operand, or, where upper tiles alone are multiplied (kHighs), the half of each.
+template <bool kHighs>
+struct Ring {
+  static constexpr int kPlaces = kHighs ? 6 : 3, kOperand = kHighs ? kPair / 2 : kPair, kPlace = 2 * kOperand;
+};
 constexpr int kWarpFloats = 16 * kSide;            // a warp's part of a tile on its way out: 16 rows of 64
 
 __device__ __forceinline__ int edges_of(i64 n) { return (int)((n + kEdge - 1) / kEdge); }
@@ -62,8 +67,15 @@ struct Blocks {
   const float* scale;
   int down, across;
   __device__ __forceinline__ int at(int row, int column) const { return min(row, down - 1) * across + min(column, across - 1); }
+  template <bool kHighs = false>
   __device__ __forceinline__ void copy_two(unsigned to, int x, int y, unsigned barrier) const {
-    copy_blocks(to, base + (i64)x * kBlockBytes, base + (i64)y * kBlockBytes, barrier);
+    const char *of_x = base + (i64)x * kBlockBytes, *of_y = base + (i64)y * kBlockBytes;
+    if constexpr (kHighs) {
+      bulk_copy_at(to, of_x, kTileBytes, barrier);
+      bulk_copy_at(to + kTileBytes, of_y, kTileBytes, barrier);
+    } else {
+      copy_blocks(to, of_x, of_y, barrier);
+    }
   }
 };
 __device__ __forceinline__ Blocks blocks_of(const Plate& p, const char* base, const float* scale) {
@@ -88,8 +100,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // A tile of a Gram matrix: of which plate, and where.
-template <bool kColumns>
+template <bool kColumns, bool kHighs>
 struct GramTile {
+  using Of = Ring<kHighs>;
   Blocks g;
   float* factor;
   int n, chunks, row, column;
@@ -108,9 +121,9 @@ struct GramTile {
   // On the diagonal both operands are one.
   __device__ __forceinline__ bool one() const { return row == column; }
   __device__ __forceinline__ void copy(unsigned at, int k, unsigned barrier) const {
-    barrier_expect_at(barrier, one() ? kPair : 2 * kPair);
-    g.copy_two(at, block(2 * row, k), block(2 * row + 1, k), barrier);
-    if (!one()) g.copy_two(at + kPair, block(2 * column, k), block(2 * column + 1, k), barrier);
+    barrier_expect_at(barrier, one() ? Of::kOperand : Of::kPlace);
+    g.template copy_two<kHighs>(at, block(2 * row, k), block(2 * row + 1, k), barrier);
+    if (!one()) g.template copy_two<kHighs>(at + Of::kOperand, block(2 * column, k), block(2 * column + 1, k), barrier);
   }
   __device__ __forceinline__ float scale_a(int side, int k) const { return __ldg(g.scale + block(2 * row + side, k)); }
   __device__ __forceinline__ float scale_b(int side, int k) const { return __ldg(g.scale + block(2 * column + side, k)); }
@@ -130,18 +143,19 @@ struct GramTile {
 
 // Products of blocks of numbers, 128 x 128 a tile: `take(tile, plate, nth)` says what a tile is of, `emit(acc, tile, group, warp's floats)`
 // takes each warpgroup's part of it.
-template <class Tile, bool kAByTerms, bool kBByTerms, class Take, class Emit>
+template <class Tile, bool kHighs, bool kAByTerms, bool kBByTerms, class Take, class Emit>
 __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int count, Take take, Emit emit) {
+  constexpr int kPlaces = Ring<kHighs>::kPlaces, kPlace = Ring<kHighs>::kPlace;
   extern __shared__ __align__(16) char dynamic[];
-  __shared__ __align__(8) u64 barriers[2 * kGramRing];
+  __shared__ __align__(8) u64 barriers[2 * kPlaces];
   // Of the first terms of a tile, by their place, the plate: whoever copies ahead has looked it up.
-  __shared__ int plate_at[kGramRing];
+  __shared__ int plate_at[kPlaces];
   const unsigned skip = (1024 - shared_at(dynamic) % 1024) % 1024, begin = shared_at(dynamic) + skip;
-  const unsigned full = shared_at(barriers), empty = full + 8 * kGramRing;
+  const unsigned full = shared_at(barriers), empty = full + 8 * kPlaces;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGramRing; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
       barrier_init(&barriers[i], 1);
-      barrier_init(&barriers[kGramRing + i], 256);
+      barrier_init(&barriers[kPlaces + i], 256);
     }
     barrier_init_fence();
   }
@@ -160,12 +174,12 @@ __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int
 #pragma unroll 1
       for (int k = 0; k < now.chunks; ++k) {
         if (lane == 0) {
-          const unsigned at = begin + turn.place * 2 * kPair, barrier = full + 8 * turn.place;
+          const unsigned at = begin + turn.place * kPlace, barrier = full + 8 * turn.place;
           if (turn.round > 0) barrier_wait_at(empty + 8 * turn.place, (turn.round - 1) & 1);
           if (k == 0) plate_at[turn.place] = m;
           now.copy(at, k, barrier);
         }
-        turn.advance(kGramRing);
+        turn.advance(kPlaces);
         __syncwarp();
         if (k == 0) now.ahead(lane);
       }
@@ -175,7 +189,7 @@ __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
-  float* own = reinterpret_cast<float*>(dynamic + skip + kGramRing * 2 * kPair) + (4 * group + warp) * kWarpFloats;
+  float* own = reinterpret_cast<float*>(dynamic + skip + kPlaces * kPlace) + (4 * group + warp) * kWarpFloats;
   int tile = (int)blockIdx.x;
   if (tile >= tiles) return;
   float acc[16][4] = {}, some[2][16][4], scale[2][2];
@@ -190,20 +204,23 @@ __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int
       k = 0;
       take(now, plate_at[turn.place], tile);
     }
-    const unsigned at = begin + turn.place * 2 * kPair;
+    const unsigned at = begin + turn.place * kPlace;
     const float of_a = now.scale_a(group, k);
 #pragma unroll
     for (int i = 0; i < 2; ++i) both[i] = of_a * now.scale_b(i, k);
-    const unsigned of_b = now.one() ? at : at + kPair;
+    const unsigned of_b = now.one() ? at : at + kPlace / 2;
     products_begin();
-    multiply_tiles<kAByTerms, kBByTerms>(d, at + group * kTileBytes, of_b);
+    if constexpr (kHighs)
+      multiply_highs<kAByTerms, kBByTerms>(d, at + group * kTileBytes, of_b);
+    else
+      multiply_tiles<kAByTerms, kBByTerms>(d, at + group * kTileBytes, of_b);
     products_end();
-    turn.advance(kGramRing);
+    turn.advance(kPlaces);
     if (++k == now.chunks) tile += (int)gridDim.x;
   };
   auto finish = [&](const float(&d)[16][4], const float(&both)[2]) {
     arrive_at(empty + 8 * freed.place);
-    freed.advance(kGramRing);
+    freed.advance(kPlaces);
     take_in(acc, d, both);
     if (++done_k < done.chunks) return;
     done_k = 0;
@@ -237,10 +254,10 @@ __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int
     finish(some[1], scale[1]);
   }
 }
-template <bool kColumns>
+template <bool kColumns, bool kHighs = false>
 __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* first, const char* packed, const float* scales,
                                                float* factors, int tiles, int count, float keep, float weight) {
-  using Tile = GramTile<kColumns>;
+  using Tile = GramTile<kColumns, kHighs>;
   auto take = [&](Tile& t, int m, int tile) { t.take(plates, first, m, tile, packed, scales, factors); };
   auto emit = [&](const float(&acc)[16][4], const Tile& t, int group, float* own) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -266,7 +283,7 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
       }
     }
   };
-  multiply_blocks<Tile, kColumns, kColumns>(first, tiles, count, take, emit);
+  multiply_blocks<Tile, kHighs, kColumns, kColumns>(first, tiles, count, take, emit);
 }
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     plate_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,

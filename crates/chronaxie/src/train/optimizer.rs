@@ -166,6 +166,7 @@ fn own(name: &str, t: &Section<'_>, rate: Option<f64>) -> Result<Optimizer> {
             p.momentum = ranged(t, "momentum", p.momentum, 0.0, MOST_BETA)?;
             p.nesterov = t.get("nesterov", p.nesterov)?;
             p.steps = counted(t, "steps", p.steps)?;
+            p.precision = t.choice("precision", &["exact", "fast"], p.precision.name())?.parse()?;
             // The schedule scales both rates.
             let other = ranged(t, "adamw_learning_rate", 3e-4, 0.0, INFINITY)?;
             let rate = rate.unwrap_or(2e-2);

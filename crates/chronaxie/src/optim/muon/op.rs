@@ -5,7 +5,8 @@ use super::spec::{Muon, NAME};
 use super::{cpu, cuda};
 use crate::cuda::Specialisation;
 use crate::op::{
-    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Problem, Repeats, Signature, Tensors, Tolerance, Values,
+    Case, CaseSet, Cost, Op, Pass, Plan, PlanOptions, Precision, Problem, Repeats, Signature, Tensors, Tolerance,
+    Values,
 };
 use crate::optim::blocks::Grid;
 use crate::optim::sample;
@@ -101,7 +102,7 @@ impl Op for MuonOp {
     }
     fn cases(&self, set: CaseSet) -> Vec<Case> {
         let list: &[&str] = match set {
-            CaseSet::Compared => &["L8_M512_N512", "lm350m"],
+            CaseSet::Compared => &["L8_M512_N512", "lm350m", "lm350m,precision=fast"],
             CaseSet::Cpu => &["L4_M128_N64"],
             CaseSet::Check => &[
                 "L0_M3_N2",
@@ -112,6 +113,7 @@ impl Op for MuonOp {
                 "L1_M4_N9,K=6,decay=0.1,mode=independent",
                 "P2,shapes=9x6+2x3x7,decay=0.1,momentum=0.8",
                 "P4,shapes=130x300+257x129+20+90x500,clip=1,decay=0.1",
+                "P2,shapes=200x130+150x260,precision=fast",
             ],
         };
         list.iter().map(|c| c.parse().expect("a case of this list")).collect()
@@ -120,13 +122,17 @@ impl Op for MuonOp {
         sample::smaller(case, 256)
     }
     fn problem(&self, case: &Case) -> Result<Arc<dyn Problem>> {
-        sample::allow(case, &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps", "words", "shapes"])?;
+        sample::allow(
+            case,
+            &["K", "clip", "decay", "mode", "momentum", "nesterov", "steps", "words", "shapes", "precision"],
+        )?;
         let (elements, parameters) = sample::parameters(case)?;
         let mut p = Muon::new(elements, parameters);
         p.common = sample::common(case)?;
         p.momentum = case.get("momentum", p.momentum)?;
         p.nesterov = case.get("nesterov", p.nesterov)?;
         p.steps = case.get("steps", p.steps)?;
+        p.precision = case.get("precision", Precision::Exact)?;
         Ok(Arc::new(p.build()?))
     }
     fn specialisations(&self) -> Vec<Specialisation> {

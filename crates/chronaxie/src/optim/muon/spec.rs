@@ -1,6 +1,6 @@
 //! What a step of Muon is: its options, names and shapes of every tensor, and how exact the results must be.
 
-use crate::op::{Metric, Pass, Signature, Tolerance};
+use crate::op::{Metric, Pass, Precision, Signature, Tolerance};
 use crate::optim::blocks::Parameter;
 use crate::optim::stepper::{self, Common};
 use crate::{Error, Result};
@@ -9,6 +9,8 @@ pub(super) const NAME: &str = "muon";
 
 /// Coefficients of the quintic (Jordan et al., 2024): steep at zero, within 0.7 .. 1.2 of one behind five steps.
 pub const QUINTIC: [f64; 3] = [3.4445, -4.775, 2.0315];
+/// A rounding to f16.
+const HALF: f64 = 1.0 / 2048.0;
 /// Added to the norm by which a matrix is divided at first.
 pub const NORM_EPS: f64 = 1e-7;
 
@@ -36,6 +38,9 @@ pub struct Muon {
     pub beta2: f64,
     /// Added to the root of their second moment.
     pub epsilon: f64,
+    /// `Fast`: products are of numbers rounded to f16, summed in f32, where there are tensor cores for it (compute capability 9.0, sides
+    /// of 128 and more).
+    pub precision: Precision,
 }
 
 /// A parameter of two axes or more, as a matrix: those beyond the first are one.
@@ -75,6 +80,7 @@ impl Muon {
             beta1: 0.9,
             beta2: 0.95,
             epsilon: 1e-8,
+            precision: Precision::Exact,
         }
     }
     /// Checks the options.
@@ -130,6 +136,14 @@ impl Muon {
             ),
             _ => (1e-6, "8 x the roundings of f32 in moments of two terms"),
         };
-        Some(Tolerance { metric: Metric::Relative, value, reason })
+        if output != "parameter" || self.precision == Precision::Exact {
+            return Some(Tolerance { metric: Metric::Relative, value, reason });
+        }
+        // A step of a matrix is as long as the root of its side; sampled parameters are normal numbers, and the rate a hundredth.
+        let long: f64 = self.matrices().iter().map(|m| m.side() as f64 * m.speed().powi(2)).sum();
+        let share = 1e-2 * (long / self.elements.max(1) as f64).sqrt();
+        let reason =
+            "8 roundings to f16 of the matrices' steps: two of operands a product, which later iterations let grow";
+        Some(Tolerance { metric: Metric::Relative, value: value + share * 8.0 * HALF, reason })
     }
 }

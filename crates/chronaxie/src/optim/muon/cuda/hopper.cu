@@ -4,15 +4,16 @@
 //   plate_momentum    64 x 64: first; what is made orthogonal as blocks of numbers x, lying down; its sum of squares
 //   plate_divide      plate: x over its norm, by its blocks' powers of two
 //   and `steps` times, a launch each:
-//   plate_gram_rows   128 x 128 of the triangle of t = x x^T
+//   plate_triangles   128 x 128 of the triangle of t = x x^T
 //   plate_pack        64 x 64 of the triangle: the whole of t as blocks of numbers
-//   plate_gram_rows   of t = b t + c t t^T, since t is symmetric
+//   plate_triangles   of t = b t + c t t^T, since t is symmetric
 //   plate_pack        of a I + t
 //   plate_advance     128 x 128 of (a I + t) x, as blocks of numbers of the next x
 //   plate_apply       64 x 64: the parameter
 //
 // Floors at 0.62 PFLOP/s: an iteration of a matrix of n elements is 3 * 2 * (9 / 16 + 1) side n + 3 * 2 * 9 / 16 side^3 flops of f16. The 24
 // layers of width 1024 of lm350m (302 M parameters in matrices) have 3.3 TFLOP an iteration, 5.2 ms, and 26 in five; f32 units 120 ms.
+// With kFast (precision `fast`) the upper f16 of each number alone is multiplied: a third of the flops and half of what comes from L2.
 #include "plate_ends.cuh"
 #include "products.cuh"
 
@@ -92,15 +93,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   for (i64 e = threadIdx.x; e < size; e += kThreads) triangles[p.factors[0] + e] = 0.f;
 }
 
+extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
+    plate_triangles(const Plate* plates, const i64* first, const char* packed, const float* scales, float* triangles, int tiles,
+                    int count, float keep, float weight) {
+  gram_of_plates<false, kFast>(plates, first, packed, scales, triangles, tiles, count, keep, weight);
+}
+
 // A tile of a product of a symmetric matrix t, [rows, rows] of a plate, and the plate x.
 struct AdvanceTile {
   Blocks t, x;
   int chunks, row, column, plate;
   __device__ __forceinline__ bool one() const { return false; }
   __device__ __forceinline__ void copy(unsigned at, int k, unsigned barrier) const {
-    barrier_expect_at(barrier, 2 * kPair);
-    t.copy_two(at, t.at(2 * row, k), t.at(2 * row + 1, k), barrier);
-    x.copy_two(at + kPair, x.at(k, 2 * column), x.at(k, 2 * column + 1), barrier);
+    barrier_expect_at(barrier, Ring<kFast>::kPlace);
+    t.copy_two<kFast>(at, t.at(2 * row, k), t.at(2 * row + 1, k), barrier);
+    x.copy_two<kFast>(at + Ring<kFast>::kOperand, x.at(k, 2 * column), x.at(k, 2 * column + 1), barrier);
   }
   __device__ __forceinline__ float scale_a(int side, int k) const { return __ldg(t.scale + t.at(2 * row + side, k)); }
   __device__ __forceinline__ float scale_b(int side, int k) const { return __ldg(x.scale + x.at(k, 2 * column + side)); }
@@ -121,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
     pack_tile<false>(acc, own, most, to + block * kBlockBytes, to_scales + block, tile.x.down, tile.x.across, tile.row, tile.column);
   };
-  multiply_blocks<AdvanceTile, false, true>(first, tiles, count, take, emit);
+  multiply_blocks<AdvanceTile, kFast, false, true>(first, tiles, count, take, emit);
 }
 
 // `emit(plate, row, column, x)` of each tile of 64 x 64 of a I and a symmetric matrix, of which the triangle is there.

@@ -20,11 +20,13 @@ enum Of {
     Apply,
 }
 const ENTRIES: [&str; 6] =
-    ["plate_momentum", "plate_divide", "plate_gram_rows", "plate_pack", "plate_advance", "plate_apply"];
+    ["plate_momentum", "plate_divide", "plate_triangles", "plate_pack", "plate_advance", "plate_apply"];
 
-pub(super) fn specialisation() -> Specialisation {
+pub(super) fn specialisation(precision: Precision) -> Specialisation {
     let source = KernelSource::embedded("optim/muon/cuda/hopper.cu", include_str!("hopper.cu"));
-    plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Exact)
+    let mut spec = plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Exact);
+    spec.constants = vec![("kFast", (precision == Precision::Fast).into())];
+    spec
 }
 
 /// What a launch is: a kernel, how, and its arguments.
@@ -53,8 +55,13 @@ pub(super) struct Hopper {
 }
 
 impl Hopper {
-    pub(super) fn new(list: &[Matrix], device: &Arc<CudaDevice>, layout: &mut Layout) -> Result<Self> {
-        let spec = specialisation();
+    pub(super) fn new(
+        list: &[Matrix],
+        precision: Precision,
+        device: &Arc<CudaDevice>,
+        layout: &mut Layout,
+    ) -> Result<Self> {
+        let spec = specialisation(precision);
         let kernels: Vec<Kernel> = ENTRIES.iter().map(|e| device.kernel(&spec, e)).collect::<Result<_>>()?;
         for of in [Of::Gram, Of::Advance] {
             plates::prepare(&kernels[of as usize])?;

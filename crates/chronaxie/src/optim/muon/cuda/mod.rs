@@ -5,7 +5,7 @@ mod hopper;
 
 use super::spec::{Matrix, Muon, NAME};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
-use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Precision, Signature};
 use crate::optim::ongpu::{CHUNK, HEADERS, Jobs, TILE, Words};
 use crate::optim::plates;
 use crate::optim::stepper::Runs;
@@ -19,7 +19,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let source = KernelSource::embedded("optim/muon/cuda/muon.cu", include_str!("muon.cu"));
     let mut spec = Specialisation::new(source, &ENTRIES);
     spec.headers = HEADERS;
-    vec![spec, hopper::specialisation()]
+    vec![spec, hopper::specialisation(Precision::Exact), hopper::specialisation(Precision::Fast)]
 }
 
 pub(super) struct CudaPlan {
@@ -80,7 +80,9 @@ impl CudaPlan {
             (jobs.of, jobs.first) = (address(jobs.of as usize), address(jobs.first as usize));
         }
         let mut layout = Layout::new(options.scratch_gap);
-        let plates = least.map(|least| Ok::<_, crate::Error>((Hopper::new(&on_plates, device, &mut layout)?, least)));
+        let plates = least.map(|least| {
+            Ok::<_, crate::Error>((Hopper::new(&on_plates, problem.precision, device, &mut layout)?, least))
+        });
         let [squares, momentum, adamw, divide, gram, quintic, advance, apply] =
             ENTRIES.map(|entry| device.kernel(spec, entry));
         Ok(Self {
@@ -112,6 +114,10 @@ impl CudaPlan {
         let partials = Arg::U64(self.layout.address(base, self.partials));
         let (layout, runs) = (&self.layout, self.runs.count);
         Same { layout, base, grad, decay, rate, parameter, first, second, step, largest, grad_norm, partials, runs }
+    }
+    /// Products of f16 that tensor cores make for one.
+    fn of_one(&self) -> u64 {
+        if self.problem.precision == Precision::Fast { 1 } else { 3 }
     }
     /// The launches of a step in order.
     fn each(&self, s: &Same<'_>, visit: Visit<'_>) -> Result<()> {
@@ -228,9 +234,12 @@ impl Plan for CudaPlan {
         match &self.plates {
             None => format!("{NAME} simt: {rest}"),
             Some((plates, _)) => format!(
-                "{NAME} wgmma: {} matrices by 3 x f16 under scales of 64 x 64 numbers, {} tiles of products and {} of \
+                "{NAME} wgmma: {} matrices by {} f16 under scales of 64 x 64 numbers, {} tiles of products and {} of \
                  triangles; f32: {rest}",
-                plates.count, plates.products.jobs, plates.gram.jobs
+                plates.count,
+                self.of_one(),
+                plates.products.jobs,
+                plates.gram.jobs
             ),
         }
     }
@@ -240,10 +249,10 @@ impl Plan for CudaPlan {
     fn tensor_cores(&self) -> bool {
         self.plates.is_some()
     }
-    /// An operation of an exact product is three on tensor cores; f32 units do a sixteenth of what they do.
+    /// An operation of an exact product is three on tensor cores, one of a fast one; f32 units do a sixteenth of what they do.
     fn cost(&self, _: Pass, least: Cost) -> Cost {
         let Some((_, plate)) = &self.plates else { return least };
-        let of = |m: &Matrix| if m.side() >= *plate { 3 } else { 16 } * self.problem.flops_of(m);
+        let of = |m: &Matrix| if m.side() >= *plate { self.of_one() } else { 16 } * self.problem.flops_of(m);
         Cost { flops: self.problem.matrices().iter().map(of).sum(), ..least }
     }
     fn scratch(&self, _: Pass) -> &Layout {
