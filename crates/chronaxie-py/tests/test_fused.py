@@ -122,6 +122,17 @@ def test_soaps_fused_step_is_what_others_are(device, options):
     assert plains.param_groups[0].get("most_lr") == fused.param_groups[0].get("most_lr")
 
 
+def test_soaps_first_bases_may_be_pytorchs(device, monkeypatch):
+    """As of large blocks on a GPU: a plain first step, and native ones from its state on."""
+    fresh = lambda self, group, given: not any(self.state.get(p) for _, p, _ in given)
+    monkeypatch.setattr(optim.SOAP, "_opens_plainly", fresh)
+    (plain, plains), (other, fused) = both(optim.SOAP, SQUARES, device, 8)
+    for p, q in zip(plain, other):
+        torch.testing.assert_close(q, p, rtol=2e-5, atol=5e-6)
+        assert plains.state[p]["step"] == fused.state[q]["step"] == 8
+        torch.testing.assert_close(fused.state[q]["exp_avg"], plains.state[p]["exp_avg"], rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_fused_and_other_steps_take_each_others_states(device, make):
     """Behind load_state_dict, from either to either, and where the option changes, steps go on; a fused one with the same bits."""

@@ -17,6 +17,10 @@ from ._packed import add_gram, packed_size, unpack
 from ._qr import batched_qr, cholesky_qr
 
 
+# The longest side of factors whose first bases a GPU's native step makes.
+NATIVE_EIGENVECTORS = 256
+
+
 def first_basis(factors: Tensor) -> Tensor:
     """Eigenvectors ``[blocks, n, n]``, those of the largest eigenvalues first; I where a factor is not finite."""
     eye = torch.eye(factors.shape[-1], dtype=factors.dtype, device=factors.device)
@@ -73,8 +77,8 @@ class SOAP(Fused, Blocked):
         fused: one native step for all parameters of a group, float32 tensors that have gradients in every step. Gradients and parameters
             are copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
             with what the other saved; columns of bases that both make may differ in sign. Not with ``capturable`` or a
-            ``process_group``. On a GPU nothing is awaited: an H100 takes 1.7 ms a step for two layers of width 256 (plain steps 16), 4.3
-            for width 512 (15) and 11.7 for one of 1024 (16), after first bases of 5 s. On the CPU it is
+            ``process_group``. On a GPU nothing is awaited but a first step with blocks longer than 256, which is a plain one, since
+            PyTorch's eigenvectors come sooner. A layer of width 1024 takes an H200 253 ms then, and 10.7 a step. On the CPU it is
             for small blocks: a step takes half as long where they are of 64, and twice as long where they are of 256.
         capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
             the graph.
@@ -149,7 +153,7 @@ class SOAP(Fused, Blocked):
         return int(group["max_preconditioner_dim"]), bool(group["precondition_vectors"]), bool(group["merge_dims"])
 
     def _update(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> None:
-        if group.get("fused"):
+        if group.get("fused") and not self._opens_plainly(group, given):
             self._fused(group, given)
             return
         (b1, b2), decay, spread = group["betas"], self._shrink(group), self._spread(group)
@@ -200,6 +204,14 @@ class SOAP(Fused, Blocked):
                     pool.take(due, made, counts if self._skip is None else counts & ~self._skip)
         else:
             self._turn(group, [item for item in work if item[1] not in fresh])
+
+    def _opens_plainly(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]]) -> bool:
+        """Whether a fused group's first step is a plain one: on a GPU PyTorch's eigenvectors of large factors come sooner."""
+        if not given or not given[0][1].is_cuda or any(self.state.get(p) for _, p, _ in given):
+            return False
+        grids = self._spread(group).grids
+        sides = [n for at, _, _ in given for _, _, sizes in grids[at][1] or () for n in sizes]
+        return max(sides, default=0) > NATIVE_EIGENVECTORS
 
     def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]], done: int) -> str:
         options = dict(

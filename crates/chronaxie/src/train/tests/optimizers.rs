@@ -12,7 +12,7 @@ const OPTIMIZERS: [(&str, f64, &str); 8] = [
     ),
     ("soap", 0.01, "max_preconditioner_dim = 4\nprecondition_frequency = 3\n"),
     ("soap", 0.01, "merge_dims = true\nprecondition_vectors = true\nprecondition_frequency = 2\n"),
-    ("muon", 0.02, "adamw_learning_rate = 0.01\n"),
+    ("muon", 0.02, "adamw_learning_rate = 0.01\nprecision = \"fast\"\n"),
     ("kfac", 0.1, "adamw_learning_rate = 0.03\ninverse_frequency = 3\nfactor_frequency = 2\n"),
     ("kfac", 0.1, "adamw_learning_rate = 0.03\ndamping_mode = \"factored\"\ndamping = 0.01\nsharing = \"reduce\"\n"),
     ("kfac", 0.1, "adamw_learning_rate = 0.03\nekfac = true\ninverse_frequency = 4\nterms = \"positions\"\n"),

@@ -27,6 +27,10 @@
 // ms, 0.39 of tensor cores; 0.60 ms. Role 3 as much, but 0.78 beside N. Blocks of 64 rows and all 512 columns had 152 KB from L2 and took,
 // on an H100, 1.00, 0.99 and 0.84 ms where these took 0.89, 0.89 and 0.64.
 // Clusters of four bring 52 KB, but fewer than 32 of them run at once, so that blocks come in three waves instead of two (1.30 ms).
+// What binds all of them together is the card's power: an H200 that goes through passes lowers its clock from 1980 to 1440 .. 1875 MHz at 700 W,
+// and 0.96 and 2.93 ms (forward, backward, exponential) become 1.03 and 3.25. Of the 3.25 the second part of the states takes a tenth. Without
+// it, and with the gates' sums begun anew every eight chunks from <C, dC>, they were off by up to 1.4e-2 (bf16, unit gates), and C kept for that
+// moved 8 KB more a chunk. 1 / N by mma.sync in warps that do not ask the copy engine: role 3 0.86 ms.
 // Turns with the products that read the state, so that one warpgroup's run beneath what the other does between, took 0.92 there.
 // Every thread arrives where a place is free again: one of each warp would do, but racecheck does not know what __syncwarp orders.
 #include "hopper_places.cuh"

@@ -156,14 +156,13 @@ impl Hopper {
             let tiles = Arg::I32(self.gram.jobs as i32);
             [plates, first(&self.gram), of[0], of[1], triangles, tiles, count(&self.gram), keep, weight]
         };
-        let (of_gram, of_pairs) =
-            (plates::config(self.multiprocessors, self.gram.jobs), || plates::each(self.pairs.jobs));
+        let (of_gram, of_pairs) = (plates::config(self.multiprocessors, self.gram.jobs), plates::each(self.pairs.jobs));
         for _ in 0..p.steps {
-            put(Of::Gram, of_gram.clone(), &gram(lying, x, Arg::F32(0.0), Arg::F32(1.0)))?;
+            put(Of::Gram, of_gram, &gram(lying, x, Arg::F32(0.0), Arg::F32(1.0)))?;
             let packed = |a| [squares, first(&self.pairs), triangles, t[0], t[1], count(&self.pairs), a];
-            put(Of::Pack, of_pairs(), &packed(Arg::F32(0.0)))?;
-            put(Of::Gram, of_gram.clone(), &gram(squares, t, b, c))?;
-            put(Of::Pack, of_pairs(), &packed(a))?;
+            put(Of::Pack, of_pairs, &packed(Arg::F32(0.0)))?;
+            put(Of::Gram, of_gram, &gram(squares, t, b, c))?;
+            put(Of::Pack, of_pairs, &packed(a))?;
             let tiles = Arg::I32(self.products.jobs as i32);
             let count = count(&self.products);
             let list = [lying, squares, first(&self.products), t[0], t[1], x[0], x[1], y[0], y[1], tiles, count];
