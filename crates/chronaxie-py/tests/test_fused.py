@@ -122,6 +122,21 @@ def test_soaps_fused_step_is_what_others_are(device, options):
     assert plains.param_groups[0].get("most_lr") == fused.param_groups[0].get("most_lr")
 
 
+@pytest.mark.parametrize("side", [256, 300])
+def test_soaps_large_first_bases_on_a_gpu_are_pytorchs(device, side):
+    """The first step alone, and of blocks longer than 256."""
+    asked = []
+
+    class Asked(optim.SOAP):
+        def _opens_plainly(self, group, given):
+            asked.append(super()._opens_plainly(group, given))
+            return asked[-1]
+
+    parameters = [torch.nn.Parameter(normal(side, 3).to(device)), torch.nn.Parameter(normal(5).to(device))]
+    stepped(Asked(parameters, fused=True, max_preconditioner_dim=1024), parameters, 2)
+    assert asked == [device.type == "cuda" and side > 256, False]
+
+
 def test_soaps_first_bases_may_be_pytorchs(device, monkeypatch):
     """As of large blocks on a GPU: a plain first step, and native ones from its state on."""
     fresh = lambda self, group, given: not any(self.state.get(p) for _, p, _ in given)

@@ -91,8 +91,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   __shared__ double slots[kWarps];
   __shared__ unsigned most[3];
   if (threadIdx.x < 3) most[threadIdx.x] = 0;
-  const double norm = folded(partials, runs, slots);
-  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  const float scale = scale_of(partials, runs, clip, slots, nullptr);
   unsigned of[3] = {};
   for (i64 t = first_tile[blockIdx.x] * kWarps + threadIdx.x; t < first_tile[blockIdx.x + 1] * kWarps; t += kThreads)
 #pragma unroll

@@ -16,6 +16,7 @@ pub(super) const HEADERS: &[Header] = &[
     ("plates.cuh", include_str!("plates.cuh")),
     ("plate_ends.cuh", include_str!("plate_ends.cuh")),
     ("products.cuh", include_str!("products.cuh")),
+    ("plate_grams.cuh", include_str!("plate_grams.cuh")),
     F16X3,
     BARRIERS,
     MMA,

@@ -1,8 +1,7 @@
 // Products of plates G [m, n] (plates.cuh) on Hopper's tensor cores (sm_90a), at the accuracy of f32 (f16x3.cuh).
 //
-//   plate_moments        64 x 64: moments (plates.cuh), g and first as blocks of numbers
-//   plate_gram_rows      128 x 128 of the triangle of G G^T:  factor = keep factor + weight (G G^T), packed triangles
-//   plate_gram_columns   the same of G^T G
+//   gram_of_plates       128 x 128 of the triangle of G G^T or G^T G:  factor = keep factor + weight (G G^T), packed triangles
+//   multiply_blocks<..>  128 x 128 of a product of blocks of numbers; what becomes of it is the caller's
 //   multiply<..>         128 x 128 of R G, R [m, m] from memory as it is, or of R G^T, R [n, n], or of these with R^T; what
 //                        becomes of it is the caller's: to_blocks, to_flat
 //
@@ -82,23 +81,6 @@ __device__ __forceinline__ Blocks blocks_of(const Plate& p, const char* base, co
   return {base + p.block * kBlockBytes, scale + p.block, sides_of(p.rows), sides_of(p.columns)};
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    plate_moments(const Plate* plates, const i64* first_tile, const float* grad, const float* decay, const float* parameter,
-                  const double* partials, const int* step, float* first, float* second, float* grad_norm, char* g_to,
-                  float* g_scales, char* m_to, float* m_scales, double* want, int tiles, int count, int runs, int has_second,
-                  int aligned, double clip, float pull, float beta1, float rest1, float keep2, float new2, double ln_beta1,
-                  double ln_second, float eps) {
-  __shared__ unsigned most[2][kWarps];
-  const MomentsOf o = {grad,  decay,      parameter, partials, step, first, second, grad_norm, want, tiles,    count,     runs,
-                       has_second, aligned, clip,    pull,  beta1, rest1,  keep2,     new2, ln_beta1, ln_second, eps};
-  moments_of_plates(plates, first_tile, o, [&](const Plate&, int, i64 block, const float(&g)[4][4], const float(&mean)[4][4],
-                                               int row, int column) {
-    const unsigned of_g = pack_block(g, g_to + block * kBlockBytes, row, column, most[0]);
-    const unsigned of_m = pack_block(mean, m_to + block * kBlockBytes, row, column, most[1]);
-    if (threadIdx.x == 0) g_scales[block] = scale_down(of_g), m_scales[block] = scale_down(of_m);
-  });
-}
-
 // A tile of a Gram matrix: of which plate, and where.
 template <bool kColumns, bool kHighs>
 struct GramTile {
@@ -141,7 +123,7 @@ struct GramTile {
   }
 };
 
-// Products of blocks of numbers, 128 x 128 a tile: `take(tile, plate, nth)` says what a tile is of, `emit(acc, tile, group, warp's floats)`
+// Products of blocks of numbers, 128 x 128 a tile: `take(tile, plate, its number among all)` says what a tile is of, `emit(acc, tile, group, warp's floats)`
 // takes each warpgroup's part of it.
 template <class Tile, bool kHighs, bool kAByTerms, bool kBByTerms, class Take, class Emit>
 __device__ __forceinline__ void multiply_blocks(const i64* first, int tiles, int count, Take take, Emit emit) {
@@ -285,17 +267,6 @@ __device__ __forceinline__ void gram_of_plates(const Plate* plates, const i64* f
   };
   multiply_blocks<Tile, kHighs, kColumns, kColumns>(first, tiles, count, take, emit);
 }
-extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
-    plate_gram_rows(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
-                    int count, float keep, float weight) {
-  gram_of_plates<false>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-}
-extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
-    plate_gram_columns(const Plate* plates, const i64* first, const char* packed, const float* scales, float* factors, int tiles,
-                       int count, float keep, float weight) {
-  gram_of_plates<true>(plates, first, packed, scales, factors, tiles, count, keep, weight);
-}
-
 // Where a tile of a product is: of plate `nth` the tile `tile`, rows are those of R and columns the other axis.
 struct Place {
   int nth, tile, row, column;

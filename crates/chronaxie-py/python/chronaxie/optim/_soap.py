@@ -18,7 +18,7 @@ from ._qr import batched_qr, cholesky_qr
 
 
 # The longest side of factors whose first bases a GPU's native step makes.
-NATIVE_EIGENVECTORS = 256
+_NATIVE_EIGENVECTORS = 256
 
 
 def first_basis(factors: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class SOAP(Fused, Blocked):
             return False
         grids = self._spread(group).grids
         sides = [n for at, _, _ in given for _, _, sizes in grids[at][1] or () for n in sizes]
-        return max(sides, default=0) > NATIVE_EIGENVECTORS
+        return max(sides, default=0) > _NATIVE_EIGENVECTORS
 
     def _case(self, group: dict[str, Any], given: list[tuple[int, Tensor, Tensor]], done: int) -> str:
         options = dict(

@@ -13,14 +13,13 @@
 //
 // Floors at 0.62 PFLOP/s: an iteration of a matrix of n elements is 3 * 2 * (9 / 16 + 1) side n + 3 * 2 * 9 / 16 side^3 flops of f16. The 24
 // layers of width 1024 of lm350m, and its words (354 M parameters in matrices), have 3.7 TFLOP an iteration, 6.0 ms, and 30 in five; f32 units
-// would take 122. A step takes 43.3 ms (NVIDIA H200, 2026-11-28): of an iteration the triangles 2.48 and 0.68, packing 0.21 twice, the product
-// with x 3.75; momentum 1.56 and the parameters 1.07 (1.3 and 0.9 by bytes). With x's product as products.cuh has it of roots, whose rows go
+// would take 117. A step takes 43.3 ms (NVIDIA H200, 2026-11-28), where its kernels one by one, at 1980 MHz and not at 1650, take 39.4: of an
+// iteration the triangles 2.48 and 0.68, packing 0.21 twice, the product with x 3.75; momentum 1.56, the parameters 1.07 (1.3, 0.9 by bytes). With x's product as products.cuh has it of roots, whose rows go
 // through registers, that was 5.19, and the step 50.7.
 //
 // With kFast (precision `fast`) the upper f16 of each number alone is multiplied: a third of the flops, 10 ms, and half of what comes from L2,
 // 32 KB for 128 x 128 x 64 multiply-adds, which is 64 bytes a clock and multiprocessor at the whole rate, and binds: 25.2 ms (of an iteration
 // 1.35 and 0.44, and 2.10).
-#include "plate_ends.cuh"
 #include "products.cuh"
 
 // A plate lies down: rows are its smaller side. `of` says whether the parameter stands, whose first element and stride are the plate's. Of

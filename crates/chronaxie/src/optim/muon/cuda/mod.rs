@@ -22,6 +22,11 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     vec![spec, hopper::specialisation(Precision::Exact), hopper::specialisation(Precision::Fast)]
 }
 
+/// Whether a matrix is a plate where its sides are that long at least: triangles are counted by 32 bits (products.cuh).
+fn on_plate(m: &Matrix, least: usize) -> bool {
+    (least..=1 << 15).contains(&m.side())
+}
+
 pub(super) struct CudaPlan {
     problem: Muon,
     device: Arc<CudaDevice>,
@@ -52,11 +57,11 @@ impl CudaPlan {
         let spec = &specialisations()[0];
         let runs = Runs::new(problem.elements);
         let (mut list, others) = (problem.matrices(), problem.others());
-        let has = |least: usize| list.iter().any(|m| m.side() >= least);
+        let has = |least: usize| list.iter().any(|m| on_plate(m, least));
         let least = plates::least(NAME, has, device.props().compute_capability, options.variant.as_deref())?;
-        let mut on_plates: Vec<Matrix> = Vec::new();
+        let mut plated: Vec<Matrix> = Vec::new();
         if let Some(least) = least {
-            (on_plates, list) = list.into_iter().partition(|m| m.side() >= least);
+            (plated, list) = list.into_iter().partition(|m| on_plate(m, least));
         }
         let (mut w, mut xs, mut gs) = (Words::default(), 0, 0);
         let mut matrices = Vec::new();
@@ -80,9 +85,8 @@ impl CudaPlan {
             (jobs.of, jobs.first) = (address(jobs.of as usize), address(jobs.first as usize));
         }
         let mut layout = Layout::new(options.scratch_gap);
-        let plates = least.map(|least| {
-            Ok::<_, crate::Error>((Hopper::new(&on_plates, problem.precision, device, &mut layout)?, least))
-        });
+        let plates = least
+            .map(|least| Ok::<_, crate::Error>((Hopper::new(&plated, problem.precision, device, &mut layout)?, least)));
         let [squares, momentum, adamw, divide, gram, quintic, advance, apply] =
             ENTRIES.map(|entry| device.kernel(spec, entry));
         Ok(Self {
@@ -252,7 +256,7 @@ impl Plan for CudaPlan {
     /// An operation of an exact product is three on tensor cores, one of a fast one; f32 units do a sixteenth of what they do.
     fn cost(&self, _: Pass, least: Cost) -> Cost {
         let Some((_, plate)) = &self.plates else { return least };
-        let of = |m: &Matrix| if m.side() >= *plate { self.of_one() } else { 16 } * self.problem.flops_of(m);
+        let of = |m: &Matrix| if on_plate(m, *plate) { self.of_one() } else { 16 } * self.problem.flops_of(m);
         Cost { flops: self.problem.matrices().iter().map(of).sum(), ..least }
     }
     fn scratch(&self, _: Pass) -> &Layout {

@@ -1,7 +1,7 @@
 // shampoo on Hopper's tensor cores (sm_90a): what becomes of the blocks of parameters that are matrices (plates.cuh,
 // products.cuh). All other blocks, roots, and the sums of squares of the gradient are those of shampoo.cu.
 //
-//   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, products.cuh)
+//   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, plate_grams.cuh)
 //   plate_left        128 x 128 of R_0 m, as blocks of numbers, which overwrite g's
 //   plate_right       128 x 128 of (R_1 (R_0 m)^T)^T, to a flat vector; a warp's part of its squared norm
 //   plate_scales      norms (plate_ends.cuh)
@@ -11,7 +11,7 @@
 // 2.3 ms at 4.28 TB/s; Gram matrices 3 * 2 * (36 / 64) n flops of f16 an element and axis, in all 2.4 TFLOP, 3.9 ms at 0.62
 // PFLOP/s, beside 8 + 8 bytes; products 3 * 2 n, 4.3 TFLOP, 6.9 ms; the update 16 bytes, 1.3 ms.
 #include "plate_ends.cuh"
-#include "products.cuh"
+#include "plate_grams.cuh"
 
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     plate_left(const Plate* plates, const i64* first, const char* packed, const float* scales, const float* roots, char* to,

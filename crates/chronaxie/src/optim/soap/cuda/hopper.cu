@@ -1,7 +1,7 @@
 // soap on Hopper's tensor cores (sm_90a): the turns of blocks of parameters that are matrices (plates.cuh, products.cuh), at
 // every step but the first. All other blocks, bases, and the sums of squares of the gradient are those of soap.cu and basis.cu.
 //
-//   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, products.cuh)
+//   plate_moments, other_moments, plate_gram_rows, plate_gram_columns   moments and factors (plates.cuh, plate_grams.cuh)
 //   turn_left, turn_right   128 x 128 of Q_0^T x, as blocks of numbers, and of (Q_1^T (Q_0^T x)^T)^T, flat: of g, then of first
 //   plate_second            64 x 64 of a plate: second, of g in the basis; the largest root of it
 //   plate_divide            the same: u = first / c1 / (sqrt(second / c2) + eps + noise largest), as blocks of numbers
@@ -11,7 +11,7 @@
 // Floors, the 350 M parameters of 24 layers of width 1024 in blocks of 1024: Gram matrices 3 * 2 * (36 / 64) n flops of f16 an
 // element and axis and three turns of 3 * 2 n, in all 15.5 TFLOP, 25 ms at 0.62 PFLOP/s; moments 28 bytes an element, 2.3 ms at
 // 4.28 TB/s; second 12, divide 12 and the parameter 16: 3.3 ms.
-#include "products.cuh"
+#include "plate_grams.cuh"
 
 extern "C" __global__ void __launch_bounds__(kPlateThreads, 1)
     turn_left(const Plate* plates, const i64* first, const char* packed, const float* scales, const float* bases, char* to,
