@@ -26,7 +26,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
             float* second, float* grad_norm, i64 elements, int runs, int has_second, double clip, float pull, float beta1,
             float rest1, float keep2, float new2) {
   __shared__ double slots[kWarps];
-  const float scale = scale_of(partials, runs, clip, slots, grad_norm);
+  const double norm = folded(partials, runs, slots);
+  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm;
+  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
   for (i64 n = blockIdx.x * (i64)kThreads + threadIdx.x; n < elements; n += (i64)gridDim.x * kThreads) {
     const float x = fmaf(pull * decay[n], parameter[n], grad[n] * scale);
     g[n] = x;

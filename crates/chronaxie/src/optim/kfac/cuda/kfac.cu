@@ -75,8 +75,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     gather(const Map* maps, const i64* first, const float* grad, const float* decay, const float* parameter,
            const double* partials, float* x, float* grad_norm, float* scales, int count, int runs, double clip, float pull) {
   __shared__ double slots[kWarps];
-  const float scale = scale_of(partials, runs, clip, slots, grad_norm);
-  if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
+  const double norm = folded(partials, runs, slots);
+  const float scale = clip > 0. && norm > clip ? (float)(clip / norm) : 1.f;
+  if (blockIdx.x == 0 && threadIdx.x == 0) grad_norm[0] = (float)norm, scales[0] = scale;
   if (count == 0) return;
   const int l = entry_of(first, count, blockIdx.x);
   const Map& m = maps[l];
