@@ -7,29 +7,11 @@
 constexpr int kRows = 64;          // tokens of a chunk
 constexpr int kLine = 128;         // bytes of a row of a slice, 64 columns
 constexpr int kSlice = kRows * kLine;
-constexpr int kTile8 = 8 * kLine;  // bytes of a tile of eight rows
 
 // Of the third warpgroup.
 __device__ __forceinline__ void helpers_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 // Until all products are made but the group begun last.
 __device__ __forceinline__ void products_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-// Sums that a wait for others made ready too: no use of them moves before it.
-__device__ __forceinline__ void made(float (&d)[1][4]) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[0][e]));
-}
-// Two numbers as sums of three of 16 bits each: f(part, their parts as a pair).
-template <typename F>
-__device__ __forceinline__ void split(float x, float y, F f) {
-#pragma unroll
-  for (int part = 0; part < 3; ++part) {
-    const unsigned pair = pack<kBf16>(x, y);
-    const float2 of = unpack<kBf16>(pair);
-    f(part, pair);
-    x -= of.x;
-    y -= of.y;
-  }
-}
 // Operands in registers stay there until here.
 template <int N>
 __device__ __forceinline__ void keep(unsigned (&x)[N][4]) {

@@ -16,13 +16,9 @@ constexpr int kPlaces = kRing % 2 ? kRing * kHold : kRing / 2 * (kReads + kGoesI
 constexpr int kVectorsOf = kRing - 1, kExchanged = 8192;
 // Gradients of two chunks on their way out, each warpgroup's: tokens that this block ends by 64 columns.
 constexpr int kGoesOut = kHalved ? kSlice / 2 : kSlice, kGoesOutAt = kPlaces, kExchange = kGoesOutAt + 4 * kGoesOut;
-// Forward n before a chunk comes with its vectors, as tiles of eight rows by 64 columns.
-constexpr int kNormsAt = kExchange, kNorms = kForward ? kWideSlices * kTile8 : 0;
-constexpr int kVectorsIn = kExchange + (kHalved ? 4 * kExchanged : kVectorsOf * kNorms);
-// Forward 1 / N of two chunks.
-constexpr int kLastAt = kVectorsIn + kVectorsOf * kVectors;
+constexpr int kVectorsIn = kExchange + (kHalved ? 4 * kExchanged : 0);
 // What warps have of q.dq or k.dk, of two chunks.
-constexpr int kRatesIn = kLastAt + (kForward ? 8 * kRows : 0), kRatesOf = 32 * kRows;
+constexpr int kRatesIn = kVectorsIn + kVectorsOf * kVectors, kRatesOf = 32 * kRows;
 constexpr int kBarriersAt = kRatesIn + (kRated ? 2 * kRatesOf : 0);
 static_assert(!kForward || !kHalved, "a block knows all of q");
 __device__ __forceinline__ int place_of(int p) {

@@ -9,8 +9,7 @@
 //     warpgroups 0, 1   64 rows each, in registers: what the state is as sums of wgmma it is, rounded, as an operand too
 //     warpgroup 2       asks the copy engine ahead, through a ring of places: for what reads the state, and a slice of pairs; then
 //                       for what goes into it. Chunks that are not whole its threads bring. What the others leave in shared memory,
-//                       gradients or h, it stores; forward it makes l and N of a chunk, whose n comes in three parts that are exact
-//                       together (chain_norms)
+//                       gradients or h, it stores
 //
 // Of states of more columns two blocks have halves: each ends half of the tokens, and gets from the other what that has of them. Two
 // blocks of a chain are a cluster, and what both read each brings half of, to both.
@@ -24,13 +23,17 @@
 // ms. Nothing binds alone (a chunk is 5700 clocks, 1660 of them a warpgroup's own products): without any copies 0.78, without the second
 // part of the state 0.73, without what goes into it 0.78, without q.dq 0.81, without decays 0.81, without what the halves send each
 // other as long as with it; 60 instructions fewer of a chunk's 1230, for tiles' descriptors, gained half a percent. Role 2: 1.70 GB, 0.40
-// ms, 0.39 of tensor cores; 0.60 ms. Role 3 as much, but 0.78 beside N. Blocks of 64 rows and all 512 columns had 152 KB from L2 and took,
+// ms, 0.39 of tensor cores; 0.60 ms. Role 3 as much; 0.62, and 0.78 while the third warpgroup made N beside it. Blocks of 64 rows and all 512 columns had 152 KB from L2 and took,
 // on an H100, 1.00, 0.99 and 0.84 ms where these took 0.89, 0.89 and 0.64.
 // Clusters of four bring 52 KB, but fewer than 32 of them run at once, so that blocks come in three waves instead of two (1.30 ms).
 // What binds all of them together is the card's power: an H200 that goes through passes lowers its clock from 1980 to 1440 .. 1875 MHz at 700 W,
 // and 0.96 and 2.93 ms (forward, backward, exponential) become 1.03 and 3.25. Of the 3.25 the second part of the states takes a tenth. Without
 // it, and with the gates' sums begun anew every eight chunks from <C, dC>, they were off by up to 1.4e-2 (bf16, unit gates), and C kept for that
-// moved 8 KB more a chunk. 1 / N by mma.sync in warps that do not ask the copy engine: role 3 0.86 ms.
+// moved 8 KB more a chunk. One part of f16, under powers of two that bounds of what chunks add to C and dC allow, would do (grad_f 1.6e-3 to 3e-3
+// over 2048 to 8192 tokens), but what reads the state must then be f16 too: made so in place by the third warpgroup, roles 0 and 1 took
+// 0.91 ms where two parts took 0.845 and one part as it comes 0.72; 0.79 of it with its barriers alone. With three places of a chunk, each free
+// as soon as it is read, those barriers were hidden, but all roles slower (0.89, two parts 0.92; role 2 0.70 for 0.58).
+// One arrival of a warp instead of one of a thread gained nothing.
 // Turns with the products that read the state, so that one warpgroup's run beneath what the other does between, took 0.92 there.
 // Every thread arrives where a place is free again: one of each warp would do, but racecheck does not know what __syncwarp orders.
 #include "hopper_places.cuh"
@@ -47,7 +50,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
   unsigned base = shared_at(begin);
   // Filled places, those that this block has read, and those that all blocks have; what the other half's block sent.
   u64 *full = reinterpret_cast<u64*>(begin + kBarriersAt), *empty = full + kRing, *free = empty + kRing, *came = free + kRing;
-  u64* normed = came + 4;
   if (thread == 0) {
     for (int i = 0; i < kRing; ++i) {
       barrier_init(&full[i], 128);
@@ -55,7 +57,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
       barrier_init(&free[i], blocks);
     }
     for (int i = 0; i < 4; ++i) barrier_init(&came[i], 1);
-    for (int i = 0; i < 2; ++i) barrier_init(&normed[i], 128);
     barrier_init_fence();
   }
   if (blocks > 1)
@@ -80,8 +81,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
     auto vectors_of = [&](const Chain& chain, int c) {
       return kForward ? weighed_of(x, chain.nth, c) + kWeighedAt : record_of(x, chain.nth, c) + kVectorsAt;
     };
-    const int norm = x.normalize ? kNorms : 0;
-    auto norm_of = [&](const Chain& chain, int c) { return reinterpret_cast<const char*>(x.sum_n) + (chain.nth * x.chunks + c) * kNorms; };
     auto fill = [&](const Chain& chain, int p) {
       const int i = p / 2, c = kBack ? chunks - 1 - i : i;
       char* to = begin + place_of(p);
@@ -107,8 +106,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
 #pragma unroll
       for (int e = 0; e < kSlice; e += 2048) copy_ahead(shared_at(to) + kWideSlices * kSlice + e + 16 * h, pairs + e + 16 * h, true);
       if (16 * h < kVectors) copy_ahead(shared_at(begin) + kVectorsIn + i % kVectorsOf * kVectors + 16 * h, vectors + 16 * h, true);
-      for (int e = 16 * (int)h; e < norm; e += 2048)
-        copy_ahead(shared_at(begin) + kNormsAt + i % kVectorsOf * kNorms + e, norm_of(chain, c) + e, true);
     };
     constexpr int kMapOfReads = kRole == 0 ? kMapGradH : kRole == 1 ? kMapV : kRole == 2 ? kMapK : kMapQ;
     constexpr int kMapInto = kRole == 0 ? kMapV : kRole == 1 ? kMapGradH : kRole == 2 ? kMapQ : kMapK;
@@ -193,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
           ask(to, kWideSlices, kMapInto, c0, nth_c, of_c, all_c);
           ask(to + kWideSlices * kSlice, kOwn, kMapOfRows, r0, nth_r, of_r, all_r);
         } else {
-          barrier_expect_at(at, kReads + kVectors + norm);
+          barrier_expect_at(at, kReads + kVectors);
           ask(to, kWideSlices, kMapOfReads, c0, nth_c, of_c, all_c);
           if (kRated) ask(to + kOwnAt, kOwn, kMapOfOwn, r0, nth_r, of_r, all_r);
           const char* pairs = pairs_of(chain, c);
@@ -204,51 +201,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
             bulk_copy_at(to + kWideSlices * kSlice, pairs, kSlice, at);
           }
           bulk_copy_at(shared_at(begin) + kVectorsIn + i % kVectorsOf * kVectors, vectors_of(chain, c), kVectors, at);
-          if (norm > 0) bulk_copy_at(shared_at(begin) + kNormsAt + i % kVectorsOf * kNorms, norm_of(chain, c), norm, at);
         }
       }
     };
-    // Forward: l and 1 / N of chunk i, a chunk ahead.
-    auto norms = [&](const Chain& chain, int i) {
-      const int p = 2 * i;
-      barrier_wait(&full[p % kRing], p / kRing & 1);
-      // q.n, n's parts as columns 0 to 2.
-      const u64 q = by_rows(shared_at(begin) + place_of(p)), n = by_rows(shared_at(begin) + kNormsAt + i % kVectorsOf * kNorms);
-      float dots[1][4] = {};
-      made(dots);
-      products_begin();
-#pragma unroll
-      for (int s = 0; s < kWideSlices; ++s)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          wgmma<kBf16, false, false>(dots, further(q, s * kSlice + 32 * e), further(n, s * kTile8 + 32 * e));
-      products_end();
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      made(dots);
-      // Of a row's four threads the first has two parts, the second the third.
-      const float* vectors = reinterpret_cast<const float*>(begin + kVectorsIn + i % kVectorsOf * kVectors);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float dot = dots[0][2 * half] + dots[0][2 * half + 1] + __shfl_down_sync(~0u, dots[0][2 * half], 1);
-        const int t = h / 32 * 16 + h % 32 / 4 + 8 * half;
-        if (h % 4 > 0) continue;
-        const float l = fmaf(vectors[kRead + t], dot, vectors[kOfL + t]);
-        // No `max`, which would lose what is no number.
-        const float size = fabsf(l), floor = vectors[kFloor + t];
-        reinterpret_cast<float*>(begin + kLastAt)[i % 2 * kRows + t] = 1.f / ((size < floor ? floor : size) + (float)x.eps);
-        if (x.l && blockIdx.x == 0 && t < chain.len - (i64)i * kRows) x.l[chunk_of(x, chain, i).flat + t] = l;
-      }
-      barrier_arrive(&normed[i % 2]);
-      // None of these threads asks for what comes to the place before all have read it.
-      helpers_meet();
-    };
 #pragma unroll 1
-    for (int p = 0; p < 2 * chunks + kRing; ++p) {
-      bring(chain, p);
-      // Where the warp that asks need not wait for those that store.
-      if constexpr (kForward)
-        if (x.normalize && p >= 2 && p % 2 == 0 && p <= 2 * chunks) norms(chain, (p - 2) / 2);
-    }
+    for (int p = 0; p < 2 * chunks + kRing; ++p) bring(chain, p);
     return;
   }
 
@@ -387,10 +344,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) hopper_walk(const Call x, c
 #pragma unroll
       for (int b = 0; b < 2; ++b) store_turned(tile + 16 * b * kLine, ready[b]);
     } else {
-      if (kForward && x.normalize) {
-        barrier_wait_at(base + kBarriersAt + 8 * (3 * kRing + 4 + i % 2), i / 2 & 1);
-        scale_tokens(out, base + kLastAt + i % 2 * (4 * kRows) + lane % 4 * 8);
-      }
+      if (kForward && x.normalize) scale_tokens(out, of_lane + 4 * kOfL);
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         unsigned ready[4];

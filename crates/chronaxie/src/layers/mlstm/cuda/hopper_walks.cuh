@@ -5,7 +5,7 @@
 
 // A chunk's record in memory: P' and dS as slices, rounded; then, 64 numbers each, what tokens put into the state, what rows read
 // of it, l's part, e^-m, and what is left of the state (one number); then u = q.dq - k.dk and k.dk, at first of the chunk's pairs alone.
-// Forward it is P, and those vectors with sums of P's rows as l's part.
+// Forward it is P, and those vectors with sums of P's rows as l's part and, once that is known, 1 / N instead of it.
 constexpr int kPairsAt = 0, kSlopesAt = kSlice, kVectorsAt = 2 * kSlice, kVectors = 16 * kRows + 16;
 constexpr int kRatesAt = kVectorsAt + kVectors, kRecord = kRatesAt + 8 * kRows;
 constexpr int kWeighedAt = kSlice, kWeighed = kWeighedAt + kVectors;
@@ -133,6 +133,16 @@ __device__ __forceinline__ uint4 shared_piece(unsigned at) {
   return x;
 }
 // Eight elements that lie `step` apart, together where they are plain.
+__device__ __forceinline__ uint4 load_at(const char* from, i64 step, bool plain) {
+  if (plain) return *reinterpret_cast<const uint4*>(from);
+  unsigned w[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const unsigned low = *reinterpret_cast<const unsigned short*>(from + 2 * e * step);
+    w[e] = low | (unsigned)*reinterpret_cast<const unsigned short*>(from + (2 * e + 1) * step) << 16;
+  }
+  return {w[0], w[1], w[2], w[3]};
+}
 __device__ __forceinline__ void store_at(char* to, i64 step, bool plain, uint4 piece) {
   if (plain) {
     *reinterpret_cast<uint4*>(to) = piece;

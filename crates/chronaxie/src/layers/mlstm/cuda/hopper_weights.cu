@@ -3,11 +3,13 @@
 //
 //   chain_weights   block: chunks of 64 tokens, as many blocks as there is room for: P, its rows' sums, what tokens weigh, m, and what the
 //                   chunk's keys add to n; what it reads next, 64 columns of q and k, comes meanwhile
-//   chain_norms     thread: a number of n of a chain: before each chunk, in three parts of 16 bits that are exact together, the first
-//                   rows of tiles of eight
+//   chain_norms     thread: a number of n of a chain: before each chunk, where what that adds was
+//   chain_scales    block: a chunk of a chain, 16 tokens a warp, or 32 where q has at most 128 columns, 8 of them a lane: l, and 1 / N
+//                   where its part of pairs was
 //
-// At 8 heads, 256 / 512, 65536 tokens: q and k read, 0.54 GB, and records of 0.08 GB written: 0.14 ms at 4.28 TB/s; 0.02 TFLOP. They take
-// 0.16 and 0.02 ms (NVIDIA H200, 2026-11-28). As long as a warpgroup of the kernel that makes h did this beside it, that took 1.10.
+// At 8 heads, 256 / 512, 65536 tokens: q and k read, 0.54 GB, and records of 0.08 GB written: 0.14 ms at 4.28 TB/s; 0.02 TFLOP; and q once
+// more, 0.06 ms. They take 0.157, 0.016 and 0.074 ms (NVIDIA H200, 2026-11-28). As long as a warpgroup of the kernel that makes h did all
+// of this beside it, that took 1.10 where it takes 0.62, and 0.78 as long as it made l there.
 #include "hopper_walks.cuh"
 
 constexpr int kRing = 4, kHeld = 2 * kSlice, kAdds = 256;  // of which q and k have at most
@@ -153,11 +155,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) chain_weights(const Call x,
 extern "C" __global__ void __launch_bounds__(128) chain_norms(const Call x) {
   const Chain chain = chain_of(x, blockIdx.y);
   const int d = blockIdx.x * 128 + threadIdx.x;
-  const bool on = d < x.dk;
-  float n = on && x.n_initial ? x.n_initial[chain.nth * x.dk + d] : 0.f;
-  const float* from = x.n + chain.nth * x.chunks * x.dk + (on ? d : 0);
-  const i64 size = gridDim.x * (2 * kTile8);
-  char* to = reinterpret_cast<char*>(x.sum_n) + chain.nth * x.chunks * size + d / 64 * kTile8;
+  if (d >= x.dk) return;
+  float n = x.n_initial ? x.n_initial[chain.nth * x.dk + d] : 0.f;
+  float* of = x.n + chain.nth * x.chunks * x.dk + d;
   constexpr int kAhead = 8;
 #pragma unroll 1
   for (i64 c = 0; c < chain.chunks; c += kAhead) {
@@ -165,20 +165,71 @@ extern "C" __global__ void __launch_bounds__(128) chain_norms(const Call x) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const i64 at = min(c + i, chain.chunks - 1);
-      adds[i] = on ? from[at * x.dk] : 0.f;
+      adds[i] = of[at * x.dk];
       left[i] = reinterpret_cast<const float*>(weighed_of(x, chain.nth, at) + kWeighedAt)[kLeft];
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (c + i >= chain.chunks) break;
-      char* tile = to + (c + i) * size;
-      split(n, 0.f, [&](int part, unsigned pair) {
-        *reinterpret_cast<unsigned short*>(tile + swizzled_at(part, d % 64)) = (unsigned short)pair;
-      });
-#pragma unroll
-      for (int row = 3; row < 8; ++row) *reinterpret_cast<unsigned short*>(tile + swizzled_at(row, d % 64)) = 0;
+      of[(c + i) * x.dk] = n;
       n = fmaf(left[i], n, adds[i]);
     }
   }
-  if (on && x.n_last) x.n_last[chain.nth * x.dk + d] = n;
+  if (x.n_last) x.n_last[chain.nth * x.dk + d] = n;
+}
+
+// l and 1 / N of a warp's tokens: where `kLanes` lanes have all columns of a token, eight each, others have others.
+template <int kLanes>
+__device__ __forceinline__ void measure_tokens(const Call& x, const Chain& chain, i64 nth) {
+  constexpr int kTokens = 16 * 32 / kLanes;
+  const int lane = threadIdx.x % 32, of_token = lane % kLanes, first = threadIdx.x / 32 * kTokens + lane / kLanes * 16;
+  const int count = (int)min(chain.len - nth * kRows, (i64)kRows) - first;
+  // The sum of a token's columns is where its number is that of these bits of a lane.
+  const int token = (kLanes == 32 ? lane / 2 : lane) % 16;
+  float* vectors = reinterpret_cast<float*>(weighed_of(x, chain.nth, nth) + kWeighedAt) + first + token;
+  const float read = vectors[kRead], pairs = vectors[kOfL], floor = vectors[kFloor];
+  const Source q = tokens_at(x, x.q, kQ, chain, chain.from + nth * kRows + first, 8 * of_token, count, x.dk);
+  const bool inside = q.columns > 0;
+  uint4 pieces[16];
+#pragma unroll
+  for (int t = 0; t < 16; ++t)
+    pieces[t] = inside && t < count ? load_at(q.data + t * q.stride, q.step, q.plain) : uint4{0u, 0u, 0u, 0u};
+  float4 low = {0.f, 0.f, 0.f, 0.f}, high = low;
+  if (inside) {
+    const float4* n = reinterpret_cast<const float4*>(x.n + (chain.nth * x.chunks + nth) * x.dk + 8 * of_token);
+    low = n[0];
+    high = n[1];
+  }
+  float2 dots[8];
+#pragma unroll
+  for (int t = 0; t < 16; ++t) {
+    const float2 a = unpack<kBf16>(pieces[t].x), b = unpack<kBf16>(pieces[t].y), c = unpack<kBf16>(pieces[t].z),
+                 d = unpack<kBf16>(pieces[t].w);
+    const float dot = fmaf(a.x, low.x, fmaf(a.y, low.y, fmaf(b.x, low.z, b.y * low.w))) +
+                      fmaf(c.x, high.x, fmaf(c.y, high.y, fmaf(d.x, high.z, d.y * high.w)));
+    (t % 2 ? dots[t / 2].y : dots[t / 2].x) = dot;
+  }
+  // Of two halves of the tokens each of two lanes goes on with one.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) dots[i] = fold(dots[i], dots[i + 4], kLanes / 2);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) dots[i] = fold(dots[i], dots[i + 2], kLanes / 4);
+  const float2 two = fold(dots[0], dots[1], kLanes / 8);
+  const bool second = lane & kLanes / 16;
+  float dot = (second ? two.y : two.x) + __shfl_xor_sync(~0u, second ? two.x : two.y, kLanes / 16);
+  if (kLanes == 32) dot += __shfl_xor_sync(~0u, dot, 1);
+  if (kLanes == 32 && lane % 2) return;
+  const float l = fmaf(read, dot, pairs), size = fabsf(l);
+  // No `max`, which would lose what is no number.
+  vectors[kOfL] = 1.f / ((size < floor ? floor : size) + (float)x.eps);
+  if (x.l && token < count) x.l[chunk_of(x, chain, nth).flat + first + token] = l;
+}
+
+extern "C" __global__ void __launch_bounds__(128) chain_scales(const Call x) {
+  const Chain chain = chain_of(x, blockIdx.y);
+  if (blockIdx.x >= chain.chunks) return;
+  if (x.dk > 128)
+    measure_tokens<32>(x, chain, blockIdx.x);
+  else
+    measure_tokens<16>(x, chain, blockIdx.x);
 }

@@ -40,7 +40,7 @@ struct Call {
   double* products;        // [chains, segments]: <C, dC> + <n, dn> behind a segment
   // Where sums of all chunks are made at once: what each adds to C and n, and to their gradients, [chains, chunks, ..].
   float *sum_c, *sum_n, *slope_c, *slope_n;
-  // By chains [chains, chunks] records. Forward n is what each adds, [chains, chunks, K], and sum_n the state before it, as tiles. Backward
+  // By chains [chains, chunks] records. Forward n is what each adds, then the state before it, [chains, chunks, K]. Backward
   // rate_q and rate_i are [chains, chunks, blocks of a chain, 64], products [chains, 8 times as many].
   char* records;
   i64 heads, steps, dk, dv, length, chains, chunks, window, windows;

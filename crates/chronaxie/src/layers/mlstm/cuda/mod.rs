@@ -150,7 +150,7 @@ impl PassPlan {
             // All of their shared memory is static.
         } else if by_chains && !backward {
             kernels[2].set_max_dynamic_shared(Config::pairs_shape(false).1 as u32)?;
-            kernels[4].set_max_dynamic_shared(Config::walk_shape(p, H).shared as u32)?;
+            kernels[5].set_max_dynamic_shared(Config::walk_shape(p, H).shared as u32)?;
         } else if by_chains {
             kernels[2].set_max_dynamic_shared(Config::pairs_shape(true).1 as u32)?;
             for (&role, kernel) in walks(p).iter().zip(&kernels[3..]) {
@@ -183,8 +183,6 @@ impl PassPlan {
         let rates = if by_chains { chains * chunks * 64 * parts } else { tokens };
         let rates = only(on_tensor_cores && backward && config.small.is_none(), rates);
         let sums = only(config.small.is_some(), group * chunks);
-        // Forward by chains n before each chunk, as tiles of eight rows of 16-bit numbers.
-        let tiles_n = only(by_chains && !backward, chains * chunks * 4 * k.next_multiple_of(128));
         let slopes = only(backward, sums);
         let products = if by_chains { chains * 8 * parts } else { chains * chunks.div_ceil(Config::segment()) };
         let given = backward && with_n && !by_chains;
@@ -214,7 +212,7 @@ impl PassPlan {
             ("rate_i", Dtype::F32, rates),
             ("products", Dtype::F64, only(on_tensor_cores && backward && config.small.is_none(), products)),
             ("sums_c", Dtype::F32, sums * kv),
-            ("sums_n", Dtype::F32, only(with_n, tiles_n + sums * k)),
+            ("sums_n", Dtype::F32, only(with_n, sums * k)),
             ("slopes_c", Dtype::F32, slopes * kv),
             ("slopes_n", Dtype::F32, only(with_n, slopes * k)),
             ("records", Dtype::F32, only(by_chains, chains * chunks * if backward { RECORD } else { WEIGHED } / 4)),
@@ -403,10 +401,12 @@ impl PassPlan {
             launch(Launch { threads: 128, shared, mapped: true, ..gates(2, (blocks, 1)) })?;
             if p.normalize {
                 launch(Launch { threads: 128, ..gates(3, (p.dqk.div_ceil(128) as u32, chains as u32)) })?;
+                let threads = if p.dqk > 128 { 128 } else { 64 };
+                launch(Launch { threads, ..gates(4, (chunks as u32, chains as u32)) })?;
             }
             let Walk { blocks, cluster, shared } = Config::walk_shape(p, H);
             let (grid, shared, cluster) = ((blocks as u32, chains as u32), shared as u32, cluster as u32);
-            return launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(4, grid) });
+            return launch(Launch { threads: CHAIN_THREADS, shared, mapped: true, cluster, ..gates(5, grid) });
         }
         if !backward {
             for window in 0..windows {

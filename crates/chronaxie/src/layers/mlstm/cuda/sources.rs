@@ -65,7 +65,7 @@ const TENSOR_BACKWARD_ENTRIES: [&str; 4] = ["tensor_tokens", "tensor_grad_states
 const HOPPER_FORWARD_ENTRIES: [&str; 2] = ["hopper_states", "hopper_outputs"];
 const HOPPER_BACKWARD_ENTRIES: [&str; 2] = ["hopper_grad_states", "hopper_gradients"];
 
-const WEIGHTS_ENTRIES: [&str; 2] = ["chain_weights", "chain_norms"];
+const WEIGHTS_ENTRIES: [&str; 3] = ["chain_weights", "chain_norms", "chain_scales"];
 const PAIR_ENTRIES: [&str; 4] = ["chain_pairs", "chain_rates", "chain_totals", "chain_gates"];
 const WALK_ENTRIES: [&str; 1] = ["hopper_walk"];
 const KEYS_ENTRIES: [&str; 1] = ["hopper_keys"];

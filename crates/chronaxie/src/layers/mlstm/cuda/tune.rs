@@ -419,9 +419,8 @@ impl Config {
         let (reads, into) = (wide + 1 + if role < 2 { 2 } else { 0 }, wide + 2);
         let places = if ring == 3 { ring * reads.max(into) } else { ring / 2 * (reads + into) };
         let out = if halved { 2 + 4 } else { 4 };
-        let norms = if role == H { (ring - 1) * 16 * columns + 512 } else { 0 };
         let rates = if role < 2 { 2 * 8 * 256 } else { 0 };
-        let shared = 1024 + 8192 * (places + out) + 1040 * (ring - 1) + norms + rates + 8 * (3 * ring + 6);
+        let shared = 1024 + 8192 * (places + out) + 1040 * (ring - 1) + rates + 8 * (3 * ring + 4);
         // Two blocks of a chain bring what both read once. Clusters of four do not all fit at once.
         let cluster = if blocks.is_multiple_of(2) { 2 } else { 1 };
         Walk { blocks, cluster, shared }
