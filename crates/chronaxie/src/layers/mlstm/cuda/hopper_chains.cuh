@@ -10,8 +10,6 @@ constexpr int kSlice = kRows * kLine;
 
 // Of the third warpgroup.
 __device__ __forceinline__ void helpers_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-// Until all products are made but the group begun last.
-__device__ __forceinline__ void products_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 // Operands in registers stay there until here.
 template <int N>
 __device__ __forceinline__ void keep(unsigned (&x)[N][4]) {

@@ -45,7 +45,7 @@ pub(super) fn sample(p: &Mlstm, seed: u64) -> Tensors {
     })
 }
 
-fn relative(x: &Values, law: &Values) -> f64 {
+pub(super) fn relative(x: &Values, law: &Values) -> f64 {
     let norm = |d: &mut dyn Iterator<Item = f64>| d.map(|x| x * x).sum::<f64>().sqrt();
     let error = norm(&mut x.data.iter().zip(&law.data).map(|(x, l)| x - l));
     let size = norm(&mut law.data.iter().copied());

@@ -1,10 +1,9 @@
 //! What `check` does not ask of a GPU.
 
-use super::cpu::{BOTH, assert_law, problem, run_on, sample};
+use super::cpu::{BOTH, assert_law, problem, relative, run_on, sample};
 use crate::check::gpu::gpu;
 use crate::layers::mlstm::{Gate, Gates};
-use crate::op::Pass;
-use crate::op::Values;
+use crate::op::{Pass, Problem, Values};
 use crate::{Device, Dtype};
 
 /// Windows of chunks, with sequences that end at any of them, change no bit; nothing where there is no GPU.
@@ -58,6 +57,35 @@ fn on_a_gpu_gates_that_are_no_numbers_show() {
                 shown.map(|at| 70 + at / 48)
             );
         }
+    }
+}
+
+/// A normaliser's state is f32 whatever q is: keys of one sign and gates that forget nothing bring it beyond what f16 holds; nothing
+/// without a GPU of compute capability 9.0.
+#[test]
+fn on_a_gpu_normalisers_exceed_f16() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.device.props().compute_capability != (9, 0) {
+        return;
+    }
+    let device = Device::Cuda(gpu.device.clone());
+    let mut p = problem(Gate::Exponential, [1, 1, 200, 32, 48]);
+    (p.dtype, p.backward) = (Dtype::F16, false);
+    let mut inputs = sample(&p, 4);
+    let mut each =
+        |name: &str, f: fn(f64) -> f64| inputs.get_mut(name).unwrap().data.iter_mut().for_each(|x| *x = f(*x));
+    each("k", |x| 512.0 + 16.0 * (x.clamp(-4.0, 4.0) * 16.0).round() / 16.0);
+    each("q", |x| x.abs());
+    each("i", |_| 0.0);
+    each("f", |_| 20.0);
+    each("n_initial", |x| 1e5 * x.abs());
+    let got = run_on(&device, &p, &[Pass::Forward], &inputs, Some("chains")).unwrap();
+    assert!(got.get("n_last").unwrap().data.iter().any(|x| *x > 1.5e5), "n is what f16 holds");
+    let law = p.reference(Pass::Forward, &inputs, false).unwrap();
+    for name in ["h", "n_last", "c_last"] {
+        let (error, most) =
+            (relative(got.get(name).unwrap(), law.get(name).unwrap()), p.tolerance(Pass::Forward, name).unwrap().value);
+        assert!(error <= most, "{name} is off by {error:e}");
     }
 }
 
