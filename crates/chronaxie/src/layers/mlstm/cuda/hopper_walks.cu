@@ -23,16 +23,16 @@
 // ms. Nothing binds alone (a chunk is 5700 clocks, 1660 of them a warpgroup's own products): without any copies 0.78, without the second
 // part of the state 0.73, without what goes into it 0.78, without q.dq 0.81, without decays 0.81, without what the halves send each
 // other as long as with it; 60 instructions fewer of a chunk's 1230, for tiles' descriptors, gained half a percent. Role 2: 1.70 GB, 0.40
-// ms, 0.39 of tensor cores; 0.60 ms. Role 3 as much; 0.62, and 0.78 while the third warpgroup made N beside it. Blocks of 64 rows and all 512 columns had 152 KB from L2 and took,
-// on an H100, 1.00, 0.99 and 0.84 ms where these took 0.89, 0.89 and 0.64.
+// ms, 0.39 of tensor cores; 0.60 ms. Role 3 as much; 0.62, and 0.78 while the third warpgroup made N beside it. Blocks of 64 rows and all
+// 512 columns had 152 KB from L2 and took, on an H100, 1.00, 0.99 and 0.84 ms where these took 0.89, 0.89 and 0.64.
 // Clusters of four bring 52 KB, but fewer than 32 of them run at once, so that blocks come in three waves instead of two (1.30 ms).
 // What binds all of them together is the card's power: an H200 that goes through passes lowers its clock from 1980 to 1440 .. 1875 MHz at 700 W,
 // and 0.96 and 2.93 ms (forward, backward, exponential) become 1.03 and 3.25. Of the 3.25 the second part of the states takes a tenth. Without
 // it, and with the gates' sums begun anew every eight chunks from <C, dC>, they were off by up to 1.4e-2 (bf16, unit gates), and C kept for that
-// moved 8 KB more a chunk. One part of f16, under powers of two that bounds of what chunks add to C and dC allow, would do (grad_f 1.6e-3 to 3e-3
-// over 2048 to 8192 tokens), but what reads the state must then be f16 too: made so in place by the third warpgroup, roles 0 and 1 took
-// 0.91 ms where two parts took 0.845 and one part as it comes 0.72; 0.79 of it with its barriers alone. With three places of a chunk, each free
-// as soon as it is read, those barriers were hidden, but all roles slower (0.89, two parts 0.92; role 2 0.70 for 0.58).
+// moved 8 KB more a chunk. One part of f16, under powers of two that bounds of what chunks add to C and dC allow, would do (grad_f off by
+// 1.6e-3 to 3e-3 over 2048 to 8192 tokens), but what reads the state must then be f16 too: made so in place by the third warpgroup, roles
+// 0 and 1 took 0.91 ms where two parts took 0.845; without that, which is wrong, 0.72, and 0.79 with its barriers. With three places of a
+// chunk, each free as soon as it is read, those barriers were hidden, but all roles slower (0.89, two parts 0.92, role 2 0.70).
 // One arrival of a warp instead of one of a thread gained nothing.
 // Turns with the products that read the state, so that one warpgroup's run beneath what the other does between, took 0.92 there.
 // Every thread arrives where a place is free again: one of each warp would do, but racecheck does not know what __syncwarp orders.

@@ -8,8 +8,8 @@
 //                   where its part of pairs was
 //
 // At 8 heads, 256 / 512, 65536 tokens: q and k read, 0.54 GB, and records of 0.08 GB written: 0.14 ms at 4.28 TB/s; 0.02 TFLOP; and q once
-// more, 0.06 ms. They take 0.157, 0.016 and 0.074 ms (NVIDIA H200, 2026-11-28). As long as a warpgroup of the kernel that makes h did all
-// of this beside it, that took 1.10 where it takes 0.62, and 0.78 as long as it made l there.
+// more, 0.06 ms. They take 0.157, 0.016 and, in an earlier form with the same loads, 0.074 ms (NVIDIA H200, 2026-11-28). As long as a
+// warpgroup of the kernel that makes h did all of this beside it, that took 1.10 where it takes 0.62, and 0.78 as long as it made l there.
 #include "hopper_walks.cuh"
 
 constexpr int kRing = 4, kHeld = 2 * kSlice, kAdds = 256;  // of which q and k have at most
@@ -178,13 +178,13 @@ extern "C" __global__ void __launch_bounds__(128) chain_norms(const Call x) {
   if (x.n_last) x.n_last[chain.nth * x.dk + d] = n;
 }
 
-// l and 1 / N of a warp's tokens: where `kLanes` lanes have all columns of a token, eight each, others have others.
+// l and 1 / N of a warp's tokens, of each of which `kLanes` lanes have all columns, eight a lane.
 template <int kLanes>
 __device__ __forceinline__ void measure_tokens(const Call& x, const Chain& chain, i64 nth) {
   constexpr int kTokens = 16 * 32 / kLanes;
   const int lane = threadIdx.x % 32, of_token = lane % kLanes, first = threadIdx.x / 32 * kTokens + lane / kLanes * 16;
   const int count = (int)min(chain.len - nth * kRows, (i64)kRows) - first;
-  // The sum of a token's columns is where its number is that of these bits of a lane.
+  // Whose sum this lane has in the end.
   const int token = (kLanes == 32 ? lane / 2 : lane) % 16;
   float* vectors = reinterpret_cast<float*>(weighed_of(x, chain.nth, nth) + kWeighedAt) + first + token;
   const float read = vectors[kRead], pairs = vectors[kOfL], floor = vectors[kFloor];
