@@ -73,13 +73,13 @@ $(CHRONAXIE): FORCE
 FORCE:
 
 # Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
-# numbers alone every twelfth, and of a source at most three that differ in more; by the oldest for sm_75, where code is its own, every
+# numbers alone every twelfth, and of a source at most six that differ in more; by the oldest for sm_75, where code is its own, every
 # 32nd of each source. The other architectures, whose code is one of those two kinds, take turns: every 32nd is compiled for
 # one of them, of one half of the sources by the newest and of the other by the oldest. At least one of each is compiled; which
 # ones, and for what, changes with the source. `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
-ALIKE = --one-in 12 --alike --kinds 3
+ALIKE = --one-in 12 --alike --kinds 6
 ONE_IN = 32
 SPREAD = --spread
 HALF13 = --sources 1/2
