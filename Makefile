@@ -73,25 +73,26 @@ $(CHRONAXIE): FORCE
 FORCE:
 
 # Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
-# numbers alone every twelfth, and of a source at most six that differ in more; by the oldest for sm_75, where code is its own, every
-# 32nd of each source. The other architectures, whose code is one of those two kinds, take turns: every 32nd is compiled for
-# one of them, of one half of the sources by the newest and of the other by the oldest. At least one of each is compiled; which
-# ones, and for what, changes with the source. `make kernels-all` leaves none out: run it where a kernel changes.
+# numbers alone every twelfth, and of a source at most six that differ in more. Of each third of the sources besides every 32nd: by
+# the oldest for sm_75, where code is its own; and for the other architectures, whose code is one of those two kinds and which take
+# turns, by the newest or by the oldest. At least one of each is compiled; which ones, and for what, changes with the source.
+# `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
 ALIKE = --one-in 12 --alike --kinds 6
 ONE_IN = 32
 SPREAD = --spread
-HALF13 = --sources 1/2
-HALF12 = --sources 2/2
+THIRD13 = --sources 1/3
+THIRD75 = --sources 2/3
+THIRD12 = --sources 3/3
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a $(ALIKE)
-	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD) $(HALF13)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD) $(HALF12)
+	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD) $(THIRD13)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN) $(THIRD75)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD) $(THIRD12)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= HALF13= HALF12= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= THIRD13= THIRD75= THIRD12= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
 
 # In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
 # the repeats on a GPU.

@@ -343,16 +343,18 @@ struct WgmmaOperands {
   void take(int x) { numbers[count++] = x; }
 };
 // Eight elements of a tile that lie together, whose rows of 128 bytes are swizzled: along its own rows, or along rows of terms, 64
-// of its own a block. A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
+// of its own a block. Or rows of 64 bytes, along its own alone. A tile names the lowest 18 bits of its place, and all tiles are in dynamic shared memory, which begins at `base`.
 struct alignas(16) WgmmaEight {
   u16 of[8];
 };
 inline WgmmaEight wgmma_eight(u32 base, u64 tile, bool by_terms, int own, int term) {
-  if (tile >> 62 != 1) machine->fail("wgmma of a tile that is not swizzled by 128 bytes, which is not emulated");
+  const bool halves = tile >> 62 == 2;
+  if (tile >> 62 != 1 && !(halves && !by_terms))
+    machine->fail("wgmma of a tile that is swizzled otherwise than by 128 bytes, or by 64 along its rows, which is not emulated");
   const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4, stride = (u32)(tile >> 32 & 0x3fff) << 4;
   u32 at = by_terms ? start + own / 64 * leading + term / 8 * stride + term % 8 * 128 + own % 64 * 2
-                    : start + own / 8 * stride + own % 8 * 128 + term * 2;
-  at ^= (at >> 7 & 7) << 4;
+                    : start + own / 8 * stride + own % 8 * (halves ? 64 : 128) + term * 2;
+  at ^= (at >> 7 & (halves ? 3 : 7)) << 4;
   return shared_load<WgmmaEight>(base + ((at - base) & 0x3ffff), "wgmma");
 }
 // Eight columns at once, as the host's processor has them: each sum is made in its order, so the bits are those of one by one.

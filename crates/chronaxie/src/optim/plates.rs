@@ -61,6 +61,7 @@ pub(super) const BESIDE_HEADERS: &[Header] = &[
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
     SLABS,
+    super::inverse_root::NEWTON_PRODUCTS,
     super::inverse_root::NEWTON,
     F16X3,
     BARRIERS,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 /// What kernels that work beside Newton's iterations include too.
 pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
+pub(crate) const NEWTON_PRODUCTS: kernels::Header = ("newton_products.cuh", include_str!("newton_products.cuh"));
 /// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
@@ -21,6 +22,9 @@ const MATRICES: usize = 5;
 /// `kTile`, `kStage` and `kBuffers` of newton.cuh.
 const TILE: usize = 128;
 const STAGE: u32 = 4 * 2 * 128 * 32;
+/// Bytes of what a block has in place of stages alone where the copy engine fills them: a tile of f32, `kPlaces` stages, and what it
+/// takes to begin at a multiple of 1024.
+const RING: u32 = 4 * 128 * 128 + 4 * STAGE + 1024;
 /// Static shared memory of newton.cuh and of what works beside it, at most.
 const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
@@ -39,7 +43,7 @@ fn portable() -> Specialisation {
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[kernels::MMA, NEWTON];
+    spec.headers = &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, NEWTON_PRODUCTS, NEWTON];
     spec.archs = Archs::AtLeast(80);
     spec
 }
@@ -53,6 +57,8 @@ struct Groups {
     blocks: usize,
     /// Stages of operands in shared memory.
     stages: u32,
+    /// Whether products are wgmma's.
+    wgmma: bool,
     /// Tiles of a product.
     tiles: usize,
 }
@@ -68,14 +74,19 @@ impl Groups {
         let side = p.order.div_ceil(TILE);
         let tiles = side * (side + 1) / 2;
         let room = props.shared_per_block_optin.saturating_sub(STATIC);
-        let stages = (room / STAGE).min(4);
+        // As newton.cuh: only there is the architecture one with all of its features.
+        let wgmma = props.compute_capability == (9, 0);
+        let stages = match wgmma {
+            true => u32::from(room >= RING) * 4,
+            false => (room / STAGE).min(4),
+        };
         let sms = props.sm_count as usize;
         let time = |c: usize| p.count.div_ceil(sms / c) * Self::rounds(tiles, c);
         let blocks = (1..=sms.min(2 * tiles)).min_by_key(|&c| (time(c), Reverse(c)))?;
-        (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, tiles })
+        (stages >= 2).then_some(Self { groups: p.count.min(sms / blocks), blocks, stages, wgmma, tiles })
     }
     const fn shared(&self) -> u32 {
-        self.stages * STAGE
+        if self.wgmma { RING } else { self.stages * STAGE }
     }
     /// The same where what is left of the device moves `bytes` meanwhile: what takes least time together, by what an H100 does in a
     /// round of products of 1024 terms, and a multiprocessor and all of them with their memory.
@@ -185,7 +196,7 @@ fn takes(p: &InverseRoot, props: &DeviceProps) -> std::result::Result<Groups, St
     Groups::choose(p, props).ok_or_else(|| {
         format!(
             "needs {} bytes of shared memory, of which there are {}",
-            2 * STAGE + STATIC,
+            if (major, minor) == (9, 0) { RING } else { 2 * STAGE } + STATIC,
             props.shared_per_block_optin
         )
     })
@@ -268,7 +279,8 @@ impl Plan for CudaPlan {
         match &self.first {
             First::Tensor(Tensor { groups: g, more, .. }) => {
                 return format!(
-                    "inverse_root mma: newton, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
+                    "inverse_root mma: newton by {}, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
+                    if g.wgmma { "wgmma" } else { "mma.sync" },
                     g.groups,
                     g.blocks,
                     g.tiles,

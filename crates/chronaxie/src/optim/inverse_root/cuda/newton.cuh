@@ -14,7 +14,8 @@
 //
 // All matrices are polynomials in A: they commute and are symmetric, so only tiles on and below the diagonal are made. An element x
 // is kept as two halves: hi = f16(s x), lo = f16(s x - hi), s a power of 2 (23 bits: an f32 has one more), and a product is
-// hi lo + lo hi + hi hi by mma.sync. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units.
+// hi lo + lo hi + hi hi by mma.sync; on sm_90a by wgmma, whose operands one thread asks the copy engine for, through a ring, while a
+// tile's sums are put out too. Tensor cores cut what they add to a sum, so sums over 32 terms are added up by f32 units.
 //
 // Floors, H200: mma.sync does about 620 TFLOP/s of f16, a third of that here (f32 units: 51). A product of 64 x 128^2, on 64 of 132
 // multiprocessors, is 4.2 MFLOP each on 1.5 TFLOP/s: 2.7 us, 19 of them 51 us. 16 x 512^2: 160 tiles of 33.6 MFLOP on 132
@@ -22,181 +23,20 @@
 // 1.5 TFLOP in all, 7 ms. Operands of a tile are 1 KB a term for 16384 x 3 multiply-adds, from the second cache: 23 bytes a clock and
 // multiprocessor at that rate, about what it gives. Device memory: 28 n^2 bytes of workspace a group.
 //
-// H200, CUDA events, second cache flushed, before the portable kernel's launch: 64 x 128^2 0.287 ms, 16 x 512^2 1.17, 4 x 1024^2 2.01,
-// 1 x 2048^2 3.25, 1 x 4096^2 12.5. What was tried: rows of operands 80 bytes apart in device memory too, so that each thread finds its
+// On sm_90a wgmma does 1.07 PFLOP/s at 1980 MHz, and what binds is what the second cache gives: a tile of 1024 terms took 56000 clocks
+// (H200, 2026-11-28), that is 18.7 bytes a clock and multiprocessor of its operands, where tensor cores alone take 24600; what becomes of
+// the tile 12000, and its mirror image 6000. Clusters of 2 x 2 tiles that bring each other's operands would halve those bytes.
+//
+// H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma and (by mma.sync): 4 x 1024^2 1.51 ms (2.00), 34 x 1024^2 8.17
+// (10.7). By mma.sync, before the portable kernel's launch: 64 x 128^2 0.287 ms, 16 x 512^2 1.17, 1 x 2048^2 3.25, 1 x 4096^2 12.5. What
+// was tried with mma.sync: rows of operands 80 bytes apart in device memory too, so that each thread finds its
 // pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
 #pragma once
-#include "mma.cuh"
-
-typedef long long i64;
-typedef unsigned short u16;
+#include "newton_products.cuh"
 
 namespace newton {
-
-constexpr int kThreads = 256, kTile = 128, kTerms = 32;
-constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
-constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
-constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
-constexpr int kMostPhases = 16;              // between barriers, of an iteration: p is at most 64
-constexpr int kBuffers = 7, kMostIterations = 24;
-constexpr int kDeep = 1024;                  // beyond, another squaring of A pays: it saves an iteration
-constexpr float kScale = 2048.f, kFirstScale = 32768.f;  // s of all but Y, entries of at most 31; of A / ||A||_F
-constexpr float kLargest = 60000.f;
-constexpr float kEnough = 2e-8f;                      // of the root, relative: a third of an f32's rounding
-enum { kNewton = 0, kFailed = 3 };
-
-// One product c = a b and what becomes of it: out = beta c + first x + second y; also = beta2 c + first2 x + delta I.
-struct Task {
-  const u16 *a, *b, *x, *y;
-  u16 *out, *also;
-  float* flat;  // gamma out, [n, flat_pitch], instead of out's halves
-  double* sums; // [tiles] of out^2, or of also^2 where there is one
-  float beta, first, second, out_scale, beta2, first2, delta, also_scale, gamma;
-  int flat_pitch;
-};
-
-// Buffers lie in blocks as shared memory has them: [n / 128][n / 32][hi, lo][128][32], and of each row the four pieces of 16 bytes
-// are exchanged so that the eight rows of an ldmatrix lie in eight different banks.
-struct Shape {
-  int n, pitch, tiles, rank, blocks, stages;
-  int chunks;  // of terms: n / 32, rounded up
-  i64 buffer;  // halves
-};
-__device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
-  return ((i64)(row / kTile) * s.chunks + column / kTerms) * (2 * kPlane) + row % kTile * kTerms +
-         ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
-}
-
-// d (16 x 8) = a (16 x 16) b (16 x 8), added to d or not.
-template <bool kAdd>
-__device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  if (kAdd)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
-}
-
-__device__ double block_sum(double x, double* slots) {
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
-  return x;
-}
-
-// Between the blocks of a group: all that was written before is seen after.
-__device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, int blocks) {
-  __syncthreads();
-  if (blocks == 1) return;
-  round += blocks;
-  if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1u) : "memory");
-    unsigned seen;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    } while ((int)(seen - round) < 0);
-  }
-  __syncthreads();
-}
-
-// Row and column of the nth tile on and below the diagonal.
-__device__ __forceinline__ int2 tile_of(int nth) {
-  int row = (int)((sqrtf(8.f * nth + 1.f) - 1.f) * 0.5f);
-  while ((row + 1) * (row + 2) / 2 <= nth) ++row;
-  while (row * (row + 1) / 2 > nth) --row;
-  return make_int2(row, nth - row * (row + 1) / 2);
-}
-
-// Where an element of a tile of f32 lies: fragments, rows and columns are read and written without conflicts of banks.
-__device__ __forceinline__ int at(int row, int column) {
-  return row * kTile + (column ^ (row & 31) ^ (row & 3) << 3);
-}
-
-// Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
-__device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {
-#pragma unroll
-  for (int q = 0; q < 4 * kPlane; q += 16 * kThreads) {
-    copy_ahead(to + q, a + q / 2, true);
-    copy_ahead(to + 4 * kPlane + q, b + q / 2, true);
-  }
-}
-
-// sum[i][j] of this warp's elements of a tile.
-__device__ __forceinline__ void multiply_tile(const Shape& s, const Task& task, int2 tile, unsigned shared, bool works,
-                                              float (&sum)[kRows / 16][4][4]) {
-  const int chunks = s.chunks, stages = s.stages, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u16* a = task.a + (i64)tile.x * chunks * (2 * kPlane) + 8 * threadIdx.x;
-  const u16* b = task.b + (i64)tile.y * chunks * (2 * kPlane) + 8 * threadIdx.x;
-  const unsigned to = shared + 16 * threadIdx.x;
-  const unsigned fa = shared + (warp / 4 * kRows + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
-  const unsigned fb = shared + 4 * kPlane + (warp % 4 * 32 + lane % 8 + lane / 16 * 8) * 64 + (lane / 8 % 2 ^ lane / 2 % 4) * 16;
-#pragma unroll
-  for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] = 0.f;
-  // Half of the stages are worked on while the others come.
-  const int half = stages / 2;
-  auto ahead = [&](int from, int side) {
-    for (int u = 0; u < half && from + u < chunks; ++u) copy_blocks(to + (side * half + u) * kStage, a + (i64)(from + u) * (2 * kPlane), b + (i64)(from + u) * (2 * kPlane));
-    copy_commit();
-  };
-  ahead(0, 0);
-  int side = 0;
-  for (int c = 0; c < chunks; c += half) {
-    copy_wait(0);
-    __syncthreads();
-    ahead(c + half, side ^ 1);
-    if (works)
-#pragma unroll 1
-      for (int u = 0; u < half && c + u < chunks; ++u) {
-        const unsigned stage = (side * half + u) * kStage;
-        float part[kRows / 16][4][4];
-#pragma unroll
-        for (int k = 0; k < kTerms / 16; ++k) {
-          const unsigned xa = (fa + stage) ^ 32 * k, yb = (fb + stage) ^ 32 * k;
-          unsigned y[2][2][4];
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            load_matrices<false>(y[0][j], yb + j * 1024);
-            load_matrices<false>(y[1][j], yb + 2 * kPlane + j * 1024);
-          }
-#pragma unroll
-          for (int i0 = 0; i0 < kRows / 16; i0 += 2) {
-            unsigned x[2][2][4];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              load_matrices<false>(x[0][i], xa + (i0 + i) * 1024);
-              load_matrices<false>(x[1][i], xa + 2 * kPlane + (i0 + i) * 1024);
-            }
-            // lo hi, hi lo, hi hi: the large one last.
-#pragma unroll
-            for (int term = 0; term < 3; ++term)
-#pragma unroll
-              for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                  float(&d)[4] = part[i0 + i][j];
-                  const unsigned b0 = y[term == 1][j / 2][j % 2 * 2], b1 = y[term == 1][j / 2][j % 2 * 2 + 1];
-                  if (k == 0 && term == 0)
-                    product16<false>(d, x[1][i], b0, b1);
-                  else
-                    product16<true>(d, x[term == 0][i], b0, b1);
-                }
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < kRows; ++e) sum[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
-      }
-    side ^= 1;
-  }
-  __syncthreads();
-}
 
 // Four elements of a buffer.
 struct Four {
@@ -273,33 +113,41 @@ __device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 ti
 }
 
 // The tiles of `count` products that belong to this block.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots, Ring& ring) {
+  Asked asked = {nullptr, nullptr, s.rank, 0};
+  const int all = count * s.tiles;
+  auto next = [&] {
+    if (threadIdx.x == 0) asked.next(s, tasks, all, ring);
+  };
+  if (threadIdx.x == 0 && asked.nth < all) asked.tile(s, tasks);
+  // All places but one are asked for ahead: that one's turn comes when the products behind it have begun.
+  for (int i = 0; i < kPlaces - 1; ++i) next();
+#else
 __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots) {
   const unsigned shared = shared_at(tile_f32);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#endif
+  const int warp = threadIdx.x / 32;
   for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
     const Task& t = tasks[nth / s.tiles];
     const int2 tile = tile_of(nth % s.tiles);
-    const int row0 = warp / 4 * kRows, column0 = warp % 4 * 32;
+    const int row0 = warp / 4 * kRows;
     const bool diagonal = tile.x == tile.y;
+    Sums sum;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    multiply_tile(s, ring, tile.x * kTile + row0 < s.n, sum, next);
+#else
+    const int column0 = warp % 4 * 32;
     const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
-    {
-      float sum[kRows / 16][4][4];
-      multiply_tile(s, t, tile, shared, works, sum);
-      // Odd rows have the two of a pair the other way round.
-      const int g = lane / 4, c = lane % 4 * 2;
-#pragma unroll
-      for (int e = 0; e < kRows / 2; ++e) {
-        const int i = e / 8, j = e / 2 % 4, low = e % 2, row = row0 + 16 * i + 8 * low + g;
-        const float x = sum[i][j][2 * low], y = sum[i][j][2 * low + 1];
-        *(float2*)&tile_f32[at(row, column0 + 8 * j + c) & ~1] = g % 2 ? make_float2(y, x) : make_float2(x, y);
-      }
-    }
+    multiply_tile(s, t, tile, shared, works, sum);
+#endif
+    put_down(sum, tile_f32);
     __syncthreads();
     float squares = emit<false>(s, t, tile, tile_f32);
     if (!diagonal) emit<true>(s, t, tile, tile_f32);
     if (t.sums) {
-      const double all = block_sum(squares, slots);
-      if (threadIdx.x == 0) t.sums[nth % s.tiles] = diagonal ? all : 2 * all;
+      const double all_squares = block_sum(squares, slots);
+      if (threadIdx.x == 0) t.sums[nth % s.tiles] = diagonal ? all_squares : 2 * all_squares;
     }
     __syncthreads();
   }
@@ -513,11 +361,19 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
                                          unsigned* counters,           // [groups, 16]
                                          i64 count, int n, int p, int blocks, int groups, int stages, double absolute,
                                          double relative) {
-  extern __shared__ __align__(128) float tile_f32[];
+  extern __shared__ __align__(128) float dynamic[];
   __shared__ double slots[kThreads / 32];
   __shared__ Task tasks[kMostPhases][2];
   __shared__ Control k;
   __shared__ Shape s;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ unsigned long long barriers[2 * kPlaces];
+  float* tile_f32 = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024 / 4;
+  Ring ring;
+  ring.begin(tile_f32, barriers);
+#else
+  float* tile_f32 = dynamic;
+#endif
   const int group = blockIdx.x / blocks;
   unsigned* counter = counters + 16 * group;
   unsigned round = 0;
@@ -560,7 +416,11 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
     for (bool squares = true; k.phases > 0; squares = false) {
       const int phases = k.phases;
       for (int phase = 0; phase < phases; ++phase) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+        make(s, tasks[phase], k.count[phase], tile_f32, slots, ring);
+#else
         make(s, tasks[phase], k.count[phase], tile_f32, slots);
+#endif
         group_sync(counter, round, blocks);
       }
       const double total_y = total(k.sums_y, s.tiles, slots);

@@ -60,6 +60,9 @@ fn on_a_gpu_networks_in_any_layout_have_the_cpus_spikes() {
         ("one part", scattered(&plan, 1, None)),
     ];
     // A layout is as good as another where each takes seconds.
+    if emulated {
+        layouts.truncate(2);
+    }
     for (k, by) in partition::all().iter().enumerate().step_by(if emulated { 3 } else { 1 }) {
         match by.layout(&load, 2 + k % 3) {
             Err(e) if e.kind() == &ErrorKind::Unavailable => assert_eq!(by.name(), "metis"),
