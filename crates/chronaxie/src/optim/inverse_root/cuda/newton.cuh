@@ -27,9 +27,9 @@
 // (H200, 2026-11-28), that is 18.7 bytes a clock and multiprocessor of its operands, where tensor cores alone take 24600; what becomes of
 // the tile 12000, and its mirror image 6000. Clusters of 2 x 2 tiles that bring each other's operands would halve those bytes.
 //
-// H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma and (by mma.sync): 4 x 1024^2 1.51 ms (2.00), 34 x 1024^2 8.17
-// (10.7). By mma.sync, before the portable kernel's launch: 64 x 128^2 0.287 ms, 16 x 512^2 1.17, 1 x 2048^2 3.25, 1 x 4096^2 12.5. What
-// was tried with mma.sync: rows of operands 80 bytes apart in device memory too, so that each thread finds its
+// H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma and (by mma.sync): 16 x 512^2 0.97 ms (1.16), 4 x 1024^2 1.51
+// (2.00), 34 x 1024^2 8.2 (10.7), 1 x 2048^2 2.28 (3.30), 1 x 4096^2 9.0 (12.4). What was tried with mma.sync, where these took, before
+// the portable kernel's launch, 1.17, 2.01, 3.25 and 12.5, and 64 x 128^2 0.287: rows of operands 80 bytes apart in device memory too, so that each thread finds its
 // pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
