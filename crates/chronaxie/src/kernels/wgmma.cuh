@@ -23,6 +23,12 @@ __device__ __forceinline__ u64 by_terms(unsigned at, unsigned across) {
   return (u64)((at & 0x3ffff) >> 4) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// One by its own rows whose blocks have 32 columns, 64 bytes a row and at a multiple of 512: piece p of the four of row r is at piece
+// p ^ r / 2 % 4.
+__device__ __forceinline__ u64 by_short_rows(unsigned at) {
+  return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(512 >> 4) << 32 | (u64)2 << 62;
+}
+
 // The tile that begins `bytes` behind that one, a multiple of 16: shared memory ends before its address leaves its bits, and one sum
 // of 32 bits takes a quarter of the clocks of making it anew from an address, each instruction of which waits for the one before.
 __device__ __forceinline__ u64 further(u64 tile, unsigned bytes) {

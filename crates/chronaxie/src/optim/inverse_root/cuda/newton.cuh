@@ -28,9 +28,9 @@
 // the tile 12000, and its mirror image 6000. Clusters of 2 x 2 tiles that bring each other's operands would halve those bytes.
 //
 // H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma and (by mma.sync): 16 x 512^2 0.97 ms (1.16), 4 x 1024^2 1.51
-// (2.00), 34 x 1024^2 8.2 (10.7), 1 x 2048^2 2.28 (3.30), 1 x 4096^2 9.0 (12.4). What was tried with mma.sync, where these took, before
-// the portable kernel's launch, 1.17, 2.01, 3.25 and 12.5, and 64 x 128^2 0.287: rows of operands 80 bytes apart in device memory too, so that each thread finds its
-// pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
+// (2.00), 34 x 1024^2 8.2 (10.7), 1 x 2048^2 2.28 (3.30), 1 x 4096^2 9.0 (12.4). What was tried with mma.sync, of 64 x 128^2 and these
+// but the third, which took 0.287, 1.17, 2.01, 3.25 and 12.5 before the portable kernel's launch: rows of operands 80 bytes apart in
+// device memory too, so that each thread finds its pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
 #pragma once
@@ -367,10 +367,8 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
   __shared__ Control k;
   __shared__ Shape s;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ unsigned long long barriers[2 * kPlaces];
-  float* tile_f32 = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024 / 4;
   Ring ring;
-  ring.begin(tile_f32, barriers);
+  float* tile_f32 = ring.begin(dynamic);
 #else
   float* tile_f32 = dynamic;
 #endif

@@ -111,7 +111,10 @@ using Sums = float[16][4];  // rows 16 (warp % 4) + lane / 4 of the warpgroup's 
 struct Ring {
   unsigned places, full, empty;
   unsigned asked, taken;
-  __device__ __forceinline__ void begin(float* tile_f32, unsigned long long* barriers) {
+  // Gives where a tile of f32 lies.
+  __device__ __forceinline__ float* begin(float* dynamic) {
+    __shared__ unsigned long long barriers[2 * kPlaces];
+    float* tile_f32 = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024 / 4;
     places = shared_at(tile_f32 + kTile * kTile), full = shared_at(barriers), empty = full + 8 * kPlaces;
     asked = taken = 0;
     if (threadIdx.x == 0) {
@@ -119,6 +122,7 @@ struct Ring {
       barrier_init_fence();
     }
     __syncthreads();
+    return tile_f32;
   }
 };
 // What one thread asks for: the chunks of this block's tiles, one after the other.
@@ -143,11 +147,6 @@ struct Asked {
     if (nth < all) tile(s, tasks);
   }
 };
-
-// Rows of 32 terms, 64 bytes, in a block as place_of has it; 16 terms further are 32 bytes further.
-__device__ __forceinline__ u64 by_short_rows(unsigned at) {
-  return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(512 >> 4) << 32 | (u64)2 << 62;
-}
 
 // sum[n] of this warpgroup's 64 rows of a tile.
 template <class Next>
