@@ -313,6 +313,7 @@ inline void shared_store(u32 address, T x, const char* what, int i = 0) {
   inline void st_##space##_f32(u32 a, float x) { shared_store(a, x, "st." #space); }                                  \
   inline void st_##space##_u32(u32 a, u32 x) { shared_store(a, x, "st." #space); }                                    \
   inline void st_##space##_b32(u32 a, u32 x) { shared_store(a, x, "st." #space); }                                    \
+  inline void st_##space##_u16(u32 a, u16 x) { shared_store(a, x, "st." #space); }                                    \
   inline void st_##space##_v2_f32(u32 a, float x, float y) {                                                          \
     shared_store(a, x, "st." #space), shared_store(a, y, "st." #space, 1);                                            \
   }                                                                                                                   \

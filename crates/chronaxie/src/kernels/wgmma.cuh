@@ -204,6 +204,17 @@ __device__ __forceinline__ void wgmma_of(float (&d)[16][4], const unsigned (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
 }
 template <bool kBf16, bool kBByTerms>
+__device__ __forceinline__ void wgmma_of_first(float (&d)[8][4], const unsigned (&a)[4], u64 b) {
+  if (kBf16)
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SUMS_64 "}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+                 : D_64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
+  else
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SUMS_64 "}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+                 : D_64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kBByTerms ? 1 : 0));
+}
+template <bool kBf16, bool kBByTerms>
 __device__ __forceinline__ void wgmma_of_first(float (&d)[16][4], const unsigned (&a)[4], u64 b) {
   if (kBf16)
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SUMS_128 "}, {%64, %65, %66, %67}, %68, 0, 1, 1, %69;"

@@ -62,6 +62,7 @@ pub(super) const BESIDE_HEADERS: &[Header] = &[
     ("plates.cuh", include_str!("plates.cuh")),
     SLABS,
     super::inverse_root::NEWTON_PRODUCTS,
+    super::inverse_root::NEWTON_ENDS,
     super::inverse_root::NEWTON,
     F16X3,
     BARRIERS,

@@ -9,7 +9,7 @@ pub mod spec;
 mod tests;
 
 pub(crate) use cpu::{floats, one};
-pub(crate) use cuda::{Beside, CudaPlan, NEWTON, NEWTON_PRODUCTS};
+pub(crate) use cuda::{Beside, CudaPlan, NEWTON, NEWTON_ENDS, NEWTON_PRODUCTS};
 pub use op::InverseRootOp;
 pub(crate) use spec::RECORD;
 pub use spec::{InverseRoot, Method, Status};

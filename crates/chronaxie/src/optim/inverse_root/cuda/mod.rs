@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 /// What kernels that work beside Newton's iterations include too.
 pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
+pub(crate) const NEWTON_ENDS: kernels::Header = ("newton_ends.cuh", include_str!("newton_ends.cuh"));
 pub(crate) const NEWTON_PRODUCTS: kernels::Header = ("newton_products.cuh", include_str!("newton_products.cuh"));
 /// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
@@ -43,7 +44,7 @@ fn portable() -> Specialisation {
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, NEWTON_PRODUCTS, NEWTON];
+    spec.headers = &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, NEWTON_PRODUCTS, NEWTON_ENDS, NEWTON];
     spec.archs = Archs::AtLeast(80);
     spec
 }
@@ -88,20 +89,24 @@ impl Groups {
     const fn shared(&self) -> u32 {
         if self.wgmma { RING } else { self.stages * STAGE }
     }
-    /// The same where what is left of the device moves `bytes` meanwhile: what takes least time together, by what an H100 does in a
-    /// round of products of 1024 terms, and a multiprocessor and all of them with their memory.
+    /// `kLaunched` of newton_products.cuh: wgmma's operands are asked for by a warpgroup of its own.
+    const fn threads(&self) -> u32 {
+        if self.wgmma { THREADS + 128 } else { THREADS }
+    }
+    /// The same where what is left of the device moves `bytes` meanwhile: what takes least time together, by what a round of products of
+    /// 1024 terms takes (an H200 by wgmma, an H100 by mma.sync), and a multiprocessor and all of them with their memory.
     fn beside(p: &InverseRoot, props: &DeviceProps, bytes: usize) -> Option<Self> {
-        const ROUND_NS: f64 = 162e3;
         const EACH: f64 = 30.0;
         const ALL: f64 = 2700.0;
         let plain = Self::choose(p, props)?;
+        let round_ns = if plain.wgmma { 102e3 } else { 162e3 };
         let sms = props.sm_count as usize;
         let side = p.order.div_ceil(TILE);
         let tiles = side * (side + 1) / 2;
         let cut = |c: usize| {
             let rounds = p.count.div_ceil((sms / c).max(1));
             let groups = p.count.div_ceil(rounds.max(1));
-            let ns = (rounds * Self::rounds(tiles, c)) as f64 * ROUND_NS * p.order as f64 / 1024.0;
+            let ns = (rounds * Self::rounds(tiles, c)) as f64 * round_ns * p.order as f64 / 1024.0;
             let left = bytes as f64 - (sms - groups * c) as f64 * EACH * ns;
             (groups, ns + left.max(0.0) / ALL)
         };
@@ -321,7 +326,7 @@ impl Plan for CudaPlan {
             First::Tensor(t) => {
                 let config = t.config();
                 list.push(LaunchReport::new(&t.clear, 1, t.clear_grid(), threads, 0)?);
-                list.push(LaunchReport::new(&t.kernel, 1, config.grid, threads, config.shared_bytes)?);
+                list.push(LaunchReport::new(&t.kernel, 1, config.grid, config.block, config.shared_bytes)?);
             }
         }
         list.push(LaunchReport::new(&self.kernel, 1, (self.blocks, 1, 1), threads, 0)?);
@@ -334,7 +339,7 @@ impl Tensor {
         let g = self.groups;
         let grid = ((g.groups * g.blocks + self.more) as u32, 1, 1);
         // Blocks of a group wait for each other.
-        LaunchConfig { cooperative: g.blocks > 1, ..LaunchConfig::new(grid, (THREADS, 1, 1)).shared(g.shared()) }
+        LaunchConfig { cooperative: g.blocks > 1, ..LaunchConfig::new(grid, (g.threads(), 1, 1)).shared(g.shared()) }
     }
     fn clear_grid(&self) -> (u32, u32, u32) {
         ((self.groups.groups as u32 + 1).div_ceil(THREADS), 1, 1)
@@ -484,7 +489,7 @@ mod tests {
             let g = Groups::beside(&InverseRoot::new(count, n, 4), &DeviceProps::SM_90, bytes).unwrap();
             (g.groups, g.blocks)
         };
-        assert_eq!(of(8, 1024, 4 << 30), (8, 12));
+        assert_eq!(of(8, 1024, 4 << 30), (4, 18));
         assert_eq!(of(34, 1024, 4 << 30), (7, 18));
         for (count, n) in [(1, 33), (1, 200), (3, 150), (1000, 128), (1, 4096)] {
             for bytes in [0, 1 << 20, 1 << 34] {

@@ -6,8 +6,11 @@ extern "C" __global__ void clear(unsigned* counters, int groups) {
   if (k < groups) counters[16 * k] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(newton::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(newton::kLaunched, 1)
     newton_roots(const float* __restrict__ a, float* root, float* record, u16* work, double* sums, unsigned* counters, i64 count, int n,
                  int p, int blocks, int stages, double absolute, double relative) {
-  newton::roots_of(a, root, record, work, sums, counters, count, n, p, blocks, (int)gridDim.x / blocks, stages, absolute, relative);
+  newton::Ring ring;
+  float* tile_f32 = ring.begin();
+  if (ring.share(true))
+    newton::roots_of(ring, tile_f32, a, root, record, work, sums, counters, count, n, p, blocks, (int)gridDim.x / blocks, stages, absolute, relative);
 }

@@ -23,134 +23,53 @@
 // 1.5 TFLOP in all, 7 ms. Operands of a tile are 1 KB a term for 16384 x 3 multiply-adds, from the second cache: 23 bytes a clock and
 // multiprocessor at that rate, about what it gives. Device memory: 28 n^2 bytes of workspace a group.
 //
-// On sm_90a wgmma does 1.07 PFLOP/s at 1980 MHz, and what binds is what the second cache gives: a tile of 1024 terms took 56000 clocks
-// (H200, 2026-11-28), that is 18.7 bytes a clock and multiprocessor of its operands, where tensor cores alone take 24600; what becomes of
-// the tile 12000, and its mirror image 6000. Clusters of 2 x 2 tiles that bring each other's operands would halve those bytes.
+// On sm_90a wgmma does 1.07 PFLOP/s at 1980 MHz: a tile of 1024 terms is 24600 clocks of tensor cores, and 96 KB of shared memory a
+// pair of blocks for 770 of them, 125 bytes a clock of 128. A tile took 36700 clocks (4 x 1024^2, H200, 2026-11-29). The second cache is
+// not what binds: bulk copies alone bring 54 bytes a clock and multiprocessor, and clusters of two and of four blocks that bring each
+// other's operands were slower (34 x 1024^2 10.8 ms and 10.9 for 8.3 of single blocks). What became of a tile by loads and stores of
+// threads took 18000 clocks, and its mirror image 5000: hence x by the ring, and out as whole blocks by the copy engine.
 //
-// H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma and (by mma.sync): 16 x 512^2 0.97 ms (1.16), 4 x 1024^2 1.51
-// (2.00), 34 x 1024^2 8.2 (10.7), 1 x 2048^2 2.28 (3.30), 1 x 4096^2 9.0 (12.4). What was tried with mma.sync, of 64 x 128^2 and these
+// H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma (2026-11-29) and (by mma.sync): 16 x 512^2 0.73 ms (1.16),
+// 4 x 1024^2 1.12 (2.00), 1 x 2048^2 1.80 (3.30), 1 x 4096^2 7.7 (12.4). What was tried with mma.sync, of 64 x 128^2 and these
 // but the third, which took 0.287, 1.17, 2.01, 3.25 and 12.5 before the portable kernel's launch: rows of operands 80 bytes apart in
 // device memory too, so that each thread finds its pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.
 #pragma once
-#include "newton_products.cuh"
+#include "newton_ends.cuh"
 
 namespace newton {
 
-// Four elements of a buffer.
-struct Four {
-  uint2 hi, lo;
-};
-__device__ __forceinline__ void load4(Four& x, const u16* from, i64 place) {
-  x.hi = __ldcg((const uint2*)(from + place)), x.lo = __ldcg((const uint2*)(from + kPlane + place));
-}
-__device__ __forceinline__ float4 value4(const Four& x) {
-  const float2 h0 = unpack<false>(x.hi.x), h1 = unpack<false>(x.hi.y), l0 = unpack<false>(x.lo.x), l1 = unpack<false>(x.lo.y);
-  return make_float4(h0.x + l0.x, h0.y + l0.y, h1.x + l1.x, h1.y + l1.y);
-}
-__device__ __forceinline__ void store4(u16* to, i64 place, float scale, const float (&v)[4]) {
-  const float x = v[0] * scale, y = v[1] * scale, z = v[2] * scale, w = v[3] * scale;
-  const uint2 hi = make_uint2(pack<false>(x, y), pack<false>(z, w));
-  const float2 h0 = unpack<false>(hi.x), h1 = unpack<false>(hi.y);
-  const uint2 lo = make_uint2(pack<false>(x - h0.x, y - h0.y), pack<false>(z - h1.x, w - h1.y));
-  *(uint2*)(to + place) = hi;
-  *(uint2*)(to + kPlane + place) = lo;
-}
-
-// What becomes of a tile of a product, or of its mirror image, eight times four elements a thread at a time so that their loads
-// are under way together; gives the sum of the squares that are asked for.
-template <bool kMirror>
-__device__ __noinline__ float emit(const Shape& shape, const Task& task, int2 tile, const float* c) {
-  constexpr int kBatch = 8;
-  // Copies: what is stored below could lie in shared memory for all that the compiler knows.
-  const Shape s = shape;
-  const Task t = task;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool diagonal = tile.x == tile.y;
-  const int row0 = (kMirror ? tile.y : tile.x) * kTile, column0 = (kMirror ? tile.x : tile.y) * kTile;
-  float squares = 0.f;
-#pragma unroll 1
-  for (int batch = 0; batch < kTile / kWarps; batch += kBatch) {
-    Four xs[kBatch], ys[kBatch];
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const int q = batch + u, row = row0 + q / 4 * 4 * kWarps + warp * 4 + lane / 8, column = column0 + q % 4 * 32 + lane % 8 * 4;
-      const bool there = row < s.n && column < s.pitch;
-      const i64 place = place_of(s, row, column);
-      xs[u].hi = xs[u].lo = ys[u].hi = ys[u].lo = make_uint2(0, 0);
-      if (t.x && there) load4(xs[u], t.x, place);
-      if (t.y && there) load4(ys[u], t.y, place);
-    }
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const int q = batch + u, r = q / 4 * 4 * kWarps + warp * 4 + lane / 8, k = q % 4 * 32 + lane % 8 * 4;
-      const int row = row0 + r, column = column0 + k;
-      if (row >= s.n || column >= s.pitch) continue;
-      const i64 place = place_of(s, row, column);
-      const float4 x4 = value4(xs[u]), y4 = value4(ys[u]);
-      const float x[4] = {x4.x, x4.y, x4.z, x4.w}, y[4] = {y4.x, y4.y, y4.z, y4.w};
-      float v[4], w[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const bool there = column + e < s.n, other = kMirror || (diagonal && k + e > r);
-        const float sum = c[other ? at(k + e, r) : at(r, k + e)];
-        v[e] = there ? fmaf(t.beta, sum, fmaf(t.first, x[e], t.second * y[e])) : 0.f;
-        w[e] = there ? fmaf(t.beta2, sum, fmaf(t.first2, x[e], row == column + e ? t.delta : 0.f)) : 0.f;
-        squares += t.also ? w[e] * w[e] : v[e] * v[e];
-      }
-      if (t.flat) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (column + e < s.n) t.flat[(i64)row * t.flat_pitch + column + e] = t.gamma * v[e];
-      } else {
-        store4(t.out, place, t.out_scale, v);
-      }
-      if (t.also) store4(t.also, place, t.also_scale, w);
-    }
-  }
-  return squares;
-}
-
 // The tiles of `count` products that belong to this block.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots, Ring& ring) {
-  Asked asked = {nullptr, nullptr, s.rank, 0};
-  const int all = count * s.tiles;
-  auto next = [&] {
-    if (threadIdx.x == 0) asked.next(s, tasks, all, ring);
-  };
-  if (threadIdx.x == 0 && asked.nth < all) asked.tile(s, tasks);
-  // All places but one are asked for ahead: that one's turn comes when the products behind it have begun.
-  for (int i = 0; i < kPlaces - 1; ++i) next();
-#else
-__device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots) {
-  const unsigned shared = shared_at(tile_f32);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x == 0) ring.tell(&s, tasks, count);
 #endif
-  const int warp = threadIdx.x / 32;
+  const int row0 = threadIdx.x / 128 * kRows;
   for (int nth = s.rank; nth < count * s.tiles; nth += s.blocks) {
     const Task& t = tasks[nth / s.tiles];
     const int2 tile = tile_of(nth % s.tiles);
-    const int row0 = warp / 4 * kRows;
-    const bool diagonal = tile.x == tile.y;
     Sums sum;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    multiply_tile(s, ring, tile.x * kTile + row0 < s.n, sum, next);
+    multiply_tile(s, ring, tile.x * kTile + row0 < s.n, sum);
+    if (!t.flat) {
+      put_out(s, t, tile, ring, sum, tile_f32, slots);
+      continue;
+    }
 #else
-    const int column0 = warp % 4 * 32;
-    const bool works = tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !(diagonal && column0 >= row0 + kRows);
-    multiply_tile(s, t, tile, shared, works, sum);
+    const int column0 = threadIdx.x / 32 % 4 * 32;
+    const bool needless = tile.x == tile.y && column0 >= row0 + kRows;
+    multiply_tile(s, t, tile, ring.places, tile.x * kTile + row0 < s.n && tile.y * kTile + column0 < s.n && !needless, sum);
 #endif
     put_down(sum, tile_f32);
-    __syncthreads();
-    float squares = emit<false>(s, t, tile, tile_f32);
-    if (!diagonal) emit<true>(s, t, tile, tile_f32);
-    if (t.sums) {
-      const double all_squares = block_sum(squares, slots);
-      if (threadIdx.x == 0) t.sums[nth % s.tiles] = diagonal ? all_squares : 2 * all_squares;
-    }
-    __syncthreads();
+    block_sync();
+    finish(s, t, tile, tile_f32, slots);
+    copies_see();
+    block_sync();
   }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (threadIdx.x == 0) bulk_written();
+#endif
 }
 
 // The sum of a product's squares, in an order that no number of blocks changes.
@@ -168,26 +87,47 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
     const int2 tile = tile_of(nth);
     const bool diagonal = tile.x == tile.y;
     const int i0 = tile.x * kTile, j0 = tile.y * kTile;
-    for (int r = first; r < kTile; r += kThreads / 128)
-      tile_f32[at(r, column)] = i0 + r < s.n && j0 + column < s.n ? a[(i64)(i0 + r) * s.n + j0 + column] : 0.f;
-    __syncthreads();
+    // Loads of several rows are under way together.
+    constexpr int kBatch = 16, kStep = kThreads / 128;
+#pragma unroll 1
+    for (int r0 = first; r0 < kTile; r0 += kBatch * kStep) {
+      float x[kBatch];
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int r = r0 + u * kStep;
+        x[u] = i0 + r < s.n && j0 + column < s.n ? __ldg(a + (i64)(i0 + r) * s.n + j0 + column) : 0.f;
+      }
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) tile_f32[at(r0 + u * kStep, column)] = x[u];
+    }
+    block_sync();
     double squares = 0;
     // Rows of the tile across; of a diagonal one those are its own.
-    for (int r = first; r < kTile; r += kThreads / 128) {
-      const bool there = j0 + r < s.n && i0 + column < s.n;
-      const float other = diagonal ? tile_f32[at(r, column)] : there ? a[(i64)(j0 + r) * s.n + i0 + column] : 0.f;
-      const float x = 0.5f * (tile_f32[at(column, r)] + other);
-      squares += (diagonal ? 1. : 2.) * x * x;
-      if (j0 + r < s.n && i0 + column < s.pitch) mean[(i64)(j0 + r) * s.pitch + i0 + column] = x;
-      if (!diagonal) tile_f32[at(column, r)] = x;
+#pragma unroll 1
+    for (int r0 = first; r0 < kTile; r0 += kBatch * kStep) {
+      float others[kBatch];
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int r = r0 + u * kStep;
+        const bool there = !diagonal && j0 + r < s.n && i0 + column < s.n;
+        others[u] = there ? __ldg(a + (i64)(j0 + r) * s.n + i0 + column) : 0.f;
+      }
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int r = r0 + u * kStep;
+        const float x = 0.5f * (tile_f32[at(column, r)] + (diagonal ? tile_f32[at(r, column)] : others[u]));
+        squares += (diagonal ? 1. : 2.) * x * x;
+        if (j0 + r < s.n && i0 + column < s.pitch) mean[(i64)(j0 + r) * s.pitch + i0 + column] = x;
+        if (!diagonal) tile_f32[at(column, r)] = x;
+      }
     }
-    __syncthreads();
+    block_sync();
     if (!diagonal)
       for (int r = first; r < kTile; r += kThreads / 128)
         if (i0 + r < s.n && j0 + column < s.pitch) mean[(i64)(i0 + r) * s.pitch + j0 + column] = tile_f32[at(r, column)];
     const double all = block_sum(squares, slots);
     if (threadIdx.x == 0) sums[nth] = all;
-    __syncthreads();
+    block_sync();
   }
 }
 
@@ -238,7 +178,7 @@ __device__ __noinline__ void plan(Control& k, const Shape& s, Task (*tasks)[2], 
     if (terms == 2)
       t.out = k.f, t.beta = c[2] * unit, t.first = c[1] / kScale, t.out_scale = kScale;
     else
-      t.out = k.one, t.beta = unit, t.out_scale = kScale, t.also = k.two, t.beta2 = c[4] * unit,
+      t.out = k.one, t.beta = unit, t.out_scale = kScale, t.also = k.two, t.also_of = c[4],
       t.first2 = c[3] / kScale, t.delta = c[2], t.also_scale = kScale;
     add(t, true);
   }
@@ -246,7 +186,7 @@ __device__ __noinline__ void plan(Control& k, const Shape& s, Task (*tasks)[2], 
     Task t = {};
     t.a = k.one, t.b = k.two, t.x = k.e, t.beta = unit, t.first = c[1] / kScale, t.out = k.f, t.out_scale = kScale;
     if (begins)
-      t.also = k.y, t.beta2 = unit, t.first2 = c[1] / kScale, t.delta = 1.f, t.also_scale = kScale, t.sums = k.sums_y;
+      t.also = k.y, t.also_of = 1.f, t.delta = 1.f, t.also_scale = kScale, t.sums = k.sums_y;
     add(t, true);
   }
   // Y + Y F, together with the first product of the next power or of M.
@@ -287,16 +227,15 @@ __device__ __noinline__ void plan(Control& k, const Shape& s, Task (*tasks)[2], 
   u16* out = r == k.one ? k.two : k.one;
   Task t = {};
   t.a = r, t.b = t.x = k.m, t.beta = unit, t.first = 1.f / kScale, t.out = out, t.out_scale = kScale, t.sums = k.sums_e;
-  t.also = k.e, t.beta2 = -unit, t.first2 = -1.f / kScale, t.delta = 1.f, t.also_scale = kScale;
+  t.also = k.e, t.also_of = -1.f, t.delta = 1.f, t.also_scale = kScale;
   add(t, true);
   if (out == k.one) k.one = k.m; else k.two = k.m;
   k.m = out, k.phases = phase;
 }
 
 // Four elements of by (A + eps I), by in f64, and where they are; gives the row less the column of the first.
-__device__ __forceinline__ int damped(const Shape& s, const float* mean, unsigned quad, double by, double eps, float (&v)[4],
-                                      i64& place, int& column) {
-  const float4 x = __ldcg((const float4*)mean + quad);
+__device__ __forceinline__ int damped(const Shape& s, float4 x, unsigned quad, double by, double eps, float (&v)[4], i64& place,
+                                      int& column) {
   const int row = (int)(quad / (s.pitch / 4));
   column = (int)(quad % (s.pitch / 4)) * 4;
   place = place_of(s, row, column);
@@ -305,31 +244,48 @@ __device__ __forceinline__ int damped(const Shape& s, const float* mean, unsigne
   for (int e = 0; e < 4; ++e) v[e] = (float)(by * (row == column + e ? xs[e] + eps : (double)xs[e]));
   return row - column;
 }
-
-__device__ __noinline__ void scale(const Shape& s, const float* mean, double by, double eps, u16* to) {
-  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
-#pragma unroll 4
-  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
-    float v[4];
-    i64 place;
-    int column;
-    damped(s, mean, q, by, eps, v, place, column);
-    store4(to, place, kFirstScale, v);
+// f(quad, its four numbers in a, and in b if there is one) of all that belong to this block; loads of several are under way together.
+template <int kBatch, class F>
+__device__ __forceinline__ void each_quad(const Shape& s, const float* a, const float* b, F f) {
+  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4), step = s.blocks * kThreads;
+#pragma unroll 1
+  for (unsigned q0 = s.rank * kThreads + threadIdx.x; q0 < quads; q0 += kBatch * step) {
+    float4 x[kBatch], y[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const unsigned q = min(q0 + u * step, quads - 1);
+      x[u] = __ldcg((const float4*)a + q), y[u] = b ? __ldcg((const float4*)b + q) : x[u];
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      if (q0 + u * step < quads) f(q0 + u * step, x[u], y[u]);
   }
 }
 
+__device__ __noinline__ void scale(const Shape& shape, const float* mean, double by, double eps, u16* to) {
+  // A copy: what is stored below could be its original for all that the compiler knows.
+  const Shape s = shape;
+  each_quad<8>(s, mean, nullptr, [&](unsigned q, float4 x, float4) {
+    float v[4];
+    i64 place;
+    int column;
+    damped(s, x, q, by, eps, v, place, column);
+    store4(to, place, kFirstScale, v);
+  });
+  copies_see();
+}
+
 // M, E, E E and c2 I + c3 E + c4 E E, from A and A A.
-__device__ __noinline__ void start(const Shape& s, const Control& k, const float* mean, double eps) {
+__device__ __noinline__ void start(const Shape& shape, const Control& k, const float* mean, double eps) {
+  const Shape s = shape;
   const float by = (float)(k.zeta * k.zeta), c2 = k.c[2], c3 = k.c[3], c4 = k.c[4];
   const double z = k.zeta / k.size;
-  const unsigned quads = (unsigned)((i64)s.n * s.pitch / 4);
-#pragma unroll 2
-  for (unsigned q = s.rank * kThreads + threadIdx.x; q < quads; q += s.blocks * kThreads) {
+  u16 *const to_m = k.m, *const to_e = k.e, *const to_one = k.one, *const to_two = k.two;
+  each_quad<4>(s, k.squared, mean, [&](unsigned q, float4 x, float4 first) {
     float v[4], e1[4], e2[4], w[4];
     i64 place;
     int column;
-    const float4 x = __ldcg((const float4*)k.squared + q);
-    const int below = damped(s, mean, q, z, eps, v, place, column);
+    const int below = damped(s, first, q, z, eps, v, place, column);
     const float xs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -339,11 +295,12 @@ __device__ __noinline__ void start(const Shape& s, const Control& k, const float
       e2[e] = there ? fmaf(by, xs[e], one - 2.f * v[e]) : 0.f;
       w[e] = there ? fmaf(c2, one, fmaf(c3, e1[e], c4 * e2[e])) : 0.f;
     }
-    store4(k.m, place, kScale, v);
-    store4(k.e, place, kScale, e1);
-    store4(k.one, place, kScale, e2);
-    store4(k.two, place, kScale, w);
-  }
+    store4(to_m, place, kScale, v);
+    store4(to_e, place, kScale, e1);
+    store4(to_one, place, kScale, e2);
+    store4(to_two, place, kScale, w);
+  });
+  copies_see();
 }
 
 // The greatest of n numbers of that sum and sum of squares can be no greater (Samuelson, 1968).
@@ -353,7 +310,8 @@ __device__ __forceinline__ double greatest(double sum, double squares, int n) {
 }
 
 // What blocks of groups do, the first ones of a launch: roots of a [N, n, n], by so many blocks a matrix.
-__device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n, n]
+__device__ __forceinline__ void roots_of(Ring& ring, float* tile_f32,
+                                         const float* __restrict__ a,  // [N, n, n]
                                          float* root,                  // [N, n, n]
                                          float* record,                // [N, 4]
                                          u16* work,                    // [groups, 7, buffer]
@@ -361,20 +319,13 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
                                          unsigned* counters,           // [groups, 16]
                                          i64 count, int n, int p, int blocks, int groups, int stages, double absolute,
                                          double relative) {
-  extern __shared__ __align__(128) float dynamic[];
   __shared__ double slots[kThreads / 32];
   __shared__ Task tasks[kMostPhases][2];
   __shared__ Control k;
   __shared__ Shape s;
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  Ring ring;
-  float* tile_f32 = ring.begin(dynamic);
-#else
-  float* tile_f32 = dynamic;
-#endif
   const int group = blockIdx.x / blocks;
-  unsigned* counter = counters + 16 * group;
   unsigned round = 0;
+  const auto meet = [&] { group_sync(counters + 16 * group, round, blocks); };
   const bool first = threadIdx.x == 0, deep = n > kDeep;
   if (first) {
     const int side = (n + kTile - 1) / kTile;
@@ -385,11 +336,11 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
     k.sums_e = sums + (i64)group * 2 * s.tiles, k.sums_y = k.sums_e + s.tiles;
     k.squared = (float*)(k.buffers + 5 * s.buffer);
   }
-  __syncthreads();
+  block_sync();
   float* mean = (float*)(k.buffers + 4 * s.buffer);
   for (i64 nth = group; nth < count; nth += groups) {
     symmetric_part(s, a + nth * n * n, mean, k.sums_e, tile_f32, slots);
-    group_sync(counter, round, blocks);
+    meet();
     const double norm = sqrt(total(k.sums_e, s.tiles, slots)), eps = max(absolute, relative * norm), size = norm + eps;
     // Beyond, squares of f32 are no numbers.
     const bool there = norm < 1e300 && size > 0;
@@ -402,24 +353,20 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
       Task t = {};
       t.a = t.b = buffer(0), t.beta = 1.f / (kFirstScale * kFirstScale), t.gamma = 1.f;
       t.flat = k.squared, t.flat_pitch = s.pitch, t.sums = k.sums_y;
-      if (deep) t.also = k.one, t.beta2 = t.beta, t.also_scale = kFirstScale;
+      if (deep) t.also = k.one, t.also_of = 1.f, t.also_scale = kFirstScale;
       tasks[0][0] = t, k.count[0] = 1, k.phases = there ? 1 + deep : 0;
       t = {};
       t.a = t.b = k.one, t.beta = 1.f / (kFirstScale * kFirstScale), t.out = k.two, t.out_scale = 1.f, t.sums = k.sums_e;
       tasks[1][0] = t, k.count[1] = 1;
     }
     if (there) scale(s, mean, 1 / size, eps, k.buffers);
-    group_sync(counter, round, blocks);
+    meet();
     // The first round makes A A, each of the others is an iteration.
     for (bool squares = true; k.phases > 0; squares = false) {
       const int phases = k.phases;
       for (int phase = 0; phase < phases; ++phase) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
         make(s, tasks[phase], k.count[phase], tile_f32, slots, ring);
-#else
-        make(s, tasks[phase], k.count[phase], tile_f32, slots);
-#endif
-        group_sync(counter, round, blocks);
+        meet();
       }
       const double total_y = total(k.sums_y, s.tiles, slots);
       double total_e = 0;
@@ -431,21 +378,24 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
           const double most = deep ? sqrt(greatest(total_y, fourth, n)) : greatest(trace, total_y, n);
           k.zeta = 1.75 / (1.0001 * sqrt(most));
         }
-        __syncthreads();
+        block_sync();
         start(s, k, mean, eps);
-        group_sync(counter, round, blocks);
+        meet();
       } else {
         total_e = total(k.sums_e, s.tiles, slots);
       }
-      __syncthreads();
+      block_sync();
       if (first) plan(k, s, tasks, total_e, total_y);
-      __syncthreads();
+      block_sync();
     }
     if (first && s.rank == 0) {
       float* at = record + nth * 4;
       at[0] = (float)k.status, at[1] = (float)k.iterations, at[2] = k.residual, at[3] = (float)eps;
     }
-    group_sync(counter, round, blocks);
+    meet();
   }
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (first) ring.tell(nullptr, nullptr, -1);
+#endif
 }
 }  // namespace newton

@@ -12,6 +12,11 @@ typedef unsigned short u16;
 namespace newton {
 
 constexpr int kThreads = 256, kTile = 128, kTerms = 32;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr int kLaunched = kThreads + 128;    // a warpgroup more, one of whose threads asks the copy engine
+#else
+constexpr int kLaunched = kThreads;
+#endif
 constexpr int kWarps = kThreads / 32, kRows = 4 * kTile / kWarps;  // a warp's part of a tile has that many rows and 32 columns
 constexpr int kPlane = kTile * kTerms;       // halves of a block: 128 rows of 32 terms, hi, and behind it lo
 constexpr int kStage = 4 * 2 * kPlane;       // bytes of two blocks, one of each operand
@@ -24,13 +29,13 @@ constexpr float kLargest = 60000.f;
 constexpr float kEnough = 2e-8f;                      // of the root, relative: a third of an f32's rounding
 enum { kNewton = 0, kFailed = 3 };
 
-// One product c = a b and what becomes of it: out = beta c + first x + second y; also = beta2 c + first2 x + delta I.
+// One product c = a b and what becomes of it: out = beta c + first x + second y; also = also_of out + first2 x + delta I.
 struct Task {
   const u16 *a, *b, *x, *y;
   u16 *out, *also;
   float* flat;  // gamma out, [n, flat_pitch], instead of out's halves
   double* sums; // [tiles] of out^2, or of also^2 where there is one
-  float beta, first, second, out_scale, beta2, first2, delta, also_scale, gamma;
+  float beta, first, second, out_scale, also_of, first2, delta, also_scale, gamma;
   int flat_pitch;
 };
 
@@ -46,6 +51,11 @@ __device__ __forceinline__ i64 place_of(const Shape& s, int row, int column) {
          ((column / 8 ^ row / 2) % 4 * 8) + column % 8;
 }
 
+// Where the first block of a tile's columns begins; the others follow.
+__device__ __forceinline__ i64 block_of(const Shape& s, int row, int column) {
+  return ((i64)row * s.chunks + column * (kTile / kTerms)) * (2 * kPlane);
+}
+
 // d (16 x 8) = a (16 x 16) b (16 x 8), added to d or not.
 template <bool kAdd>
 __device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -59,23 +69,34 @@ __device__ __forceinline__ void product16(float (&d)[4], const unsigned (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
 }
 
+// Between the threads that work on tiles.
+__device__ __forceinline__ void block_sync() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
 __device__ double block_sum(double x, double* slots) {
   for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  __syncthreads();
+  block_sync();
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
+  block_sync();
   x = slots[0];
   for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
   return x;
 }
 
-// Between the blocks of a group: all that was written before is seen after.
-__device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, int blocks) {
+// What this thread wrote of a buffer, the copy engine will read behind the next group_sync, or what others did.
+__device__ __forceinline__ void copies_see() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  // Also by the copy engine.
   asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
-  __syncthreads();
+}
+// Between the blocks of a group: all that was written before is seen after.
+__device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, int blocks) {
+  block_sync();
   if (blocks == 1) return;
   round += blocks;
   if (threadIdx.x == 0) {
@@ -84,11 +105,8 @@ __device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, i
     do {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
     } while ((int)(seen - round) < 0);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-#endif
   }
-  __syncthreads();
+  block_sync();
 }
 
 // Row and column of the nth tile on and below the diagonal.
@@ -107,84 +125,175 @@ __device__ __forceinline__ int at(int row, int column) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 using Sums = float[16][4];  // rows 16 (warp % 4) + lane / 4 of the warpgroup's 64, and 8 below; columns 8 n + 2 (lane % 4)
 
-// Pairs of blocks of 32 terms on their way to shared memory, and those that all threads are done with.
+// Pairs of blocks of 32 terms on their way to shared memory, behind those of a tile what is added to it, and those that all warps are
+// done with. A thread of its own asks for them, product after product as it is told: whoever multiplies never waits for those who are
+// behind.
+struct Told {
+  const Shape* shape;
+  const Task* tasks;
+  int count;  // of products; -1: it is done
+};
 struct Ring {
-  unsigned places, full, empty;
-  unsigned asked, taken;
+  unsigned places, full, empty, told;
+  unsigned taken;  // or asked for
+  Told* what;
   // Gives where a tile of f32 lies.
-  __device__ __forceinline__ float* begin(float* dynamic) {
-    __shared__ unsigned long long barriers[2 * kPlaces];
+  __device__ __forceinline__ float* begin() {
+    extern __shared__ __align__(128) float dynamic[];
+    __shared__ unsigned long long barriers[2 * kPlaces + 1];
+    __shared__ Told of;
     float* tile_f32 = dynamic + (1024 - shared_at(dynamic) % 1024) % 1024 / 4;
-    places = shared_at(tile_f32 + kTile * kTile), full = shared_at(barriers), empty = full + 8 * kPlaces;
-    asked = taken = 0;
+    places = shared_at(tile_f32 + kTile * kTile), full = shared_at(barriers), empty = full + 8 * kPlaces, told = empty + 8 * kPlaces;
+    taken = 0, what = &of;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kPlaces; ++i) barrier_init(barriers + i, 1), barrier_init(barriers + kPlaces + i, kThreads);
+      for (int i = 0; i < kPlaces; ++i) barrier_init(barriers + i, 1), barrier_init(barriers + kPlaces + i, kWarps);
+      barrier_init(barriers + 2 * kPlaces, 1);
       barrier_init_fence();
     }
     __syncthreads();
     return tile_f32;
   }
-};
-// What one thread asks for: the chunks of this block's tiles, one after the other.
-struct Asked {
-  const u16 *a, *b;
-  int nth, chunk;
-  __device__ __forceinline__ void tile(const Shape& s, const Task* tasks) {
-    const Task& t = tasks[nth / s.tiles];
-    const int2 at = tile_of(nth % s.tiles);
-    a = t.a + (i64)at.x * s.chunks * (2 * kPlane), b = t.b + (i64)at.y * s.chunks * (2 * kPlane);
+  __device__ __forceinline__ unsigned at(unsigned ahead) const { return places + (taken + ahead) % kPlaces * kStage; }
+  // Until what comes after so many others is there.
+  __device__ __forceinline__ void wait(unsigned ahead) const {
+    const unsigned nth = taken + ahead;
+    barrier_wait_at(full + 8 * (nth % kPlaces), nth / kPlaces & 1);
   }
-  __device__ __forceinline__ void next(const Shape& s, const Task* tasks, int all, Ring& ring) {
-    if (nth >= all) return;
-    const unsigned place = ring.asked % kPlaces, full = ring.full + 8 * place, to = ring.places + place * kStage;
-    if (ring.asked >= kPlaces) barrier_wait_at(ring.empty + 8 * place, (ring.asked / kPlaces - 1) & 1);
-    barrier_expect_at(full, kStage);
-    bulk_copy_at(to, a, kStage / 2, full);
-    bulk_copy_at(to + kStage / 2, b, kStage / 2, full);
-    ++ring.asked, a += 2 * kPlane, b += 2 * kPlane;
-    if (++chunk < s.chunks) return;
-    chunk = 0, nth += s.blocks;
-    if (nth < all) tile(s, tasks);
+  // This warp is done with what came first.
+  __device__ __forceinline__ void done() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive_at(empty + 8 * (taken % kPlaces));
+    ++taken;
+  }
+  // By the thread that asks: a place takes that much of `a` and, behind it, of `b`.
+  __device__ __forceinline__ void bring(const u16* a, unsigned bytes_a, const u16* b, unsigned bytes_b) {
+    const unsigned place = taken % kPlaces, full_at = full + 8 * place, to = places + place * kStage;
+    if (taken >= kPlaces) barrier_wait_at(empty + 8 * place, (taken / kPlaces - 1) & 1);
+    barrier_expect_at(full_at, bytes_a + bytes_b);
+    if (bytes_a > 0) bulk_copy_at(to, a, bytes_a, full_at);
+    if (bytes_b > 0) bulk_copy_at(to + kStage / 2, b, bytes_b, full_at);
+    ++taken;
+  }
+  // By one thread of those that multiply: these products are to be made.
+  __device__ __forceinline__ void tell(const Shape* shape, const Task* tasks, int count) const {
+    what->shape = shape, what->tasks = tasks, what->count = count;
+    barrier_arrive_at(told);
+  }
+  // For all threads, of which those that multiply go on, with registers of the others; one of those asks until it is told to end.
+  __device__ __forceinline__ bool share(bool multiplies) {
+    if (threadIdx.x >= kThreads) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+      if (multiplies && threadIdx.x == kThreads) feed();
+      return false;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    return true;
+  }
+  // The blocks of this block's tiles, one pair after the other.
+  __device__ __forceinline__ void feed() {
+    for (unsigned products = 0;; ++products) {
+      barrier_wait_at(told, products & 1);
+      const Told now = *what;
+      if (now.count < 0) return;
+      const Shape s = *now.shape;
+      copies_see();
+      for (int nth = s.rank; nth < now.count * s.tiles; nth += s.blocks) {
+        const Task& t = now.tasks[nth / s.tiles];
+        const int2 at = tile_of(nth % s.tiles);
+        const u16 *a = t.a + (i64)at.x * s.chunks * (2 * kPlane), *b = t.b + (i64)at.y * s.chunks * (2 * kPlane);
+        for (int c = 0; c < s.chunks; ++c, a += 2 * kPlane, b += 2 * kPlane) bring(a, kStage / 2, b, kStage / 2);
+        if (t.flat) continue;
+        // What is there of the tile's four blocks of columns.
+        auto add = [&](const u16* from) {
+          const u16* x = from + block_of(s, at.x, at.y);
+          for (int i = 0; i < 2; ++i) {
+            const int blocks = min(max(s.chunks - 4 * at.y - 2 * i, 0), 2);
+            bring(x + i * (4 * kPlane), blocks > 0 ? kStage / 2 : 0, x + i * (4 * kPlane) + 2 * kPlane, blocks > 1 ? kStage / 2 : 0);
+          }
+        };
+        if (t.x) add(t.x);
+        if (t.y) add(t.y);
+      }
+    }
   }
 };
 
-// sum[n] of this warpgroup's 64 rows of a tile.
-template <class Next>
-__device__ __forceinline__ void multiply_tile(const Shape& s, Ring& ring, bool works, Sums& sum, const Next& next) {
+// sum[n] of this warpgroup's 64 rows of a tile. 64 columns are added up while the products of the other 64 are under way.
+__device__ __forceinline__ void multiply_tile(const Shape& s, Ring& ring, bool works, Sums& sum) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const unsigned fa = (warp * 16 + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
 #pragma unroll
   for (int e = 0; e < 64; ++e) sum[e / 4][e % 4] = 0.f;
-#pragma unroll 1
-  for (int c = 0; c < s.chunks; ++c, ++ring.taken) {
-    const unsigned place = ring.taken % kPlaces, stage = ring.places + place * kStage;
-    barrier_wait_at(ring.full + 8 * place, ring.taken / kPlaces & 1);
-    if (works) {
-      unsigned high[2][4], low[2][4];
+  if (!works) {
+    for (int c = 0; c < s.chunks; ++c) ring.wait(0), ring.done();
+    return;
+  }
+  unsigned high[2][2][4], low[2][2][4];
+  float part[2][8][4];
+  // A's rows of a pair of blocks, into one of two sets of registers; gives B.
+  auto load = [&](int set, unsigned ahead) {
+    ring.wait(ahead);
+    const unsigned stage = ring.at(ahead);
+    const unsigned fa = stage + (warp * 16 + lane % 16) * 64 + (lane / 16 ^ lane / 2 % 4) * 16;
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        load_matrices<false>(low[k], stage + 2 * kPlane + (fa ^ 32 * k));
-        load_matrices<false>(high[k], stage + (fa ^ 32 * k));
-      }
-      const u64 b = by_short_rows(stage + kStage / 2), b_low = further(b, 2 * kPlane);
-      float part[16][4];
-      products_begin();
-      // The large ones last.
-      wgmma_of_first<false, false>(part, low[0], b);
-      wgmma_of<false, false>(part, low[1], further(b, 32));
-      wgmma_of<false, false>(part, high[0], b_low);
-      wgmma_of<false, false>(part, high[1], further(b_low, 32));
-      wgmma_of<false, false>(part, high[0], b);
-      wgmma_of<false, false>(part, high[1], further(b, 32));
-      products_end();
-      next();
-      products_wait(part);
-#pragma unroll
-      for (int e = 0; e < 64; ++e) sum[e / 4][e % 4] += part[e / 4][e % 4];
-    } else {
-      next();
+    for (int k = 0; k < 2; ++k) {
+      load_matrices<false>(low[set][k], (fa ^ 32 * k) + 2 * kPlane);
+      load_matrices<false>(high[set][k], fa ^ 32 * k);
     }
-    barrier_arrive_at(ring.empty + 8 * place);
+    return by_short_rows(stage + kStage / 2);
+  };
+  auto multiply = [&](int set, float(&d)[8][4], u64 b) {
+    const u64 b_low = further(b, 2 * kPlane);
+    products_begin();
+    // The large ones last.
+    wgmma_of_first<false, false>(d, low[set][0], b);
+    wgmma_of<false, false>(d, low[set][1], further(b, 32));
+    wgmma_of<false, false>(d, high[set][0], b_low);
+    wgmma_of<false, false>(d, high[set][1], further(b_low, 32));
+    wgmma_of<false, false>(d, high[set][0], b);
+    wgmma_of<false, false>(d, high[set][1], further(b, 32));
+    products_end();
+  };
+  auto add = [&](int half) {
+#pragma unroll
+    for (int e = 0; e < 32; ++e) sum[8 * half + e / 4][e % 4] += part[half][e / 4][e % 4];
+  };
+  // From one pair to the next, which is in that set; 64 columns' products of the former are under way.
+  auto step = [&](int set, u64 b, bool more) {
+    multiply(set, part[0], b);
+    products_wait_but_one(part[1]);
+    ring.done();
+    add(1);
+    multiply(set, part[1], further(b, 64 * 2 * kTerms));
+    const u64 next = more ? load(set ^ 1, 1) : 0;
+    products_wait_but_one(part[0]);
+    add(0);
+    return next;
+  };
+  u64 b = load(0, 0);
+  multiply(0, part[0], b);
+  multiply(0, part[1], further(b, 64 * 2 * kTerms));
+  if (s.chunks > 1) b = load(1, 1);
+  products_wait_but_one(part[0]);
+  add(0);
+  auto end = [&] {
+    products_wait(part[1]);
+    ring.done();
+    add(1);
+  };
+  // An end for each way there: where they meet before it, compilers wait for each product.
+  int c = 1;
+#pragma unroll 1
+  while (true) {
+    if (c == s.chunks) {
+      end();
+      return;
+    }
+    b = step(1, b, ++c < s.chunks);
+    if (c == s.chunks) {
+      end();
+      return;
+    }
+    b = step(0, b, ++c < s.chunks);
   }
 }
 // A thread's sums, where `emit` finds them.
@@ -201,6 +310,17 @@ __device__ __forceinline__ void put_down(const Sums& sum, float* tile_f32) {
 }
 #else
 using Sums = float[kRows / 16][4][4];
+
+// Stages that threads fill for themselves, where tiles of f32 come to lie too.
+struct Ring {
+  unsigned places;
+  __device__ __forceinline__ float* begin() {
+    extern __shared__ __align__(128) float dynamic[];
+    places = shared_at(dynamic);
+    return dynamic;
+  }
+  __device__ __forceinline__ bool share(bool) { return true; }
+};
 
 // Both operands' blocks of 32 terms: each thread copies its 16 bytes of every 4 KB.
 __device__ __forceinline__ void copy_blocks(unsigned to, const u16* a, const u16* b) {

@@ -20,7 +20,8 @@ const fn shared(n: usize) -> u32 {
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/resident.cu", include_str!("resident.cu"));
     let mut spec = Specialisation::new(source, &["resident_roots", "resident_roots64"]);
-    spec.headers = &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, super::NEWTON_PRODUCTS, super::NEWTON];
+    spec.headers =
+        &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, super::NEWTON_PRODUCTS, super::NEWTON_ENDS, super::NEWTON];
     spec.archs = Archs::AtLeast(90);
     spec
 }

@@ -11,13 +11,17 @@
 #include "newton.cuh"
 #include "slabs.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(newton::kLaunched, 1)
     newton_beside(const float* __restrict__ a, float* root, float* record, u16* work, double* sums, unsigned* counters, i64 count, int n,
                   int p, int blocks, int stages, double absolute, double relative, int groups, const Plate* plates, const i64* first,
                   const i64* root_at, const float* roots, char* to, float* largest, int slabs, int entries) {
   __shared__ int tickets[2];
-  if ((int)blockIdx.x < groups * blocks)
-    newton::roots_of(a, root, record, work, sums, counters, count, n, p, blocks, groups, stages, absolute, relative);
+  const bool multiplies = (int)blockIdx.x < groups * blocks;
+  newton::Ring ring;
+  float* tile_f32 = ring.begin();
+  if (!ring.share(multiplies)) return;
+  if (multiplies)
+    newton::roots_of(ring, tile_f32, a, root, record, work, sums, counters, count, n, p, blocks, groups, stages, absolute, relative);
   const SlabsOf o = {plates, first, root_at, roots, to, largest, slabs, entries};
   unsigned* next = counters + 16 * groups;
   // A slot of tickets is written again behind two barriers, that of `put` and this one; one more is on its way.
