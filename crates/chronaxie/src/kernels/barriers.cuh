@@ -60,6 +60,15 @@ __device__ __forceinline__ void bulk_copy_at(unsigned to, const void* from, unsi
                : "memory");
 }
 
+// `bytes` (a multiple of 16) from shared to global memory; both addresses are multiples of 16. This thread can wait until all that it
+// stored so has been read, or is written.
+__device__ __forceinline__ void bulk_store(void* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Both as far as L2 alone, ahead of a copy.
 __device__ __forceinline__ void box_prefetch(const void* map, int column, int row, int z, int w) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(column), "r"(row), "r"(z), "r"(w)

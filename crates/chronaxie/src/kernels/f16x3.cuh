@@ -40,13 +40,6 @@ __device__ __forceinline__ float scale_up(unsigned largest) {
 __device__ __forceinline__ float scale_down(unsigned largest) { return __uint_as_float((max(largest >> 23, 20u) - 14u) << 23); }
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
-// Two numbers, scaled, as sums of two.
-__device__ __forceinline__ void split(unsigned& high, unsigned& low, float x0, float x1) {
-  high = pack<false>(x0, x1);
-  const float2 y = unpack<false>(high);
-  low = pack<false>(x0 - y.x, x1 - y.y);
-}
-
 // Two blocks of numbers to a place of the ring.
 __device__ __forceinline__ void copy_blocks(unsigned to, const char* x, const char* y, unsigned barrier) {
   bulk_copy_at(to, x, kTileBytes, barrier);

@@ -69,6 +69,12 @@ __device__ __forceinline__ float2 unpack(unsigned x) {
   }
   return d;
 }
+// Two numbers as sums of two of f16, the larger ones and what they leave.
+__device__ __forceinline__ void split(unsigned& high, unsigned& low, float x0, float x1) {
+  high = pack<false>(x0, x1);
+  const float2 y = unpack<false>(high);
+  low = pack<false>(x0 - y.x, x1 - y.y);
+}
 // The products of two pairs, rounded. Multiplications alone of bf16 came with sm_90.
 template <bool kBf16>
 __device__ __forceinline__ unsigned times(unsigned x, unsigned y) {

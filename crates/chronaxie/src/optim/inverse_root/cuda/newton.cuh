@@ -21,7 +21,7 @@
 // multiprocessors, is 4.2 MFLOP each on 1.5 TFLOP/s: 2.7 us, 19 of them 51 us. 16 x 512^2: 160 tiles of 33.6 MFLOP on 132
 // multiprocessors, two rounds: 44 us, 19 of them 0.8 ms, 0.5 ms if tiles fitted. 1 x 2048^2: 136 tiles, 1.9 ms; 1 x 4096^2: 528 tiles,
 // 1.5 TFLOP in all, 7 ms. Operands of a tile are 1 KB a term for 16384 x 3 multiply-adds, from the second cache: 23 bytes a clock and
-// multiprocessor at that rate, about what it gives. Device memory: 28 n^2 bytes of workspace a group.
+// multiprocessor at that rate. Device memory: 28 n^2 bytes of workspace a group.
 //
 // On sm_90a wgmma does 1.07 PFLOP/s at 1980 MHz: a tile of 1024 terms is 24600 clocks of tensor cores, and 96 KB of shared memory a
 // pair of blocks for 770 of them, 125 bytes a clock of 128. A tile took 36700 clocks (4 x 1024^2, H200, 2026-11-29). The second cache is
@@ -40,7 +40,7 @@
 
 namespace newton {
 
-// The tiles of `count` products that belong to this block.
+// The tiles of `count` products that belong to this block; those that stay flat are alone between barriers.
 __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int count, float* tile_f32, double* slots, Ring& ring) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (threadIdx.x == 0) ring.tell(&s, tasks, count);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void make(const Shape& s, const Task* tasks, int coun
     block_sync();
   }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  if (threadIdx.x == 0) bulk_written();
+  if (threadIdx.x == 0) bulk_stores_written();
 #endif
 }
 

@@ -103,21 +103,6 @@ __device__ __forceinline__ void finish(const Shape& s, const Task& t, int2 tile,
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// One thread's: until all that was given out is read, and written.
-__device__ __forceinline__ void bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void bulk_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ __forceinline__ void bulk_give(void* to, unsigned from, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Two elements as halves, hi and lo.
-__device__ __forceinline__ uint2 split(float x, float y) {
-  const unsigned hi = pack<false>(x, y);
-  const float2 h = unpack<false>(hi);
-  return make_uint2(hi, pack<false>(x - h.x, y - h.y));
-}
-
 // What was made of these numbers is made anew: there are not registers enough for both.
 __device__ __forceinline__ void anew(Sums& v) {
 #pragma unroll
@@ -139,14 +124,20 @@ __device__ __forceinline__ int thread_now() {
 __device__ __forceinline__ void put_blocks(const Shape& s, int2 tile, Sums& v, u16* to, unsigned blocks) {
   const int thread = thread_now(), warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
   auto give = [&](int row, int column) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    products_see();
     block_sync();
     // Of the four blocks those that the buffer has.
-    if (threadIdx.x == 0) bulk_give(to + block_of(s, row, column), blocks, min(4, s.chunks - 4 * column) * (4 * kPlane));
+    if (threadIdx.x == 0) bulk_store(to + block_of(s, row, column), blocks, min(4, s.chunks - 4 * column) * (4 * kPlane));
   };
   auto ready = [&] {
-    if (threadIdx.x == 0) bulk_read();
+    if (threadIdx.x == 0) bulk_stores_read();
     block_sync();
+  };
+  // A pair's halves, hi and lo.
+  auto halves = [&](int n, int h) {
+    uint2 x;
+    split(x.x, x.y, v[n][2 * h], v[n][2 * h + 1]);
+    return x;
   };
   auto store = [](unsigned at, uint2 x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x.x) : "memory");
@@ -158,7 +149,7 @@ __device__ __forceinline__ void put_blocks(const Shape& s, int2 tile, Sums& v, u
   for (int n = 0; n < 16; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      store(own + n / 4 * (4 * kPlane) + h * 512 + ((n % 4 ^ g / 2) << 4), split(v[n][2 * h], v[n][2 * h + 1]));
+      store(own + n / 4 * (4 * kPlane) + h * 512 + ((n % 4 ^ g / 2) << 4), halves(n, h));
   const unsigned column = blocks + warp / 2 * (4 * kPlane);
   if (tile.x == tile.y) {
     block_sync();
@@ -170,7 +161,7 @@ __device__ __forceinline__ void put_blocks(const Shape& s, int2 tile, Sums& v, u
       for (int h = 0; h < 2; ++h) {
         const int below = 16 * warp + 8 * h + g - 8 * n - 2 * c;
         const unsigned at = turned + n * 512 + ((warp % 2 * 2 + h ^ c) << 4);
-        const uint2 x = split(v[n][2 * h], v[n][2 * h + 1]);
+        const uint2 x = halves(n, h);
         if (below > 0) store_half(at, x.x), store_half(at + 2 * kPlane, x.y);
         if (below > 1) store_half(at + 64, x.x >> 16), store_half(at + 64 + 2 * kPlane, x.y >> 16);
       }
@@ -190,7 +181,7 @@ __device__ __forceinline__ void put_blocks(const Shape& s, int2 tile, Sums& v, u
   for (int n = 0; n < 16; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint2 x = split(v[n][2 * h], v[n][2 * h + 1]);
+      const uint2 x = halves(n, h);
       store(other + n * 512 + ((warp % 2 * 2 + h ^ c) << 4), make_uint2(turned(x.x), turned(x.y)));
     }
   give(tile.y, tile.x);

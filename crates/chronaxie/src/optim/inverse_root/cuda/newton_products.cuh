@@ -200,7 +200,7 @@ struct Ring {
       for (int nth = s.rank; nth < now.count * s.tiles; nth += s.blocks) {
         const Task& t = now.tasks[nth / s.tiles];
         const int2 at = tile_of(nth % s.tiles);
-        const u16 *a = t.a + (i64)at.x * s.chunks * (2 * kPlane), *b = t.b + (i64)at.y * s.chunks * (2 * kPlane);
+        const u16 *a = t.a + block_of(s, at.x, 0), *b = t.b + block_of(s, at.y, 0);
         for (int c = 0; c < s.chunks; ++c, a += 2 * kPlane, b += 2 * kPlane) bring(a, kStage / 2, b, kStage / 2);
         if (t.flat) continue;
         // What is there of the tile's four blocks of columns.
