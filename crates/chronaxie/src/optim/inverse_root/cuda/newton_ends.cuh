@@ -16,10 +16,9 @@ __device__ __forceinline__ float4 value4(const Four& x) {
   return make_float4(h0.x + l0.x, h0.y + l0.y, h1.x + l1.x, h1.y + l1.y);
 }
 __device__ __forceinline__ void store4(u16* to, i64 place, float scale, const float (&v)[4]) {
-  const float x = v[0] * scale, y = v[1] * scale, z = v[2] * scale, w = v[3] * scale;
-  const uint2 hi = make_uint2(pack<false>(x, y), pack<false>(z, w));
-  const float2 h0 = unpack<false>(hi.x), h1 = unpack<false>(hi.y);
-  const uint2 lo = make_uint2(pack<false>(x - h0.x, y - h0.y), pack<false>(z - h1.x, w - h1.y));
+  uint2 hi, lo;
+  split(hi.x, lo.x, v[0] * scale, v[1] * scale);
+  split(hi.y, lo.y, v[2] * scale, v[3] * scale);
   *(uint2*)(to + place) = hi;
   *(uint2*)(to + kPlane + place) = lo;
 }

@@ -146,7 +146,7 @@ struct Ring {
     places = shared_at(tile_f32 + kTile * kTile), full = shared_at(barriers), empty = full + 8 * kPlaces, told = empty + 8 * kPlaces;
     taken = 0, what = &of;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kPlaces; ++i) barrier_init(barriers + i, 1), barrier_init(barriers + kPlaces + i, kWarps);
+      for (int i = 0; i < kPlaces; ++i) barrier_init(barriers + i, 1), barrier_init(barriers + kPlaces + i, kThreads);
       barrier_init(barriers + 2 * kPlaces, 1);
       barrier_init_fence();
     }
@@ -159,12 +159,8 @@ struct Ring {
     const unsigned nth = taken + ahead;
     barrier_wait_at(full + 8 * (nth % kPlaces), nth / kPlaces & 1);
   }
-  // This warp is done with what came first.
-  __device__ __forceinline__ void done() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_at(empty + 8 * (taken % kPlaces));
-    ++taken;
-  }
+  // This thread is done with what came first. Each arrives, not one of a warp: so racecheck sees the order.
+  __device__ __forceinline__ void done() { barrier_arrive_at(empty + 8 * (taken++ % kPlaces)); }
   // By the thread that asks: a place takes that much of `a` and, behind it, of `b`.
   __device__ __forceinline__ void bring(const u16* a, unsigned bytes_a, const u16* b, unsigned bytes_b) {
     const unsigned place = taken % kPlaces, full_at = full + 8 * place, to = places + place * kStage;
