@@ -53,6 +53,10 @@ const CHECK: &[&str] = &[
     "B1_D130_T1028,dtype=bf16,h0=true,gates=extreme",
     "B3_D5_T1,dtype=f16,h0=true",
     "B1_D1100_T520,dtype=f16,h0=true",
+    "B1_D3_T10000,dtype=bf16,h0=true,gates=signed",
+    "B2_D2_T8600,dtype=f16,h0=true,reverse=true,gates=slow",
+    "B1_D2_T65544,dtype=bf16,h0=true,gates=slow",
+    "B1_D2_T65545,dtype=f16,h0=true,reverse=true",
 ];
 const COMPARED_COMPLEX: &[&str] = &["B1_D1024_T1000000"];
 const CPU_COMPLEX: &[&str] = &["B1_D1024_T4096", "B1_D64_T65536"];

@@ -26,11 +26,17 @@
 // without any of them): reads that leave L2 last 0.1997 / 0.533, kept, and as much at 4 and 12 times the size; reads
 // that leave it first 0.211 / 0.570; plain, write-through or lasting stores instead of streaming ones 0.205 / 0.543 to
 // 0.549; blocks that start up to 3 us apart 0.204 / 0.550; tiles of 512 steps 0.207 / 0.557; 256 threads 0.204 / 0.546.
-// Tried on an H100 with as many rows of bf16 (2026-11-26; 0.148, backward alone 0.245, 90 and 91 % of a copy, as are rows of
-// 86016 steps, 90 and 92 %; 8192 rows of 8192 steps take 0.140 and 0.235, 95 %): blocks that take parts of rows, 8 tiles each,
-// as they come free, states handed on through memory, since multiprocessors are at work for 173 to 271 thousand clocks of a
-// launch, 240 on the average: 0.1468 and 0.2437; 16 parts 0.1475 and 0.2448. Rings of 3 and 6 tiles, 64 threads with two
-// vectors: 0.1475 to 0.1487.
+// With as many rows of bf16 what binds is that 1024 rows are read at once in pieces of 2 KB: rows of 8192 steps, all
+// of which lie next to each other, come at 98 % of a copy. Blocks of 256 and 512 threads read longer pieces of fewer
+// rows. H200, 2026-11-29, 1024 rows of 65536 steps, forward and backward alone, with 128 threads 0.1089 and 0.1784 (88
+// %): 256 threads with rings of 3 tiles 0.1051 and 0.1714, of 5 0.1064, of 2 backward 0.1714; forward 512 threads, 2
+// tiles, 2 blocks a multiprocessor 0.1033 (3 blocks 0.1062, 4 0.1198; backward has no room for it). Of 12288 rows of
+// 8192 steps 256 threads make 0.1443 and 0.2490 0.1418 and 0.2394, and 512 0.187; 8200 steps, whose fifth tile is all
+// but empty, 0.157 where 128 threads take 0.153; rows of at most 4096 steps
+// are slower forward with 256, by up to twice.
+// Tried before on an H100 (2026-11-26; 0.148, backward 0.245): blocks that take parts of rows, 8 tiles each, as they
+// come free, states handed on through memory 0.1468 and 0.2437; 16 parts 0.1475 and 0.2448. Rings of 3 and 6 tiles, 64
+// threads with two vectors: 0.1475 to 0.1487.
 // Ideas: writing through a staged bulk store costs shared memory that the ring needs and saves nothing that binds (one
 // 16-byte store a lane for 4 steps). A split of a row over blocks is not needed from about 130 rows on: with 1024 rows
 // every block is resident at once.
@@ -185,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kStored == 0 ? 0 : 1)
   scan_rows<true>(a, x, h0, h, h_last, n);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+// Without a count of blocks ptxas keeps 512 threads to 64 registers, and spills.
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads < 512 ? 0 : 1)
     scan_forward_strided(Sequence a, Sequence x, State h0, Sequence h, State h_last, Sizes n) {
   scan_rows<false>(a, x, h0, h, h_last, n);
 }

@@ -49,19 +49,23 @@ const CLASSES: [(DeviceProps, bool, &[&str]); 3] = [
     (DeviceProps::SM_120, true, &["sm_120"]),
 ];
 
-/// Every kernel that a default plan can launch: both passes and directions, long, middling and short rows, each stored as
-/// f32, bf16 and f16.
+/// Every kernel that a default plan can launch: both passes and directions, rows of every length, each stored as f32, bf16 and
+/// f16.
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let mut list = general::specialisations(false);
     let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
     for (dtype, (device, bulk, archs)) in dtypes.into_iter().flat_map(|d| CLASSES.map(|c| (d, c))) {
-        for steps in [65536, 512, 256] {
+        let mut chosen = Vec::new();
+        for steps in [65536, 8192, 4096, 512, 256] {
             for (pass, reverse) in [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, false), (p, true)]) {
                 let config = LinearScan::new(1, 1, steps)
                     .and_then(|p| p.with_dtype(dtype))
                     .and_then(|p| Config::choose(&p.with_reverse(reverse), pass, &device, None))
                     .expect("default configurations fit every fixture, as a test shows");
-                list.push(specialisation(dtype, pass, &config, bulk, Archs::Only(archs)));
+                if !chosen.contains(&(pass, config)) {
+                    chosen.push((pass, config));
+                    list.push(specialisation(dtype, pass, &config, bulk, Archs::Only(archs)));
+                }
             }
         }
     }
@@ -272,7 +276,7 @@ mod tests {
             let (one, bulk, _) = CLASSES.into_iter().find(|(_, _, archs)| archs.contains(&arch.as_str())).unwrap();
             assert_eq!(bulk, device.compute_capability.0 >= 9);
             let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-            for ((steps, pass), dtype) in [0, 256, 512, 1 << 20]
+            for ((steps, pass), dtype) in [0, 256, 512, 4096, 8192, 1 << 20]
                 .into_iter()
                 .flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)])
                 .flat_map(|case| dtypes.map(|d| (case, d)))
@@ -282,7 +286,8 @@ mod tests {
                 assert_eq!(choose(&device), choose(&one), "{arch}");
             }
         }
-        assert_eq!(specialisations().len(), 3 * 36 + 6);
+        // Of halves forward two more, backward one, in both directions for three classes.
+        assert_eq!(specialisations().len(), 3 * 36 + 2 * 3 * 2 * (2 + 1) + 6);
     }
 
     #[test]

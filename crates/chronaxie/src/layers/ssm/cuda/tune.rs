@@ -85,14 +85,18 @@ impl Config {
     /// The configuration for `problem` on `device`, or the one that `variant` spells.
     pub(super) fn choose(p: &LinearScan, pass: Pass, device: &DeviceProps, variant: Option<&str>) -> Result<Self> {
         let (major, _) = device.compute_capability;
+        let forward = pass == Pass::Forward;
+        let half = p.dtype() != Dtype::F32;
+        // Longer pieces of memory at a time pay where all rows together are many pages, if the last tile is not mostly empty.
+        let long = half && p.steps() >= 8192 && 5 * p.steps().next_multiple_of(2048) <= 6 * p.steps();
         // Short rows leave threads of a large block without work, and need more rows in flight.
         let (threads, short) = match p.steps() {
             0..=256 => (32, true),
             257..=512 => (64, true),
+            65536.. if long && forward => (512, false),
+            _ if long => (256, false),
             _ => (128, false),
         };
-        let forward = pass == Pass::Forward;
-        let half = p.dtype() != Dtype::F32;
         let mut config = Self {
             element: p.dtype().size() as u32,
             best: if major >= 9 { Kind::Bulk } else { Kind::Rows },
@@ -100,11 +104,18 @@ impl Config {
             // The backward scan runs against the forward one.
             descending: p.is_reverse() == forward,
             threads,
-            // Tiles are as long in halves as in f32: one vector of eight steps instead of two of four. Pascal and Volta
+            // A thread has as many steps of a half as of f32: one vector of eight instead of two of four. Pascal and Volta
             // have no room in registers for two vectors of three tensors, and their next ones.
             vectors: if half || !forward && device.compute_capability < (7, 5) { 1 } else { 2 },
-            // Halves have as many bytes under way, in tiles half the size.
+            // Halves have as many bytes under way, in tiles half the size; of longer ones fewer do.
             stages: match (short, forward) {
+                (false, _) if long => {
+                    if threads == 512 {
+                        2
+                    } else {
+                        3
+                    }
+                }
                 (true, true) => 6,
                 (true, false) => 4,
                 (false, true) if half => 5,
@@ -113,7 +124,7 @@ impl Config {
                 (false, false) => 2,
             },
             // Eight blocks: 1024 rows are one wave of 132 multiprocessors. sm_120 has shared memory for half of that.
-            blocks_per_sm: if device.shared_per_sm >= 200 << 10 { 8 } else { 4 },
+            blocks_per_sm: if device.shared_per_sm >= 200 << 10 { 8 } else { 4 } * 128 / threads.max(128),
             persistent: short,
             channel_warps: 8,
             run: 8,
@@ -270,24 +281,54 @@ mod tests {
         for (pass, dtype) in
             [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, Dtype::Bf16), (p, Dtype::F16)])
         {
-            let c = Config::choose(&p.with_dtype(dtype).unwrap(), pass, &d, None).unwrap();
-            let f32 = Config::choose(&p, pass, &d, None).unwrap();
+            let choose = |t| Config::choose(&problem(1, 1024, t).with_dtype(dtype).unwrap(), pass, &d, None).unwrap();
+            let (c, f32) = (choose(4096), Config::choose(&p, pass, &d, None).unwrap());
             assert_eq!((c.tile(), c.threads, c.blocks_per_sm), (f32.tile(), f32.threads, f32.blocks_per_sm));
-            let blocks = d.shared_per_sm / (c.shared_bytes(pass) + 1024);
-            assert!(blocks >= c.blocks_per_sm, "{pass:?}: {blocks} blocks");
             let tile = if pass == Pass::Forward { 4 } else { 6 } * c.tile();
             assert!(c.blocks_per_sm * (c.stages - 1) * tile >= 60 << 10);
+            for t in [4096, 8192, 65536] {
+                let c = choose(t);
+                let blocks = d.shared_per_sm / (c.shared_bytes(pass) + 1024);
+                assert!(blocks >= c.blocks_per_sm && c.threads * c.blocks_per_sm == 1024, "{pass:?}: {blocks} blocks");
+            }
+        }
+    }
+
+    #[test]
+    fn long_rows_of_halves_have_longer_tiles() {
+        let tiles = |t: usize, dtype, device| {
+            let p = problem(1, 4, t).with_dtype(dtype).unwrap();
+            [Pass::Forward, Pass::Backward].map(|pass| Config::choose(&p, pass, device, None).unwrap().tile())
+        };
+        for device in &DeviceProps::FIXTURES {
+            for (t, want) in [
+                (8184, [1024; 2]),
+                (8192, [2048; 2]),
+                // A fifth tile of eight steps would take as long as the others.
+                (8200, [1024; 2]),
+                (8536, [2048; 2]),
+                (10240, [2048; 2]),
+                (65528, [2048; 2]),
+                (65536, [4096, 2048]),
+                (65544, [4096, 2048]),
+            ] {
+                assert_eq!(tiles(t, Dtype::Bf16, device), want, "{t}");
+                assert_eq!(tiles(t, Dtype::F16, device), want, "{t}");
+                assert_eq!(tiles(t, Dtype::F32, device), [1024; 2], "{t}");
+            }
         }
     }
 
     #[test]
     fn the_tiles_depend_on_the_problem_alone() {
         // Bits follow from threads and vectors; multiprocessors, clocks and memory must not move them.
-        for t in [0, 1, 256, 257, 512, 513, 1 << 20] {
-            let p = problem(2, 3, t);
-            let tile = |d| Config::choose(&p, Pass::Forward, d, None).unwrap().tile();
-            let tiles: Vec<_> = DeviceProps::FIXTURES.iter().map(tile).collect();
-            assert!(tiles.iter().all(|&n| n == tiles[0]), "{tiles:?}");
+        for t in [0, 1, 256, 257, 512, 513, 8192, 1 << 20] {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let p = problem(2, 3, t).with_dtype(dtype).unwrap();
+                let tile = |d| Config::choose(&p, Pass::Forward, d, None).unwrap().tile();
+                let tiles: Vec<_> = DeviceProps::FIXTURES.iter().map(tile).collect();
+                assert!(tiles.iter().all(|&n| n == tiles[0]), "{tiles:?}");
+            }
         }
     }
 
