@@ -72,27 +72,27 @@ $(CHRONAXIE): FORCE
 	@[ -n "$$CHRONAXIE_BUILT" ] || cargo build --quiet --workspace --all-features $(PROFILE) --bins --examples
 FORCE:
 
-# Every source by the newest NVRTC and by the oldest that is supported. By the newest for sm_90a, of specialisations that differ in
-# numbers alone every twelfth, and of a source at most six that differ in more. Of each third of the sources besides every 32nd: by
-# the oldest for sm_75, where code is its own; and for the other architectures, whose code is one of those two kinds and which take
-# turns, by the newest or by the oldest. At least one of each is compiled; which ones, and for what, changes with the source.
+# Every source by the newest NVRTC for sm_90a: of specialisations that differ in numbers alone every 24th, and of a source at most
+# three that differ in more. Of three quarters of the sources besides every 32nd, of one quarter each: by the oldest NVRTC for
+# sm_75, where code is its own; and for the other architectures, whose code is one of those two kinds and which take turns, by the
+# newest or by the oldest. At least one of each is compiled; which ones, and for what, changes with the source.
 # `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
-ALIKE = --one-in 12 --alike --kinds 6
+ALIKE = --one-in 24 --alike --kinds 3
 ONE_IN = 32
 SPREAD = --spread
-THIRD13 = --sources 1/3
-THIRD75 = --sources 2/3
-THIRD12 = --sources 3/3
+QUARTER13 = --sources 1/4
+QUARTER75 = --sources 2/4
+QUARTER12 = --sources 3/4
 COMPILE = $(CHRONAXIE) compile --report --deny-spills
 kernels: $(CHRONAXIE)
 	$(COMPILE) --nvrtc $(NVRTC13) --arch sm_90a $(ALIKE)
-	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD) $(THIRD13)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN) $(THIRD75)
-	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD) $(THIRD12)
+	$(COMPILE) --nvrtc $(NVRTC13) --arch $(OTHERS13) --one-in $(ONE_IN) $(SPREAD) $(QUARTER13)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch sm_75 --one-in $(ONE_IN) $(QUARTER75)
+	$(COMPILE) --nvrtc $(NVRTC12) --arch $(OTHERS12) --one-in $(ONE_IN) $(SPREAD) $(QUARTER12)
 kernels-all:
-	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= THIRD13= THIRD75= THIRD12= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
+	$(MAKE) --no-print-directory kernels ALIKE= ONE_IN=1 SPREAD= QUARTER13= QUARTER75= QUARTER12= OTHERS13=sm_75,sm_80,sm_89,sm_100a,sm_120 OTHERS12=sm_80,sm_89,sm_90a
 
 # In two processes, since the references take one core; then: every family that there is has its cases for the sanitizers and
 # the repeats on a GPU.

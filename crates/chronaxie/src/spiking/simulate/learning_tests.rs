@@ -66,22 +66,22 @@ pub(super) fn strengths(plan: &Plan, reference: &Reference<'_>) -> Vec<u32> {
 fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
     for (seed, placement, many) in [(21, DENDRITIC, 3), (22, AXONAL, 1), (24, BOTH, 2)] {
         let plan = Plan::new(learning(100, seed, placement)).unwrap();
-        let steps = 12_000;
+        let steps = 8000;
         let mut want = Vec::new();
         let mut law = Reference::in_f32(&plan).unwrap();
         // Weights of steps in between, when spikes are under way everywhere.
-        law.advance(5000, &mut want).unwrap();
+        law.advance(3000, &mut want).unwrap();
         let between = strengths(&plan, &law);
-        law.advance(steps - 5000, &mut want).unwrap();
+        law.advance(steps - 3000, &mut want).unwrap();
         let end = strengths(&plan, &law);
-        assert!(want.len() >= 10_000, "only {} spikes", want.len());
+        assert!(want.len() >= 5000, "only {} spikes", want.len());
         assert!(between != end);
         let mut state: Option<State> = None;
         for (threads, shards, sweep, pieces) in [
-            (1, 1, usize::MAX, vec![5000, steps - 5000]),
-            (1, 5, 0, vec![1, 2, 3, 4, 4990, steps - 5000]),
-            (many, 3, 300, vec![5000, 2000, steps - 7000]),
-            (1, 7, 5000, vec![5000, steps - 5000]),
+            (1, 1, usize::MAX, vec![3000, steps - 3000]),
+            (1, 5, 0, vec![1, 2, 3, 4, 2990, steps - 3000]),
+            (many, 3, 300, vec![3000, 2000, steps - 5000]),
+            (1, 7, 3000, vec![3000, steps - 3000]),
         ] {
             pool::set_num_threads(threads);
             let mut engine = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
@@ -92,12 +92,12 @@ fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
                     *at += n;
                     Some(*at)
                 })
-                .position(|at| at == 5000)
+                .position(|at| at == 3000)
                 .unwrap()
                 + 1;
             let mut got = run(&mut engine, &pieces[..split]);
             let what = format!("{placement:?}, {threads} threads, {shards} shards");
-            assert!(engine.state().unwrap().learned.unwrap().strengths == between, "{what}: weights at 5000");
+            assert!(engine.state().unwrap().learned.unwrap().strengths == between, "{what}: weights at 3000");
             got.extend(run(&mut engine, &pieces[split..]));
             let common = got.iter().zip(&want).take_while(|(a, b)| a == b).count();
             assert!(got == want, "{what}: {} spikes, not {}, {common} alike", got.len(), want.len());

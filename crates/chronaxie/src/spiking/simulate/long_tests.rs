@@ -242,7 +242,7 @@ fn are_the_laws(n: Network, steps: u64, least: usize) -> (Vec<Spike>, State) {
 /// All weights of 32 bits, and every other projection's; beside synapses that change by every rule.
 #[test]
 fn spikes_of_32_bits_are_the_laws_for_any_threads_shards_and_pieces() {
-    let (all, _) = are_the_laws(long(balanced(100, 7), 1), 12_000, 10_000);
+    let (all, _) = are_the_laws(long(balanced(100, 7), 1), 8000, 5000);
     let (some, _) = are_the_laws(long(balanced(100, 7), 2), 2500, 1000);
     assert!(all[..1000] != some[..1000]);
     let mut beside =
@@ -270,7 +270,7 @@ fn spikes_of_heavy_tails_are_the_laws() {
     let e = Plan::new(n.clone()).unwrap_err().to_string();
     assert!(e.contains("or say weight_bits = 32"), "{e}");
     n.projections.iter_mut().for_each(|p| p.weight_bits = WeightBits::ThirtyTwo);
-    are_the_laws(n, 12_000, 10_000);
+    are_the_laws(n, 8000, 5000);
 }
 
 /// Drawn again at each spike, and stored.
