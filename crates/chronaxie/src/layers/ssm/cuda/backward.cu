@@ -67,9 +67,9 @@ __device__ __forceinline__ void store_tile(Stored* a_row, i64 a_stride, Stored* 
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// In the registers of eight blocks halves spill on Blackwell, and by 4 bytes in those of seven where time descends.
+// In the registers of eight blocks of 128 threads halves spill on Blackwell, and by 4 bytes in those of seven where time descends.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kMostBlocks = kDescending ? 6 : 7;
+constexpr int kMostBlocks = (kDescending ? 6 : 7) * 128 / (kThreads > 128 ? kThreads : 128);
 constexpr int kBlocks = kStored != 0 && kBlocksPerSm > kMostBlocks ? kMostBlocks : kBlocksPerSm;
 #else
 constexpr int kBlocks = kBlocksPerSm;
