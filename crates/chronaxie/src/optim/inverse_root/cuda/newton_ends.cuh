@@ -111,13 +111,6 @@ __device__ __forceinline__ void store_half(unsigned at, unsigned x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)x) : "memory");
 }
 
-// This thread's number, of which nothing is reckoned ahead: there are not registers for it where products are made.
-__device__ __forceinline__ int thread_now() {
-  int x = threadIdx.x;
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // The numbers of a tile as blocks of a buffer in shared memory, from where the copy engine takes them; and those of its mirror image.
 // Of a tile of the diagonal those below it alone are put, twice.
 __device__ __forceinline__ void put_blocks(const Shape& s, int2 tile, Sums& v, u16* to, unsigned blocks) {

@@ -78,10 +78,18 @@ __device__ __forceinline__ void block_sync() {
 #endif
 }
 
+// This thread's number, of which nothing is reckoned ahead: there are not registers for it where products are made.
+__device__ __forceinline__ int thread_now() {
+  int x = threadIdx.x;
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ double block_sum(double x, double* slots) {
   for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
   block_sync();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
+  const int thread = thread_now();
+  if (thread % 32 == 0) slots[thread / 32] = x;
   block_sync();
   x = slots[0];
   for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
