@@ -30,10 +30,10 @@
 // of which lie next to each other, come at 98 % of a copy. Blocks of 256 and 512 threads read longer pieces of fewer
 // rows. H200, 2026-11-29, 1024 rows of 65536 steps, forward and backward alone, with 128 threads 0.1089 and 0.1784 (88
 // %): 256 threads with rings of 3 tiles 0.1051 and 0.1714, of 5 0.1064, of 2 backward 0.1714; forward 512 threads, 2
-// tiles, 2 blocks a multiprocessor 0.1033 (3 blocks 0.1062, 4 0.1198; backward has no room for it). Of 12288 rows of
-// 8192 steps 256 threads make 0.1443 and 0.2490 0.1418 and 0.2394, and 512 0.187; 8200 steps, whose fifth tile is all
-// but empty, 0.157 where 128 threads take 0.153; rows of at most 4096 steps
-// are slower forward with 256, by up to twice.
+// tiles, 2 blocks a multiprocessor 0.1033 (3 blocks 0.1062, 4 0.1198; backward has no room for it). 12288 rows of 8192
+// steps take 0.1443 and 0.2488 with 128 threads, 0.1431 (rings of 5 0.1418) and 0.2394 with 256, and 0.1866 forward
+// with 512; of 8200 steps, whose fifth tile is all but empty, 0.1572 forward where 128 threads take 0.1529; rows of at
+// most 4096 steps are slower forward with 256, by up to twice.
 // Tried before on an H100 (2026-11-26; 0.148, backward 0.245): blocks that take parts of rows, 8 tiles each, as they
 // come free, states handed on through memory 0.1468 and 0.2437; 16 parts 0.1475 and 0.2448. Rings of 3 and 6 tiles, 64
 // threads with two vectors: 0.1475 to 0.1487.

@@ -87,15 +87,15 @@ impl Config {
         let (major, _) = device.compute_capability;
         let forward = pass == Pass::Forward;
         let half = p.dtype() != Dtype::F32;
-        // Longer pieces of memory at a time pay where all rows together are many pages, if the last tile is not mostly empty.
+        // Rows that lie far apart come faster in longer pieces, if the last tile is not mostly empty.
         let long = half && p.steps() >= 8192 && 5 * p.steps().next_multiple_of(2048) <= 6 * p.steps();
         // Short rows leave threads of a large block without work, and need more rows in flight.
-        let (threads, short) = match p.steps() {
-            0..=256 => (32, true),
-            257..=512 => (64, true),
-            65536.. if long && forward => (512, false),
-            _ if long => (256, false),
-            _ => (128, false),
+        let threads = match p.steps() {
+            0..=256 => 32,
+            257..=512 => 64,
+            65536.. if long && forward => 512,
+            _ if long => 256,
+            _ => 128,
         };
         let mut config = Self {
             element: p.dtype().size() as u32,
@@ -108,24 +108,19 @@ impl Config {
             // have no room in registers for two vectors of three tensors, and their next ones.
             vectors: if half || !forward && device.compute_capability < (7, 5) { 1 } else { 2 },
             // Halves have as many bytes under way, in tiles half the size; of longer ones fewer do.
-            stages: match (short, forward) {
-                (false, _) if long => {
-                    if threads == 512 {
-                        2
-                    } else {
-                        3
-                    }
-                }
-                (true, true) => 6,
-                (true, false) => 4,
-                (false, true) if half => 5,
-                (false, false) if half => 4,
-                (false, true) => 3,
-                (false, false) => 2,
+            stages: match (threads, forward) {
+                (512, _) => 2,
+                (256, _) => 3,
+                (128, true) if half => 5,
+                (128, false) if half => 4,
+                (128, true) => 3,
+                (128, false) => 2,
+                (_, true) => 6,
+                (_, false) => 4,
             },
             // Eight blocks: 1024 rows are one wave of 132 multiprocessors. sm_120 has shared memory for half of that.
             blocks_per_sm: if device.shared_per_sm >= 200 << 10 { 8 } else { 4 } * 128 / threads.max(128),
-            persistent: short,
+            persistent: threads < 128,
             channel_warps: 8,
             run: 8,
         };

@@ -87,19 +87,19 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
     const int2 tile = tile_of(nth);
     const bool diagonal = tile.x == tile.y;
     const int i0 = tile.x * kTile, j0 = tile.y * kTile;
-    // Loads of several rows of the matrix are under way together, from that row of the tile on.
+    // Loads of several rows of the matrix, kStep apart, are under way together.
     constexpr int kBatch = 16, kStep = kThreads / 128;
-    auto load = [&](float(&x)[kBatch], int row0, int column0, int from, bool any) {
+    auto load = [&](float(&x)[kBatch], int row0, int column0, bool any) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        const int row = row0 + from + u * kStep;
+        const int row = row0 + u * kStep;
         x[u] = any && row < s.n && column0 + column < s.n ? __ldg(a + (i64)row * s.n + column0 + column) : 0.f;
       }
     };
 #pragma unroll 1
     for (int r0 = first; r0 < kTile; r0 += kBatch * kStep) {
       float x[kBatch];
-      load(x, i0, j0, r0, true);
+      load(x, i0 + r0, j0, true);
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) tile_f32[at(r0 + u * kStep, column)] = x[u];
     }
@@ -109,7 +109,7 @@ __device__ __noinline__ void symmetric_part(const Shape& s, const float* a, floa
 #pragma unroll 1
     for (int r0 = first; r0 < kTile; r0 += kBatch * kStep) {
       float others[kBatch];
-      load(others, j0, i0, r0, !diagonal);
+      load(others, j0 + r0, i0, !diagonal);
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         const int r = r0 + u * kStep;
