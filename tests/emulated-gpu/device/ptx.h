@@ -175,6 +175,22 @@ inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float& d0, float&
   });
   d0 = mine.d[0], d1 = mine.d[1], d2 = mine.d[2], d3 = mine.d[3];
 }
+// d (8 x 8) = a (8 x 4) b (4 x 8) + c of f64. Lane 4 g + p has of a row g, column p, of b row p, column g, and of c and d row g, columns 2p
+// and 2p + 1.
+inline void mma_sync_aligned_m8n8k4_row_col_f64_f64_f64_f64(double& d0, double& d1, double a, double b, double c0, double c1) {
+  struct Part {
+    double a, b, d[2];
+  } mine = {a, b, {c0, c1}};
+  machine->warp(~0u, "mma.sync.m8n8k4 of f64", &mine, [](void** lanes, unsigned) {
+    for (int lane = 0; lane < 32; lane++) {
+      Part& part = *(Part*)lanes[lane];
+      for (int e = 0; e < 2; e++)
+        for (int k = 0; k < 4; k++)
+          part.d[e] = fma(((Part*)lanes[lane / 4 * 4 + k])->a, ((Part*)lanes[(lane % 4 * 2 + e) * 4 + k])->b, part.d[e]);
+    }
+  });
+  d0 = mine.d[0], d1 = mine.d[1];
+}
 // Lane i says where row i % 8 of matrix i / 8 is, and gets of each matrix elements 2p and 2p + 1 of row g, or of column g.
 template <bool transposed>
 inline void load_matrices(const char* what, u32& r0, u32& r1, u32& r2, u32& r3, u32 from) {

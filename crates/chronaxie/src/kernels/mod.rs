@@ -10,6 +10,8 @@ pub const CLUSTER: Header = ("cluster.cuh", include_str!("cluster.cuh"));
 pub const F16X3: Header = ("f16x3.cuh", include_str!("f16x3.cuh"));
 /// Numbers stored in 16 bits.
 pub const HALF: Header = ("half.cuh", include_str!("half.cuh"));
+/// Blocks that wait for each other.
+pub const MEET: Header = ("meet.cuh", include_str!("meet.cuh"));
 /// Products of tiles on tensor cores.
 pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
@@ -23,4 +25,4 @@ pub const WALK: Header = ("walk.cuh", include_str!("walk.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MMA, SCAN, TF32, TILES, WALK, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MEET, MMA, SCAN, TF32, TILES, WALK, WGMMA];

@@ -2,6 +2,7 @@
 
 pub mod blocks;
 pub mod inverse_root;
+mod jacobi;
 pub mod kfac;
 mod matrix;
 pub mod muon;

@@ -4,7 +4,7 @@ use super::blocks::{Block, Grid, Parameter};
 use super::ongpu::{CHUNK, Jobs, THREADS as STRIDERS, Tables, Words};
 use super::stepper::Common;
 use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
-use crate::kernels::{BARRIERS, F16X3, Header, MMA, WGMMA};
+use crate::kernels::{BARRIERS, F16X3, Header, MEET, MMA, WGMMA};
 use crate::op::Precision;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -66,6 +66,7 @@ pub(super) const BESIDE_HEADERS: &[Header] = &[
     super::inverse_root::NEWTON,
     F16X3,
     BARRIERS,
+    MEET,
     MMA,
     WGMMA,
 ];

@@ -83,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
   struct Stage {
     Stored a[kTile], g[kTile], h[kTile + kSteps];
   };
-  __shared__ alignas(128) Stage ring[kStages];
+  extern __shared__ __align__(128) unsigned char dynamic[];
+  const auto ring = reinterpret_cast<Stage*>(dynamic);  // kStages of them
   __shared__ alignas(8) unsigned long long full[kStages];
   __shared__ alignas(16) Affine slots[2][kWarps];
   const i64 tiles = tile_count(n.steps);

@@ -26,14 +26,20 @@
 // without any of them): reads that leave L2 last 0.1997 / 0.533, kept, and as much at 4 and 12 times the size; reads
 // that leave it first 0.211 / 0.570; plain, write-through or lasting stores instead of streaming ones 0.205 / 0.543 to
 // 0.549; blocks that start up to 3 us apart 0.204 / 0.550; tiles of 512 steps 0.207 / 0.557; 256 threads 0.204 / 0.546.
-// With as many rows of bf16 what binds is that 1024 rows are read at once in pieces of 2 KB: rows of 8192 steps, all
-// of which lie next to each other, come at 98 % of a copy. Blocks of 256 and 512 threads read longer pieces of fewer
-// rows. H200, 2026-11-29, 1024 rows of 65536 steps, forward and backward alone, with 128 threads 0.1089 and 0.1784 (88
-// %): 256 threads with rings of 3 tiles 0.1051 and 0.1714, of 5 0.1064, of 2 backward 0.1714; forward 512 threads, 2
-// tiles, 2 blocks a multiprocessor 0.1033 (3 blocks 0.1062, 4 0.1198; backward has no room for it). 12288 rows of 8192
-// steps take 0.1443 and 0.2488 with 128 threads, 0.1431 (rings of 5 0.1418) and 0.2394 with 256, and 0.1866 forward
-// with 512; of 8200 steps, whose fifth tile is all but empty, 0.1572 forward where 128 threads take 0.1529; rows of at
-// most 4096 steps are slower forward with 256, by up to twice.
+// With as many rows of bf16, read at once in pieces of 2 KB, 128 threads come to 88 % of a copy. Blocks of 256 and 512
+// threads, and of two vectors each, read longer pieces of fewer rows. H200, 2026-11-29, bf16, forward and backward alone:
+//
+//   threads x vectors, tiles, blocks     1024 x 65536     3072 x 33000     6144 x 16384     12288 x 8192
+//   128 x 1, 5 and 4, 8                  0.1089 0.1784    -                -                0.1443 0.2488
+//   256 x 1, 3, 4                        0.1051 0.1714    0.1577 0.2686    0.1434 0.2434    0.1427 0.2396
+//   256 x 2, 2, 2                        0.1043 0.1694    0.1550 0.2569    0.1422 0.2420    0.1413 0.2404
+//   256 x 2, 3, 2                        0.1052 0.1700    0.1551 0.2562    0.1430 0.2410    0.1412 0.2404
+//   512 x 1, 2, 2                        0.1031 -         -                -                0.1866 -
+//   512 x 1, 3, 2                        0.1029 0.1727    0.1568 0.2556    0.1553 0.2417    0.1877 0.2544
+//
+// What is left to a copy at 1024 x 65536 is a beginning and an end of 8 us: rows of four times that length take 0.3879 and
+// 0.6675, 98 and 95 % of a copy. Rows of 8200 steps, whose fifth tile of 2048 is all but empty, 0.1572 forward where 128
+// threads take 0.1529; rows of at most 4096 steps are slower forward with 256, by up to twice.
 // Tried before on an H100 (2026-11-26; 0.148, backward 0.245): blocks that take parts of rows, 8 tiles each, as they
 // come free, states handed on through memory 0.1468 and 0.2437; 16 parts 0.1475 and 0.2448. Rings of 3 and 6 tiles, 64
 // threads with two vectors: 0.1475 to 0.1487.
@@ -82,7 +88,8 @@ __device__ __forceinline__ void store_tile(Stored* row, i64 stride, const Tile& 
 // Rows contiguous in time, each starting at a multiple of 16 bytes, whole vectors long.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     scan_forward_bulk(Sequence a, Sequence x, State h0, Sequence h, State h_last, Sizes n) {
-  __shared__ alignas(128) Stored ring[kStages][2][kTile];
+  extern __shared__ __align__(128) unsigned char dynamic[];
+  const auto ring = reinterpret_cast<Stored(*)[2][kTile]>(dynamic);  // kStages of them
   __shared__ alignas(8) unsigned long long full[kStages];
   __shared__ alignas(16) Affine slots[2][kWarps];
   const i64 tiles = tile_count(n.steps);

@@ -56,7 +56,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
     for (dtype, (device, bulk, archs)) in dtypes.into_iter().flat_map(|d| CLASSES.map(|c| (d, c))) {
         let mut chosen = Vec::new();
-        for steps in [65536, 8192, 4096, 512, 256] {
+        for steps in [65536, 8600, 8192, 4096, 512, 256] {
             for (pass, reverse) in [Pass::Forward, Pass::Backward].into_iter().flat_map(|p| [(p, false), (p, true)]) {
                 let config = LinearScan::new(1, 1, steps)
                     .and_then(|p| p.with_dtype(dtype))
@@ -93,6 +93,8 @@ struct PassPlan {
     config: Config,
     /// By [`Kind`].
     kernels: [Option<Kernel>; 4],
+    /// Bytes of the ring of `bulk`.
+    ring: u32,
     /// Blocks of a persistent launch.
     resident: u32,
 }
@@ -107,11 +109,15 @@ impl PassPlan {
         for kind in Kind::ALL.into_iter().filter(|&k| bulk || k != Kind::Bulk) {
             kernels[kind as usize] = Some(device.kernel(&spec, kind.entry(pass))?);
         }
+        let ring = config.ring_bytes(pass);
         let resident = match &kernels[Kind::Bulk as usize] {
-            Some(k) => k.max_active_blocks(config.threads, 0)?.max(1) * device.props().sm_count,
-            None => 1,
+            Some(k) if config.best == Kind::Bulk => {
+                k.set_max_dynamic_shared(ring)?;
+                k.max_active_blocks(config.threads, ring)?.max(1) * device.props().sm_count
+            }
+            _ => 1,
         };
-        Ok(Self { signature: p.signature(pass)?, config, kernels, resident })
+        Ok(Self { signature: p.signature(pass)?, config, kernels, ring, resident })
     }
 
     fn kernel(&self, kind: Kind) -> Result<&Kernel> {
@@ -129,7 +135,7 @@ impl PassPlan {
         let most = if kind == Kind::Bulk && self.config.persistent { self.resident } else { i32::MAX as u32 };
         // Every kernel walks over what its grid does not cover.
         let blocks = units.clamp(1, most as usize) as u32;
-        LaunchConfig::new((blocks, 1, 1), (threads, 1, 1))
+        LaunchConfig::new((blocks, 1, 1), (threads, 1, 1)).shared(if kind == Kind::Bulk { self.ring } else { 0 })
     }
 }
 
@@ -276,7 +282,7 @@ mod tests {
             let (one, bulk, _) = CLASSES.into_iter().find(|(_, _, archs)| archs.contains(&arch.as_str())).unwrap();
             assert_eq!(bulk, device.compute_capability.0 >= 9);
             let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-            for ((steps, pass), dtype) in [0, 256, 512, 4096, 8192, 1 << 20]
+            for ((steps, pass), dtype) in [0, 256, 512, 4096, 8192, 8600, 1 << 20]
                 .into_iter()
                 .flat_map(|t| [(t, Pass::Forward), (t, Pass::Backward)])
                 .flat_map(|case| dtypes.map(|d| (case, d)))
@@ -286,8 +292,8 @@ mod tests {
                 assert_eq!(choose(&device), choose(&one), "{arch}");
             }
         }
-        // Of halves forward two more, backward one, in both directions for three classes.
-        assert_eq!(specialisations().len(), 3 * 36 + 2 * 3 * 2 * (2 + 1) + 6);
+        // Of halves forward three more, backward two, in both directions for three classes.
+        assert_eq!(specialisations().len(), 3 * 36 + 2 * 3 * 2 * (3 + 2) + 6);
     }
 
     #[test]

@@ -76,11 +76,14 @@ impl Config {
     pub(super) const fn tile(&self) -> u32 {
         self.threads * self.vectors * self.vector()
     }
-    /// Bytes of the ring of `bulk`, its barriers and slots.
-    pub(super) fn shared_bytes(&self, pass: Pass) -> u32 {
+    /// Bytes of the ring of `bulk`, which a launch asks for.
+    pub(super) const fn ring_bytes(&self, pass: Pass) -> u32 {
         let tile = self.element * self.tile();
-        let stage = if pass == Pass::Forward { 2 * tile } else { 3 * tile + 16 };
-        self.stages * (stage + 8) + self.threads / 2 + 16
+        self.stages * if matches!(pass, Pass::Forward) { 2 * tile } else { 3 * tile + 16 }
+    }
+    /// Those, and its barriers and slots.
+    pub(super) const fn shared_bytes(&self, pass: Pass) -> u32 {
+        self.ring_bytes(pass) + 8 * self.stages + self.threads / 2 + 16
     }
     /// The configuration for `problem` on `device`, or the one that `variant` spells.
     pub(super) fn choose(p: &LinearScan, pass: Pass, device: &DeviceProps, variant: Option<&str>) -> Result<Self> {
@@ -88,14 +91,15 @@ impl Config {
         let forward = pass == Pass::Forward;
         let half = p.dtype() != Dtype::F32;
         // Rows that lie far apart come faster in longer pieces, if the last tile is not mostly empty.
-        let long = half && p.steps() >= 8192 && 5 * p.steps().next_multiple_of(2048) <= 6 * p.steps();
+        let long = |tile| half && p.steps() >= 8192 && 5 * p.steps().next_multiple_of(tile) <= 6 * p.steps();
         // Short rows leave threads of a large block without work, and need more rows in flight.
-        let threads = match p.steps() {
-            0..=256 => 32,
-            257..=512 => 64,
-            65536.. if long && forward => 512,
-            _ if long => 256,
-            _ => 128,
+        let (threads, vectors) = match p.steps() {
+            0..=256 => (32, 1),
+            257..=512 => (64, 1),
+            65536.. if long(4096) && forward => (512, 1),
+            _ if long(4096) => (256, 2),
+            _ if long(2048) => (256, 1),
+            _ => (128, 1),
         };
         let mut config = Self {
             element: p.dtype().size() as u32,
@@ -104,11 +108,15 @@ impl Config {
             // The backward scan runs against the forward one.
             descending: p.is_reverse() == forward,
             threads,
-            // A thread has as many steps of a half as of f32: one vector of eight instead of two of four. Pascal and Volta
-            // have no room in registers for two vectors of three tensors, and their next ones.
-            vectors: if half || !forward && device.compute_capability < (7, 5) { 1 } else { 2 },
+            // But in long tiles a thread has as many steps of a half as of f32: one vector of eight instead of two of four. Pascal
+            // and Volta have no room in registers for two vectors of three tensors, and their next ones.
+            vectors: match half {
+                true => vectors,
+                false if !forward && device.compute_capability < (7, 5) => 1,
+                false => 2,
+            },
             // Halves have as many bytes under way, in tiles half the size; of longer ones fewer do.
-            stages: match (threads, forward) {
+            stages: match (threads * vectors, forward) {
                 (512, _) => 2,
                 (256, _) => 3,
                 (128, true) if half => 5,
@@ -119,7 +127,7 @@ impl Config {
                 (_, false) => 4,
             },
             // Eight blocks: 1024 rows are one wave of 132 multiprocessors. sm_120 has shared memory for half of that.
-            blocks_per_sm: if device.shared_per_sm >= 200 << 10 { 8 } else { 4 } * 128 / threads.max(128),
+            blocks_per_sm: if device.shared_per_sm >= 200 << 10 { 8 } else { 4 } * 128 / (threads * vectors).max(128),
             persistent: threads < 128,
             channel_warps: 8,
             run: 8,
@@ -127,7 +135,7 @@ impl Config {
         if let Some(variant) = variant {
             config.apply(variant, device)?;
         }
-        let (need, have) = (config.shared_bytes(pass), device.shared_per_block);
+        let (need, have) = (config.shared_bytes(pass), device.shared_per_block_optin);
         if config.best == Kind::Bulk && need > have {
             return Err(Error::config(format!(
                 "{NAME}: variant `{}` needs {need} bytes of shared memory a block, and there are {have}",
@@ -284,7 +292,8 @@ mod tests {
             for t in [4096, 8192, 65536] {
                 let c = choose(t);
                 let blocks = d.shared_per_sm / (c.shared_bytes(pass) + 1024);
-                assert!(blocks >= c.blocks_per_sm && c.threads * c.blocks_per_sm == 1024, "{pass:?}: {blocks} blocks");
+                let most = 8 * 128 / (c.threads * c.vectors).max(128);
+                assert!(blocks >= c.blocks_per_sm && c.blocks_per_sm == most, "{pass:?}: {blocks} blocks");
             }
         }
     }
@@ -298,14 +307,15 @@ mod tests {
         for device in &DeviceProps::FIXTURES {
             for (t, want) in [
                 (8184, [1024; 2]),
-                (8192, [2048; 2]),
-                // A fifth tile of eight steps would take as long as the others.
+                (8192, [4096; 2]),
+                // A tile of eight steps would take as long as the others.
                 (8200, [1024; 2]),
                 (8536, [2048; 2]),
-                (10240, [2048; 2]),
-                (65528, [2048; 2]),
-                (65536, [4096, 2048]),
-                (65544, [4096, 2048]),
+                (10232, [2048; 2]),
+                (10240, [4096; 2]),
+                (65528, [4096; 2]),
+                (65536, [4096; 2]),
+                (65544, [4096; 2]),
             ] {
                 assert_eq!(tiles(t, Dtype::Bf16, device), want, "{t}");
                 assert_eq!(tiles(t, Dtype::F16, device), want, "{t}");
@@ -375,7 +385,7 @@ mod tests {
             ("bulk:t", "`t` is not a letter"),
             ("bulk:", "`` is not a letter"),
             ("bulk:t256:b16", "at most 2048 threads"),
-            ("bulk:v4:s8", "bytes of shared memory"),
+            ("bulk:t256:v4:s8", "bytes of shared memory"),
         ] {
             let e = choose(v, &DeviceProps::SM_90).unwrap_err().to_string();
             assert!(e.contains(want), "{v}: {e}");

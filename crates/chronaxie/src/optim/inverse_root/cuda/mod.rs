@@ -1,4 +1,5 @@
-//! Launches of inverse roots: one kernel for all sizes, exponents and architectures, and two on tensor cores for Newton's method.
+//! Launches of inverse roots: Newton's method by a kernel for all sizes and architectures or one of two on tensor cores, and behind it
+//! eigenvalues, for what it does not solve or for all.
 #![allow(unsafe_code)]
 
 mod resident;
@@ -7,6 +8,7 @@ use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
+use crate::optim::jacobi::{self, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
 use resident::Resident;
 use std::cmp::Reverse;
@@ -29,22 +31,34 @@ const RING: u32 = 4 * 128 * 128 + 4 * STAGE + 1024;
 /// Static shared memory of newton.cuh and of what works beside it, at most.
 const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
+/// Words of a group's counters.
+const COUNTERS: usize = 16;
 /// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
 const LEAST: usize = 33;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    vec![portable(), tensor(), resident::specialisation()]
+    vec![portable(), tensor(), resident::specialisation(), eigen()]
 }
 
 fn portable() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/inverse_root.cu", include_str!("inverse_root.cu"));
-    Specialisation::new(source, &["inverse_root"])
+    let mut spec = Specialisation::new(source, &["inverse_root"]);
+    spec.headers = &[kernels::MEET];
+    spec
+}
+
+fn eigen() -> Specialisation {
+    let source = KernelSource::embedded("optim/inverse_root/cuda/eigen.cu", include_str!("eigen.cu"));
+    let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen_roots"]);
+    spec.headers = jacobi::HEADERS;
+    spec
 }
 
 fn tensor() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/newton.cu", include_str!("newton.cu"));
     let mut spec = Specialisation::new(source, &["clear", "newton_roots"]);
-    spec.headers = &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, NEWTON_PRODUCTS, NEWTON_ENDS, NEWTON];
+    spec.headers =
+        &[kernels::BARRIERS, kernels::MEET, kernels::MMA, kernels::WGMMA, NEWTON_PRODUCTS, NEWTON_ENDS, NEWTON];
     spec.archs = Archs::AtLeast(80);
     spec
 }
@@ -137,9 +151,10 @@ struct Tensor {
     counters: RegionId,
 }
 
-/// What goes before the portable kernel, which then does what that does not solve.
+/// What goes before eigenvalues, which then do what that does not solve.
 enum First {
     None,
+    Portable(Kernel, u32),
     Resident(Resident),
     Tensor(Tensor),
 }
@@ -178,12 +193,12 @@ impl Choice {
 pub(crate) struct CudaPlan {
     problem: InverseRoot,
     device: Arc<CudaDevice>,
-    kernel: Kernel,
     signature: Signature,
     layout: Layout,
     work: RegionId,
-    blocks: u32,
     first: First,
+    eigen: Jacobi,
+    of_eigen: [RegionId; 4],
 }
 
 /// Whether newton.cu takes this problem on this device, or why not.
@@ -225,19 +240,28 @@ impl CudaPlan {
         let props = device.props();
         let choice = Choice::of(&problem, props, options.variant.as_deref(), beside.map(|b| b.bytes))?;
         let n = problem.order;
-        let kernel = device.kernel(&portable(), "inverse_root")?;
-        let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
-        let blocks = problem.count.min(resident);
         let mut layout = Layout::new(options.scratch_gap);
-        // The residual's two vectors: a matrix of one element does not hold them. The kernels come one after the other.
-        let portable = blocks * (MATRICES * n * n + 2);
-        let buffers = match choice {
-            Choice::Tensor(g) => g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32),
-            Choice::Portable | Choice::Resident(_) => 0,
+        let eigen = Jacobi::new(device, &eigen(), "eigen_roots", problem.count, n)?;
+        let of_eigen = [
+            layout.push("rows", Dtype::F64, eigen.work())?,
+            layout.push("idle", Dtype::I32, eigen.counters())?,
+            layout.push("scaled", Dtype::F32, eigen.work())?,
+            layout.push("vectors", Dtype::F64, 3 * eigen.groups() * n)?,
+        ];
+        let by_blocks = || {
+            let kernel = device.kernel(&portable(), "inverse_root")?;
+            let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
+            Ok::<_, Error>((kernel, problem.count.min(resident)))
         };
-        let work = layout.push("work", Dtype::F32, portable.max(buffers))?;
+        let portable = (choice == Choice::Portable && by_newton(&problem)).then(by_blocks).transpose()?;
+        let buffers = match (choice, &portable) {
+            (Choice::Tensor(g), _) => g.groups * BUFFERS * n.next_multiple_of(TILE) * n.next_multiple_of(32),
+            (_, Some((_, blocks))) => blocks * MATRICES * n * n,
+            (_, None) => 0,
+        };
+        let work = layout.push("work", Dtype::F32, buffers)?;
         let first = match choice {
-            Choice::Portable => First::None,
+            Choice::Portable => portable.map_or(First::None, |(kernel, blocks)| First::Portable(kernel, blocks as u32)),
             Choice::Resident(of) => First::Resident(Resident::new(n, of, device)?),
             Choice::Tensor(g) => {
                 let kernel = match beside {
@@ -253,19 +277,19 @@ impl CudaPlan {
                     clear: device.kernel(&tensor(), "clear")?,
                     kernel,
                     sums: layout.push("sums", Dtype::F64, g.groups * 2 * g.tiles)?,
-                    counters: layout.push("counters", Dtype::I32, 16 * (g.groups + 1))?,
+                    counters: layout.push("counters", Dtype::I32, COUNTERS * (g.groups + 1))?,
                 })
             }
         };
         Ok(Self {
             problem,
             device: device.clone(),
-            kernel,
             signature: problem.signature_of(Pass::Forward)?,
             layout,
             work,
-            blocks: blocks as u32,
             first,
+            eigen,
+            of_eigen,
         })
     }
 }
@@ -283,7 +307,7 @@ impl Plan for CudaPlan {
     fn config(&self) -> String {
         match &self.first {
             First::Tensor(Tensor { groups: g, more, .. }) => {
-                return format!(
+                format!(
                     "inverse_root mma: newton by {}, {} groups of {} blocks of {THREADS} threads, a matrix each, {} tiles, {} stages{}",
                     if g.wgmma { "wgmma" } else { "mma.sync" },
                     g.groups,
@@ -291,23 +315,24 @@ impl Plan for CudaPlan {
                     g.tiles,
                     g.stages,
                     if *more > 0 { format!(", {more} blocks beside") } else { String::new() }
-                );
+                )
             }
-            First::Resident(resident) => return resident.config(),
-            First::None => {}
+            First::Resident(resident) => resident.config(),
+            First::Portable(_, blocks) => {
+                format!("inverse_root simt: newton, {blocks} blocks of {THREADS} threads, a matrix each")
+            }
+            First::None => format!("inverse_root simt: eigen, {}", self.eigen.config()),
         }
-        let method = if by_newton(&self.problem) { "newton" } else { "eigen" };
-        format!("inverse_root simt: {method}, {} blocks of {THREADS} threads, a matrix each", self.blocks)
     }
     fn variant(&self) -> &'static str {
         match self.first {
-            First::None => "simt",
+            First::None | First::Portable(..) => "simt",
             First::Resident(_) => "resident",
             First::Tensor(_) => "mma",
         }
     }
     fn tensor_cores(&self) -> bool {
-        !matches!(self.first, First::None)
+        matches!(self.first, First::Resident(_) | First::Tensor(_))
     }
     fn scratch(&self, _: Pass) -> &Layout {
         &self.layout
@@ -322,14 +347,19 @@ impl Plan for CudaPlan {
         let mut list = Vec::new();
         match &self.first {
             First::None => {}
+            First::Portable(kernel, blocks) => list.push(LaunchReport::new(kernel, 1, (*blocks, 1, 1), threads, 0)?),
             First::Resident(resident) => list.push(resident.report()?),
             First::Tensor(t) => {
                 let config = t.config();
-                list.push(LaunchReport::new(&t.clear, 1, t.clear_grid(), threads, 0)?);
+                list.push(LaunchReport::new(&t.clear, 1, (1, 1, 1), threads, 0)?);
                 list.push(LaunchReport::new(&t.kernel, 1, config.grid, config.block, config.shared_bytes)?);
             }
         }
-        list.push(LaunchReport::new(&self.kernel, 1, (self.blocks, 1, 1), threads, 0)?);
+        let cleared = !matches!(self.first, First::None);
+        self.eigen.launch([0; 2], cleared, &[], &mut |kernel, c, _| {
+            list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
+            Ok(())
+        })?;
         Ok(list)
     }
 }
@@ -340,9 +370,6 @@ impl Tensor {
         let grid = ((g.groups * g.blocks + self.more) as u32, 1, 1);
         // Blocks of a group wait for each other.
         LaunchConfig { cooperative: g.blocks > 1, ..LaunchConfig::new(grid, (g.threads(), 1, 1)).shared(g.shared()) }
-    }
-    fn clear_grid(&self) -> (u32, u32, u32) {
-        ((self.groups.groups as u32 + 1).div_ceil(THREADS), 1, 1)
     }
 }
 
@@ -364,17 +391,39 @@ impl CudaPlan {
         own: &[Arg<'_>],
     ) -> Result<()> {
         let p = self.problem;
-        if self.blocks == 0 {
+        if p.count == 0 {
             return Ok(());
         }
         let region = |id| Arg::U64(self.layout.address(scratch, id));
         let [a, root, record] = tensors.map(Arg::U64);
+        let [rows, counters, scaled, vectors] = self.of_eigen;
+        let idle = [region(counters), Arg::I32(self.eigen.counters() as i32)];
         if let First::Resident(resident) = &self.first {
-            resident.launch(&p, tensors, stream)?;
+            resident.launch(&p, tensors, idle, stream)?;
+        }
+        if let First::Portable(kernel, blocks) = &self.first {
+            let list = [
+                a,
+                root,
+                record,
+                region(self.work),
+                idle[0],
+                idle[1],
+                Arg::I64(p.count as i64),
+                Arg::I32(p.order as i32),
+                Arg::I32(p.denominator as i32),
+                Arg::F64(p.absolute),
+                Arg::F64(p.relative),
+            ];
+            let config = LaunchConfig::new((*blocks, 1, 1), (THREADS, 1, 1));
+            // SAFETY: the arguments are those of the kernel's signature in inverse_root.cu; the views were checked against the
+            // signature and the scratch holds the layout.
+            unsafe { kernel.launch(stream, &config, &list)? };
         }
         if let First::Tensor(t) = &self.first {
             let g = t.groups;
-            let clear = LaunchConfig::new(t.clear_grid(), (THREADS, 1, 1));
+            let clear = LaunchConfig::new((1, 1, 1), (THREADS, 1, 1));
+            let counted = [region(t.counters), Arg::I32(COUNTERS as i32 * (g.groups as i32 + 1)), idle[0], idle[1]];
             let mut list = vec![
                 a,
                 root,
@@ -397,28 +446,29 @@ impl CudaPlan {
             // SAFETY: the arguments are those of the kernels' signatures in newton.cu, and its caller's own; the views were checked
             // against the signature and the scratch holds the layout.
             unsafe {
-                t.clear.launch(stream, &clear, &[region(t.counters), Arg::I32(g.groups as i32 + 1)])?;
+                t.clear.launch(stream, &clear, &counted)?;
                 t.kernel.launch(stream, &t.config(), &list)?;
             }
         }
-        let list = [
+        let own = [
+            region(scaled),
+            region(vectors),
             a,
             root,
             record,
-            region(self.work),
             Arg::I64(p.count as i64),
             Arg::I32(p.order as i32),
             Arg::I32(p.numerator as i32),
             Arg::I32(p.denominator as i32),
-            Arg::I32(i32::from(by_newton(&p) && !self.tensor_cores())),
-            Arg::I32(i32::from(self.tensor_cores())),
+            Arg::I32(i32::from(by_newton(&p))),
             Arg::F64(p.absolute),
             Arg::F64(p.relative),
         ];
-        let config = LaunchConfig::new((self.blocks, 1, 1), (THREADS, 1, 1));
-        // SAFETY: the arguments are those of the kernel's signature in inverse_root.cu; the views were checked against the
-        // signature and the scratch holds the layout.
-        unsafe { self.kernel.launch(stream, &config, &list) }
+        let addresses = [rows, counters].map(|id| self.layout.address(scratch, id));
+        self.eigen.launch(addresses, !matches!(self.first, First::None), &own, &mut |kernel, config, list| {
+            // SAFETY: the arguments are those of the kernels' signatures in eigen.cu and jacobi.cuh; the rest as above.
+            unsafe { kernel.launch(stream, &config, list) }
+        })
     }
 }
 

@@ -1,9 +1,9 @@
 // Inverse p-th roots on tensor cores (newton.cuh): c blocks make a group, a group takes a matrix at a time, groups stride over the batch.
 #include "newton.cuh"
 
-extern "C" __global__ void clear(unsigned* counters, int groups) {
-  const int k = blockIdx.x * blockDim.x + threadIdx.x;
-  if (k < groups) counters[16 * k] = 0;
+extern "C" __global__ void clear(unsigned* counters, int count, unsigned* idle_counters, int idle) {
+  clear_counters(counters, count);
+  clear_counters(idle_counters, idle);
 }
 
 extern "C" __global__ void __launch_bounds__(newton::kLaunched, 1)

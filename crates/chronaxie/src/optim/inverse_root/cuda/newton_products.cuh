@@ -1,5 +1,6 @@
 // What newton.cuh multiplies: matrices as halves in blocks, tasks, and a tile's sums, by mma.sync or, on sm_90a, by wgmma.
 #pragma once
+#include "meet.cuh"
 #include "mma.cuh"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "barriers.cuh"
@@ -107,13 +108,7 @@ __device__ __forceinline__ void group_sync(unsigned* counter, unsigned& round, i
   block_sync();
   if (blocks == 1) return;
   round += blocks;
-  if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1u) : "memory");
-    unsigned seen;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    } while ((int)(seen - round) < 0);
-  }
+  if (threadIdx.x == 0) blocks_meet(counter, round);
   block_sync();
 }
 

@@ -545,12 +545,17 @@ __device__ __forceinline__ void roots_of(const float* __restrict__ a,  // [N, n,
 }
 }  // namespace resident
 
+// `idle` counters of what comes behind are set to 0, too.
 extern "C" __global__ void __launch_bounds__(newton::kThreads, 1)
-    resident_roots(const float* __restrict__ a, float* root, float* record, int count, int n, int p, double absolute, double relative) {
+    resident_roots(const float* __restrict__ a, float* root, float* record, unsigned* counters, int idle, int count, int n, int p,
+                   double absolute, double relative) {
+  clear_counters(counters, idle);
   resident::roots_of<128>(a, root, record, count, n, p, absolute, relative);
 }
 // Of at most 64 rows: two blocks and more fit a multiprocessor.
 extern "C" __global__ void __launch_bounds__(newton::kThreads, 2)
-    resident_roots64(const float* __restrict__ a, float* root, float* record, int count, int n, int p, double absolute, double relative) {
+    resident_roots64(const float* __restrict__ a, float* root, float* record, unsigned* counters, int idle, int count, int n, int p,
+                     double absolute, double relative) {
+  clear_counters(counters, idle);
   resident::roots_of<64>(a, root, record, count, n, p, absolute, relative);
 }

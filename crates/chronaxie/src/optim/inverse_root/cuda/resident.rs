@@ -20,8 +20,15 @@ const fn shared(n: usize) -> u32 {
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/resident.cu", include_str!("resident.cu"));
     let mut spec = Specialisation::new(source, &["resident_roots", "resident_roots64"]);
-    spec.headers =
-        &[kernels::BARRIERS, kernels::MMA, kernels::WGMMA, super::NEWTON_PRODUCTS, super::NEWTON_ENDS, super::NEWTON];
+    spec.headers = &[
+        kernels::BARRIERS,
+        kernels::MEET,
+        kernels::MMA,
+        kernels::WGMMA,
+        super::NEWTON_PRODUCTS,
+        super::NEWTON_ENDS,
+        super::NEWTON,
+    ];
     spec.archs = Archs::AtLeast(90);
     spec
 }
@@ -79,13 +86,22 @@ impl Resident {
     pub(super) fn report(&self) -> Result<LaunchReport> {
         LaunchReport::new(&self.kernel, 1, self.grid(), (THREADS, 1, 1), self.shared)
     }
-    /// Puts the roots on `stream`: the addresses of a, the roots and their records.
-    pub(super) fn launch(&self, p: &InverseRoot, tensors: [u64; 3], stream: StreamRef) -> Result<()> {
+    /// Puts the roots on `stream`: the addresses of a, the roots and their records. The `idle` counters are cleared, too.
+    pub(super) fn launch(
+        &self,
+        p: &InverseRoot,
+        tensors: [u64; 3],
+        idle: [Arg<'_>; 2],
+        stream: StreamRef,
+    ) -> Result<()> {
         let [a, root, record] = tensors.map(Arg::U64);
+        let [counters, count] = idle;
         let list = [
             a,
             root,
             record,
+            counters,
+            count,
             Arg::I32(p.count as i32),
             Arg::I32(p.order as i32),
             Arg::I32(p.denominator as i32),

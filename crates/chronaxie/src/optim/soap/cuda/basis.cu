@@ -14,9 +14,7 @@
 //   fill      matrix: what was in the others' span there too goes on as a unit vector
 //   keep      tile of 64 x 64: the basis
 //
-// At the first step `eigen` stands for the first three: eigenvectors by one-sided Jacobi, a block a matrix, in f64: rows of A = L are
-// turned in pairs until all are at right angles, then row k is lambda_k v_k; the panels do the rest, as roundings of f32 are left,
-// and rows of 0 to fill.
+// At the first step eigen.cu stands for the first three: its rows are eigenvectors, of which the panels have roundings of f32 to take away.
 //
 // This is CholeskyQR inside of a panel and Gram-Schmidt between panels, each twice: both are products. What is at right angles to the
 // others to no more than its roundings shows in the second pass, where less than half of it is left, and is spent too: no column is
@@ -26,13 +24,9 @@
 // panels: 6 GFLOP at n = 1024, 0.13 ms at 51 TFLOP/s of f32 on the whole GPU, 0.1 GFLOP at 256. What it does read: each pass of panel p
 // the p panels before it twice, n^3 / 8 bytes in all, 134 MB at 1024, from L2 as far as the batch fits. `cholesky` is one block a
 // matrix, 64 steps after each other; at 1024 there are 32 passes of four kernels: some ms, whatever the batch.
-// eigen: 8 to 12 sweeps of n^2 / 2 pairs, 12 n operations and 48 n bytes of L2 each: at n = 256 4 GB a matrix, at 1024 260 GB: seconds,
-// once in a run.
 #include "stepper.cuh"
 
 constexpr int kPanel = kTile;
-constexpr int kMostSweeps = 40;
-constexpr int kEigenThreads = 512;
 // Squared: what is left of a column's length after the first pass, below which it is the rounding of f32 in its product; and after the
 // second, of a column of length 1.
 constexpr double kSpent = 1e-12, kSecond = 0.25;
@@ -42,93 +36,6 @@ __device__ __forceinline__ double warp_sum(double x) {
   return x;
 }
 __device__ __forceinline__ i64 packed(i64 i, i64 j) { return i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
-
-// The two rows that pair k of round r turns, of an even number of them: everybody meets everybody in players - 1 rounds.
-__device__ __forceinline__ int2 pair_of(int k, int r, int players) {
-  const int m = players - 1;
-  if (k == 0) return make_int2(r, m);
-  const int x = (r + k) % m, y = (r - k + m) % m;
-  return make_int2(min(x, y), max(x, y));
-}
-
-// By one warp: turns rows a and b [n] to right angles; whether they were far from it.
-__device__ __forceinline__ bool turn(double* a, double* b, int n) {
-  const int lane = threadIdx.x % 32;
-  double aa = 0, bb = 0, ab = 0;
-  for (int i = lane; i < n; i += 32) {
-    const double x = a[i], y = b[i];
-    aa = fma(x, x, aa), bb = fma(y, y, bb), ab = fma(x, y, ab);
-  }
-  aa = warp_sum(aa), bb = warp_sum(bb), ab = warp_sum(ab);
-  const double both = sqrt(aa) * sqrt(bb);
-  if (!(fabs(ab) > 1e-15 * both)) return false;
-  const double theta = (bb - aa) / (2 * ab);
-  const double tangent = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(fma(theta, theta, 1.)));
-  const double c = 1 / sqrt(fma(tangent, tangent, 1.)), s = c * tangent;
-  for (int i = lane; i < n; i += 32) {
-    const double x = a[i], y = b[i];
-    a[i] = fma(c, x, -s * y);
-    b[i] = fma(s, x, c * y);
-  }
-  // It converges quadratically: what is left after a sweep of these is far below.
-  return fabs(ab) > 1e-9 * both;
-}
-
-extern "C" __global__ void __launch_bounds__(kEigenThreads, 1)
-    eigen(const i64* factor_at, const i64* due, const float* factors, const int* step, double* work, float* s, double* values,
-          double* lengths, int* order, int* live, int* spent, int n, int every, int rows) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = kEigenThreads / 32;
-  const i64 size = (i64)n * n;
-  double* a = work + blockIdx.x * size;
-  for (int y = blockIdx.x; y < rows; y += gridDim.x) {
-    const i64 which = due[(i64)(*step % every) * rows + y];
-    if (threadIdx.x == 0) live[y] = which >= 0;
-    if (which < 0) continue;
-    const float* factor = factors + factor_at[which];
-    bool bad = false;
-    for (i64 e = threadIdx.x; e < size; e += kEigenThreads) {
-      const float x = factor[packed(e / n, e % n)];
-      bad |= !isfinite(x);
-      a[e] = x;
-    }
-    // Where there are no eigenvectors the basis is I.
-    bad = __syncthreads_or(bad);
-    const int players = (n + 1) / 2 * 2;
-    for (int sweep = 0; sweep < kMostSweeps && !bad; ++sweep) {
-      bool turned = false;
-      for (int r = 0; r + 1 < players; ++r) {
-        for (int k = warp; k < players / 2; k += warps) {
-          const int2 at = pair_of(k, r, players);
-          if (at.y < n) turned |= turn(a + (i64)at.x * n, a + (i64)at.y * n, n);
-        }
-        __syncthreads();
-      }
-      if (!__syncthreads_or(turned)) break;
-    }
-    double* value = values + (i64)y * n;
-    for (int k = warp; k < n; k += warps) {
-      double sum = 0;
-      for (int i = lane; i < n; i += 32) sum = fma(a[(i64)k * n + i], a[(i64)k * n + i], sum);
-      sum = warp_sum(sum);
-      if (lane == 0) value[k] = sum;
-    }
-    __syncthreads();
-    for (int k = warp; k < n; k += warps) {
-      const double mine = value[k];
-      double before = 0;
-      for (int j = lane; j < n; j += 32) before += value[j] > mine || (value[j] == mine && j < k);
-      const i64 rank = bad ? k : (i64)warp_sum(before);
-      const double scale = mine > 0 ? 1 / sqrt(mine) : 0.;
-      for (int i = lane; i < n; i += 32)
-        s[(y * (i64)n + rank) * n + i] = bad ? (i == k ? 1.f : 0.f) : (float)(scale * a[(i64)k * n + i]);
-      if (lane == 0) {
-        const i64 at = (i64)y * n + k;
-        order[at] = k, spent[at] = 0, lengths[at] = 1;
-      }
-    }
-    __syncthreads();
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     stretch(const i64* factor_at, const i64* due, const float* factors, const float* bases, const int* step, float* s, int n,

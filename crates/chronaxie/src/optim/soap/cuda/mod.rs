@@ -1,5 +1,5 @@
 //! Launches of SOAP's step: what soap.cu has, on Hopper what hopper.cu has for blocks that are matrices, and for each size of a basis
-//! what basis.cu has.
+//! what basis.cu has, at the first step behind what eigen.cu has.
 #![allow(unsafe_code)]
 
 mod hopper;
@@ -8,6 +8,7 @@ use super::spec::{NAME, NOISE, Soap};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::blocks::Block;
+use crate::optim::jacobi::{self, Jacobi};
 use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
 use crate::optim::plates::{self, is_plate};
 use crate::optim::stepper::Runs;
@@ -27,7 +28,6 @@ enum Of {
     Update,
     WideGram,
     WideRotate,
-    Eigen,
     Stretch,
     Values,
     Order,
@@ -41,16 +41,12 @@ enum Of {
 }
 const STEP: [&str; 9] =
     ["squares", "moments", "gram", "rotate", "second", "divide", "update", "wide_gram", "wide_rotate"];
-const BASIS: [&str; 11] =
-    ["eigen", "stretch", "values", "order", "dots", "project", "cholesky", "solve", "refill", "fill", "keep"];
+const BASIS: [&str; 10] =
+    ["stretch", "values", "order", "dots", "project", "cholesky", "solve", "refill", "fill", "keep"];
 /// Blocks of threads a multiprocessor where they stride over elements.
 const BLOCKS_PER_SM: usize = 8;
-/// As in basis.cu.
-const EIGEN_THREADS: u32 = 512;
 /// Columns of a panel.
 const PANEL: usize = TILE;
-/// Bytes that matrices of f64 may take at once at the first step.
-const EIGEN_BYTES: usize = 1 << 30;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
     let step = KernelSource::embedded("optim/soap/cuda/soap.cu", include_str!("soap.cu"));
@@ -59,7 +55,14 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let basis = KernelSource::embedded("optim/soap/cuda/basis.cu", include_str!("basis.cu"));
     let mut basis = Specialisation::new(basis, &BASIS);
     basis.headers = HEADERS;
-    vec![step, basis, hopper::specialisation()]
+    vec![step, basis, eigen(), hopper::specialisation()]
+}
+
+fn eigen() -> Specialisation {
+    let source = KernelSource::embedded("optim/soap/cuda/eigen.cu", include_str!("eigen.cu"));
+    let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen"]);
+    spec.headers = jacobi::HEADERS;
+    spec
 }
 
 pub(super) struct CudaPlan {
@@ -75,6 +78,8 @@ pub(super) struct CudaPlan {
     wide: bool,
     /// What goes to Hopper's tensor cores, from that side on; the tables have jobs for the rest.
     hopper: Option<(usize, Hopper)>,
+    /// By pool, at the first step.
+    eigen: Vec<Jacobi>,
     /// Blocks of threads that stride over all elements.
     blocks: usize,
     regions: Regions,
@@ -101,6 +106,7 @@ struct Regions<T = RegionId> {
     along: T,
     triangle: T,
     work: T,
+    counters: T,
 }
 
 /// Addresses of one call; zeros where launches are only counted.
@@ -143,7 +149,9 @@ impl CudaPlan {
         let most = |of: &dyn Fn(usize, usize) -> usize| turns().map(|(p, t)| of(t.rows, p.size)).max().unwrap_or(0);
         let rows = most(&|rows, _| rows);
         let vectors = most(&|rows, n| rows * n);
-        let work = if problem.opens { most(&|rows, n| eigen_blocks(rows, n, sms) * n * n) } else { 0 };
+        let pools = turns().filter(|_| problem.opens);
+        let eigen = pools.map(|(p, t)| Jacobi::new(device, &eigen(), "eigen", t.rows, p.size));
+        let eigen = eigen.collect::<Result<Vec<_>>>()?;
         let mut layout = Layout::new(options.scratch_gap);
         let hopper =
             least.map(|least| Ok::<_, crate::Error>((least, Hopper::new(&problem, device, least, &mut layout)?)));
@@ -167,7 +175,8 @@ impl CudaPlan {
             live: layout.push("live", Dtype::I32, rows)?,
             along: layout.push("along", Dtype::F32, vectors * PANEL)?,
             triangle: layout.push("triangle", Dtype::F32, rows * PANEL * PANEL)?,
-            work: layout.push("work", Dtype::F64, work)?,
+            work: layout.push("work", Dtype::F64, eigen.iter().map(Jacobi::work).max().unwrap_or(0))?,
+            counters: layout.push("counters", Dtype::I32, eigen.iter().map(Jacobi::counters).max().unwrap_or(0))?,
         };
         Ok(Self {
             device: device.clone(),
@@ -179,6 +188,7 @@ impl CudaPlan {
             every,
             wide,
             hopper,
+            eigen,
             blocks: n.div_ceil(THREADS as usize).clamp(1, (sms * BLOCKS_PER_SM).max(1)),
             regions,
             problem,
@@ -239,7 +249,7 @@ impl CudaPlan {
             &[blocks, of, from, g, factors, count(&t.gram), keep, weight],
         )?;
         if p.opens {
-            self.bases(at, put)?;
+            self.bases(at, put, visit)?;
         } else {
             self.turns(at, [g, g_odd, g, first, odd, even], 0, put)?;
         }
@@ -282,7 +292,7 @@ impl CudaPlan {
         if let Some((_, hopper)) = &self.hopper {
             hopper.step(p, at, visit)?;
         }
-        if p.opens { Ok(()) } else { self.bases(at, put) }
+        if p.opens { Ok(()) } else { self.bases(at, put, visit) }
     }
     /// Products along every axis: two tensors at once on the way there, one on the way back.
     fn turns(&self, at: &At<'_>, buffers: [Arg<'_>; 6], back: i32, put: Put<'_>) -> Result<()> {
@@ -309,24 +319,24 @@ impl CudaPlan {
         Ok(())
     }
     /// The bases whose turn it is, pool by pool.
-    fn bases(&self, at: &At<'_>, put: Put<'_>) -> Result<()> {
-        let (s, sms) = (&at.scratch, self.device.props().sm_count as usize);
+    fn bases(&self, at: &At<'_>, put: Put<'_>, visit: Visit<'_>) -> Result<()> {
+        let s = &at.scratch;
         let [columns, values, lengths, order, spent, places, live, along, triangle] =
             [s.columns, s.values, s.lengths, s.order, s.spent, s.places, s.live, s.along, s.triangle].map(Arg::U64);
         let (factors, step) = (Arg::U64(at.outputs[3]), Arg::U64(at.outputs[5]));
-        for (pool, turns) in self.problem.grid.pools.iter().zip(&self.tables.pools).filter(|(_, t)| t.rows > 0) {
+        let pools = self.problem.grid.pools.iter().zip(&self.tables.pools).enumerate();
+        for (nth, (pool, turns)) in pools.filter(|(_, (_, t))| t.rows > 0) {
             let (rows, size) = (turns.rows, pool.size);
             let (place, due) = (Arg::U64(turns.factors), Arg::U64(turns.due));
             let bases = Arg::U64(at.outputs[4].wrapping_add(4 * pool.first as u64));
             let (n, every) = (Arg::I32(size as i32), Arg::I32(self.every as i32));
             let tiles = size.div_ceil(TILE);
-            if self.problem.opens {
-                let list = [
+            if let Some(eigen) = self.eigen.get(nth) {
+                let own = [
                     place,
                     due,
                     factors,
                     step,
-                    Arg::U64(s.work),
                     columns,
                     values,
                     lengths,
@@ -337,7 +347,7 @@ impl CudaPlan {
                     every,
                     Arg::I32(rows as i32),
                 ];
-                put(Of::Eigen, (eigen_blocks(rows, size, sms), 1), &list)?;
+                eigen.launch([s.work, s.counters], false, &own, visit)?;
             } else {
                 let list = [place, due, factors, bases, step, columns, n, every];
                 put(Of::Stretch, (tiles * tiles, rows), &list)?;
@@ -367,15 +377,6 @@ impl CudaPlan {
         }
         Ok(())
     }
-}
-
-/// Blocks of threads that make eigenvectors, a matrix each at a time.
-fn eigen_blocks(rows: usize, n: usize, sms: usize) -> usize {
-    rows.min(sms.max(1)).min((EIGEN_BYTES / 8 / (n * n).max(1)).max(1))
-}
-
-fn threads(which: Of) -> u32 {
-    if which == Of::Eigen { EIGEN_THREADS } else { THREADS }
 }
 
 impl Plan for CudaPlan {
@@ -443,11 +444,12 @@ impl Plan for CudaPlan {
                 along: region(r.along),
                 triangle: region(r.triangle),
                 work: region(r.work),
+                counters: region(r.counters),
             },
             layout: Some((&self.layout, base)),
         };
         let stream = args.stream;
-        // SAFETY: the arguments are those of the kernel's signature in hopper.cu or what it includes; the rest is as below.
+        // SAFETY: the arguments are those of the kernel's signature in hopper.cu, eigen.cu or what they include; the rest is as below.
         let visit = &mut |kernel: &Kernel, config: LaunchConfig, list: &[Arg<'_>]| unsafe {
             kernel.launch(stream, &config, list)
         };
@@ -455,7 +457,7 @@ impl Plan for CudaPlan {
             if x * y == 0 {
                 return Ok(());
             }
-            let config = LaunchConfig::new((x as u32, y as u32, 1), (threads(which), 1, 1));
+            let config = LaunchConfig::new((x as u32, y as u32, 1), (THREADS, 1, 1));
             // SAFETY: the arguments are those of the kernel's signature in soap.cu, basis.cu or what they include; the views were
             // checked against the signature, the scratch holds the layout and the tables belong to this plan.
             unsafe { self.kernels[which as usize].launch(stream, &config, list) }
@@ -465,9 +467,9 @@ impl Plan for CudaPlan {
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
         // Of launches of one kernel the largest grid.
         let mut all: Vec<(Of, usize, (usize, usize))> = Vec::new();
-        let mut on_tensor_cores = Vec::new();
+        let mut visited = Vec::new();
         let visit = &mut |kernel: &Kernel, c: LaunchConfig, _: &[Arg<'_>]| {
-            on_tensor_cores.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
+            visited.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
             Ok(())
         };
         let put = &mut |which: Of, (x, y): (usize, usize), _: &[Arg<'_>]| {
@@ -486,9 +488,9 @@ impl Plan for CudaPlan {
         self.each(&At::default(), put, visit)?;
         let rest = all.into_iter().map(|(which, n, (x, y))| {
             let grid = (x as u32, y as u32, 1);
-            LaunchReport::new(&self.kernels[which as usize], n, grid, (threads(which), 1, 1), 0)
+            LaunchReport::new(&self.kernels[which as usize], n, grid, (THREADS, 1, 1), 0)
         });
-        on_tensor_cores.into_iter().map(Ok).chain(rest).collect()
+        visited.into_iter().map(Ok).chain(rest).collect()
     }
 }
 
@@ -502,19 +504,10 @@ mod tests {
         let name = |of: Of| STEP.iter().chain(&BASIS).nth(of as usize).copied();
         assert_eq!(name(Of::Squares), Some("squares"));
         assert_eq!(name(Of::WideRotate), Some("wide_rotate"));
-        assert_eq!(name(Of::Eigen), Some("eigen"));
+        assert_eq!(name(Of::Stretch), Some("stretch"));
         assert_eq!(name(Of::Keep), Some("keep"));
         for (spec, entries) in specialisations().iter().zip([&STEP[..], &BASIS[..]]) {
             assert!(entries.iter().all(|e| spec.entries.contains(e)));
         }
-    }
-
-    /// Matrices of f64 for the first step take a bounded memory, and at least one has its place.
-    #[test]
-    fn eigenvectors_have_bounded_memory() {
-        assert_eq!(eigen_blocks(600, 256, 132), 132);
-        assert_eq!(eigen_blocks(600, 2048, 132), 32);
-        assert_eq!(eigen_blocks(600, 1 << 15, 132), 1);
-        assert_eq!(eigen_blocks(3, 8, 132), 3);
     }
 }

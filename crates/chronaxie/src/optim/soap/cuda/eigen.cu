@@ -1,0 +1,62 @@
+// First bases of factors: eigenvectors, by groups of blocks that take a matrix at a time, for the matrices of one size (basis.cu says what
+// `due` and the rest are). Rows of s come out by falling eigenvalues, what is equal in its order; where there are no eigenvectors, since a
+// factor is 0 or not finite, they are I. The panels of basis.cu do the rest, as roundings of f32 are left. Floors: jacobi.cuh.
+#include "jacobi.cuh"
+
+extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
+    eigen(double* work, unsigned* counters, int blocks, const i64* factor_at, const i64* due, const float* factors, const int* step,
+          float* s, double* values, double* lengths, int* order, int* live, int* spent, int n, int every, int rows) {
+  __shared__ JacobiShared shared;
+  JacobiGroup g = jacobi_group(counters, blocks);
+  const int lane = threadIdx.x % 32, group = blockIdx.x / blocks, first = g.rank * kJacobiWarps + threadIdx.x / 32;
+  const int warps = blocks * kJacobiWarps;
+  const i64 size = (i64)n * n;
+  double* a = work + group * size;
+  for (int y = group; y < rows; y += gridDim.x / blocks) {
+    const i64 which = due[(i64)(*step % every) * rows + y];
+    if (g.rank == 0 && threadIdx.x == 0) live[y] = which >= 0;
+    if (which < 0) continue;
+    const float* factor = factors + factor_at[which];
+    // Every block the same sum. A triangle has what is beside the diagonal once.
+    double square = 0;
+    for (i64 i = first - g.rank * kJacobiWarps; i < n; i += kJacobiWarps) {
+      for (i64 j = lane; j <= i; j += 32) {
+        const double x = factor[i * (i + 1) / 2 + j];
+        square = fma(j < i ? 2 * x : x, x, square);
+      }
+    }
+    const double norm = sqrt(jacobi_sum(square, shared.slots)), scale = jacobi_scale(norm);
+    const bool any = norm > 0 && isfinite(norm);
+    double* value = values + (i64)y * n;
+    if (any) {
+      for (i64 i = first; i < n; i += warps) {
+        for (i64 j = lane; j < n; j += 32) {
+          const double x = factor[i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i];
+          a[i * n + j] = scale * (i == j ? x + kJacobiShift * norm : x);
+        }
+      }
+      jacobi_meet(g);
+      jacobi(a, n, g, shared);
+      for (int k = first; k < n; k += warps) {
+        const double length = jacobi_length(a + (i64)k * n, n);
+        if (lane == 0) value[k] = length;
+      }
+      jacobi_meet(g);
+    }
+    for (int k = first; k < n; k += warps) {
+      double before = 0;
+      const double mine = any ? value[k] : 0.;
+      for (int j = lane; j < n && any; j += 32) before += value[j] > mine || (value[j] == mine && j < k);
+      for (int o = 16; o > 0; o /= 2) before += __shfl_xor_sync(~0u, before, o);
+      const i64 rank = any ? (i64)before : k;
+      for (int i = lane; i < n; i += 32)
+        s[(y * (i64)n + rank) * n + i] = any ? (float)(a[(i64)k * n + i] / mine) : i == k ? 1.f : 0.f;
+      if (lane == 0) {
+        const i64 at = (i64)y * n + k;
+        order[at] = k, spent[at] = 0, lengths[at] = 1;
+      }
+    }
+    // The next matrix takes this one's place.
+    if (any) jacobi_meet(g);
+  }
+}
