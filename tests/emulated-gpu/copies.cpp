@@ -60,6 +60,7 @@ void Engine::perform_out(Fiber* f, const Fiber::Out& o) {
 void copy_to_global(void* to, unsigned from, unsigned bytes) {
   check_copy(from, to, bytes);
   engine->resolve(engine->current->block, from, bytes, "a bulk copy");
+  engine->current->copies = true;
   engine->current->out.push_back({to, from, bytes});
 }
 
@@ -92,7 +93,7 @@ void copy_ahead(unsigned to, const void* from, unsigned bytes, unsigned from_byt
   engine->resolve(engine->current->block, to, bytes, "cp.async");
   // At once, or as late as may be.
   if (engine->ordered || engine->chance(4)) engine->perform_ahead(engine->current, a);
-  else engine->current->ahead.push_back(a);
+  else engine->current->copies = true, engine->current->ahead.push_back(a);
 }
 
 void ahead_commit() {

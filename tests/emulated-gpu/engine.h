@@ -19,27 +19,31 @@ constexpr unsigned char kCanary = 0xc7;
 
 struct Cluster;
 struct Block;
+struct Warp;
 
 struct Ahead {
   unsigned to, bytes, from_bytes;
   const void* from;
 };
 
-struct Fiber {
-  Thread self;
+// What each switch asks for comes first, in one line of the cache.
+struct alignas(64) Fiber {
   void* sp = nullptr;
-  unsigned char* stack = nullptr;
-  size_t colour = 0;
   Block* block = nullptr;
-  bool done = false;
+  Warp* warp = nullptr;
   // What it waits for, for the report of a deadlock.
   const char* waits = nullptr;
-  unsigned detail = 0;
   // In a warp's operation.
-  unsigned mask = 0;
   void* operand = nullptr;
+  unsigned mask = 0;
+  unsigned detail = 0;
   // At a barrier of the block.
   unsigned barrier_result = 0;
+  bool done = false;
+  bool copies = false;  // it has made copies of its own
+  Thread self;
+  unsigned char* stack = nullptr;
+  size_t colour = 0;
   // At a barrier in shared memory.
   uint64_t* barrier = nullptr;
   unsigned parity = 0;
@@ -54,13 +58,31 @@ struct Fiber {
   };
   std::vector<Out> out;
   std::vector<std::vector<Out>> out_groups;
+  // As new, on the same stack.
+  void again() {
+    waits = nullptr;
+    operand = nullptr;
+    mask = detail = barrier_result = parity = cluster_phase = 0;
+    done = cluster_arrived = false;
+    barrier = nullptr;
+    if (!copies) return;
+    copies = false;
+    ahead.clear();
+    ahead_groups.clear();
+    out.clear();
+    out_groups.clear();
+  }
 };
 
-struct Warp {
+struct alignas(64) Warp {
   Block* block = nullptr;
-  std::vector<Fiber*> lanes, ready;
-  unsigned waiting = 0;  // lanes in an operation of the warp
-  unsigned ended = 0;
+  // Its place among those that have a thread which can run, and these threads' lanes.
+  unsigned at = 0;
+  unsigned ready = 0;
+  unsigned char order[32];
+  unsigned waiting = 0, ended = 0;  // masks: lanes in an operation of the warp, lanes that have ended
+  unsigned size = 0;
+  Fiber* lanes[32];
 };
 
 struct Barrier {
@@ -69,13 +91,16 @@ struct Barrier {
   unsigned threads = 0;
 };
 
+constexpr unsigned kBarriers = 16;
+
 struct Block {
   Cluster* cluster;
   unsigned rank;
   Dim index;
   std::vector<Fiber*> fibers;
   std::vector<Warp> warps;
-  std::map<unsigned, Barrier> barriers;
+  Barrier barriers[kBarriers];
+  unsigned arrived = 0;  // mask: barriers at which somebody is
   unsigned live = 0;
   std::set<const uint64_t*> initialised;  // mbarriers
   unsigned char *arena = nullptr, *dynamic = nullptr;
@@ -153,17 +178,22 @@ class Engine {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return uint32_t(state >> 16);
   }
-  bool chance(unsigned one_in) { return !ordered && random() % one_in == 0; }
+  // Less than n, without a division.
+  uint32_t below(size_t n) { return uint32_t(uint64_t(random()) * n >> 32); }
+  bool chance(unsigned one_in) { return !ordered && below(one_in) == 0; }
 
-  void suspend() { emu_switch(&current->sp, scheduler); }
+  void suspend();
   void wake(Fiber* f) {
     f->waits = nullptr;
     make_ready(f);
   }
   void make_ready(Fiber* f) {
-    Warp* w = &f->block->warps[f->self.warp];
-    if (w->ready.empty()) ready.push_back(w);
-    w->ready.push_back(f);
+    Warp* w = f->warp;
+    if (w->ready == 0) {
+      w->at = unsigned(ready.size());
+      ready.push_back(w);
+    }
+    w->order[w->ready++] = (unsigned char)f->self.lane;
   }
   Fiber* pick();
   void progress() { idle_yields = idle_before = 0, ++made; }

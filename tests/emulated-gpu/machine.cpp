@@ -50,7 +50,7 @@ unsigned char* stack_of() {
 // Stacks lie a power of two apart; their ends in use must not all fall to the same lines of the cache.
 Fiber* new_fiber() {
   static size_t count = 0;
-  auto* f = new Fiber;
+  auto* f = new Fiber();
   f->stack = stack_of();
   f->colour = count++ % 61 * 64;
   std::memset(f->stack + f->colour, kCanary, 16);
@@ -115,22 +115,22 @@ void Engine::finished(Fiber* f) {
     f->block->cluster->arrived--;
   }
   f->done = true;
-  // What it still has on the way arrives.
-  ahead_all();
-  bulk_commit();
-  bulk_wait(0);
+  if (f->copies) {
+    // What it still has on the way arrives.
+    ahead_all();
+    bulk_commit();
+    bulk_wait(0);
+  }
   progress();
   Block* b = f->block;
   b->live--;
   b->cluster->live--;
-  for (auto& entry : b->barriers) check_barrier(b, entry.first);
+  for (unsigned some = b->arrived; some; some &= some - 1) check_barrier(b, unsigned(__builtin_ctz(some)));
   check_cluster(b->cluster);
-  Warp& w = b->warps[f->self.warp];
-  w.ended++;
-  for (Fiber* l : w.lanes) {
-    if (w.waiting == 0) break;
-    if (!l->done && l->operand) check_warp(l);
-  }
+  Warp& w = *f->warp;
+  w.ended |= 1u << f->self.lane;
+  for (unsigned i = 0; i < w.size && w.waiting; i++)
+    if (!w.lanes[i]->done && w.lanes[i]->operand) check_warp(w.lanes[i]);
 }
 
 Cluster* Engine::start(uint64_t index) {
@@ -168,11 +168,7 @@ Cluster* Engine::start(uint64_t index) {
       } else {
         f = free_fibers.back();
         free_fibers.pop_back();
-        unsigned char* stack = f->stack;
-        const size_t colour = f->colour;
-        *f = Fiber();
-        f->stack = stack;
-        f->colour = colour;
+        f->again();
       }
       f->self.thread_index = {t % launch.block.x, t / launch.block.x % launch.block.y, t / launch.block.x / launch.block.y};
       f->self.block_index = b->index;
@@ -186,8 +182,9 @@ Cluster* Engine::start(uint64_t index) {
       f->block = b;
       f->sp = prepare(f->stack, kStackBytes - 2 * f->colour, entry);
       b->fibers.push_back(f);
-      b->warps[t / 32].block = b;
-      b->warps[t / 32].lanes.push_back(f);
+      f->warp = &b->warps[t / 32];
+      f->warp->block = b;
+      f->warp->lanes[f->warp->size++] = f;
       make_ready(f);
     }
     c->live += threads;
@@ -198,9 +195,7 @@ Cluster* Engine::start(uint64_t index) {
 }
 
 static bool intact(const unsigned char* at, size_t bytes) {
-  for (size_t i = 0; i < bytes; i++)
-    if (at[i] != kCanary) return false;
-  return true;
+  return bytes == 0 || (at[0] == kCanary && std::memcmp(at, at + 1, bytes - 1) == 0);
 }
 
 void Engine::end(Cluster* c) {
@@ -268,27 +263,48 @@ std::string Engine::deadlock() const {
 Fiber* Engine::pick() {
   size_t at = 0;
   if (!ordered) {
-    at = random() % ready.size();
+    at = below(ready.size());
     if (far_ahead && !chance(32)) {
-      auto same = favourite && !favourite->ready.empty() ? std::find(ready.begin(), ready.end(), favourite) : ready.end();
-      if (same != ready.end()) {
-        at = size_t(same - ready.begin());
+      if (favourite && favourite->ready) {
+        at = favourite->at;
       } else if (favourite && random() % 4) {
-        for (int i = 0; i < 4 && ready[at]->block != favourite->block; i++) at = random() % ready.size();
+        for (int i = 0; i < 4 && ready[at]->block != favourite->block; i++) at = below(ready.size());
       }
     }
   }
   Warp* w = ready[at];
   favourite = w;
-  const size_t lane = ordered ? 0 : random() % w->ready.size();
-  Fiber* f = w->ready[lane];
-  w->ready.erase(w->ready.begin() + long(lane));
-  if (w->ready.empty() || ordered) {
-    ready.erase(ready.begin() + long(at));
-    // In their order each warp has a turn.
-    if (!w->ready.empty()) ready.push_back(w);
+  if (ordered) {
+    Fiber* f = w->lanes[w->order[0]];
+    std::memmove(w->order, w->order + 1, --w->ready);
+    // Each warp has a turn.
+    ready.erase(ready.begin());
+    if (w->ready) ready.push_back(w);
+    return f;
+  }
+  const unsigned lane = below(w->ready);
+  Fiber* f = w->lanes[w->order[lane]];
+  w->order[lane] = w->order[--w->ready];
+  if (w->ready == 0) {
+    ready[at] = ready.back();
+    ready[at]->at = unsigned(at);
+    ready.pop_back();
   }
   return f;
+}
+
+// Gives way to whoever is drawn, without the loop below where it would have nothing else to do.
+void Engine::suspend() {
+  Fiber* f = current;
+  if (!async.empty() || ready.empty() || f->block->cluster->live == 0 || idle_yields >= idle_before + kPatience) {
+    emu_switch(&f->sp, scheduler);
+    return;
+  }
+  current = pick();
+  *launch.module->self = &current->self;
+  if (current == f) return;
+  for (int line = 1; line < 4; line++) __builtin_prefetch(static_cast<char*>(current->sp) + 64 * line);
+  emu_switch(&f->sp, current->sp);
 }
 
 void Engine::loop() {
@@ -300,7 +316,7 @@ void Engine::loop() {
     while (live.size() < window && next < total) start(order.empty() ? next++ : order[next++]);
     if (live.empty()) return;
     // A copy, now and then, or where nobody can run.
-    if (!async.empty() && (ready.empty() || (copy_turns && chance(copy_turns)))) perform(random() % async.size());
+    if (!async.empty() && (ready.empty() || (copy_turns && chance(copy_turns)))) perform(below(async.size()));
     if (ready.empty()) {
       if (!async.empty()) continue;
       fail(kLaunchTimeout, "no thread can go on:\n" + deadlock());
@@ -309,6 +325,8 @@ void Engine::loop() {
     current = f;
     *launch.module->self = &f->self;
     emu_switch(&scheduler, f->sp);
+    // Others have run since.
+    f = current;
     current = nullptr;
     if (failure) return;
     if (idle_yields >= idle_before + kPatience) {
@@ -317,7 +335,7 @@ void Engine::loop() {
       if (async.empty())
         emu_switch(&own, runner);
       else
-        perform(random() % async.size());
+        perform(below(async.size()));
     }
     if (f->done && f->block->cluster->live == 0) {
       // Its copies must have arrived: shared memory ends with the block.
@@ -467,7 +485,10 @@ uint64_t seed() {
 void poison(void* at, size_t bytes) {
   const uint32_t word = 0x7fa00000u | (uint32_t(seed()) * 2654435761u >> 12 & 0xfffffu) | 1u;
   auto* p = static_cast<unsigned char*>(at);
+  uint32_t many[64];
+  for (uint32_t& w : many) w = word;
   size_t i = 0;
+  for (; i + sizeof many <= bytes; i += sizeof many) std::memcpy(p + i, many, sizeof many);
   for (; i + 4 <= bytes; i += 4) std::memcpy(p + i, &word, 4);
   for (; i < bytes; i++) p[i] = 0x7f;
 }

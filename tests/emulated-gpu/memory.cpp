@@ -36,12 +36,17 @@ size_t used = 0, quarantined = 0;
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+bool intact(const unsigned char* at, size_t bytes) {
+  return bytes == 0 || (at[0] == kCanary && std::memcmp(at, at + 1, bytes - 1) == 0);
+}
+
 std::string broken(uint64_t address, const Region& r) {
   auto* data = reinterpret_cast<unsigned char*>(address);
+  unsigned char* end = r.map + r.mapped - kPage;
   // The page's part before the data, and the rounding behind them.
+  if (intact(r.front(), size_t(data - r.front())) && intact(data + r.bytes, size_t(end - data) - r.bytes)) return "";
   for (unsigned char* p = r.front(); p < data; p++)
     if (*p != kCanary) return "something was written " + std::to_string(data - p) + " bytes before an allocation of " + std::to_string(r.bytes);
-  unsigned char* end = r.map + r.mapped - kPage;
   for (unsigned char* p = data + r.bytes; p < end; p++)
     if (*p != kCanary) return "something was written " + std::to_string(p - data - r.bytes) + " bytes behind an allocation of " + std::to_string(r.bytes);
   return "";

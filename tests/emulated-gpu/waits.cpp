@@ -96,23 +96,22 @@ void fail_by_kernel(const char* sentence) { engine->fail(kAssert, sentence); }
 unsigned active_mask() {
   unsigned mask = 0;
   Fiber* f = engine->current;
-  auto& lanes = f->block->warps[f->self.warp].lanes;
-  for (size_t i = 0; i < lanes.size(); i++)
-    if (!lanes[i]->done) mask |= 1u << i;
+  const Warp& w = *f->warp;
+  for (unsigned i = 0; i < w.size; i++)
+    if (!w.lanes[i]->done) mask |= 1u << i;
   return mask;
 }
 
 // Completes the operation that `f` waits in, if all lanes of its mask have come.
 void Engine::check_warp(Fiber* f) {
-  Warp& w = f->block->warps[f->self.warp];
+  Warp& w = *f->warp;
   auto& lanes = w.lanes;
-  // Most come before the last one.
-  const unsigned there = lanes.size() < 32 ? (1u << lanes.size()) - 1 : ~0u;
-  if (unsigned(__builtin_popcount(f->mask & there)) > w.waiting + w.ended) return;
+  // Most come before the last one. A block may be of no whole number of warps.
+  const unsigned there = w.size < 32 ? (1u << w.size) - 1 : ~0u;
+  if (f->mask & there & ~(w.waiting | w.ended)) return;
   void* operands[32] = {};
   for (unsigned i = 0; i < 32; i++) {
-    if (!(f->mask >> i & 1)) continue;
-    if (i >= lanes.size()) continue;  // a block of no whole number of warps
+    if (!((f->mask & there) >> i & 1)) continue;
     Fiber* l = lanes[i];
     if (l->done) continue;
     if (!l->operand || l->mask != f->mask || l->detail != f->detail) return;
@@ -124,7 +123,7 @@ void Engine::check_warp(Fiber* f) {
   for (unsigned i = 0; i < 32; i++) {
     if (!operands[i]) continue;
     lanes[i]->operand = nullptr;
-    w.waiting--;
+    w.waiting &= ~(1u << i);
     lanes[i]->barrier = nullptr;
     wake(lanes[i]);
   }
@@ -137,7 +136,7 @@ void warp(unsigned mask, const char* what, void* operand, Finish finish) {
   f->mask = mask;
   f->waits = what;
   f->operand = operand;
-  f->block->warps[f->self.warp].waiting++;
+  f->warp->waiting |= 1u << f->self.lane;
   f->barrier = reinterpret_cast<uint64_t*>(finish);
   engine->check_warp(f);
   engine->suspend();
@@ -149,28 +148,28 @@ void Engine::check_barrier(Block* b, unsigned id) {
   // Threads that have ended count as there; a part of the block is counted by the barrier itself.
   unsigned wanted = bar.threads ? bar.threads : b->live;
   if (bar.arrived < wanted) return;
-  std::vector<Fiber*> list;
-  list.swap(bar.waiting);
-  const unsigned sum = bar.sum;
-  bar = Barrier();
   progress();
-  for (Fiber* f : list) {
-    f->barrier_result = sum;
+  for (Fiber* f : bar.waiting) {
+    f->barrier_result = bar.sum;
     wake(f);
   }
+  bar.waiting.clear();
+  bar.arrived = bar.sum = bar.threads = 0;
+  b->arrived &= ~(1u << id);
 }
 
 unsigned block_barrier(unsigned id, unsigned threads, unsigned value, int wait) {
   Fiber* f = engine->current;
   Block* b = f->block;
-  Barrier& bar = b->barriers[id];
-  if (id >= 16) engine->fail(kLaunchFailed, "barrier " + number(id) + " of a block; there are 16");
+  if (id >= kBarriers) engine->fail(kLaunchFailed, "barrier " + number(id) + " of a block; there are 16");
   if (threads % 32) engine->fail(kLaunchFailed, "a barrier of " + number(threads) + " threads, which are no whole warps");
+  Barrier& bar = b->barriers[id];
   if (bar.arrived && bar.threads != threads)
     engine->fail(kLaunchFailed, "barrier " + number(id) + " of " + number(threads) + " threads while others wait at it as one of " +
                                     number(bar.threads));
   bar.threads = threads;
   bar.arrived++;
+  b->arrived |= 1u << id;
   bar.sum += value;
   if (wait) {
     f->waits = "a barrier of the block";
@@ -240,11 +239,13 @@ void Engine::complete(unsigned char* at, Block* block, unsigned arrivals, int64_
   if (m.bytes >= int64_t(MBarrier::kBias) / 4 || m.bytes <= -int64_t(MBarrier::kBias) / 4)
     fail(kLaunchFailed, "the bytes of an mbarrier's phase are beyond 2^20");
   progress();
-  if (m.pending == 0 && m.bytes == 0) {
+  const bool over = m.pending == 0 && m.bytes == 0;
+  if (over) {
     m.pending = m.expected;
     m.phase ^= 1;
   }
   *word = m.word();
+  if (!over) return;
   for (size_t i = 0; i < barrier_waiters.size();) {
     Fiber* f = barrier_waiters[i];
     if (f->barrier == word && m.phase != f->parity) {

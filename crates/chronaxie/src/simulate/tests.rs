@@ -265,7 +265,7 @@ fn on_a_gpu_networks_on_two_devices_have_the_cpus_spikes() {
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/{name}.toml"));
         let mut config = Config::read(path).unwrap();
-        let ms = if !emulated { "300ms" } else { ["60ms", "20ms"][usize::from(name == "space")] };
+        let ms = if !emulated { "300ms" } else { ["45ms", "16ms"][usize::from(name == "space")] };
         let duration = format!("simulation.duration=\"{ms}\"");
         for set in [sets[0], sets[1], &duration, "simulation.discard=0"] {
             config.set(set).unwrap();

@@ -3,6 +3,8 @@
 use crate::config::short;
 use crate::spiking::draws::Stream;
 use crate::spiking::math::{exp, ln, normal_cdf};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -190,6 +192,16 @@ impl Distribution {
     }
     /// P(value <= x) with bounds.
     pub fn cdf(&self, x: f64) -> f64 {
+        self.cdf_with(self.ends(), x)
+    }
+    /// What lies below the bounds, where values beyond them are drawn again; asked for once where [`cdf`](Self::cdf) is asked for often.
+    fn ends(&self) -> (f64, f64) {
+        match self.outside {
+            Outside::Clip => (0.0, 1.0),
+            Outside::Redraw => (self.raw(self.low), self.raw(self.high)),
+        }
+    }
+    fn cdf_with(&self, (low, high): (f64, f64), x: f64) -> f64 {
         if x < self.low {
             return 0.0;
         }
@@ -198,10 +210,7 @@ impl Distribution {
         }
         match self.outside {
             Outside::Clip => self.raw(x),
-            Outside::Redraw => {
-                let (low, high) = (self.raw(self.low), self.raw(self.high));
-                ((self.raw(x) - low) / (high - low)).clamp(0.0, 1.0)
-            }
+            Outside::Redraw => ((self.raw(x) - low) / (high - low)).clamp(0.0, 1.0),
         }
     }
     /// The value below which a fraction `p` lies, by bisection of [`cdf`](Self::cdf).
@@ -219,9 +228,10 @@ impl Distribution {
             Shape::Constant(x) => (x, x),
         };
         (low, high) = (low.clamp(self.low, self.high), high.clamp(self.low, self.high));
+        let ends = self.ends();
         for _ in 0..64 {
             let middle = 0.5 * (low + high);
-            if self.cdf(middle) < p { low = middle } else { high = middle }
+            if self.cdf_with(ends, middle) < p { low = middle } else { high = middle }
         }
         high
     }
@@ -241,6 +251,20 @@ impl Distribution {
                 Shape::Constant(_) => {}
             }
         }
+        // That takes milliseconds, and a plan asks for each of its projections several times, most of which are alike.
+        const KEPT: usize = 32;
+        thread_local!(static MEANS: RefCell<VecDeque<(Distribution, f64)>> = const { RefCell::new(VecDeque::new()) });
+        if let Some(mean) = MEANS.with_borrow(|kept| kept.iter().find(|(d, _)| d == self).map(|(_, mean)| *mean)) {
+            return mean;
+        }
+        let mean = self.mean_of_quantiles();
+        MEANS.with_borrow_mut(|kept| {
+            kept.truncate(KEPT - 1);
+            kept.push_front((*self, mean));
+        });
+        mean
+    }
+    fn mean_of_quantiles(&self) -> f64 {
         const POINTS: u32 = 256;
         (0..POINTS).map(|i| self.quantile((f64::from(i) + 0.5) / f64::from(POINTS))).sum::<f64>() / f64::from(POINTS)
     }
@@ -297,8 +321,9 @@ impl Codes {
         }
         let (first, last) = (low as i32, high as i32);
         let mut thresholds: Vec<u32> = Vec::with_capacity((last - first) as usize);
+        let ends = distribution.ends();
         for code in first..last {
-            let p = distribution.cdf((f64::from(code) + 0.5) * unit);
+            let p = distribution.cdf_with(ends, (f64::from(code) + 0.5) * unit);
             let t = (p * 4_294_967_296.0).round().min(4_294_967_295.0) as u32;
             // Rounding must not let the table fall.
             thresholds.push(thresholds.last().map_or(t, |before| t.max(*before)));
@@ -389,6 +414,21 @@ mod tests {
             assert_eq!(codes.least(), 1);
             assert!((codes.mean() * 0.1 - want).abs() < 1e-3, "{}", codes.mean());
         }
+    }
+
+    /// A mean that was asked for before has the bits that it had, and is no other distribution's.
+    #[test]
+    fn means_that_are_kept_are_those_of_their_distributions() {
+        let bounded = |k: u32| {
+            let outside = if k.is_multiple_of(2) { Outside::Redraw } else { Outside::Clip };
+            Distribution::normal(0.25 * f64::from(k / 2), 2.0).within(0.0, f64::INFINITY, outside)
+        };
+        // More than are kept, then some that still are and some that are not.
+        let all = (0..36).chain(30..36).chain(0..2).map(bounded);
+        for d in all {
+            assert_eq!(d.mean().to_bits(), d.mean_of_quantiles().to_bits(), "{d:?}");
+        }
+        assert!(bounded(2).mean() > bounded(3).mean() && bounded(3).mean() > 0.9);
     }
 
     #[test]

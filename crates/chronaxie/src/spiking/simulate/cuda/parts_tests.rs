@@ -79,7 +79,7 @@ fn on_a_gpu_networks_are_timed_in_parts() {
         let mut own = engine(&plan, &gpu, how, 4000);
         assert_eq!((own.config.held, own.config.seeds, own.config.heavy), (one_drive, seeds, which.len() > 4));
         let calendar = if how.place == Place::Calendar { &[CALENDAR][..] } else { &[] };
-        assert_timed(&plan, &mut own, steps(&gpu, 48, 20_000), &[&FIXED[..], calendar].concat());
+        assert_timed(&plan, &mut own, steps(&gpu, 36, 20_000), &[&FIXED[..], calendar].concat());
     }
 }
 

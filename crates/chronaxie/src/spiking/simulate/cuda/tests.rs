@@ -203,17 +203,18 @@ fn on_a_gpu_networks_of_every_model_have_the_cpus_spikes() {
     let all = [0, 1, 2, 3, 4, 5, 6, 7].as_slice();
     let how = |blocks, place, segment, room| How { blocks, cards: 1, place, segment, room, near: room % 2 == 1 };
     for (which, dt, longest, one_drive, how, few) in [
-        (light, 0.1, 6.0, false, how(3, Place::Shared, None, 0), 140),
-        (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 140),
-        (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 140),
+        // Rings of 64 steps, which these go round.
+        (light, 0.1, 6.0, false, how(3, Place::Shared, None, 0), 90),
+        (light, 0.1, 6.0, true, how(3, Place::Shared, Some(8), 0), 90),
+        (light, 0.5, 20.0, true, how(1, Place::Shared, Some(0), 0), 90),
         // More blocks than a block has warps.
         (light, 0.1, 12.0, false, how(33, Place::Global, None, 0), 20),
         (light, 0.1, 12.0, false, how(33, Place::Calendar, None, 5), 20),
-        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4013), 140),
+        (light, 0.1, 25.0, false, how(2, Place::Calendar, Some(16), 4013), 90),
         (all, 0.05, 4.0, false, how(17, Place::Shared, None, 0), 60),
         (all, 0.05, 4.0, false, how(4, Place::Calendar, None, 30), 60),
         (all, 0.02, 150.0, false, how(3, Place::Global, Some(32), 0), 150),
-        (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 140),
+        (light, 0.1, 150.0, false, how(3, Place::Calendar, None, 20), 90),
     ] {
         let mut network = zoo(which, dt, longest, 5);
         if one_drive {
@@ -255,10 +256,10 @@ fn on_a_gpu_networks_with_few_weights_have_the_cpus_spikes() {
     let all = [0, 1, 2, 4, 5, 6, 7].as_slice();
     let how = |cards, blocks, place, segment, near| How { blocks, cards, place, segment, room: 31, near };
     for (which, dt, longest, how, few) in [
-        (light, 0.1, 120.0, how(1, 3, Place::Calendar, None, true), 120),
-        (light, 0.1, 120.0, how(1, 3, Place::Calendar, Some(8), false), 120),
-        (light, 0.1, 120.0, how(1, 2, Place::Global, Some(16), false), 100),
-        (all, 0.05, 60.0, how(1, 2, Place::Calendar, Some(0), false), 60),
+        (light, 0.1, 120.0, how(1, 3, Place::Calendar, None, true), 80),
+        (light, 0.1, 120.0, how(1, 3, Place::Calendar, Some(8), false), 80),
+        (light, 0.1, 120.0, how(1, 2, Place::Global, Some(16), false), 80),
+        (all, 0.05, 60.0, how(1, 2, Place::Calendar, Some(0), false), 40),
         (light, 0.1, 120.0, how(2, 2, Place::Calendar, None, true), 80),
         (all, 0.05, 60.0, how(2, 2, Place::Global, Some(8), false), 40),
     ] {
@@ -287,8 +288,8 @@ fn on_a_gpu_networks_on_several_cards_have_the_cpus_spikes() {
     let all = [0, 1, 2, 4, 5, 6, 7].as_slice();
     let how = |cards, blocks, place, segment, room| How { blocks, cards, place, segment, room, near: cards % 2 == 1 };
     for (which, dt, longest, how, few) in [
-        (light, 0.1, 6.0, how(2, 3, Place::Shared, None, 0), 120),
-        (light, 0.1, 12.0, how(3, 1, Place::Calendar, Some(16), 30), 120),
+        (light, 0.1, 6.0, how(2, 3, Place::Shared, None, 0), 90),
+        (light, 0.1, 12.0, how(3, 1, Place::Calendar, Some(16), 30), 80),
         (light, 0.1, 12.0, how(8, 2, Place::Global, None, 0), 30),
         (all, 0.05, 4.0, how(2, 2, Place::Calendar, None, 30), 50),
         (all, 0.05, 4.0, how(2, 9, Place::Shared, Some(0), 0), 30),
@@ -338,7 +339,7 @@ fn on_a_gpu_networks_in_which_thousands_fire_at_once_have_their_spikes_in_order(
 fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
     let Some(gpu) = gpu() else { return };
     let plan = Plan::new(zoo(&[0, 1, 5], 0.1, 7.0, 6)).unwrap();
-    let steps = steps(&gpu, 300, 12_000);
+    let steps = steps(&gpu, 200, 12_000);
     let want = cpu(&plan, steps);
     let through = |state: State| {
         let c = Checkpoint {
@@ -351,12 +352,12 @@ fn on_a_gpu_networks_go_on_from_the_cpu_and_back() {
         };
         Checkpoint::from_bytes(&c.to_bytes(), std::path::Path::new("c")).unwrap().state
     };
-    for (cuts, place) in [([1, 80], Place::Shared), ([77, 201], Place::Global), ([40, 200], Place::Calendar)] {
+    for (cuts, place) in [([1, 80], Place::Shared), ([77, 141], Place::Global), ([40, 130], Place::Calendar)] {
         let mut first = CpuEngine::with_shards(&plan, 3, &|_, _| ()).unwrap();
         let mut got = run(&mut first, &[cuts[0]]);
         let mut second =
             engine(&plan, &gpu, How { blocks: 3, cards: 1, place, segment: None, room: 15, near: false }, 0);
-        run(&mut second, &[90]);
+        run(&mut second, &[45]);
         second.restore(&through(first.state().unwrap())).unwrap();
         got.extend(run(&mut second, &[cuts[1] - cuts[0]]));
         let mut third = CpuEngine::with_shards(&plan, 1, &|_, _| ()).unwrap();

@@ -189,7 +189,7 @@ fn on_a_gpu_networks_in_parts_have_the_cpus_spikes() {
     let (mut network, area_of) = areas(4, 24, 9.0, 7);
     network.projections.iter_mut().for_each(|p| p.storage = Storage::Stored);
     let plan = Plan::new(network).unwrap();
-    let steps = steps(&gpu, 90, 4000);
+    let steps = steps(&gpu, 70, 4000);
     let want = whole(&plan, steps);
     assert!(want.spikes.len() > 30, "only {} spikes", want.spikes.len());
     let by_area = |parts: u32| {

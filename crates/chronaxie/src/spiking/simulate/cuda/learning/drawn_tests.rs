@@ -28,17 +28,21 @@ fn on_a_gpu_networks_of_drawn_synapses_have_the_cpus_spikes() {
     let mut alone = network(24, 3.0, 9);
     alone.projections.truncate(6);
     let pair = Network::together(&[network(10, 2.0, 4), network(12, 2.0, 5)]).unwrap();
-    for (network, few, changes) in
-        [(alone, 150, false), (network(20, 9.0, 2), 150, false), (pair, 120, false), (everything(), 60, true)]
-    {
+    let networks =
+        [(alone, 150, false), (network(20, 9.0, 2), 150, false), (pair, 120, false), (everything(), 60, true)];
+    for (k, (network, few, changes)) in networks.into_iter().enumerate() {
         let plan = leak(network);
         let again = leak(drawn(plan.network.clone()).0);
         let steps = steps(&gpu, few, 40_000);
         let want = stored(plan, &[steps]);
         assert!(want.0.len() > if steps > 1000 { 10_000 } else { 50 }, "only {} spikes", want.0.len());
         let cut = [1, 2, steps / 3, steps - 3 - steps / 3];
-        for (blocks, cards, pieces) in [(1, 1, &[steps][..]), (3, 1, &cut[..]), (2, 2, &[steps][..]), (1, 3, &cut[..])]
-        {
+        let all = [(1, 1, &[steps][..]), (3, 1, &cut[..]), (2, 2, &[steps][..]), (1, 3, &cut[..])];
+        for (way, (blocks, cards, pieces)) in all.into_iter().enumerate() {
+            // Of one device and of several one way each, in turns, where each takes seconds.
+            if steps < 1000 && way % 2 != k % 2 {
+                continue;
+            }
             let mut own = engine(again, &gpu, blocks, cards);
             assert_eq!((own.config.changes, own.config.drawn > 0), (changes, true), "{}", own.config);
             let got = run(&mut own, pieces);

@@ -28,7 +28,7 @@ fn resume(engine: &mut dyn Engine, path: &Path) -> Result<()> {
 fn on_a_gpu_networks_are_written_while_they_go_on() {
     let Some(gpu) = gpu() else { return };
     let plan = Plan::new(mixed(30, 46)).unwrap();
-    let steps = steps(&gpu, 240, 20_000);
+    let steps = steps(&gpu, 180, 20_000);
     let cpu = cpu(&plan, 2 * (steps / 3)).1;
     let folder = scratch("moment");
     let path = folder.join("state.bin");
