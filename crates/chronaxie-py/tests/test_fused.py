@@ -8,6 +8,7 @@ import torch
 
 import chronaxie
 from chronaxie import optim
+from chronaxie.optim import _soap
 from chronaxie.optim._blocks import grid_of
 from chronaxie.optim._packed import by_regions, from_triangle
 
@@ -123,8 +124,9 @@ def test_soaps_fused_step_is_what_others_are(device, options):
 
 
 @pytest.mark.parametrize("side", [256, 300])
-def test_soaps_large_first_bases_on_a_gpu_are_pytorchs(device, side):
-    """The first step alone, and of blocks longer than 256."""
+def test_soaps_large_first_bases_on_a_gpu_are_pytorchs(device, monkeypatch, side):
+    """The first step alone, and of blocks that are longer than native ones may be."""
+    monkeypatch.setattr(_soap, "_NATIVE_EIGENVECTORS", 256)
     asked = []
 
     class Asked(optim.SOAP):

@@ -221,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   scan_rows<true>(a, h0, h, grad_h, grad_h_last, grad_a, grad_x, grad_h0, n);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+// Without a count of blocks ptxas keeps 256 threads to 128 registers, in which two vectors spill.
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads * kVectors < 512 ? 0 : 1)
     scan_backward_strided(Sequence a, State h0, Sequence h, Sequence grad_h, State grad_h_last, Sequence grad_a,
                           Sequence grad_x, State grad_h0, Sizes n) {
   scan_rows<false>(a, h0, h, grad_h, grad_h_last, grad_a, grad_x, grad_h0, n);
