@@ -14,7 +14,7 @@
 // Floors of a visit of n columns, whose products are made by mma.sync of f64, 128 multiply-adds a clock on a multiprocessor of an H200: 640 n
 // for the Gram matrix on and below the diagonal and 1024 n for the rows, 7 us at n = 1024; 256 n bytes read twice and written once, 64 a clock
 // from L2: 7 us. The rotations, 32 rounds one behind the other of two barriers each, are latency, 20 us measured, which other blocks of the
-// multiprocessor fill. A matrix of 1024 is 2016 visits a sweep, in 63 rounds, and takes 12 sweeps, 128 take 7.
+// multiprocessor fill. A matrix of 1024 is 2016 visits a sweep, in 63 rounds, and takes 13 sweeps, 128 take 8, the last of which is for what is left.
 //
 // H200, 2026-11-29, matrices A A^T / 2n, ms, jacobi() alone: 1 of 1024 39, of which (clocks of a block) Gram matrices 15 %, rotations 46, rows
 // 28, waiting for others 11; 34 of 1024 278: twelve are at work at once and do not fit L2, so that rows take 41 %; 132 of 512 122, 16 of 512
@@ -38,8 +38,8 @@ constexpr int kPart = 16, kPair = 2 * kPart, kPairPitch = kPair + 2;
 constexpr int kMostSweeps = 40;
 // Sweeps of a visit's rotations: more, where there is no other visit.
 constexpr int kInner = 2, kInnerAlone = 12;
-// Cosines of rows that are at right angles.
-constexpr double kRight = 1e-10;
+// A cosine is turned away from kRight on. Where none of a sweep is above kAgain, what it leaves are its squares, and no other sweep follows.
+constexpr double kRight = 1e-14, kAgain = 1e-10;
 
 struct JacobiShared {
   __align__(16) double gram[kPair][kPairPitch];
@@ -50,7 +50,7 @@ struct JacobiShared {
 
 // A group of blocks, of which this one is the `rank`th.
 struct JacobiGroup {
-  unsigned* counters;  // [4], zeros at first: arrivals, and whether the sweep of that number modulo 3 turned anything
+  unsigned* counters;  // [4], zeros at first: arrivals, and whether another follows on the sweep of that number modulo 3
   unsigned round, sweep;
   int rank, blocks;
 };
@@ -120,8 +120,8 @@ __device__ __forceinline__ void jacobi_product(double (&d)[2], double a, double 
 #endif
 }
 
-// Turns parts x and y, x < y, of a [n, n], in as many sweeps of rotations as `inner` says, of all pairs or those of both parts; whether there
-// was anything to turn. All threads of the block.
+// Turns parts x and y, x < y, of a [n, n], in as many sweeps of rotations as `inner` says, of all pairs or those of both parts; whether they
+// were far from right angles. All threads of the block.
 __device__ __forceinline__ bool jacobi_visit(double* a, int n, int x, int y, int inner, bool all, JacobiShared& s) {
   // Opaque: what is reckoned from it ahead would have no registers.
   int thread = threadIdx.x;
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool jacobi_visit(double* a, int n, int x, int y, int
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int r = row(8 * i + lane / 4), c = first + lane % 4;
-        const double* from = a + r * n + c;
+        const double* from = a + (i64)r * n + c;
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) next[k][i] = r < n && c + 4 * k < n ? from[4 * k] : 0.;
       }
@@ -187,13 +187,16 @@ __device__ __forceinline__ bool jacobi_visit(double* a, int n, int x, int y, int
     s.gram[i][lane] = mine[e], s.turn[i][lane] = i == lane ? 1. : 0.;
   }
   __syncthreads();
-  bool off = false;
+  bool off = false, far = false;
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     const int i = warp + e * kJacobiWarps;
-    off |= i != lane && mine[e] * mine[e] > kRight * kRight * (s.gram[i][i] * s.gram[lane][lane]);
+    const double square = mine[e] * mine[e], lengths = s.gram[i][i] * s.gram[lane][lane];
+    off |= i != lane && square > kRight * kRight * lengths;
+    far |= i != lane && square > kAgain * kAgain * lengths;
   }
   if (!__syncthreads_or(off)) return false;
+  const bool again = __syncthreads_or(far);
 
   const int rounds = inner * (all ? kPair - 1 : kPart);
   int r = 0;
@@ -272,28 +275,28 @@ __device__ __forceinline__ bool jacobi_visit(double* a, int n, int x, int y, int
   }
   // The next visit writes to what this one reads.
   __syncthreads();
-  return true;
+  return again;
 }
 
 // Turns the rows of a [n, n] until they are at right angles, by all blocks of the group, which meet behind that; how many sweeps it took.
 __device__ __forceinline__ int jacobi(double* a, int n, JacobiGroup& g, JacobiShared& s) {
   const int parts = (n + kPart - 1) / kPart, players = max(2, parts + parts % 2);
   for (int sweep = 0; sweep < kMostSweeps; ++sweep, ++g.sweep) {
-    volatile unsigned* turned = g.counters + 1;
-    if (g.rank == 0 && threadIdx.x == 0) turned[(g.sweep + 1) % 3] = 0;
+    volatile unsigned* again = g.counters + 1;
+    if (g.rank == 0 && threadIdx.x == 0) again[(g.sweep + 1) % 3] = 0;
     for (int r = 0; r + 1 < players; ++r) {
       for (int k = g.rank; k < players / 2; k += g.blocks) {
         const int2 at = jacobi_pair(k, r, players);
         // Of an odd number of parts one rests, but in the first round, where the rows of each part meet each other.
         if (at.y >= parts && r > 0) continue;
         const bool alone = players == 2;
-        if (jacobi_visit(a, n, at.x, at.y, alone ? kInnerAlone : kInner, r == 0, s) && threadIdx.x == 0) turned[g.sweep % 3] = 1;
+        if (jacobi_visit(a, n, at.x, at.y, alone ? kInnerAlone : kInner, r == 0, s) && threadIdx.x == 0) again[g.sweep % 3] = 1;
       }
       jacobi_meet(g);
     }
-    if (!turned[g.sweep % 3]) {
+    if (!again[g.sweep % 3]) {
       ++g.sweep;
-      return sweep;
+      return sweep + 1;
     }
   }
   return kMostSweeps;

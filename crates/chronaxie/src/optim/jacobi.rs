@@ -2,6 +2,7 @@
 
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, Specialisation};
 use crate::kernels::{self, Header};
+use crate::optim::ongpu::Visit;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -88,7 +89,7 @@ impl Jacobi {
         [work, counters]: [u64; 2],
         cleared: bool,
         own: &[Arg<'_>],
-        visit: &mut dyn FnMut(&Kernel, LaunchConfig, &[Arg<'_>]) -> Result<()>,
+        visit: Visit<'_>,
     ) -> Result<()> {
         let Groups { groups, blocks } = self.groups;
         if !cleared {

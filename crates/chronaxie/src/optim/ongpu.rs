@@ -1,10 +1,13 @@
 //! Blocks as tables in a device's memory, for the kernels of stepper.cuh.
 
 use super::blocks::{Block, Grid};
-use crate::cuda::{CudaDevice, DeviceBuffer, upload};
+use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, upload};
 use crate::kernels::Header;
 use crate::{Error, Result};
 use std::sync::Arc;
+
+/// What launches: a kernel, how, and its arguments.
+pub(super) type Visit<'a> = &'a mut dyn FnMut(&Kernel, LaunchConfig, &[Arg<'_>]) -> Result<()>;
 
 /// What the kernels of steps include.
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));

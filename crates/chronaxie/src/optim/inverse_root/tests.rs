@@ -140,6 +140,57 @@ fn indefinite_matrices_are_shifted() {
     }
 }
 
+/// By eigenvalues, on a GPU: a matrix has the bits that it has alone, whatever is beside it, also numbers that have no root.
+#[test]
+fn on_a_gpu_blocks_of_a_batch_are_as_alone() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    let (n, count) = (37, 3);
+    let a = InverseRoot::new(count, n, 2).sample(Pass::Forward, 9).unwrap().get("a").unwrap().data.clone();
+    let run = |count: usize, a: &[f64]| {
+        let p = InverseRoot::new(count, n, 3).exponent(2, 3).build().unwrap();
+        let out = Session::new(Arc::new(p), &device).unwrap().forward(&matrices(count, n, a.to_vec())).unwrap();
+        (out.get("root").unwrap().data.clone(), out.get("record").unwrap().data.clone())
+    };
+    let mut bad = a.clone();
+    bad[n * n + 4] = f64::NAN;
+    for a in [a, bad] {
+        let (x, record) = run(count, &a);
+        for (i, one) in a.chunks(n * n).enumerate().filter(|(_, one)| one.iter().all(|x| x.is_finite())) {
+            let (alone, of_one) = run(1, one);
+            assert_eq!(x[i * n * n..][..n * n], alone, "{i}");
+            assert_eq!(record[i * RECORD..][..RECORD], of_one, "{i}");
+        }
+        let failed = record.chunks(RECORD).filter(|r| r[0] == f64::from(Status::Failed as i32)).count();
+        assert_eq!(failed, usize::from(a.iter().any(|x| x.is_nan())));
+    }
+}
+
+/// On a GPU too, small numbers beside a large one are turned as far as they go: an eigenvalue of many small cosines.
+#[test]
+fn on_a_gpu_blocks_of_small_numbers_have_their_eigenvalues() {
+    let Some(gpu) = crate::check::gpu::gpu() else { return };
+    let device = Device::Cuda(gpu.device.clone());
+    let (n, small) = (40, f64::from(0.9e-10f32));
+    let entry = |i: usize, j: usize| match (i, j) {
+        (0, 0) => 1.0,
+        (0, _) | (_, 0) => 0.0,
+        _ => small,
+    };
+    let a = matrices(1, n, (0..n * n).map(|e| entry(e / n, e % n)).collect());
+    let p = InverseRoot::new(1, n, 2).method(Method::Eigen).damping(0.0, 1e-10).build().unwrap();
+    let out = Session::new(Arc::new(p), &device).unwrap().forward(&a).unwrap();
+    let (x, eps) = (&out.get("root").unwrap().data, out.get("record").unwrap().data[3]);
+    // 1 / sqrt(eps) but along (1, .., 1), whose eigenvalue is 39 times the numbers.
+    let (across, along) = (eps.powf(-0.5), (39.0 * small + eps).powf(-0.5));
+    for i in 1..n {
+        for j in 1..n {
+            let want = f64::from(u8::from(i == j)) * across + (along - across) / 39.0;
+            assert!((x[i * n + j] - want).abs() < 1e-4 * across, "{i}, {j}: {} of {want}", x[i * n + j]);
+        }
+    }
+}
+
 /// The same bits for any number of threads and any batch around a matrix.
 #[test]
 fn bits_do_not_depend_on_the_batch() -> Result<()> {

@@ -198,7 +198,8 @@ pub(crate) struct CudaPlan {
     work: RegionId,
     first: First,
     eigen: Jacobi,
-    of_eigen: [RegionId; 4],
+    /// Counters of `eigen`, which the kernel before it clears.
+    idle: RegionId,
 }
 
 /// Whether newton.cu takes this problem on this device, or why not.
@@ -242,12 +243,7 @@ impl CudaPlan {
         let n = problem.order;
         let mut layout = Layout::new(options.scratch_gap);
         let eigen = Jacobi::new(device, &eigen(), "eigen_roots", problem.count, n)?;
-        let of_eigen = [
-            layout.push("rows", Dtype::F64, eigen.work())?,
-            layout.push("idle", Dtype::I32, eigen.counters())?,
-            layout.push("scaled", Dtype::F32, eigen.work())?,
-            layout.push("vectors", Dtype::F64, 3 * eigen.groups() * n)?,
-        ];
+        let idle = layout.push("idle", Dtype::I32, eigen.counters())?;
         let by_blocks = || {
             let kernel = device.kernel(&portable(), "inverse_root")?;
             let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
@@ -259,7 +255,9 @@ impl CudaPlan {
             (_, Some((_, blocks))) => blocks * MATRICES * n * n,
             (_, None) => 0,
         };
-        let work = layout.push("work", Dtype::F32, buffers)?;
+        // The kernels come one after the other.
+        let of_eigen = eigen.work() + 3 * eigen.groups() * n + eigen.work().div_ceil(2);
+        let work = layout.push("work", Dtype::F64, buffers.div_ceil(2).max(of_eigen))?;
         let first = match choice {
             Choice::Portable => portable.map_or(First::None, |(kernel, blocks)| First::Portable(kernel, blocks as u32)),
             Choice::Resident(of) => First::Resident(Resident::new(n, of, device)?),
@@ -289,7 +287,7 @@ impl CudaPlan {
             work,
             first,
             eigen,
-            of_eigen,
+            idle,
         })
     }
 }
@@ -355,6 +353,9 @@ impl Plan for CudaPlan {
                 list.push(LaunchReport::new(&t.kernel, 1, config.grid, config.block, config.shared_bytes)?);
             }
         }
+        if self.problem.count == 0 {
+            return Ok(Vec::new());
+        }
         let cleared = !matches!(self.first, First::None);
         self.eigen.launch([0; 2], cleared, &[], &mut |kernel, c, _| {
             list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
@@ -396,8 +397,7 @@ impl CudaPlan {
         }
         let region = |id| Arg::U64(self.layout.address(scratch, id));
         let [a, root, record] = tensors.map(Arg::U64);
-        let [rows, counters, scaled, vectors] = self.of_eigen;
-        let idle = [region(counters), Arg::I32(self.eigen.counters() as i32)];
+        let idle = [region(self.idle), Arg::I32(self.eigen.counters() as i32)];
         if let First::Resident(resident) = &self.first {
             resident.launch(&p, tensors, idle, stream)?;
         }
@@ -450,9 +450,12 @@ impl CudaPlan {
                 t.kernel.launch(stream, &t.config(), &list)?;
             }
         }
+        let rows = self.layout.address(scratch, self.work);
+        let vectors = rows + 8 * self.eigen.work() as u64;
+        let scaled = vectors + 24 * (self.eigen.groups() * p.order) as u64;
         let own = [
-            region(scaled),
-            region(vectors),
+            Arg::U64(scaled),
+            Arg::U64(vectors),
             a,
             root,
             record,
@@ -464,11 +467,15 @@ impl CudaPlan {
             Arg::F64(p.absolute),
             Arg::F64(p.relative),
         ];
-        let addresses = [rows, counters].map(|id| self.layout.address(scratch, id));
-        self.eigen.launch(addresses, !matches!(self.first, First::None), &own, &mut |kernel, config, list| {
-            // SAFETY: the arguments are those of the kernels' signatures in eigen.cu and jacobi.cuh; the rest as above.
-            unsafe { kernel.launch(stream, &config, list) }
-        })
+        self.eigen.launch(
+            [rows, self.layout.address(scratch, self.idle)],
+            !matches!(self.first, First::None),
+            &own,
+            &mut |kernel, config, list| {
+                // SAFETY: the arguments are those of the kernels' signatures in eigen.cu and jacobi.cuh; the rest as above.
+                unsafe { kernel.launch(stream, &config, list) }
+            },
+        )
     }
 }
 

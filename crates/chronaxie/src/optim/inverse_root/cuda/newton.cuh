@@ -31,7 +31,7 @@
 //
 // H200, CUDA events, second cache flushed, `bench inverse_root4`, by wgmma (2026-11-29) and (by mma.sync): 16 x 512^2 0.73 ms (1.16),
 // 4 x 1024^2 1.12 (2.00), 1 x 2048^2 1.80 (3.30), 1 x 4096^2 7.7 (12.4). What was tried with mma.sync, of 64 x 128^2 and these
-// but the third, which took 0.287, 1.17, 2.01, 3.25 and 12.5 before the portable kernel's launch: rows of operands 80 bytes apart in
+// but the third, which took 0.287, 1.17, 2.01, 3.25 and 12.5 before another kernel's launch: rows of operands 80 bytes apart in
 // device memory too, so that each thread finds its pieces by row, and a plan a product: 0.43, 2.0, 3.1, 5.8 (with an iteration more), 22. f32 sums every 16 terms instead of 32: 4 % to
 // 10 % slower. 16 warps of 32 x 32 with diagonal tiles' work even over the four schedulers: 0.262, 1.10, 2.01, 3.37, 13.6, but 128
 // registers spill. One chunk of terms a barrier: 0.290, 1.20, 2.06, 3.37, 12.8.

@@ -17,7 +17,7 @@
 // of shared memory, 32 if it is a square: 312 and 250 clocks. So a product of 128 terms takes 2800 clocks, and what becomes of it,
 // some 90 instructions for 8 elements of a thread, another 900. 19 products (a condition number of 34, p = 4) at 1.7 GHz: 42 us, and 5 for
 // the matrix, the start and the root, for as many matrices as there are multiprocessors. Of 64 rows 19 x 900 clocks: 10 us, and 4.
-// Measured (H100, with the empty launch of the portable kernel behind it): 64 of 128 rows 79 us, 92 when what it reads, its code too, was
+// Measured (H100, with an empty launch behind it): 64 of 128 rows 79 us, 92 when what it reads, its code too, was
 // evicted; newton.cu 250 and 261. 64 of 64 rows 39 (151), 600 of 64 rows 120 (657). What is beyond the reckoned 47 is not looked into.
 //
 // What was reckoned and left: wgmma has tiles of 64 x 64, 48 blocks instead of 36, which with what shared memory gives are 2300 to

@@ -4,7 +4,7 @@ use super::super::spec::{Matrix, Muon, QUINTIC};
 use super::Same;
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
 use crate::op::Precision;
-use crate::optim::ongpu::{Jobs, Words};
+use crate::optim::ongpu::{Jobs, Visit, Words};
 use crate::optim::plates::{self, BLOCK_BYTES, EDGE, SIDE, triangle};
 use crate::{Dtype, Layout, RegionId, Result};
 use std::sync::Arc;
@@ -28,9 +28,6 @@ pub(super) fn specialisation(precision: Precision) -> Specialisation {
     spec.constants = vec![("kFast", (precision == Precision::Fast).into())];
     spec
 }
-
-/// What a launch is: a kernel, how, and its arguments.
-pub(super) type Visit<'a> = &'a mut dyn FnMut(&Kernel, LaunchConfig, &[Arg<'_>]) -> Result<()>;
 
 /// Plates, their kernels and their scratch.
 pub(super) struct Hopper {

@@ -6,11 +6,11 @@ mod hopper;
 use super::spec::{Matrix, Muon, NAME};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
 use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Precision, Signature};
-use crate::optim::ongpu::{CHUNK, HEADERS, Jobs, TILE, Words};
+use crate::optim::ongpu::{CHUNK, HEADERS, Jobs, TILE, Visit, Words};
 use crate::optim::plates;
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
-use hopper::{Hopper, Visit};
+use hopper::Hopper;
 use std::sync::Arc;
 
 const ENTRIES: [&str; 8] = ["squares", "momentum", "adamw", "divide", "gram", "quintic", "advance", "apply"];

@@ -1,13 +1,13 @@
 //! Launches of what fast.cu has: blocks that are matrices on Hopper's tensor cores with precision `fast`.
 
 use super::super::spec::{Grafting, Shampoo};
-use super::hopper::{Numbers, Visit, moments, update};
+use super::hopper::{Numbers, moments, update};
 use super::{PoolTurn, Same};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, KernelSource, LaunchConfig, Specialisation, upload};
 use crate::op::Precision;
 use crate::optim::blocks::Grid;
 use crate::optim::inverse_root::Beside;
-use crate::optim::ongpu::{THREADS as STRIDER_THREADS, Tables};
+use crate::optim::ongpu::{THREADS as STRIDER_THREADS, Tables, Visit};
 use crate::optim::plates::{self, BESIDE_HEADERS, HALF_BYTES, PARTS, Plates, Rest, SIDE, SLAB, is_plate};
 use crate::{Dtype, Layout, RegionId, Result};
 use std::sync::Arc;

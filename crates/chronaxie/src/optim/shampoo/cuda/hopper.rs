@@ -5,6 +5,7 @@ use super::Same;
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
 use crate::op::Precision;
 use crate::optim::ongpu::Tables;
+use crate::optim::ongpu::Visit;
 use crate::optim::plates::{self, BLOCK_BYTES, PARTS, Plates};
 use crate::{Dtype, Layout, RegionId, Result};
 use std::sync::Arc;
@@ -36,9 +37,6 @@ pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/shampoo/cuda/hopper.cu", include_str!("hopper.cu"));
     plates::specialisation(Specialisation::new(source, &ENTRIES), Precision::Exact)
 }
-
-/// What a launch is: a kernel, how, and its arguments.
-pub(super) type Visit<'a> = &'a mut dyn FnMut(&Kernel, LaunchConfig, &[Arg<'_>]) -> Result<()>;
 
 /// Plates, their kernels and their scratch.
 pub(super) struct Hopper {

@@ -10,12 +10,12 @@ use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialis
 use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Precision, Signature};
 use crate::optim::blocks::Block;
 use crate::optim::inverse_root::{CudaPlan as Roots, RECORD};
-use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::ongpu::{BLOCK_HEADERS, Jobs, THREADS, TILE, Tables, Visit};
 use crate::optim::plates::{self, Plates, is_plate};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
 use fast::Fast;
-use hopper::{Hopper, Visit};
+use hopper::Hopper;
 use std::sync::Arc;
 
 const ENTRIES: [&str; 8] = ["squares", "moments", "gram", "gather", "keep", "along", "norms", "update"];

@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// What is spent now too, one after the other, as there are hardly any, but at the first step: unit vectors of which most is not in the
+// What is spent now too, one after the other, as there are hardly any: unit vectors of which most is not in the
 // others' span. Each reads the basis seven times.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     fill(float* s, const int* order, const int* live, int* spent, double* along, int n) {

@@ -17,17 +17,22 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
     if (g.rank == 0 && threadIdx.x == 0) live[y] = which >= 0;
     if (which < 0) continue;
     const float* factor = factors + factor_at[which];
-    // Every block the same sum. A triangle has what is beside the diagonal once.
-    double square = 0;
-    for (i64 i = first - g.rank * kJacobiWarps; i < n; i += kJacobiWarps) {
+    double* value = values + (i64)y * n;
+    // A triangle has what is beside the diagonal once.
+    for (i64 i = first; i < n; i += warps) {
+      double of_row = 0;
       for (i64 j = lane; j <= i; j += 32) {
         const double x = factor[i * (i + 1) / 2 + j];
-        square = fma(j < i ? 2 * x : x, x, square);
+        of_row = fma(j < i ? 2 * x : x, x, of_row);
       }
+      for (int o = 16; o > 0; o /= 2) of_row += __shfl_xor_sync(~0u, of_row, o);
+      if (lane == 0) value[i] = of_row;
     }
+    jacobi_meet(g);
+    double square = 0;
+    for (int i = threadIdx.x; i < n; i += kJacobiThreads) square += value[i];
     const double norm = sqrt(jacobi_sum(square, shared.slots)), scale = jacobi_scale(norm);
     const bool any = norm > 0 && isfinite(norm);
-    double* value = values + (i64)y * n;
     if (any) {
       for (i64 i = first; i < n; i += warps) {
         for (i64 j = lane; j < n; j += 32) {

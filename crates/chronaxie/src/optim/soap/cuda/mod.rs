@@ -9,11 +9,11 @@ use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialis
 use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::blocks::Block;
 use crate::optim::jacobi::{self, Jacobi};
-use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables};
+use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables, Visit};
 use crate::optim::plates::{self, is_plate};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Error, Layout, Place, RegionId, Result};
-use hopper::{Hopper, Visit};
+use hopper::Hopper;
 use std::sync::Arc;
 
 /// A kernel, by its place in [`STEP`] and behind them in [`BASIS`].
