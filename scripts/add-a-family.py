@@ -143,7 +143,10 @@ def main():
             if (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
-        lend()
+        with open(TARGET / "lend.lock", "w") as builds:
+            # python.sh, which is beside this step, builds there.
+            fcntl.flock(builds, fcntl.LOCK_EX)
+            lend()
         try:
             follow(tree)
         finally:

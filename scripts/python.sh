@@ -14,7 +14,8 @@ export PYTHONPYCACHEPREFIX="$cache_root/bytecode-$(basename "$venv")"
 mkdir -p "$target_dir"
 target="$(cd "$target_dir" && pwd)"
 rm -rf "$target/wheels/python" "$target/python"
-"$venv/bin/maturin" build --quiet --profile "${PROFILE:-conformance}" --interpreter "$venv/bin/python" --out "$target/wheels/python"
+# scripts/add-a-family.py copies what was built while nobody builds there.
+flock "$target/lend.lock" "$venv/bin/maturin" build --quiet --profile "${PROFILE:-conformance}" --interpreter "$venv/bin/python" --out "$target/wheels/python"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index \
     --target "$target/python" "$target"/wheels/python/*.whl
 

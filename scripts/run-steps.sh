@@ -7,7 +7,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 . scripts/common.sh
 
-beside=" kernels emulated examples "
+beside=" kernels emulated examples add-a-family "
 logs="$target_dir/steps"
 mkdir -p "$logs"
 # What a fresh machine must fetch, unpack and build for later steps takes one core and minutes: beside the first steps.
