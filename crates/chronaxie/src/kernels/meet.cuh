@@ -5,7 +5,7 @@
 // that.
 __device__ __forceinline__ void blocks_meet(unsigned* counter, unsigned round) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
-  // Before these had an order of their own.
+  // Compute capability 6 has no additions and loads with an order of their own.
   __threadfence();
   atomicAdd(counter, 1u);
   while ((int)(*(volatile unsigned*)counter - round) < 0) {

@@ -16,6 +16,8 @@ pub const MEET: Header = ("meet.cuh", include_str!("meet.cuh"));
 pub const MMA: Header = ("mma.cuh", include_str!("mma.cuh"));
 /// Affine maps and their scan.
 pub const SCAN: Header = ("scan.cuh", include_str!("scan.cuh"));
+/// Sums over a warp and over a block.
+pub const SUMS: Header = ("sums.cuh", include_str!("sums.cuh"));
 /// Products of f32 on tensor cores.
 pub const TF32: Header = ("tf32.cuh", include_str!("tf32.cuh"));
 /// Products of f32 on f32 units.
@@ -25,4 +27,4 @@ pub const WALK: Header = ("walk.cuh", include_str!("walk.cuh"));
 /// Products of tiles on Hopper's tensor cores.
 pub const WGMMA: Header = ("wgmma.cuh", include_str!("wgmma.cuh"));
 /// Every header.
-pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MEET, MMA, SCAN, TF32, TILES, WALK, WGMMA];
+pub const HEADERS: &[Header] = &[BARRIERS, CLUSTER, F16X3, HALF, MEET, MMA, SCAN, SUMS, TF32, TILES, WALK, WGMMA];

@@ -9,7 +9,7 @@
 // A visit takes two parts of 16 rows: their Gram matrix, 32 x 32; sweeps of rotations of that, which are gathered in a matrix; and that
 // matrix times the rows. Parts meet in rounds, everybody everybody else in a sweep; a block has one visit at a time, and the blocks of a
 // group wait for each other between rounds. Rows of different parts are turned, twice each, and in the first round all; the longer of two rows
-// comes first: without that, sweeps are twice as many where eigenvalues span decades (numpy, n = 128: 20 and 10).
+// comes first: without that, sweeps are twice as many where eigenvalues span decades (numpy, n = 128: 19 and 10).
 //
 // Floors of a visit of n columns, whose products are made by mma.sync of f64, 128 multiply-adds a clock on a multiprocessor of an H200: 640 n
 // for the Gram matrix on and below the diagonal and 1024 n for the rows, 7 us at n = 1024; 256 n bytes read twice and written once, 64 a clock
@@ -20,10 +20,12 @@
 // 28, waiting for others 11; 34 of 1024 278: twelve are at work at once and do not fit L2, so that rows take 41 %; 132 of 512 122, 16 of 512
 // 15.2, 64 of 128 2.0. What led there, 1 of 1024 and 34: products by fused multiply-adds from shared memory, 62 rounds of rotations a visit,
 // 118 and 597; by mma.sync with 32 rounds 40.7 and 331; the next columns of rows asked for ahead 39.0 and 278. One sweep of rotations a visit
-// 39.5 and 361 (15 sweeps), three 51.8 and 362. Two blocks a multiprocessor 39.1 and 331, four (spills) 45.3 and 409.
+// 39.5 and 361 (15 sweeps), three 51.8 and 362. Two blocks a multiprocessor 39.1 and 331, four (spills) 45.3 and 409. All of these with kRight
+// at 1e-10; with the last sweep's rotations and all that is around them roots take 39.5 and 278 (inverse_root/cuda/eigen.cu).
 #pragma once
 
 #include "meet.cuh"
+#include "sums.cuh"
 
 typedef long long i64;
 
@@ -65,16 +67,6 @@ __device__ __forceinline__ void jacobi_meet(JacobiGroup& g) {
   g.round += g.blocks;
   if (threadIdx.x == 0) blocks_meet(g.counters, g.round);
   __syncthreads();
-}
-
-__device__ __forceinline__ double jacobi_sum(double x, double* slots) {
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int w = 1; w < kJacobiWarps; ++w) x += slots[w];
-  return x;
 }
 
 // c of a matrix of this norm.
@@ -306,8 +298,7 @@ __device__ __forceinline__ int jacobi(double* a, int n, JacobiGroup& g, JacobiSh
 __device__ __forceinline__ double jacobi_length(const double* a, int n) {
   double square = 0;
   for (int i = threadIdx.x % 32; i < n; i += 32) square = fma(a[i], a[i], square);
-  for (int o = 16; o > 0; o /= 2) square += __shfl_xor_sync(~0u, square, o);
-  return sqrt(square);
+  return sqrt(warp_sum(square));
 }
 
 extern "C" __global__ void jacobi_clear(unsigned* counters, int count) { clear_counters(counters, count); }

@@ -1,21 +1,20 @@
 //! Groups of blocks that make eigenvectors of symmetric matrices on a GPU, as jacobi.cuh has it.
 
+use crate::Result;
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, Specialisation};
 use crate::kernels::{self, Header};
 use crate::optim::ongpu::Visit;
-use crate::{Error, Result};
 use std::sync::Arc;
 
 /// What the kernels that make eigenvectors include.
-pub(super) const HEADERS: &[Header] = &[kernels::MEET, ("jacobi.cuh", include_str!("jacobi.cuh"))];
+pub(super) const HEADERS: &[Header] = &[kernels::MEET, kernels::SUMS, ("jacobi.cuh", include_str!("jacobi.cuh"))];
 /// Clears the counters of all groups.
 pub(super) const CLEAR: &str = "jacobi_clear";
 /// As in jacobi.cuh.
 const THREADS: u32 = 128;
 const PART: usize = 16;
-const COUNTERS: usize = 16;
-/// Rows of a matrix whose numbers are counted in 32 bits.
-const MOST: usize = 46340;
+/// Words from a group's counters to the next one's.
+pub(super) const COUNTERS: usize = 16;
 /// Bytes that matrices of f64 may take at once, if that holds one.
 const BYTES: usize = 1 << 30;
 
@@ -57,11 +56,6 @@ impl Jacobi {
         let (clear, kernel) = (device.kernel(spec, CLEAR)?, device.kernel(spec, entry)?);
         let resident = kernel.max_active_blocks(THREADS, 0)?.max(1) as usize * device.props().sm_count as usize;
         let groups = Groups::choose(count, order, resident);
-        if order > MOST {
-            return Err(Error::config(format!(
-                "{entry}: eigenvectors are made of matrices of at most {MOST} rows, not {order}"
-            )));
-        }
         Ok(Self { clear, kernel, groups, order })
     }
     /// Groups, a matrix each at a time.

@@ -2,7 +2,7 @@
 
 use super::blocks::{Block, Grid};
 use crate::cuda::{Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, upload};
-use crate::kernels::Header;
+use crate::kernels::{Header, SUMS};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ pub(super) type Visit<'a> = &'a mut dyn FnMut(&Kernel, LaunchConfig, &[Arg<'_>])
 
 /// What the kernels of steps include.
 pub(super) const STEPPER: Header = ("stepper.cuh", include_str!("stepper.cuh"));
-pub(super) const HEADERS: &[Header] = &[STEPPER];
+pub(super) const HEADERS: &[Header] = &[SUMS, STEPPER];
 /// What the kernels over the two sides of a linear map include.
-pub(super) const MAP_HEADERS: &[Header] = &[STEPPER, ("channels.cuh", include_str!("channels.cuh"))];
+pub(super) const MAP_HEADERS: &[Header] = &[SUMS, STEPPER, ("channels.cuh", include_str!("channels.cuh"))];
 /// What the kernels of steps over blocks with factors include.
 pub(super) const ONBLOCK: Header = ("onblock.cuh", include_str!("onblock.cuh"));
-pub(super) const BLOCK_HEADERS: &[Header] = &[STEPPER, ONBLOCK];
+pub(super) const BLOCK_HEADERS: &[Header] = &[SUMS, STEPPER, ONBLOCK];
 /// As in stepper.cuh.
 pub(super) const THREADS: u32 = 256;
 pub(super) const TILE: usize = 64;

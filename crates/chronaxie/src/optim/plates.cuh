@@ -29,11 +29,6 @@ __device__ __forceinline__ int plate_of(const i64* first, int count, int tile) {
   return low;
 }
 
-__device__ __forceinline__ double warp_sum(double x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-
 // Where a thread's four rows of four numbers of a tile of 64 x 64 are.
 struct Spot {
   i64 at, stride;  // of the first row, in the flat vector; 16 rows further

@@ -4,7 +4,7 @@ use super::blocks::{Block, Grid, Parameter};
 use super::ongpu::{CHUNK, Jobs, THREADS as STRIDERS, Tables, Words};
 use super::stepper::Common;
 use crate::cuda::{Archs, Arg, CudaDevice, DeviceBuffer, Kernel, LaunchConfig, Specialisation, upload};
-use crate::kernels::{BARRIERS, F16X3, Header, MEET, MMA, WGMMA};
+use crate::kernels::{BARRIERS, F16X3, Header, MEET, MMA, SUMS, WGMMA};
 use crate::op::Precision;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// What kernels over plates include beside the headers of steps over blocks.
 pub(super) const HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
+    SUMS,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
     ("plate_ends.cuh", include_str!("plate_ends.cuh")),
@@ -45,6 +46,7 @@ const SLABS: Header = ("slabs.cuh", include_str!("slabs.cuh"));
 /// The same with precision `fast`.
 pub(super) const HALF_HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
+    SUMS,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
     ("plate_ends.cuh", include_str!("plate_ends.cuh")),
@@ -58,6 +60,7 @@ pub(super) const HALF_HEADERS: &[Header] = &[
 /// What rounds roots beside Newton's iterations includes.
 pub(super) const BESIDE_HEADERS: &[Header] = &[
     super::ongpu::STEPPER,
+    SUMS,
     super::ongpu::ONBLOCK,
     ("plates.cuh", include_str!("plates.cuh")),
     SLABS,

@@ -1,6 +1,8 @@
 // What the steps of optimizers share on a GPU: blocks of parameters as a table, sums, and tiles of products.
 #pragma once
 
+#include "sums.cuh"
+
 typedef long long i64;
 
 constexpr int kThreads = 256;
@@ -16,15 +18,7 @@ struct Block {
 };
 
 // The sum over the block, known to every thread.
-__device__ __forceinline__ double block_sum(double x, double* slots) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int w = 1; w < kWarps; ++w) x += slots[w];
-  return x;
-}
+__device__ __forceinline__ double block_sum(double x, double* slots) { return block_sum<kWarps>(x, slots); }
 
 // The last of `count` entries whose first job is at most `job`.
 __device__ __forceinline__ int entry_of(const i64* first, int count, i64 job) {

@@ -78,8 +78,8 @@ class SOAP(Fused, Blocked):
             are copied to vectors that it works in, and back, so it takes three times the parameters' memory more. Either kind goes on
             with what the other saved; columns of bases that both make may differ in sign. Not with ``capturable`` or a
             ``process_group``. On a GPU nothing is awaited but a first step with blocks longer than 1024, which is a plain one, since
-            PyTorch's eigenvectors come sooner. 24 layers of width 1024 take an H200 0.42 s then, and 14 ms a step. On the CPU it is
-            for small blocks: a step takes half as long where they are of 64, and twice as long where they are of 256.
+            PyTorch's eigenvectors come sooner. A first step of 24 layers of width 1024 takes an H200 0.42 s, a later one 14 ms. On the
+            CPU it is for small blocks: a step takes half as long where they are of 64, and twice as long where they are of 256.
         capturable, stochastic_rounding, seed, process_group: as for :class:`Shampoo`; on a GPU a basis's first step waits, and cannot be in
             the graph.
 

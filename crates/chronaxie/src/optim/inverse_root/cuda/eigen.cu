@@ -71,7 +71,7 @@ __device__ __forceinline__ float root_residual(const Mean& a, const float* x, do
     for (int r = g.rank * kJacobiWarps + warp; r < n; r += g.blocks * kJacobiWarps) {
       double sum = 0;
       for (int c = lane; c < n; c += 32) sum = fma(root ? (double)x[(i64)r * n + c] : a(r, c), y[c], sum);
-      for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+      sum = warp_sum(sum);
       if (lane == 0) next[r] = root ? sum : fma(shift, y[r], sum);
     }
     double* other = y;
@@ -81,7 +81,7 @@ __device__ __forceinline__ float root_residual(const Mean& a, const float* x, do
   jacobi_meet(g);
   double off = 0;
   for (int k = threadIdx.x; k < n; k += kJacobiThreads) off += (y[k] - sign(k)) * (y[k] - sign(k));
-  return (float)sqrt(jacobi_sum(off, slots) / n);
+  return (float)sqrt(block_sum<kJacobiWarps>(off, slots) / n);
 }
 
 // Eigenvalues and eigenvectors of a matrix in `rows`, and of what they are in `shared`; how many sweeps it took, -1: there is no root. Its
@@ -96,13 +96,13 @@ __device__ __forceinline__ int settle(double* rows, double* squares, const float
       const double x = mean(i, j);
       of_row = fma(x, x, of_row);
     }
-    for (int o = 16; o > 0; o /= 2) of_row += __shfl_xor_sync(~0u, of_row, o);
+    of_row = warp_sum(of_row);
     if (lane == 0) squares[i] = of_row;
   }
   jacobi_meet(g);
   double square = 0;
   for (int i = threadIdx.x; i < n; i += kJacobiThreads) square += squares[i];
-  const double norm = sqrt(jacobi_sum(square, shared.jacobi.slots)), scale = jacobi_scale(norm);
+  const double norm = sqrt(block_sum<kJacobiWarps>(square, shared.jacobi.slots)), scale = jacobi_scale(norm);
   const double eps = max(absolute, relative * norm), c = norm > 0 ? kJacobiShift * norm * scale : 1.;
   if (threadIdx.x == 0) shared.eps = eps, shared.scale = scale, shared.shift = c;
   if (!(norm < 1e300 && norm + eps > 0)) return -1;

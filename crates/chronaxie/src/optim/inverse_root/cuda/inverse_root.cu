@@ -15,24 +15,16 @@
 // cores for halves.
 // Workspace: 5 matrices a block in global memory (L2 up to n = 256).
 #include "meet.cuh"
+#include "sums.cuh"
 
 typedef long long i64;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTile = 64, kDepth = 16, kPitch = kTile + 4;
 constexpr int kMostIterations = 100;
 constexpr float kWorst = 0.1f;
 enum { kNewton = 0, kFailed = 3 };
 
-__device__ __forceinline__ double block_sum(double x, double* slots) {
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int w = 1; w < kThreads / 32; ++w) x += slots[w];
-  return x;
-}
 // The largest number, or NaN if one is.
 __device__ __forceinline__ float block_max(float x, double* slots) {
   auto most = [](float a, float b) { return a != a || b != b ? __int_as_float(0x7fffffff) : max(a, b); };
@@ -42,7 +34,7 @@ __device__ __forceinline__ float block_max(float x, double* slots) {
   if (threadIdx.x % 32 == 0) of[threadIdx.x / 32] = x;
   __syncthreads();
   x = of[0];
-  for (int w = 1; w < kThreads / 32; ++w) x = most(x, of[w]);
+  for (int w = 1; w < kWarps; ++w) x = most(x, of[w]);
   return x;
 }
 
@@ -97,7 +89,7 @@ __device__ float distance(const float* m, int n, double* slots) {
     const float d = m[e] - (e / n == e % n ? 1.f : 0.f);
     squares = fma((double)d, (double)d, squares);
   }
-  return (float)sqrt(block_sum(squares, slots));
+  return (float)sqrt(block_sum<kWarps>(squares, slots));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
@@ -108,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                  unsigned* counters, int idle, i64 count, int n, int denominator, double absolute, double relative) {
   __shared__ __align__(16) float sa[kDepth][kPitch];
   __shared__ __align__(16) float sb[kDepth][kPitch];
-  __shared__ double slots[kThreads / 32];
+  __shared__ double slots[kWarps];
   const i64 size = (i64)n * n;
   float* mean = work + blockIdx.x * 5 * size;
   clear_counters(counters, idle);
@@ -122,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       mean[e] = y;
       squares += (double)y * y;
     }
-    const double norm = sqrt(block_sum(squares, slots));
+    const double norm = sqrt(block_sum<kWarps>(squares, slots));
     const double eps = max(absolute, relative * norm);
     float row_sum = 0.f;
     for (int r = threadIdx.x; r < n; r += kThreads) {

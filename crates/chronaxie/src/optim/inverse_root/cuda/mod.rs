@@ -8,7 +8,7 @@ use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::jacobi::{self, Jacobi};
+use crate::optim::jacobi::{self, COUNTERS, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
 use resident::Resident;
 use std::cmp::Reverse;
@@ -31,8 +31,6 @@ const RING: u32 = 4 * 128 * 128 + 4 * STAGE + 1024;
 /// Static shared memory of newton.cuh and of what works beside it, at most.
 const STATIC: u32 = 6 << 10;
 const BUFFERS: usize = 7;
-/// Words of a group's counters.
-const COUNTERS: usize = 16;
 /// The least n that goes to tensor cores: up to 32 the portable kernel's tiles are less wasted than theirs.
 const LEAST: usize = 33;
 
@@ -43,7 +41,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
 fn portable() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/inverse_root.cu", include_str!("inverse_root.cu"));
     let mut spec = Specialisation::new(source, &["inverse_root"]);
-    spec.headers = &[kernels::MEET];
+    spec.headers = &[kernels::MEET, kernels::SUMS];
     spec
 }
 
@@ -343,6 +341,9 @@ impl Plan for CudaPlan {
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
         let threads = (THREADS, 1, 1);
         let mut list = Vec::new();
+        if self.problem.count == 0 {
+            return Ok(list);
+        }
         match &self.first {
             First::None => {}
             First::Portable(kernel, blocks) => list.push(LaunchReport::new(kernel, 1, (*blocks, 1, 1), threads, 0)?),
@@ -352,9 +353,6 @@ impl Plan for CudaPlan {
                 list.push(LaunchReport::new(&t.clear, 1, (1, 1, 1), threads, 0)?);
                 list.push(LaunchReport::new(&t.kernel, 1, config.grid, config.block, config.shared_bytes)?);
             }
-        }
-        if self.problem.count == 0 {
-            return Ok(Vec::new());
         }
         let cleared = !matches!(self.first, First::None);
         self.eigen.launch([0; 2], cleared, &[], &mut |kernel, c, _| {

@@ -5,7 +5,7 @@ mod tables;
 
 use super::spec::{Damping, Kfac, MOST_PI, NAME};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
-use crate::kernels::Header;
+use crate::kernels::{Header, SUMS};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::ongpu::{STEPPER, THREADS};
 use crate::optim::stepper::Runs;
@@ -31,7 +31,7 @@ enum Of {
 }
 const STEP: [&str; 10] = ["squares", "look", "mix", "gather", "before", "divide", "after", "bound", "move", "others"];
 const SOLVE: [&str; 2] = ["eigen", "inverse"];
-const HEADERS: &[Header] = &[STEPPER, ("maps.cuh", include_str!("maps.cuh"))];
+const HEADERS: &[Header] = &[SUMS, STEPPER, ("maps.cuh", include_str!("maps.cuh"))];
 /// As in solve.cu.
 const EIGEN_THREADS: u32 = 512;
 /// Bytes that the workspaces of all blocks of solve.cu may take.

@@ -8,8 +8,8 @@
 //
 // eigen: warps take rows in the reductions (each reads and writes what is left of the matrix once: the last update and the next product
 // in one pass) and on the way back; one thread makes the rotations of a QL step, then each thread turns its own columns by all of
-// them. Eigenvectors of any sign and order come from it at right angles to the roundings of f64, whatever the rank of the factor, which
-// is what Jacobi's one-sided rotations (soap/cuda/basis.cu) and subspace iterations do not give.
+// them. Eigenvectors of any sign and order come from it at right angles to the roundings of f64, whatever the rank of the factor,
+// which one-sided rotations of the factor itself and subspace iterations do not give, but those of jacobi.cuh do, by many blocks.
 //
 // Floors of a matrix: 2 n^2 bytes of the factor in and 4 n^2 of the basis out. eigen: 4 n^3 / 3 operations of the reductions, 2 n^3 on
 // the way back and about 1.5 n^2 rotations of 6 n; 13 GFLOP of f64 at n = 1024, 25 ms at the 0.5 TFLOP/s of one multiprocessor of an
@@ -24,20 +24,6 @@ constexpr int kMostSteps = 100;  // QL steps an eigenvalue
 // What is beside the diagonal and smaller counts as 0: its square would lose its digits. Factors are of f32, 1e-45 at the least.
 constexpr double kNothing = 1e-140;
 
-__device__ __forceinline__ double warp_sum(double x) {
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
-// The sum over a block of eigen's, known to every thread.
-__device__ __forceinline__ double total(double x, double* slots) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int w = 1; w < kEigenThreads / 32; ++w) x += slots[w];
-  return x;
-}
 __device__ __forceinline__ float of_triangle(const float* f, i64 i, i64 j) {
   return i >= j ? f[triangle(i) + j] : f[triangle(j) + i];
 }
@@ -67,7 +53,7 @@ __device__ __forceinline__ void reduce(double* a, double* d, double* e, double* 
     if (left == 0) break;
     double square = 0;
     for (i64 c = k + 1 + threadIdx.x; c < n; c += kEigenThreads) square = fma(row[c], row[c], square);
-    square = total(square, slots);
+    square = block_sum<kEigenThreads / 32>(square, slots);
     const double x = row[k + 1], norm = sqrt(square), end = x > 0 ? -norm : norm;
     const bool none = left == 1 || square == 0;
     // |v|^2 = 2.
@@ -91,7 +77,7 @@ __device__ __forceinline__ void reduce(double* a, double* d, double* e, double* 
     __syncthreads();
     double along = 0;
     for (i64 c = k + 1 + threadIdx.x; c < n; c += kEigenThreads) along = fma(row[c], now[c], along);
-    along = total(along, slots);
+    along = block_sum<kEigenThreads / 32>(along, slots);
     for (i64 c = k + 1 + threadIdx.x; c < n; c += kEigenThreads) now[c] = fma(-0.5 * along, row[c], now[c]);
     __syncthreads();
   }

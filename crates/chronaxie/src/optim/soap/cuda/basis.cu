@@ -31,10 +31,6 @@ constexpr int kPanel = kTile;
 // second, of a column of length 1.
 constexpr double kSpent = 1e-12, kSecond = 0.25;
 
-__device__ __forceinline__ double warp_sum(double x) {
-  for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
 __device__ __forceinline__ i64 packed(i64 i, i64 j) { return i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i; }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)

@@ -25,13 +25,13 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
         const double x = factor[i * (i + 1) / 2 + j];
         of_row = fma(j < i ? 2 * x : x, x, of_row);
       }
-      for (int o = 16; o > 0; o /= 2) of_row += __shfl_xor_sync(~0u, of_row, o);
+      of_row = warp_sum(of_row);
       if (lane == 0) value[i] = of_row;
     }
     jacobi_meet(g);
     double square = 0;
     for (int i = threadIdx.x; i < n; i += kJacobiThreads) square += value[i];
-    const double norm = sqrt(jacobi_sum(square, shared.slots)), scale = jacobi_scale(norm);
+    const double norm = sqrt(block_sum<kJacobiWarps>(square, shared.slots)), scale = jacobi_scale(norm);
     const bool any = norm > 0 && isfinite(norm);
     if (any) {
       for (i64 i = first; i < n; i += warps) {
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
       double before = 0;
       const double mine = any ? value[k] : 0.;
       for (int j = lane; j < n && any; j += 32) before += value[j] > mine || (value[j] == mine && j < k);
-      for (int o = 16; o > 0; o /= 2) before += __shfl_xor_sync(~0u, before, o);
+      before = warp_sum(before);
       const i64 rank = any ? (i64)before : k;
       for (int i = lane; i < n; i += 32)
         s[(y * (i64)n + rank) * n + i] = any ? (float)(a[(i64)k * n + i] / mine) : i == k ? 1.f : 0.f;
