@@ -7,7 +7,8 @@
 equations as a plain PyTorch module (peers.py) with weights of its own, since what is native has no rule for vmap. First our norms are
 held against gradients of single samples, one after the other. Contenders take turns; times are a caller's, awaited: `median_ms` where each
 call comes behind one of the other's, which leaves the host's caches its own, and `row_ms` of calls behind each other, where an ordinary pass,
-which makes the gradients of the batch, is timed, too (`pass_row_ms`). Memory is what a call
+which makes the gradients of the batch, is timed, too (`pass_row_ms`); `captured_ms` of calls that a CUDA graph replays, so that what
+either asks of the host does not count (none where one of them can not be captured). Memory is what a call
 takes above what lay there before (PyTorch's allocator), and again with half the batch; so of an ordinary pass, which makes all gradients of the batch: what a call takes
 above that is the norms' own.
 """
@@ -89,6 +90,25 @@ def timed(call, wait):
     return 1e3 * (time.perf_counter() - began)
 
 
+def captured(call, device):
+    """The call as a graph's replay; None where it can not be captured."""
+    if device.type != "cuda":
+        return None
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+    except RuntimeError as error:
+        print(f"not captured: {error}")
+        return None
+    return graph.replay
+
+
 def extra(call, device):
     if device.type != "cuda":
         return None
@@ -124,14 +144,16 @@ def main():
         half = len(x) // 2
         calls = [mine, ours_of(ours, loss, x[:half], y[:half]), other, of_pass, pass_of(ours, loss, x[:half], y[:half])]
         memory = [extra(call, device) for call in calls]
+        replays = [captured(call, device) for call in (mine, other)]
+        graphs = [r and statistics.median(timed(r, wait) for _ in range(ROW * args.rounds)) for r in replays]
         a, b = (statistics.median(t) for t in zip(*times))
         records.append(
             dict(family="per_sample_norms", case=name, device=str(torch.cuda.get_device_name() if device.type == "cuda" else "cpu"),
                  peer="torch.func.vmap(grad)", peer_version=torch.__version__, version=chronaxie.__version__, median_ms=a,
-                 peer_median_ms=b, row_ms=rows[0], peer_row_ms=rows[1], row_ratio=rows[1] / rows[0], pass_row_ms=rows[2], ratio=statistics.median(q / p for p, q in times), parity=error, peak_bytes=memory[0],
+                 peer_median_ms=b, row_ms=rows[0], peer_row_ms=rows[1], row_ratio=rows[1] / rows[0], pass_row_ms=rows[2], captured_ms=graphs[0], peer_captured_ms=graphs[1], ratio=statistics.median(q / p for p, q in times), parity=error, peak_bytes=memory[0],
                  peak_bytes_of_half=memory[1], peer_peak_bytes=memory[2], pass_peak_bytes=memory[3], pass_peak_bytes_of_half=memory[4])
         )  # fmt: skip
-        print(f"{name}: {a:.3f} ms, vmap(grad) {b:.3f} ms, {records[-1]['ratio']:.2f}x, in a row {rows[0]:.3f} and {rows[1]:.3f} (an ordinary pass {rows[2]:.3f}), off by {error:.1e}, bytes {memory}")
+        print(f"{name}: {a:.3f} ms, vmap(grad) {b:.3f} ms, {records[-1]['ratio']:.2f}x, in a row {rows[0]:.3f} and {rows[1]:.3f} (an ordinary pass {rows[2]:.3f}), captured {graphs}, off by {error:.1e}, bytes {memory}")
     if args.json:
         with open(args.json, "w") as f:
             json.dump(records, f, indent=2)

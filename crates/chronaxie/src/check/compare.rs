@@ -5,7 +5,7 @@ use crate::op::{Metric, Values};
 /// How far a result is from the law.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Comparison {
-    /// In the metric that was asked for; NaN where the result or the law is not finite.
+    /// In the metric that was asked for; NaN where the result or the law is not finite, unless both are NaN and the law is not all NaN.
     pub error: f64,
     /// A sentence on the worst element.
     pub worst: String,
@@ -19,7 +19,12 @@ pub(crate) fn compare(got: &Values, law: &Values, metric: Metric) -> Comparison 
     }
     let (mut square, mut scale, mut largest) = (0.0f64, 0.0f64, 0.0f64);
     let (mut at, mut not_finite) = (0, 0usize);
+    // A law of NaN says that there is no result (who did not write it is found elsewhere); one of nothing else says nothing.
+    let says = law.data.iter().any(|l| !l.is_nan());
     for (i, (g, l)) in got.data.iter().zip(&law.data).enumerate() {
+        if says && g.is_nan() && l.is_nan() {
+            continue;
+        }
         let d = (g - l).abs();
         if !d.is_finite() {
             not_finite += 1;
@@ -94,6 +99,8 @@ mod tests {
             assert!(c.error.is_nan() && c.worst.starts_with("1 of 2 elements"), "{c:?}");
         }
         assert!(compare(&v(&[0.0]), &Values::zeros([1, 1]), Metric::Relative).error.is_nan());
+        assert_eq!(compare(&v(&[3.0, f64::NAN]), &v(&[2.0, f64::NAN]), Metric::Relative).error, 0.5);
+        assert!(compare(&v(&[f64::NAN]), &v(&[f64::NAN]), Metric::Relative).error.is_nan());
         assert_eq!(index(&[2, 3, 4], 23), "[1, 2, 3]");
     }
 }

@@ -77,6 +77,10 @@ pub(super) enum Defect {
     Zero,
     Rank1,
     Indefinite,
+    /// One of its numbers is a NaN, so that it has no root.
+    Nan,
+    /// One of its numbers is infinite.
+    Infinite,
 }
 
 impl std::str::FromStr for Defect {
@@ -87,7 +91,9 @@ impl std::str::FromStr for Defect {
             "zero" => Ok(Self::Zero),
             "rank1" => Ok(Self::Rank1),
             "indefinite" => Ok(Self::Indefinite),
-            _ => Err(Error::config(format!("defect `{s}` is not one of none, zero, rank1, indefinite"))),
+            "nan" => Ok(Self::Nan),
+            "infinite" => Ok(Self::Infinite),
+            _ => Err(Error::config(format!("defect `{s}` is not one of none, zero, rank1, indefinite, nan, infinite"))),
         }
     }
 }
@@ -218,8 +224,10 @@ impl InverseRoot {
             return None;
         }
         // Damping bounds the condition number of what is singular.
-        let damped =
-            if self.defect == Defect::None { self.kappa } else { self.kappa.max(1.0 / self.relative.max(1e-8)) };
+        let damped = match self.defect {
+            Defect::None | Defect::Nan | Defect::Infinite => self.kappa,
+            _ => self.kappa.max(1.0 / self.relative.max(1e-8)),
+        };
         let value = match damped {
             ..=1e2 => 1.5e-5,
             ..=1e4 => 6e-5,
@@ -242,7 +250,12 @@ impl InverseRoot {
         let mut data = Vec::with_capacity(self.count * n * n);
         for i in 0..self.count {
             let mut rng = Rng::new(seed, i as u64);
-            let defect = if i == 0 { self.defect } else { Defect::None };
+            let (defect, number) = match self.defect {
+                defect if i > 0 || defect == Defect::None => (Defect::None, None),
+                Defect::Nan => (Defect::None, Some(f64::NAN)),
+                Defect::Infinite => (Defect::None, Some(f64::INFINITY)),
+                defect => (defect, None),
+            };
             let mut a = vec![0.0; n * n];
             match defect {
                 Defect::Zero => {}
@@ -277,6 +290,9 @@ impl InverseRoot {
                         reflect(&mut a, n, &mut rng);
                     }
                 }
+            }
+            if let (Some(number), Some(one)) = (number, a.get_mut(n * n / 2)) {
+                *one = number;
             }
             data.extend(a);
         }
