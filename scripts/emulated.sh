@@ -37,11 +37,11 @@ if [ ! -e "$to/.complete" ]; then
     flock 8
     if [ ! -e "$to/.complete" ]; then
         rm -rf "$to"
-        mkdir -p "$to/lib" "$to/nvrtc" "$to/cufile" "$to/device" "$to/o"
+        mkdir -p "$to/lib" "$to/nvrtc" "$to/cufile" "$to/cusolver" "$to/device" "$to/o"
         cp $from/abi.h "$to"
         cp $from/device/*.h "$to/device"
         flags="-std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -Werror"
-        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names cufile; do
+        for part in fiber machine waits copies memory driver work modules translate nvrtc ptx_names cufile cusolver; do
             # shellcheck disable=SC2086
             $cxx $flags -c $from/$part.cpp -o "$to/o/$part.o"
         done
@@ -51,6 +51,7 @@ if [ ! -e "$to/.complete" ]; then
             $cxx -shared translate.o nvrtc.o -o ../nvrtc/libnvrtc.so.13.0 -ldl
             $cxx translate.o ptx_names.o -o ../emulated-ptx
             $cxx -shared -Wl,-soname,libcufile.so.0 cufile.o ../lib/libcuda.so.1 -o ../cufile/libcufile.so.0
+            $cxx -shared -Wl,-soname,libcusolver.so.12 cusolver.o ../lib/libcuda.so.1 -o ../cusolver/libcusolver.so.12
         )
         # Those of other sources that nobody used for a day.
         find "$target_dir/emulated" -mindepth 1 -maxdepth 1 -type d -mmin +1440 ! -name "$hash" -exec rm -rf {} +
@@ -62,8 +63,9 @@ fi
 
 LD_LIBRARY_PATH="$to/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 CHRONAXIE_NVRTC="$to/nvrtc" CHRONAXIE_CACHE_DIR="$to/cache" CHRONAXIE_EMULATED_CXX="$cxx" CHRONAXIE_PACK=
-# A real libcufile knows a real libcuda only.
+# A real libcufile or libcusolver knows a real libcuda only.
 CHRONAXIE_CUFILE="${CHRONAXIE_CUFILE-0}"
-export LD_LIBRARY_PATH CHRONAXIE_CUFILE CHRONAXIE_NVRTC CHRONAXIE_CACHE_DIR CHRONAXIE_EMULATED_CXX CHRONAXIE_PACK
+CHRONAXIE_CUSOLVER="${CHRONAXIE_CUSOLVER-$to/cusolver}"
+export LD_LIBRARY_PATH CHRONAXIE_CUFILE CHRONAXIE_CUSOLVER CHRONAXIE_NVRTC CHRONAXIE_CACHE_DIR CHRONAXIE_EMULATED_CXX CHRONAXIE_PACK
 cd "$caller"
 exec "$@"

@@ -316,6 +316,13 @@ API Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* 
     return kSuccess;
   });
 }
+API Result cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+  Lock lock(big_lock);
+  return put(stream, [=]() -> Result {
+    function(data);
+    return kSuccess;
+  });
+}
 API Result cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void* stream) {
   Lock lock(big_lock);
   if (!emu::is_allocated(to, bytes)) return kInvalidValue;

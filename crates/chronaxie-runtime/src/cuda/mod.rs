@@ -3,13 +3,14 @@
 //! One binary serves machines with and without a GPU. The driver and NVRTC are opened through the library's own symbol
 //! tables; where one is missing or too old, an error says what was looked for, where, and how to install it.
 //!
-//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `carrier` and `cufile` (files), `graph`; `search` and
+//! From the bottom: `sys` (types and tables), `driver`, `device`, `stream`, `memory`, `copy`, `carrier` and `cufile` (files), `graph`, `nccl`, `cusolver`; `search` and
 //! `nvrtc` (the compiler), `compile` (what is compiled), `store` and `pack` (files), `cache`, `module`, `launch`, `bundle`, `user`.
 //!
 //! | variable | what it does |
 //! |---|---|
 //! | `CHRONAXIE_NVRTC` | the NVRTC to use: a file, or a folder that holds one |
 //! | `CHRONAXIE_NCCL` | the NCCL to use, where parts of a network exchange spikes by it: a file, or a folder that holds one |
+//! | `CHRONAXIE_CUSOLVER` | `0`: eigenvectors are never found by cuSOLVER; the cuSOLVER to use: a file, or a folder that holds one |
 //! | `CHRONAXIE_CUFILE` | `0`: files are never read by cuFile; `1`: also where its kernel driver is not seen; the cuFile to use: a file, or a folder that holds one |
 //! | `CHRONAXIE_CACHE_DIR` | where compiled kernels are kept; empty for nowhere |
 //! | `CHRONAXIE_CACHE_MB` | how much is kept there (512) |
@@ -27,6 +28,7 @@ mod compile;
 mod copy;
 #[cfg(target_os = "linux")]
 mod cufile;
+mod cusolver;
 mod device;
 mod driver;
 mod graph;
@@ -60,6 +62,7 @@ pub use copy::{
     copy_device, copy_to_device, copy_to_device_async, copy_to_host, copy_to_host_async, download, fill_bytes, upload,
     upload_on,
 };
+pub use cusolver::Cusolver;
 pub use device::{CaptureGuard, ContextGuard, CudaDevice, DeviceAttributes, MemoryInfo};
 pub use driver::Driver;
 pub use graph::Graph;

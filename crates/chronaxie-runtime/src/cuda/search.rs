@@ -179,6 +179,24 @@ pub(super) fn nccl() -> Result<PathBuf> {
     })
 }
 
+/// The cuSOLVER of this machine, likewise.
+///
+/// # Errors
+/// `Unavailable` that says where it was looked for, or that none is wanted.
+pub(super) fn cusolver() -> Result<PathBuf> {
+    const NAMES: &[&str] = &["libcusolver.so.12", "libcusolver.so.11"];
+    match std::env::var_os("CHRONAXIE_CUSOLVER").filter(|v| !v.is_empty()) {
+        Some(v) if v == "0" => Err(Error::unavailable("CHRONAXIE_CUSOLVER=0")),
+        Some(path) => library_at(Path::new(&path), "CHRONAXIE_CUSOLVER", NAMES),
+        None => library_of(NAMES, &["nvidia/cu13/lib", "nvidia/cusolver/lib"]).map_err(|looked| {
+            Error::unavailable(format!(
+                "no {} was found; PyTorch brings it along, or `pip install nvidia-cusolver`. {looked}",
+                NAMES[0]
+            ))
+        }),
+    }
+}
+
 /// The cuFile of this machine, likewise; or that at `named`, a file or a folder.
 ///
 /// # Errors

@@ -331,6 +331,22 @@ table! {
     }
 }
 
+pub type CusolverHandle = *mut c_void;
+pub type CusolverParams = *mut c_void;
+
+table! {
+    /// What finds eigenvectors of many matrices at once. Handle, parameters, what is wanted, which triangle, n, type and matrices, their pitch, type and
+    /// eigenvalues, type of arithmetic, memory on the device and on the host, ..., how many.
+    CusolverApi {
+        cusolverGetVersion = "cusolverGetVersion" (*mut c_int) -> c_int;
+        cusolverDnCreate = "cusolverDnCreate" (*mut CusolverHandle) -> c_int;
+        cusolverDnCreateParams = "cusolverDnCreateParams" (*mut CusolverParams) -> c_int;
+        cusolverDnSetStream = "cusolverDnSetStream" (CusolverHandle, CUstream) -> c_int;
+        cusolverDnXsyevBatched_bufferSize = "cusolverDnXsyevBatched_bufferSize" (CusolverHandle, CusolverParams, c_int, c_int, i64, c_int, *const c_void, i64, c_int, *const c_void, c_int, *mut usize, *mut usize, i64) -> c_int;
+        cusolverDnXsyevBatched = "cusolverDnXsyevBatched" (CusolverHandle, CusolverParams, c_int, c_int, i64, c_int, *mut c_void, i64, c_int, *mut c_void, c_int, *mut c_void, usize, *mut c_void, usize, *mut c_int, i64) -> c_int;
+    }
+}
+
 pub type CuFileHandle = *mut c_void;
 
 table! {

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod resident;
+mod solver;
 
 use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
@@ -10,7 +11,9 @@ use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::jacobi::{self, COUNTERS, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
+use chronaxie_runtime::log;
 use resident::Resident;
+use solver::Solver;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -18,6 +21,9 @@ use std::sync::Arc;
 pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
 pub(crate) const NEWTON_ENDS: kernels::Header = ("newton_ends.cuh", include_str!("newton_ends.cuh"));
 pub(crate) const NEWTON_PRODUCTS: kernels::Header = ("newton_products.cuh", include_str!("newton_products.cuh"));
+/// What kernels that make roots of eigenvectors include.
+const OF_EIGENVECTORS: &[kernels::Header] =
+    &[jacobi::HEADERS[0], jacobi::HEADERS[1], jacobi::HEADERS[2], ("eigen_ends.cuh", include_str!("eigen_ends.cuh"))];
 /// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
@@ -35,7 +41,7 @@ const BUFFERS: usize = 7;
 const LEAST: usize = 33;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    vec![portable(), tensor(), resident::specialisation(), eigen()]
+    vec![portable(), tensor(), resident::specialisation(), eigen(), solver::specialisation()]
 }
 
 fn portable() -> Specialisation {
@@ -48,7 +54,7 @@ fn portable() -> Specialisation {
 fn eigen() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/eigen.cu", include_str!("eigen.cu"));
     let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen_roots"]);
-    spec.headers = jacobi::HEADERS;
+    spec.headers = OF_EIGENVECTORS;
     spec
 }
 
@@ -155,6 +161,14 @@ enum First {
     Portable(Kernel, u32),
     Resident(Resident),
     Tensor(Tensor),
+    Solver(Solver),
+}
+
+impl First {
+    /// Whether its kernels clear the counters of those behind them.
+    const fn clears(&self) -> bool {
+        !matches!(self, Self::None | Self::Solver(_))
+    }
 }
 
 /// What [`First`] is to be.
@@ -163,6 +177,7 @@ enum Choice {
     Portable,
     Resident(resident::Blocks),
     Tensor(Groups),
+    Solver,
 }
 
 impl Choice {
@@ -171,6 +186,7 @@ impl Choice {
         let refused = |name: &str, why: String| Error::config(format!("{}: variant {name} {why}", p.entry));
         match variant {
             None if p.order < LEAST => Ok(Self::Portable),
+            None if solver::is_better(p) => Ok(Self::Solver),
             None => Ok(match (resident::takes(p, props), takes(p, props), beside) {
                 (_, Ok(groups), Some(bytes)) => Self::Tensor(Groups::beside(p, props, bytes).unwrap_or(groups)),
                 (Ok(blocks), _, None) => Self::Resident(blocks),
@@ -180,9 +196,11 @@ impl Choice {
             Some("simt") => Ok(Self::Portable),
             Some("mma") => takes(p, props).map(Self::Tensor).map_err(|e| refused("mma", e)),
             Some("resident") => resident::takes(p, props).map(Self::Resident).map_err(|e| refused("resident", e)),
-            Some(other) => {
-                Err(Error::config(format!("{}: variant `{other}` is not one of simt, mma, resident, on CUDA", p.entry)))
-            }
+            Some("cusolver") => solver::takes(p).map(|()| Self::Solver).map_err(|e| refused("cusolver", e)),
+            Some(other) => Err(Error::config(format!(
+                "{}: variant `{other}` is not one of simt, mma, resident, cusolver, on CUDA",
+                p.entry
+            ))),
         }
     }
 }
@@ -237,11 +255,21 @@ impl CudaPlan {
         beside: Option<&Beside>,
     ) -> Result<Self> {
         let props = device.props();
-        let choice = Choice::of(&problem, props, options.variant.as_deref(), beside.map(|b| b.bytes))?;
+        let mut choice = Choice::of(&problem, props, options.variant.as_deref(), beside.map(|b| b.bytes))?;
         let n = problem.order;
+        let solver = match (choice == Choice::Solver).then(|| Solver::new(&problem, device)).transpose() {
+            // Nobody asked for it.
+            Err(e) if options.variant.is_none() => {
+                log::info(format_args!("{}: eigenvectors are found without cuSOLVER: {e}", problem.entry));
+                choice = Choice::Portable;
+                None
+            }
+            made => made?,
+        };
         let mut layout = Layout::new(options.scratch_gap);
         let eigen = Jacobi::new(device, &eigen(), "eigen_roots", problem.count, n)?;
-        let idle = layout.push("idle", Dtype::I32, eigen.counters())?;
+        let counters = eigen.counters().max(solver.as_ref().map_or(0, Solver::counters));
+        let idle = layout.push("idle", Dtype::I32, counters)?;
         let by_blocks = || {
             let kernel = device.kernel(&portable(), "inverse_root")?;
             let resident = props.sm_count as usize * kernel.max_active_blocks(THREADS, 0)?.max(1) as usize;
@@ -255,10 +283,12 @@ impl CudaPlan {
         };
         // The kernels come one after the other.
         let of_eigen = eigen.work() + 3 * eigen.groups() * n + eigen.work().div_ceil(2);
-        let work = layout.push("work", Dtype::F64, buffers.div_ceil(2).max(of_eigen))?;
+        let of_solver = solver.as_ref().map_or(0, Solver::work);
+        let work = layout.push("work", Dtype::F64, buffers.div_ceil(2).max(of_eigen).max(of_solver))?;
         let first = match choice {
             Choice::Portable => portable.map_or(First::None, |(kernel, blocks)| First::Portable(kernel, blocks as u32)),
             Choice::Resident(of) => First::Resident(Resident::new(n, of, device)?),
+            Choice::Solver => solver.map_or(First::None, First::Solver),
             Choice::Tensor(g) => {
                 let kernel = match beside {
                     Some(b) => b.kernel.clone(),
@@ -314,6 +344,7 @@ impl Plan for CudaPlan {
                 )
             }
             First::Resident(resident) => resident.config(),
+            First::Solver(solver) => solver.config(),
             First::Portable(_, blocks) => {
                 format!("inverse_root simt: newton, {blocks} blocks of {THREADS} threads, a matrix each")
             }
@@ -324,6 +355,7 @@ impl Plan for CudaPlan {
         match self.first {
             First::None | First::Portable(..) => "simt",
             First::Resident(_) => "resident",
+            First::Solver(_) => "cusolver",
             First::Tensor(_) => "mma",
         }
     }
@@ -348,14 +380,14 @@ impl Plan for CudaPlan {
             First::None => {}
             First::Portable(kernel, blocks) => list.push(LaunchReport::new(kernel, 1, (*blocks, 1, 1), threads, 0)?),
             First::Resident(resident) => list.push(resident.report()?),
+            First::Solver(solver) => list.extend(solver.reports(&self.problem)?),
             First::Tensor(t) => {
                 let config = t.config();
                 list.push(LaunchReport::new(&t.clear, 1, (1, 1, 1), threads, 0)?);
                 list.push(LaunchReport::new(&t.kernel, 1, config.grid, config.block, config.shared_bytes)?);
             }
         }
-        let cleared = !matches!(self.first, First::None);
-        self.eigen.launch([0; 2], cleared, &[], &mut |kernel, c, _| {
+        self.eigen.launch([0; 2], self.first.clears(), &[], &mut |kernel, c, _| {
             list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
             Ok(())
         })?;
@@ -396,6 +428,10 @@ impl CudaPlan {
         let region = |id| Arg::U64(self.layout.address(scratch, id));
         let [a, root, record] = tensors.map(Arg::U64);
         let idle = [region(self.idle), Arg::I32(self.eigen.counters() as i32)];
+        if let First::Solver(solver) = &self.first {
+            let own = [self.work, self.idle].map(|id| self.layout.address(scratch, id));
+            solver.launch(&p, tensors, own, stream)?;
+        }
         if let First::Resident(resident) = &self.first {
             resident.launch(&p, tensors, idle, stream)?;
         }
@@ -461,13 +497,13 @@ impl CudaPlan {
             Arg::I32(p.order as i32),
             Arg::I32(p.numerator as i32),
             Arg::I32(p.denominator as i32),
-            Arg::I32(i32::from(by_newton(&p))),
+            Arg::I32(i32::from(!matches!(self.first, First::None))),
             Arg::F64(p.absolute),
             Arg::F64(p.relative),
         ];
         self.eigen.launch(
             [rows, self.layout.address(scratch, self.idle)],
-            !matches!(self.first, First::None),
+            self.first.clears(),
             &own,
             &mut |kernel, config, list| {
                 // SAFETY: the arguments are those of the kernels' signatures in eigen.cu and jacobi.cuh; the rest as above.
@@ -517,6 +553,7 @@ mod tests {
         ) {
             Ok(Choice::Portable) => "simt".to_owned(),
             Ok(Choice::Resident(of)) => format!("resident {}", of.blocks),
+            Ok(Choice::Solver) => "cusolver".to_owned(),
             Ok(Choice::Tensor(g)) => format!("mma {}x{}", g.groups, g.blocks),
             Err(e) => e.to_string(),
         };
@@ -533,7 +570,9 @@ mod tests {
         let why = name(64, 100, 4, &DeviceProps::SM_80, Some("resident"), None);
         assert!(why.ends_with("inverse_root: variant resident needs compute capability 9.0, not 8.0"), "{why}");
         let why = name(64, 100, 4, h, Some("fast"), None);
-        assert!(why.ends_with("variant `fast` is not one of simt, mma, resident, on CUDA"), "{why}");
+        assert!(why.ends_with("variant `fast` is not one of simt, mma, resident, cusolver, on CUDA"), "{why}");
+        let why = name(64, 100, 4, h, Some("cusolver"), None);
+        assert!(why.ends_with("inverse_root: variant cusolver takes method eigen, or exponents -q/p"), "{why}");
     }
 
     /// Beside Newton's iterations there is room for what memory gives meanwhile: 4.2 GB beside 8 and 34 matrices of 1024, and beside
