@@ -2,12 +2,14 @@
 
 use crate::Result;
 use crate::cuda::{Arg, CudaDevice, Kernel, LaunchConfig, Specialisation};
-use crate::kernels::{self, Header};
+use crate::kernels::Header;
 use crate::optim::ongpu::Visit;
 use std::sync::Arc;
 
-/// What the kernels that make eigenvectors include.
-pub(super) const HEADERS: &[Header] = &[kernels::MEET, kernels::SUMS, ("jacobi.cuh", include_str!("jacobi.cuh"))];
+/// What kernels include that make eigenvectors.
+pub(super) const JACOBI: Header = ("jacobi.cuh", include_str!("jacobi.cuh"));
+/// And of factors.
+pub(super) const EIGENBASIS: Header = ("eigenbasis.cuh", include_str!("eigenbasis.cuh"));
 /// Clears the counters of all groups.
 pub(super) const CLEAR: &str = "jacobi_clear";
 /// As in jacobi.cuh.

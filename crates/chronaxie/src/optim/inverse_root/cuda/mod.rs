@@ -9,7 +9,7 @@ use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::jacobi::{self, COUNTERS, Jacobi};
+use crate::optim::jacobi::{self, COUNTERS, JACOBI, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
 use chronaxie_runtime::log;
 use resident::Resident;
@@ -23,7 +23,7 @@ pub(crate) const NEWTON_ENDS: kernels::Header = ("newton_ends.cuh", include_str!
 pub(crate) const NEWTON_PRODUCTS: kernels::Header = ("newton_products.cuh", include_str!("newton_products.cuh"));
 /// What kernels that make roots of eigenvectors include.
 const OF_EIGENVECTORS: &[kernels::Header] =
-    &[jacobi::HEADERS[0], jacobi::HEADERS[1], jacobi::HEADERS[2], ("eigen_ends.cuh", include_str!("eigen_ends.cuh"))];
+    &[kernels::MEET, kernels::SUMS, JACOBI, ("eigen_ends.cuh", include_str!("eigen_ends.cuh"))];
 /// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.

@@ -9,6 +9,16 @@ struct Map {
   i64 a, g, basis_a, basis_g, values_a, values_g, squares, start;
 };
 
+// A side of a map.
+struct Side {
+  i64 n, factor, basis, values;
+};
+__device__ __forceinline__ Side side_of(const Map* maps, i64 which) {
+  const Map& m = maps[which / 2];
+  if (which % 2 == 0) return {m.inputs, m.a, m.basis_a, m.values_a};
+  return {m.rows, m.g, m.basis_g, m.values_g};
+}
+
 __device__ __forceinline__ i64 triangle(i64 n) { return n * (n + 1) / 2; }
 
 // Whether the matrices of map `l` are solved in this step, which has been counted.

@@ -1,19 +1,20 @@
-//! Launches of KFAC's step: kfac.cu, and for the sides whose turn it is solve.cu.
+//! Launches of KFAC's step: kfac.cu, and for the sides whose turn it is eigen.cu or solve.cu.
 #![allow(unsafe_code)]
 
 mod tables;
 
 use super::spec::{Damping, Kfac, MOST_PI, NAME};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
-use crate::kernels::{Header, SUMS};
+use crate::kernels::{Header, MEET, SUMS};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::ongpu::{STEPPER, THREADS};
+use crate::optim::jacobi::{self, EIGENBASIS, JACOBI, Jacobi};
+use crate::optim::ongpu::{STEPPER, THREADS, Visit};
 use crate::optim::stepper::Runs;
 use crate::{Dtype, Layout, Place, RegionId, Result};
 use std::sync::Arc;
 use tables::{Jobs, Tables, elements, turns};
 
-/// A kernel, by its place in [`STEP`] and behind them in [`SOLVE`].
+/// A kernel, by its place in [`STEP`] and behind them [`SOLVE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
     Squares,
@@ -26,14 +27,13 @@ enum Of {
     Bound,
     Move,
     Others,
-    Eigen,
     Inverse,
 }
 const STEP: [&str; 10] = ["squares", "look", "mix", "gather", "before", "divide", "after", "bound", "move", "others"];
-const SOLVE: [&str; 2] = ["eigen", "inverse"];
-const HEADERS: &[Header] = &[SUMS, STEPPER, ("maps.cuh", include_str!("maps.cuh"))];
-/// As in solve.cu.
-const EIGEN_THREADS: u32 = 512;
+const SOLVE: [&str; 1] = ["inverse"];
+const MAPS: Header = ("maps.cuh", include_str!("maps.cuh"));
+const HEADERS: &[Header] = &[SUMS, STEPPER, MAPS];
+const EIGEN_HEADERS: &[Header] = &[MEET, SUMS, JACOBI, EIGENBASIS, STEPPER, MAPS];
 /// Bytes that the workspaces of all blocks of solve.cu may take.
 const WORK_BYTES: usize = 1 << 30;
 
@@ -43,7 +43,35 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
     let solve = KernelSource::embedded("optim/kfac/cuda/solve.cu", include_str!("solve.cu"));
     let mut solve = Specialisation::new(solve, &SOLVE);
     (step.headers, solve.headers) = (HEADERS, HEADERS);
-    vec![step, solve]
+    vec![step, solve, eigen()]
+}
+
+fn eigen() -> Specialisation {
+    let source = KernelSource::embedded("optim/kfac/cuda/eigen.cu", include_str!("eigen.cu"));
+    let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen"]);
+    spec.headers = EIGEN_HEADERS;
+    spec
+}
+
+/// Sides of a turn that groups of blocks of one size take, by their places in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Class {
+    from: usize,
+    end: usize,
+    /// The longest.
+    order: usize,
+}
+
+/// Of lengths that fall those that go together: none is less than half of its class's first.
+fn classes(sizes: &[usize]) -> Vec<Class> {
+    let mut all: Vec<Class> = Vec::new();
+    for (y, &n) in sizes.iter().enumerate() {
+        match all.last_mut().filter(|c| 2 * n >= c.order) {
+            Some(class) => class.end = y + 1,
+            None => all.push(Class { from: y, end: y + 1, order: n }),
+        }
+    }
+    all
 }
 
 /// Where the workspaces of blocks begin that solve sides of at most these orders, which fall; as many as the memory has, and where
@@ -51,7 +79,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
 fn workspaces(sizes: &[usize]) -> (Vec<usize>, usize) {
     let (mut at, mut end) = (Vec::new(), 0usize);
     for &n in sizes {
-        let own = (2 * n * n + 6 * n).next_multiple_of(32);
+        let own = (2 * n * n).next_multiple_of(32);
         if !at.is_empty() && end + own > WORK_BYTES / 8 {
             break;
         }
@@ -74,6 +102,8 @@ pub(super) struct CudaPlan {
     rows: usize,
     blocks: usize,
     regions: Regions,
+    /// What makes eigenvectors, a launch each.
+    eigen: Vec<(Class, Jacobi)>,
 }
 
 /// Regions of the scratch, and their addresses.
@@ -90,6 +120,9 @@ struct Regions<T = RegionId> {
     t: T,
     u: T,
     work: T,
+    /// Of eigenvectors: lengths of rows, and counters of groups.
+    lengths: T,
+    counters: T,
 }
 
 /// Addresses of one call; zeros where launches are only counted.
@@ -100,12 +133,10 @@ struct At {
     scratch: Regions<u64>,
 }
 
-/// What launches: a kernel, its blocks of threads, its arguments.
-type Put<'a> = &'a mut dyn FnMut(Of, usize, &[Arg<'_>]) -> Result<()>;
-
 impl CudaPlan {
     pub(super) fn new(problem: Kfac, device: &Arc<CudaDevice>, options: &PlanOptions) -> Result<Self> {
         let mut kernels = Vec::new();
+        // The last of them is jacobi.rs's.
         for (spec, entries) in specialisations().iter().zip([&STEP[..], &SOLVE[..]]) {
             for entry in entries {
                 kernels.push(device.kernel(spec, entry)?);
@@ -114,7 +145,14 @@ impl CudaPlan {
         // The first step solves all.
         let every = if problem.opens { 1 } else { problem.inverse_frequency };
         let (_, sizes) = turns(&problem, every);
-        let (work_at, work) = workspaces(&sizes);
+        let exact = problem.mode == Damping::Exact;
+        let (work_at, work) = if exact { (Vec::new(), 0) } else { workspaces(&sizes) };
+        let of_class = |c: Class| {
+            Ok::<_, crate::Error>((c.clone(), Jacobi::new(device, &eigen(), "eigen", c.end - c.from, c.order)?))
+        };
+        let classes = if exact { classes(&sizes) } else { Vec::new() };
+        let eigen = classes.into_iter().map(of_class).collect::<Result<Vec<_>>>()?;
+        let most = |of: &dyn Fn(&(Class, Jacobi)) -> usize| eigen.iter().map(of).max().unwrap_or(0);
         let tables = Tables::new(device, &problem, every, &work_at)?;
         let runs = Runs::new(problem.elements);
         let all: usize = problem.maps.iter().map(elements).sum();
@@ -128,7 +166,9 @@ impl CudaPlan {
             x: layout.push("x", Dtype::F32, all)?,
             t: layout.push("t", Dtype::F32, all)?,
             u: layout.push("u", Dtype::F32, all)?,
-            work: layout.push("work", Dtype::F64, work)?,
+            work: layout.push("work", Dtype::F64, work.max(most(&|(_, j)| j.work())))?,
+            lengths: layout.push("lengths", Dtype::F64, most(&|(c, j)| j.groups() * c.order))?,
+            counters: layout.push("counters", Dtype::I32, most(&|(_, j)| j.counters()))?,
         };
         Ok(Self {
             device: device.clone(),
@@ -141,11 +181,12 @@ impl CudaPlan {
             rows: sizes.len(),
             blocks: work_at.len(),
             regions,
+            eigen,
             problem,
         })
     }
     /// Every launch of a step, in order.
-    fn each(&self, at: &At, put: Put<'_>) -> Result<()> {
+    fn each(&self, at: &At, visit: Visit<'_>) -> Result<()> {
         let (p, t, s) = (&self.problem, &self.tables, &at.scratch);
         let [grad, decay, rate, seen, seen_squares] = at.inputs.map(Arg::U64);
         let [parameter, first, second, factors, bases, values, squares, averaged, step, largest, grad_norm] =
@@ -153,13 +194,25 @@ impl CudaPlan {
         let [partials, scales, before, bad] = [s.partials, s.scales, s.before, s.bad].map(Arg::U64);
         let [agreements, x, turned, u, work] = [s.agreements, s.x, s.t, s.u, s.work].map(Arg::U64);
         let maps = Arg::U64(t.maps);
+        let put = |of: Of, blocks: usize, list: &[Arg<'_>], visit: Visit<'_>| match blocks {
+            0 => Ok(()),
+            _ => {
+                let config = LaunchConfig::new((blocks as u32, 1, 1), (THREADS, 1, 1));
+                visit(&self.kernels[of as usize], config, list)
+            }
+        };
         let of = |jobs: &Jobs| (Arg::U64(jobs.first), Arg::I32(jobs.count as i32));
         let runs = Arg::I32(self.runs.count as i32);
         let list = [grad, partials, rate, step, largest, Arg::I64(p.elements as i64), Arg::I64(self.runs.run as i64)];
-        put(Of::Squares, self.runs.count.max(1), &list)?;
+        put(Of::Squares, self.runs.count.max(1), &list, visit)?;
         let (parts, count) = of(&t.parts);
         let every = Arg::I32(p.factor_frequency as i32);
-        put(Of::Look, t.parts.jobs, &[maps, parts, seen, seen_squares, averaged, step, before, bad, count, every])?;
+        put(
+            Of::Look,
+            t.parts.jobs,
+            &[maps, parts, seen, seen_squares, averaged, step, before, bad, count, every],
+            visit,
+        )?;
         let list = [
             maps,
             parts,
@@ -175,16 +228,36 @@ impl CudaPlan {
             every,
             Arg::F64(p.decay),
         ];
-        put(Of::Mix, t.parts.jobs, &list)?;
+        put(Of::Mix, t.parts.jobs, &list, visit)?;
         let (due, work_at) = (Arg::U64(t.turns), Arg::U64(t.work_at));
         let (every, rows) = (Arg::I32(self.every as i32), Arg::I32(self.rows as i32));
         let exact = p.mode == Damping::Exact;
         if exact {
-            let list = [maps, due, work_at, factors, step, work, bases, values, every, rows];
-            put(Of::Eigen, self.blocks, &list)?;
+            for (class, jacobi) in &self.eigen {
+                let own = [
+                    Arg::U64(at.scratch.lengths),
+                    maps,
+                    due,
+                    factors,
+                    step,
+                    bases,
+                    values,
+                    Arg::I32(class.order as i32),
+                    every,
+                    rows,
+                    Arg::I32(class.from as i32),
+                    Arg::I32(class.end as i32),
+                ];
+                jacobi.launch([at.scratch.work, at.scratch.counters], false, &own, visit)?;
+            }
         } else {
             let (root, most) = (Arg::F64(p.damping.sqrt()), Arg::F64(MOST_PI));
-            put(Of::Inverse, self.blocks, &[maps, due, work_at, factors, step, work, bases, every, rows, root, most])?;
+            put(
+                Of::Inverse,
+                self.blocks,
+                &[maps, due, work_at, factors, step, work, bases, every, rows, root, most],
+                visit,
+            )?;
         }
         let (chunks, count) = of(&t.chunks);
         let list = [
@@ -203,18 +276,18 @@ impl CudaPlan {
             Arg::F32(p.common.pull() as f32),
         ];
         // Somebody writes the norm.
-        put(Of::Gather, t.chunks.jobs.max(1), &list)?;
+        put(Of::Gather, t.chunks.jobs.max(1), &list, visit)?;
         let (tiles, count) = of(&t.tiles);
         let left = |from, to, back| [maps, tiles, bases, from, to, count, Arg::I32(back)];
-        put(Of::Before, t.tiles.jobs, &left(x, turned, 0))?;
+        put(Of::Before, t.tiles.jobs, &left(x, turned, 0), visit)?;
         if exact {
             let (ekfac, damping) = (Arg::I32(i32::from(p.ekfac)), Arg::F32(p.damping as f32));
             let list = [maps, tiles, bases, values, step, turned, squares, u, count, every, ekfac, damping];
-            put(Of::Divide, t.tiles.jobs, &list)?;
-            put(Of::Before, t.tiles.jobs, &left(u, turned, 1))?;
+            put(Of::Divide, t.tiles.jobs, &list, visit)?;
+            put(Of::Before, t.tiles.jobs, &left(u, turned, 1), visit)?;
         }
-        put(Of::After, t.tiles.jobs, &[maps, tiles, bases, turned, x, u, agreements, count])?;
-        put(Of::Bound, 1, &[agreements, rate, scales, Arg::I64(t.tiles.jobs as i64), Arg::F64(p.kl_clip)])?;
+        put(Of::After, t.tiles.jobs, &[maps, tiles, bases, turned, x, u, agreements, count], visit)?;
+        put(Of::Bound, 1, &[agreements, rate, scales, Arg::I64(t.tiles.jobs as i64), Arg::F64(p.kl_clip)], visit)?;
         let (chunks, count) = of(&t.chunks);
         let list = [
             maps,
@@ -231,7 +304,7 @@ impl CudaPlan {
             Arg::F64(p.common.weight_decay),
             Arg::F32(p.momentum as f32),
         ];
-        put(Of::Move, t.chunks.jobs, &list)?;
+        put(Of::Move, t.chunks.jobs, &list, visit)?;
         let (chunks, count) = of(&t.rest);
         let list = [
             Arg::U64(t.others),
@@ -255,12 +328,8 @@ impl CudaPlan {
             Arg::F64(p.common.weight_decay),
             Arg::F32(p.epsilon as f32),
         ];
-        put(Of::Others, t.rest.jobs, &list)
+        put(Of::Others, t.rest.jobs, &list, visit)
     }
-}
-
-fn threads(which: Of) -> u32 {
-    if which == Of::Eigen { EIGEN_THREADS } else { THREADS }
 }
 
 impl Plan for CudaPlan {
@@ -275,12 +344,15 @@ impl Plan for CudaPlan {
     }
     fn config(&self) -> String {
         format!(
-            "{NAME} simt: {} maps, {} tiles; {} {} in a turn, at most, over {} blocks",
+            "{NAME} simt: {} maps, {} tiles; {} {} in a turn, at most, over {}",
             self.problem.maps.len(),
             self.tables.tiles.jobs,
             self.rows,
             if self.problem.mode == Damping::Exact { "eigenbases" } else { "inverses" },
-            self.blocks
+            match &self.eigen[..] {
+                [] => format!("{} blocks", self.blocks),
+                all => all.iter().map(|(_, j)| j.config()).collect::<Vec<_>>().join(", "),
+            }
         )
     }
     fn variant(&self) -> &'static str {
@@ -306,35 +378,24 @@ impl Plan for CudaPlan {
                 t: region(r.t),
                 u: region(r.u),
                 work: region(r.work),
+                lengths: region(r.lengths),
+                counters: region(r.counters),
             },
         };
         let stream = args.stream;
-        self.each(&at, &mut |which, blocks, list| {
-            if blocks == 0 {
-                return Ok(());
-            }
-            let config = LaunchConfig::new((blocks as u32, 1, 1), (threads(which), 1, 1));
-            // SAFETY: the arguments are those of the kernel's signature in kfac.cu, solve.cu or what they include; the views were
+        self.each(&at, &mut |kernel, config, list| {
+            // SAFETY: the arguments are those of the kernel's signature in kfac.cu, solve.cu, eigen.cu or what they include; the views were
             // checked against the signature, the scratch holds the layout and the tables belong to this plan.
-            unsafe { self.kernels[which as usize].launch(stream, &config, list) }
+            unsafe { kernel.launch(stream, &config, list) }
         })
     }
     fn launches(&self, _: Pass) -> Result<Vec<LaunchReport>> {
-        let mut all: Vec<(Of, usize, usize)> = Vec::new();
-        self.each(&At::default(), &mut |which, blocks, _| {
-            match all.iter_mut().find(|(of, ..)| *of == which) {
-                _ if blocks == 0 => {}
-                Some((_, n, _)) => *n += 1,
-                None => all.push((which, 1, blocks)),
-            }
+        let mut all = Vec::new();
+        self.each(&At::default(), &mut |kernel, c, _| {
+            all.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
             Ok(())
         })?;
-        all.into_iter()
-            .map(|(which, n, blocks)| {
-                let grid = (blocks as u32, 1, 1);
-                LaunchReport::new(&self.kernels[which as usize], n, grid, (threads(which), 1, 1), 0)
-            })
-            .collect()
+        Ok(all)
     }
 }
 
@@ -346,16 +407,25 @@ mod tests {
     #[test]
     fn kernels_have_their_places() {
         let name = |of: Of| STEP.iter().chain(&SOLVE).nth(of as usize).copied();
-        let some = [Of::Squares, Of::Mix, Of::Before, Of::After, Of::Others, Of::Eigen, Of::Inverse].map(name);
-        let want = ["squares", "mix", "before", "after", "others", "eigen", "inverse"].map(Some);
+        let some = [Of::Squares, Of::Mix, Of::Before, Of::After, Of::Others, Of::Inverse].map(name);
+        let want = ["squares", "mix", "before", "after", "others", "inverse"].map(Some);
         assert_eq!(some, want);
+    }
+
+    /// Of every class the shortest is at least half as long as the longest.
+    #[test]
+    fn sides_of_about_one_size_go_together() {
+        let class = |from, end, order| Class { from, end, order };
+        assert_eq!(classes(&[]), []);
+        assert_eq!(classes(&[9, 7, 5, 4, 2, 1, 1]), [class(0, 3, 9), class(3, 5, 4), class(5, 7, 1)]);
+        assert_eq!(classes(&[512; 3]), [class(0, 3, 512)]);
     }
 
     /// Workspaces take a bounded memory, and at least one has its place.
     #[test]
     fn workspaces_are_bounded() {
         assert_eq!(workspaces(&[]), (vec![], 0));
-        assert_eq!(workspaces(&[8, 1, 1]), (vec![0, 192, 224], 256));
+        assert_eq!(workspaces(&[8, 1, 1]), (vec![0, 128, 160], 192));
         let (at, end) = workspaces(&[2048; 100]);
         assert!(at.len() == 15 && end <= WORK_BYTES / 8, "{at:?} {end}");
         assert_eq!(workspaces(&[1 << 15, 1 << 15]).0, [0]);

@@ -1,7 +1,7 @@
 // First bases of factors: eigenvectors, by groups of blocks that take a matrix at a time, for the matrices of one size (basis.cu says what
 // `due` and the rest are). Rows of s come out by falling eigenvalues, what is equal in its order; where there are no eigenvectors, since a
 // factor is 0 or not finite, they are I. The panels of basis.cu do the rest, as roundings of f32 are left. Floors: jacobi.cuh.
-#include "jacobi.cuh"
+#include "eigenbasis.cuh"
 
 extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
     eigen(double* work, unsigned* counters, int blocks, const i64* factor_at, const i64* due, const float* factors, const int* step,
@@ -18,42 +18,10 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
     if (which < 0) continue;
     const float* factor = factors + factor_at[which];
     double* value = values + (i64)y * n;
-    // A triangle has what is beside the diagonal once.
-    for (i64 i = first; i < n; i += warps) {
-      double of_row = 0;
-      for (i64 j = lane; j <= i; j += 32) {
-        const double x = factor[i * (i + 1) / 2 + j];
-        of_row = fma(j < i ? 2 * x : x, x, of_row);
-      }
-      of_row = warp_sum(of_row);
-      if (lane == 0) value[i] = of_row;
-    }
-    jacobi_meet(g);
-    double square = 0;
-    for (int i = threadIdx.x; i < n; i += kJacobiThreads) square += value[i];
-    const double norm = sqrt(block_sum<kJacobiWarps>(square, shared.slots)), scale = jacobi_scale(norm);
-    const bool any = norm > 0 && isfinite(norm);
-    if (any) {
-      for (i64 i = first; i < n; i += warps) {
-        for (i64 j = lane; j < n; j += 32) {
-          const double x = factor[i >= j ? i * (i + 1) / 2 + j : j * (j + 1) / 2 + i];
-          a[i * n + j] = scale * (i == j ? x + kJacobiShift * norm : x);
-        }
-      }
-      jacobi_meet(g);
-      jacobi(a, n, g, shared);
-      for (int k = first; k < n; k += warps) {
-        const double length = jacobi_length(a + (i64)k * n, n);
-        if (lane == 0) value[k] = length;
-      }
-      jacobi_meet(g);
-    }
+    const bool any = eigenbasis(a, value, factor, n, g, shared).any;
     for (int k = first; k < n; k += warps) {
-      double before = 0;
       const double mine = any ? value[k] : 0.;
-      for (int j = lane; j < n && any; j += 32) before += value[j] > mine || (value[j] == mine && j < k);
-      before = warp_sum(before);
-      const i64 rank = any ? (i64)before : k;
+      const i64 rank = any ? rank_of(value, k, n) : k;
       for (int i = lane; i < n; i += 32)
         s[(y * (i64)n + rank) * n + i] = any ? (float)(a[(i64)k * n + i] / mine) : i == k ? 1.f : 0.f;
       if (lane == 0) {

@@ -6,9 +6,10 @@ mod hopper;
 
 use super::spec::{NAME, NOISE, Soap};
 use crate::cuda::{Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation};
+use crate::kernels::{MEET, SUMS};
 use crate::op::{Args, Cost, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::blocks::Block;
-use crate::optim::jacobi::{self, Jacobi};
+use crate::optim::jacobi::{self, EIGENBASIS, JACOBI, Jacobi};
 use crate::optim::ongpu::{self, BLOCK_HEADERS, HEADERS, Jobs, THREADS, TILE, Tables, Visit};
 use crate::optim::plates::{self, is_plate};
 use crate::optim::stepper::Runs;
@@ -61,7 +62,7 @@ pub(super) fn specialisations() -> Vec<Specialisation> {
 fn eigen() -> Specialisation {
     let source = KernelSource::embedded("optim/soap/cuda/eigen.cu", include_str!("eigen.cu"));
     let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen"]);
-    spec.headers = jacobi::HEADERS;
+    spec.headers = &[MEET, SUMS, JACOBI, EIGENBASIS];
     spec
 }
 
