@@ -73,13 +73,13 @@ $(CHRONAXIE): FORCE
 FORCE:
 
 # Every source by the newest NVRTC for sm_90a: of specialisations that differ in numbers alone every 24th, and of a source at most
-# three that differ in more. Of three quarters of the sources besides every 32nd, of one quarter each: by the oldest NVRTC for
+# two that differ in more. Of three quarters of the sources besides every 32nd, of one quarter each: by the oldest NVRTC for
 # sm_75, where code is its own; and for the other architectures, whose code is one of those two kinds and which take turns, by the
 # newest or by the oldest. At least one of each is compiled; which ones, and for what, changes with the source.
 # `make kernels-all` leaves none out: run it where a kernel changes.
 OTHERS13 = sm_80,sm_100a,sm_120
 OTHERS12 = sm_89,sm_90a
-ALIKE = --one-in 24 --alike --kinds 3
+ALIKE = --one-in 24 --alike --kinds 2
 ONE_IN = 32
 SPREAD = --spread
 QUARTER13 = --sources 1/4

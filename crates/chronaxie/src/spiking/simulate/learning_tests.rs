@@ -60,13 +60,13 @@ pub(super) fn strengths(plan: &Plan, reference: &Reference<'_>) -> Vec<u32> {
 }
 
 /// What puts nothing off, in whole numbers, and the engine with 1, 2 and 3 threads, several shards, sweeps between, and steps
-/// in pieces: the same spikes, at least 10,000, and the same weights at the end. Threads that meet every step wait long where
+/// in pieces: the same spikes, thousands, and the same weights at the end. Threads that meet every step wait long where
 /// others work: more than one in one network each.
 #[test]
 fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
     for (seed, placement, many) in [(21, DENDRITIC, 3), (22, AXONAL, 1), (24, BOTH, 2)] {
         let plan = Plan::new(learning(100, seed, placement)).unwrap();
-        let steps = 8000;
+        let steps = 6000;
         let mut want = Vec::new();
         let mut law = Reference::in_f32(&plan).unwrap();
         // Weights of steps in between, when spikes are under way everywhere.
@@ -74,14 +74,13 @@ fn weights_and_spikes_are_the_same_bits_however_the_work_is_cut() {
         let between = strengths(&plan, &law);
         law.advance(steps - 3000, &mut want).unwrap();
         let end = strengths(&plan, &law);
-        assert!(want.len() >= 5000, "only {} spikes", want.len());
+        assert!(want.len() >= 3500, "only {} spikes", want.len());
         assert!(between != end);
         let mut state: Option<State> = None;
         for (threads, shards, sweep, pieces) in [
             (1, 1, usize::MAX, vec![3000, steps - 3000]),
             (1, 5, 0, vec![1, 2, 3, 4, 2990, steps - 3000]),
             (many, 3, 300, vec![3000, 2000, steps - 5000]),
-            (1, 7, 3000, vec![3000, steps - 3000]),
         ] {
             pool::set_num_threads(threads);
             let mut engine = CpuEngine::with_shards(&plan, shards, &|_, _| ()).unwrap();
