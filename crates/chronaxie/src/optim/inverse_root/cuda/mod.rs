@@ -2,6 +2,7 @@
 //! eigenvalues, for what it does not solve or for all.
 #![allow(unsafe_code)]
 
+mod eigen;
 mod resident;
 mod solver;
 
@@ -9,7 +10,7 @@ use super::spec::{InverseRoot, Method};
 use crate::cuda::{Archs, Arg, CudaDevice, Kernel, KernelSource, LaunchConfig, Specialisation, StreamRef};
 use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
-use crate::optim::jacobi::{self, COUNTERS, JACOBI, Jacobi};
+use crate::optim::jacobi::{COUNTERS, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
 use chronaxie_runtime::log;
 use resident::Resident;
@@ -21,9 +22,6 @@ use std::sync::Arc;
 pub(crate) const NEWTON: kernels::Header = ("newton.cuh", include_str!("newton.cuh"));
 pub(crate) const NEWTON_ENDS: kernels::Header = ("newton_ends.cuh", include_str!("newton_ends.cuh"));
 pub(crate) const NEWTON_PRODUCTS: kernels::Header = ("newton_products.cuh", include_str!("newton_products.cuh"));
-/// What kernels that make roots of eigenvectors include.
-const OF_EIGENVECTORS: &[kernels::Header] =
-    &[kernels::MEET, kernels::SUMS, JACOBI, ("eigen_ends.cuh", include_str!("eigen_ends.cuh"))];
 /// Threads a block, as `kThreads` in all kernels.
 const THREADS: u32 = 256;
 /// Matrices of the workspace of a block of the portable kernel.
@@ -41,20 +39,13 @@ const BUFFERS: usize = 7;
 const LEAST: usize = 33;
 
 pub(super) fn specialisations() -> Vec<Specialisation> {
-    vec![portable(), tensor(), resident::specialisation(), eigen(), solver::specialisation()]
+    vec![portable(), tensor(), resident::specialisation(), eigen::specialisation(), solver::specialisation()]
 }
 
 fn portable() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/inverse_root.cu", include_str!("inverse_root.cu"));
     let mut spec = Specialisation::new(source, &["inverse_root"]);
     spec.headers = &[kernels::MEET, kernels::SUMS];
-    spec
-}
-
-fn eigen() -> Specialisation {
-    let source = KernelSource::embedded("optim/inverse_root/cuda/eigen.cu", include_str!("eigen.cu"));
-    let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "eigen_roots"]);
-    spec.headers = OF_EIGENVECTORS;
     spec
 }
 
@@ -267,7 +258,7 @@ impl CudaPlan {
             made => made?,
         };
         let mut layout = Layout::new(options.scratch_gap);
-        let eigen = Jacobi::new(device, &eigen(), "eigen_roots", problem.count, n)?;
+        let eigen = Jacobi::new(device, &eigen::specialisation(), "eigen_roots", problem.count, n)?;
         let counters = eigen.counters().max(solver.as_ref().map_or(0, Solver::counters));
         let idle = layout.push("idle", Dtype::I32, counters)?;
         let by_blocks = || {

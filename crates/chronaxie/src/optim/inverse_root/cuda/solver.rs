@@ -14,7 +14,7 @@ const BYTES: usize = 2 << 30;
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/solver.cu", include_str!("solver.cu"));
     let mut spec = Specialisation::new(source, &[jacobi::CLEAR, "solver_begin", "solver_end"]);
-    spec.headers = super::OF_EIGENVECTORS;
+    spec.headers = super::eigen::HEADERS;
     spec
 }
 
