@@ -34,6 +34,7 @@ run() {
         arch=*) environment+=("CHRONAXIE_EMULATED_ARCH=${s#*=}") ;;
         streams=*) environment+=("CHRONAXIE_EMULATED_STREAMS=${s#*=}") ;;
         seed=*) environment+=("CHRONAXIE_EMULATED_SEED=${s#*=}") ;;
+        cusolver=*) environment+=("CHRONAXIE_EMULATED_CUSOLVER=${s#*=}") ;;
         devices=*) environment+=("CHRONAXIE_EMULATED_DEVICES=${s#*=}") ;;
         *) echo "no setting $s" >"$log"; return ;;
         esac

@@ -12,6 +12,8 @@
 #                                 says nothing any more, and who waits for it waits for ever
 #   CHRONAXIE_EMULATED_CUFILE     what the emulated libcufile refuses, as the head of tests/emulated-gpu/cufile.cpp says; it is used where
 #                                 CHRONAXIE_CUFILE names it (the folder cufile beside that of CHRONAXIE_NVRTC), which is 0 here otherwise
+#   CHRONAXIE_EMULATED_CUSOLVER   N: the emulated libcusolver, which is used unless CHRONAXIE_CUSOLVER names another, fails for the N-th
+#                                 matrix of each call
 #   CHRONAXIE_EMULATED_KERNELS    a file to which the names of kernels that ran are added
 #   CHRONAXIE_EMULATED_KEEP       if set, what the compiler saw of each kernel is kept, and where is said
 set -eu

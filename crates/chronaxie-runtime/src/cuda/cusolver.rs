@@ -5,7 +5,7 @@ use super::driver::loader_reason;
 use super::stream::StreamRef;
 use super::sys::{CusolverApi, CusolverHandle, CusolverParams};
 use super::{lock, search};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use libloading::Library;
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ fn load(path: PathBuf) -> Result<(&'static CusolverApi, String)> {
     };
     let library = super::nvrtc::open_local(&path).map_err(|e| refused(&loader_reason(&e)))?;
     let api = CusolverApi::load(&library)
-        .map_err(|s| refused(&format_args!("it has no symbol `{s}`, which CUDA 12.6 and newer have")))?;
+        .map_err(|s| refused(&format_args!("it has no symbol `{s}`, which CUDA 12.6.2 and newer have")))?;
     // Resident for ever: it has state of its own on devices.
     std::mem::forget::<Library>(library);
     let mut version = 0;
@@ -71,8 +71,8 @@ pub struct Cusolver {
     api: &'static CusolverApi,
     name: String,
     device: Arc<CudaDevice>,
-    /// The handle and its parameters, as addresses, and memory of the host that a call may want: one call at a time.
-    state: Mutex<(usize, usize, Vec<u8>)>,
+    /// The handle and its parameters, as addresses: one call at a time.
+    state: Mutex<(usize, usize)>,
 }
 
 impl std::fmt::Debug for Cusolver {
@@ -111,12 +111,7 @@ impl Cusolver {
         if result != SUCCESS {
             return Err(Error::unavailable(format!("{name} makes no handle on {}: status {result}", device.name())));
         }
-        Ok(Self {
-            api,
-            name,
-            device: device.clone(),
-            state: Mutex::new((handle as usize, params as usize, Vec::new())),
-        })
+        Ok(Self { api, name, device: device.clone(), state: Mutex::new((handle as usize, params as usize)) })
     }
 
     /// Its version, as 12.0.4.
@@ -127,10 +122,10 @@ impl Cusolver {
     /// Bytes of the device that [`Cusolver::eigenvectors`] needs beside its arguments.
     ///
     /// # Errors
-    /// What cuSOLVER refuses.
+    /// What cuSOLVER refuses, as too many matrices at once, and where it wants memory of the host.
     pub fn eigenvectors_bytes(&self, count: usize, order: usize) -> Result<usize> {
         let _guard = self.device.guard()?;
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         let (mut on_device, mut on_host) = (0usize, 0usize);
         let none = std::ptr::null::<c_void>();
         // SAFETY: the handle and its parameters are live, the sizes' addresses too; nothing is read of the matrices.
@@ -153,10 +148,14 @@ impl Cusolver {
             )
         };
         self.check(result, "cusolverDnXsyevBatched_bufferSize")?;
-        if state.2.len() < on_host {
-            state.2.resize(on_host, 0);
+        match on_host {
+            0 => Ok(on_device),
+            // Calls in flight and graphs would hold its address.
+            _ => Err(Error::unavailable(format!(
+                "cusolverDnXsyevBatched of {} wants {on_host} bytes of the host for {count} matrices of {order} rows, which it is not given",
+                self.name
+            ))),
         }
-        Ok(on_device)
     }
 
     /// Puts on `stream` that `count` symmetric matrices `a [count, order, order]` of f64 become their eigenvectors, row after row, and
@@ -176,9 +175,8 @@ impl Cusolver {
         work: (u64, usize),
     ) -> Result<()> {
         let _guard = self.device.guard()?;
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         let (handle, params) = (state.0 as CusolverHandle, state.1 as CusolverParams);
-        let on_host = state.2.len();
         // SAFETY: the handle and its parameters are live; the addresses are the caller's.
         let result = unsafe {
             match (self.api.cusolverDnSetStream)(handle, stream.raw() as usize as *mut c_void) {
@@ -196,8 +194,8 @@ impl Cusolver {
                     F64,
                     work.0 as usize as *mut c_void,
                     work.1,
-                    state.2.as_mut_ptr().cast(),
-                    on_host,
+                    std::ptr::null_mut(),
+                    0,
                     info as usize as *mut c_int,
                     count as i64,
                 ),
@@ -211,6 +209,6 @@ impl Cusolver {
         if result == SUCCESS {
             return Ok(());
         }
-        Err(Error::lost(format!("{call} of {} failed: status {result}", self.name)))
+        Err(Error::new(ErrorKind::Cuda, format!("{call} of {} failed: status {result}", self.name)))
     }
 }

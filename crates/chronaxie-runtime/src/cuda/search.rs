@@ -179,20 +179,18 @@ pub(super) fn nccl() -> Result<PathBuf> {
     })
 }
 
-/// The cuSOLVER of this machine, likewise.
+/// The cuSOLVER of this machine, likewise: that of the driver's CUDA, or an older one.
 ///
 /// # Errors
 /// `Unavailable` that says where it was looked for, or that none is wanted.
 pub(super) fn cusolver() -> Result<PathBuf> {
-    const NAMES: &[&str] = &["libcusolver.so.12", "libcusolver.so.11"];
+    let all: &[&str] = &["libcusolver.so.12", "libcusolver.so.11"];
+    let names = if Driver::get().is_ok_and(|d| d.version().0 < 13) { &all[1..] } else { all };
     match std::env::var_os("CHRONAXIE_CUSOLVER").filter(|v| !v.is_empty()) {
         Some(v) if v == "0" => Err(Error::unavailable("CHRONAXIE_CUSOLVER=0")),
-        Some(path) => library_at(Path::new(&path), "CHRONAXIE_CUSOLVER", NAMES),
-        None => library_of(NAMES, &["nvidia/cu13/lib", "nvidia/cusolver/lib"]).map_err(|looked| {
-            Error::unavailable(format!(
-                "no {} was found; PyTorch brings it along, or `pip install nvidia-cusolver`. {looked}",
-                NAMES[0]
-            ))
+        Some(path) => library_at(Path::new(&path), "CHRONAXIE_CUSOLVER", names),
+        None => library_of(names, &["nvidia/cu13/lib", "nvidia/cusolver/lib"]).map_err(|looked| {
+            Error::unavailable(format!("no {} was found, which PyTorch brings along. {looked}", names.join(" or ")))
         }),
     }
 }

@@ -281,7 +281,7 @@ pub(super) fn against_law(problem: &dyn Problem, rig: &Rig, laws: &[(Pass, Tenso
         }
         for (_, name) in rig.outputs().iter().filter(|(p, _)| p == pass) {
             let Some(tolerance) = problem.tolerance(*pass, name) else { continue };
-            let c = compare(&rig.values(name)?, law.get(name)?, tolerance.metric);
+            let c = compare(&rig.values(name)?, law.get(name)?, tolerance.metric, problem.has_no_result());
             all.push(Compared {
                 quantity: format!("{}.{name}", pass.name()),
                 metric: tolerance.metric.name(),

@@ -5,14 +5,15 @@ use crate::op::{Metric, Values};
 /// How far a result is from the law.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Comparison {
-    /// In the metric that was asked for; NaN where the result or the law is not finite, unless both are NaN and the law is not all NaN.
+    /// In the metric that was asked for; NaN where the result or the law is not finite, unless both are NaN and `nan` says that the law may
+    /// be, in a part.
     pub error: f64,
     /// A sentence on the worst element.
     pub worst: String,
 }
 
-/// `got` against `law`, which must have one shape.
-pub(crate) fn compare(got: &Values, law: &Values, metric: Metric) -> Comparison {
+/// `got` against `law`, which must have one shape; `nan` as [`Problem::has_no_result`](crate::op::Problem::has_no_result) has it.
+pub(crate) fn compare(got: &Values, law: &Values, metric: Metric, nan: bool) -> Comparison {
     if got.shape != law.shape {
         let worst = format!("the shape is {}, the law's is {}", got.shape, law.shape);
         return Comparison { error: f64::NAN, worst };
@@ -20,7 +21,7 @@ pub(crate) fn compare(got: &Values, law: &Values, metric: Metric) -> Comparison 
     let (mut square, mut scale, mut largest) = (0.0f64, 0.0f64, 0.0f64);
     let (mut at, mut not_finite) = (0, 0usize);
     // A law of NaN says that there is no result (who did not write it is found elsewhere); one of nothing else says nothing.
-    let says = law.data.iter().any(|l| !l.is_nan());
+    let says = nan && law.data.iter().any(|l| !l.is_nan());
     for (i, (g, l)) in got.data.iter().zip(&law.data).enumerate() {
         if says && g.is_nan() && l.is_nan() {
             continue;
@@ -84,23 +85,24 @@ mod tests {
 
     #[test]
     fn metrics_measure() {
-        let c = compare(&v(&[3.0, 4.0, 1.0]), &v(&[3.0, 4.0, 0.0]), Metric::Relative);
+        let c = compare(&v(&[3.0, 4.0, 1.0]), &v(&[3.0, 4.0, 0.0]), Metric::Relative, false);
         assert_eq!(c.error, 0.2);
         assert!(c.worst.contains("[2]: 1e0, the law says 0e0"), "{}", c.worst);
-        assert_eq!(compare(&v(&[3.0, 1.0]), &v(&[3.0, 1.5]), Metric::MaxAbsolute).error, 0.5);
-        assert_eq!(compare(&v(&[3.0, 4.0]), &v(&[0.0, 0.0]), Metric::Relative).error, 5.0);
-        assert_eq!(compare(&v(&[]), &v(&[]), Metric::Relative).error, 0.0);
+        assert_eq!(compare(&v(&[3.0, 1.0]), &v(&[3.0, 1.5]), Metric::MaxAbsolute, false).error, 0.5);
+        assert_eq!(compare(&v(&[3.0, 4.0]), &v(&[0.0, 0.0]), Metric::Relative, false).error, 5.0);
+        assert_eq!(compare(&v(&[]), &v(&[]), Metric::Relative, false).error, 0.0);
     }
 
     #[test]
     fn what_is_not_finite_is_no_number() {
         for (g, l) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::INFINITY, f64::INFINITY)] {
-            let c = compare(&v(&[0.0, g]), &v(&[0.0, l]), Metric::MaxAbsolute);
+            let c = compare(&v(&[0.0, g]), &v(&[0.0, l]), Metric::MaxAbsolute, false);
             assert!(c.error.is_nan() && c.worst.starts_with("1 of 2 elements"), "{c:?}");
         }
-        assert!(compare(&v(&[0.0]), &Values::zeros([1, 1]), Metric::Relative).error.is_nan());
-        assert_eq!(compare(&v(&[3.0, f64::NAN]), &v(&[2.0, f64::NAN]), Metric::Relative).error, 0.5);
-        assert!(compare(&v(&[f64::NAN]), &v(&[f64::NAN]), Metric::Relative).error.is_nan());
+        assert!(compare(&v(&[0.0]), &Values::zeros([1, 1]), Metric::Relative, false).error.is_nan());
+        let part = |nan| compare(&v(&[3.0, f64::NAN]), &v(&[2.0, f64::NAN]), Metric::Relative, nan).error;
+        assert!(part(true) == 0.5 && part(false).is_nan());
+        assert!(compare(&v(&[f64::NAN]), &v(&[f64::NAN]), Metric::Relative, true).error.is_nan());
         assert_eq!(index(&[2, 3, 4], 23), "[1, 2, 3]");
     }
 }

@@ -367,6 +367,10 @@ pub trait Problem: fmt::Debug + Send + Sync {
     }
     /// The bound on an output's error, or none where it is not compared (saved tensors).
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance>;
+    /// Whether a part of what was drawn has no result, which the law then says by NaN.
+    fn has_no_result(&self) -> bool {
+        false
+    }
     /// What `pass` must do at the least.
     fn cost(&self, pass: Pass) -> Cost;
     /// Values for everything that `pass` reads, by name, where there is too much of it to be drawn: what repeats, and where. None:

@@ -53,6 +53,9 @@ impl Problem for Varied {
     fn tolerance(&self, pass: Pass, output: &str) -> Option<Tolerance> {
         self.problem.tolerance(pass, output)
     }
+    fn has_no_result(&self) -> bool {
+        self.problem.has_no_result()
+    }
     fn cost(&self, pass: Pass) -> Cost {
         self.problem.cost(pass)
     }

@@ -38,7 +38,7 @@ impl Groups {
     }
 }
 
-/// A kernel over jacobi.cuh, for `count` matrices of one order.
+/// A kernel over jacobi.cuh, for `count` matrices of at most one order.
 pub(super) struct Jacobi {
     clear: Kernel,
     kernel: Kernel,

@@ -50,6 +50,9 @@ impl Problem for InverseRoot {
     fn tolerance(&self, _: Pass, output: &str) -> Option<Tolerance> {
         self.tolerance_of(output)
     }
+    fn has_no_result(&self) -> bool {
+        matches!(self.defect, Defect::Nan | Defect::Infinite)
+    }
     fn cost(&self, _: Pass) -> Cost {
         let (count, n) = (self.count as u64, self.order as u64);
         // At a condition number of 34, by the iteration of order 5: three times one product for Y, three for T and M, and those of T^p;

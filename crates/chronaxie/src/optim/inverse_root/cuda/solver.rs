@@ -8,6 +8,8 @@ use crate::optim::jacobi::{self, Jacobi};
 use crate::{Error, Result};
 use std::sync::Arc;
 
+/// Matrices at once, at the most: cuSOLVER refuses some tens of thousands.
+const MOST: usize = 8192;
 /// Bytes that matrices of f64, and what the solver takes beside them, may have at once, if that holds one.
 const BYTES: usize = 2 << 30;
 
@@ -21,7 +23,8 @@ pub(super) fn specialisation() -> Specialisation {
 /// The most rows that the solver takes without waiting for the host, so that a graph can hold it (cuSOLVER 12.0: 512 are seen to be held, 1024 are not).
 const HELD: usize = 512;
 
-/// Whether the solver is the faster way, as measured on an H200 (solver.cu), and a graph can hold it.
+/// Whether the solver is the faster way, as measured on an H200 (solver.cu), a graph can hold it and the host does not wait as long for it as
+/// the device, as from some 200 rows on, but where there is one matrix.
 pub(super) fn is_better(p: &InverseRoot) -> bool {
     let (one, many) = ((256..=HELD).contains(&p.order) && p.count == 1, (33..=128).contains(&p.order) && p.count >= 16);
     !by_newton(p) && (one || many)
@@ -81,14 +84,18 @@ pub(super) struct Solver {
 impl Solver {
     pub(super) fn new(p: &InverseRoot, device: &Arc<CudaDevice>) -> Result<Self> {
         let solver = Cusolver::of(device)?;
-        let (mut pieces, n) = (1, p.order);
+        let n = p.order;
+        let mut pieces = p.count.div_ceil(MOST);
         let (piece, bytes) = loop {
             let piece = p.count.div_ceil(pieces);
-            let bytes = solver.eigenvectors_bytes(piece, n)?;
-            if piece == 1 || 8 * piece * n * n + bytes <= BYTES {
-                break (piece, bytes);
+            // The last one may be shorter.
+            let lengths = [piece, p.count % piece].into_iter().filter(|&count| count > 0);
+            let bytes = lengths.map(|count| solver.eigenvectors_bytes(count, n)).collect::<Result<Vec<_>>>();
+            match bytes.map(|all| all.into_iter().max().unwrap_or(0)) {
+                Ok(bytes) if piece == 1 || 8 * piece * n * n + bytes <= BYTES => break (piece, bytes),
+                Err(e) if piece == 1 => return Err(e),
+                _ => pieces *= 2,
             }
-            pieces *= 2;
         };
         let kernel = |entry| Jacobi::new(device, &specialisation(), entry, piece, n);
         let (begin, end) = (kernel("solver_begin")?, kernel("solver_end")?);
@@ -155,7 +162,7 @@ impl Solver {
             })?;
             // SAFETY: as above; the workspace has room for `piece` matrices, their eigenvalues, what is said of them and `bytes`.
             unsafe { self.solver.eigenvectors(stream, [count, n], [work, values, info], (memory, self.bytes)) }
-                .map_err(|e| Error::lost(format!("{}: {e}", p.entry)))?;
+                .map_err(|e| e.context(p.entry))?;
             let own = [
                 Arg::U64(values),
                 Arg::U64(known),
