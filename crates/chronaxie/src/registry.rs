@@ -44,6 +44,8 @@ pub fn entries() -> &'static [&'static dyn Op] {
         #[cfg(feature = "optim")]
         &crate::optim::inverse_root::InverseRootOp { fourth: true },
         #[cfg(feature = "optim")]
+        &crate::optim::eigh::EighOp,
+        #[cfg(feature = "optim")]
         &crate::optim::shampoo::ShampooOp,
         #[cfg(feature = "optim")]
         &crate::optim::soap::SoapOp,

@@ -36,6 +36,12 @@ constexpr int kJacobiBlocks = 2;
 #else
 constexpr int kJacobiBlocks = 3;
 #endif
+// The same of kernels that hold more beside it, for which the older compiler has no room.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
+constexpr int kJacobiBlocksBeside = 2;
+#else
+constexpr int kJacobiBlocksBeside = kJacobiBlocks;
+#endif
 constexpr int kPart = 16, kPair = 2 * kPart, kPairPitch = kPair + 2;
 constexpr int kMostSweeps = 40;
 // Sweeps of a visit's rotations: more, where there is no other visit.

@@ -1,6 +1,7 @@
 //! Second-order optimization: the matrix functions that preconditioners are made of, and what is built on them.
 
 pub mod blocks;
+pub mod eigh;
 pub mod inverse_root;
 mod jacobi;
 pub mod kfac;
@@ -13,6 +14,7 @@ mod plates;
 mod sample;
 pub mod shampoo;
 pub mod soap;
+mod solver;
 pub mod stepper;
 #[cfg(test)]
 mod testing;

@@ -14,7 +14,7 @@ pub const MOST: u32 = 64;
 /// Numbers of a matrix's record.
 pub const RECORD: usize = 4;
 /// The largest n whose roots are held against the law: its rotations take 100 n^3 operations, one after the other.
-pub(super) const MOST_BY_LAW: usize = 256;
+pub(in crate::optim) const MOST_BY_LAW: usize = 256;
 /// The least n of samples whose products are not made one by one.
 const LARGE: usize = 512;
 /// A residual of Newton above which its result is not taken.
@@ -71,7 +71,7 @@ pub enum Status {
 
 /// What is wrong with the first matrix of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(super) enum Defect {
+pub(in crate::optim) enum Defect {
     #[default]
     None,
     Zero,
@@ -117,8 +117,8 @@ pub struct InverseRoot {
     /// Damping, relative to the Frobenius norm.
     pub relative: f64,
     /// The condition number of sampled matrices; 0 for those of A A^T / 2n, with A [n, 2n] normal.
-    pub(super) kappa: f64,
-    pub(super) defect: Defect,
+    pub(in crate::optim) kappa: f64,
+    pub(in crate::optim) defect: Defect,
     /// The entry's name.
     pub(super) entry: &'static str,
 }
@@ -245,7 +245,7 @@ impl InverseRoot {
 
     /// Matrices at unit scale: A A^T / 2n with A [n, 2n] normal, or the spectrum 1 to 1/kappa, log-spaced, turned by six
     /// random reflections.
-    pub(super) fn sample_of(&self, seed: u64) -> Result<Tensors> {
+    pub(in crate::optim) fn sample_of(&self, seed: u64) -> Result<Tensors> {
         let n = self.order;
         let mut data = Vec::with_capacity(self.count * n * n);
         for i in 0..self.count {

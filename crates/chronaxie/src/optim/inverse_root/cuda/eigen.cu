@@ -12,7 +12,7 @@ __device__ __forceinline__ int settle(double* rows, double* squares, const float
                                       JacobiGroup& g, RootShared& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Mean mean = {a, n};
-  const double norm = root_norm(mean, squares, g, shared.jacobi.slots), scale = jacobi_scale(norm);
+  const double norm = mean_norm(mean, squares, g, shared.jacobi.slots), scale = jacobi_scale(norm);
   const double eps = max(absolute, relative * norm), c = norm > 0 ? kJacobiShift * norm * scale : 1.;
   if (threadIdx.x == 0) shared.eps = eps, shared.scale = scale, shared.shift = c;
   if (!(norm < 1e300 && norm + eps > 0)) return -1;

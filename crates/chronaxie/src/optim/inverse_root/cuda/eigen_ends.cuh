@@ -4,7 +4,7 @@
 // group's blocks take in turns, at n = 1024 some 0.1 ms of a group's 32, and p + q times a matrix and a vector.
 #pragma once
 
-#include "jacobi.cuh"
+#include "eigenbasis.cuh"
 
 enum { kEigen = 1, kShifted = 2, kFailed = 3 };
 
@@ -13,13 +13,6 @@ struct RootShared {
   double eps, scale, shift;
   // 32 rows of the two parts of 32 columns that make a tile.
   __align__(16) float left[kPair][kPair + 4], right[kPair][kPair + 4];
-};
-
-// (A + A^T) / 2.
-struct Mean {
-  const float* a;
-  int n;
-  __device__ __forceinline__ double operator()(i64 i, i64 j) const { return 0.5f * (a[i * n + j] + a[j * n + i]); }
 };
 
 // A tile of to = s^T s, and its mirror image: rows ti, columns tj <= ti.
@@ -81,24 +74,6 @@ __device__ __forceinline__ float root_residual(const Mean& a, const float* x, do
   double off = 0;
   for (int k = threadIdx.x; k < n; k += kJacobiThreads) off += (y[k] - sign(k)) * (y[k] - sign(k));
   return (float)sqrt(block_sum<kJacobiWarps>(off, slots) / n);
-}
-
-// ||A||_F, known to all threads of the group's blocks; `squares` are n of f64.
-__device__ __forceinline__ double root_norm(const Mean& mean, double* squares, JacobiGroup& g, double* slots) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = mean.n;
-  for (int i = g.rank * kJacobiWarps + warp; i < n; i += g.blocks * kJacobiWarps) {
-    double of_row = 0;
-    for (int j = lane; j < n; j += 32) {
-      const double x = mean(i, j);
-      of_row = fma(x, x, of_row);
-    }
-    of_row = warp_sum(of_row);
-    if (lane == 0) squares[i] = of_row;
-  }
-  jacobi_meet(g);
-  double square = 0;
-  for (int i = threadIdx.x; i < n; i += kJacobiThreads) square += squares[i];
-  return sqrt(block_sum<kJacobiWarps>(square, slots));
 }
 
 // The root and its record from the eigenvectors of a matrix, rows whose lengths are what belongs to them or, with kUnit, 1 and that in

@@ -10,7 +10,7 @@
 // 4.7, 1 of 1024 10.4 (eigen.cu 39.4), 4 of 1024 64 (40), 34 of 1024 95 (276), 1 of 2048 26; those of 1024 no graph holds.
 #include "eigen_ends.cuh"
 
-extern "C" __global__ void __launch_bounds__(kJacobiThreads)
+extern "C" __global__ void __launch_bounds__(kJacobiThreads, 3)
     solver_begin(double* rows,        // [N, n, n]
                  unsigned* counters,  // [groups, 16]
                  int blocks,
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads)
   const i64 size = (i64)n * n;
   for (i64 nth = blockIdx.x / blocks; nth < count; nth += gridDim.x / blocks) {
     const Mean mean = {a + nth * size, n};
-    const double norm = root_norm(mean, values + nth * n, g, slots), eps = max(absolute, relative * norm);
+    const double norm = mean_norm(mean, values + nth * n, g, slots), eps = max(absolute, relative * norm);
     const bool good = norm < 1e300 && norm + eps > 0;
     const double scale = good ? jacobi_scale(norm) : 0.;
     double* to = rows + nth * size;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kJacobiThreads)
+extern "C" __global__ void __launch_bounds__(kJacobiThreads, 3)
     solver_end(const double* rows,  // [N, n, n]: eigenvectors
                unsigned* counters,  // [groups, 16]
                int blocks,

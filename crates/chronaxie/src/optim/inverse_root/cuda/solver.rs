@@ -1,17 +1,13 @@
 //! Launches of solver.cu: inverse roots by eigenvalues that cuSOLVER's batched solver finds.
 
 use super::by_newton;
-use crate::cuda::{Arg, CudaDevice, Cusolver, KernelSource, Specialisation, StreamRef};
+use crate::Result;
+use crate::cuda::{Arg, CudaDevice, KernelSource, Specialisation, StreamRef};
 use crate::op::LaunchReport;
 use crate::optim::inverse_root::spec::InverseRoot;
 use crate::optim::jacobi::{self, Jacobi};
-use crate::{Error, Result};
+use crate::optim::solver::{self, Batched};
 use std::sync::Arc;
-
-/// Matrices at once, at the most: cuSOLVER refuses some tens of thousands.
-const MOST: usize = 8192;
-/// Bytes that matrices of f64, and what the solver takes beside them, may have at once, if that holds one.
-const BYTES: usize = 2 << 30;
 
 pub(super) fn specialisation() -> Specialisation {
     let source = KernelSource::embedded("optim/inverse_root/cuda/solver.cu", include_str!("solver.cu"));
@@ -20,14 +16,9 @@ pub(super) fn specialisation() -> Specialisation {
     spec
 }
 
-/// The most rows that the solver takes without waiting for the host, so that a graph can hold it (cuSOLVER 12.0: 512 are seen to be held, 1024 are not).
-const HELD: usize = 512;
-
-/// Whether the solver is the faster way, as measured on an H200 (solver.cu), a graph can hold it and the host does not wait as long for it as
-/// the device, as from some 200 rows on, but where there is one matrix.
+/// Whether the solver is the faster way.
 pub(super) fn is_better(p: &InverseRoot) -> bool {
-    let (one, many) = ((256..=HELD).contains(&p.order) && p.count == 1, (33..=128).contains(&p.order) && p.count >= 16);
-    !by_newton(p) && (one || many)
+    !by_newton(p) && solver::is_better(p.count, p.order)
 }
 
 /// Whether it takes this problem, or why not.
@@ -71,36 +62,19 @@ impl Places {
 
 /// The kernels around the solver, for so many matrices at a time.
 pub(super) struct Solver {
-    device: Arc<CudaDevice>,
-    solver: Arc<Cusolver>,
+    solver: Batched,
     begin: Jacobi,
     end: Jacobi,
-    piece: usize,
-    /// Bytes that the solver takes beside its matrices.
-    bytes: usize,
     places: Places,
 }
 
 impl Solver {
     pub(super) fn new(p: &InverseRoot, device: &Arc<CudaDevice>) -> Result<Self> {
-        let solver = Cusolver::of(device)?;
-        let n = p.order;
-        let mut pieces = p.count.div_ceil(MOST);
-        let (piece, bytes) = loop {
-            let piece = p.count.div_ceil(pieces);
-            // The last one may be shorter.
-            let lengths = [piece, p.count % piece].into_iter().filter(|&count| count > 0);
-            let bytes = lengths.map(|count| solver.eigenvectors_bytes(count, n)).collect::<Result<Vec<_>>>();
-            match bytes.map(|all| all.into_iter().max().unwrap_or(0)) {
-                Ok(bytes) if piece == 1 || 8 * piece * n * n + bytes <= BYTES => break (piece, bytes),
-                Err(e) if piece == 1 => return Err(e),
-                _ => pieces *= 2,
-            }
-        };
-        let kernel = |entry| Jacobi::new(device, &specialisation(), entry, piece, n);
+        let solver = Batched::new(p.count, p.order, device)?;
+        let kernel = |entry| Jacobi::new(device, &specialisation(), entry, solver.piece, p.order);
         let (begin, end) = (kernel("solver_begin")?, kernel("solver_end")?);
-        let places = Places::new(piece, n, end.groups(), bytes);
-        Ok(Self { device: device.clone(), solver, begin, end, piece, bytes, places })
+        let places = Places::new(solver.piece, p.order, end.groups(), solver.bytes);
+        Ok(Self { solver, begin, end, places })
     }
     /// Numbers of f64 of its workspace.
     pub(super) fn work(&self) -> usize {
@@ -111,16 +85,11 @@ impl Solver {
         self.begin.counters().max(self.end.counters())
     }
     pub(super) fn config(&self) -> String {
-        format!(
-            "inverse_root cusolver: eigen, {} matrices at a time, cuSOLVER {}; {}",
-            self.piece,
-            self.solver.version(),
-            self.end.config()
-        )
+        format!("inverse_root cusolver: eigen, {}; {}", self.solver.config(), self.end.config())
     }
     pub(super) fn reports(&self, p: &InverseRoot) -> Result<Vec<LaunchReport>> {
         let mut list = Vec::new();
-        for _ in 0..p.count.div_ceil(self.piece) {
+        for _ in 0..p.count.div_ceil(self.solver.piece) {
             for of in [&self.begin, &self.end] {
                 of.launch([0; 2], false, &[], &mut |kernel, c, _| {
                     list.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
@@ -139,17 +108,11 @@ impl Solver {
         stream: StreamRef,
     ) -> Result<()> {
         let (n, at) = (p.order, &self.places);
-        if n > HELD && stream.is_capturing(&self.device)? {
-            return Err(Error::config(format!(
-                "{}: cuSOLVER waits for the host where matrices have {n} rows, more than {HELD}, which a graph that is captured cannot \
-                 hold; variant simt can be captured",
-                p.entry
-            )));
-        }
+        self.solver.can_go_to(p.entry, stream)?;
         let [values, known, vectors, scaled, info, memory] =
             [at.values, at.known, at.vectors, at.scaled, at.info, at.memory].map(|at| work + 8 * at as u64);
-        for first in (0..p.count).step_by(self.piece) {
-            let count = self.piece.min(p.count - first);
+        for first in (0..p.count).step_by(self.solver.piece) {
+            let count = self.solver.piece.min(p.count - first);
             let matrices = 4 * (first * n * n) as u64;
             let [a, root, record] =
                 [tensors[0] + matrices, tensors[1] + matrices, tensors[2] + 16 * first as u64].map(Arg::U64);
@@ -161,8 +124,7 @@ impl Solver {
                 unsafe { kernel.launch(stream, &config, list) }
             })?;
             // SAFETY: as above; the workspace has room for `piece` matrices, their eigenvalues, what is said of them and `bytes`.
-            unsafe { self.solver.eigenvectors(stream, [count, n], [work, values, info], (memory, self.bytes)) }
-                .map_err(|e| e.context(p.entry))?;
+            unsafe { self.solver.run(p.entry, stream, count, [work, values, info, memory])? };
             let own = [
                 Arg::U64(values),
                 Arg::U64(known),
@@ -192,12 +154,9 @@ mod tests {
     use crate::optim::inverse_root::spec::Method;
 
     #[test]
-    fn it_is_for_many_small_matrices_and_for_one_of_hundreds_of_rows() {
-        let of = |count, n| is_better(&InverseRoot::new(count, n, 4).method(Method::Eigen));
-        assert!(of(16, 33) && of(600, 128) && of(1, 256) && of(1, 512));
-        assert!(!of(15, 33) && !of(600, 32) && !of(600, 129) && !of(2, 512) && !of(1, 513) && !of(34, 1024));
-        assert!(!is_better(&InverseRoot::new(600, 64, 4)), "Newton's iteration is faster");
-        assert!(is_better(&InverseRoot::new(600, 64, 4).exponent(2, 3)));
+    fn newtons_iteration_is_faster() {
+        let p = InverseRoot::new(600, 64, 4);
+        assert!(!is_better(&p) && is_better(&p.method(Method::Eigen)) && is_better(&p.exponent(2, 3)));
     }
 
     #[test]

@@ -5,26 +5,33 @@
 #include "eigenbasis.cuh"
 #include "maps.cuh"
 
-extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
+extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocksBeside)
     eigen(double* work, unsigned* counters, int blocks, double* lengths, const Map* maps, const i64* turns, const float* factors, const int* step,
           float* bases, float* values, int most, int every, int rows, int from, int end) {
   __shared__ JacobiShared shared;
   JacobiGroup g = jacobi_group(counters, blocks);
-  const int lane = threadIdx.x % 32, group = blockIdx.x / blocks, first = g.rank * kJacobiWarps + threadIdx.x / 32;
-  const int warps = blocks * kJacobiWarps;
+  const int group = blockIdx.x / blocks;
   double *a = work + group * (i64)most * most, *value = lengths + group * (i64)most;
   for (int y = from + group; y < end; y += gridDim.x / blocks) {
-    const i64 which = turns[(i64)((*step - 1) % every) * rows + y];
-    if (which < 0) break;
-    const Side side = side_of(maps, which);
-    const int n = (int)side.n;
-    const EigenBasis found = eigenbasis(a, value, factors + side.factor, n, g, shared);
+    auto which = [&](int y) { return turns[(i64)((*step - 1) % every) * rows + y]; };
+    if (which(y) < 0) break;
+    EigenBasis found;
+    {
+      const Side side = side_of(maps, which(y));
+      found = eigenbasis(a, value, Triangle{factors + side.factor}, (int)side.n, g, shared);
+    }
     if (!found.finite) {
       // All have read the lengths of its rows.
       jacobi_meet(g);
       continue;
     }
-    for (int k = first; k < n; k += warps) {
+    // Opaque: what is reckoned from them ahead would have no registers.
+    int thread = threadIdx.x, now = y;
+    asm volatile("" : "+r"(thread), "+r"(now));
+    const int lane = thread % 32, warps = blocks * kJacobiWarps;
+    const Side side = side_of(maps, which(now));
+    const int n = (int)side.n;
+    for (int k = g.rank * kJacobiWarps + thread / 32; k < n; k += warps) {
       const double mine = found.any ? value[k] : 1.;
       const i64 rank = found.any ? rank_of(value, k, n) : k;
       for (int i = lane; i < n; i += 32)

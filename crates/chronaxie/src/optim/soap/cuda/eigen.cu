@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(kJacobiThreads, kJacobiBlocks)
     const i64 which = due[(i64)(*step % every) * rows + y];
     if (g.rank == 0 && threadIdx.x == 0) live[y] = which >= 0;
     if (which < 0) continue;
-    const float* factor = factors + factor_at[which];
+    const Triangle factor = {factors + factor_at[which]};
     double* value = values + (i64)y * n;
     const bool any = eigenbasis(a, value, factor, n, g, shared).any;
     for (int k = first; k < n; k += warps) {
