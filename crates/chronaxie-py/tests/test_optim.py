@@ -40,6 +40,37 @@ def test_roots_are_numpys(device, root, method):
     torch.testing.assert_close(record.damping.cpu().double(), torch.from_numpy(eps[..., 0]), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("batch, n", [((), 1), ((3,), 7), ((2, 9), 33), ((2,), 130), ((0,), 4), ((3,), 0)])
+def test_eigenvectors_are_numpys(device, batch, n):
+    a = gram(*batch, n=n, device=device) if n else torch.zeros(*batch, 0, 0, device=device)
+    values, vectors = optim.eigh(a)
+    assert values.shape == a.shape[:-1] and vectors.shape == a.shape and values.dtype == vectors.dtype == a.dtype
+    law = a.cpu().double().numpy()
+    want = np.linalg.eigvalsh(law)
+    v = vectors.cpu().double().numpy()
+    assert np.linalg.norm(values.cpu().numpy() - want) <= 1e-6 * np.linalg.norm(want)
+    assert np.abs(v.swapaxes(-1, -2) @ v - np.eye(n)).max(initial=0) < 5e-7
+    assert np.linalg.norm(law @ v - v * values.cpu().double().numpy()[..., None, :]) <= 1e-6 * np.linalg.norm(law)
+    half = optim.eigh(a.bfloat16(), check=False)
+    assert half.values.dtype == half.vectors.dtype == torch.bfloat16
+
+
+def test_bad_matrices_have_no_eigenvectors(device):
+    b = gram(3, n=5, device=device)
+    b[1, 2, 2] = float("inf")
+    values, vectors = optim.eigh(b)
+    assert values[1].isnan().all() and vectors[1].isnan().all()
+    assert all(torch.equal(x[[0, 2]], y) for x, y in zip((values, vectors), optim.eigh(b[[0, 2]])))
+    with pytest.raises(chronaxie.ShapeError, match=r"eigh: a.shape = \(2, 5\) is not a batch of square"):
+        optim.eigh(b[0, :2])
+    with pytest.raises(chronaxie.ShapeError, match="eigh: a is not symmetric: it differs from its transpose by up to 1"):
+        optim.eigh(b[0] + torch.triu(torch.ones(5, 5, device=device), 1), check=True)
+    with pytest.raises(chronaxie.DtypeError, match="eigh: a holds float64"):
+        optim.eigh(b.double())
+    with pytest.raises(chronaxie.ChronaxieError, match="eigh: there is no gradient; detach a"):
+        optim.eigh(b.requires_grad_())
+
+
 def test_bad_roots_are_told():
     a = gram(n=4)
     with pytest.raises(chronaxie.ShapeError, match=r"a.shape = \(3, 4\) is not a batch of square"):
@@ -61,6 +92,7 @@ def test_bad_roots_are_told():
     assert record.status.tolist()[1] == 3 and x[1].isnan().all() and not x[[0, 2]].isnan().any()
     assert torch.equal(x[[0, 2]], optim.inverse_root(b[[0, 2]]))
     assert optim.inverse_root(b[:0]).shape == (0, 4, 4)
+    assert optim.inverse_root(torch.zeros(3, 0, 0)).shape == (3, 0, 0)
 
 
 def test_products_of_kronecker():

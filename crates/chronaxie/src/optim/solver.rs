@@ -15,7 +15,7 @@ const HELD: usize = 512;
 /// Whether it is faster than jacobi.cuh, as measured on an H200 (inverse_root/cuda/solver.cu), a graph can hold it and the host does not wait as
 /// long for it as the device, as from some 200 rows on, but where there is one matrix.
 pub(super) fn is_better(count: usize, order: usize) -> bool {
-    (256..=HELD).contains(&order) && count == 1 || (33..=128).contains(&order) && count >= 16
+    (256..=HELD).contains(&order) && count == 1 || (32..=128).contains(&order) && count >= 8
 }
 
 /// The solver of a device.
@@ -84,10 +84,10 @@ mod tests {
 
     #[test]
     fn it_is_for_many_small_matrices_and_for_one_of_hundreds_of_rows() {
-        for (count, n) in [(16, 33), (600, 128), (1, 256), (1, 512)] {
+        for (count, n) in [(8, 32), (600, 128), (1, 256), (1, 512)] {
             assert!(is_better(count, n), "{count} {n}");
         }
-        for (count, n) in [(15, 33), (600, 32), (600, 129), (2, 512), (1, 513), (34, 1024), (0, 0)] {
+        for (count, n) in [(7, 33), (600, 31), (600, 129), (2, 512), (1, 513), (34, 1024), (0, 0)] {
             assert!(!is_better(count, n), "{count} {n}");
         }
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 from . import compat
 from ._kfac import KFAC
 from ._matmul import MatmulPlan, matmul, matmul_plan
-from ._matrix import Record, batched_matmul, inverse_root, kron, kron_apply, orthogonalize
+from ._matrix import Eigen, Record, batched_matmul, eigh, inverse_root, kron, kron_apply, orthogonalize
 from ._muon import Muon
 from ._natural import NaturalGradient
 from ._per_sample import Clipped, clip_per_sample, per_sample_gradients, per_sample_norms
@@ -23,6 +23,7 @@ from ._soap import SOAP
 
 __all__ = [
     "Clipped",
+    "Eigen",
     "KFAC",
     "MatmulPlan",
     "Muon",
@@ -34,6 +35,7 @@ __all__ = [
     "batched_qr",
     "clip_per_sample",
     "compat",
+    "eigh",
     "inverse_root",
     "kron",
     "kron_apply",

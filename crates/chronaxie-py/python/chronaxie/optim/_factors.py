@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..torch import _plan
 from ._base import wide
 from ._blocks import together
+from ._matrix import eigh
 from ._uses import Affine, Lookup, Use, spans
 
 
@@ -133,11 +135,18 @@ def moved(old: Any, new: Tensor, keep: Any, fine: Tensor) -> Tensor:
     return torch.where(fine, old * keep + new * (1 - keep), old)
 
 
+def _natively(batch: Tensor) -> bool:
+    """Whether the native eigensolver is the faster one: PyTorch's takes the matrices one after the other, few large ones faster."""
+    if not batch.is_cuda or batch.dtype is not torch.float32 or _plan.unavailable(batch.get_device()) is not None:
+        return False
+    return batch.shape[-1] <= 512 or batch.shape[0] >= 4
+
+
 def eigenbases(factors: list[Tensor]) -> list[tuple[Tensor, Any]]:
     """Eigenvalues, not below 0, and eigenvectors of each factor, those of one size in one call; a diagonal one is its own."""
 
     def solve(batch: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(batch)
+        values, vectors = eigh(batch, check=False) if _natively(batch) else torch.linalg.eigh(batch)
         return values.clamp_min(0), vectors
 
     dense = [f for f in factors if f.dim() == 3]

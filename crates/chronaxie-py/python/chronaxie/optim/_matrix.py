@@ -88,7 +88,7 @@ def inverse_root(
     if check or (check is None and a.is_cpu):
         _symmetric(name, a)
     n = a.shape[-1]
-    flat = a.detach().to(torch.float32).reshape(-1, n, n).contiguous()
+    flat = a.detach().to(torch.float32).reshape(a.shape[:-2].numel(), n, n).contiguous()
     options = f"p={power.numerator},q={power.denominator},method={method},absolute={absolute!r},relative={relative!r}"
     x, raw = call(name, f"{flat.shape[0]}x{n},{options}", 2, [flat])
     x = x.view(a.shape).to(a.dtype)
@@ -96,6 +96,43 @@ def inverse_root(
         return x
     fields = raw.view(*a.shape[:-2], 4).unbind(-1)
     return x, Record(fields[0].to(torch.int32), fields[1].to(torch.int32), fields[2], fields[3])
+
+
+class Eigen(NamedTuple):
+    """``values [..., n]``, which rise, and ``vectors [..., n, n]``, column k of which belongs to value k."""
+
+    values: Tensor
+    vectors: Tensor
+
+
+def eigh(a: Tensor, *, check: bool | None = None) -> Eigen:
+    """Eigenvalues and eigenvectors of a batch of symmetric matrices, found in float64, all matrices at once.
+
+    On a GPU nothing waits for the host, and a CUDA graph can hold it. Vectors have any sign, and are any of the space of equal values.
+
+    Args:
+        a: ``[..., n, n]``, float32 (bfloat16 and float16 are computed from float32), n at most 32768. Only the mean of a and its
+            transpose counts; of a matrix with a NaN or an infinity all is NaN, and others are as they would be.
+        check: as for :func:`inverse_root`.
+
+    Returns:
+        An :class:`Eigen`, as a; as ``torch.linalg.eigh`` gives them.
+
+    Raises:
+        ShapeError: not square, or not symmetric, and by how much.
+        DtypeError: another type.
+        ChronaxieError: where a gradient would be asked for: there is none.
+    """
+    name = "eigh"
+    _square(name, a)
+    if torch.is_grad_enabled() and a.requires_grad:
+        raise ChronaxieError(f"{name}: there is no gradient; detach a, call it under torch.no_grad(), or take torch.linalg.eigh")
+    if check or (check is None and a.is_cpu):
+        _symmetric(name, a)
+    n = a.shape[-1]
+    flat = a.detach().to(torch.float32).reshape(a.shape[:-2].numel(), n, n).contiguous()
+    values, rows = call(name, f"{flat.shape[0]}x{n}", 2, [flat])
+    return Eigen(values.view(a.shape[:-1]).to(a.dtype), rows.view(a.shape).mT.to(a.dtype))
 
 
 # Coefficients of the quintic that Muon uses (Jordan et al., 2024): steep at zero, within 0.7 .. 1.2 of one behind five steps.
