@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(workspaces(&[]), (vec![], 0));
         assert_eq!(workspaces(&[8, 1, 1]), (vec![0, 128, 160], 192));
         let (at, end) = workspaces(&[2048; 100]);
-        assert!(at.len() == 15 && end <= WORK_BYTES / 8, "{at:?} {end}");
+        assert!(at.len() == 16 && end <= WORK_BYTES / 8, "{at:?} {end}");
         assert_eq!(workspaces(&[1 << 15, 1 << 15]).0, [0]);
     }
 }
