@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use libloading::Library;
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// `CUSOLVER_EIG_MODE_VECTOR`, `CUBLAS_FILL_MODE_LOWER`, `CUDA_R_64F`, and results of calls.
 const VECTORS: c_int = 1;
@@ -17,37 +17,19 @@ const LOWER: c_int = 0;
 const F64: c_int = 1;
 const SUCCESS: c_int = 0;
 
-/// What the process knows of cuSOLVER: nothing yet, the library, or why there is none.
-enum Opened {
-    No,
-    Yes(&'static CusolverApi, String),
-    Refused(String),
-}
-
-static OPENED: Mutex<Opened> = Mutex::new(Opened::No);
-
 /// The loaded cuSOLVER, which is never unloaded, and how it is called in messages. It is looked for where NVRTC is:
 /// `CHRONAXIE_CUSOLVER` (a file or a folder; `0` for none), wheels (of NVIDIA, which PyTorch brings along), the system's folders, the
 /// loader's path.
-fn api() -> Result<(&'static CusolverApi, String)> {
-    let mut opened = lock(&OPENED);
-    if matches!(*opened, Opened::No) {
-        *opened = match search::cusolver().and_then(load) {
-            Ok((api, name)) => {
-                crate::log::debug(format_args!("opened {name}"));
-                Opened::Yes(api, name)
-            }
-            Err(e) => Opened::Refused(e.to_string()),
-        };
-    }
-    match &*opened {
-        Opened::Yes(api, name) => Ok((*api, name.clone())),
-        Opened::Refused(why) => Err(Error::unavailable(why.clone())),
-        Opened::No => Err(Error::unavailable("cuSOLVER was not opened")),
+fn api() -> Result<(&'static CusolverApi, &'static str)> {
+    static OPENED: OnceLock<Result<(CusolverApi, String), String>> = OnceLock::new();
+    let open = || search::cusolver().and_then(load).map_err(|e| e.to_string());
+    match OPENED.get_or_init(open) {
+        Ok((api, name)) => Ok((api, name)),
+        Err(why) => Err(Error::unavailable(why.clone())),
     }
 }
 
-fn load(path: PathBuf) -> Result<(&'static CusolverApi, String)> {
+fn load(path: PathBuf) -> Result<(CusolverApi, String)> {
     let refused = |why: &dyn std::fmt::Display| {
         Error::unavailable(format!("{} cannot be used as cuSOLVER: {why}", path.display()))
     };
@@ -63,13 +45,15 @@ fn load(path: PathBuf) -> Result<(&'static CusolverApi, String)> {
         return Err(refused(&format_args!("it answers with status {result}")));
     }
     let name = format!("cuSOLVER {}.{}.{}", version / 1000, version / 100 % 10, version % 100);
-    Ok((Box::leak(Box::new(api)), format!("{name} at {}", path.display())))
+    let name = format!("{name} at {}", path.display());
+    crate::log::debug(format_args!("opened {name}"));
+    Ok((api, name))
 }
 
 /// cuSOLVER on a device.
 pub struct Cusolver {
     api: &'static CusolverApi,
-    name: String,
+    name: &'static str,
     device: Arc<CudaDevice>,
     /// The handle and its parameters, as addresses: one call at a time.
     state: Mutex<(usize, usize)>,

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::cuda::{CudaDevice, Cusolver, StreamRef};
-use crate::{Error, Result};
+use crate::{Dtype, Error, Layout, RegionId, Result};
+use chronaxie_runtime::log;
 use std::sync::Arc;
 
 /// Matrices at once, at the most: cuSOLVER refuses some tens of thousands.
@@ -22,19 +23,45 @@ pub(super) fn is_better(count: usize, order: usize) -> bool {
 pub(super) struct Batched {
     device: Arc<CudaDevice>,
     solver: Arc<Cusolver>,
+    count: usize,
     order: usize,
     /// Matrices at a time.
-    pub piece: usize,
-    /// Bytes that the solver takes beside them.
-    pub bytes: usize,
+    piece: usize,
+    /// Bytes that the solver takes beside them, and where.
+    bytes: usize,
+    memory: RegionId,
+    /// Eigenvalues of a piece, f64, and of all matrices what is not 0 where the solver has failed.
+    values: RegionId,
+    info: RegionId,
 }
 
+/// The first matrix of a piece, and how many it has.
+pub(super) type Piece = (usize, usize);
+/// Where a region of the scratch lies.
+pub(super) type Region<'a> = &'a dyn Fn(RegionId) -> u64;
+
 impl Batched {
-    /// For `count` matrices of one order.
+    /// For `count` matrices of one order, with memory of its own in `layout`; none where `entry` would take it by itself and there is no
+    /// cuSOLVER or it does not take one matrix, which the log then says.
     ///
     /// # Errors
-    /// Where there is no cuSOLVER, or it does not take one matrix.
-    pub(super) fn new(count: usize, order: usize, device: &Arc<CudaDevice>) -> Result<Self> {
+    /// The same, where it was asked for by its name.
+    pub(super) fn new(
+        entry: &str,
+        by_name: bool,
+        [count, order]: [usize; 2],
+        device: &Arc<CudaDevice>,
+        layout: &mut Layout,
+    ) -> Result<Option<Self>> {
+        match Self::made(count, order, device, layout) {
+            Err(e) if !by_name => {
+                log::info(format_args!("{entry}: eigenvectors are found without cuSOLVER: {e}"));
+                Ok(None)
+            }
+            made => made.map(Some),
+        }
+    }
+    fn made(count: usize, order: usize, device: &Arc<CudaDevice>, layout: &mut Layout) -> Result<Self> {
         let solver = Cusolver::of(device)?;
         let mut pieces = count.div_ceil(MOST).max(1);
         let (piece, bytes) = loop {
@@ -48,7 +75,22 @@ impl Batched {
                 _ => pieces *= 2,
             }
         };
-        Ok(Self { device: device.clone(), solver, order, piece, bytes })
+        let memory = layout.push("memory of cuSOLVER", Dtype::F64, bytes.div_ceil(8))?;
+        let values = layout.push("eigenvalues", Dtype::F64, piece * order)?;
+        let info = layout.push("what cuSOLVER has failed", Dtype::I32, count)?;
+        Ok(Self { device: device.clone(), solver, count, order, piece, bytes, memory, values, info })
+    }
+    /// Matrices at a time, at the most.
+    pub(super) const fn piece(&self) -> usize {
+        self.piece
+    }
+    /// All pieces.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        (0..self.count).step_by(self.piece.max(1)).map(|first| (first, self.piece.min(self.count - first)))
+    }
+    /// The addresses of a piece's eigenvalues, and of what is not 0 where it has failed.
+    pub(super) fn found(&self, first: usize, region: Region<'_>) -> [u64; 2] {
+        [region(self.values), region(self.info) + 4 * first as u64]
     }
     /// How it goes.
     pub(super) fn config(&self) -> String {
@@ -65,15 +107,23 @@ impl Batched {
         }
         Ok(())
     }
-    /// Puts on `stream` that `count` matrices of f64 become their eigenvectors, row after row, by rising eigenvalues: the addresses of the
-    /// matrices, of their eigenvalues, of what says 0 where it has not failed, and of `bytes` of memory.
+    /// Puts on `stream` that the `count` matrices of f64 at `matrices`, a piece from `first` on, become their eigenvectors, row after row,
+    /// by rising eigenvalues.
     ///
     /// # Safety
-    /// The addresses are of the device and have room for `count` matrices, at most `piece`, and for `bytes`.
-    pub(super) unsafe fn run(&self, entry: &str, stream: StreamRef, count: usize, at: [u64; 4]) -> Result<()> {
-        let [a, values, info, memory] = at;
-        // SAFETY: the caller's.
-        unsafe { self.solver.eigenvectors(stream, [count, self.order], [a, values, info], (memory, self.bytes)) }
+    /// `matrices` has room for them, and the regions are those of the layout.
+    pub(super) unsafe fn run(
+        &self,
+        entry: &str,
+        stream: StreamRef,
+        (first, count): Piece,
+        matrices: u64,
+        region: Region<'_>,
+    ) -> Result<()> {
+        let [values, info] = self.found(first, region);
+        let memory = (region(self.memory), self.bytes);
+        // SAFETY: the caller's; the layout has room for a piece.
+        unsafe { self.solver.eigenvectors(stream, [count, self.order], [matrices, values, info], memory) }
             .map_err(|e| e.context(entry))
     }
 }

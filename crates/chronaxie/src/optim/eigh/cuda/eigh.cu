@@ -1,5 +1,5 @@
 // Eigenvalues and eigenvectors of symmetric matrices [n, n]: A = V^T diag(l) V, rows of V by rising l, by groups of blocks that take a matrix at a
-// time; or what goes before cuSOLVER's batched solver and behind it. What has a NaN or an infinity gets NaN; 0 gets I.
+// time; or what goes before cuSOLVER's batched solver and behind it. What has a NaN or an infinity gets NaN; 0 gets I by blocks.
 //
 // Before the solver: matrices of f64 with norms of 1 to 2, I in place of what is not finite, so that nobody else's numbers meet a NaN. Floors
 // of what is around it: 8 n^2 bytes in and 8 n^2 out, 8 n^2 in and 4 n^2 out; of eigenvectors by blocks: jacobi.cuh.

@@ -8,9 +8,8 @@ use crate::kernels::{MEET, SUMS};
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::jacobi::{self, EIGENBASIS, JACOBI, Jacobi};
 use crate::optim::ongpu::Visit;
-use crate::optim::solver::{self, Batched};
+use crate::optim::solver::{self, Batched, Piece, Region};
 use crate::{Dtype, Error, Layout, Place, RegionId, Result};
-use chronaxie_runtime::log;
 use std::sync::Arc;
 
 /// As `kJacobiThreads`.
@@ -26,16 +25,16 @@ pub(super) fn specialisation() -> Specialisation {
     spec
 }
 
+/// What puts the solver on its stream, for the matrices of a piece.
+type Solve<'a> = &'a mut dyn FnMut(&Batched, Piece) -> Result<()>;
+
 /// cuSOLVER, and the kernels around it.
 struct Solver {
     solver: Batched,
     begin: Jacobi,
     end: Kernel,
-    /// Eigenvalues, powers of two and what has failed of a piece, and memory.
-    found: RegionId,
+    /// Powers of two of a piece.
     scales: RegionId,
-    info: RegionId,
-    memory: RegionId,
 }
 
 pub(super) struct CudaPlan {
@@ -63,65 +62,54 @@ impl CudaPlan {
                 return Err(Error::config(format!("{NAME}: variant `{other}` is not one of simt, cusolver, on CUDA")));
             }
         };
-        let batched = match asked.then(|| Batched::new(count, n, device)).transpose() {
-            // Nobody asked for it.
-            Err(e) if variant.is_none() => {
-                log::info(format_args!("{NAME}: eigenvectors are found without cuSOLVER: {e}"));
-                None
-            }
-            made => made?,
-        };
-        let eigen = Jacobi::new(device, &specialisation(), "eigh", count, n)?;
-        let begin =
-            batched.as_ref().map(|b| Jacobi::new(device, &specialisation(), "eigh_begin", b.piece, n)).transpose()?;
         let mut layout = Layout::new(options.scratch_gap);
-        let matrices = batched.as_ref().map_or(0, |b| b.piece * n * n);
+        let solver = match asked {
+            true => Batched::new(NAME, variant.is_some(), [count, n], device, &mut layout)?,
+            false => None,
+        };
+        let around = |solver: Batched| {
+            Ok::<_, Error>(Solver {
+                begin: Jacobi::new(device, &specialisation(), "eigh_begin", solver.piece(), n)?,
+                end: device.kernel(&specialisation(), "eigh_end")?,
+                scales: layout.push("scales", Dtype::F64, solver.piece())?,
+                solver,
+            })
+        };
+        let solver = solver.map(around).transpose()?;
+        let eigen = Jacobi::new(device, &specialisation(), "eigh", count, n)?;
+        let most = |of: &dyn Fn(&Solver) -> usize| solver.as_ref().map_or(0, of);
+        let (matrices, counters) = (most(&|s| s.solver.piece() * n * n), most(&|s| s.begin.counters()));
         let work = layout.push("work", Dtype::F64, eigen.work().max(matrices))?;
         let lengths = layout.push("lengths", Dtype::F64, eigen.groups() * n)?;
-        let of_begin = begin.as_ref().map_or(0, Jacobi::counters);
-        let counters = layout.push("counters", Dtype::I32, eigen.counters().max(of_begin))?;
-        let solver = match batched.zip(begin) {
-            None => None,
-            Some((solver, begin)) => Some(Solver {
-                found: layout.push("eigenvalues", Dtype::F64, solver.piece * n)?,
-                scales: layout.push("scales", Dtype::F64, solver.piece)?,
-                info: layout.push("info", Dtype::I32, count)?,
-                memory: layout.push("memory", Dtype::F64, solver.bytes.div_ceil(8))?,
-                end: device.kernel(&specialisation(), "eigh_end")?,
-                solver,
-                begin,
-            }),
-        };
+        let counters = layout.push("counters", Dtype::I32, eigen.counters().max(counters))?;
         let signature = problem.signature_of(Pass::Forward)?;
         Ok(Self { problem, device: device.clone(), signature, layout, eigen, solver, work, lengths, counters })
     }
 
-    /// Every launch, in order; `solve` puts the solver behind what has prepared so many matrices, and says 0 of them where `info` begins.
+    /// Every launch, in order; `solve` puts the solver behind what has prepared a piece.
     fn each(
         &self,
         [a, values, vectors]: [u64; 3],
-        region: &dyn Fn(RegionId) -> u64,
-        solve: &mut dyn FnMut(&Solver, usize, u64) -> Result<()>,
+        region: Region<'_>,
+        solve: Solve<'_>,
         visit: Visit<'_>,
     ) -> Result<()> {
         let (count, n) = (self.problem.count, self.problem.order);
         let order = Arg::I32(n as i32);
         let own = [region(self.work), region(self.counters)];
-        let pieces = self.solver.iter().flat_map(|s| (0..count).step_by(s.solver.piece).map(move |first| (s, first)));
-        for (s, first) in pieces {
-            let many = s.solver.piece.min(count - first);
-            let [found, scales] = [s.found, s.scales].map(|id| Arg::U64(region(id)));
-            let info = region(s.info) + 4 * first as u64;
+        for (s, (first, many)) in self.solver.iter().flat_map(|s| s.solver.pieces().map(move |piece| (s, piece))) {
+            let [found, info] = s.solver.found(first, region).map(Arg::U64);
+            let scales = Arg::U64(region(s.scales));
             let matrices = 4 * (first * n * n) as u64;
             let of = [found, scales, Arg::U64(a + matrices), Arg::I64(many as i64), order];
             s.begin.launch(own, false, &of, visit)?;
-            solve(s, many, info)?;
+            solve(&s.solver, (first, many))?;
             let to = [values + 4 * (first * n) as u64, vectors + matrices].map(Arg::U64);
-            let list = [Arg::U64(own[0]), found, scales, Arg::U64(info), to[0], to[1], Arg::I64(many as i64), order];
+            let list = [Arg::U64(own[0]), found, scales, info, to[0], to[1], Arg::I64(many as i64), order];
             let across = (n * n).div_ceil(THREADS as usize).min(ACROSS) as u32;
             visit(&s.end, LaunchConfig::new((across, many.min(DOWN) as u32, 1), (THREADS, 1, 1)), &list)?;
         }
-        let info = self.solver.as_ref().map_or(0, |s| region(s.info));
+        let info = self.solver.as_ref().map_or(0, |s| s.solver.found(0, region)[1]);
         let list = [
             Arg::U64(region(self.lengths)),
             Arg::U64(a),
@@ -166,10 +154,9 @@ impl Plan for CudaPlan {
         if let Some(s) = &self.solver {
             s.solver.can_go_to(NAME, stream)?;
         }
-        let mut solve = |s: &Solver, many: usize, info: u64| {
-            let at = [region(self.work), region(s.found), info, region(s.memory)];
-            // SAFETY: the scratch holds the layout, whose regions have room for a piece, and `info` for all.
-            unsafe { s.solver.run(NAME, stream, many, at) }
+        let mut solve = |solver: &Batched, piece: Piece| {
+            // SAFETY: the scratch holds the layout, where `work` has room for a piece.
+            unsafe { solver.run(NAME, stream, piece, region(self.work), &region) }
         };
         let tensors = [args.inputs[0].address(), args.outputs[0].address(), args.outputs[1].address()];
         self.each(tensors, &region, &mut solve, &mut |kernel, config, list| {
@@ -183,7 +170,7 @@ impl Plan for CudaPlan {
         if self.problem.count == 0 || self.problem.order == 0 {
             return Ok(all);
         }
-        self.each([0; 3], &|_| 0, &mut |_, _, _| Ok(()), &mut |kernel, c, _| {
+        self.each([0; 3], &|_| 0, &mut |_, _| Ok(()), &mut |kernel, c, _| {
             all.push(LaunchReport::new(kernel, 1, c.grid, c.block, c.shared_bytes)?);
             Ok(())
         })?;

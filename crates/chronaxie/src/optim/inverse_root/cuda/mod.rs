@@ -12,7 +12,6 @@ use crate::kernels;
 use crate::op::{Args, LaunchReport, Pass, Plan, PlanOptions, Signature};
 use crate::optim::jacobi::{COUNTERS, Jacobi};
 use crate::{DeviceProps, Dtype, Error, Layout, Place, RegionId, Result};
-use chronaxie_runtime::log;
 use resident::Resident;
 use solver::Solver;
 use std::cmp::Reverse;
@@ -248,16 +247,14 @@ impl CudaPlan {
         let props = device.props();
         let mut choice = Choice::of(&problem, props, options.variant.as_deref(), beside.map(|b| b.bytes))?;
         let n = problem.order;
-        let solver = match (choice == Choice::Solver).then(|| Solver::new(&problem, device)).transpose() {
-            // Nobody asked for it.
-            Err(e) if options.variant.is_none() => {
-                log::info(format_args!("{}: eigenvectors are found without cuSOLVER: {e}", problem.entry));
-                choice = Choice::Portable;
-                None
-            }
-            made => made?,
-        };
         let mut layout = Layout::new(options.scratch_gap);
+        let solver = match choice {
+            Choice::Solver => Solver::new(&problem, options.variant.is_some(), device, &mut layout)?,
+            _ => None,
+        };
+        if choice == Choice::Solver && solver.is_none() {
+            choice = Choice::Portable;
+        }
         let eigen = Jacobi::new(device, &eigen::specialisation(), "eigen_roots", problem.count, n)?;
         let counters = eigen.counters().max(solver.as_ref().map_or(0, Solver::counters));
         let idle = layout.push("idle", Dtype::I32, counters)?;
@@ -274,7 +271,7 @@ impl CudaPlan {
         };
         // The kernels come one after the other.
         let of_eigen = eigen.work() + 3 * eigen.groups() * n + eigen.work().div_ceil(2);
-        let of_solver = solver.as_ref().map_or(0, Solver::work);
+        let of_solver = solver.as_ref().map_or(0, |s| s.work(&problem));
         let work = layout.push("work", Dtype::F64, buffers.div_ceil(2).max(of_eigen).max(of_solver))?;
         let first = match choice {
             Choice::Portable => portable.map_or(First::None, |(kernel, blocks)| First::Portable(kernel, blocks as u32)),
@@ -371,7 +368,7 @@ impl Plan for CudaPlan {
             First::None => {}
             First::Portable(kernel, blocks) => list.push(LaunchReport::new(kernel, 1, (*blocks, 1, 1), threads, 0)?),
             First::Resident(resident) => list.push(resident.report()?),
-            First::Solver(solver) => list.extend(solver.reports(&self.problem)?),
+            First::Solver(solver) => list.extend(solver.reports()?),
             First::Tensor(t) => {
                 let config = t.config();
                 list.push(LaunchReport::new(&t.clear, 1, (1, 1, 1), threads, 0)?);
@@ -421,7 +418,7 @@ impl CudaPlan {
         let idle = [region(self.idle), Arg::I32(self.eigen.counters() as i32)];
         if let First::Solver(solver) = &self.first {
             let own = [self.work, self.idle].map(|id| self.layout.address(scratch, id));
-            solver.launch(&p, tensors, own, stream)?;
+            solver.launch(&p, tensors, own, &|id| self.layout.address(scratch, id), stream)?;
         }
         if let First::Resident(resident) = &self.first {
             resident.launch(&p, tensors, idle, stream)?;
